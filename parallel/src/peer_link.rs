@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::cuda::{GpuProperties, PeerWindow, Peers};
+use device::cuda::{GpuProperties, PeerHandle, PeerWindow, Peers};
 use mpi::collective::SystemOperation;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
@@ -19,16 +19,34 @@ pub(crate) struct PeerLink {
     _universe: Rc<Universe>,
 }
 
+/// Why a group is not connected.
+#[derive(Debug)]
+pub(crate) enum NoLink {
+    /// Its ranks are placed so that it cannot be.
+    Placement(&'static str),
+    /// The GPUs do not reach each other, or the system does not let them.
+    Refused(String),
+}
+
+impl std::fmt::Display for NoLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NoLink::Placement(why) => f.write_str(why),
+            NoLink::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
 impl PeerLink {
     /// Connects the group, or says why not: on all ranks, or on none. All ranks call it together.
     ///
     /// # Errors
-    /// The reason that this rank knows, in words.
+    /// The reason that this rank knows.
     pub(crate) fn new(
         group: SimpleCommunicator,
         universe: Rc<Universe>,
         gpu: &GpuProperties,
-    ) -> Result<PeerLink, String> {
+    ) -> Result<PeerLink, NoLink> {
         let (rank, ranks) = (group.rank() as usize, group.size() as usize);
         // Every step has an end that all ranks reach, whatever they found before it.
         let own = on_one_node(&group, gpu).and_then(|()| exported(ranks));
@@ -36,7 +54,7 @@ impl PeerLink {
         let mut handles = vec![0; handle.len() * ranks];
         group.all_gather_into(&handle[..], &mut handles[..]);
         let handles: Vec<_> = handles.as_chunks().0.to_vec();
-        let connected = window.clone().connect(rank, &handles).map_err(|error| error.to_string());
+        let connected = window.clone().connect(rank, &handles).map_err(refused);
         let mapped = agreed(&group, connected);
         group.barrier();
         Ok(PeerLink { peers: Some(mapped?), _window: window, group, _universe: universe })
@@ -58,30 +76,34 @@ impl Drop for PeerLink {
 }
 
 /// Fails if the group's ranks are not all in this node, or if two of them have the same GPU.
-fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), String> {
+fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), NoLink> {
     let node = group.split_shared(group.rank());
     let mut own = [0; 64];
     gpu.uuid.bytes().zip(&mut own).for_each(|(from, to)| *to = from);
     let mut all = vec![0; own.len() * group.size() as usize];
     group.all_gather_into(&own[..], &mut all[..]);
     if node.size() < group.size() {
-        return Err("its ranks are in several nodes".into());
+        return Err(NoLink::Placement("its ranks are in several nodes"));
     }
     let same = all.as_chunks::<64>().0.iter().filter(|&other| *other == own).count();
-    if same == 1 { Ok(()) } else { Err("its ranks share GPUs".into()) }
+    if same == 1 { Ok(()) } else { Err(NoLink::Placement("its ranks share GPUs")) }
 }
 
-fn exported(ranks: usize) -> Result<(Rc<PeerWindow>, [u8; 64]), String> {
+fn exported(ranks: usize) -> Result<(Rc<PeerWindow>, PeerHandle), NoLink> {
     let made = PeerWindow::new(ranks).and_then(|window| Ok((window.handle()?, window)));
-    made.map(|(handle, window)| (Rc::new(window), handle)).map_err(|error| error.to_string())
+    made.map(|(handle, window)| (Rc::new(window), handle)).map_err(refused)
+}
+
+fn refused(error: device::Error) -> NoLink {
+    NoLink::Refused(error.to_string())
 }
 
 /// What this rank has, if all ranks have theirs.
-fn agreed<T>(group: &SimpleCommunicator, here: Result<T, String>) -> Result<T, String> {
+fn agreed<T>(group: &SimpleCommunicator, here: Result<T, NoLink>) -> Result<T, NoLink> {
     let mut all = 0u8;
     group.all_reduce_into(&u8::from(here.is_ok()), &mut all, SystemOperation::min());
     match here {
-        Ok(_) if all == 0 => Err("another rank cannot reach it".into()),
+        Ok(_) if all == 0 => Err(NoLink::Refused("another rank cannot reach it".into())),
         here => here,
     }
 }

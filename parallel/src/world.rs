@@ -8,7 +8,7 @@ use device::{Communicator, Result};
 
 use crate::mpi::{MpiCommunicator, MpiWorld};
 use crate::nccl;
-use crate::peer_link::PeerLink;
+use crate::peer_link::{NoLink, PeerLink};
 
 /// All ranks of a run. A run makes one on its main thread, which then makes all MPI calls.
 ///
@@ -135,8 +135,15 @@ impl World {
         if group.len() == 1 {
             return Ok(None);
         }
-        let link = PeerLink::new(mpi.split(group), mpi.universe(), gpu)
-            .inspect_err(|why| tracing::info!("transfers of communicator `{name}` are NCCL's: {why}"));
+        let link = PeerLink::new(mpi.split(group), mpi.universe(), gpu);
+        match &link {
+            Err(why @ NoLink::Refused(_)) if mpi.rank() == group[0] => tracing::warn!(
+                "NCCL makes the transfers of communicator `{name}`, more slowly than the GPUs could reach each other's memory: {why}. \
+                 All ranks of a node must see all of its GPUs"
+            ),
+            Err(why) => tracing::info!("NCCL makes the transfers of communicator `{name}`: {why}"),
+            Ok(_) => {}
+        }
         nccl::communicator(&split, name, group.to_vec(), link.ok()).map(Some)
     }
 }
