@@ -12,6 +12,7 @@
 // (device/tests/device/peer_rounds.rs tries all orders). Rounds are counted in device memory, over all transfers, so a
 // replayed graph goes on with the next number.
 #include "common.cuh"
+#include "system.cuh"
 
 static const u32 SLOTS = 4;
 static const u32 MAX_BLOCKS = 64;
@@ -42,24 +43,17 @@ inline uint4* slot(const Transfer& op, u32 from, u32 to, u32 round) {
     return (uint4*)(op.windows[from] + MAX_BLOCKS * MAX_RANKS * FLAG_WORDS * sizeof(u32) + index * op.room);
 }
 
-// Not from the L1 cache: another GPU may have written the memory.
-inline uint4 load_word(const uint4* from) {
-    uint4 x;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
-    return x;
-}
-
 // Calls use(i, word i of `from`) for the words of this thread.
 template <class Use> void for_words(const uint4* from, u32 words, const Use& use) {
     u32 i = threadIdx.x;
     for (; i + (AHEAD - 1) * blockDim.x < words; i += AHEAD * blockDim.x) {
         uint4 x[AHEAD];
 #pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) x[k] = load_word(from + i + k * blockDim.x);
+        for (u32 k = 0; k < AHEAD; k++) x[k] = load_uncached(from + i + k * blockDim.x);
 #pragma unroll
         for (u32 k = 0; k < AHEAD; k++) use(i + k * blockDim.x, x[k]);
     }
-    for (; i < words; i += blockDim.x) use(i, load_word(from + i));
+    for (; i < words; i += blockDim.x) use(i, load_uncached(from + i));
 }
 
 // The piece of the block's n-th round in this transfer.
@@ -83,18 +77,13 @@ inline void show(const Transfer& op, u32 n, u32 round) {
     }
     __syncthreads();
     u32 to = threadIdx.x;
-    if (to < op.ranks && to != op.rank) {
-        asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag(op.windows[to], op.rank)), "r"(round) : "memory");
-    }
+    if (to < op.ranks && to != op.rank) store_release(flag(op.windows[to], op.rank), round);
 }
 
 inline void wait(const Transfer& op, u32 round) {
     u32 from = threadIdx.x;
     if (from < op.ranks && from != op.rank) {
-        u32 arrived;
-        do {
-            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(arrived) : "l"(flag(op.windows[op.rank], from)) : "memory");
-        } while ((int)(arrived - round) < 0);
+        while ((int)(load_acquire(flag(op.windows[op.rank], from)) - round) < 0) {}
     }
     __syncthreads();
 }
@@ -121,7 +110,7 @@ template <class T> void sum(const Transfer& op, Piece part, u32 round) {
     static const int N = 16 / sizeof(T);
     const uint4* own = (const uint4*)(op.input + op.rank * op.stride + part.at);
     T* out = (T*)(op.output + part.at);
-    auto word_of = [&](u32 from, u32 i) { return load_word((from == op.rank ? own : slot(op, from, op.rank, round)) + i); };
+    auto word_of = [&](u32 from, u32 i) { return load_uncached((from == op.rank ? own : slot(op, from, op.rank, round)) + i); };
     for (u32 first = threadIdx.x; first < part.words; first += AHEAD * blockDim.x) {
         float total[AHEAD][N];
         for (u32 from = 0; from < op.ranks; from++) {

@@ -153,7 +153,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(fork.join(self.compute())?)
     }
 
-    /// Makes what follows wait for an event that was recorded in the same graph, or, outside of graphs, at any time.
+    /// Makes what follows wait for an event that was recorded in the same graph, or, outside of graphs, at any time. An event
+    /// that was never recorded is not waited for.
     ///
     /// # Errors
     /// Errors of the device, such as a failed transfer.

@@ -1,4 +1,4 @@
-//! Operations that run on a side stream, next to the compute stream, within a region.
+//! Operations that run on a side stream, next to the compute stream, within a graph.
 
 use std::rc::Rc;
 
@@ -51,10 +51,12 @@ impl Fork {
         Ok(Fork { side: Some(side.clone()) })
     }
 
-    /// Leaves the operations under way. A later join on their stream waits for them too.
+    /// Leaves the operations under way. The next join of their stream waits for them too; it must come before the graph ends.
+    /// Memory of the plan that they use stays theirs until then.
     pub fn leave(self) {}
 
-    /// Leaves the operations under way, and records `done` after them, for [`StepContext::wait`](crate::StepContext::wait).
+    /// As [`Fork::leave`], and records `done` after them, for [`StepContext::wait`](crate::StepContext::wait). A fork of nothing records
+    /// nothing.
     ///
     /// # Errors
     /// Errors of the device.

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result as driver;
@@ -34,12 +33,7 @@ fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
 ///
 /// # Errors
 /// A missing library, or NCCL's own errors.
-pub(crate) fn communicator(
-    group: &SimpleCommunicator,
-    name: &str,
-    members: Vec<usize>,
-    peers: Option<PeerLink>,
-) -> Result<Rc<dyn Communicator>> {
+pub(crate) fn communicator(group: &SimpleCommunicator, name: &str, members: Vec<usize>) -> Result<NcclCommunicator> {
     // SAFETY: only checks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
@@ -67,10 +61,11 @@ pub(crate) fn communicator(
     unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
         .map_err(|error| failed("ncclCommInitRank", name, error))?;
     let alive = Arc::new(Mutex::new(Some(Handle(handle))));
-    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, alive, rank: rank as usize, members, peers }))
+    Ok(NcclCommunicator { name: name.into(), handle, alive, rank: rank as usize, members, peers: None })
 }
 
-struct NcclCommunicator {
+/// A communicator over NCCL.
+pub(crate) struct NcclCommunicator {
     name: String,
     handle: sys::ncclComm_t,
     /// The same handle for other threads, until it is destroyed.
@@ -86,6 +81,15 @@ struct Handle(sys::ncclComm_t);
 
 // SAFETY: any thread may read a communicator's asynchronous errors, at any time until it is destroyed.
 unsafe impl Send for Handle {}
+
+impl NcclCommunicator {
+    /// The same, with a link that makes what transfers it can in place of NCCL.
+    pub(crate) fn over(self, link: Option<PeerLink>) -> NcclCommunicator {
+        let mut linked = self;
+        linked.peers = link;
+        linked
+    }
+}
 
 impl std::fmt::Debug for NcclCommunicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

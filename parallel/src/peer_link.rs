@@ -1,4 +1,4 @@
-//! Connects the memory of a group's GPUs, so that kernels can write it across the node.
+//! Connects the memory of a group's GPUs, so that kernels of one can read that of the others.
 
 use std::rc::Rc;
 
@@ -6,7 +6,10 @@ use device::cuda::{GpuProperties, PeerHandle, PeerWindow, Peers};
 use mpi::collective::SystemOperation;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
+use mpi::traits::{Communicator as _, CommunicatorCollectives as _, Root as _};
+
+/// Bytes of a reason that ranks tell each other.
+const WHY_BYTES: usize = 400;
 
 /// A group's memory, connected. All ranks of the group make and drop it together.
 pub(crate) struct PeerLink {
@@ -85,6 +88,10 @@ fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), No
     if node.size() < group.size() {
         return Err(NoLink::Placement("its ranks are in several nodes"));
     }
+    // Where a user forbids NCCL this, the GPUs reach each other wrongly or slowly.
+    if std::env::var("NCCL_P2P_DISABLE").is_ok_and(|value| value != "0") {
+        return Err(NoLink::Placement("NCCL_P2P_DISABLE is set"));
+    }
     let same = all.as_chunks::<64>().0.iter().filter(|&other| *other == own).count();
     if same == 1 { Ok(()) } else { Err(NoLink::Placement("its ranks share GPUs")) }
 }
@@ -98,12 +105,25 @@ fn refused(error: device::Error) -> NoLink {
     NoLink::Refused(error.to_string())
 }
 
-/// What this rank has, if all ranks have theirs.
+/// What this rank has, if all ranks have theirs. Otherwise why the first rank without has none.
 fn agreed<T>(group: &SimpleCommunicator, here: Result<T, NoLink>) -> Result<T, NoLink> {
-    let mut all = 0u8;
-    group.all_reduce_into(&u8::from(here.is_ok()), &mut all, SystemOperation::min());
+    let rank = group.rank();
+    let (first, mut failed) = (if here.is_ok() { i32::MAX } else { rank }, i32::MAX);
+    group.all_reduce_into(&first, &mut failed, SystemOperation::min());
+    if failed == i32::MAX {
+        return here;
+    }
+    let mut why = [0; WHY_BYTES];
+    if let Err(reason) = &here {
+        reason.to_string().bytes().zip(&mut why).for_each(|(from, to)| *to = from);
+    }
+    group.process_at_rank(failed).broadcast_into(&mut why[..]);
     match here {
-        Ok(_) if all == 0 => Err(NoLink::Refused("another rank cannot reach it".into())),
-        here => here,
+        Err(NoLink::Placement(placement)) => Err(NoLink::Placement(placement)),
+        _ => {
+            let length = why.iter().position(|&byte| byte == 0).unwrap_or(why.len());
+            let why = String::from_utf8_lossy(&why[..length]);
+            Err(NoLink::Refused(format!("rank {failed} of the group: {why}")))
+        }
     }
 }

@@ -113,11 +113,12 @@ impl World {
         if group.len() == 1 {
             return Ok(None);
         }
-        nccl::communicator(&split, name, group.to_vec(), None).map(Some)
+        Ok(Some(Rc::new(nccl::communicator(&split, name, group.to_vec())?)))
     }
 
-    /// As [`World::nccl_communicator`], but sums and gathers are made by kernels that write the memory of the other GPUs, if all
-    /// of the group are in one node and reach each other. Otherwise, and for all else, NCCL makes the transfers. `gpu` is this rank's.
+    /// As [`World::nccl_communicator`], but sums and gathers are made by kernels that read the memory of the other GPUs, if
+    /// all of the group are in one node and reach each other. Otherwise, and for all else, NCCL makes the transfers. `gpu`
+    /// is this rank's.
     ///
     /// # Errors
     /// As [`World::nccl_communicator`].
@@ -135,16 +136,19 @@ impl World {
         if group.len() == 1 {
             return Ok(None);
         }
-        let link = PeerLink::new(mpi.split(group), mpi.universe(), gpu);
+        let nccl = nccl::communicator(&split, name, group.to_vec())?;
+        // NCCL comes first: a rank on which it fails must end its run, and a link waits for all ranks when it is dropped.
+        let link = PeerLink::new(split, mpi.universe(), gpu);
         match &link {
-            Err(why @ NoLink::Refused(_)) if mpi.rank() == group[0] => tracing::warn!(
-                "NCCL makes the transfers of communicator `{name}`, more slowly than the GPUs could reach each other's memory: {why}. \
-                 All ranks of a node must see all of its GPUs"
-            ),
+            Err(NoLink::Refused(why)) if mpi.rank() == group[0] => {
+                tracing::warn!(
+                    "NCCL makes the transfers of communicator `{name}`, because GPUs cannot be connected: {why}"
+                );
+            }
             Err(why) => tracing::info!("NCCL makes the transfers of communicator `{name}`: {why}"),
             Ok(_) => {}
         }
-        nccl::communicator(&split, name, group.to_vec(), link.ok()).map(Some)
+        Ok(Some(Rc::new(nccl.over(link.ok()))))
     }
 }
 

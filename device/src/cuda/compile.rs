@@ -70,6 +70,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("quantize.cuh"),
     kernel_file!("rows.cuh"),
     kernel_file!("soft_cap.cuh"),
+    kernel_file!("system.cuh"),
     kernel_file!("table.cuh"),
     kernel_file!("transpose.cuh"),
     kernel_file!("transpose_tile.cuh"),

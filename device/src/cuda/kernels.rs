@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use super::compile::{FP8_SOURCES, SOURCES};
 use super::driver::{GpuProperties, RawStream};
 use super::module::{Function, LaunchSizes, Module, launch};
+use super::peers::KERNELS;
 use crate::{Error, Result, Tensor};
 
 /// All kernels, loaded on the GPU.
@@ -179,7 +180,7 @@ impl Kernels {
 
     /// Whether a function is a kernel of these that waits for other GPUs.
     pub(crate) fn waits_for_peers(&self, function: Function) -> bool {
-        self.always.functions.iter().any(|(name, ours)| *ours == function && name.starts_with("peer_"))
+        KERNELS.iter().any(|name| self.always.functions.get(*name) == Some(&function))
     }
 
     /// A kernel by its name.

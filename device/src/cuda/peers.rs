@@ -4,11 +4,14 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use super::driver::{DeviceBlock, MappedBlock, PeerHandle, RawStream, handle_of, zero};
-use crate::communicator::CollectiveKind;
-use crate::ops::Collective;
-use crate::{DType, Error, Result, Tensor};
+use super::driver::{DeviceBlock, MappedBlock, PeerHandle, RawStream, handle_of, synchronize_context, zero};
+use crate::{Error, Result};
 
+/// The kernels. Nothing may start early after them: see `rewrite/early_starts.rs`.
+pub(super) const KERNELS: [&str; 3] = [SUM_BF16, SUM_F32, GATHER];
+pub(super) const SUM_BF16: &str = "peer_sum_bf16";
+pub(super) const SUM_F32: &str = "peer_sum_f32";
+pub(super) const GATHER: &str = "peer_gather";
 /// Bytes for all readers in a slot of a block.
 const SLOT_BYTES: u64 = 128 << 10;
 /// Most blocks of a kernel. As in `kernels/peers.cu`.
@@ -22,7 +25,7 @@ const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
 const LANES: usize = 3;
 
-/// Memory of this rank's GPU that the kernels of the group's other ranks read and write.
+/// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
 pub struct PeerWindow {
     /// Of all lanes, one after the other.
     memory: DeviceBlock,
@@ -76,27 +79,6 @@ impl PeerWindow {
     }
 }
 
-/// Whether the kernels can make a transfer from the first tensor to the second, on this rank. Only types, sizes and overlap decide, so
-/// all ranks decide alike.
-fn can_make(kind: CollectiveKind, (input, output): (&Tensor, &Tensor), rank: usize, ranks: usize) -> bool {
-    let bytes = input.bytes() as u64;
-    let apart = !overlap(input, output);
-    // A block writes its pieces of the output while others still show theirs of the input.
-    let (shown, clear) = match kind {
-        CollectiveKind::AllReduceSum => (bytes, apart || input.address == output.address),
-        CollectiveKind::AllGather => (bytes, apart || input.address == output.address + rank as u64 * bytes),
-        CollectiveKind::ReduceScatterSum => (bytes / ranks as u64, apart),
-        CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => return false,
-    };
-    let can_add = kind.only_moves() || matches!(input.dtype, DType::F32 | DType::Bf16);
-    let in_words = |number: u64| number.is_multiple_of(16);
-    can_add && clear && shown > 0 && in_words(shown) && in_words(input.address) && in_words(output.address)
-}
-
-fn overlap(a: &Tensor, b: &Tensor) -> bool {
-    a.address < b.address + b.bytes() as u64 && b.address < a.address + a.bytes() as u64
-}
-
 fn lane_bytes(ranks: usize) -> u64 {
     FLAG_BYTES + SLOTS * (MAX_BLOCKS * (ranks - 1)) as u64 * room(ranks)
 }
@@ -120,13 +102,16 @@ pub struct Peers {
     lanes: RefCell<Vec<Weak<()>>>,
 }
 
-impl Peers {
-    /// Whether the kernels make a transfer.
-    pub(super) fn takes(&self, op: &Collective) -> bool {
-        can_make(op.kind, (&op.input, &op.output), self.rank, self.ranks())
+impl Drop for Peers {
+    /// Waits for the kernels that read the other windows. A failure has no cure here.
+    fn drop(&mut self) {
+        let _ = synchronize_context();
     }
+}
 
-    /// The lane of a stream. `None` if other streams have all of them.
+impl Peers {
+    /// The lane of a stream. `None` if other streams have all of them. Work on a stream that is gone is done, and no graph that was
+    /// captured on it is launched again.
     pub(super) fn lane(&self, stream: &RawStream) -> Option<usize> {
         let mut lanes = self.lanes.borrow_mut();
         let alive = stream.alive();
@@ -169,28 +154,13 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
-    use super::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, ReduceScatterSum};
     use super::*;
-    use crate::Device;
+    use crate::cuda::SOURCES;
 
     #[test]
-    fn whole_words_that_no_block_overwrites_go_by_the_kernels() {
-        let device = Device::host(crate::HostOptions { threads: 1, check: false, dry: true }).unwrap();
-        let tensor = |elements: usize, dtype| device.virtual_tensor("t", [elements], dtype);
-        let all = tensor(64, DType::Bf16);
-        let part = |start: usize, elements: usize| all.view(start, [elements]);
-        let other = tensor(64, DType::Bf16);
-        let takes = |kind, input: Tensor, output: Tensor| can_make(kind, (&input, &output), 1, 2);
-        assert!(takes(AllReduceSum, all, all) && takes(AllReduceSum, all, other));
-        assert!(takes(AllGather, part(32, 32), all) && takes(AllGather, part(0, 32), other));
-        assert!(takes(ReduceScatterSum, all, other.view(0, [32])));
-        // Ranks still read what these overwrite.
-        assert!(!takes(AllGather, part(0, 32), all) && !takes(ReduceScatterSum, all, part(32, 32)));
-        assert!(!takes(AllReduceSum, part(0, 32), part(8, 32)));
-        // Not whole words, sums of other types, other kinds, and nothing.
-        assert!(!takes(AllReduceSum, part(0, 4), part(0, 4)) && !takes(AllReduceSum, part(4, 8), part(4, 8)));
-        let eight_bit = tensor(64, DType::F8E4M3);
-        assert!(!takes(AllReduceSum, eight_bit, eight_bit) && takes(AllGather, eight_bit, tensor(128, DType::F8E4M3)));
-        assert!(!takes(AllReduceMax, all, all) && !takes(AllReduceSum, part(0, 0), part(0, 0)));
+    fn the_list_of_kernels_is_that_of_the_source() {
+        let (_, source) = SOURCES.iter().find(|(name, _)| *name == "peers.cu").unwrap();
+        let declared = source.split("KERNEL(").skip(1).filter_map(|rest| rest.split_once(')'));
+        assert_eq!(declared.map(|(name, _)| name).collect::<Vec<_>>(), KERNELS);
     }
 }

@@ -27,5 +27,6 @@ mod ops_scales;
 mod ops_skip_step;
 mod ops_transpose_fp8;
 mod peer_rounds;
+mod peers_on_host;
 mod quantize_reference;
 mod sync_debug;

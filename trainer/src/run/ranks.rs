@@ -180,7 +180,7 @@ fn one_gpu_each(world: &World, device: &Device) -> Result<(), UserError> {
     Err(UserError::new(
         format!("ranks {first} and {second} have the same GPU, {}", all[first].trim_start()),
         "each rank has a GPU of its own",
-        "show all ranks of a node all of its GPUs, or each a different one: CUDA_VISIBLE_DEVICES; \
+        "show all ranks of a node all of its GPUs (or each a different one, CUDA_VISIBLE_DEVICES, for slower transfers); \
          to try a parallel layout on fewer GPUs, give each of these ranks a different NCCL_HOSTID",
     ))
 }
@@ -201,7 +201,7 @@ pub struct Topology {
     pub ties_ends: bool,
     /// Microbatches overlap.
     pub overlaps: bool,
-    /// Ranks that share layers write each other's GPU memory, if they can.
+    /// Ranks that share layers read each other's GPU memory, if they can.
     pub peers: bool,
 }
 

@@ -17,5 +17,5 @@ pub use gpu::{GpuProperties, NoGpu, gpu_count, why_no_gpu};
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
 pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub use peer_memory::PeerHandle;
-pub(super) use peer_memory::{MappedBlock, handle_of};
+pub(super) use peer_memory::{MappedBlock, handle_of, synchronize_context};
 pub(crate) use stream::RawStream;

@@ -3,10 +3,10 @@
 
 use crate::communicator::CollectiveKind;
 use crate::cuda::kernels::Grid;
-use crate::cuda::peers::{MAX_BLOCKS, MAX_RANKS, Peers};
+use crate::cuda::peers::{GATHER, MAX_BLOCKS, MAX_RANKS, Peers, SUM_BF16, SUM_F32};
 use crate::cuda::{Queue, StreamHandle};
 use crate::ops::Collective;
-use crate::{DType, Result};
+use crate::{DType, Error, Result};
 
 /// A thread moves 16 bytes at a time.
 const THREADS: u32 = 512;
@@ -29,14 +29,49 @@ struct Transfer {
 
 /// See [`Collective`].
 pub(super) fn collective(op: &Collective, queue: &Queue<'_>) -> Result<()> {
-    let by_peers = op.communicator.peers().filter(|peers| peers.takes(op));
+    let by_peers = op.communicator.peers().filter(|_| is_made_by_kernels(op));
     match by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?))) {
-        Some((peers, lane)) => peer_transfer(op, peers, lane, queue),
+        Some((peers, lane)) => {
+            check_place(op, peers.rank())?;
+            peer_transfer(op, peers, lane, queue)
+        }
         None => {
             let stream = StreamHandle(queue.stream.handle().cast());
             op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
         }
     }
+}
+
+/// Whether kernels make a transfer between GPUs that reach each other. Kind, type and size decide, so all ranks decide alike.
+fn is_made_by_kernels(op: &Collective) -> bool {
+    let (bytes, ranks) = (op.input.bytes(), op.communicator.size());
+    let in_words = match op.kind {
+        CollectiveKind::AllReduceSum | CollectiveKind::AllGather => bytes > 0 && bytes.is_multiple_of(16),
+        CollectiveKind::ReduceScatterSum => bytes > 0 && bytes.is_multiple_of(16 * ranks),
+        CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => false,
+    };
+    in_words && (op.kind.only_moves() || matches!(op.input.dtype, DType::F32 | DType::Bf16))
+}
+
+/// Fails if blocks would write pieces of the output while others still show theirs of the input, or if an address does not begin
+/// a word of 16 bytes. NCCL cannot step in: another rank may not see it.
+fn check_place(op: &Collective, rank: usize) -> Result<()> {
+    let (input, output) = (&op.input, &op.output);
+    let own = output.address + (rank * input.bytes()) as u64;
+    let apart = input.address >= output.address + output.bytes() as u64
+        || output.address >= input.address + input.bytes() as u64;
+    let clear = match op.kind {
+        CollectiveKind::AllReduceSum => apart || input.address == output.address,
+        CollectiveKind::AllGather => apart || input.address == own,
+        _ => apart,
+    };
+    let aligned = input.address.is_multiple_of(16) && output.address.is_multiple_of(16);
+    let problem = match (clear, aligned) {
+        (true, true) => return Ok(()),
+        (false, _) => "its input and its output overlap",
+        (true, false) => "an address is no multiple of 16",
+    };
+    Err(Error::operation(op.kind.name(), format!("{problem}. Fix: other tensors, or transfers by NCCL")))
 }
 
 /// One or two kernels. Two ranks that both get a sum both add all of it up. Where they are more, each adds up a part and gives
@@ -45,7 +80,7 @@ fn peer_transfer(op: &Collective, peers: &Peers, lane: usize, queue: &Queue<'_>)
     let ranks = peers.ranks() as u64;
     let (input, output) = (op.input.address, op.output.address);
     let bytes = op.input.bytes() as u64;
-    let sum = if op.input.dtype == DType::Bf16 { "peer_sum_bf16" } else { "peer_sum_f32" };
+    let sum = if op.input.dtype == DType::Bf16 { SUM_BF16 } else { SUM_F32 };
     let (rounds, windows) = peers.memory(lane);
     let launch = |kernel, input, output, bytes: u64, stride| {
         let (piece, blocks) = division(bytes, peers.room());
@@ -56,13 +91,15 @@ fn peer_transfer(op: &Collective, peers: &Peers, lane: usize, queue: &Queue<'_>)
     };
     let part = bytes / ranks;
     match op.kind {
-        CollectiveKind::AllGather => launch("peer_gather", input, output, bytes, 0),
+        CollectiveKind::AllGather => launch(GATHER, input, output, bytes, 0),
         CollectiveKind::ReduceScatterSum => launch(sum, input, output, part, part),
-        _ if ranks == 2 || !part.is_multiple_of(16) || part < peers.room() => launch(sum, input, output, bytes, 0),
+        _ if ranks == 2 || !bytes.is_multiple_of(16 * ranks) || part < peers.room() => {
+            launch(sum, input, output, bytes, 0)
+        }
         _ => {
             let own = output + peers.rank() as u64 * part;
             launch(sum, input, own, part, part)?;
-            launch("peer_gather", own, output, part, 0)
+            launch(GATHER, own, output, part, 0)
         }
     }
 }
@@ -78,9 +115,13 @@ fn division(bytes: u64, room: u64) -> (u64, usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
+    use CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, ReduceScatterSum};
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{Communicator, Device, HostOptions, Request, Tensor};
 
     #[test]
     fn a_transfer_has_as_few_rounds_as_its_slots_allow() {
@@ -88,6 +129,63 @@ mod tests {
         assert_eq!(division(1 << 20, 64 << 10), (16 << 10, 64));
         assert_eq!(division(8 << 20, 64 << 10), (64 << 10, 64));
         assert_eq!(division(5 << 20, 64 << 10), (40 << 10, 64));
+    }
+
+    /// Two ranks, of which this is the second.
+    #[derive(Debug)]
+    struct Two;
+
+    impl Communicator for Two {
+        fn name(&self) -> &str {
+            "two"
+        }
+
+        fn rank(&self) -> usize {
+            1
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn start(&self, _: CollectiveKind, _: &Tensor, _: &Tensor) -> Result<Box<dyn Request>> {
+            unreachable!("nothing is transferred")
+        }
+    }
+
+    #[test]
+    fn kind_type_and_size_say_whether_kernels_make_a_transfer_and_places_that_they_cannot_use_are_errors() {
+        let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
+        let tensor = |elements: usize, dtype| device.virtual_tensor("t", [elements], dtype);
+        let op = |kind, input, output| Collective { kind, communicator: Rc::new(Two), input, output };
+        let (all, other) = (tensor(64, DType::Bf16), tensor(64, DType::Bf16));
+        let part = |start: usize, elements: usize| all.view(start, [elements]);
+        for (good, kind, input, output) in [
+            (true, AllReduceSum, all, all),
+            (true, AllReduceSum, all, other),
+            (true, AllGather, part(32, 32), all),
+            (true, AllGather, part(0, 32), other),
+            (true, ReduceScatterSum, all, other.view(0, [32])),
+            (false, AllGather, part(0, 32), all),
+            (false, ReduceScatterSum, all, part(32, 32)),
+            (false, AllReduceSum, part(0, 32), part(8, 32)),
+            (false, AllReduceSum, part(4, 8), part(4, 8)),
+        ] {
+            let op = op(kind, input, output);
+            assert!(is_made_by_kernels(&op), "{op:?}");
+            assert_eq!(check_place(&op, 1).is_ok(), good, "{op:?}");
+        }
+        let (eight_bit, twice) = (tensor(64, DType::F8E4M3), tensor(128, DType::F8E4M3));
+        assert!(is_made_by_kernels(&op(AllGather, eight_bit, twice)));
+        for (kind, input, output) in [
+            (AllReduceSum, part(0, 4), part(0, 4)),
+            (AllReduceSum, part(0, 0), part(0, 0)),
+            (AllReduceSum, eight_bit, eight_bit),
+            (AllReduceMax, all, all),
+            (ReduceScatterSum, part(0, 8), other.view(0, [4])),
+        ] {
+            assert!(!is_made_by_kernels(&op(kind, input, output)), "{kind:?} of {input:?}");
+        }
     }
 
     proptest! {

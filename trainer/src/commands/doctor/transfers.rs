@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use device::cuda::StreamHandle;
 use device::ops::{Collective, CollectiveKind, Copy};
-use device::{Communicator, DType, Device, Op, Request, Result, Tensor, bf16};
+use device::{Communicator, DType, Device, Request, Result, Tensor, bf16};
 
 use super::rates::{Rate, Unit, seconds};
 use super::workbench::Workbench;
@@ -13,11 +13,16 @@ use super::{Finding, Verdict};
 /// What makes transfers: a name for them, and a communicator.
 type Path = (&'static str, Rc<dyn Communicator>);
 
-/// The sizes of a transfer, in elements that a rank has of it: one word of each type, some that no number of blocks divides, and more
-/// than the blocks of a kernel send in several rounds.
-const ELEMENTS: [usize; 4] = [8, 1000, 264 * 1024, 5_000_008];
+/// The sizes of a transfer, in elements that a rank has of it: one word of each type, and some that no number of blocks divides.
+const ELEMENTS: [usize; 3] = [8, 1000, 264 * 1024];
 
-/// How often the graph of all transfers is replayed.
+/// On GPUs also more than the blocks of a kernel move in five rounds of f32.
+const MANY_ELEMENTS: usize = 5_000_008;
+
+/// Ranks whose values, each below 16, add up to a number that bf16 has.
+const EXACT_IN_BF16: usize = 16;
+
+/// How often the graph of all transfers is replayed, each time with other values.
 const REPLAYS: usize = 3;
 
 /// One finding for each path and type.
@@ -30,8 +35,10 @@ pub(super) fn check(device: &Device, group: &Rc<dyn Communicator>) -> Vec<Findin
         };
         Finding { about: "ranks", name, value, verdict }
     };
+    // Sums over more ranks than these may need rounding in bf16.
+    let dtypes = if group.size() <= EXACT_IN_BF16 { &[DType::F32, DType::Bf16][..] } else { &[DType::F32] };
     let paths = paths(device, group);
-    paths.iter().flat_map(|path| [DType::F32, DType::Bf16].map(|dtype| trial((path, dtype)))).collect()
+    paths.iter().flat_map(|path| dtypes.iter().map(move |&dtype| trial((path, dtype)))).collect()
 }
 
 /// The time of transfers of a layer's size, by each path.
@@ -71,69 +78,122 @@ fn paths(device: &Device, group: &Rc<dyn Communicator>) -> Vec<Path> {
     paths
 }
 
-/// A transfer that is tried: its operation, where its input is copied from, and what this rank has in the end.
+/// A transfer that is tried.
 struct Trial {
+    /// Its number, from which its values follow.
+    number: usize,
     op: Collective,
+    /// What is copied to its input before.
     source: Tensor,
-    expected: Vec<f32>,
 }
 
-/// Makes all kinds and sizes of transfers in one graph, which is replayed.
+/// A kind of transfer, and whether its output is where its input is.
+const FORMS: [(CollectiveKind, bool); 5] = [
+    (CollectiveKind::AllReduceSum, true),
+    (CollectiveKind::AllReduceSum, false),
+    (CollectiveKind::AllGather, true),
+    (CollectiveKind::AllGather, false),
+    (CollectiveKind::ReduceScatterSum, false),
+];
+
+/// Makes all forms and sizes of transfers on two streams next to each other, eagerly and then in one graph, which is replayed.
 fn all_are_right(device: &Device, group: &Rc<dyn Communicator>, dtype: DType) -> Result<bool> {
     let mut bench = Workbench::new(device);
     let mut trials = Vec::new();
-    for elements in ELEMENTS {
-        for kind in [CollectiveKind::AllReduceSum, CollectiveKind::AllGather, CollectiveKind::ReduceScatterSum] {
-            trials.push(trial(&mut bench, kind, group, elements, dtype)?);
+    for elements in ELEMENTS.into_iter().chain(device.gpu().map(|_| MANY_ELEMENTS)) {
+        for form in FORMS {
+            trials.push(trial(&mut bench, trials.len(), form, group, elements, dtype)?);
         }
     }
-    let ops: Vec<Op> = trials
-        .iter()
-        .flat_map(|trial| [Copy { input: trial.source, output: trial.op.input }.into(), trial.op.clone().into()])
-        .collect();
-    for op in &ops {
-        bench.run(op.clone())?;
+    let (aside, forked, joined) = (device.stream("doctor, aside"), device.event(), device.event());
+    let submit = || -> Result<()> {
+        bench.stream.record(&forked)?;
+        aside.wait(&forked)?;
+        for trial in &trials {
+            let stream = if trial.number % 2 == 0 { &bench.stream } else { &aside };
+            stream.submit(Copy { input: trial.source, output: trial.op.input })?;
+            stream.submit(trial.op.clone())?;
+        }
+        aside.record(&joined)?;
+        bench.stream.wait(&joined)
+    };
+    for trial in &trials {
+        bench.prepare(&trial.op.clone().into())?;
     }
+    fill(device, group, &trials, 0)?;
+    submit()?;
+    let mut right = are_right(device, group, &trials, 0)?;
     bench.stream.begin_capture()?;
-    for op in &ops {
-        bench.stream.submit(op.clone())?;
+    let submitted = submit();
+    if submitted.is_err() {
+        bench.stream.abandon_capture();
     }
+    submitted?;
     let graph = bench.stream.end_capture("transfers")?;
-    for _ in 0..REPLAYS {
+    for run in 1..=REPLAYS {
+        fill(device, group, &trials, run)?;
         graph.launch(&bench.stream)?;
-    }
-    let mut right = true;
-    for Trial { op, expected, .. } in &trials {
-        right &= values(device, &op.output)? == *expected;
+        right &= are_right(device, group, &trials, run)?;
     }
     Ok(right)
 }
 
-/// A transfer of small whole numbers, whose sums are exact in every type.
 fn trial(
     bench: &mut Workbench,
-    kind: CollectiveKind,
+    number: usize,
+    (kind, in_place): (CollectiveKind, bool),
     group: &Rc<dyn Communicator>,
     elements: usize,
     dtype: DType,
 ) -> Result<Trial> {
     let (rank, ranks) = (group.rank(), group.size());
-    let value = |rank: usize, at: usize| ((at * 7 + at / 4096 + rank * 5) % 16) as f32;
-    let sum = |at: usize| (0..ranks).map(|rank| value(rank, at)).sum::<f32>();
-    let (inputs, expected): (usize, Vec<f32>) = match kind {
-        CollectiveKind::AllGather => {
-            (elements, (0..ranks * elements).map(|at| value(at / elements, at % elements)).collect())
-        }
-        CollectiveKind::ReduceScatterSum => {
-            (ranks * elements, (rank * elements..(rank + 1) * elements).map(sum).collect())
-        }
-        _ => (elements, (0..elements).map(sum).collect()),
+    let (inputs, outputs) = match kind {
+        CollectiveKind::AllGather => (elements, ranks * elements),
+        CollectiveKind::ReduceScatterSum => (ranks * elements, elements),
+        _ => (elements, elements),
     };
-    let own: Vec<f32> = (0..inputs).map(|at| value(rank, at)).collect();
-    let (source, input) = (bench.output([inputs], dtype)?, bench.output([inputs], dtype)?);
-    upload(&bench.device, &source, &own)?;
-    let output = if kind == CollectiveKind::AllReduceSum { input } else { bench.output([expected.len()], dtype)? };
-    Ok(Trial { op: Collective { kind, communicator: group.clone(), input, output }, source, expected })
+    let (source, output) = (bench.output([inputs], dtype)?, bench.output([outputs], dtype)?);
+    let input = match (kind, in_place) {
+        (_, false) => bench.output([inputs], dtype)?,
+        (CollectiveKind::AllGather, true) => output.view(rank * elements, [elements]),
+        (_, true) => output,
+    };
+    Ok(Trial { number, op: Collective { kind, communicator: group.clone(), input, output }, source })
+}
+
+/// What a rank has at a place of a trial's input: a small whole number, so that sums are exact in every type. Neighbouring places,
+/// ranks, trials and runs have others.
+fn value(run: usize, trial: usize, rank: usize, at: usize) -> f32 {
+    let mixed = (((run * 64 + trial) * 64 + rank) as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64;
+    (mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 60) as f32
+}
+
+/// Sets what is copied to the inputs, and all outputs to NaN.
+fn fill(device: &Device, group: &Rc<dyn Communicator>, trials: &[Trial], run: usize) -> Result<()> {
+    device.synchronize()?;
+    for Trial { number, op, source } in trials {
+        let own: Vec<f32> = (0..source.elements()).map(|at| value(run, *number, group.rank(), at)).collect();
+        upload(device, source, &own)?;
+        upload(device, &op.output, &vec![f32::NAN; op.output.elements()])?;
+    }
+    Ok(())
+}
+
+fn are_right(device: &Device, group: &Rc<dyn Communicator>, trials: &[Trial], run: usize) -> Result<bool> {
+    device.synchronize()?;
+    let (rank, ranks) = (group.rank(), group.size());
+    let mut right = true;
+    for Trial { number, op, .. } in trials {
+        let (inputs, outputs) = (op.input.elements(), op.output.elements());
+        let sum = |at: usize| (0..ranks).map(|rank| value(run, *number, rank, at)).sum::<f32>();
+        let expected: Vec<f32> = match op.kind {
+            CollectiveKind::AllGather => (0..outputs).map(|at| value(run, *number, at / inputs, at % inputs)).collect(),
+            CollectiveKind::ReduceScatterSum => (rank * outputs..(rank + 1) * outputs).map(sum).collect(),
+            _ => (0..outputs).map(sum).collect(),
+        };
+        right &= values(device, &op.output)? == expected;
+    }
+    Ok(right)
 }
 
 fn upload(device: &Device, tensor: &Tensor, values: &[f32]) -> Result<()> {
@@ -173,5 +233,20 @@ impl Communicator for Library {
 
     fn enqueue(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor, stream: StreamHandle) -> Result<()> {
         self.0.enqueue(kind, input, output, stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::value;
+
+    #[test]
+    fn pieces_of_any_size_have_values_of_their_own() {
+        for piece in [2048, 4096, 8192, 16384, 65536, 64 * 32768] {
+            for (run, trial, rank, round) in [(0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 4)] {
+                let differ = (0..256).filter(|&at| value(0, 0, 0, at) != value(run, trial, rank, at + round * piece));
+                assert!(differ.count() > 128, "piece of {piece}, run {run}, trial {trial}, rank {rank}, round {round}");
+            }
+        }
     }
 }

@@ -1,0 +1,21 @@
+// Loads and stores of memory that other GPUs write and read.
+#pragma once
+
+// Not from the L1 cache: another GPU may have written the memory.
+inline uint4 load_uncached(const uint4* from) {
+    uint4 x;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+    return x;
+}
+
+// Who sees the value also sees what this thread, and those that met it at a barrier, wrote before.
+inline void store_release(u32* to, u32 value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// See store_release.
+inline u32 load_acquire(const u32* from) {
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
