@@ -1,4 +1,4 @@
-//! Shells and the manual know the trainer's flags.
+//! Shells, the manual and docs/options.md know the trainer's flags.
 
 use std::process::{Command, Output};
 
@@ -20,6 +20,13 @@ fn shells_complete_flags_and_commands() {
                 _trainer trainer --enable-c trainer; echo \"${COMPREPLY[*]}\"";
     let bash = Command::new("bash").args(["-c", line, env!("CARGO_BIN_EXE_trainer")]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&bash.stdout), "--enable-cuda-graph\n", "{bash:?}");
+}
+
+#[test]
+fn the_page_of_options_is_current() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/options.md");
+    let (kept, made) = (std::fs::read_to_string(page).unwrap(), trainer(&["options"]).stdout);
+    assert!(kept.as_bytes() == made, "docs/options.md is not what `trainer options` prints. Fix: ./x docs");
 }
 
 #[test]

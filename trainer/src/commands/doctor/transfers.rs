@@ -164,8 +164,12 @@ fn trial(
 /// What a rank has at a place of a trial's input: a small whole number, so that sums are exact in every type. Neighbouring places,
 /// ranks, trials and runs have others.
 fn value(run: usize, trial: usize, rank: usize, at: usize) -> f32 {
-    let mixed = (((run * 64 + trial) * 64 + rank) as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64;
-    (mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 60) as f32
+    // SplitMix64 (Steele et al., 2014).
+    let mut mixed = (((run * 64 + trial) * 1024 + rank) as u64).wrapping_mul(1 << 40) + at as u64;
+    mixed = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed >> 60) as f32
 }
 
 /// Sets what is copied to the inputs, and all outputs to NaN.
