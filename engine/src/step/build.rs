@@ -8,8 +8,9 @@ use device::{Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 use parallel::{PipelineGroups, PipelineStage};
 
+use super::Stage;
 use super::metrics::StepNumbers;
-use super::{Stage, StepProgram};
+use super::program::StepProgram;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::GraphOptions;
 use crate::hooks::Hooks;

@@ -1,0 +1,348 @@
+//! The step as regions: what is recorded, captured in graphs, and replayed.
+
+use std::rc::Rc;
+
+use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
+use device::{Communicator, Tensor};
+use graph_manager::Result;
+use parallel::Task;
+
+use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
+use crate::hooks::after_layer;
+use crate::inputs::Inputs;
+use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
+use crate::optimizer::Optimizer;
+use crate::params::Params;
+use crate::pipeline::{Pipeline, Transfers};
+use crate::regions::{Mode, Region};
+use crate::step_policy::StepContext;
+
+/// What a step of this rank runs, and the memory that it runs on.
+pub(super) struct StepProgram {
+    pub(super) model: Model,
+    pub(super) params: Params,
+    pub(super) optimizer: Optimizer,
+    pub(super) inputs: Inputs,
+    pub(super) pipeline: Pipeline,
+    pub(super) data_parallel: Option<DataParallelSync>,
+    pub(super) partial_gradients: Option<PartialGradientSync>,
+    pub(super) copied_rows: Option<CopiedRowsSync>,
+    /// The ranks that scale 8-bit tensors alike.
+    pub(super) scale_groups: Vec<Rc<dyn Communicator>>,
+    /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
+    pub(super) fp8_sums: Tensor,
+    /// See [`GraphOptions::overlap_microbatches`](crate::graph_options::GraphOptions::overlap_microbatches).
+    pub(super) overlaps_microbatches: bool,
+    pub(super) tensors: StepTensors,
+    /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where the architecture has them.
+    pub(super) loss_sums: Tensor,
+    /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only where
+    /// they are kept.
+    pub(super) kept_losses: Option<Tensor>,
+}
+
+/// Whether a step is a real one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Run {
+    Real,
+    /// Nothing is sent to other stages, and no weight changes.
+    Rehearsal,
+}
+
+/// The step as regions, from the whole to its parts.
+impl StepProgram {
+    /// A training step.
+    pub(super) fn train(&self, cx: &mut StepContext<'_>, run: Run) -> Result<()> {
+        let tasks = self.pipeline.tasks(cx.microbatches())?;
+        cx.region(Region::Step, (), |cx, ()| {
+            cx.region(Region::Iteration, (), |cx, ()| {
+                cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
+                self.gather_weights(cx)?;
+                self.run_tasks(cx, &tasks, run)?;
+                cx.region(Region::Reduce, (), |cx, ()| self.finish_gradients(cx))
+            })?;
+            match run {
+                Run::Real => cx.region(Region::Optimizer, (), |cx, ()| self.update(cx)),
+                Run::Rehearsal => Ok(()),
+            }
+        })
+    }
+
+    /// An evaluation step: the forwards of a training step.
+    pub(super) fn evaluate(&self, cx: &mut StepContext<'_>, run: Run) -> Result<()> {
+        let mut tasks = self.pipeline.tasks(cx.microbatches())?;
+        tasks.retain(|task| matches!(task, Task::Forward { .. }));
+        cx.region(Region::Step, (), |cx, ()| {
+            cx.region(Region::Iteration, (), |cx, ()| {
+                cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
+                self.gather_weights(cx)?;
+                self.run_tasks(cx, &tasks, run)?;
+                cx.region(Region::Reduce, (), |cx, ()| {
+                    if let Some(data_parallel) = &self.data_parallel {
+                        data_parallel.sum(cx, self.loss_sums)?;
+                    }
+                    self.pipeline.sum_over_stages(cx, self.loss_sums)
+                })
+            })
+        })
+    }
+
+    fn zero_losses(&self, cx: &StepContext<'_>) -> Result<()> {
+        cx.run(Fill { output: self.loss_sums, value: 0.0 })
+    }
+
+    /// Sets the loss sum and sparse gradients to 0. Each microbatch adds to sparse gradients. The first one's backward
+    /// overwrites all others.
+    fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
+        self.zero_losses(cx)?;
+        if let (Mode::Measure, Some(counts)) = (cx.mode(), self.params.fp8_counts()) {
+            counts.zero(cx)?;
+        }
+        for (_, param) in self.params.iter().filter(|(spec, _)| spec.sparse) {
+            if let Some(output) = param.grad {
+                cx.run(Fill { output, value: 0.0 })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to gather the weights that the data-parallel ranks updated, unless each layer's forward does that.
+    fn gather_weights(&self, cx: &StepContext<'_>) -> Result<()> {
+        match &self.data_parallel {
+            Some(ranks) if ranks.gathers_ahead(cx) => ranks.gather_all(cx),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs all tasks of the step in this stage's order.
+    fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task], run: Run) -> Result<()> {
+        let mut transfers = self.pipeline.start_step(tasks, run == Run::Rehearsal);
+        if self.overlaps_microbatches && cx.mode().trains() {
+            return self.run_overlapped(cx, &mut transfers);
+        }
+        transfers.receive_ahead(cx)?;
+        for &task in tasks {
+            let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
+            let _span = tracing::debug_span!("microbatch", microbatch).entered();
+            match task {
+                Task::Forward { .. } => {
+                    let hidden = self.inputs.place(cx, &mut transfers, task, chunk)?;
+                    transfers.receive_ahead(cx)?;
+                    let hidden = self.forward(cx, chunk, microbatch, hidden)?;
+                    match chunk.head.as_deref() {
+                        Some(head) => self.loss(cx, head, chunk.last(), microbatch, hidden)?,
+                        None => transfers.send_activations(cx, task, chunk.last(), &hidden)?,
+                    }
+                }
+                Task::Backward { .. } => {
+                    let grad = match chunk.head.as_deref() {
+                        Some(head) => {
+                            transfers.receive_ahead(cx)?;
+                            self.loss_backward(cx, head, chunk.last(), microbatch)?
+                        }
+                        None => {
+                            let grad = transfers.receive_gradient(cx, task, chunk.last())?;
+                            transfers.receive_ahead(cx)?;
+                            grad
+                        }
+                    };
+                    let grad = self.backward(cx, chunk, microbatch, grad)?;
+                    transfers.send_gradient(cx, task, chunk.first, grad)?;
+                }
+                Task::Weights { .. } => {
+                    transfers.receive_ahead(cx)?;
+                    self.weight_gradients(cx, chunk, microbatch)?;
+                }
+            }
+        }
+        transfers.finish(cx)
+    }
+
+    /// Runs all tasks of the only stage: each microbatch's forward, up to the head, next to head and backward of the
+    /// microbatch before. Gradients are added in the same order as otherwise.
+    fn run_overlapped(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>) -> Result<()> {
+        let [chunk] = &self.model.chunks[..] else { unreachable!("Stage::new refuses stages with several chunks") };
+        let Some(head) = chunk.head.as_deref() else { unreachable!("the only stage has the head") };
+        let mut forward = |cx: &mut StepContext<'_>, microbatch| {
+            cx.aside(|cx| {
+                let hidden = self.inputs.place(cx, transfers, Task::Forward { chunk: 0, microbatch }, chunk)?;
+                self.forward(cx, chunk, microbatch, hidden)
+            })
+        };
+        let mut ahead = Some(forward(cx, 0)?);
+        for microbatch in 0..cx.microbatches() {
+            let _span = tracing::debug_span!("microbatch", microbatch).entered();
+            let Some((hidden, under_way)) = ahead.take() else { unreachable!("its forward was begun") };
+            if microbatch + 1 < cx.microbatches() {
+                ahead = Some(forward(cx, microbatch + 1)?);
+            }
+            cx.join_aside(under_way)?;
+            self.loss(cx, head, chunk.last(), microbatch, hidden)?;
+            let grad = self.loss_backward(cx, head, chunk.last(), microbatch)?;
+            self.backward(cx, chunk, microbatch, grad)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a chunk's layers forward, up to the head.
+    fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        chunk: &Chunk,
+        microbatch: usize,
+        mut hidden: Hidden,
+    ) -> Result<Hidden> {
+        for (layer, module) in (chunk.first..).zip(&chunk.layers) {
+            let _span = tracing::debug_span!("layer", layer).entered();
+            hidden = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
+                self.gather_during(cx, layer, |cx| module.forward(cx, hidden))
+            })?;
+            after_layer(cx, layer, microbatch, hidden)?;
+        }
+        Ok(hidden)
+    }
+
+    /// Computes a microbatch's losses, adds them to the loss sum, and in evaluation keeps them for the host if that is wanted.
+    fn loss(
+        &self,
+        cx: &mut StepContext<'_>,
+        head: &dyn LossHead,
+        layer: usize,
+        microbatch: usize,
+        hidden: Hidden,
+    ) -> Result<()> {
+        let _span = tracing::debug_span!("layer", layer).entered();
+        let losses = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
+            self.gather_during(cx, layer, |cx| head.forward(cx, hidden))
+        })?;
+        let Some(kept) = self.kept_losses.filter(|_| cx.mode() == Mode::Evaluate) else { return Ok(()) };
+        cx.region(Region::Losses { layer, microbatch }, losses, |cx, input| {
+            cx.run(Copy { input, output: kept.at(microbatch) })
+        })
+    }
+
+    /// Begins a microbatch's backward at its losses. Returns the gradient of the head's input.
+    fn loss_backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        head: &dyn LossHead,
+        layer: usize,
+        microbatch: usize,
+    ) -> Result<Tensor> {
+        let _span = tracing::debug_span!("layer", layer).entered();
+        cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| {
+            self.reduce_during(cx, layer, |cx| head.backward(cx))
+        })
+    }
+
+    /// Runs a chunk's layers backward, from the gradient of its last output to the gradient of its first input.
+    fn backward(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize, mut grad: Tensor) -> Result<Tensor> {
+        for (at, module) in chunk.layers.iter().enumerate().rev() {
+            let layer = chunk.first + at;
+            let _span = tracing::debug_span!("layer", layer).entered();
+            grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
+                self.reduce_during(cx, layer, |cx| module.backward(cx, grad))
+            })?;
+        }
+        Ok(grad)
+    }
+
+    /// Computes the weight gradients that a chunk's backward deferred, layer by layer in the same order.
+    fn weight_gradients(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
+        for layer in (chunk.first..=chunk.last()).rev() {
+            let _span = tracing::debug_span!("layer", layer).entered();
+            cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
+                self.reduce_during(cx, layer, |cx| match chunk.layers.get(layer - chunk.first) {
+                    Some(module) => module.weight_gradients(cx),
+                    None => cx.run_deferred(),
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Runs a layer's forward. In the first microbatch it waits until its weights are gathered from the data-parallel ranks; or, if
+    /// they are not gathered ahead, it gathers the next layer's weights meanwhile.
+    fn gather_during<T>(
+        &self,
+        cx: &mut StepContext<'_>,
+        layer: usize,
+        forward: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(ranks) = self.data_parallel.as_ref().filter(|_| cx.variant().gathers) else { return forward(cx) };
+        if ranks.gathers_ahead(cx) {
+            ranks.wait_for(cx, layer)?;
+            return forward(cx);
+        }
+        let gather = ranks.gather_next(cx, layer)?;
+        let output = forward(cx)?;
+        cx.join(gather)?;
+        Ok(output)
+    }
+
+    /// Runs work that adds to a layer's gradients. If it is the last such work of the step, the buckets that the previous
+    /// region completed are reduced over the data-parallel ranks meanwhile. Where layers have graphs of their own, the end of the
+    /// graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
+    fn reduce_during<T>(
+        &self,
+        cx: &mut StepContext<'_>,
+        layer: usize,
+        work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if !cx.variant().reduces {
+            return work(cx);
+        }
+        let reduction = self.data_parallel.as_ref().map(|ranks| ranks.start(cx, layer)).transpose()?;
+        let output = work(cx)?;
+        if let Some(ranks) = &self.partial_gradients {
+            ranks.sum(cx, layer)?;
+        }
+        match reduction {
+            Some(reduction) if cx.policy().captures_layers() => cx.join(reduction)?,
+            Some(reduction) => reduction.leave(),
+            None => {}
+        }
+        Ok(output)
+    }
+
+    /// After all backwards: reduces the last gradient bucket, and sums what several stages share.
+    fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        if let Some(ranks) = &self.data_parallel {
+            ranks.finish(cx, &[self.loss_sums])?;
+        }
+        if let Some(ranks) = &self.copied_rows {
+            ranks.sum(cx)?;
+        }
+        self.pipeline.sum_tied_gradients(cx)?;
+        if cx.mode() == Mode::Measure {
+            self.sum_fp8_counts(cx)?;
+        }
+        self.pipeline.sum_over_stages(cx, self.loss_sums)
+    }
+
+    /// Sums what 8-bit copies lost over all tensors of a kind and all ranks. A stage may have no 8-bit weights.
+    fn sum_fp8_counts(&self, cx: &StepContext<'_>) -> Result<()> {
+        let sums = self.fp8_sums;
+        match self.params.fp8_counts() {
+            Some(counts) => cx.run(SumCounts { counts: counts.all, sums })?,
+            None => cx.run(Fill { output: sums, value: 0.0 })?,
+        }
+        for group in &self.scale_groups {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), sums))?;
+        }
+        self.pipeline.sum_over_stages(cx, sums)
+    }
+
+    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step's first forward reads them, so
+    /// no earlier forward can overlap with this gather.
+    fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        self.optimizer.update(cx)?;
+        if let Some(scales) = self.params.delayed_scales() {
+            scales.update(cx, &self.scale_groups)?;
+        }
+        match &self.data_parallel {
+            Some(ranks) => ranks.gather_first(cx),
+            None => Ok(()),
+        }
+    }
+}
