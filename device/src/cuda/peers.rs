@@ -22,7 +22,8 @@ pub(super) const MAX_RANKS: usize = 8;
 const SLOTS: u64 = 4;
 /// Bytes of the flags of a lane. As in `kernels/peers.cu`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
-/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
+/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream. One is spare;
+/// a fourth stream's transfers are NCCL's, on all ranks.
 const LANES: usize = 3;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
@@ -156,6 +157,15 @@ impl Peers {
 mod tests {
     use super::*;
     use crate::cuda::SOURCES;
+
+    #[test]
+    fn the_sizes_are_those_of_the_source() {
+        let (_, source) = SOURCES.iter().find(|(name, _)| *name == "peers.cu").unwrap();
+        for (name, value) in [("SLOTS", SLOTS), ("MAX_BLOCKS", MAX_BLOCKS as u64), ("MAX_RANKS", MAX_RANKS as u64)] {
+            assert!(source.contains(&format!("static const u32 {name} = {value};")), "{name} is not {value} there");
+        }
+        assert!(source.contains("FLAG_WORDS = 4;"), "16 bytes between two flags");
+    }
 
     #[test]
     fn the_list_of_kernels_is_that_of_the_source() {
