@@ -261,8 +261,8 @@ impl StepProgram {
         Ok(())
     }
 
-    /// Runs a layer's forward. In the first microbatch it waits until its weights are gathered from the data-parallel ranks; or, if
-    /// they are not gathered ahead, it gathers the next layer's weights meanwhile.
+    /// Runs a layer's forward. In the first microbatch it waits until its weights are gathered from the data-parallel
+    /// ranks; or, if they are not gathered ahead, it gathers the next layer's weights meanwhile.
     fn gather_during<T>(
         &self,
         cx: &mut StepContext<'_>,
