@@ -30,6 +30,73 @@ impl Operation for SquareSum {
     }
 }
 
+/// Elements of one partial sum. The chunks of a tensor begin at its first element; the last may have fewer.
+pub(crate) const SUM_CHUNK: usize = 1 << 14;
+
+/// The first half of [`SquareSum`]: the sum of squares of each chunk of the inputs, in f64. Parts of the inputs can so be
+/// summed at different times.
+#[derive(Clone, Debug)]
+pub struct PartialSquareSums {
+    /// f32, any shapes.
+    pub inputs: Arc<[Tensor]>,
+    /// u8, of [`PartialSquareSums::bytes`], at a multiple of 8: an f64 for each chunk, in the order of the inputs.
+    pub partial: Tensor,
+}
+
+impl PartialSquareSums {
+    /// The size of the partial sums of these tensors.
+    pub fn bytes(inputs: &[Tensor]) -> usize {
+        inputs.iter().map(|input| input.elements().div_ceil(SUM_CHUNK)).sum::<usize>() * size_of::<f64>()
+    }
+}
+
+impl Operation for PartialSquareSums {
+    const NAME: &'static str = "partial_square_sums";
+
+    fn check(&self) -> Result<()> {
+        for input in self.inputs.iter() {
+            ensure_dtype(Self::NAME, "inputs", input, DType::F32)?;
+        }
+        check_partial(Self::NAME, &self.partial)?;
+        ensure_elements(Self::NAME, "partial", &self.partial, PartialSquareSums::bytes(&self.inputs))
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new(self.inputs.iter().copied(), [self.partial])
+    }
+}
+
+/// The second half: `total = sum of partial`, in order, rounded once. [`PartialSquareSums`] of all inputs, then this, give
+/// the bits of [`SquareSum`].
+#[derive(Clone, Debug)]
+pub struct AddPartialSums {
+    /// u8: f64 values, at a multiple of 8.
+    pub partial: Tensor,
+    /// `(1)`, f32.
+    pub total: Tensor,
+}
+
+impl Operation for AddPartialSums {
+    const NAME: &'static str = "add_partial_sums";
+
+    fn check(&self) -> Result<()> {
+        check_partial(Self::NAME, &self.partial)?;
+        ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
+        ensure_elements(Self::NAME, "total", &self.total, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.partial], [self.total])
+    }
+}
+
+/// Fails unless the tensor is f64 values in bytes.
+fn check_partial(op: &'static str, partial: &Tensor) -> Result<()> {
+    let whole = partial.address.is_multiple_of(8) && partial.elements().is_multiple_of(size_of::<f64>());
+    ensure(op, whole, || format!("partial holds f64 values, and has {} bytes at {:#x}", partial.elements(), partial.address))?;
+    ensure_dtype(op, "partial", partial, DType::U8)
+}
+
 /// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite` and
 /// `applies`, `grad_factor = min(1, clip / (norm + 1e-6)) * inverse_loss_scale`, and `applied` or `skipped` advanced by one.
 #[derive(Clone, Debug)]

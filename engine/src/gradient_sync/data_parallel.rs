@@ -36,9 +36,8 @@ pub struct DataParallelSync {
     /// for one bucket after the other.
     rounded: Option<Tensor>,
     _areas: Vec<Area>,
-    /// The numbers of the layers on this rank, in the order of forward.
-    layers: Vec<usize>,
-    /// By position in `layers`: its buckets are gathered.
+    layers: StageLayers,
+    /// By position of the layer on this rank, in the order of forward: its buckets are gathered.
     gathered: Vec<Event>,
     /// Buckets are gathered in memory that several of them share.
     shares_buffers: bool,
@@ -58,8 +57,7 @@ impl DataParallelSync {
         travels: DType,
     ) -> Result<DataParallelSync> {
         let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.optimizer_shard());
-        let layers: Vec<usize> = layers.chunks.iter().cloned().flatten().collect();
-        let gathered = layers.iter().map(|_| device.event()).collect();
+        let gathered = layers.all().map(|_| device.event()).collect();
         let starts: HashSet<u64> = buckets.iter().map(|bucket| bucket.weights.address).collect();
         let shares_buffers = starts.len() < buckets.len();
         let mut areas = Vec::new();
@@ -76,25 +74,18 @@ impl DataParallelSync {
             shard,
             rounded,
             _areas: areas,
-            layers,
+            layers: layers.clone(),
             gathered,
             shares_buffers,
         })
     }
 
-    /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
-    fn after(&self, layer: usize) -> Option<usize> {
-        let at = self.layers.iter().position(|&here| here == layer)?;
-        self.layers.get(at + 1).copied()
-    }
-
-    /// Starts to reduce the buckets that the previous backward region completed. It is called at the start of the backward
-    /// region of `layer`.
+    /// Starts to reduce the buckets that the backward of `layer` completed, and then runs `after` on the same stream.
     ///
     /// # Errors
     /// A failed collective.
-    pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
-        self.reduce(cx, self.after(layer), &[])
+    pub fn start(&self, cx: &StepContext<'_>, layer: usize, after: impl Iterator<Item = Op>) -> Result<Fork> {
+        cx.fork(&self.side, self.reductions(layer).chain(after))
     }
 
     /// Reduces the buckets that the last backward completed, and other small sums such as the loss, and joins all reductions.
@@ -102,7 +93,9 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        cx.join(self.reduce(cx, self.layers.first().copied(), others)?)
+        let first = self.layers.all().next();
+        let buckets = first.into_iter().flat_map(|layer| self.reductions(layer));
+        cx.join(cx.fork(&self.side, buckets.chain(others.iter().map(|tensor| self.sum_of(*tensor))))?)
     }
 
     /// Sums one tensor over the ranks, and joins.
@@ -110,7 +103,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
-        cx.join(self.reduce(cx, None, &[tensor])?)
+        cx.join(cx.fork(&self.side, [self.sum_of(tensor)])?)
     }
 
     /// Starts to gather the buckets that the layer after `layer` is the first to read. It is called inside the forward
@@ -119,7 +112,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
-        self.gather(cx, self.after(layer))
+        self.gather(cx, self.layers.after(layer))
     }
 
     /// Whether all weights are gathered from the beginning of a step on.
@@ -132,7 +125,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn gather_all(&self, cx: &StepContext<'_>) -> Result<()> {
-        for (&layer, gathered) in self.layers.iter().zip(&self.gathered).skip(1) {
+        for (layer, gathered) in self.layers.all().zip(&self.gathered).skip(1) {
             self.gather(cx, Some(layer))?.leave_until(gathered)?;
         }
         Ok(())
@@ -143,7 +136,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn wait_for(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
-        match self.layers.iter().position(|&here| here == layer) {
+        match self.layers.all().position(|here| here == layer) {
             Some(at) => cx.wait(&self.gathered[at]),
             None => Ok(()),
         }
@@ -155,7 +148,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn gather_first(&self, cx: &StepContext<'_>) -> Result<()> {
-        cx.join(self.gather(cx, self.layers.first().copied())?)
+        cx.join(self.gather(cx, self.layers.all().next())?)
     }
 
     fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
@@ -194,12 +187,15 @@ impl DataParallelSync {
         scales.chain([agree.into()]).chain(part.weights.iter().flat_map(quantize)).collect()
     }
 
-    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {
-        let buckets = self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer);
-        let sum = |&tensor: &Tensor| {
-            Op::from(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor))
-        };
-        cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)))
+    /// The operation that sums a tensor over the ranks.
+    fn sum_of(&self, tensor: Tensor) -> Op {
+        Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor).into()
+    }
+
+    /// The operations that sum the buckets over the ranks that the backward of `layer` completes.
+    fn reductions(&self, layer: usize) -> impl Iterator<Item = Op> {
+        let buckets = self.buckets.iter().filter(move |bucket| bucket.layer == layer);
+        buckets.flat_map(|bucket| self.reduction(bucket))
     }
 
     /// The operations that sum a bucket over the ranks. With a distributed optimizer this rank receives the sum of its own
