@@ -54,16 +54,6 @@ impl StageLayers {
         self.chunks.iter().any(|chunk| chunk.contains(&layer))
     }
 
-    /// All layers of this stage, in the order of forward.
-    pub fn all(&self) -> impl Iterator<Item = usize> {
-        self.chunks.iter().cloned().flatten()
-    }
-
-    /// The layer of this stage that comes after `layer` in forward, and so before it in backward.
-    pub fn after(&self, layer: usize) -> Option<usize> {
-        self.all().skip_while(|&here| here != layer).nth(1)
-    }
-
     /// Whether this stage has the first layer, which takes the model's inputs.
     pub fn has_first(&self) -> bool {
         self.has(0)

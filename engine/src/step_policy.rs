@@ -24,8 +24,7 @@ pub struct StepShape {
     pub chunks: Vec<usize>,
     /// Backwards defer weight gradients to [`Region::WeightGradients`], which then complete a layer's gradients.
     pub splits_backward: bool,
-    /// In the last microbatch, the regions that complete gradients also reduce them over other ranks. So they have graphs of
-    /// their own.
+    /// In the last microbatch, the regions that complete gradients also reduce them. So they have graphs of their own.
     pub reduces: bool,
     /// In the first microbatch, forward regions also gather weights. So they have graphs of their own.
     pub gathers: bool,
@@ -127,13 +126,6 @@ impl StepPolicy {
     /// Whether each layer has graphs of its own. Then work on a side stream must end in the region in which it began.
     pub(crate) fn captures_layers(&self) -> bool {
         self.captures_layers
-    }
-
-    /// Whether the regions that complete gradients in the last microbatch also start what follows on complete buckets: sums over
-    /// data-parallel ranks and the gradient norm. Where each layer has graphs of its own, they do so only if they need graphs of
-    /// their own for that microbatch anyway.
-    pub(crate) fn starts_on_complete_buckets(&self) -> bool {
-        self.shape.reduces || !self.captures_layers
     }
 
     /// The user's code in forward.
@@ -241,8 +233,7 @@ impl Policy for StepPolicy {
 
     fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Variant {
         let (train, shape) = (mode.trains(), &self.shape);
-        let last =
-            |microbatch: usize| train && self.starts_on_complete_buckets() && microbatch == microbatches - 1;
+        let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
         let Some((_, microbatch)) = region.place() else { return Variant::default() };
         let first = microbatch == 0;
         let (gathers, quantizes, overwrites) = (shape.gathers && first, shape.quantizes && first, train && first);

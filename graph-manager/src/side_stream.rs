@@ -27,7 +27,7 @@ impl SideStream {
     }
 
     /// A stream of that name. Where both are ready, the compute stream's work starts before its own.
-    pub fn background(device: &Device, name: &str) -> Rc<SideStream> {
+    pub(crate) fn background(device: &Device, name: &str) -> Rc<SideStream> {
         SideStream::of(device, device.background_stream(name))
     }
 

@@ -136,20 +136,22 @@ pub(super) fn mse(op: &Mse, pool: &Pool) {
 /// Elements of one partial sum.
 const CHUNK: usize = 1 << 16;
 
-/// Sum of `f(x)` in f64, in eight sums side by side.
-pub(super) fn sum_in_lanes(values: &[f32], f: impl Fn(f32) -> f64) -> f64 {
-    let mut lanes = [0.0f64; 8];
-    for group in values.chunks(8) {
-        lanes.iter_mut().zip(group).for_each(|(lane, x)| *lane += f(*x));
-    }
-    lanes.into_iter().sum()
+/// Sum of `f(x)` in f64, in fixed chunks.
+pub(super) fn sum_f64(values: &[f32], pool: &Pool, f: impl Fn(f32) -> f64 + Send + Sync) -> f64 {
+    let partial = pool.map(values.len().div_ceil(CHUNK), |chunk| {
+        let mut lanes = [0.0f64; 8];
+        let values = &values[chunk * CHUNK..values.len().min((chunk + 1) * CHUNK)];
+        for group in values.chunks(8) {
+            lanes.iter_mut().zip(group).for_each(|(lane, x)| *lane += f(*x));
+        }
+        lanes.into_iter().sum::<f64>()
+    });
+    partial.into_iter().sum()
 }
 
 /// See [`SumInto`].
 pub(super) fn sum_into(op: &SumInto, pool: &Pool) {
-    let chunks: Vec<&[f32]> = view::read::<f32>(&op.input).chunks(CHUNK).collect();
-    let partial = pool.map(chunks.len(), |i| sum_in_lanes(chunks[i], f64::from));
-    let sum = partial.into_iter().sum::<f64>() as f32;
+    let sum = sum_f64(view::read::<f32>(&op.input), pool, f64::from) as f32;
     let total = view::write::<f32>(&op.total);
     total[0] = if op.accumulate { total[0] + sum } else { sum };
 }

@@ -1,36 +1,16 @@
 //! The update: gradient norm, clip and the optimizers.
 
 use super::elementwise::with_float;
-use super::loss::sum_in_lanes;
+use super::loss::sum_f64;
 use super::{Pool, view};
-use crate::ops::{
-    AdamW, AdamWTensors, AddPartialSums, ClipScale, Control, Lion, LionTensors, PartialSquareSums, SUM_CHUNK, Sgd,
-    SquareSum, Status,
-};
+use crate::ops::{AdamW, AdamWTensors, ClipScale, Control, Lion, LionTensors, Sgd, SquareSum, Status};
 use crate::{DType, Float, Tensor, bf16};
 
 /// See [`SquareSum`].
 pub(super) fn square_sum(op: &SquareSum, pool: &Pool) {
-    let total: f64 = square_sums(&op.inputs, pool).into_iter().sum();
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let total: f64 = op.inputs.iter().map(|input| sum_f64(view::read::<f32>(input), pool, square)).sum();
     view::write::<f32>(&op.total)[0] = total as f32;
-}
-
-/// See [`PartialSquareSums`].
-pub(super) fn partial_square_sums(op: &PartialSquareSums, pool: &Pool) {
-    view::write::<u8>(&op.partial).copy_from_slice(bytemuck::cast_slice(&square_sums(&op.inputs, pool)));
-}
-
-/// See [`AddPartialSums`].
-pub(super) fn add_partial_sums(op: &AddPartialSums) {
-    let partial = view::read::<u8>(&op.partial).chunks_exact(size_of::<f64>());
-    let total: f64 = partial.map(bytemuck::pod_read_unaligned::<f64>).sum();
-    view::write::<f32>(&op.total)[0] = total as f32;
-}
-
-/// The sums of squares of the chunks of these tensors, in order.
-fn square_sums(inputs: &[Tensor], pool: &Pool) -> Vec<f64> {
-    let chunks: Vec<&[f32]> = inputs.iter().flat_map(|input| view::read::<f32>(input).chunks(SUM_CHUNK)).collect();
-    pool.map(chunks.len(), |i| sum_in_lanes(chunks[i], |x| f64::from(x) * f64::from(x)))
 }
 
 /// See [`ClipScale`].

@@ -57,8 +57,6 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::Mse(op) => loss::mse(op, pool),
         Op::SumInto(op) => loss::sum_into(op, pool),
         Op::SquareSum(op) => optimizer::square_sum(op, pool),
-        Op::PartialSquareSums(op) => optimizer::partial_square_sums(op, pool),
-        Op::AddPartialSums(op) => optimizer::add_partial_sums(op),
         Op::ClipScale(op) => optimizer::clip_scale(op),
         Op::SkipStep(op) => skip_step::skip_step(op),
         Op::AdamW(op) => optimizer::adamw(op, pool),

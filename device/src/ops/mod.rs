@@ -61,10 +61,7 @@ pub use muon::{Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTen
 pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;
-pub(crate) use optimizer::SUM_CHUNK;
-pub use optimizer::{
-    AdamW, AdamWTensors, AddPartialSums, ClipScale, Lion, LionTensors, PartialSquareSums, Sgd, SgdTensors, SquareSum,
-};
+pub use optimizer::{AdamW, AdamWTensors, ClipScale, Lion, LionTensors, Sgd, SgdTensors, SquareSum};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 
 use super::{
-    Accesses, Activation, ActivationBackward, AdamW, Add, AddPartialSums, Attention, AttentionBackward, BiasGrad, CachedAttention,
+    Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
     CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu, GluBackward, HeadNorm,
     HeadNormBackward, HeadSums, JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum,
-    Norm, NormBackward, Operation, PartialSquareSums, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary,
+    Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary,
     ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, UpdateScales,
     WriteControl, WriteSampleRecord,
 };
@@ -129,10 +129,6 @@ operations! {
     SumInto,
     /// Sum of squares over many tensors.
     SquareSum,
-    /// Sums of squares of chunks of many tensors.
-    PartialSquareSums,
-    /// The sum of such sums.
-    AddPartialSums,
     /// Gradient norm, clip factor and finite flag.
     ClipScale,
     /// No update for a step that is a spike.

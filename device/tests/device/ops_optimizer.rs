@@ -62,30 +62,6 @@ fn gradients() -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn square_sums_in_parts_have_the_bits_of_one_square_sum_and_agree_with_f64() {
-    let t = bench(2);
-    let sizes = [1, 20_000, 16_384, 3, 0, 50_001];
-    let values: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, &size)| numbers(i as u64, size, F32)).collect();
-    let inputs: Vec<Tensor> = values.iter().map(|values| t.put(&[values.len()], F32, values)).collect();
-    let (whole, in_parts) = (t.empty(&[1], F32), t.empty(&[1], F32));
-    t.run(SquareSum { inputs: inputs.clone().into(), total: whole });
-
-    let partial = t.block(&[0.0f64; 9]);
-    assert_eq!(partial.elements(), PartialSquareSums::bytes(&inputs));
-    // In any order.
-    for part in [3..6, 0..2, 2..3] {
-        let start = PartialSquareSums::bytes(&inputs[..part.start]);
-        let inputs = &inputs[part];
-        let partial = partial.view(start, [PartialSquareSums::bytes(inputs)]);
-        t.run(PartialSquareSums { inputs: inputs.into(), partial });
-    }
-    t.run(AddPartialSums { partial, total: in_parts });
-    assert_eq!(t.get(&in_parts), t.get(&whole));
-    let expected: f64 = values.iter().flatten().map(|x| x * x).sum();
-    assert!((t.get(&in_parts)[0] / expected - 1.0).abs() < 1e-6);
-}
-
-#[test]
 fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
     let u = Update::new();
     let (mut w, mut m, mut v) = (numbers(1, SIZE, F32), vec![0.0; SIZE], vec![0.0; SIZE]);

@@ -36,8 +36,9 @@ pub struct DataParallelSync {
     /// for one bucket after the other.
     rounded: Option<Tensor>,
     _areas: Vec<Area>,
-    layers: StageLayers,
-    /// By position of the layer on this rank, in the order of forward: its buckets are gathered.
+    /// The numbers of the layers on this rank, in the order of forward.
+    layers: Vec<usize>,
+    /// By position in `layers`: its buckets are gathered.
     gathered: Vec<Event>,
     /// Buckets are gathered in memory that several of them share.
     shares_buffers: bool,
@@ -57,7 +58,8 @@ impl DataParallelSync {
         travels: DType,
     ) -> Result<DataParallelSync> {
         let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.optimizer_shard());
-        let gathered = layers.all().map(|_| device.event()).collect();
+        let layers: Vec<usize> = layers.chunks.iter().cloned().flatten().collect();
+        let gathered = layers.iter().map(|_| device.event()).collect();
         let starts: HashSet<u64> = buckets.iter().map(|bucket| bucket.weights.address).collect();
         let shares_buffers = starts.len() < buckets.len();
         let mut areas = Vec::new();
@@ -74,18 +76,25 @@ impl DataParallelSync {
             shard,
             rounded,
             _areas: areas,
-            layers: layers.clone(),
+            layers,
             gathered,
             shares_buffers,
         })
     }
 
-    /// Starts to reduce the buckets that the backward of `layer` completed, and then runs `after` on the same stream.
+    /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
+    fn after(&self, layer: usize) -> Option<usize> {
+        let at = self.layers.iter().position(|&here| here == layer)?;
+        self.layers.get(at + 1).copied()
+    }
+
+    /// Starts to reduce the buckets that the previous backward region completed. It is called at the start of the backward
+    /// region of `layer`.
     ///
     /// # Errors
     /// A failed collective.
-    pub fn start(&self, cx: &StepContext<'_>, layer: usize, after: impl Iterator<Item = Op>) -> Result<Fork> {
-        cx.fork(&self.side, self.reductions(layer).chain(after))
+    pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
+        self.reduce(cx, self.after(layer), &[])
     }
 
     /// Reduces the buckets that the last backward completed, and other small sums such as the loss, and joins all reductions.
@@ -93,9 +102,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        let first = self.layers.all().next();
-        let buckets = first.into_iter().flat_map(|layer| self.reductions(layer));
-        cx.join(cx.fork(&self.side, buckets.chain(others.iter().map(|tensor| self.sum_of(*tensor))))?)
+        cx.join(self.reduce(cx, self.layers.first().copied(), others)?)
     }
 
     /// Sums one tensor over the ranks, and joins.
@@ -103,7 +110,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
-        cx.join(cx.fork(&self.side, [self.sum_of(tensor)])?)
+        cx.join(self.reduce(cx, None, &[tensor])?)
     }
 
     /// Starts to gather the buckets that the layer after `layer` is the first to read. It is called inside the forward
@@ -112,7 +119,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
-        self.gather(cx, self.layers.after(layer))
+        self.gather(cx, self.after(layer))
     }
 
     /// Whether all weights are gathered from the beginning of a step on.
@@ -125,7 +132,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn gather_all(&self, cx: &StepContext<'_>) -> Result<()> {
-        for (layer, gathered) in self.layers.all().zip(&self.gathered).skip(1) {
+        for (&layer, gathered) in self.layers.iter().zip(&self.gathered).skip(1) {
             self.gather(cx, Some(layer))?.leave_until(gathered)?;
         }
         Ok(())
@@ -136,7 +143,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn wait_for(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
-        match self.layers.all().position(|here| here == layer) {
+        match self.layers.iter().position(|&here| here == layer) {
             Some(at) => cx.wait(&self.gathered[at]),
             None => Ok(()),
         }
@@ -148,7 +155,7 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn gather_first(&self, cx: &StepContext<'_>) -> Result<()> {
-        cx.join(self.gather(cx, self.layers.all().next())?)
+        cx.join(self.gather(cx, self.layers.first().copied())?)
     }
 
     fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
@@ -187,15 +194,12 @@ impl DataParallelSync {
         scales.chain([agree.into()]).chain(part.weights.iter().flat_map(quantize)).collect()
     }
 
-    /// The operation that sums a tensor over the ranks.
-    fn sum_of(&self, tensor: Tensor) -> Op {
-        Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor).into()
-    }
-
-    /// The operations that sum the buckets over the ranks that the backward of `layer` completes.
-    fn reductions(&self, layer: usize) -> impl Iterator<Item = Op> {
-        let buckets = self.buckets.iter().filter(move |bucket| bucket.layer == layer);
-        buckets.flat_map(|bucket| self.reduction(bucket))
+    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {
+        let buckets = self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer);
+        let sum = |&tensor: &Tensor| {
+            Op::from(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor))
+        };
+        cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)))
     }
 
     /// The operations that sum a bucket over the ranks. With a distributed optimizer this rank receives the sum of its own

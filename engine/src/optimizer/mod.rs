@@ -17,10 +17,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use device::ops::{ClipScale, Status};
-use device::{Area, Communicator, DType, Device, Op, Tensor};
+use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
-use crate::layer_partition::StageLayers;
 use crate::params::{ALIGNMENT, Param, Params};
 use crate::step_policy::StepContext;
 pub use adamw::AdamW;
@@ -96,7 +95,6 @@ impl Optimizer {
     pub fn new(
         device: &Device,
         params: &Params,
-        layers: &StageLayers,
         groups: &[ParamGroup],
         moments: MomentTypes,
         control: StepControl,
@@ -137,7 +135,7 @@ impl Optimizer {
             });
             updates.push(rule.update(update.collect(), control, &ranks));
         }
-        let norm = GradNorm::new(device, &mut areas, params, layers, norm_groups)?;
+        let norm = GradNorm::new(params, norm_groups);
         let mut state_names = Vec::new();
         for name in groups.iter().flat_map(|group| group.rule.state()) {
             if !state_names.contains(name) {
@@ -155,13 +153,6 @@ impl Optimizer {
     pub fn skipping_spikes(mut self, device: &Device, of: SkipStep, loss_sum: Tensor) -> Result<Optimizer> {
         self.spikes = Some(SpikeTest::new(device, &mut self.areas, of, loss_sum, self.control)?);
         Ok(self)
-    }
-
-    /// The operations that begin the gradient norm with the buckets that the backward of `layer` completed, once they are summed over
-    /// data-parallel ranks. They are submitted for each layer of the stage but the first, if
-    /// [`StepPolicy::starts_on_complete_buckets`](crate::step_policy::StepPolicy::starts_on_complete_buckets).
-    pub fn begin_norm(&self, layer: usize) -> impl Iterator<Item = Op> {
-        self.norm.begin(layer)
     }
 
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite, or when the

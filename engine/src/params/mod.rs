@@ -76,13 +76,6 @@ pub struct BucketMemory {
     pub tied: Option<TiedCopy>,
 }
 
-impl BucketMemory {
-    /// Whether the gradient of a parameter is in it.
-    pub fn has(&self, grad: Tensor) -> bool {
-        (self.grads.address..self.grads.address + self.grads.bytes() as u64).contains(&grad.address)
-    }
-}
-
 /// This rank's part of a bucket of 8-bit weights, which are gathered in 8 bits.
 #[derive(Clone, Debug)]
 pub struct QuantizedPart {

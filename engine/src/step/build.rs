@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use device::ops::{Control, Status};
 use device::{Communicator, DType, Device, Tensor};
-use graph_manager::{Error, Result, SideStream};
+use graph_manager::{Error, Result};
 use parallel::{PipelineGroups, PipelineStage};
 
 use super::Stage;
@@ -155,7 +155,7 @@ impl Stage {
         };
         let step_control = StepControl { control, status };
         let mut optimizer =
-            Optimizer::new(device, &params, layers, &options.optimizer, options.moments, step_control, optimizer_ranks)?;
+            Optimizer::new(device, &params, &options.optimizer, options.moments, step_control, optimizer_ranks)?;
         if let Some(skip) = options.skip_step {
             optimizer = optimizer.skipping_spikes(device, skip, loss_sum)?;
         }
@@ -182,11 +182,9 @@ impl Stage {
             program: StepProgram {
                 model,
                 params,
-                layers: layers.clone(),
                 optimizer,
                 inputs,
                 pipeline,
-                beside_backward: SideStream::background(device, "beside backward"),
                 data_parallel,
                 partial_gradients,
                 copied_rows,

@@ -4,13 +4,12 @@ use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
-use graph_manager::{Fork, Result, SideStream};
+use graph_manager::Result;
 use parallel::Task;
 
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::hooks::after_layer;
 use crate::inputs::Inputs;
-use crate::layer_partition::StageLayers;
 use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
@@ -22,12 +21,9 @@ use crate::step_policy::StepContext;
 pub(super) struct StepProgram {
     pub(super) model: Model,
     pub(super) params: Params,
-    pub(super) layers: StageLayers,
     pub(super) optimizer: Optimizer,
     pub(super) inputs: Inputs,
     pub(super) pipeline: Pipeline,
-    /// For work on complete gradients, where there are no data-parallel ranks.
-    pub(super) beside_backward: Rc<SideStream>,
     pub(super) data_parallel: Option<DataParallelSync>,
     pub(super) partial_gradients: Option<PartialGradientSync>,
     pub(super) copied_rows: Option<CopiedRowsSync>,
@@ -285,7 +281,8 @@ impl StepProgram {
     }
 
     /// Runs work that adds to a layer's gradients. If it is the last such work of the step, the buckets that the previous
-    /// region completed are meanwhile reduced over the data-parallel ranks, and their squares summed for the gradient norm.
+    /// region completed are reduced over the data-parallel ranks meanwhile. Where layers have graphs of their own, the end of the
+    /// graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
     fn reduce_during<T>(
         &self,
         cx: &mut StepContext<'_>,
@@ -295,28 +292,17 @@ impl StepProgram {
         if !cx.variant().reduces {
             return work(cx);
         }
-        let under_way = self.layers.after(layer).map(|complete| self.start_on_buckets(cx, complete)).transpose()?;
+        let reduction = self.data_parallel.as_ref().map(|ranks| ranks.start(cx, layer)).transpose()?;
         let output = work(cx)?;
         if let Some(ranks) = &self.partial_gradients {
             ranks.sum(cx, layer)?;
         }
-        let Some(under_way) = under_way else { return Ok(output) };
-        // A graph waits at its end. Otherwise nothing waits for other ranks before `finish_gradients`.
-        if self.data_parallel.is_none() || cx.policy().captures_layers() {
-            cx.join(under_way)?;
-        } else {
-            under_way.leave();
+        match reduction {
+            Some(reduction) if cx.policy().captures_layers() => cx.join(reduction)?,
+            Some(reduction) => reduction.leave(),
+            None => {}
         }
         Ok(output)
-    }
-
-    /// Starts what follows on the buckets that the backward of `layer` completed, on a side stream.
-    fn start_on_buckets(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
-        let norm = self.optimizer.begin_norm(layer);
-        match &self.data_parallel {
-            Some(ranks) => ranks.start(cx, layer, norm),
-            None => cx.fork(&self.beside_backward, norm),
-        }
     }
 
     /// After all backwards: reduces the last gradient bucket, and sums what several stages share.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use device::ops::{Control, Status, WriteControl};
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
-use engine::layer_partition::StageLayers;
 use engine::optimizer::{
     AdamW, MomentTypes, Optimizer, OptimizerRanks, ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks,
     UpdateRule,
@@ -143,9 +142,9 @@ fn parameters_of_unlike_types_are_updated_together() {
         let mut block = |name, bytes| device.allocate_tensor(&mut areas, name, [bytes], DType::U8).unwrap();
         let (control, status) = (block("control", size_of::<Control>()), block("status", size_of::<Status>()));
         let (step_control, groups) = (StepControl { control, status }, ParamGroup::decay_matrices(ADAMW, 0.1));
-        let (layers, moments) = (StageLayers::whole(5), MomentTypes::default());
-        let ranks = OptimizerRanks::default();
-        let optimizer = Optimizer::new(&device, &params, &layers, &groups, moments, step_control, ranks).unwrap();
+        let optimizer =
+            Optimizer::new(&device, &params, &groups, MomentTypes::default(), step_control, OptimizerRanks::default())
+                .unwrap();
         let compute = device.stream("compute");
         let mut graphs = StepPolicy::manager(compute.clone(), &GraphOptions::default(), StepShape::default()).unwrap();
         for step in 0..3 {

@@ -1,9 +1,9 @@
 //! Sums in f64.
 
-use super::table::for_each_table;
+use super::table::{chunks, for_each_table};
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
-use crate::ops::{AddPartialSums, PartialSquareSums, SquareSum, SumInto};
+use crate::ops::{SquareSum, SumInto};
 use crate::{Result, Tensor};
 
 /// `Summed` of `kernels/reduce.cu`.
@@ -28,28 +28,16 @@ struct Sums {
 
 /// See [`SumInto`].
 pub(super) fn sum_into(op: &SumInto, queue: &Queue<'_>) -> Result<()> {
-    let partials = partial_sums(&[op.input], false, queue.scratch, queue)?;
-    add(queue.scratch, partials, &op.total, op.accumulate, queue)
+    sum(&[op.input], false, &op.total, op.accumulate, queue)
 }
 
 /// See [`SquareSum`].
 pub(super) fn square_sum(op: &SquareSum, queue: &Queue<'_>) -> Result<()> {
-    let partials = partial_sums(&op.inputs, true, queue.scratch, queue)?;
-    add(queue.scratch, partials, &op.total, false, queue)
+    sum(&op.inputs, true, &op.total, false, queue)
 }
 
-/// See [`PartialSquareSums`].
-pub(super) fn partial_square_sums(op: &PartialSquareSums, queue: &Queue<'_>) -> Result<()> {
-    partial_sums(&op.inputs, true, op.partial.address, queue).map(|_| ())
-}
-
-/// See [`AddPartialSums`].
-pub(super) fn add_partial_sums(op: &AddPartialSums, queue: &Queue<'_>) -> Result<()> {
-    add(op.partial.address, op.partial.elements() / size_of::<f64>(), &op.total, false, queue)
-}
-
-/// Writes the sums of chunks, f64, to an address. Returns their number.
-fn partial_sums(inputs: &[Tensor], square: bool, partial: u64, queue: &Queue<'_>) -> Result<usize> {
+/// First the sums of chunks, in scratch, then their sum, in order.
+fn sum(inputs: &[Tensor], square: bool, total: &Tensor, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
     let mut partials = 0;
     for_each_table(
         inputs.iter().map(|input| (input, input.elements())),
@@ -61,19 +49,19 @@ fn partial_sums(inputs: &[Tensor], square: bool, partial: u64, queue: &Queue<'_>
         },
         |entries, count, before, chunks| {
             partials = before + chunks;
-            let partial = partial + (before * size_of::<f64>()) as u64;
+            let partial = queue.scratch + (before * size_of::<f64>()) as u64;
             let block = Sums { partial, count, square: square.into(), entries: *entries };
             queue.launch_block("sum_chunks", Grid::line(chunks, 256), &block)
         },
     )?;
-    Ok(partials)
-}
-
-/// Adds up such sums, in order.
-fn add(partial: u64, partials: usize, total: &Tensor, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
     queue.launch(
         "add_partial_sums",
         Grid::line(1, 1024),
-        &[Arg::Pointer(partial), Arg::U64(partials as u64), (*total).into(), Arg::U32(accumulate.into())],
+        &[Arg::Pointer(queue.scratch), Arg::U64(partials as u64), (*total).into(), Arg::U32(accumulate.into())],
     )
+}
+
+/// Scratch for the partial sums of these tensors.
+pub(super) fn scratch_bytes(inputs: &[Tensor]) -> usize {
+    inputs.iter().map(|input| chunks(input.elements())).sum::<usize>() * size_of::<f64>()
 }

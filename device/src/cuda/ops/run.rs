@@ -6,7 +6,7 @@ use super::{
     reduce, rotary, skip_step, transpose_fp8,
 };
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
-use crate::ops::{Gemm, PartialSquareSums};
+use crate::ops::Gemm;
 use crate::{Error, Op, Result};
 
 /// The first compute capability with instructions for 8-bit floating types.
@@ -63,8 +63,6 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Mse(op) => loss::mse(op, queue),
         Op::SumInto(op) => reduce::sum_into(op, queue),
         Op::SquareSum(op) => reduce::square_sum(op, queue),
-        Op::PartialSquareSums(op) => reduce::partial_square_sums(op, queue),
-        Op::AddPartialSums(op) => reduce::add_partial_sums(op, queue),
         Op::ClipScale(op) => optimizer::clip_scale(op, queue),
         Op::SkipStep(op) => skip_step::skip_step(op, queue),
         Op::AdamW(op) => optimizer::adamw(op, queue),
@@ -168,8 +166,8 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
         Op::Quantize(op) => quantize::scratch_bytes(op),
         Op::MakeScale(_) => quantize::make_scale_scratch_bytes(),
-        Op::SumInto(op) => PartialSquareSums::bytes(&[op.input]),
-        Op::SquareSum(op) => PartialSquareSums::bytes(&op.inputs),
+        Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
+        Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
         _ => 0,
     }
 }

@@ -1,12 +1,10 @@
 //! Work over many tensors, split into chunks. It takes several launches if one table does not hold all tensors.
 
-use crate::ops::SUM_CHUNK;
-
 /// Elements of a chunk, the work of one block; `CHUNK` in `kernels/table.cuh`.
-const CHUNK: usize = SUM_CHUNK;
+const CHUNK: usize = 1 << 14;
 
 /// Chunks of a tensor of so many elements.
-fn chunks(elements: usize) -> usize {
+pub(super) fn chunks(elements: usize) -> usize {
     elements.div_ceil(CHUNK)
 }
 

@@ -1,8 +1,8 @@
 //! Trials of what updates the weights.
 
 use device::ops::{
-    AdamW, AdamWTensors, AddPartialSums, Block, ClipScale, Control, Copy, DecayedStep, DecayedTensors, Lion, LionTensors,
-    MatrixPolynomial, MomentumTensors, NesterovMomentum, PartialSquareSums, SampleRecord, ScaleBlock, Sgd, SgdTensors, SkipStep,
+    AdamW, AdamWTensors, Block, ClipScale, Control, Copy, DecayedStep, DecayedTensors, Lion, LionTensors,
+    MatrixPolynomial, MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SkipStep,
     SquareSum, Status, SumInto, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
@@ -21,24 +21,13 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 Ok(SumInto { input, total: b.input([1], DType::F32)?, accumulate: true }.into())
             }),
         );
-        let [shapes, shapes_in_parts] = [shapes.clone(), shapes.clone()];
+        let shapes = shapes.clone();
         add(
             "square_sum",
             Box::new(move |b| {
                 let inputs: Result<Vec<Tensor>> =
                     shapes.iter().map(|shape| b.input(device::Shape::new(shape), DType::F32)).collect();
                 Ok(SquareSum { inputs: inputs?.into(), total: b.output([1], DType::F32)? }.into())
-            }),
-        );
-        add(
-            "square sums in parts",
-            Box::new(move |b| {
-                let inputs: Result<Vec<Tensor>> =
-                    shapes_in_parts.iter().map(|shape| b.input(device::Shape::new(shape), DType::F32)).collect();
-                let inputs = inputs?;
-                let partial = b.output([PartialSquareSums::bytes(&inputs)], DType::U8)?;
-                b.run(PartialSquareSums { inputs: inputs.into(), partial })?;
-                Ok(AddPartialSums { partial, total: b.output([1], DType::F32)? }.into())
             }),
         );
         for square in [25.0f32, f32::INFINITY] {
