@@ -25,7 +25,16 @@ KERNEL(sum_chunks)(const __grid_constant__ Sums op) {
     double sum = 0.0;
     auto add = [&](float x) { sum += op.square ? (double)x * x : (double)x; };
     u32 packs = (u64)values % 16 == 0 ? length / 4 : 0;
-    for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) {
+    const u32 LOADS = 4; // in flight
+    u32 pack = threadIdx.x;
+    for (; pack + (LOADS - 1) * blockDim.x < packs; pack += LOADS * blockDim.x) {
+        float x[LOADS][4];
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) load<4>(values + (pack + i * blockDim.x) * 4, x[i]);
+#pragma unroll
+        for (u32 i = 0; i < LOADS; i++) add(x[i][0]), add(x[i][1]), add(x[i][2]), add(x[i][3]);
+    }
+    for (; pack < packs; pack += blockDim.x) {
         float x[4];
         load<4>(values + pack * 4, x);
         add(x[0]), add(x[1]), add(x[2]), add(x[3]);

@@ -1,6 +1,7 @@
 //! Arrays on the host that a GPU can copy from asynchronously.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +13,34 @@ use crate::cuda::{PinnedBlock, PrimaryContext};
 /// GPU copies without the host's help.
 pub struct HostArray<T> {
     memory: Arc<ArrayMemory<T>>,
+}
+
+/// Columns of an array, seen as a matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct ArrayColumns {
+    pub(crate) rows: usize,
+    /// Values of a row of the array.
+    pub(crate) width: usize,
+    /// The first column.
+    pub(crate) first: usize,
+    /// The number of columns.
+    pub(crate) count: usize,
+}
+
+impl ArrayColumns {
+    /// Whether they are the whole array.
+    pub(crate) fn is_all(self) -> bool {
+        self.count == self.width
+    }
+
+    /// The values, row by row.
+    pub(crate) fn of<T: Element>(self, values: &[T]) -> Cow<'_, [T]> {
+        if self.is_all() {
+            return values.into();
+        }
+        let rows = values.chunks_exact(self.width);
+        rows.flat_map(|row| &row[self.first..self.first + self.count]).copied().collect()
+    }
 }
 
 /// A [`HostArray`] of one of the types that training data have.

@@ -13,8 +13,8 @@ use crate::step_policy::StepContext;
 
 /// The samples of a step, and what each microbatch takes from them.
 pub(crate) struct Inputs {
-    /// `(microbatches, batch, width)`. `None` on a stage that needs neither inputs nor targets.
-    samples: Option<Tensor>,
+    /// `None` on a stage that needs neither inputs nor targets.
+    samples: Option<StepSamples>,
     row: SampleRow,
     /// A microbatch's inputs in the model: shape and type.
     inputs: (Shape, DType),
@@ -24,6 +24,16 @@ pub(crate) struct Inputs {
     control: Tensor,
     micro_batch_size: usize,
     _areas: Vec<Area>,
+}
+
+/// The samples of a step in memory.
+#[derive(Clone, Copy)]
+enum StepSamples {
+    /// As the data give them: `(microbatches, batch, width)`.
+    Rows(Tensor),
+    /// Inputs and targets of a regression, which have no column in common: `(microbatches, batch, columns)` each. Code that is
+    /// not shared by microbatches reads them in place.
+    Apart { inputs: Tensor, targets: Tensor },
 }
 
 impl Inputs {
@@ -43,8 +53,17 @@ impl Inputs {
         let (row, mut areas) = (model.sample.clone(), Vec::new());
         let mut samples = None;
         if layers.has_first() || layers.has_last() || row.documents.is_some() {
-            let shape = [microbatches, micro_batch_size, row.width];
-            samples = Some(device.allocate_tensor(&mut areas, "samples", shape, row.dtype)?);
+            let mut allocate = |name, width| {
+                device.allocate_tensor(&mut areas, name, [microbatches, micro_batch_size, width], row.dtype)
+            };
+            let is_regression = row.dtype == DType::F32 && layers.has_first() && layers.has_last();
+            samples = Some(match is_regression {
+                true => {
+                    let inputs = allocate("inputs", row.inputs.len())?;
+                    StepSamples::Apart { inputs, targets: allocate("targets", row.targets.len())? }
+                }
+                false => StepSamples::Rows(allocate("samples", row.width)?),
+            });
         }
         let (inputs, targets) = (model.inputs, model.targets);
         Ok(Inputs { samples, row, inputs, targets, control, micro_batch_size, _areas: areas })
@@ -55,9 +74,17 @@ impl Inputs {
         self.samples.is_some()
     }
 
+    fn tensors(&self) -> Vec<Tensor> {
+        match self.samples {
+            None => vec![],
+            Some(StepSamples::Rows(samples)) => vec![samples],
+            Some(StepSamples::Apart { inputs, targets }) => vec![inputs, targets],
+        }
+    }
+
     /// Bytes of a step's samples; 0 on a stage that needs none.
     pub(crate) fn bytes(&self) -> usize {
-        self.samples.map_or(0, |samples| samples.bytes())
+        self.tensors().iter().map(Tensor::bytes).sum()
     }
 
     /// Sets all samples to zeros.
@@ -65,7 +92,7 @@ impl Inputs {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn clear(&self, device: &Device) -> Result<()> {
-        self.samples.map_or(Ok(()), |samples| Ok(device.zero(&samples)?))
+        self.tensors().iter().try_for_each(|tensor| Ok(device.zero(tensor)?))
     }
 
     /// Copies a step's samples, `(microbatches, batch, width)`, to the device. Does nothing on a stage that needs none.
@@ -73,17 +100,27 @@ impl Inputs {
     /// # Errors
     /// Samples of another number or type than the model's.
     pub(crate) fn fill(&self, compute: &Stream, batch: &HostValues, microbatches: usize) -> Result<()> {
-        let Some(samples) = self.samples.map(|samples| samples.narrow(0, microbatches)) else { return Ok(()) };
-        match batch {
-            HostValues::I32(tokens) => compute.send(&samples, tokens)?,
-            HostValues::F32(values) => compute.send(&samples, values)?,
+        match (self.samples, batch) {
+            (None, _) => {}
+            (Some(StepSamples::Rows(samples)), HostValues::I32(tokens)) => {
+                compute.send(&samples.narrow(0, microbatches), tokens)?
+            }
+            (Some(StepSamples::Rows(samples)), HostValues::F32(values)) => {
+                compute.send(&samples.narrow(0, microbatches), values)?
+            }
+            (Some(StepSamples::Apart { inputs, targets }), HostValues::F32(values)) => {
+                compute.send_columns(&inputs.narrow(0, microbatches), values, self.row.inputs.start)?;
+                compute.send_columns(&targets.narrow(0, microbatches), values, self.row.targets.start)?;
+            }
+            // It fails: the type is another one.
+            (Some(StepSamples::Apart { inputs, .. }), HostValues::I32(tokens)) => compute.send(&inputs, tokens)?,
         }
         Ok(())
     }
 
-    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot. The first chunk of the model
-    /// takes its inputs from the samples, the others from the stage before. The chunk with the head takes the targets too.
-    /// Every chunk takes the positions in documents.
+    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot, or where they are if no code is shared
+    /// by microbatches. The first chunk of the model takes its inputs from the samples, the others from the stage before. The
+    /// chunk with the head takes the targets too. Every chunk takes the positions in documents.
     ///
     /// # Errors
     /// Errors of the device, or a failed transfer.
@@ -97,22 +134,15 @@ impl Inputs {
         let (layer, microbatch) = (chunk.first, task.microbatch());
         cx.region(Region::Inputs { layer, microbatch }, (), |cx, ()| {
             let received = transfers.receive_activations(cx, task)?;
-            let (shape, dtype) = received.map_or(self.inputs, |received| (received.shape, received.dtype));
-            let x = cx.tensor("inputs", shape, dtype)?;
-            let mut targets = None;
-            if chunk.head.is_some() {
-                targets = Some(cx.tensor("targets", self.targets.0, self.targets.1)?);
-            }
+            let (x, targets) = match self.samples {
+                Some(StepSamples::Apart { inputs, targets }) => {
+                    let inputs = self.whole(cx, "inputs", inputs.at(microbatch), self.inputs)?;
+                    (inputs, Some(self.whole(cx, "targets", targets.at(microbatch), self.targets)?))
+                }
+                Some(StepSamples::Rows(samples)) => self.columns(cx, received, chunk, Some(samples.at(microbatch)))?,
+                None => self.columns(cx, received, chunk, None)?,
+            };
             let record = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
-            if let Some(input) = received {
-                cx.run(Copy { input, output: x })?;
-            }
-            let columns = |first: usize, output| ColumnRange { first, output };
-            let of_inputs = received.is_none().then(|| columns(self.row.inputs.start, x));
-            let of_targets = targets.map(|targets| columns(self.row.targets.start, targets));
-            if let (Some(samples), parts @ ([Some(_), _] | [_, Some(_)])) = (self.samples, [of_inputs, of_targets]) {
-                cx.run(CopyColumns { input: samples.at(microbatch), parts })?;
-            }
             let documents = self.documents(cx, microbatch)?;
             let offset = (microbatch * self.micro_batch_size) as u64;
             cx.run(WriteSampleRecord { control: self.control, offset, record })?;
@@ -120,9 +150,55 @@ impl Inputs {
         })
     }
 
+    /// All inputs or all targets of a microbatch: where they are if layers read their type and no code is shared by
+    /// microbatches, else a copy.
+    fn whole(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        samples: Tensor,
+        (shape, dtype): (Shape, DType),
+    ) -> Result<Tensor> {
+        if samples.dtype == dtype && !cx.policy().captures_layers() {
+            return Ok(samples.reshape(shape));
+        }
+        let output = cx.tensor(name, shape, dtype)?;
+        cx.run(Copy { input: samples.reshape(shape), output })?;
+        Ok(output)
+    }
+
+    /// What a chunk takes from a microbatch's samples or from the stage before, in buffers: its inputs, and targets if it has the
+    /// head.
+    fn columns(
+        &self,
+        cx: &mut StepContext<'_>,
+        received: Option<Tensor>,
+        chunk: &Chunk,
+        samples: Option<Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (shape, dtype) = received.map_or(self.inputs, |received| (received.shape, received.dtype));
+        let x = cx.tensor("inputs", shape, dtype)?;
+        let mut targets = None;
+        if chunk.head.is_some() {
+            targets = Some(cx.tensor("targets", self.targets.0, self.targets.1)?);
+        }
+        if let Some(input) = received {
+            cx.run(Copy { input, output: x })?;
+        }
+        let columns = |first: usize, output| ColumnRange { first, output };
+        let of_inputs = received.is_none().then(|| columns(self.row.inputs.start, x));
+        let of_targets = targets.map(|targets| columns(self.row.targets.start, targets));
+        if let (Some(input), parts @ ([Some(_), _] | [_, Some(_)])) = (samples, [of_inputs, of_targets]) {
+            cx.run(CopyColumns { input, parts })?;
+        }
+        Ok((x, targets))
+    }
+
     /// The documents of a microbatch's samples; `None` if a sample is one document.
     fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Documents>> {
-        let (Some(samples), Some(columns)) = (self.samples, &self.row.documents) else { return Ok(None) };
+        let (Some(StepSamples::Rows(samples)), Some(columns)) = (self.samples, &self.row.documents) else {
+            return Ok(None);
+        };
         let DocumentColumns { position_ids: columns, most } = columns;
         let position_ids = cx.tensor("position_ids", [self.micro_batch_size, columns.len()], DType::I32)?;
         let part = ColumnRange { first: columns.start, output: position_ids };

@@ -30,6 +30,8 @@ pub struct StepShape {
     pub gathers: bool,
     /// In the first microbatch, forward regions also make 8-bit copies of weights. So they have graphs of their own.
     pub quantizes: bool,
+    /// Gradients of weights may be computed next to the backwards of later layers. What they read is kept until then.
+    pub defers_joins: bool,
     /// The user's code in forward.
     pub hooks: Hooks,
 }
@@ -277,6 +279,14 @@ impl Policy for StepPolicy {
             }
             _ => None,
         }
+    }
+
+    fn branch_outlives(&self, region: Region) -> bool {
+        // The first layer's backward waits for all.
+        matches!(region, Region::Backward { layer, .. } if layer > 0)
+            && self.shape.defers_joins
+            && !self.shape.reduces
+            && !self.captures_layers
     }
 
     fn kind(&self, region: Region) -> String {

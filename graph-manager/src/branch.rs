@@ -9,7 +9,7 @@ use crate::policy::Policy;
 
 impl<P: Policy> StepContext<'_, P> {
     /// Runs an operation on the branch: after all that was submitted so far, and next to the rest of the region, which waits
-    /// for it at its end. Until then nothing may write what it reads. Outside of a region, and [aside](StepContext::aside), it
+    /// for it at its end, or lets a later one wait ([`Policy::branch_outlives`]). Until then nothing may write what it reads. Outside of a region, and [aside](StepContext::aside), it
     /// runs as any other.
     ///
     /// # Errors
@@ -19,6 +19,7 @@ impl<P: Policy> StepContext<'_, P> {
             return self.run(op);
         }
         // One join waits for all that the stream has.
+        self.branch_outlived = false;
         self.on_branch = Some(self.fork(self.manager.pool.branch(), [op.into()])?);
         Ok(())
     }
@@ -29,6 +30,22 @@ impl<P: Policy> StepContext<'_, P> {
     /// # Errors
     /// Errors of the device.
     pub fn join_branch(&mut self) -> Result<()> {
+        self.branch_outlived = false;
         self.on_branch.take().map_or(Ok(()), |fork| self.join(fork))
+    }
+
+    /// At the start of a region: waits for what the region around it has on the branch, but not for what a region before this
+    /// one left there.
+    pub(crate) fn enter_branch(&mut self) -> Result<()> {
+        if self.branch_outlived { Ok(()) } else { self.join_branch() }
+    }
+
+    /// At the end of a region: waits for the branch, or leaves it to a later region.
+    pub(crate) fn leave_branch(&mut self, region: P::Region) -> Result<()> {
+        if !self.manager.policy.branch_outlives(region) {
+            return self.join_branch();
+        }
+        self.branch_outlived = self.on_branch.is_some();
+        Ok(())
     }
 }

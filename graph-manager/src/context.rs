@@ -30,8 +30,10 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) current: Option<Current<P::Region>>,
     /// Inside a region that is being captured.
     pub(crate) capturing: bool,
-    /// The current region's operations on the branch.
+    /// Operations on the branch that nothing has waited for.
     pub(crate) on_branch: Option<Fork>,
+    /// They belong to a region that has ended.
+    pub(crate) branch_outlived: bool,
     /// Regions run on the second lane.
     pub(crate) is_aside: bool,
     /// While the step is verified.
@@ -70,6 +72,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             current: None,
             capturing: false,
             on_branch: None,
+            branch_outlived: false,
             is_aside: false,
             trial: None,
         }

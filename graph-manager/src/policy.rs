@@ -55,6 +55,13 @@ pub trait Policy: 'static {
         None
     }
 
+    /// Whether what the region runs on the [branch](crate::StepContext::branch) may go on past its end. Then the next region
+    /// beside it of which this is false waits for it at its end, and until then nothing may write what it reads or read what it
+    /// writes. Only for regions that are part of a larger graph, or of none.
+    fn branch_outlives(&self, _region: Self::Region) -> bool {
+        false
+    }
+
     /// What regions of this kind are called in the report's list of eager regions.
     fn kind(&self, region: Self::Region) -> String {
         region.to_string()

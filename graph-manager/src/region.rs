@@ -75,7 +75,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         work: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        self.join_branch()?;
+        self.enter_branch()?;
         let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
         self.forget_deferred();
         let result = self.own_inputs(region, input).and_then(|input| work(self, input));
@@ -92,7 +92,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ) -> Result<O> {
         self.mark(region)?;
         let output = body(self, input)?;
-        self.join_branch()?;
+        self.leave_branch(region)?;
         self.poison(region)?;
         Ok(output)
     }

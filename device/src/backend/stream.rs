@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use super::{DeviceBackend, Note, Readback};
+use crate::array::ArrayColumns;
 use crate::cuda::{CudaStream, RawEvent, RawGraph, RawStream};
 use crate::host::HostStream;
 use crate::priority::Priority;
@@ -71,16 +72,17 @@ impl StreamBackend {
         }
     }
 
-    /// Copies an array of the host to a tensor.
+    /// Copies columns of an array of the host to a tensor.
     pub(crate) fn send<T: Element>(
         &mut self,
         tensor: &Tensor,
         data: &HostArray<T>,
+        columns: ArrayColumns,
         device: &DeviceBackend,
     ) -> Result<()> {
         match (self, device) {
-            (StreamBackend::Cuda(stream), DeviceBackend::Cuda(cuda)) => stream.send(tensor, data, cuda),
-            (StreamBackend::Host(stream), _) => stream.write(tensor, data),
+            (StreamBackend::Cuda(stream), DeviceBackend::Cuda(cuda)) => stream.send(tensor, data, columns, cuda),
+            (StreamBackend::Host(stream), _) => stream.write(tensor, &columns.of(data)),
             _ => unreachable!("a stream is of its device's kind"),
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::copy_to_host::{CopyToHost, PendingCopy};
 use super::driver::{DeviceBlock, PinnedBlock, RawEvent, RawStream};
 use super::{CudaDevice, Queue, ops};
+use crate::array::ArrayColumns;
 use crate::priority::Priority;
 use crate::{Element, Error, HostArray, Op, Result, Tensor};
 
@@ -128,15 +129,27 @@ impl CudaStream {
         Ok(())
     }
 
-    /// Copies from page-locked memory without a copy on the host, from other memory as [`CudaStream::write`]. The array
-    /// is held until a read-back that was submitted after the copy has arrived.
-    pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, cuda: &CudaDevice) -> Result<()> {
-        let Some(block) = data.pinned() else { return self.write(tensor, data, cuda) };
+    /// Copies columns of an array, from page-locked memory without a copy on the host, from other memory as
+    /// [`CudaStream::write`]. The array is held until a read-back that was submitted after the copy has arrived.
+    pub(crate) fn send<T: Element>(
+        &mut self,
+        tensor: &Tensor,
+        data: &HostArray<T>,
+        columns: ArrayColumns,
+        cuda: &CudaDevice,
+    ) -> Result<()> {
+        let Some(block) = data.pinned() else { return self.write(tensor, &columns.of(data), cuda) };
         let raw = self.raw()?;
         while self.sending.front().is_some_and(|(begun, _)| *begun < self.arrived.get()) {
             self.sending.pop_front();
         }
-        raw.copy_in(tensor.address, block, tensor.bytes())?;
+        let bytes = |values: usize| values * size_of::<T>();
+        if columns.is_all() {
+            raw.copy_in(tensor.address, block, tensor.bytes())?;
+        } else {
+            let ArrayColumns { rows, width, first, count } = columns;
+            raw.copy_rows_in(tensor.address, block, (bytes(first), bytes(width)), (rows, bytes(count)))?;
+        }
         self.sending.push_back((self.begun, data.hold()));
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Copies between host and device in stream order, which do not wait.
 
 use super::Stream;
+use crate::array::ArrayColumns;
 use crate::backend::{DeviceBackend, StreamBackend};
-use crate::{Accesses, CaptureRule, Element, HostArray, Readback, Result, Tensor};
+use crate::{Accesses, CaptureRule, Element, Error, HostArray, Readback, Result, Tensor};
 
 impl Stream {
     /// Copies host data to a tensor, in stream order, without blocking. `data` may be changed as soon as this returns.
@@ -18,7 +19,24 @@ impl Stream {
     /// # Errors
     /// As [`Stream::write`].
     pub fn send<T: Element>(&self, tensor: &Tensor, data: &HostArray<T>) -> Result<()> {
-        self.copy_in::<T>(tensor, data.len(), |stream, device| stream.send(tensor, data, device))
+        let columns = ArrayColumns { rows: 1, width: data.len(), first: 0, count: data.len() };
+        self.copy_in::<T>(tensor, data.len(), |stream, device| stream.send(tensor, data, columns, device))
+    }
+
+    /// As [`Stream::send`], of some columns of the array alone. It has as many rows as the tensor, whose last axis is as
+    /// long as the columns are many.
+    ///
+    /// # Errors
+    /// As [`Stream::write`]; an array that has no such columns.
+    pub fn send_columns<T: Element>(&self, tensor: &Tensor, data: &HostArray<T>, first: usize) -> Result<()> {
+        let (rows, count) = (tensor.shape.rows(), tensor.shape.last());
+        let width = data.len() / rows.max(1);
+        if width * rows != data.len() || first + count > width {
+            let problem = format!("{} values have no columns {first}..{} in {rows} rows", data.len(), first + count);
+            return Err(Error::operation("write", problem));
+        }
+        let columns = ArrayColumns { rows, width, first, count };
+        self.copy_in::<T>(tensor, tensor.elements(), |stream, device| stream.send(tensor, data, columns, device))
     }
 
     fn copy_in<T: Element>(

@@ -166,15 +166,26 @@ impl LossHead for RegressionHead {
         let mut grad = None;
         if cx.mode().trains() {
             let tensor = cx.tensor("grad_prediction", input.x.shape, input.x.dtype)?;
-            cx.save_for_backward(tensor)?;
+            cx.save_for_backward((losses, tensor))?;
             grad = Some((tensor, self.step.control));
         }
         cx.run(Mse { prediction: input.x, target: input.loss_targets(), losses, grad })?;
-        cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
+        if !cx.mode().trains() {
+            cx.run(self.sum(losses))?;
+        }
         Ok(losses)
     }
 
+    /// The losses are summed here in training, because backward has a branch that goes on next to the layers before.
     fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
-        cx.saved()
+        let (losses, grad): (Tensor, Tensor) = cx.saved()?;
+        cx.branch(self.sum(losses))?;
+        Ok(grad)
+    }
+}
+
+impl RegressionHead {
+    fn sum(&self, losses: Tensor) -> SumInto {
+        SumInto { input: losses, total: self.step.loss_sum, accumulate: true }
     }
 }

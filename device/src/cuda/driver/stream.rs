@@ -66,6 +66,38 @@ impl RawStream {
             .driver("cuMemcpyHtoDAsync")
     }
 
+    /// Copies rows of `row` bytes from pinned memory, where they begin `first` bytes after its start and `pitch` bytes apart,
+    /// to neighbouring rows at `address`, in stream order.
+    pub(crate) fn copy_rows_in(
+        &self,
+        address: u64,
+        from: &PinnedBlock,
+        (first, pitch): (usize, usize),
+        (rows, row): (usize, usize),
+    ) -> Result<()> {
+        assert!(rows == 0 || first + (rows - 1) * pitch + row <= from.bytes(), "rows outside of pinned memory");
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: first,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            srcHost: from.as_ptr(),
+            srcDevice: 0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: address,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: row,
+            WidthInBytes: row,
+            Height: rows,
+        };
+        // SAFETY: the source lies within the block, see above; the rest as in `copy_in`.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.handle) }.result().driver("cuMemcpy2DAsync")
+    }
+
     /// Copies from `address` to the start of pinned memory, in stream order.
     pub(crate) fn copy_out(&self, to: &PinnedBlock, address: u64, bytes: usize) -> Result<()> {
         // SAFETY: as `copy_in`.
