@@ -109,6 +109,13 @@ template <int N> void load_f32(const float* from, float (&x)[N]) {
     }
 }
 
+// As load, of values that are not read again: they leave the cache before others.
+template <int N, class T> void load_once(const T* from, float (&x)[N]) {
+    Raw<T, N> raw;
+    raw.word = __ldcs(reinterpret_cast<const typename Word<sizeof(T) * N>::Type*>(from));
+    unpack(raw, x);
+}
+
 // N values to memory, rounded to its type.
 template <int N, class T> void store(T* to, const float (&x)[N]) {
     Raw<T, N> raw;

@@ -63,7 +63,8 @@ template <class Four, class One> void for_chunk(const Parameter& entry, Four fou
     u64 start = (u64)(blockIdx.x - entry.first_chunk) * CHUNK;
     u32 length = (u32)min((u64)CHUNK, entry.elements - start);
     u32 packs = entry.vector ? length / 4 : 0;
-    for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) four(start + pack * 4);
+    // Backwards: the sum of squares read the last gradients last, and the cache may still have them.
+    for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) four(start + (packs - 1 - pack) * 4);
     for (u32 i = packs * 4 + threadIdx.x; i < length; i += blockDim.x) one(start + i);
 }
 
@@ -90,7 +91,7 @@ struct AdamScalars {
 
 template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u64 at) {
     float w[N], g[N], m[N], v[N];
-    load<N>(entry.grad + at, g);
+    load_once<N>(entry.grad + at, g);
     load_moment<N>(entry.first, entry.first_is_bf16, at, m);
     load_moment<N>(entry.second, entry.second_is_bf16, at, v);
     load<N>((const float*)entry.master + at, w);
@@ -127,7 +128,7 @@ KERNEL(adamw)(const __grid_constant__ Update op) {
 template <int N>
 void lion_step(const Parameter& entry, float learning_rate, float factor, float beta1, float beta2, u64 at) {
     float w[N], g[N], m[N];
-    load<N>(entry.grad + at, g);
+    load_once<N>(entry.grad + at, g);
     load_moment<N>(entry.first, entry.first_is_bf16, at, m);
     load<N>((const float*)entry.master + at, w);
     float decay = 1.0f - learning_rate * entry.weight_decay;
@@ -157,7 +158,7 @@ KERNEL(lion)(const __grid_constant__ Update op) {
 template <int N> void sgd_step(const Parameter& entry, float learning_rate, float factor, float momentum, u64 at) {
     float w[N], g[N];
     load<N>((const float*)entry.master + at, w);
-    load<N>(entry.grad + at, g);
+    load_once<N>(entry.grad + at, g);
 #pragma unroll
     for (int i = 0; i < N; i++) g[i] = g[i] * factor + entry.weight_decay * w[i];
     if (entry.first) {

@@ -46,6 +46,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("rotary.cu"),
     kernel_file!("skip_step.cu"),
     kernel_file!("sort.cu"),
+    kernel_file!("transpose_f32.cu"),
 ];
 
 /// The kernel sources for 8-bit copies, as [`SOURCES`].

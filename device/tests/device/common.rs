@@ -48,6 +48,14 @@ pub fn timed_bench() -> Bench {
     on(Device::cuda(CudaOptions { ordinal: 0, deterministic: false, tf32: false, check: true }).unwrap())
 }
 
+/// As [`timed_bench`], but a GPU multiplies f32 factors in TF32.
+pub fn tf32_bench() -> Bench {
+    match on_gpu() {
+        true => on(Device::cuda(CudaOptions { ordinal: 0, deterministic: false, tf32: true, check: true }).unwrap()),
+        false => checked_bench(),
+    }
+}
+
 fn on(device: Device) -> Bench {
     let stream = device.stream("ops");
     Bench { device, stream, areas: RefCell::new(Vec::new()) }
@@ -121,6 +129,13 @@ impl Bench {
     pub fn empty(&self, shape: &[usize], dtype: DType) -> Tensor {
         let nan = vec![f64::NAN; shape.iter().product()];
         self.put(shape, dtype, &nan)
+    }
+
+    /// Prepares an operation as a step does before it runs: on a GPU that may choose an algorithm by timing.
+    pub fn prepare(&self, op: impl Into<Op>) {
+        self.device.begin_trace();
+        self.stream.submit(op).unwrap();
+        self.device.end_trace();
     }
 
     pub fn run(&self, op: impl Into<Op>) {

@@ -14,6 +14,7 @@ mod ops_dense;
 mod ops_dropout;
 mod ops_embedding;
 mod ops_frozen;
+mod ops_gemm_tf32;
 mod ops_head_norm;
 mod ops_joint_norm;
 mod ops_muon;

@@ -1,9 +1,10 @@
-//! Matrix products through cuBLASLt. Each problem is timed once: the library's algorithms, and a plain product followed
-//! by our own epilogue kernel. The fastest method is stored on disk and can be passed from rank to rank.
+//! Matrix products through cuBLASLt. Each problem is timed once: the library's algorithms, a plain product followed
+//! by our own epilogue kernel, and a product with a transposed copy of a factor. The fastest method is stored on disk and can be passed from rank to rank.
 
 mod descriptors;
 mod problem;
 mod table;
+mod transposed;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ pub(crate) struct CublasLt {
     tf32: bool,
     deterministic: bool,
     workspace: usize,
+    /// Whether transposed copies of factors can gain time here.
+    transposes: bool,
     prepared: RefCell<HashMap<GemmProblem, Rc<PreparedGemm>>>,
     table: RefCell<ChoiceTable>,
     /// The file of the table. `None` if it is not stored.
@@ -45,6 +48,8 @@ enum GemmMethod {
     Library(Algorithm),
     /// A plain product, and our own kernel for the epilogue.
     Separate(Rc<PreparedGemm>),
+    /// A product with a transposed copy of a factor, which lies in scratch memory after the workspace.
+    Transposed(Rc<PreparedGemm>),
 }
 
 impl CublasLt {
@@ -57,7 +62,7 @@ impl CublasLt {
         let version = handle.version();
         let mut table = ChoiceTable::new(version, &gpu.name);
         let name =
-            format!("cublaslt-settled-{version}-{}.txt", gpu.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+            format!("cublaslt-timed-{version}-{}.txt", gpu.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
         let file = stored::folder().filter(|_| !options.deterministic).map(|folder| folder.join(name));
         if let Some(text) = file.as_deref().and_then(stored::load).and_then(|bytes| String::from_utf8(bytes).ok())
             && let Err(problem) = table.merge(&text)
@@ -69,15 +74,23 @@ impl CublasLt {
             tf32: options.tf32,
             deterministic: options.deterministic,
             workspace: workspace_bytes(gpu),
+            transposes: gpu.capability.0 == 9,
             prepared: RefCell::default(),
             table: RefCell::new(table),
             file,
         })
     }
 
-    /// Bytes of scratch that every product needs.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.workspace
+    /// Bytes of scratch that a product needs.
+    pub(crate) fn scratch_bytes(&self, op: &Gemm) -> usize {
+        if !self.transposes || is_empty(op) || !transposed::may_gain(&GemmProblem::of(op, self.tf32)) {
+            return self.workspace;
+        }
+        match self.prepared(op, None).as_deref() {
+            Ok(PreparedGemm { method: GemmMethod::Transposed(_), .. }) => self.workspace + transposed::copy_bytes(op),
+            // `run` has the error, if there is one.
+            _ => self.workspace,
+        }
     }
 
     /// Chooses how to do a product: by timing, unless the choice is known or the run is deterministic. The tensors need
@@ -105,6 +118,7 @@ impl CublasLt {
         match &prepared.method {
             GemmMethod::Library(algorithm) => self.multiply(&prepared.descriptors, op, algorithm, queue),
             GemmMethod::Separate(plain) => self.multiply_separately(plain, op, queue),
+            GemmMethod::Transposed(plain) => self.multiply_transposed(plain, op, queue),
         }
     }
 
@@ -136,6 +150,15 @@ impl CublasLt {
         };
         self.multiply(&plain.descriptors, &without_epilogue(op), algorithm, queue)?;
         gemm_epilogue::run(op, queue)
+    }
+
+    fn multiply_transposed(&self, plain: &PreparedGemm, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+        let GemmMethod::Library(algorithm) = &plain.method else {
+            unreachable!("the product with the copy is not worth another copy")
+        };
+        let address = queue.scratch + self.workspace as u64;
+        transposed::copy(op, address, queue)?;
+        self.multiply(&plain.descriptors, &transposed::with_copy(op, address), algorithm, queue)
     }
 
     /// How to do a product: as before, else as the table says, else chosen now. With `time_on` it is chosen by timing.
@@ -171,6 +194,9 @@ impl CublasLt {
             Some(ChosenMethod::Separate) if problem.epilogue != EpilogueKind::None => {
                 Some(GemmMethod::Separate(self.prepared(&without_epilogue(op), None)?))
             }
+            Some(ChosenMethod::Transposed) if self.transposes && transposed::may_gain(problem) => {
+                Some(GemmMethod::Transposed(self.prepared(&transposed::with_copy(op, 0), None)?))
+            }
             _ => None,
         })
     }
@@ -194,6 +220,10 @@ impl CublasLt {
         if problem.epilogue != EpilogueKind::None && (methods.is_empty() || time_on.is_some()) {
             methods.push(GemmMethod::Separate(self.prepared(&without_epilogue(op), time_on)?));
         }
+        if self.transposes && time_on.is_some() && transposed::may_gain(problem) {
+            // At address 0, which is as aligned as scratch memory is.
+            methods.push(GemmMethod::Transposed(self.prepared(&transposed::with_copy(op, 0), time_on)?));
+        }
         let best = match time_on {
             Some(kernels) if methods.len() > 1 => self.time(op, descriptors, &methods, kernels)?,
             None if self.deterministic && !methods.is_empty() => Some((0, 0.0)),
@@ -203,6 +233,7 @@ impl CublasLt {
             let method = match &methods[best] {
                 GemmMethod::Library(algorithm) => ChosenMethod::Algorithm(*algorithm),
                 GemmMethod::Separate(_) => ChosenMethod::Separate,
+                GemmMethod::Transposed(_) => ChosenMethod::Transposed,
             };
             self.keep(problem, ChoiceEntry { method, microseconds: milliseconds * 1e3 });
         }
@@ -219,7 +250,9 @@ impl CublasLt {
         kernels: &Kernels,
     ) -> Result<Option<(usize, f32)>> {
         let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
-        let Some(scratch) = memory.scratch(self.workspace)? else { return Ok(None) };
+        let copies = methods.iter().any(|method| matches!(method, GemmMethod::Transposed(_)));
+        let bytes = self.workspace + if copies { transposed::copy_bytes(op) } else { 0 };
+        let Some(scratch) = memory.scratch(bytes)? else { return Ok(None) };
         let Some(trial) = on_timing_memory(op, &mut memory, kernels, &stream)? else {
             tracing::info!("no memory to time {}: taking the first algorithm", GemmProblem::of(op, self.tf32));
             return Ok(None);
@@ -228,6 +261,7 @@ impl CublasLt {
         let mut run = |method: usize| match &methods[method] {
             GemmMethod::Library(algorithm) => self.multiply(descriptors, &trial, algorithm, &queue),
             GemmMethod::Separate(plain) => self.multiply_separately(plain, &trial, &queue),
+            GemmMethod::Transposed(plain) => self.multiply_transposed(plain, &trial, &queue),
         };
         let short = medians(&stream, methods.len(), &mut run)?;
         let times = settled(&stream, short.clone(), &mut run)?;

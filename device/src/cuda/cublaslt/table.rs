@@ -1,7 +1,7 @@
 //! Timed choices as text: stored on disk, and passed from rank to rank.
 //!
 //! The first line names the library's version and the GPU; the choices hold for these alone. Each other line is
-//! `key method microseconds`, where the method is `separate` or `algorithm:workspace:hex`.
+//! `key method microseconds`, where the method is `separate`, `transposed` or `algorithm:workspace:hex`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,6 +23,8 @@ pub(super) enum ChosenMethod {
     Algorithm(Algorithm),
     /// A plain product, then our own kernel for the epilogue.
     Separate,
+    /// A product with a transposed copy of a factor.
+    Transposed,
 }
 
 /// Entries by their problem's key.
@@ -43,6 +45,7 @@ impl ChoiceTable {
         for (key, entry) in &self.entries {
             let method = match entry.method {
                 ChosenMethod::Separate => "separate".to_string(),
+                ChosenMethod::Transposed => "transposed".to_string(),
                 ChosenMethod::Algorithm(algorithm) => {
                     let hex: String = algorithm.bytes.iter().map(|word| format!("{word:016x}")).collect();
                     format!("algorithm:{}:{hex}", algorithm.workspace)
@@ -77,6 +80,7 @@ fn entry(line: &str) -> Option<(String, ChoiceEntry)> {
     let method = match method.strip_prefix("algorithm:") {
         Some(rest) => ChosenMethod::Algorithm(algorithm(rest)?),
         None if method == "separate" => ChosenMethod::Separate,
+        None if method == "transposed" => ChosenMethod::Transposed,
         None => return None,
     };
     let entry = ChoiceEntry { method, microseconds: microseconds.parse().ok()? };
@@ -105,6 +109,7 @@ mod tests {
         let entries = [
             ("8x8x8-nt-bf16-bf16-None", ChoiceEntry { method: ChosenMethod::Algorithm(algorithm), microseconds: 12.5 }),
             ("8x8x8-nt-bf16-bf16-Bias", ChoiceEntry { method: ChosenMethod::Separate, microseconds: 0.1 }),
+            ("8x8x8-tn-f32-f32-None", ChoiceEntry { method: ChosenMethod::Transposed, microseconds: 3.0 }),
         ];
         table.entries.extend(entries.map(|(key, entry)| (key.to_string(), entry)));
         table

@@ -156,7 +156,7 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
 pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
     let multiprocessors = cuda.gpu.properties.multiprocessors as usize;
     match op {
-        Op::Gemm(_) => cuda.cublaslt.scratch_bytes(),
+        Op::Gemm(op) => cuda.cublaslt.scratch_bytes(op),
         Op::Attention(op) => attention::forward_scratch(op, cuda.cudnn.as_ref(), &cuda.kernels),
         Op::AttentionBackward(op) => attention::backward_scratch(op, cuda.cudnn.as_ref(), &cuda.kernels),
         Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),

@@ -1,0 +1,62 @@
+//! TF32 products with a transposed copy of one factor.
+//!
+//! Hopper's tensor cores read TF32 factors along the sum only. A weight gradient sums over tokens, along which neither of its
+//! factors lies, and cuBLASLt's kernels for that take half again as long. A copy of one factor in the other layout
+//! brings most of the speed: on an H100, 2048 x 4096 x 640 takes 55 us, and 41 us with the copy of either one.
+
+use super::problem::{EpilogueKind, GemmProblem};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
+use crate::ops::Gemm;
+use crate::{Result, Tensor};
+
+/// The sides of a tile of `kernels/transpose_f32.cu`.
+const TILE: usize = 64;
+
+/// Whether it is worth a trial.
+pub(super) fn may_gain(problem: &GemmProblem) -> bool {
+    let sizes = [problem.m, problem.n, problem.k];
+    problem.tf32
+        && (problem.transpose_a, problem.transpose_b) == (true, false)
+        && problem.strides.is_none()
+        && problem.epilogue == EpilogueKind::None
+        && sizes.iter().all(|size| size.is_multiple_of(4))
+        && problem.alignment[..2].iter().all(|alignment| *alignment >= 16)
+}
+
+/// Bytes of the copy.
+pub(super) fn copy_bytes(op: &Gemm) -> usize {
+    smaller_factor(op).bytes()
+}
+
+/// The same product with the copy, which lies at that address.
+pub(super) fn with_copy(op: &Gemm, address: u64) -> Gemm {
+    let source = smaller_factor(op);
+    let copy = Tensor { address, shape: [source.shape.last(), source.shape.rows()].into(), ..source };
+    match copies_a(op) {
+        true => Gemm { a: copy, transpose_a: false, ..op.clone() },
+        false => Gemm { b: copy, transpose_b: true, ..op.clone() },
+    }
+}
+
+/// Makes the copy.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn copy(op: &Gemm, address: u64, queue: &Queue<'_>) -> Result<()> {
+    let source = smaller_factor(op);
+    let (rows, columns) = (source.shape.rows(), source.shape.last());
+    queue.launch(
+        "transpose_f32",
+        Grid::line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256),
+        &[source.into(), Arg::Pointer(address), Arg::U32(rows as u32), Arg::U32(columns as u32)],
+    )
+}
+
+fn copies_a(op: &Gemm) -> bool {
+    op.a.bytes() <= op.b.bytes()
+}
+
+fn smaller_factor(op: &Gemm) -> Tensor {
+    if copies_a(op) { op.a } else { op.b }
+}
