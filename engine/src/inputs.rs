@@ -31,8 +31,8 @@ pub(crate) struct Inputs {
 enum StepSamples {
     /// As the data give them: `(microbatches, batch, width)`.
     Rows(Tensor),
-    /// Inputs and targets of a regression, which have no column in common: `(microbatches, batch, columns)` each. Code that is
-    /// not shared by microbatches reads them in place.
+    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. Code that
+    /// microbatches do not share reads them in place.
     Apart { inputs: Tensor, targets: Tensor },
 }
 
@@ -56,13 +56,11 @@ impl Inputs {
             let mut allocate = |name, width| {
                 device.allocate_tensor(&mut areas, name, [microbatches, micro_batch_size, width], row.dtype)
             };
-            let is_regression = row.dtype == DType::F32 && layers.has_first() && layers.has_last();
-            samples = Some(match is_regression {
-                true => {
-                    let inputs = allocate("inputs", row.inputs.len())?;
-                    StepSamples::Apart { inputs, targets: allocate("targets", row.targets.len())? }
-                }
-                false => StepSamples::Rows(allocate("samples", row.width)?),
+            samples = Some(if row.dtype == DType::F32 && !layers.is_part() {
+                let inputs = allocate("inputs", row.inputs.len())?;
+                StepSamples::Apart { inputs, targets: allocate("targets", row.targets.len())? }
+            } else {
+                StepSamples::Rows(allocate("samples", row.width)?)
             });
         }
         let (inputs, targets) = (model.inputs, model.targets);
@@ -74,6 +72,7 @@ impl Inputs {
         self.samples.is_some()
     }
 
+    /// The memory of the samples.
     fn tensors(&self) -> Vec<Tensor> {
         match self.samples {
             None => vec![],
@@ -100,27 +99,26 @@ impl Inputs {
     /// # Errors
     /// Samples of another number or type than the model's.
     pub(crate) fn fill(&self, compute: &Stream, batch: &HostValues, microbatches: usize) -> Result<()> {
-        match (self.samples, batch) {
-            (None, _) => {}
-            (Some(StepSamples::Rows(samples)), HostValues::I32(tokens)) => {
-                compute.send(&samples.narrow(0, microbatches), tokens)?
+        let parts = match self.samples {
+            None => vec![],
+            Some(StepSamples::Rows(samples)) => vec![(samples, 0)],
+            Some(StepSamples::Apart { inputs, targets }) => {
+                vec![(inputs, self.row.inputs.start), (targets, self.row.targets.start)]
             }
-            (Some(StepSamples::Rows(samples)), HostValues::F32(values)) => {
-                compute.send(&samples.narrow(0, microbatches), values)?
+        };
+        for (part, first_column) in parts {
+            let part = part.narrow(0, microbatches);
+            match batch {
+                HostValues::I32(tokens) => compute.send_columns(&part, tokens, self.row.width, first_column)?,
+                HostValues::F32(values) => compute.send_columns(&part, values, self.row.width, first_column)?,
             }
-            (Some(StepSamples::Apart { inputs, targets }), HostValues::F32(values)) => {
-                compute.send_columns(&inputs.narrow(0, microbatches), values, self.row.inputs.start)?;
-                compute.send_columns(&targets.narrow(0, microbatches), values, self.row.targets.start)?;
-            }
-            // It fails: the type is another one.
-            (Some(StepSamples::Apart { inputs, .. }), HostValues::I32(tokens)) => compute.send(&inputs, tokens)?,
         }
         Ok(())
     }
 
-    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot, or where they are if no code is shared
-    /// by microbatches. The first chunk of the model takes its inputs from the samples, the others from the stage before. The
-    /// chunk with the head takes the targets too. Every chunk takes the positions in documents.
+    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot or where they are. The first
+    /// chunk of the model takes its inputs from the samples, the others from the stage before. The chunk with the head takes
+    /// the targets too. Every chunk takes the positions in documents.
     ///
     /// # Errors
     /// Errors of the device, or a failed transfer.

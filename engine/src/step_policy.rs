@@ -30,8 +30,8 @@ pub struct StepShape {
     pub gathers: bool,
     /// In the first microbatch, forward regions also make 8-bit copies of weights. So they have graphs of their own.
     pub quantizes: bool,
-    /// Gradients of weights may be computed next to the backwards of later layers. What they read is kept until then.
-    pub defers_joins: bool,
+    /// A layer's weight gradients may be computed next to the backwards of the layers before it.
+    pub branch_outlives_layers: bool,
     /// The user's code in forward.
     pub hooks: Hooks,
 }
@@ -282,9 +282,9 @@ impl Policy for StepPolicy {
     }
 
     fn branch_outlives(&self, region: Region) -> bool {
-        // The first layer's backward waits for all.
+        // The first layer's backward, a microbatch's last, waits for all. Reductions need the gradients of the layer before.
         matches!(region, Region::Backward { layer, .. } if layer > 0)
-            && self.shape.defers_joins
+            && self.shape.branch_outlives_layers
             && !self.shape.reduces
             && !self.captures_layers
     }

@@ -14,26 +14,23 @@ impl Stream {
         self.copy_in::<T>(tensor, data.len(), |stream, device| stream.write(tensor, data, device))
     }
 
-    /// As [`Stream::write`], without a copy on the host if the array is in page-locked memory.
+    /// Copies columns of an array on the host to a tensor, in stream order, without blocking. The array is a matrix of rows of
+    /// `width` values, as many rows as the tensor has. The columns begin with `first`, and are as many as the tensor's last
+    /// axis is long. An array in page-locked memory is not copied on the host.
     ///
     /// # Errors
-    /// As [`Stream::write`].
-    pub fn send<T: Element>(&self, tensor: &Tensor, data: &HostArray<T>) -> Result<()> {
-        let columns = ArrayColumns { rows: 1, width: data.len(), first: 0, count: data.len() };
-        self.copy_in::<T>(tensor, data.len(), |stream, device| stream.send(tensor, data, columns, device))
-    }
-
-    /// As [`Stream::send`], of some columns of the array alone. It has as many rows as the tensor, whose last axis is as
-    /// long as the columns are many.
-    ///
-    /// # Errors
-    /// As [`Stream::write`]; an array that has no such columns.
-    pub fn send_columns<T: Element>(&self, tensor: &Tensor, data: &HostArray<T>, first: usize) -> Result<()> {
+    /// As [`Stream::write`]; an array of another size, or without these columns.
+    pub fn send_columns<T: Element>(
+        &self,
+        tensor: &Tensor,
+        data: &HostArray<T>,
+        width: usize,
+        first: usize,
+    ) -> Result<()> {
         let (rows, count) = (tensor.shape.rows(), tensor.shape.last());
-        let width = data.len() / rows.max(1);
         if width * rows != data.len() || first + count > width {
-            let problem = format!("{} values have no columns {first}..{} in {rows} rows", data.len(), first + count);
-            return Err(Error::operation("write", problem));
+            let columns = format!("columns {first}..{} of {rows} rows of {width}", first + count);
+            return Err(Error::operation("write", format!("{} {} have no {columns}", data.len(), T::DTYPE)));
         }
         let columns = ArrayColumns { rows, width, first, count };
         self.copy_in::<T>(tensor, tensor.elements(), |stream, device| stream.send(tensor, data, columns, device))

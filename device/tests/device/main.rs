@@ -5,6 +5,7 @@ mod common;
 
 mod capture_rules;
 mod checker;
+mod copies;
 mod custom;
 mod extremes;
 mod kernels_compile;

@@ -75,9 +75,9 @@ pub struct Architecture {
     pub rotary: RotaryTables<RotaryTable>,
     /// Training adds a z-loss to the loss; see [`StepTensors::z_loss_sum`].
     pub has_z_loss: bool,
-    /// Gradients of weights may be computed next to the backwards of later layers, where they are in one graph. Their inputs stay
-    /// in memory until the microbatch ends, so this is for small models.
-    pub defers_joins: bool,
+    /// Where the whole iteration is one graph, a layer's weight gradients may be computed next to the backwards of the layers
+    /// before it. What they read stays in memory until the microbatch's backward ends, so this is for models that need little.
+    pub branch_outlives_layers: bool,
     /// Builds the layers.
     pub build: Box<Build>,
 }

@@ -45,8 +45,17 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         let of = ShardedShape { shape: &shape, parallel: &parallel };
         build(&LayerBuilder { of, params, step }, &here)
     };
-    let (defers_joins, build) = (false, Box::new(build));
-    Architecture { specs, elsewhere, layers, tensor, modules, rotary, has_z_loss, defers_joins, build }
+    Architecture {
+        specs,
+        elsewhere,
+        layers,
+        tensor,
+        modules,
+        rotary,
+        has_z_loss,
+        branch_outlives_layers: false,
+        build: Box::new(build),
+    }
 }
 
 /// The angles that attention reads, if positions are rotary.

@@ -62,7 +62,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         modules: Vec::new(),
         rotary: RotaryTables::NONE,
         has_z_loss: false,
-        defers_joins: true,
+        branch_outlives_layers: true,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }
 }

@@ -173,7 +173,7 @@ impl Stage {
             reduces: data_parallel.is_some() || partial_gradients.is_some(),
             gathers: shard.is_part(),
             quantizes: params.fp8_bytes() > 0,
-            defers_joins: architecture.defers_joins,
+            branch_outlives_layers: architecture.branch_outlives_layers,
             hooks: options.hooks,
         };
         Ok(Stage {

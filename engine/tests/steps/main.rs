@@ -23,6 +23,7 @@ mod kept_losses;
 mod layouts;
 mod lora;
 mod minimal_example;
+mod mlp_graph;
 mod moments;
 mod muon;
 mod overlap;

@@ -172,7 +172,7 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
 }
 
 /// For each node of a graph, whether one of the nodes `from` comes before it.
-fn comes_after(graph: &GraphReport, from: &[usize]) -> Vec<bool> {
+pub fn comes_after(graph: &GraphReport, from: &[usize]) -> Vec<bool> {
     let mut after = Vec::new();
     for waits_for in &graph.dependencies {
         after.push(waits_for.iter().any(|before| after[*before] || from.contains(before)));

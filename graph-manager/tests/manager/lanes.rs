@@ -67,6 +67,68 @@ fn an_inner_region_begins_after_the_branch_of_the_region_around_it() {
     }
 }
 
+/// Two forwards whose branch outlives them, then a backward.
+fn outliving(toy: &crate::toy::Toy, cx: &mut StepContext<'_>) -> Result<()> {
+    cx.region(Region::Step, (), |cx, ()| {
+        cx.region(forward(0, 0), (), |cx, ()| {
+            let read = cx.tensor("read", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: read, value: 3.0 })?;
+            cx.branch(Copy { input: read, output: toy.sum() })
+        })?;
+        cx.region(forward(1, 0), (), |cx, ()| {
+            // Were `read` thought dead, this would take its memory and race with the branch.
+            let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: scratch, value: 5.0 })?;
+            cx.run(Copy { input: scratch, output: toy.sums.at(2) })?;
+            cx.branch(Add { a: toy.sum(), b: toy.sum(), output: toy.sum() })
+        })?;
+        cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.run(Fill { output: toy.sums.at(2), value: 7.0 })
+        })?;
+        cx.region(Region::Optimizer, (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.sums.at(1) }))
+    })
+}
+
+#[test]
+fn a_branch_that_outlives_its_region_is_waited_for_by_the_next_that_does_not_allow_it() {
+    for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+        let toy = toy_with(ToyPolicy { whole: true, branch_outlives: true, ..ToyPolicy::default() });
+        let mut manager = toy.manager(ManagerOptions { mempool, poison: true, ..ManagerOptions::default() });
+        for seed in 0..8 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut |cx: &mut StepContext<'_>| outliving(&toy, cx)).unwrap();
+            let sums = toy.device.download::<f32>(&toy.sums).unwrap();
+            assert_eq!([sums[WIDTH], sums[2 * WIDTH]], [6.0, 7.0]);
+        }
+        let report = manager.report();
+        let graph = &report.graphs[0];
+        let at = |name: &str| graph.nodes.iter().position(|node| node == name).unwrap();
+        let branch = at("forward of layer 0, microbatch 0/copy");
+        let mut after: Vec<bool> = Vec::new();
+        for waits_for in &graph.dependencies {
+            after.push(waits_for.iter().any(|before| after[*before] || *before == branch));
+        }
+        assert!(after[at("forward of layer 1, microbatch 0/add")], "{:?}", graph.nodes);
+        assert!(!after[at("forward of layer 1, microbatch 0/copy")], "{:?}", graph.nodes);
+        assert!(!after[at("backward of layer 0, microbatch 0/fill")], "{:?}", graph.nodes);
+        assert!(after[at("optimizer/copy")], "{:?}", graph.nodes);
+    }
+}
+
+#[test]
+fn reading_what_an_outliving_branch_writes_is_a_race() {
+    let toy = toy_with(ToyPolicy { whole: true, branch_outlives: true, ..ToyPolicy::default() });
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Step, (), |cx, ()| {
+            cx.region(forward(0, 0), (), |cx, ()| cx.branch(Fill { output: toy.sum(), value: 3.0 }))?;
+            cx.region(forward(1, 0), (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.sums.at(1) }))
+        })
+    };
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("race") && error.contains("forward of layer 1"), "{error}");
+}
+
 /// Three layers of microbatch 1 aside, each with scratch, next to three layers of microbatch 0.
 fn two_lanes(toy: &crate::toy::Toy, cx: &mut StepContext<'_>) -> Result<()> {
     let layers = |cx: &mut StepContext<'_>, microbatch: usize| {

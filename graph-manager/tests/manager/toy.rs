@@ -66,6 +66,8 @@ pub struct ToyPolicy {
     pub optimizer_is_eager: bool,
     /// Backwards defer their sums to regions of their own.
     pub splits_backward: bool,
+    /// What forwards run on the branch outlives them.
+    pub branch_outlives: bool,
 }
 
 impl Policy for ToyPolicy {
@@ -115,6 +117,10 @@ impl Policy for ToyPolicy {
             }
             _ => None,
         }
+    }
+
+    fn branch_outlives(&self, region: Region) -> bool {
+        self.branch_outlives && matches!(region, Region::Forward { .. })
     }
 
     fn kind(&self, region: Region) -> String {

@@ -1,0 +1,50 @@
+//! The graph of an MLP's iteration, which is short enough that every kernel on its longest path counts.
+
+use engine::graph_options::{GraphOptions, Scope};
+use graph_manager::GraphReport;
+
+use crate::models::{Kind, Run};
+use crate::ranks::comes_after;
+
+fn whole_iteration(microbatches: usize) -> GraphReport {
+    let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
+    let run = Run { steps: 3, dropout: 0.1, ..Run::new(Kind::Mlp, microbatches, graphs) };
+    let (_, mut stage) = run.train_on(&run.device());
+    stage.graphs().report().graphs.remove(0)
+}
+
+#[test]
+fn samples_are_read_where_they_are() {
+    let graph = whole_iteration(3);
+    assert!(!graph.nodes.iter().any(|node| node.contains("copy")), "{:?}", graph.nodes);
+}
+
+#[test]
+fn no_backward_waits_for_the_sum_of_losses_or_for_the_weight_gradients_of_the_layers_after_it() {
+    let graph = whole_iteration(2);
+    for microbatch in 0..2 {
+        let of_layer = |layer: usize| format!("backward of layer {layer}, microbatch {microbatch}/");
+        let positions = |layer: usize, what: &str| -> Vec<usize> {
+            let name = of_layer(layer) + what;
+            (0..graph.nodes.len()).filter(|&at| graph.nodes[at] == name).collect()
+        };
+        // A layer submits its weight gradient before its input gradient.
+        let weight_gradients = [positions(1, "gemm")[0], positions(2, "gemm")[0]];
+        let others: Vec<usize> = weight_gradients.into_iter().chain(positions(3, "sum_into")).collect();
+        assert_eq!(others.len(), 3, "{:?}", graph.nodes);
+        let after = comes_after(&graph, &others);
+        for layer in 0..2 {
+            for at in positions(layer, "relu_dropout_backward") {
+                assert!(!after[at], "{} waits", graph.nodes[at]);
+            }
+        }
+        let update = graph.nodes.iter().position(|node| node.contains("/sgd") || node.contains("/adamw")).unwrap();
+        assert!(others.iter().all(|&at| comes_after(&graph, &[at])[update]), "{:?}", graph.nodes);
+        if microbatch == 0 {
+            // The memory of what weight gradients read is used again.
+            let next =
+                graph.nodes.iter().position(|node| node.contains("forward of layer 1, microbatch 1/gemm")).unwrap();
+            assert!(others.iter().all(|&at| comes_after(&graph, &[at])[next]), "{:?}", graph.nodes);
+        }
+    }
+}
