@@ -22,7 +22,8 @@ mod workbench;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use common::terminal::{print, say};
+use common::format::counted;
+use common::terminal::{print, say, shows_status, status, warn};
 use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions, why_no_gpu};
 use device::{Communicator, DType, Device, HostOptions, Op};
 use engine::precision::Precision;
@@ -102,16 +103,31 @@ fn check(
     let mut findings = machine(device, request.device, refused);
     let eight_bit = device.gpu().is_none_or(|gpu| gpu.capability >= FP8_CAPABILITY);
     let by_block = device.gpu().is_none_or(|gpu| gpu.capability == BLOCK_SCALES_CAPABILITY);
-    let cases = cases::all(by_block).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8());
-    findings.extend(cases.map(|case| operation(&case, device)));
+    let cases: Vec<Case> = cases::all(by_block).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8()).collect();
+    let prints = group.is_none_or(|group| group.rank() == 0);
+    let now = |text: &str| {
+        if prints {
+            status(text);
+        }
+    };
+    if prints && device.gpu().is_some() && !shows_status() {
+        warn(&format!("checking {}: a minute, or two to three the first time", counted(cases.len(), "operation")));
+    }
+    for (number, case) in (1..).zip(&cases) {
+        now(&format!("checking operation {number} of {}: {}", cases.len(), case.name));
+        findings.push(operation(case, device));
+    }
     if let Some(group) = group {
+        now("checking transfers between ranks");
         findings.extend(transfers::check(device, group));
     }
     if !request.quick && device.gpu().is_some() {
+        now("measuring rates");
         findings.extend(rates(device, group));
     }
+    now("");
     let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
-    if group.is_none_or(|group| group.rank() == 0) {
+    if prints {
         match serde_json::to_string_pretty(&findings) {
             // A reader that has gone away has read all it wanted.
             Ok(text) if request.json => _ = print(&text),
