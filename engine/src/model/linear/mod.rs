@@ -1,5 +1,7 @@
 //! A linear layer: its parameters, its products forward and backward, and how ranks share it.
 
+mod spec;
+
 use std::rc::Rc;
 
 use device::ops::{
@@ -8,139 +10,18 @@ use device::ops::{
 use device::{Communicator, Tensor};
 use graph_manager::Result;
 
-use super::adapter::{Adapter, AdapterSpec};
+use super::adapter::Adapter;
 use super::buffers::with_width;
-use super::builder::LayerBuilder;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
 use super::pending::{PendingInput, PendingWeightGradients};
-use super::tensor_parallel::{Packed, PendingTransfer, TensorParallel, TensorParallelRegion};
-use super::token_cost::TokenCost;
+use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs, WeightSource};
-use crate::params::{Init, Param, ParamSpec, Params};
+use crate::params::Param;
 use crate::precision::{Precision, Product};
 use crate::regions::Region;
 use crate::step_policy::StepContext;
-
-/// A linear layer before it has memory: what it declares, and what it is built from.
-pub(crate) struct LinearSpec {
-    /// What the names of its parameters begin with.
-    name: String,
-    input: usize,
-    output: usize,
-    init: Init,
-    bias: bool,
-    split: Split,
-    fp8: Option<Fp8>,
-    adapters: Option<AdapterSpec>,
-}
-
-/// How the ranks of a tensor-parallel group share a linear layer.
-enum Split {
-    /// By outputs, the bias too. The groups are what is packed in the output, such as queries, keys and values; a rank
-    /// has an equal part of each.
-    Columns(Vec<Packed>),
-    /// By inputs. Each rank has the whole bias, and the ranks' results are summed.
-    Rows,
-}
-
-impl LinearSpec {
-    /// A layer whose outputs are split over the ranks. Its output packs these `groups`.
-    pub(crate) fn column_parallel(
-        name: String,
-        input: usize,
-        groups: Vec<Packed>,
-        init: Init,
-        bias: bool,
-    ) -> LinearSpec {
-        let output = groups.iter().map(Packed::size).sum();
-        let split = Split::Columns(groups);
-        LinearSpec { name, input, output, init, bias, split, fp8: None, adapters: None }
-    }
-
-    /// A layer whose inputs are split over the ranks.
-    pub(crate) fn row_parallel(name: String, input: usize, output: usize, init: Init, bias: bool) -> LinearSpec {
-        LinearSpec { name, input, output, init, bias, split: Split::Rows, fp8: None, adapters: None }
-    }
-
-    /// The same layer, whose products have 8-bit factors if there is a recipe for them.
-    pub(crate) fn in_8_bits(self, fp8: Option<Fp8>) -> LinearSpec {
-        LinearSpec { fp8, ..self }
-    }
-
-    /// The same layer with these adapters.
-    pub(crate) fn with_adapters(self, adapters: Option<AdapterSpec>) -> LinearSpec {
-        LinearSpec { adapters, ..self }
-    }
-
-    /// What is packed in the output, and whether the ranks split the inputs instead.
-    fn packed(&self) -> (Vec<Packed>, bool) {
-        match &self.split {
-            Split::Columns(groups) => (groups.clone(), false),
-            Split::Rows => (vec![Packed::channels(self.output)], true),
-        }
-    }
-
-    fn weight_name(&self) -> String {
-        format!("{}.weight", self.name)
-    }
-
-    fn bias_name(&self) -> String {
-        format!("{}.bias", self.name)
-    }
-
-    /// The parameters that this rank has of it: weight, then bias, then those of adapters. `layer` is the layer that they belong to.
-    pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
-        let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
-        let matrices = match &self.split {
-            Split::Columns(groups) => groups.iter().map(Packed::size).collect(),
-            Split::Rows => vec![self.output],
-        };
-        let weight = ParamSpec { fp8: self.fp8, matrices, ..weight };
-        let bias = self.bias.then(|| ParamSpec::new(self.bias_name(), [self.output], Init::Constant(0.0), layer));
-        let (weight, bias) = match &self.split {
-            Split::Columns(groups) => {
-                (parallel.shard(weight, 0, groups), bias.map(|bias| parallel.shard(bias, 0, groups)))
-            }
-            Split::Rows => {
-                // Its gradient is summed where the output gradient is quantised.
-                let partial_gradient = gathers_8_bits(self.fp8, parallel);
-                let bias = bias.map(|bias| ParamSpec { partial_gradient, ..bias });
-                (parallel.shard(weight, 1, &[Packed::channels(self.input)]), bias)
-            }
-        };
-        let (packed, row_parallel) = self.packed();
-        let adapters = self
-            .adapters
-            .iter()
-            .flat_map(|adapters| adapters.params((&self.name, layer), self.input, &packed, row_parallel, parallel));
-        [weight].into_iter().chain(bias).chain(adapters).collect()
-    }
-
-    /// The layer over its parameters, whose products have the formats of a recipe.
-    pub(crate) fn build(&self, params: &Params, precision: Precision) -> Linear {
-        let bias = self.bias.then(|| params.get(&self.bias_name()));
-        let weight = params.get(&self.weight_name());
-        Linear { weight, bias, bias_left_to_norm: false, precision, adapter: None }
-    }
-
-    /// The layer of a block over its parameters, with its adapters.
-    pub(crate) fn build_in_block(&self, builder: &LayerBuilder<'_>, block: usize) -> Linear {
-        let (packed, row_parallel) = self.packed();
-        let adapter = self.adapters.as_ref().map(|adapters| {
-            let params = ["lora_A", "lora_B"].map(|which| builder.params.get(&format!("{}.{which}", self.name)));
-            adapters.build(params, &packed, row_parallel, builder, block)
-        });
-        Linear { adapter, ..self.build(builder.params, builder.of.shape.precision) }
-    }
-
-    /// What it costs, whole: each of its three products reads or writes input and output once.
-    pub(crate) fn cost(&self) -> TokenCost {
-        let adapters = self.adapters.as_ref().map_or(0, |adapters| adapters.weights(self.input, &self.packed().0));
-        let weights = self.input * self.output + adapters;
-        TokenCost { weights, values: 3 * (self.input + self.output), ..TokenCost::default() }
-    }
-}
+pub(crate) use spec::LinearSpec;
 
 /// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, where there is one, bias `(out)`.
 #[derive(Clone, Copy)]
