@@ -63,7 +63,7 @@ template <class Four, class One> void for_chunk(const Parameter& entry, Four fou
     u64 start = (u64)(blockIdx.x - entry.first_chunk) * CHUNK;
     u32 length = (u32)min((u64)CHUNK, entry.elements - start);
     u32 packs = entry.vector ? length / 4 : 0;
-    // Backwards: the sum of squares read the last gradients last, and the cache may still have them.
+    // Backwards: the sum of squares read the end of the chunk last, and the cache may still have it.
     for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) four(start + (packs - 1 - pack) * 4);
     for (u32 i = packs * 4 + threadIdx.x; i < length; i += blockDim.x) one(start + i);
 }

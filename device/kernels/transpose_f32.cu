@@ -1,7 +1,7 @@
 // The transposed copy of an f32 matrix.
 //
-// A block is a tile of 64 x 64: rows are loaded and columns are stored 16 bytes at a time. The odd pitch keeps the columns of the
-// staged tile in different banks.
+// A block is a tile of 64 x 64: rows are loaded and columns are stored 16 bytes at a time. The odd pitch keeps the columns
+// of the staged tile in different banks.
 #include "common.cuh"
 
 const int TILE = 64;

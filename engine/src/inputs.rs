@@ -1,7 +1,9 @@
 //! A step's samples in device memory, and the inputs and targets that a microbatch takes from them.
 
+use std::ops::Range;
+
 use device::ops::{ColumnRange, Copy, CopyColumns, Documents, SampleRecord, WriteSampleRecord};
-use device::{Area, DType, Device, HostValues, Shape, Stream, Tensor};
+use device::{ALIGNMENT, Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
 
@@ -26,13 +28,16 @@ pub(crate) struct Inputs {
     _areas: Vec<Area>,
 }
 
+/// Rows of so many bytes are copied apart from the host. Copies of narrower ones may take longer than they save.
+const WIDE_ROW: usize = 256;
+
 /// The samples of a step in memory.
 #[derive(Clone, Copy)]
 enum StepSamples {
     /// As the data give them: `(microbatches, batch, width)`.
     Rows(Tensor),
-    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. Code that
-    /// microbatches do not share reads them in place.
+    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. Where each
+    /// microbatch has code of its own, layers read them in place.
     Apart { inputs: Tensor, targets: Tensor },
 }
 
@@ -56,7 +61,9 @@ impl Inputs {
             let mut allocate = |name, width| {
                 device.allocate_tensor(&mut areas, name, [microbatches, micro_batch_size, width], row.dtype)
             };
-            samples = Some(if row.dtype == DType::F32 && !layers.is_part() {
+            let wide = |columns: &Range<usize>| columns.len() * row.dtype.size() >= WIDE_ROW;
+            let is_regression = row.dtype == DType::F32 && !layers.is_part();
+            samples = Some(if is_regression && wide(&row.inputs) && wide(&row.targets) {
                 let inputs = allocate("inputs", row.inputs.len())?;
                 StepSamples::Apart { inputs, targets: allocate("targets", row.targets.len())? }
             } else {
@@ -148,8 +155,9 @@ impl Inputs {
         })
     }
 
-    /// All inputs or all targets of a microbatch: where they are if layers read their type and no code is shared by
-    /// microbatches, else a copy.
+    /// All inputs or all targets of a microbatch: where they are if layers read their type, each microbatch has code of its
+    /// own, and all microbatches are aligned as buffers are. Else a copy: from other addresses a GPU may multiply in another
+    /// way.
     fn whole(
         &self,
         cx: &mut StepContext<'_>,
@@ -157,7 +165,8 @@ impl Inputs {
         samples: Tensor,
         (shape, dtype): (Shape, DType),
     ) -> Result<Tensor> {
-        if samples.dtype == dtype && !cx.policy().captures_layers() {
+        let aligned = samples.bytes().is_multiple_of(ALIGNMENT);
+        if samples.dtype == dtype && aligned && !cx.policy().captures_layers() {
             return Ok(samples.reshape(shape));
         }
         let output = cx.tensor(name, shape, dtype)?;
@@ -165,8 +174,8 @@ impl Inputs {
         Ok(output)
     }
 
-    /// What a chunk takes from a microbatch's samples or from the stage before, in buffers: its inputs, and targets if it has the
-    /// head.
+    /// What a chunk takes from a microbatch's samples or from the stage before, in buffers: its inputs, and targets if it has
+    /// the head.
     fn columns(
         &self,
         cx: &mut StepContext<'_>,

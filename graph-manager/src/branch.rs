@@ -24,8 +24,8 @@ impl<P: Policy> StepContext<'_, P> {
         Ok(())
     }
 
-    /// Makes what follows wait for the operations on the branch. The end of a region does that too, and the beginning of an
-    /// inner one.
+    /// Makes what follows wait for the operations on the branch. The end of a region does that too, unless they may
+    /// outlive it, and the beginning of an inner one.
     ///
     /// # Errors
     /// Errors of the device.

@@ -55,9 +55,10 @@ pub trait Policy: 'static {
         None
     }
 
-    /// Whether what the region runs on the [branch](crate::StepContext::branch) may go on past its end. Then the next region
-    /// beside it of which this is false waits for it at its end, and until then nothing may write what it reads or read what it
-    /// writes. Only for regions that are part of a larger graph, or of none.
+    /// Whether what the region runs on the [branch](crate::StepContext::branch) may go on past its end. The next region that
+    /// answers false waits for it at its end, and so do the region around both, the next captured region before it begins, and
+    /// the end of the step. Until then nothing may write what the branch reads, or read what it writes. A region with a
+    /// graph of its own answers false.
     fn branch_outlives(&self, _region: Self::Region) -> bool {
         false
     }

@@ -47,6 +47,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
             let (state, recording) = (self.state(), self.recording());
             if self.manager.why_eager(&recording.order[visit]).is_none() {
                 let key = state.graph_key(&self.manager.policy, self.mode, recording, visit);
+                self.join_branch()?;
+                let (state, recording) = (self.state(), self.recording());
                 if !state.graphs.contains_key(&key) {
                     return self.capture((region, visit), key, input, body);
                 }

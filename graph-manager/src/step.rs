@@ -108,7 +108,11 @@ impl<P: Policy> CudaGraphManager<P> {
         let scope = pool.device().scope();
         let mut cx = StepContext::new(self, mode, microbatches);
         cx.graphs = graphs;
-        let result = pool.during(|| body(&mut cx));
+        let result = pool.during(|| {
+            let output = body(&mut cx)?;
+            cx.join_branch()?;
+            Ok(output)
+        });
         pool.device().set_scope(&scope);
         result
     }

@@ -14,9 +14,9 @@ impl Stream {
         self.copy_in::<T>(tensor, data.len(), |stream, device| stream.write(tensor, data, device))
     }
 
-    /// Copies columns of an array on the host to a tensor, in stream order, without blocking. The array is a matrix of rows of
-    /// `width` values, as many rows as the tensor has. The columns begin with `first`, and are as many as the tensor's last
-    /// axis is long. An array in page-locked memory is not copied on the host.
+    /// Copies columns of an array on the host to a tensor, in stream order, without blocking. The array is a matrix of rows
+    /// of `width` values, as many rows as the tensor has. The columns begin with `first`, and are as many as the tensor's
+    /// last axis is long. An array in page-locked memory is not copied on the host.
     ///
     /// # Errors
     /// As [`Stream::write`]; an array of another size, or without these columns.
@@ -28,9 +28,13 @@ impl Stream {
         first: usize,
     ) -> Result<()> {
         let (rows, count) = (tensor.shape.rows(), tensor.shape.last());
-        if width * rows != data.len() || first + count > width {
-            let columns = format!("columns {first}..{} of {rows} rows of {width}", first + count);
-            return Err(Error::operation("write", format!("{} {} have no {columns}", data.len(), T::DTYPE)));
+        if width * rows != data.len() {
+            let problem = format!("{} {} for {rows} rows of {width}", data.len(), T::DTYPE);
+            return Err(Error::operation("write", problem));
+        }
+        if first + count > width {
+            let problem = format!("columns {first}..{} of rows of {width}", first + count);
+            return Err(Error::operation("write", problem));
         }
         let columns = ArrayColumns { rows, width, first, count };
         self.copy_in::<T>(tensor, tensor.elements(), |stream, device| stream.send(tensor, data, columns, device))

@@ -34,8 +34,10 @@ fn columns_that_an_array_does_not_have_are_refused() {
     let array = HostArray::from(vec![0.0f32; 12]);
     let tensor = t.empty(&[3, 2], F32);
     t.stream.send_columns(&tensor, &array, 4, 2).unwrap();
-    for (width, first) in [(4, 3), (3, 0), (5, 0)] {
+    for (width, first, problem) in
+        [(4, 3, "columns 3..5 of rows of 4"), (3, 0, "12 f32 for 3 rows of 3"), (5, 0, "12 f32 for 3 rows of 5")]
+    {
         let error = t.stream.send_columns(&tensor, &array, width, first).unwrap_err().to_string();
-        assert!(error.contains("12 f32 have no columns"), "{error}");
+        assert!(error.contains(problem), "{error}");
     }
 }

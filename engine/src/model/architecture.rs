@@ -75,8 +75,9 @@ pub struct Architecture {
     pub rotary: RotaryTables<RotaryTable>,
     /// Training adds a z-loss to the loss; see [`StepTensors::z_loss_sum`].
     pub has_z_loss: bool,
-    /// Where the whole iteration is one graph, a layer's weight gradients may be computed next to the backwards of the layers
-    /// before it. What they read stays in memory until the microbatch's backward ends, so this is for models that need little.
+    /// A layer's weight gradients may be computed next to the backwards of the layers before it, unless layers have graphs of
+    /// their own or gradients are summed over ranks. What they read stays in memory until the microbatch's backward ends, and
+    /// no backward may write it.
     pub branch_outlives_layers: bool,
     /// Builds the layers.
     pub build: Box<Build>,

@@ -202,7 +202,8 @@ impl StepProgram {
         Ok(hidden)
     }
 
-    /// Computes a microbatch's losses, adds them to the loss sum, and in evaluation keeps them for the host if that is wanted.
+    /// Computes a microbatch's losses, which head or backward add to the loss sum. In evaluation it keeps them for the host if
+    /// that is wanted.
     fn loss(
         &self,
         cx: &mut StepContext<'_>,

@@ -1,5 +1,6 @@
 //! Matrix products through cuBLASLt. Each problem is timed once: the library's algorithms, a plain product followed
-//! by our own epilogue kernel, and a product with a transposed copy of a factor. The fastest method is stored on disk and can be passed from rank to rank.
+//! by our own epilogue kernel, and a product with a transposed copy of a factor. The fastest method is stored on disk and
+//! can be passed from rank to rank.
 
 mod descriptors;
 mod problem;
@@ -81,16 +82,10 @@ impl CublasLt {
         })
     }
 
-    /// Bytes of scratch that a product needs.
+    /// Bytes of scratch that a product needs. They do not depend on the method that is chosen.
     pub(crate) fn scratch_bytes(&self, op: &Gemm) -> usize {
-        if !self.transposes || is_empty(op) || !transposed::may_gain(&GemmProblem::of(op, self.tf32)) {
-            return self.workspace;
-        }
-        match self.prepared(op, None).as_deref() {
-            Ok(PreparedGemm { method: GemmMethod::Transposed(_), .. }) => self.workspace + transposed::copy_bytes(op),
-            // `run` has the error, if there is one.
-            _ => self.workspace,
-        }
+        let copies = self.transposes && transposed::may_gain(&GemmProblem::of(op, self.tf32));
+        self.workspace + if copies { transposed::copy_bytes(op) } else { 0 }
     }
 
     /// Chooses how to do a product: by timing, unless the choice is known or the run is deterministic. The tensors need
@@ -222,7 +217,8 @@ impl CublasLt {
         }
         if self.transposes && time_on.is_some() && transposed::may_gain(problem) {
             // At address 0, which is as aligned as scratch memory is.
-            methods.push(GemmMethod::Transposed(self.prepared(&transposed::with_copy(op, 0), time_on)?));
+            let plain = self.prepared(&transposed::with_copy(op, 0), time_on).ok();
+            methods.extend(plain.map(GemmMethod::Transposed));
         }
         let best = match time_on {
             Some(kernels) if methods.len() > 1 => self.time(op, descriptors, &methods, kernels)?,
@@ -250,9 +246,7 @@ impl CublasLt {
         kernels: &Kernels,
     ) -> Result<Option<(usize, f32)>> {
         let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
-        let copies = methods.iter().any(|method| matches!(method, GemmMethod::Transposed(_)));
-        let bytes = self.workspace + if copies { transposed::copy_bytes(op) } else { 0 };
-        let Some(scratch) = memory.scratch(bytes)? else { return Ok(None) };
+        let Some(scratch) = memory.scratch(self.scratch_bytes(op))? else { return Ok(None) };
         let Some(trial) = on_timing_memory(op, &mut memory, kernels, &stream)? else {
             tracing::info!("no memory to time {}: taking the first algorithm", GemmProblem::of(op, self.tf32));
             return Ok(None);

@@ -135,7 +135,8 @@ pub fn tiny_gemma3(dropout: f32, precision: Precision) -> GptShape {
     }
 }
 
-pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];
+/// Rows of inputs and targets are wide enough to be read in place.
+pub const MLP_SIZES: [usize; 4] = [64, 32, 17, 64];
 
 pub fn tiny_mlp(dropout: f32, precision: Precision) -> Architecture {
     mlp(MlpShape {
