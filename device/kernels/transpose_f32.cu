@@ -6,7 +6,7 @@
 
 const int TILE = 64;
 
-// Rows and columns are multiples of 4.
+// output (columns, rows) = the transpose of input (rows, columns). Rows and columns are multiples of 4, addresses of 16.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_f32(const float* input, float* output, u32 rows, u32 columns) {
     begin_kernel();

@@ -123,7 +123,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot or where they are. The first
+    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot or in place. The first
     /// chunk of the model takes its inputs from the samples, the others from the stage before. The chunk with the head takes
     /// the targets too. Every chunk takes the positions in documents.
     ///
@@ -141,11 +141,10 @@ impl Inputs {
             let received = transfers.receive_activations(cx, task)?;
             let (x, targets) = match self.samples {
                 Some(StepSamples::Apart { inputs, targets }) => {
-                    let inputs = self.whole(cx, "inputs", inputs.at(microbatch), self.inputs)?;
-                    (inputs, Some(self.whole(cx, "targets", targets.at(microbatch), self.targets)?))
+                    let inputs = whole(cx, "inputs", inputs.at(microbatch), self.inputs)?;
+                    (inputs, Some(whole(cx, "targets", targets.at(microbatch), self.targets)?))
                 }
-                Some(StepSamples::Rows(samples)) => self.columns(cx, received, chunk, Some(samples.at(microbatch)))?,
-                None => self.columns(cx, received, chunk, None)?,
+                _ => self.columns(cx, received, chunk, microbatch)?,
             };
             let record = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
             let documents = self.documents(cx, microbatch)?;
@@ -155,33 +154,22 @@ impl Inputs {
         })
     }
 
-    /// All inputs or all targets of a microbatch: where they are if layers read their type, each microbatch has code of its
-    /// own, and all microbatches are aligned as buffers are. Else a copy: from other addresses a GPU may multiply in another
-    /// way.
-    fn whole(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        samples: Tensor,
-        (shape, dtype): (Shape, DType),
-    ) -> Result<Tensor> {
-        let aligned = samples.bytes().is_multiple_of(ALIGNMENT);
-        if samples.dtype == dtype && aligned && !cx.policy().captures_layers() {
-            return Ok(samples.reshape(shape));
+    /// A microbatch's samples as the data give them: `(batch, width)`. `None` if they are apart, or not on this stage.
+    fn rows(&self, microbatch: usize) -> Option<Tensor> {
+        match self.samples {
+            Some(StepSamples::Rows(samples)) => Some(samples.at(microbatch)),
+            _ => None,
         }
-        let output = cx.tensor(name, shape, dtype)?;
-        cx.run(Copy { input: samples.reshape(shape), output })?;
-        Ok(output)
     }
 
-    /// What a chunk takes from a microbatch's samples or from the stage before, in buffers: its inputs, and targets if it has
+    /// Buffers with a chunk's inputs, from a microbatch's samples or from the stage before, and with targets if the chunk has
     /// the head.
     fn columns(
         &self,
         cx: &mut StepContext<'_>,
         received: Option<Tensor>,
         chunk: &Chunk,
-        samples: Option<Tensor>,
+        microbatch: usize,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let (shape, dtype) = received.map_or(self.inputs, |received| (received.shape, received.dtype));
         let x = cx.tensor("inputs", shape, dtype)?;
@@ -195,7 +183,7 @@ impl Inputs {
         let columns = |first: usize, output| ColumnRange { first, output };
         let of_inputs = received.is_none().then(|| columns(self.row.inputs.start, x));
         let of_targets = targets.map(|targets| columns(self.row.targets.start, targets));
-        if let (Some(input), parts @ ([Some(_), _] | [_, Some(_)])) = (samples, [of_inputs, of_targets]) {
+        if let (Some(input), parts @ ([Some(_), _] | [_, Some(_)])) = (self.rows(microbatch), [of_inputs, of_targets]) {
             cx.run(CopyColumns { input, parts })?;
         }
         Ok((x, targets))
@@ -203,13 +191,30 @@ impl Inputs {
 
     /// The documents of a microbatch's samples; `None` if a sample is one document.
     fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Documents>> {
-        let (Some(StepSamples::Rows(samples)), Some(columns)) = (self.samples, &self.row.documents) else {
-            return Ok(None);
-        };
+        let (Some(input), Some(columns)) = (self.rows(microbatch), &self.row.documents) else { return Ok(None) };
         let DocumentColumns { position_ids: columns, most } = columns;
         let position_ids = cx.tensor("position_ids", [self.micro_batch_size, columns.len()], DType::I32)?;
         let part = ColumnRange { first: columns.start, output: position_ids };
-        cx.run(CopyColumns { input: samples.at(microbatch), parts: [Some(part), None] })?;
+        cx.run(CopyColumns { input, parts: [Some(part), None] })?;
         Ok(Some(Documents { position_ids, most: *most }))
     }
+}
+
+/// All inputs or all targets of a microbatch, in the model's shape and type. They are read in place if they have that type,
+/// each microbatch has code of its own, and every microbatch is aligned as buffers are: a GPU may multiply in another way
+/// at another alignment. Otherwise they are copied.
+fn whole(
+    cx: &mut StepContext<'_>,
+    name: &'static str,
+    samples: Tensor,
+    (shape, dtype): (Shape, DType),
+) -> Result<Tensor> {
+    let samples = samples.reshape(shape);
+    let aligned = samples.bytes().is_multiple_of(ALIGNMENT);
+    if samples.dtype == dtype && aligned && !cx.policy().captures_layers() {
+        return Ok(samples);
+    }
+    let output = cx.tensor(name, shape, dtype)?;
+    cx.run(Copy { input: samples, output })?;
+    Ok(output)
 }

@@ -13,7 +13,7 @@ use crate::policy::Policy;
 impl<P: Policy> StepContext<'_, P> {
     /// In a backward region: an operation that computes gradients of parameters and nothing that the layer passes on. If
     /// [`Policy::deferred_by`] names this region, the operation runs in the region that calls
-    /// [`StepContext::run_deferred`] for it. Else it runs on a branch, next to what the region does from here to its end.
+    /// [`StepContext::run_deferred`] for it. Else it runs on the [branch](StepContext::branch).
     ///
     /// # Errors
     /// Errors of the device.

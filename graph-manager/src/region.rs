@@ -43,21 +43,18 @@ impl<'m, P: Policy> StepContext<'m, P> {
             }
             None => self.expect(region)?,
         };
-        if self.graphs && !self.capturing {
+        if self.graphs && !self.capturing && self.manager.why_eager(&self.recording().order[visit]).is_none() {
+            self.join_branch()?;
             let (state, recording) = (self.state(), self.recording());
-            if self.manager.why_eager(&recording.order[visit]).is_none() {
-                let key = state.graph_key(&self.manager.policy, self.mode, recording, visit);
-                self.join_branch()?;
-                let (state, recording) = (self.state(), self.recording());
-                if !state.graphs.contains_key(&key) {
-                    return self.capture((region, visit), key, input, body);
-                }
-                let next = recording.order[visit].next;
-                let output = self.replay((region, visit), &key, input, body)?;
-                self.position = next;
-                self.note_results(visit)?;
-                return Ok(output);
+            let key = state.graph_key(&self.manager.policy, self.mode, recording, visit);
+            if !state.graphs.contains_key(&key) {
+                return self.capture((region, visit), key, input, body);
             }
+            let next = recording.order[visit].next;
+            let output = self.replay((region, visit), &key, input, body)?;
+            self.position = next;
+            self.note_results(visit)?;
+            return Ok(output);
         }
         if self.recorder.is_none() {
             self.set_scope(visit);

@@ -79,6 +79,17 @@ pub struct GraphReport {
     pub streams: Vec<u32>,
 }
 
+impl GraphReport {
+    /// For each node, whether it waits for one of the nodes `from`, directly or through others.
+    pub fn waits_for(&self, from: &[usize]) -> Vec<bool> {
+        let mut waits: Vec<bool> = Vec::new();
+        for dependencies in &self.dependencies {
+            waits.push(dependencies.iter().any(|before| waits[*before] || from.contains(before)));
+        }
+        waits
+    }
+}
+
 /// Bytes of one area.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MemoryUse {

@@ -72,9 +72,7 @@ fn assert_near(t: &Bench, what: &str, out: DType, ours: &[f64], truth: &[f64]) {
 
 /// Runs a product as a step does: prepared first, which on a GPU may choose an algorithm by timing.
 fn run(t: &Bench, op: &Gemm) {
-    t.device.begin_trace();
-    t.run(op.clone());
-    t.device.end_trace();
+    t.prepare(op.clone());
     t.run(op.clone());
 }
 

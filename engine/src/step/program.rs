@@ -202,8 +202,7 @@ impl StepProgram {
         Ok(hidden)
     }
 
-    /// Computes a microbatch's losses, which head or backward add to the loss sum. In evaluation it keeps them for the host if
-    /// that is wanted.
+    /// Computes a microbatch's losses. An evaluation keeps them for the host if there is a place for them.
     fn loss(
         &self,
         cx: &mut StepContext<'_>,

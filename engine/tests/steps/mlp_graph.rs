@@ -4,7 +4,6 @@ use engine::graph_options::{GraphOptions, Scope};
 use graph_manager::GraphReport;
 
 use crate::models::{Kind, Run};
-use crate::ranks::comes_after;
 
 fn whole_iteration(microbatches: usize) -> GraphReport {
     let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
@@ -32,18 +31,18 @@ fn no_backward_waits_for_the_sum_of_losses_or_for_the_weight_gradients_of_the_la
         let weight_gradients = [positions(1, "gemm")[0], positions(2, "gemm")[0]];
         let others: Vec<usize> = weight_gradients.into_iter().chain(positions(3, "sum_into")).collect();
         assert_eq!(others.len(), 3, "{:?}", graph.nodes);
-        let after = comes_after(&graph, &others);
+        let after = graph.waits_for(&others);
         for layer in 0..2 {
             let [at] = positions(layer, "relu_dropout_backward")[..] else { panic!("{:?}", graph.nodes) };
             assert!(!after[at], "{} waits", graph.nodes[at]);
         }
         let update = graph.nodes.iter().position(|node| node.contains("/sgd") || node.contains("/adamw")).unwrap();
-        assert!(others.iter().all(|&at| comes_after(&graph, &[at])[update]), "{:?}", graph.nodes);
+        assert!(others.iter().all(|&at| graph.waits_for(&[at])[update]), "{:?}", graph.nodes);
         if microbatch == 0 {
             // The memory of what weight gradients read is used again.
             let next =
                 graph.nodes.iter().position(|node| node.contains("forward of layer 1, microbatch 1/gemm")).unwrap();
-            assert!(others.iter().all(|&at| comes_after(&graph, &[at])[next]), "{:?}", graph.nodes);
+            assert!(others.iter().all(|&at| graph.waits_for(&[at])[next]), "{:?}", graph.nodes);
         }
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use engine::graph_options::{GraphOptions, Scope};
 use engine::step::StepResult;
-use graph_manager::GraphReport;
 use parallel::ThreadWorld;
 
 use crate::models::{Kind, Layout, Run, all_settings};
@@ -171,15 +170,6 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     assert!(hidden.len() >= 3, "reductions must run inside backward graphs: {report}");
 }
 
-/// For each node of a graph, whether one of the nodes `from` comes before it.
-pub fn comes_after(graph: &GraphReport, from: &[usize]) -> Vec<bool> {
-    let mut after = Vec::new();
-    for waits_for in &graph.dependencies {
-        after.push(waits_for.iter().any(|before| after[*before] || from.contains(before)));
-    }
-    after
-}
-
 #[test]
 fn in_one_graph_no_backward_waits_for_a_reduction_and_no_forward_for_the_weights_of_later_layers() {
     for distributed_optimizer in [false, true] {
@@ -197,7 +187,7 @@ fn in_one_graph_no_backward_waits_for_a_reduction_and_no_forward_for_the_weights
         };
         let reductions = of_kind(if distributed_optimizer { "/reduce_scatter" } else { "/all_reduce" });
         assert!(reductions.len() > 2, "{:?}", graph.nodes);
-        let after_reductions = comes_after(graph, &reductions);
+        let after_reductions = graph.waits_for(&reductions);
         for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| !reductions.contains(at)) {
             assert!(!(after_reductions[at] && node.contains("backward of layer")), "{node} waits for a reduction");
         }
@@ -207,7 +197,7 @@ fn in_one_graph_no_backward_waits_for_a_reduction_and_no_forward_for_the_weights
             let [of_layers @ .., _] = &gathers[..] else { panic!("{:?}", graph.nodes) };
             assert!(of_layers.len() > 1, "{:?}", graph.nodes);
             let first_layer_after = |gather: usize| {
-                let waits = comes_after(graph, &[gather]);
+                let waits = graph.waits_for(&[gather]);
                 let layers = (0..20).filter(|layer| {
                     let name = format!("forward of layer {layer}, microbatch 0/");
                     graph.nodes.iter().zip(&waits).any(|(node, waits)| *waits && node.contains(&name))

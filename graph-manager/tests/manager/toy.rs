@@ -66,7 +66,7 @@ pub struct ToyPolicy {
     pub optimizer_is_eager: bool,
     /// Backwards defer their sums to regions of their own.
     pub splits_backward: bool,
-    /// What forwards run on the branch outlives them.
+    /// Operations on the branch outlive forwards and inputs.
     pub branch_outlives: bool,
 }
 
@@ -120,7 +120,7 @@ impl Policy for ToyPolicy {
     }
 
     fn branch_outlives(&self, region: Region) -> bool {
-        self.branch_outlives && matches!(region, Region::Forward { .. })
+        self.branch_outlives && matches!(region, Region::Forward { .. } | Region::Inputs { .. })
     }
 
     fn kind(&self, region: Region) -> String {

@@ -76,7 +76,7 @@ impl LinearSpec {
         format!("{}.bias", self.name)
     }
 
-    /// The parameters that this rank has of it: weight, then bias, then those of adapters. `layer` is the layer that they belong to.
+    /// This rank's parameters: weight, then bias, then those of adapters. They belong to the layer `layer`.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
         let matrices = match &self.split {
