@@ -1,12 +1,13 @@
 // The transposed copy of an f32 matrix.
 //
-// A block is a tile of 64 x 64: rows are loaded and columns are stored 16 bytes at a time. The odd pitch keeps the columns
-// of the staged tile in different banks.
+// A block is a tile of 64 x 64: rows are loaded and columns are stored 16 bytes at a time. The odd pitch keeps the
+// columns of the staged tile in different banks.
 #include "common.cuh"
 
 const int TILE = 64;
 
-// output (columns, rows) = the transpose of input (rows, columns). Rows and columns are multiples of 4, addresses of 16.
+// output (columns, rows) = the transpose of input (rows, columns). Rows and columns are multiples of 4, addresses of
+// 16.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_f32(const float* input, float* output, u32 rows, u32 columns) {
     begin_kernel();

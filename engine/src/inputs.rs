@@ -124,8 +124,8 @@ impl Inputs {
     }
 
     /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot or in place. The first
-    /// chunk of the model takes its inputs from the samples, the others from the stage before. The chunk with the head takes
-    /// the targets too. Every chunk takes the positions in documents.
+    /// chunk of the model takes its inputs from the samples, the others from the stage before. The chunk with the head
+    /// takes the targets too. Every chunk takes the positions in documents.
     ///
     /// # Errors
     /// Errors of the device, or a failed transfer.
@@ -162,8 +162,8 @@ impl Inputs {
         }
     }
 
-    /// Buffers with a chunk's inputs, from a microbatch's samples or from the stage before, and with targets if the chunk has
-    /// the head.
+    /// Buffers with a chunk's inputs, from a microbatch's samples or from the stage before, and with targets if the
+    /// chunk has the head.
     fn columns(
         &self,
         cx: &mut StepContext<'_>,
@@ -200,9 +200,9 @@ impl Inputs {
     }
 }
 
-/// All inputs or all targets of a microbatch, in the model's shape and type. They are read in place if they have that type,
-/// each microbatch has code of its own, and every microbatch is aligned as buffers are: a GPU may multiply in another way
-/// at another alignment. Otherwise they are copied.
+/// All inputs or all targets of a microbatch, in the model's shape and type. They are read in place if they have that
+/// type, each microbatch has code of its own, and every microbatch is aligned as buffers are: a GPU may multiply in
+/// another way at another alignment. Otherwise they are copied.
 fn whole(
     cx: &mut StepContext<'_>,
     name: &'static str,

@@ -1,9 +1,9 @@
 //! One training step of one rank, from top to bottom.
 //!
-//! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions: what is
-//! recorded, captured in graphs, and replayed. `build.rs` allocates what they need, `settings.rs` and `metrics.rs` are
-//! what goes in and what comes out, `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a step with
-//! graphs to one without.
+//! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions: what
+//! is recorded, captured in graphs, and replayed. `build.rs` allocates what they need, `settings.rs` and `metrics.rs`
+//! are what goes in and what comes out, `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a
+//! step with graphs to one without.
 
 mod build;
 mod metrics;

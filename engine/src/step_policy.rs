@@ -282,8 +282,8 @@ impl Policy for StepPolicy {
     }
 
     fn branch_outlives(&self, region: Region) -> bool {
-        // The first layer's backward is a microbatch's last and waits for all. Reductions read the gradients of the layer
-        // before.
+        // The first layer's backward is a microbatch's last and waits for all. Reductions read the gradients of the
+        // layer before.
         matches!(region, Region::Backward { layer, .. } if layer > 0)
             && self.shape.branch_outlives_layers
             && !self.shape.reduces

@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::policy::Policy;
 
 impl<P: Policy> StepContext<'_, P> {
-    /// Runs an operation on the branch: after all that was submitted so far, and next to the rest of the region. The region
-    /// waits for it at its end, or a later one does ([`Policy::branch_outlives`]). Until then nothing may write the tensors
-    /// that it reads. Outside of a region, and [aside](StepContext::aside), it runs as any other.
+    /// Runs an operation on the branch: after all that was submitted so far, and next to the rest of the region. The
+    /// region waits for it at its end, or a later one does ([`Policy::branch_outlives`]). Until then nothing may write
+    /// the tensors that it reads. Outside of a region, and [aside](StepContext::aside), it runs as any other.
     ///
     /// # Errors
     /// Errors of the device.
@@ -34,8 +34,8 @@ impl<P: Policy> StepContext<'_, P> {
         self.on_branch.take().map_or(Ok(()), |fork| self.join(fork))
     }
 
-    /// At the start of a region: waits for the branch of the region around it. Operations of an earlier region that outlive it
-    /// go on.
+    /// At the start of a region: waits for the branch of the region around it. Operations of an earlier region that
+    /// outlive it go on.
     pub(crate) fn enter_branch(&mut self) -> Result<()> {
         if self.branch_outlived { Ok(()) } else { self.join_branch() }
     }

@@ -55,9 +55,10 @@ pub trait Policy: 'static {
         None
     }
 
-    /// Whether the region's operations on the [branch](crate::StepContext::branch) may go on past its end. The next region that
-    /// answers false waits for them at its end, as do the region around both and the step. Until then nothing may write
-    /// tensors that they read, or read tensors that they write. A region with a graph of its own answers false.
+    /// Whether the region's operations on the [branch](crate::StepContext::branch) may go on past its end. The next
+    /// region that answers false waits for them at its end, as do the region around both and the step. Until then
+    /// nothing may write tensors that they read, or read tensors that they write. A region with a graph of its own
+    /// answers false.
     fn branch_outlives(&self, _region: Self::Region) -> bool {
         false
     }

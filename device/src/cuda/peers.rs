@@ -22,8 +22,8 @@ pub(super) const MAX_RANKS: usize = 8;
 const SLOTS: u64 = 4;
 /// Bytes of the flags of a lane. As in `kernels/peers.cu`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
-/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream. One
-/// is spare. A fourth stream's transfers are NCCL's, on all ranks.
+/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
+/// One is spare. A fourth stream's transfers are NCCL's, on all ranks.
 const LANES: usize = 3;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.

@@ -14,9 +14,9 @@ impl Stream {
         self.copy_in::<T>(tensor, data.len(), |stream, device| stream.write(tensor, data, device))
     }
 
-    /// Copies columns of an array on the host to a tensor, in stream order, without blocking. The array is a matrix of rows
-    /// of `width` values, as many rows as the tensor has. The columns begin with `first`, and are as many as the tensor's
-    /// last axis is long. An array in page-locked memory is not copied on the host.
+    /// Copies columns of an array on the host to a tensor, in stream order, without blocking. The array is a matrix of
+    /// rows of `width` values, as many rows as the tensor has. The columns begin with `first`, and are as many as the
+    /// tensor's last axis is long. An array in page-locked memory is not copied on the host.
     ///
     /// # Errors
     /// As [`Stream::write`]; an array of another size, or without these columns.

@@ -12,8 +12,8 @@ fn whole_numbers(seed: usize, count: usize) -> Vec<f64> {
 #[test]
 fn weight_gradients_in_tf32_are_exact_for_whole_numbers_whichever_factor_is_copied() {
     let t = tf32_bench();
-    // The factor with fewer columns may be copied: the first, then the second. Tiles of the copy are 64 x 64, and the last
-    // ones of the middle products are not whole.
+    // The factor with fewer columns may be copied: the first, then the second. Tiles of the copy are 64 x 64, and the
+    // last ones of the middle products are not whole.
     for (m, n, k) in [(2048, 4096, 640), (2044, 4092, 636), (4092, 2044, 636), (68, 132, 196)] {
         let (a, b) = (whole_numbers(1, k * m), whole_numbers(2, k * n));
         let (grad_output, input) = (t.put(&[k, m], F32, &a), t.put(&[k, n], F32, &b));

@@ -75,9 +75,9 @@ pub struct Architecture {
     pub rotary: RotaryTables<RotaryTable>,
     /// Training adds a z-loss to the loss; see [`StepTensors::z_loss_sum`].
     pub has_z_loss: bool,
-    /// A layer's weight gradients may be computed next to the backwards of the layers before it, unless layers have graphs of
-    /// their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's backward ends. No
-    /// backward may write them.
+    /// A layer's weight gradients may be computed next to the backwards of the layers before it, unless layers have
+    /// graphs of their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's
+    /// backward ends. No backward may write them.
     pub branch_outlives_layers: bool,
     /// Builds the layers.
     pub build: Box<Build>,

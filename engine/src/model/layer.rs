@@ -93,8 +93,8 @@ pub trait Layer {
 
 /// The last layer of a model, which computes the losses. Nothing comes after it: backward begins here.
 pub trait LossHead {
-    /// Computes the losses. In evaluation it adds them to the step's loss sum; in training it does so, or backward does.
-    /// Returns them, f32, one for each target.
+    /// Computes the losses. In evaluation it adds them to the step's loss sum; in training it does so, or backward
+    /// does. Returns them, f32, one for each target.
     ///
     /// # Errors
     /// Errors of the device.

@@ -1,5 +1,5 @@
-//! Matrix products through cuBLASLt. Each problem is timed once: the library's algorithms, a plain product followed
-//! by our own epilogue kernel, and a product with a transposed copy of a factor. The fastest method is stored on disk and
+//! Matrix products through cuBLASLt. Each problem is timed once: the library's algorithms, a plain product followed by
+//! our own epilogue kernel, and a product with a transposed copy of a factor. The fastest method is stored on disk and
 //! can be passed from rank to rank.
 
 mod descriptors;

@@ -1,8 +1,9 @@
 //! TF32 products with a transposed copy of one factor.
 //!
-//! Hopper's tensor cores read TF32 factors along the sum only. A weight gradient sums over tokens, and tokens are the rows
-//! of both its factors. cuBLASLt's kernels for that take half again as long. A transposed copy of one factor brings most of the
-//! speed: on an H100 the product 2048 x 4096 x 640 takes 55 us, with the copy of either one 41 us, and making it 4 us.
+//! Hopper's tensor cores read TF32 factors along the sum only. A weight gradient sums over tokens, and tokens are the
+//! rows of both its factors. cuBLASLt's kernels for that take half again as long. A transposed copy of one factor
+//! brings most of the speed: on an H100 the product 2048 x 4096 x 640 takes 55 us, with the copy of either one 41 us,
+//! and making it 4 us.
 
 use super::problem::{EpilogueKind, GemmProblem};
 use crate::cuda::Queue;

@@ -66,8 +66,8 @@ impl RawStream {
             .driver("cuMemcpyHtoDAsync")
     }
 
-    /// Copies rows of `row` bytes from pinned memory to neighbouring rows at `address`, in stream order. In pinned memory
-    /// the first begins `first` bytes after the start, and the others `pitch` bytes apart.
+    /// Copies rows of `row` bytes from pinned memory to neighbouring rows at `address`, in stream order. In pinned
+    /// memory the first begins `first` bytes after the start, and the others `pitch` bytes apart.
     pub(crate) fn copy_rows_in(
         &self,
         address: u64,
