@@ -1,0 +1,149 @@
+"""Trains small models with one feature each, on one rank and on two in several layouts, and compares their losses.
+
+    python bench/features_on_ranks.py TRAINER [--device host] [--jobs JOBS]
+
+TRAINER is the binary. Each feature trains ten steps in f32 with a graph per layer. Losses and gradient norms on two
+ranks may differ from those on one rank by 1e-4, relative: sums over ranks add in another order. Conversations and
+their packing also run in bf16, where 2e-2 is allowed. At the end one model answers multiple-choice questions in each
+layout. Prints a table; exits with 1 if a run fails or differs. JOBS runs share the GPUs at a time.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BASE = ("--layers 4 --hidden 256 --heads 4 --ffn 512 --seq-length 128 --global-batch-size 16 --micro-batch-size 2 "
+        "--steps 10 --eval-interval 0 --lr-warmup-steps 0 --enable-cuda-graph --threads 2").split()
+SMALL_VOCABULARY = ["--vocab", "512"]
+LAYOUTS = {
+    "dp2, distributed optimizer": ["--use-distributed-optimizer"],
+    "tp2, sequence parallel": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+    "pp2": ["--pipeline-model-parallel-size", "2"],
+}
+F32, BF16 = ["--compute", "f32"], ["--compute", "bf16"]
+TEMPLATE = ("{% for m in messages %}{{ 'Q ' + m.content + ' ' if m.role == 'user' else 'A ' + m.content + ';' }}"
+            "{% endfor %}{% if add_generation_prompt %}A {% endif %}")
+
+
+def features(folder):
+    """Flags of each feature, with the difference that is allowed."""
+    chats = ["--data-path", str(folder / "chats.jsonl"), "--chat-template", str(folder / "template.jinja"), "--sft",
+             "--split", "1", "--lr", "2e-4", "--min-lr", "1e-5"]
+    spikes = ["--skip-step-sigma-factor", "0.01", "--skip-step-rolling-interval-length", "4", "--lr", "0.03"]
+    packed = [*chats, "--sft-packing", "4"]
+    family = ["--kv-heads", "2", "--head-dim", "64", *SMALL_VOCABULARY]
+    return {
+        "none": (F32, 1e-4),
+        "z-loss": ([*F32, "--z-loss-multiplier", "1e-3"], 1e-4),
+        "skipped spikes": ([*F32, *spikes], 1e-4),
+        "moments in bf16": ([*F32, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"], 1e-4),
+        "Muon": ([*F32, "--optimizer", "muon"], 1e-4),
+        "parameter groups": ([*F32, "--param-groups", "wte.*=0.1", "h.0.*=0.5,0.0", "*.bias=2"], 1e-4),
+        "sliding window": ([*F32, "--sliding-window", "32"], 1e-4),
+        "OLMo 2": ([*F32, "--preset", "olmo2-1b", *SMALL_VOCABULARY], 1e-4),
+        "Gemma 2": ([*F32, "--preset", "gemma2-2b", *family, "--sliding-window", "32"], 1e-4),
+        "Gemma 3": ([*F32, "--preset", "gemma3-1b", *family, "--sliding-window", "32"], 1e-4),
+        "conversations": ([*F32, *chats], 1e-4),
+        "conversations, bf16": ([*BF16, *chats], 2e-2),
+        "packed conversations": ([*F32, *packed], 1e-4),
+        "packed conversations, bf16": ([*BF16, *packed], 2e-2),
+    }
+
+
+def write_data(folder):
+    """Conversations, their template, and questions."""
+    turn = lambda n: [{"role": "user", "content": f"what is {n} and {n % 5}"},
+                      {"role": "assistant", "content": f"it is {n + n % 5}"}]
+    chats = [[message for i in range(1 + n % 3) for message in turn(n + i)] for n in range(200)]
+    lines = [json.dumps({"messages": messages}) for messages in chats]
+    (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    questions = [json.dumps({"ctx": f"what is {n}", "endings": [f"it is {n + i}" for i in range(4)], "label": n % 4})
+                 for n in range(20)]
+    (folder / "questions.jsonl").write_text("\n".join(questions) + "\n")
+
+
+class Runs:
+    def __init__(self, trainer, device, folder):
+        self.trainer, self.folder = trainer, folder
+        self.device = ["--device", device] if device else []
+
+    def run(self, ranks, arguments):
+        """Fails with the run's error if it fails."""
+        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+        start = mpirun if ranks == 2 else []
+        done = subprocess.run([*start, self.trainer, *arguments, *self.device], capture_output=True, text=True,
+                              timeout=240, env={**os.environ, "NO_COLOR": "1"})
+        if done.returncode != 0:
+            errors = [line for line in done.stderr.splitlines() if "rror" in line]
+            raise RuntimeError(errors[0] if errors else (done.stderr + done.stdout)[-600:])
+
+    def train(self, name, layout):
+        """Loss and skipped updates of each step, in f32 with its gradient norm."""
+        log = self.folder / f"{name} {layout}".replace(" ", "-").replace(",", "")
+        flags = features(self.folder)[name][0]
+        saved = name == "conversations" and layout is None
+        save = ["--save", str(self.folder / "saved"), "--save-interval", "100"] if saved else []
+        self.run(1 if layout is None else 2, [*BASE, *flags, *LAYOUTS.get(layout, []), "--log-dir", str(log), *save])
+        steps = map(json.loads, (log / "metrics.jsonl").read_text().splitlines())
+        keys = ("loss", "skipped") if "bf16" in flags[1] else ("loss", "skipped", "grad_norm")
+        return [step.get(key, 0) for step in steps if "grad_norm" in step for key in keys]
+
+    def answer(self, layout):
+        """Log-likelihoods of all endings."""
+        answers = self.folder / f"answers {layout}".replace(" ", "-").replace(",", "")
+        self.run(1 if layout is None else 2,
+                 ["eval", str(self.folder / "saved"), "--multiple-choice", str(self.folder / "questions.jsonl"),
+                  "--write-choices", str(answers), *LAYOUTS.get(layout, [])])
+        return [likelihood for line in answers.read_text().splitlines()
+                for likelihood in json.loads(line)["log_likelihoods"]]
+
+
+def difference(ours, theirs):
+    """The largest relative difference."""
+    if len(ours) != len(theirs) or not ours:
+        return float("inf")
+    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(ours, theirs))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("trainer")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    wrong = 0
+    with tempfile.TemporaryDirectory() as temporary, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        folder = Path(temporary)
+        write_data(folder)
+        runs = Runs(str(Path(arguments.trainer).resolve()), arguments.device, folder)
+        allowed = {name: tolerance for name, (_, tolerance) in features(folder).items()}
+        layouts = [None, *LAYOUTS]
+        futures = {(name, layout): pool.submit(runs.train, name, layout) for name in allowed for layout in layouts}
+        concurrent.futures.wait(futures.values())
+        allowed["multiple choice"] = 1e-4
+        futures.update({("multiple choice", layout): pool.submit(runs.answer, layout) for layout in layouts})
+        print("| feature | " + " | ".join(LAYOUTS) + " |\n|" + "---|" * (1 + len(LAYOUTS)))
+        for name, tolerance in allowed.items():
+            cells = []
+            for layout in LAYOUTS:
+                try:
+                    found = difference(futures[name, layout].result(), futures[name, None].result())
+                    right = found <= tolerance
+                    cells.append(f"{found:.1e}" + ("" if right else " DIFFERS"))
+                except Exception as error:
+                    right = False
+                    cells.append("FAILS")
+                    print(f"{name}, {layout}: {error}", file=sys.stderr)
+                wrong += not right
+            print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
