@@ -57,7 +57,7 @@ impl PeerLink {
         let mut handles = vec![0; handle.len() * ranks];
         group.all_gather_into(&handle[..], &mut handles[..]);
         let handles: Vec<_> = handles.as_chunks().0.to_vec();
-        let connected = window.clone().connect(rank, &handles).map_err(refused).and_then(over_nvlink);
+        let connected = window.clone().connect(rank, &handles).map_err(refused);
         let mapped = agreed(&group, connected);
         group.barrier();
         Ok(PeerLink { peers: Some(mapped?), _window: window, group, _universe: universe })
@@ -99,16 +99,6 @@ fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), No
 fn exported(ranks: usize) -> Result<(Rc<PeerWindow>, PeerHandle), NoLink> {
     let made = PeerWindow::new(ranks).and_then(|window| Ok((window.handle()?, window)));
     made.map(|(handle, window)| (Rc::new(window), handle)).map_err(refused)
-}
-
-/// The connection, if it is over NVLink. Over PCIe the kernels were not measured, and some systems corrupt what one GPU
-/// reads of another; NCCL knows the paths to avoid.
-fn over_nvlink(peers: Peers) -> Result<Peers, NoLink> {
-    match peers.are_over_nvlink() {
-        Ok(true) => Ok(peers),
-        Ok(false) => Err(NoLink::Placement("NVLink does not connect all of its GPUs")),
-        Err(error) => Err(refused(error)),
-    }
 }
 
 fn refused(error: device::Error) -> NoLink {

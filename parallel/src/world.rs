@@ -117,8 +117,8 @@ impl World {
     }
 
     /// As [`World::nccl_communicator`], but sums and gathers are made by kernels that read the memory of the other GPUs, if
-    /// NVLink connects all of the group in one node. Otherwise, and for all else, NCCL makes the transfers. `gpu` is this
-    /// rank's.
+    /// all of the group are in one node and reach each other. Otherwise, and for all else, NCCL makes the transfers. `gpu`
+    /// is this rank's.
     ///
     /// # Errors
     /// As [`World::nccl_communicator`].

@@ -129,19 +129,6 @@ impl Peers {
         Some(lane)
     }
 
-    /// Whether NVLink connects this rank's GPU to those of all other ranks.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn are_over_nvlink(&self) -> Result<bool> {
-        for mapped in self.mapped.iter().flatten() {
-            if !mapped.is_over_nvlink()? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     /// The addresses of a lane: of the numbers of rounds, and of its part of all windows, by rank.
     pub(super) fn memory(&self, lane: usize) -> (u64, [u64; MAX_RANKS]) {
         let mut windows = [0; MAX_RANKS];

@@ -354,7 +354,7 @@ section!(ParallelConfig {
 choice! {
     /// What makes the transfers between ranks that share layers.
     pub enum TensorTransfers {
-        /// Kernels of our own where NVLink connects the ranks' GPUs, else NCCL.
+        /// Kernels of our own where the ranks' GPUs reach each other's memory, else NCCL.
         Auto = "auto",
         /// NCCL.
         Nccl = "nccl",

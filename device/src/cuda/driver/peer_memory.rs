@@ -48,36 +48,6 @@ impl MappedBlock {
         Ok(MappedBlock { address })
     }
 
-    /// Whether NVLink connects its GPU to this process's. Over NVLink a GPU's atomics reach another one's memory; over
-    /// PCIe they do not.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub(in crate::cuda) fn is_over_nvlink(&self) -> Result<bool> {
-        let owner = self.owner()?;
-        let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-        let (mut here, mut supported) = (0, 0);
-        // SAFETY: both write one integer; the driver refuses numbers that are no GPUs, or the same one twice.
-        unsafe {
-            sys::cuCtxGetDevice(&mut here).result().driver("cuCtxGetDevice")?;
-            sys::cuDeviceGetP2PAttribute(&mut supported, attribute, here, owner)
-                .result()
-                .driver("cuDeviceGetP2PAttribute")?;
-        }
-        Ok(supported != 0)
-    }
-
-    /// The number, in this process, of the GPU that the memory is of.
-    fn owner(&self) -> Result<sys::CUdevice> {
-        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        let mut owner: sys::CUdevice = 0;
-        // SAFETY: the attribute is one integer; the memory is mapped while `self` lives.
-        unsafe { sys::cuPointerGetAttribute((&raw mut owner).cast(), attribute, self.address) }
-            .result()
-            .driver("cuPointerGetAttribute")?;
-        Ok(owner)
-    }
-
     /// The address of its first byte in this process.
     pub(in crate::cuda) fn address(&self) -> u64 {
         self.address
