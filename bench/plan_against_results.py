@@ -1,9 +1,10 @@
-"""Compares `trainer plan` with every step that bench/results has measured on 1, 2 and 4 H200s, and prints a table.
+"""Compares `trainer plan` with the steps that bench/results has measured on 1, 2 and 4 GPUs, and prints a table.
 
     python3 bench/plan_against_results.py --trainer target/release/trainer [--gpu FILE]
 
 A row is the flags of a measured run, its milliseconds a step, and its memory in use in GiB (None where the result has none).
-Where one case was measured with several builds, the newest counts. Rows of an older build say so.
+Where one case was measured with several builds, the newest counts. Rows of an older build say so. All are of H200s, except
+those of results in H100S.
 """
 
 import argparse
@@ -18,13 +19,16 @@ GPT_350M = "--preset gpt2-350m --micro-batch-size 4 --global-batch-size"
 GPT_1_3B = "--preset gpt-1.3b --micro-batch-size 8 --global-batch-size"
 LLAMA_8B = "--preset llama-8b --seq-length 4096 --micro-batch-size 2 --global-batch-size 16"
 FP8 = "--fp8-format hybrid --fp8-recipe delayed"
-TP2, SP = "--tensor-model-parallel-size 2", "--sequence-parallel"
+KERNELS, SP = "--tensor-model-parallel-size 2", "--sequence-parallel"
+TP2 = f"{KERNELS} --tensor-parallel-transfers nccl"
 PP2, PP4 = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 ZERO_BUBBLE = "--set parallel.pipeline_schedule=zero_bubble"
 DIVIDED = "--use-distributed-optimizer"
 OVERLAP = "--cuda-graph-overlap-microbatches"
 
 ONE, FOUR, TENSOR = "2026-11-21-h200.md", "2026-11-21-four-h200.md", "2026-11-21-tensor-parallel.md"
+PEERS = "2026-11-25-peer-memory.md"
+H100S = [PEERS]
 EIGHT_BITS, SUPERVISED, BRANCHES = "2026-11-22-fp8.md", "2026-11-22-supervised-two-h200.md", "2026-11-23-branches.md"
 
 # name, cards, flags, ms a step, GiB in use, result
@@ -52,6 +56,12 @@ ROWS = [
     ("1.3B, tp2, sp", 2, f"{GPT_1_3B} 8 {TP2} {SP} {GRAPHS}", 158.4, 25.4, EIGHT_BITS),
     ("1.3B, tp2, sp, 8 bits", 2, f"{GPT_1_3B} 8 {TP2} {SP} {GRAPHS} {FP8}", 117.5, 23.6, EIGHT_BITS),
     ("Llama 8B, dp2, divided optimizer, 8 bits", 2, f"{LLAMA_8B} {DIVIDED} {GRAPHS} {FP8}", 1840.0, None, EIGHT_BITS),
+    ("350M, tp2", 2, f"{GPT_350M} 32 {TP2} {WHOLE}", 138.2, None, PEERS),
+    ("350M, tp2, overlapping", 2, f"{GPT_350M} 32 {TP2} {OVERLAP} {WHOLE}", 120.9, None, PEERS),
+    ("350M, tp2, sp, overlapping", 2, f"{GPT_350M} 32 {TP2} {SP} {OVERLAP} {WHOLE}", 131.8, None, PEERS),
+    ("350M, tp2, kernels", 2, f"{GPT_350M} 32 {KERNELS} {WHOLE}", 124.0, None, PEERS),
+    ("350M, tp2, kernels, overlapping", 2, f"{GPT_350M} 32 {KERNELS} {OVERLAP} {WHOLE}", 118.6, None, PEERS),
+    ("350M, tp2, sp, kernels, overlapping", 2, f"{GPT_350M} 32 {KERNELS} {SP} {OVERLAP} {WHOLE}", 119.5, None, PEERS),
     ("124M, dp4", 4, f"{GPT_124M} 256 {WHOLE}", 113.1, 22.8, FOUR),
     ("124M, dp4, divided optimizer", 4, f"{GPT_124M} 256 {DIVIDED} {WHOLE}", 112.5, 21.8, FOUR),
     ("1.3B, dp4", 4, f"{GPT_1_3B} 32 {WHOLE}", 265.4, 48.6, FOUR),
@@ -78,7 +88,8 @@ def main():
     print("|---|---|---|---|---|---|---|---|---|")
     steps, memory = {}, []
     for name, cards, flags, ms, gib, result in ROWS:
-        words = [options.trainer, "plan", "--gpu", options.gpu, "--ranks", str(cards), "--as-given", "--json", "--"]
+        gpu = "h100-80" if result in H100S else options.gpu
+        words = [options.trainer, "plan", "--gpu", gpu, "--ranks", str(cards), "--as-given", "--json", "--"]
         page = json.loads(subprocess.run(words + flags.split(), check=True, capture_output=True, text=True).stdout)
         layout = page["layouts"][0]
         predicted, in_use = layout["step_ms"], layout["memory_bytes"] / 2**30

@@ -36,6 +36,9 @@ pub struct PeerWindow {
 }
 
 impl PeerWindow {
+    /// Most ranks that share windows.
+    pub const MAX_RANKS: usize = MAX_RANKS;
+
     /// Memory for a group of so many ranks, on the GPU that is open on this thread.
     ///
     /// # Errors
@@ -50,12 +53,16 @@ impl PeerWindow {
             zero(block.address(), bytes)?;
             Ok(block)
         };
-        let lanes = LANES as u64;
         Ok(PeerWindow {
-            memory: allocate((lanes * lane_bytes(ranks)) as usize)?,
+            memory: allocate(PeerWindow::bytes(ranks))?,
             rounds: allocate(LANES * MAX_BLOCKS * size_of::<u32>())?,
             ranks,
         })
+    }
+
+    /// Bytes of the memory of a window for a group of so many ranks, at least 2.
+    pub fn bytes(ranks: usize) -> usize {
+        LANES * lane_bytes(ranks) as usize
     }
 
     /// What the other ranks map it by.

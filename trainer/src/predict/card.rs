@@ -93,7 +93,7 @@ pub struct Kernel {
     pub ramp_us: f64,
 }
 
-/// NCCL inside a node, by the ranks of the group.
+/// Transfers inside a node: NCCL's by the ranks of the group, and those of the trainer's own kernels.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct NodeRates {
@@ -103,6 +103,8 @@ pub struct NodeRates {
     pub bus_gb_per_s: Vec<f64>,
     /// What a transfer takes besides its bytes, microseconds.
     pub latency_us: Vec<f64>,
+    /// The same of a transfer by kernels that read the other GPUs' memory, between ranks that share layers.
+    pub kernels_latency_us: f64,
 }
 
 /// NCCL between nodes.
@@ -133,7 +135,7 @@ pub struct HostTimes {
     pub operation_us: f64,
     /// With the launch of a graph.
     pub launch_us: f64,
-    /// With the launch of a graph in which ranks transfer.
+    /// With the launch of a graph in which NCCL transfers.
     pub launch_with_transfers_us: f64,
 }
 
@@ -177,7 +179,7 @@ impl Card {
         };
         let card: Card = toml::from_str(text).map_err(|error| wrong(error.message().into()))?;
         let AttentionRates { head_channels, forward_tflops, backward_tflops } = &card.attention;
-        let NodeRates { ranks, bus_gb_per_s, latency_us } = &card.node;
+        let NodeRates { ranks, bus_gb_per_s, latency_us, kernels_latency_us } = &card.node;
         for (name, keys, lists) in [
             ("attention", head_channels, [forward_tflops, backward_tflops]),
             ("node", ranks, [bus_gb_per_s, latency_us]),
@@ -189,9 +191,9 @@ impl Card {
         }
         let Products { bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops } = card.products;
         let rates = [bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops, card.memory.gb_per_s, card.network.gb_per_s];
-        let sizes = [card.memory_gib - card.libraries.process_gib, card.peak_bf16_tflops];
-        if rates.iter().chain(&sizes).any(|value| value.is_nan() || *value <= 0.0) {
-            return Err(wrong("a rate or a size is 0, or process_gib is all of memory_gib".into()));
+        let others = [card.memory_gib - card.libraries.process_gib, card.peak_bf16_tflops, *kernels_latency_us];
+        if rates.iter().chain(&others).any(|value| value.is_nan() || *value <= 0.0) {
+            return Err(wrong("a rate, a size or a latency is 0, or process_gib is all of memory_gib".into()));
         }
         let HostTimes { operation_us, launch_us, launch_with_transfers_us } = card.host;
         if [operation_us, launch_us, launch_with_transfers_us].iter().any(|value| value.is_nan() || *value <= 0.0) {

@@ -138,11 +138,11 @@ fn simulated(plan: &RunPlan, card: &Card, node: usize) -> Result<(Vec<Memory>, S
 
 /// Seconds for which a rank's host is busy with a step.
 fn host_seconds(graphs: &GraphOptions, submitted: Submitted, card: &Card) -> f64 {
-    let Submitted { operations, regions, regions_with_transfers } = submitted;
+    let Submitted { operations, regions, regions_with_nccl } = submitted;
     let microseconds = match (graphs.enable, graphs.scope) {
         (false, _) => operations as f64 * card.host.operation_us,
         (true, Scope::PerLayer) => {
-            let with_transfers = regions_with_transfers as f64 * card.host.launch_with_transfers_us;
+            let with_transfers = regions_with_nccl as f64 * card.host.launch_with_transfers_us;
             regions as f64 * card.host.launch_us + with_transfers
         }
         (true, Scope::FullIteration) => card.host.launch_with_transfers_us,
@@ -180,8 +180,10 @@ fn fit(needed: usize, card: &Card) -> Fit {
 /// # Errors
 /// A stage that does not fit, with what it needs.
 pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
+    // In one node communicators take more memory.
+    let network = Network { card: Rc::new(card.clone()), node: usize::MAX };
     for (stage, rank) in plan.parallel.grid.group(0, Axis::Pipeline).into_iter().enumerate() {
-        let memory = paper::memory(plan, rank, card)?;
+        let memory = paper::memory(plan, rank, &network)?;
         if let Fit::Lacks(_) = fit(memory.total(), card) {
             return Err(too_large(stage, &memory, plan, card).into());
         }
@@ -216,6 +218,8 @@ fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> User
 
 #[cfg(test)]
 mod tests {
+    use device::cuda::PeerWindow;
+
     use super::*;
     use crate::config::Layers;
 
@@ -239,12 +243,36 @@ mod tests {
         let on = step(&[("cuda_graph.enable", "true")]);
         // 16 microbatches of 256 tokens: 4,000 operations of 13 us, for a GPU that is done earlier.
         assert!(off > 1.5 * on, "{off} {on}");
-        let submitted = Submitted { operations: 1000, regions: 50, regions_with_transfers: 10 };
+        let submitted = Submitted { operations: 1000, regions: 50, regions_with_nccl: 10 };
         let graphs = |enable, scope| GraphOptions { enable, scope, ..GraphOptions::default() };
         let seconds = |enable, scope| host_seconds(&graphs(enable, scope), submitted, &card) * 1e6;
         let whole =
             [(false, Scope::PerLayer, 13_000.0), (true, Scope::PerLayer, 980.0), (true, Scope::FullIteration, 68.0)];
         whole.iter().for_each(|(enable, scope, expected)| assert!((seconds(*enable, *scope) - expected).abs() < 1e-6));
+    }
+
+    #[test]
+    fn ranks_that_share_layers_in_one_node_transfer_by_kernels_which_is_faster_and_takes_windows() {
+        let card = Card::named("h100-80").unwrap();
+        let predicted = |transfers: &str, node: usize| {
+            let mut layers = Layers::default();
+            let settings = [
+                ("model.preset", "gpt2-124m"),
+                ("model.layers", "2"),
+                ("precision.compute", "bf16"),
+                ("cuda_graph.enable", "true"),
+                ("parallel.tensor", "2"),
+                ("parallel.tensor_transfers", transfers),
+            ];
+            settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+            let plan = RunPlan::new(layers.resolve(), 2).unwrap();
+            let (memory, simulation) = simulated(&plan, &card, node).unwrap();
+            (simulation.seconds, memory[0].total())
+        };
+        let [by_nccl, by_kernels] = ["nccl", "auto"].map(|transfers| predicted(transfers, 8));
+        assert!(by_kernels.0 < by_nccl.0, "{by_kernels:?} {by_nccl:?}");
+        assert_eq!(by_kernels.1, by_nccl.1 + PeerWindow::bytes(2));
+        assert_eq!(predicted("auto", 1), predicted("nccl", 1));
     }
 
     #[test]

@@ -3,15 +3,15 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
 use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
 use parallel::{Axis, PipelineGroups};
 
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
-use crate::predict::card::Card;
 use crate::predict::forecast::Memory;
-use crate::predict::network::Network;
+use crate::predict::network::{Network, TENSOR_COMMUNICATORS};
 use crate::predict::step_graph::{Builder, Communicators, Node, Submitted};
 use crate::process_group::ProcessGroup;
 use crate::run::set_up::recorded_stage;
@@ -46,23 +46,27 @@ impl Communicator for PaperGroup {
     }
 }
 
-/// A rank's view of all ranks of a plan, and its number of communicators.
-fn group(plan: &RunPlan, rank: usize) -> Result<(ProcessGroup, usize), RunError> {
+/// A rank's view of all ranks of a plan, and the bytes that libraries and communicators take on it.
+fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup, usize), RunError> {
     let parallel = &plan.parallel;
-    let mut communicators = 0;
+    let (mut communicators, mut windows) = (0, 0);
     let mut connect = |name: &str, members: Vec<usize>| -> device::Result<Option<Rc<dyn Communicator>>> {
         let Some(own) = members.iter().position(|member| *member == rank).filter(|_| members.len() > 1) else {
             return Ok(None);
         };
         communicators += 1;
+        if network.has_kernels(plan, name, &members) {
+            windows += PeerWindow::bytes(members.len());
+        }
         Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
     };
+    let [tensor, aside] = TENSOR_COMMUNICATORS;
     let (grid, overlaps) = (parallel.grid, plan.graphs.enable && plan.graphs.overlap_microbatches);
     let group = ProcessGroup {
         rank,
-        tensor: connect("tensor", grid.group(rank, Axis::Tensor))?,
+        tensor: connect(tensor, grid.group(rank, Axis::Tensor))?,
         tensor_aside: match overlaps {
-            true => connect("tensor, aside", grid.group(rank, Axis::Tensor))?,
+            true => connect(aside, grid.group(rank, Axis::Tensor))?,
             false => None,
         },
         data: connect("data", grid.group(rank, Axis::Data))?,
@@ -75,7 +79,7 @@ fn group(plan: &RunPlan, rank: usize) -> Result<(ProcessGroup, usize), RunError>
         )?,
         ..ProcessGroup::single(1)
     };
-    Ok((group, communicators))
+    Ok((group, network.card.taken(communicators) + windows))
 }
 
 fn dry_device() -> Result<Device, RunError> {
@@ -86,11 +90,11 @@ fn dry_device() -> Result<Device, RunError> {
 ///
 /// # Errors
 /// Settings that exclude each other.
-pub(super) fn memory(plan: &RunPlan, rank: usize, card: &Card) -> Result<Memory, RunError> {
+pub(super) fn memory(plan: &RunPlan, rank: usize, network: &Network) -> Result<Memory, RunError> {
     let device = dry_device()?;
-    let (group, communicators) = group(plan, rank)?;
+    let (group, taken) = group(plan, rank, network)?;
     let mut stage = recorded_stage(plan, &device, &group)?;
-    Ok(Memory::of(&mut stage, card.taken(communicators)))
+    Ok(Memory::of(&mut stage, taken))
 }
 
 /// A rank's step of the global batch.
@@ -110,20 +114,19 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
     config.train.eval_interval = 0;
     config.train.rampup_batch_size = Vec::new();
     config.precision.fp8_metrics_interval = 0;
-    let plan = RunPlan::new(config, plan.parallel.grid.ranks())?;
+    let plan = Rc::new(RunPlan::new(config, plan.parallel.grid.ranks())?);
     let mut steps = Vec::new();
     let mut communicators = Communicators::default();
     for &rank in ranks {
         let device = dry_device()?;
-        let tf32 = plan.config.precision.compute.rounds_to_tf32();
-        let heard = Builder::new(network.clone(), tf32, ranks.into(), std::mem::take(&mut communicators));
+        let heard = Builder::new(plan.clone(), network.clone(), ranks.into(), std::mem::take(&mut communicators));
         let heard = Rc::new(RefCell::new(heard));
         let hears = heard.clone();
         device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
-        let (group, connected) = group(&plan, rank)?;
+        let (group, taken) = group(&plan, rank, network)?;
         let mut stage = recorded_stage(&plan, &device, &group)?;
         device.listen(None);
-        let memory = Memory::of(&mut stage, network.card.taken(connected));
+        let memory = Memory::of(&mut stage, taken);
         let submitted = heard.borrow().submitted();
         let nodes;
         (nodes, communicators) = heard.borrow_mut().take();

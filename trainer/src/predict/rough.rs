@@ -101,7 +101,7 @@ impl Rough {
         let ranks = grid.group(0, Axis::Data);
         let reduced = match ranks.len() {
             1 => 0.0,
-            _ => self.network.ring(CollectiveKind::AllReduceSum, gradients, &ranks),
+            _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),
         };
         let hidden = slowest * 2.0 / 3.0;
         let update = (blocks_of(0) * parts.block.update + parts.rest.update) / divided;

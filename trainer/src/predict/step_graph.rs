@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use device::ops::Collective;
+use device::ops::{Collective, CollectiveKind};
 use device::{Op, StreamId, Submission};
 
+use crate::config::plan::RunPlan;
 use crate::predict::network::Network;
 use crate::predict::price::{Price, price};
 
@@ -41,10 +42,10 @@ impl Phase {
 pub(super) struct Submitted {
     /// Operations.
     pub(super) operations: usize,
-    /// Regions without transfers between ranks.
+    /// Regions without transfers by NCCL.
     pub(super) regions: usize,
     /// Regions with some.
-    pub(super) regions_with_transfers: usize,
+    pub(super) regions_with_nccl: usize,
 }
 
 /// An operation of a step.
@@ -93,12 +94,12 @@ impl Communicators {
 
 /// Makes a rank's graph from its submissions.
 pub(super) struct Builder {
+    plan: Rc<RunPlan>,
     network: Network,
-    tf32: bool,
     /// World ranks that are simulated, ascending.
     simulated: Rc<[usize]>,
     nodes: Vec<Node>,
-    /// By name of a region: whether it transfers.
+    /// By name of a region: whether NCCL transfers in it.
     regions: HashMap<String, bool>,
     /// By stream: what its next operation waits for.
     tails: HashMap<StreamId, Vec<u32>>,
@@ -114,20 +115,36 @@ struct Group {
     transfers: usize,
     members: Vec<usize>,
     simulated: usize,
+    /// Whether its sums and gathers are made by kernels.
+    kernels: bool,
 }
 
 impl Builder {
-    pub(super) fn new(network: Network, tf32: bool, simulated: Rc<[usize]>, communicators: Communicators) -> Builder {
-        let (tails, events, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let (nodes, regions) = (Vec::new(), HashMap::new());
-        Builder { network, tf32, simulated, nodes, regions, tails, events, groups, communicators }
+    /// For the simulated ranks of a plan. `communicators` are those of the ranks before.
+    pub(super) fn new(
+        plan: Rc<RunPlan>,
+        network: Network,
+        simulated: Rc<[usize]>,
+        communicators: Communicators,
+    ) -> Builder {
+        Builder {
+            plan,
+            network,
+            simulated,
+            nodes: Vec::new(),
+            regions: HashMap::new(),
+            tails: HashMap::new(),
+            events: HashMap::new(),
+            groups: HashMap::new(),
+            communicators,
+        }
     }
 
     /// What the host has submitted so far.
     pub(super) fn submitted(&self) -> Submitted {
-        let regions_with_transfers = self.regions.values().filter(|transfers| **transfers).count();
-        let regions = self.regions.len() - regions_with_transfers;
-        Submitted { operations: self.nodes.len(), regions, regions_with_transfers }
+        let regions_with_nccl = self.regions.values().filter(|nccl| **nccl).count();
+        let regions = self.regions.len() - regions_with_nccl;
+        Submitted { operations: self.nodes.len(), regions, regions_with_nccl }
     }
 
     /// The graph so far, and the communicators for the next rank.
@@ -138,15 +155,14 @@ impl Builder {
     pub(super) fn hear(&mut self, submission: Submission<'_>) {
         match submission {
             Submission::Operation { stream, op, scope } => {
-                let transfers = matches!(op, Op::Collective(_));
-                match self.regions.get_mut(scope) {
-                    Some(known) => *known |= transfers,
-                    None => _ = self.regions.insert(scope.to_string(), transfers),
-                }
-                let work = match op {
+                let (work, nccl) = match op {
                     Op::Collective(transfer) => self.transfer(transfer),
-                    op => Work::Compute(price(op, &self.network.card, self.tf32)),
+                    op => (Work::Compute(self.price(op)), false),
                 };
+                match self.regions.get_mut(scope) {
+                    Some(known) => *known |= nccl,
+                    None => _ = self.regions.insert(scope.to_string(), nccl),
+                }
                 let here = self.nodes.len() as u32;
                 let mut after = self.tails.insert(stream, vec![here]).unwrap_or_default();
                 after.sort_unstable();
@@ -164,16 +180,28 @@ impl Builder {
         }
     }
 
-    fn transfer(&mut self, transfer: &Collective) -> Work {
+    fn price(&self, op: &Op) -> Price {
+        price(op, &self.network.card, self.plan.config.precision.compute.rounds_to_tf32())
+    }
+
+    /// A transfer, and whether NCCL makes it.
+    fn transfer(&mut self, transfer: &Collective) -> (Work, bool) {
         let key = Rc::as_ptr(&transfer.communicator).cast::<()>();
         let group = self.groups.entry(key).or_insert_with(|| {
             let members = transfer.communicator.members();
             let simulated = members.iter().filter(|member| self.simulated.contains(member)).count();
-            Group { number: self.communicators.number(transfer), transfers: 0, members, simulated }
+            let kernels = self.network.has_kernels(&self.plan, transfer.communicator.name(), &members);
+            Group { number: self.communicators.number(transfer), transfers: 0, members, simulated, kernels }
         });
         let (communicator, number, ranks) = (group.number, group.transfers, group.simulated);
         group.transfers += 1;
         let meeting = (ranks > 1).then_some(Meeting { communicator, number, ranks });
-        Work::Transfer { seconds: self.network.seconds(transfer, &group.members), meeting }
+        let nccl = !group.kernels || transfer.kind == CollectiveKind::AllReduceMax;
+        let bytes = transfer.input.bytes().max(transfer.output.bytes());
+        let seconds = match nccl {
+            true => self.network.by_nccl(transfer.kind, bytes as f64, &group.members),
+            false => self.network.by_kernels(transfer.kind, bytes as f64, &group.members),
+        };
+        (Work::Transfer { seconds, meeting }, nccl)
     }
 }

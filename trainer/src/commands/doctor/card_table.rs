@@ -163,6 +163,7 @@ ramp_us = {ramp:.2}
 ranks = {ranks:?}
 bus_gb_per_s = {bus:?}
 latency_us = {node_latency:?}
+kernels_latency_us = {kernels_latency:?}
 
 [network]
 # Not measured: a 400 Gb/s port for each GPU.
@@ -200,6 +201,7 @@ communicator_gib = {communicator_gib:?}
         ranks = node.ranks,
         bus = node.bus_gb_per_s,
         node_latency = node.latency_us,
+        kernels_latency = node.kernels_latency_us,
         network_rate = network.gb_per_s,
         network_latency = network.latency_us,
         hop = network.hop_us,
