@@ -62,7 +62,9 @@ fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
 
 fn assert_same(folder: &Folder, unbroken: &Folder) {
     assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
-    assert_eq!(saved(&folder.0), [58, 60], "nothing unfinished stays");
+    // The save of step 60 is the last that removes older checkpoints. A kill right after it leaves step 56 too.
+    let saved = saved(&folder.0);
+    assert!(saved == [58, 60] || saved == [56, 58, 60], "nothing unfinished stays: {saved:?}");
     assert_eq!(bits(&folder.0, 60), bits(&unbroken.0, 60));
 }
 
