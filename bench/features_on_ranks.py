@@ -2,10 +2,10 @@
 
     python bench/features_on_ranks.py TRAINER [--device host] [--jobs JOBS]
 
-TRAINER is the binary. Each feature trains ten steps in f32 with a graph per layer. Losses and gradient norms on two
-ranks may differ from those on one rank by 1e-4, relative: sums over ranks add in another order. Conversations and
-their packing also run in bf16, where 2e-2 is allowed. At the end one model answers multiple-choice questions in each
-layout. Prints a table; exits with 1 if a run fails or differs. JOBS runs share the GPUs at a time.
+TRAINER is the binary. Each feature trains ten steps with a graph per layer. Losses and the steps that were skipped on
+two ranks are compared with those on one, in f32 gradient norms too. At the end one model answers multiple-choice
+questions in each layout. Prints a table of the largest relative differences, and exits with 1 if a run fails or
+differs. JOBS runs share the GPUs at a time.
 """
 
 import argparse
@@ -26,33 +26,37 @@ LAYOUTS = {
     "pp2": ["--pipeline-model-parallel-size", "2"],
 }
 # Deterministic runs need not time products, so they start sooner. They do not use cuDNN's attention.
-F32, BF16 = ["--compute", "f32", "--deterministic"], ["--compute", "bf16"]
+PRECISIONS = {"f32": ["--compute", "f32", "--deterministic"], "bf16": ["--compute", "bf16"]}
+# The relative difference that is allowed: sums over ranks add in another order.
+TOLERANCES = {"f32": 1e-4, "bf16": 2e-2}
+SPIKES, CHATS, CHOICES = "skipped spikes", "conversations", "multiple choice"
 TEMPLATE = ("{% for m in messages %}{{ 'Q ' + m.content + ' ' if m.role == 'user' else 'A ' + m.content + ';' }}"
             "{% endfor %}{% if add_generation_prompt %}A {% endif %}")
 
 
 def features(folder):
-    """Flags of each feature, with the difference that is allowed."""
+    """Precision and flags of each feature."""
     chats = ["--data-path", str(folder / "chats.jsonl"), "--chat-template", str(folder / "template.jinja"), "--sft",
              "--split", "1", "--lr", "2e-4", "--min-lr", "1e-5"]
     spikes = ["--skip-step-sigma-factor", "0.01", "--skip-step-rolling-interval-length", "4", "--lr", "0.03"]
     packed = [*chats, "--sft-packing", "4"]
+    window = ["--sliding-window", "32"]
     family = ["--kv-heads", "2", "--head-dim", "64", *SMALL_VOCABULARY]
     return {
-        "none": (F32, 1e-4),
-        "z-loss": ([*F32, "--z-loss-multiplier", "1e-3"], 1e-4),
-        "skipped spikes": ([*F32, *spikes], 1e-4),
-        "moments in bf16": ([*F32, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"], 1e-4),
-        "Muon": ([*F32, "--optimizer", "muon"], 1e-4),
-        "parameter groups": ([*F32, "--param-groups", "wte.*=0.1", "h.0.*=0.5,0.0", "*.bias=2"], 1e-4),
-        "sliding window": ([*F32, "--sliding-window", "32"], 1e-4),
-        "OLMo 2": ([*F32, "--preset", "olmo2-1b", *SMALL_VOCABULARY], 1e-4),
-        "Gemma 2": ([*F32, "--preset", "gemma2-2b", *family, "--sliding-window", "32"], 1e-4),
-        "Gemma 3": ([*F32, "--preset", "gemma3-1b", *family, "--sliding-window", "32"], 1e-4),
-        "conversations": ([*F32, *chats], 1e-4),
-        "conversations, bf16": ([*BF16, *chats], 2e-2),
-        "packed conversations": ([*F32, *packed], 1e-4),
-        "packed conversations, bf16": ([*BF16, *packed], 2e-2),
+        "none": ("f32", []),
+        "z-loss": ("f32", ["--z-loss-multiplier", "1e-3"]),
+        SPIKES: ("f32", spikes),
+        "moments in bf16": ("f32", ["--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"]),
+        "Muon": ("f32", ["--optimizer", "muon"]),
+        "parameter groups": ("f32", ["--param-groups", "wte.*=0.1", "h.0.*=0.5,0.0", "*.bias=2"]),
+        "sliding window": ("f32", window),
+        "OLMo 2": ("f32", ["--preset", "olmo2-1b", *SMALL_VOCABULARY]),
+        "Gemma 2": ("f32", ["--preset", "gemma2-2b", *family, *window]),
+        "Gemma 3": ("f32", ["--preset", "gemma3-1b", *family, *window]),
+        CHATS: ("f32", chats),
+        "conversations, bf16": ("bf16", chats),
+        "packed conversations": ("f32", packed),
+        "packed conversations, bf16": ("bf16", packed),
     }
 
 
@@ -87,13 +91,17 @@ class Runs:
     def train(self, name, layout):
         """Loss and skipped updates of each step, in f32 with its gradient norm."""
         log = self.folder / f"{name} {layout}".replace(" ", "-").replace(",", "")
-        flags = features(self.folder)[name][0]
-        saved = name == "conversations" and layout is None
+        precision, flags = features(self.folder)[name]
+        saved = name == CHATS and layout is None
         save = ["--save", str(self.folder / "saved"), "--save-interval", "100"] if saved else []
-        self.run(1 if layout is None else 2, [*BASE, *flags, *LAYOUTS.get(layout, []), "--log-dir", str(log), *save])
+        flags = [*BASE, *PRECISIONS[precision], *flags, *LAYOUTS.get(layout, [])]
+        self.run(1 if layout is None else 2, [*flags, "--log-dir", str(log), *save])
         steps = map(json.loads, (log / "metrics.jsonl").read_text().splitlines())
-        keys = ("loss", "skipped") if "bf16" in flags[1] else ("loss", "skipped", "grad_norm")
-        return [step.get(key, 0) for step in steps if "grad_norm" in step for key in keys]
+        steps = [step for step in steps if "grad_norm" in step]
+        if name == SPIKES and not steps[-1].get("skipped"):
+            raise RuntimeError("no update was skipped")
+        keys = ("loss", "skipped", "grad_norm") if precision == "f32" else ("loss", "skipped")
+        return [step.get(key, 0) for step in steps for key in keys]
 
     def answer(self, layout):
         """Log-likelihoods of all endings."""
@@ -123,12 +131,12 @@ def main():
         folder = Path(temporary)
         write_data(folder)
         runs = Runs(str(Path(arguments.trainer).resolve()), arguments.device, folder)
-        allowed = {name: tolerance for name, (_, tolerance) in features(folder).items()}
+        allowed = {name: TOLERANCES[precision] for name, (precision, _) in features(folder).items()}
         layouts = [None, *LAYOUTS]
         futures = {(name, layout): pool.submit(runs.train, name, layout) for name in allowed for layout in layouts}
         print("| feature | " + " | ".join(LAYOUTS) + " |\n|" + "---|" * (1 + len(LAYOUTS)), flush=True)
-        for name, tolerance in [*allowed.items(), ("multiple choice", 1e-4)]:
-            if name == "multiple choice":
+        for name, tolerance in [*allowed.items(), (CHOICES, TOLERANCES["f32"])]:
+            if name == CHOICES:
                 # The model that answers is saved by now.
                 futures.update({(name, layout): pool.submit(runs.answer, layout) for layout in layouts})
             cells = []

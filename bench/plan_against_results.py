@@ -3,8 +3,8 @@
     python3 bench/plan_against_results.py --trainer target/release/trainer [--gpu FILE]
 
 A row is the flags of a measured run, its milliseconds a step, and its memory in use in GiB (None where the result has none).
-Where one case was measured with several builds, the newest counts. Rows of an older build say so. All are of H200s, except
-those of results in H100S.
+Where one case was measured with several builds, the newest counts. Rows of an older build say so. Rows were measured on
+H200s, those of results in H100S on H100s. FILE replaces the H200.
 """
 
 import argparse
@@ -19,8 +19,7 @@ GPT_350M = "--preset gpt2-350m --micro-batch-size 4 --global-batch-size"
 GPT_1_3B = "--preset gpt-1.3b --micro-batch-size 8 --global-batch-size"
 LLAMA_8B = "--preset llama-8b --seq-length 4096 --micro-batch-size 2 --global-batch-size 16"
 FP8 = "--fp8-format hybrid --fp8-recipe delayed"
-KERNELS, SP = "--tensor-model-parallel-size 2", "--sequence-parallel"
-TP2 = f"{KERNELS} --tensor-parallel-transfers nccl"
+TP2, SP, NCCL = "--tensor-model-parallel-size 2", "--sequence-parallel", "--tensor-parallel-transfers nccl"
 PP2, PP4 = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 ZERO_BUBBLE = "--set parallel.pipeline_schedule=zero_bubble"
 DIVIDED = "--use-distributed-optimizer"
@@ -47,21 +46,21 @@ ROWS = [
     ("350M, dp2", 2, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 32 {WHOLE}", 81.5, None, SUPERVISED),
     ("350M, dp2, divided optimizer", 2, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 32 {DIVIDED} {WHOLE}", 79.9, None, SUPERVISED),
     ("350M, pp2", 2, f"{GPT_350M} 32 {PP2} {WHOLE}", 100.0, None, SUPERVISED),
-    ("350M, tp2", 2, f"{GPT_350M} 32 {TP2} {WHOLE}", 127.0, 6.5, TENSOR),
-    ("350M, tp2, sp", 2, f"{GPT_350M} 32 {TP2} {SP} {WHOLE}", 149.6, 6.1, TENSOR),
-    ("350M, tp2, 16 microbatches", 2, f"{GPT_350M} 64 {TP2} {WHOLE}", 249.6, 6.6, BRANCHES),
-    ("350M, tp2, sp, 16 microbatches", 2, f"{GPT_350M} 64 {TP2} {SP} {WHOLE}", 284.9, 6.3, BRANCHES),
-    ("350M, tp2, overlapping", 2, f"{GPT_350M} 64 {TP2} {OVERLAP} {WHOLE}", 221.3, 9.3, BRANCHES),
-    ("350M, tp2, sp, overlapping", 2, f"{GPT_350M} 64 {TP2} {SP} {OVERLAP} {WHOLE}", 238.8, 8.4, BRANCHES),
-    ("1.3B, tp2, sp", 2, f"{GPT_1_3B} 8 {TP2} {SP} {GRAPHS}", 158.4, 25.4, EIGHT_BITS),
-    ("1.3B, tp2, sp, 8 bits", 2, f"{GPT_1_3B} 8 {TP2} {SP} {GRAPHS} {FP8}", 117.5, 23.6, EIGHT_BITS),
+    ("350M, tp2", 2, f"{GPT_350M} 32 {TP2} {NCCL} {WHOLE}", 127.0, 6.5, TENSOR),
+    ("350M, tp2, sp", 2, f"{GPT_350M} 32 {TP2} {NCCL} {SP} {WHOLE}", 149.6, 6.1, TENSOR),
+    ("350M, tp2, 16 microbatches", 2, f"{GPT_350M} 64 {TP2} {NCCL} {WHOLE}", 249.6, 6.6, BRANCHES),
+    ("350M, tp2, sp, 16 microbatches", 2, f"{GPT_350M} 64 {TP2} {NCCL} {SP} {WHOLE}", 284.9, 6.3, BRANCHES),
+    ("350M, tp2, overlapping", 2, f"{GPT_350M} 64 {TP2} {NCCL} {OVERLAP} {WHOLE}", 221.3, 9.3, BRANCHES),
+    ("350M, tp2, sp, overlapping", 2, f"{GPT_350M} 64 {TP2} {NCCL} {SP} {OVERLAP} {WHOLE}", 238.8, 8.4, BRANCHES),
+    ("1.3B, tp2, sp", 2, f"{GPT_1_3B} 8 {TP2} {NCCL} {SP} {GRAPHS}", 158.4, 25.4, EIGHT_BITS),
+    ("1.3B, tp2, sp, 8 bits", 2, f"{GPT_1_3B} 8 {TP2} {NCCL} {SP} {GRAPHS} {FP8}", 117.5, 23.6, EIGHT_BITS),
     ("Llama 8B, dp2, divided optimizer, 8 bits", 2, f"{LLAMA_8B} {DIVIDED} {GRAPHS} {FP8}", 1840.0, None, EIGHT_BITS),
-    ("350M, tp2", 2, f"{GPT_350M} 32 {TP2} {WHOLE}", 138.2, None, PEERS),
-    ("350M, tp2, overlapping", 2, f"{GPT_350M} 32 {TP2} {OVERLAP} {WHOLE}", 120.9, None, PEERS),
-    ("350M, tp2, sp, overlapping", 2, f"{GPT_350M} 32 {TP2} {SP} {OVERLAP} {WHOLE}", 131.8, None, PEERS),
-    ("350M, tp2, kernels", 2, f"{GPT_350M} 32 {KERNELS} {WHOLE}", 124.0, None, PEERS),
-    ("350M, tp2, kernels, overlapping", 2, f"{GPT_350M} 32 {KERNELS} {OVERLAP} {WHOLE}", 118.6, None, PEERS),
-    ("350M, tp2, sp, kernels, overlapping", 2, f"{GPT_350M} 32 {KERNELS} {SP} {OVERLAP} {WHOLE}", 119.5, None, PEERS),
+    ("350M, tp2, H100", 2, f"{GPT_350M} 32 {TP2} {NCCL} {WHOLE}", 138.2, None, PEERS),
+    ("350M, tp2, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {NCCL} {OVERLAP} {WHOLE}", 120.9, None, PEERS),
+    ("350M, tp2, sp, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {NCCL} {SP} {OVERLAP} {WHOLE}", 131.8, None, PEERS),
+    ("350M, tp2, kernels, H100", 2, f"{GPT_350M} 32 {TP2} {WHOLE}", 124.0, None, PEERS),
+    ("350M, tp2, kernels, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {OVERLAP} {WHOLE}", 118.6, None, PEERS),
+    ("350M, tp2, sp, kernels, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {SP} {OVERLAP} {WHOLE}", 119.5, None, PEERS),
     ("124M, dp4", 4, f"{GPT_124M} 256 {WHOLE}", 113.1, 22.8, FOUR),
     ("124M, dp4, divided optimizer", 4, f"{GPT_124M} 256 {DIVIDED} {WHOLE}", 112.5, 21.8, FOUR),
     ("1.3B, dp4", 4, f"{GPT_1_3B} 32 {WHOLE}", 265.4, 48.6, FOUR),
@@ -74,8 +73,8 @@ ROWS = [
     ("350M, pp2 vp2 dp2", 4, f"{GPT_350M} 64 {PP2} --set parallel.virtual_pipeline=2 {DIVIDED} {WHOLE}", 95.6, 11.4, TENSOR),
     ("350M, pp4", 4, f"{GPT_350M} 64 {PP4} {WHOLE}", 109.7, 8.2, FOUR),
     ("350M, pp4, zero bubble", 4, f"{GPT_350M} 64 {PP4} {ZERO_BUBBLE} {WHOLE}", 99.4, 8.2, TENSOR),
-    ("350M, tp2 dp2, sp", 4, f"{GPT_350M} 64 {TP2} {SP} {DIVIDED} {WHOLE}", 157.1, 6.8, TENSOR),
-    ("350M, tp2 pp2, sp", 4, f"{GPT_350M} 64 {TP2} {SP} {PP2} {WHOLE}", 175.0, 6.7, TENSOR),
+    ("350M, tp2 dp2, sp", 4, f"{GPT_350M} 64 {TP2} {NCCL} {SP} {DIVIDED} {WHOLE}", 157.1, 6.8, TENSOR),
+    ("350M, tp2 pp2, sp", 4, f"{GPT_350M} 64 {TP2} {NCCL} {SP} {PP2} {WHOLE}", 175.0, 6.7, TENSOR),
 ]
 
 
@@ -94,17 +93,17 @@ def main():
         layout = page["layouts"][0]
         predicted, in_use = layout["step_ms"], layout["memory_bytes"] / 2**30
         error = predicted / ms - 1
-        steps.setdefault(cards, []).append((abs(error), name, layout["tensor"]))
+        steps.setdefault((gpu, cards), []).append((abs(error), name, layout["tensor"]))
         cells = ["", f"{in_use:.2f}", ""]
         if gib:
             memory.append(abs(in_use / gib - 1))
             cells = [f"{gib:.2f}", f"{in_use:.2f}", f"{in_use / gib - 1:+.1%}"]
         print(f"| {name} | {cards} | {ms:.1f} | {predicted:.1f} | {error:+.1%} | {' | '.join(cells)} | {result} |")
     print()
-    for cards, errors in steps.items():
+    for (gpu, cards), errors in steps.items():
         bound = sum(error <= (0.10 if tensor > 1 else 0.05) for error, _, tensor in errors)
         mean = statistics.mean(error for error, _, _ in errors)
-        print(f"{cards} card(s): mean {mean:.1%}, largest {max(errors)[0]:.1%} ({max(errors)[1]});"
+        print(f"{cards} x {gpu}: mean {mean:.1%}, largest {max(errors)[0]:.1%} ({max(errors)[1]});"
               f" {bound} of {len(errors)} within 5 % (10 % with tensor parallelism)")
     print(f"memory: mean {statistics.mean(memory):.1%}, largest {max(memory):.1%};"
           f" {sum(error <= 0.03 for error in memory)} of {len(memory)} within 3 %")

@@ -8,6 +8,9 @@ use launch::watch::Watch;
 use launch::watch::activity::Activity;
 use parallel::{PipelineGroups, World};
 
+/// The communicators of ranks that share layers: of the compute stream, and of a microbatch beside it.
+pub const TENSOR_COMMUNICATORS: [&str; 2] = ["tensor", "tensor, aside"];
+
 /// All ranks of a run, as one of them sees them: its number, its communicators, and control messages.
 pub struct ProcessGroup {
     /// The number of this rank, from 0.

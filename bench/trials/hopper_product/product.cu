@@ -1,12 +1,13 @@
-// A matrix product for GPUs of compute capability 9.0, as fast as cuBLASLt's: out (M, N) = epilogue(a (M, K) @ b), in
-// bf16 with f32 sums. README.md says what it was for and why the trainer does without it.
+// A matrix product for GPUs of compute capability 9.0: out (M, N) = epilogue(a (M, K) @ b), in bf16 with f32 sums.
+// README.md says what it was for and why the trainer does without it.
 //
-// Two blocks form a cluster. They make two tiles below each other, so each loads half of `b`'s tile for both. In a
-// block one thread loads (TMA, into shared memory for three steps), and two groups of 128 threads multiply (wgmma), each
-// one half of a tile: 64 x 256 sums in 128 registers a thread. Blocks walk over tiles until all are done.
+// Two blocks form a cluster. They compute two tiles, one below the other. Each block loads half of `b`'s tile for both.
+// In a block one thread loads by TMA into three stages. Two warpgroups multiply (wgmma). Each has 64 x 256 sums, in 128
+// registers a thread. Blocks walk over tiles until all are done.
 //
-// M and N are multiples of 256, K is one of 64 and at least 256. The launch: 384 threads, clusters of 2, at most as
-// many blocks as multiprocessors, SHARED_BYTES of dynamic shared memory.
+// M and N are multiples of 256. K is a multiple of 64 and at least 256. The launch: 384 threads, clusters of 2, at most
+// as many blocks as multiprocessors. Dynamic shared memory: 1024 bytes to align, the stages, the staging, 1024 for
+// barriers, 256 for ones.
 #include "cluster.cuh"
 #include "gelu.cuh"
 
@@ -16,8 +17,6 @@ constexpr u32 A_BYTES = TILE_M * STEP_K * 2, B_BYTES = TILE_N * STEP_K * 2, STAG
 constexpr u32 STAGING_BYTES = TILE_M * TILE_N * 2, GROUP_BYTES = STAGING_BYTES / 2;
 // A box of 64 columns (128 bytes, swizzled) of 64 rows.
 constexpr u32 BOX_BYTES = 64 * 128;
-// 1024 to align, 1024 for barriers, 256 for ones. measure.py has the same sum.
-constexpr u32 SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + STAGING_BYTES + 1024 + 256;
 // Steps before the end of a tile at which its `pre` is loaded into registers.
 constexpr u32 EARLY_STEPS = 4;
 // Row pairs that are walked together, column by column, so that their factors stay in the L2 cache.
@@ -36,7 +35,6 @@ struct Arguments {
     float* sums;
     // Pairs of row tiles, column tiles, steps along K.
     u32 row_pairs, columns, steps;
-    u32 padding[9];
 };
 
 // ---- Barriers and copies --------------------------------------------------------------------------------------------
@@ -107,6 +105,12 @@ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "m
 inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+// What asynchronous products wrote is read after this, not before.
+template <int N> void settle(float (&d)[N]) {
+#pragma unroll
+    for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 
 // A matrix in shared memory in lines of 128 bytes, swizzled. 8 lines further are 1024 bytes. `leading` are the bytes to
 // the next 64 columns, for a matrix that does not lie along the sum.
@@ -237,6 +241,7 @@ template <int B_ALONG_N, Epilogue EPILOGUE> void product(const Arguments& argume
             }
             for (u32 k = arguments.steps - EARLY_STEPS; k < arguments.steps; k++) step(k);
             products_wait<0>();
+            settle(d);
             if (of_group < 2) barrier_arrive(empty(last), of_group);
             float sums[4][4];
             if (of_group == 0) wait_until_stores_have_read();
@@ -267,6 +272,8 @@ template <int B_ALONG_N, Epilogue EPILOGUE> void product(const Arguments& argume
             }
             if (EPILOGUE == GELU_BACKWARD_SUMS) {
                 products_wait<0>();
+#pragma unroll
+                for (u32 box = 0; box < 4; box++) settle(sums[box]);
                 float* to = arguments.sums + (u64)(m / 64) * arguments.columns * TILE_N + n + warp % 4 * 16 + row;
 #pragma unroll
                 for (u32 box = 0; lane % 4 == 0 && box < 4; box++) {
@@ -278,6 +285,7 @@ template <int B_ALONG_N, Epilogue EPILOGUE> void product(const Arguments& argume
         if (of_group == 0) wait_until_stores_have_read();
     }
     // The other block may still write to this one's shared memory, and arrive at its barriers.
+    __syncwarp();
     cluster_meet();
 }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::communicator::CollectiveKind;
-use crate::{Communicator, Request, Result, Tensor};
+use crate::{Communicator, DType, Request, Result, Tensor};
 
 /// A transfer between the ranks of a communicator. All of its ranks submit their collectives in the same order; sends
 /// and receives match by sender and receiver, in order.
@@ -22,6 +22,18 @@ pub struct Collective {
 }
 
 impl Collective {
+    /// Whether kernels make this transfer where GPUs reach each other's memory. NCCL makes the others. Kind, type and
+    /// size decide, so all ranks decide alike.
+    pub fn suits_kernels(&self) -> bool {
+        let (bytes, ranks) = (self.input.bytes(), self.communicator.size());
+        let in_words = match self.kind {
+            CollectiveKind::AllReduceSum | CollectiveKind::AllGather => bytes > 0 && bytes.is_multiple_of(16),
+            CollectiveKind::ReduceScatterSum => bytes > 0 && bytes.is_multiple_of(16 * ranks),
+            CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => false,
+        };
+        in_words && (self.kind.only_moves() || matches!(self.input.dtype, DType::F32 | DType::Bf16))
+    }
+
     /// A transfer whose output is its input.
     pub fn in_place(kind: CollectiveKind, communicator: Rc<dyn Communicator>, tensor: Tensor) -> Collective {
         Collective { kind, communicator, input: tensor, output: tensor }

@@ -180,7 +180,7 @@ fn fit(needed: usize, card: &Card) -> Fit {
 /// # Errors
 /// A stage that does not fit, with what it needs.
 pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
-    // In one node communicators take more memory.
+    // Windows are counted as if all ranks were in one node, which is the most that they can take.
     let network = Network { card: Rc::new(card.clone()), node: usize::MAX };
     for (stage, rank) in plan.parallel.grid.group(0, Axis::Pipeline).into_iter().enumerate() {
         let memory = paper::memory(plan, rank, &network)?;

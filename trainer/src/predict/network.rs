@@ -9,9 +9,7 @@ use device::ops::CollectiveKind;
 use crate::config::TensorTransfers;
 use crate::config::plan::RunPlan;
 use crate::predict::card::{Card, at};
-
-/// The communicators of ranks that share layers: of the compute stream, and of a microbatch beside it.
-pub(super) const TENSOR_COMMUNICATORS: [&str; 2] = ["tensor", "tensor, aside"];
+use crate::process_group::TENSOR_COMMUNICATORS;
 
 /// The ranks of a cluster, and what links them.
 #[derive(Clone, Debug)]
@@ -31,7 +29,7 @@ impl Network {
     }
 
     /// Seconds of a transfer of `bytes` in all between these world ranks of one node, by kernels that read the other
-    /// GPUs' memory. They move what a ring moves.
+    /// GPUs' memory. They are priced as a ring. Between more than two ranks they were not measured.
     pub(super) fn by_kernels(&self, kind: CollectiveKind, bytes: f64, members: &[usize]) -> f64 {
         let (rate, _) = self.link(members);
         self.card.node.kernels_latency_us * 1e-6 + crossings(kind, members) * bytes / rate
@@ -44,7 +42,7 @@ impl Network {
     }
 
     /// On how many nodes these ranks are.
-    pub(super) fn nodes(&self, members: &[usize]) -> usize {
+    fn nodes(&self, members: &[usize]) -> usize {
         let mut nodes: Vec<usize> = members.iter().map(|rank| rank / self.node).collect();
         nodes.sort_unstable();
         nodes.dedup();

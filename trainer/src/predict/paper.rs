@@ -11,9 +11,9 @@ use parallel::{Axis, PipelineGroups};
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
 use crate::predict::forecast::Memory;
-use crate::predict::network::{Network, TENSOR_COMMUNICATORS};
+use crate::predict::network::Network;
 use crate::predict::step_graph::{Builder, Communicators, Node, Submitted};
-use crate::process_group::ProcessGroup;
+use crate::process_group::{ProcessGroup, TENSOR_COMMUNICATORS};
 use crate::run::set_up::recorded_stage;
 
 /// A group of ranks on paper.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind};
+use device::ops::Collective;
 use device::{Op, StreamId, Submission};
 
 use crate::config::plan::RunPlan;
@@ -196,7 +196,7 @@ impl Builder {
         let (communicator, number, ranks) = (group.number, group.transfers, group.simulated);
         group.transfers += 1;
         let meeting = (ranks > 1).then_some(Meeting { communicator, number, ranks });
-        let nccl = !group.kernels || transfer.kind == CollectiveKind::AllReduceMax;
+        let nccl = !(group.kernels && transfer.suits_kernels());
         let bytes = transfer.input.bytes().max(transfer.output.bytes());
         let seconds = match nccl {
             true => self.network.by_nccl(transfer.kind, bytes as f64, &group.members),

@@ -17,7 +17,7 @@ use launch::{RankEnv, signals};
 use parallel::{Axis, Grid, PipelineGroups, Placement, World};
 
 use crate::error::RunError;
-use crate::process_group::{Control, ProcessGroup};
+use crate::process_group::{Control, ProcessGroup, TENSOR_COMMUNICATORS};
 use crate::run::consistency::check_settings;
 
 /// A rank that refuses its input waits for the others, so that only one rank says why. This is how long it waits: the others
@@ -233,6 +233,7 @@ fn connect(
     made: &mut Vec<Rc<dyn Communicator>>,
 ) -> device::Result<Groups> {
     let Topology { grid, placement, ties_ends, overlaps, peers } = topology;
+    let [tensor, aside] = TENSOR_COMMUNICATORS;
     let rank = world.rank();
     let mut connect = |name: &str, group: Vec<usize>, peers: bool| {
         let communicator = match device.gpu() {
@@ -247,9 +248,9 @@ fn connect(
         Ok(communicator)
     };
     Ok(Groups {
-        tensor: connect("tensor", grid.group(rank, Axis::Tensor), peers)?,
+        tensor: connect(tensor, grid.group(rank, Axis::Tensor), peers)?,
         tensor_aside: match overlaps {
-            true => connect("tensor, aside", grid.group(rank, Axis::Tensor), peers)?,
+            true => connect(aside, grid.group(rank, Axis::Tensor), peers)?,
             false => None,
         },
         data: connect("data", grid.group(rank, Axis::Data), false)?,

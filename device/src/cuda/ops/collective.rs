@@ -29,7 +29,7 @@ struct Transfer {
 
 /// See [`Collective`].
 pub(super) fn collective(op: &Collective, queue: &Queue<'_>) -> Result<()> {
-    let by_peers = op.communicator.peers().filter(|_| is_made_by_kernels(op));
+    let by_peers = op.communicator.peers().filter(|_| op.suits_kernels());
     match by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?))) {
         Some((peers, lane)) => {
             check_place(op, peers.rank())?;
@@ -40,17 +40,6 @@ pub(super) fn collective(op: &Collective, queue: &Queue<'_>) -> Result<()> {
             op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
         }
     }
-}
-
-/// Whether kernels make a transfer between GPUs that reach each other. Kind, type and size decide, so all ranks decide alike.
-fn is_made_by_kernels(op: &Collective) -> bool {
-    let (bytes, ranks) = (op.input.bytes(), op.communicator.size());
-    let in_words = match op.kind {
-        CollectiveKind::AllReduceSum | CollectiveKind::AllGather => bytes > 0 && bytes.is_multiple_of(16),
-        CollectiveKind::ReduceScatterSum => bytes > 0 && bytes.is_multiple_of(16 * ranks),
-        CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => false,
-    };
-    in_words && (op.kind.only_moves() || matches!(op.input.dtype, DType::F32 | DType::Bf16))
 }
 
 /// Fails if blocks would write pieces of the output while others still show theirs of the input, or if an address does not begin
@@ -172,11 +161,11 @@ mod tests {
             (false, AllReduceSum, part(4, 8), part(4, 8)),
         ] {
             let op = op(kind, input, output);
-            assert!(is_made_by_kernels(&op), "{op:?}");
+            assert!(op.suits_kernels(), "{op:?}");
             assert_eq!(check_place(&op, 1).is_ok(), good, "{op:?}");
         }
         let (eight_bit, twice) = (tensor(64, DType::F8E4M3), tensor(128, DType::F8E4M3));
-        assert!(is_made_by_kernels(&op(AllGather, eight_bit, twice)));
+        assert!(op(AllGather, eight_bit, twice).suits_kernels());
         for (kind, input, output) in [
             (AllReduceSum, part(0, 4), part(0, 4)),
             (AllReduceSum, part(0, 0), part(0, 0)),
@@ -184,7 +173,7 @@ mod tests {
             (AllReduceMax, all, all),
             (ReduceScatterSum, part(0, 8), other.view(0, [4])),
         ] {
-            assert!(!is_made_by_kernels(&op(kind, input, output)), "{kind:?} of {input:?}");
+            assert!(!op(kind, input, output).suits_kernels(), "{kind:?} of {input:?}");
         }
     }
 

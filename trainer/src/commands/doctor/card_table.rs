@@ -163,6 +163,7 @@ ramp_us = {ramp:.2}
 ranks = {ranks:?}
 bus_gb_per_s = {bus:?}
 latency_us = {node_latency:?}
+# Not measured: that of the H100.
 kernels_latency_us = {kernels_latency:?}
 
 [network]
