@@ -14,10 +14,12 @@ import subprocess
 
 GRAPHS = "--bf16 --eval-interval 0 --enable-cuda-graph"
 WHOLE = GRAPHS + " --cuda-graph-scope full_iteration"
-GPT_124M = "--preset gpt2-124m --micro-batch-size 64 --global-batch-size"
+GPT_124M = "--preset gpt2-124m --loss-pieces 8 --micro-batch-size 64 --global-batch-size"
 GPT_350M = "--preset gpt2-350m --micro-batch-size 4 --global-batch-size"
 GPT_1_3B = "--preset gpt-1.3b --micro-batch-size 8 --global-batch-size"
-LLAMA_8B = "--preset llama-8b --seq-length 4096 --micro-batch-size 2 --global-batch-size 16"
+LLAMA_8B = "--preset llama-8b --loss-pieces 2 --seq-length 4096 --micro-batch-size 2 --global-batch-size 16"
+# In how many pieces the builds of that time computed the logits.
+PIECES = "--loss-pieces 2"
 FP8 = "--fp8-format hybrid --fp8-recipe delayed"
 TP2, SP, NCCL = "--tensor-model-parallel-size 2", "--sequence-parallel", "--tensor-parallel-transfers nccl"
 PP2, PP4 = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
@@ -34,17 +36,17 @@ EIGHT_BITS, SUPERVISED, BRANCHES = "2026-11-22-fp8.md", "2026-11-22-supervised-t
 ROWS = [
     ("124M, 64 x 1", 1, f"{GPT_124M} 64 {WHOLE}", 108.2, 22.06, BRANCHES),
     ("124M, 4 x 8", 1, f"--preset gpt2-124m --micro-batch-size 4 --global-batch-size 32 {WHOLE}", 62.3, 4.28, BRANCHES),
-    ("1.3B, 8 x 1", 1, f"{GPT_1_3B} 8 {WHOLE}", 249.7, 47.82, BRANCHES),
+    ("1.3B, 8 x 1", 1, f"{GPT_1_3B} 8 {WHOLE} {PIECES}", 249.7, 47.82, BRANCHES),
     ("1.3B, 1 x 4", 1, f"--preset gpt-1.3b --micro-batch-size 1 --global-batch-size 4 {WHOLE}", 142.1, 25.93, BRANCHES),
-    ("1.3B, selective recompute", 1, f"{GPT_1_3B} 8 --recompute-granularity selective {WHOLE}", 254.8, 38.8, ONE),
-    ("1.3B, full recompute", 1, f"{GPT_1_3B} 8 --recompute-granularity full {GRAPHS}", 321.3, 27.1, ONE),
-    ("350M, 16 x 1", 1, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 16 {WHOLE}", 77.2, None, "2026-11-22-graph-library.md"),
+    ("1.3B, selective recompute", 1, f"{GPT_1_3B} 8 --recompute-granularity selective {WHOLE} {PIECES}", 254.8, 38.8, ONE),
+    ("1.3B, full recompute", 1, f"{GPT_1_3B} 8 --recompute-granularity full {GRAPHS} {PIECES}", 321.3, 27.1, ONE),
+    ("350M, 16 x 1", 1, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 16 {WHOLE} {PIECES}", 77.2, None, "2026-11-22-graph-library.md"),
     ("350M, 4 x 4", 1, f"{GPT_350M} 16 {WHOLE}", 84.2, 10.0, FOUR),
-    ("1.3B, 8 bits", 1, f"{GPT_1_3B} 8 {WHOLE} {FP8}", 183.0, None, EIGHT_BITS),
+    ("1.3B, 8 bits", 1, f"{GPT_1_3B} 8 {WHOLE} {FP8} {PIECES}", 183.0, None, EIGHT_BITS),
     ("1.3B, 1 x 4, 8 bits", 1, f"--preset gpt-1.3b --micro-batch-size 1 --global-batch-size 4 {WHOLE} {FP8}", 113.0, 25.5, BRANCHES),
     ("124M, dp2", 2, f"{GPT_124M} 128 {WHOLE}", 114.4, None, ONE),
-    ("350M, dp2", 2, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 32 {WHOLE}", 81.5, None, SUPERVISED),
-    ("350M, dp2, divided optimizer", 2, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 32 {DIVIDED} {WHOLE}", 79.9, None, SUPERVISED),
+    ("350M, dp2", 2, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 32 {WHOLE} {PIECES}", 81.5, None, SUPERVISED),
+    ("350M, dp2, divided optimizer", 2, f"--preset gpt2-350m --micro-batch-size 16 --global-batch-size 32 {DIVIDED} {WHOLE} {PIECES}", 79.9, None, SUPERVISED),
     ("350M, pp2", 2, f"{GPT_350M} 32 {PP2} {WHOLE}", 100.0, None, SUPERVISED),
     ("350M, tp2", 2, f"{GPT_350M} 32 {TP2} {NCCL} {WHOLE}", 127.0, 6.5, TENSOR),
     ("350M, tp2, sp", 2, f"{GPT_350M} 32 {TP2} {NCCL} {SP} {WHOLE}", 149.6, 6.1, TENSOR),
@@ -63,8 +65,8 @@ ROWS = [
     ("350M, tp2, sp, kernels, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {SP} {OVERLAP} {WHOLE}", 119.5, None, PEERS),
     ("124M, dp4", 4, f"{GPT_124M} 256 {WHOLE}", 113.1, 22.8, FOUR),
     ("124M, dp4, divided optimizer", 4, f"{GPT_124M} 256 {DIVIDED} {WHOLE}", 112.5, 21.8, FOUR),
-    ("1.3B, dp4", 4, f"{GPT_1_3B} 32 {WHOLE}", 265.4, 48.6, FOUR),
-    ("1.3B, dp4, divided optimizer", 4, f"{GPT_1_3B} 32 {DIVIDED} {WHOLE}", 258.2, 37.6, FOUR),
+    ("1.3B, dp4", 4, f"{GPT_1_3B} 32 {WHOLE} {PIECES}", 265.4, 48.6, FOUR),
+    ("1.3B, dp4, divided optimizer", 4, f"{GPT_1_3B} 32 {DIVIDED} {WHOLE} {PIECES}", 258.2, 37.6, FOUR),
     ("Llama 8B, dp4, divided optimizer", 4, f"{LLAMA_8B} {DIVIDED} {GRAPHS}", 1380.0, 104.2, FOUR),
     ("350M, dp4", 4, f"{GPT_350M} 64 {WHOLE}", 91.5, 10.8, TENSOR),
     ("350M, dp4, divided optimizer", 4, f"{GPT_350M} 64 {DIVIDED} {WHOLE}", 88.6, 7.8, TENSOR),

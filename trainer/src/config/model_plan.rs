@@ -313,7 +313,13 @@ fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     Ok(has_window.then_some(Windows { tokens, pattern }))
 }
 
-/// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1 GiB.
+/// So many tensors of (tokens, hidden) for each block may a piece's logits take where nothing is recomputed. A block then
+/// keeps 16 and more of them, so the logits are at most a quarter of that.
+const LOGITS_OF_A_BLOCK: usize = 4;
+
+/// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1 GiB
+/// or within [`LOGITS_OF_A_BLOCK`]. Each piece reads and writes the gradient of the token table once more. The number
+/// depends neither on the GPU nor on stages and graphs, since it decides in which order that gradient is summed.
 fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
     let rows = config.train.micro_batch_size * config.model.seq_length;
     if let Some(pieces) = config.model.loss_pieces {
@@ -326,9 +332,13 @@ fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
         })?;
         return Ok(pieces);
     }
-    let bytes = rows * config.model.vocab * config.precision.compute.activations().size();
-    let bytes = bytes / config.parallel.tensor.max(1);
-    let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && bytes / pieces <= 1 << 30;
+    let row = config.precision.compute.activations().size() * rows / config.parallel.tensor.max(1);
+    let saved = match config.recompute.granularity {
+        RecomputeGranularity::None => config.model.layers * config.model.hidden * row * LOGITS_OF_A_BLOCK,
+        RecomputeGranularity::Selective | RecomputeGranularity::Full => 0,
+    };
+    let limit = saved.max(1 << 30);
+    let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && config.model.vocab * row / pieces <= limit;
     Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
 }
 
@@ -396,5 +406,30 @@ fn scaling(config: &RunConfig) -> Result<Option<Scaling>, UserError> {
         ),
         (RopeScalingType::Linear, &[factor]) if factor >= 1.0 => Ok(Some(Scaling::Linear { factor })),
         (RopeScalingType::Linear, _) => refuse("it is empty, or [factor >= 1]", "[8]"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn logits_are_in_one_piece_unless_they_take_more_than_the_blocks_spare() {
+        let pieces = |preset: &str, micro: &str, more: &[(&str, &str)]| {
+            let mut layers = Layers::default();
+            let settings = [("model.preset", preset), ("train.micro_batch_size", micro), ("precision.compute", "bf16")];
+            settings.iter().chain(more).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+            loss_pieces(&layers.resolve()).unwrap()
+        };
+        assert_eq!(pieces("gpt2-124m", "4", &[]), 1);
+        // 6.1 GiB of logits, four tensors in each of 12 blocks are 4.5 GiB.
+        assert_eq!(pieces("gpt2-124m", "64", &[]), 2);
+        assert_eq!(pieces("gpt2-124m", "64", &[("parallel.pipeline", "2")]), 2);
+        for recompute in ["selective", "full"] {
+            assert_eq!(pieces("gpt2-124m", "64", &[("recompute.granularity", recompute)]), 8, "{recompute}");
+        }
+        assert_eq!(pieces("gpt-1.3b", "8", &[]), 1);
+        assert_eq!(pieces("gpt-1.3b", "8", &[("model.loss_pieces", "4")]), 4);
     }
 }
