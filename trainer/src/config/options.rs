@@ -128,7 +128,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.lora_alpha", "lora-alpha", &[], "16.0", Kind::Float, "What adapters add is multiplied by lora_alpha / lora_rank"),
     option("model.lora_dropout", "lora-dropout", &[], "0.0", Kind::Float, "Dropout of what adapters read"),
     option("model.lora_target_modules", "lora-target-modules", &[], "[\"all-linear\"]", Kind::Texts, "Linear layers with adapters, by their names in PEFT: for example q_proj v_proj, or for GPT-2 c_attn. all-linear: all in blocks"),
-    option("model.loss_pieces", "loss-pieces", &[], "", Kind::Integer, "Number of pieces in which a microbatch's logits are computed, one in memory at a time. Unset: as few as keep a piece within 1 GiB, or where nothing is recomputed within a quarter of what the blocks keep for backward"),
+    option("model.loss_pieces", "loss-pieces", &[], "", Kind::Integer, "Number of pieces in which a microbatch's logits are computed, one in memory at a time. Unset: as few as keep a piece within 1 GiB, or within 3 tensors of (tokens, hidden) for each block"),
     option("model.layer_sizes", "layer-sizes", &[], "[4096, 2048, 1024, 512, 256]", Kind::Integers, "mlp: widths of the input, of each hidden layer, and of the output"),
     option("model.dropouts", "dropouts", &[], "[0.2, 0.1, 0.1]", Kind::Floats, "mlp: dropout after each hidden layer"),
 

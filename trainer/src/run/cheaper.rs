@@ -9,7 +9,8 @@ use crate::error::RunError;
 /// One setting changed.
 type Change = (&'static str, fn(&mut RunConfig));
 
-const CHANGES: [Change; 4] = [
+const CHANGES: [Change; 5] = [
+    ("model.loss_pieces = 8", |config| config.model.loss_pieces = Some(8)),
     ("cuda_graph.mempool = \"single\"", |config| config.cuda_graph.mempool = GraphMempool::Single),
     ("cuda_graph.scope = \"full_iteration\"", |config| config.cuda_graph.scope = GraphScope::FullIteration),
     ("recompute.granularity = \"selective\"", |config| {
