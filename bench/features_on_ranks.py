@@ -74,16 +74,20 @@ def write_data(folder):
 
 
 class Runs:
+    """Runs of the trainer in a folder. A layout is one of LAYOUTS, or None for one rank."""
+
     def __init__(self, trainer, device, folder):
         self.trainer, self.folder = trainer, folder
         self.device = ["--device", device] if device else []
 
-    def run(self, ranks, arguments):
+    def run(self, layout, arguments):
         """Fails with the run's error if it fails."""
-        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
-        start = mpirun if ranks == 2 else []
-        done = subprocess.run([*start, self.trainer, *arguments, *self.device], capture_output=True, text=True,
-                              timeout=240, env={**os.environ, "NO_COLOR": "1"})
+        command = [self.trainer, *arguments, *self.device]
+        if layout is not None:
+            mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+            command = [*mpirun, *command, *LAYOUTS[layout]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240,
+                              env={**os.environ, "NO_COLOR": "1"})
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "rror" in line]
             raise RuntimeError(errors[0] if errors else (done.stderr + done.stdout)[-600:])
@@ -94,8 +98,7 @@ class Runs:
         precision, flags = features(self.folder)[name]
         saved = name == CHATS and layout is None
         save = ["--save", str(self.folder / "saved"), "--save-interval", "100"] if saved else []
-        flags = [*BASE, *PRECISIONS[precision], *flags, *LAYOUTS.get(layout, [])]
-        self.run(1 if layout is None else 2, [*flags, "--log-dir", str(log), *save])
+        self.run(layout, [*BASE, *PRECISIONS[precision], *flags, "--log-dir", str(log), *save])
         steps = map(json.loads, (log / "metrics.jsonl").read_text().splitlines())
         steps = [step for step in steps if "grad_norm" in step]
         if name == SPIKES and not steps[-1].get("skipped"):
@@ -106,9 +109,8 @@ class Runs:
     def answer(self, layout):
         """Log-likelihoods of all endings."""
         answers = self.folder / f"answers {layout}".replace(" ", "-").replace(",", "")
-        self.run(1 if layout is None else 2,
-                 ["eval", str(self.folder / "saved"), "--multiple-choice", str(self.folder / "questions.jsonl"),
-                  "--write-choices", str(answers), *LAYOUTS.get(layout, [])])
+        self.run(layout, ["eval", str(self.folder / "saved"), "--multiple-choice", str(self.folder / "questions.jsonl"),
+                          "--write-choices", str(answers)])
         return [likelihood for line in answers.read_text().splitlines()
                 for likelihood in json.loads(line)["log_likelihoods"]]
 

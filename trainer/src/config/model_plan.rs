@@ -313,12 +313,12 @@ fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     Ok(has_window.then_some(Windows { tokens, pattern }))
 }
 
-/// So many tensors of (tokens, hidden) for each block may a piece's logits take. A block keeps 16 and more of them for
-/// backward, if nothing is recomputed.
-const LOGITS_OF_A_BLOCK: usize = 3;
+/// A piece's logits may take the memory of this many tensors of (tokens, hidden) for each block. A block keeps 16 and
+/// more of them for backward, if nothing is recomputed.
+const LOGIT_TENSORS_PER_BLOCK: usize = 3;
 
 /// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within
-/// 1 GiB or within [`LOGITS_OF_A_BLOCK`]. Each piece reads and writes the gradient of the token table once more. The
+/// 1 GiB or within [`LOGIT_TENSORS_PER_BLOCK`]. Each piece reads and writes the gradient of the token table once more. The
 /// number decides in which order that gradient is summed. So it does not depend on the GPU, on stages, graphs or
 /// recomputation.
 fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
@@ -334,7 +334,7 @@ fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
         return Ok(pieces);
     }
     let column_bytes = config.precision.compute.activations().size() * rows / config.parallel.tensor.max(1);
-    let limit = (config.model.layers * config.model.hidden * column_bytes * LOGITS_OF_A_BLOCK).max(1 << 30);
+    let limit = (config.model.layers * config.model.hidden * column_bytes * LOGIT_TENSORS_PER_BLOCK).max(1 << 30);
     let logits = config.model.vocab * column_bytes;
     let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && logits / pieces <= limit;
     Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))

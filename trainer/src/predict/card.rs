@@ -103,7 +103,8 @@ pub struct NodeRates {
     pub bus_gb_per_s: Vec<f64>,
     /// What a transfer takes besides its bytes, microseconds.
     pub latency_us: Vec<f64>,
-    /// The same of a transfer by kernels that read the other GPUs' memory, between ranks that share layers.
+    /// What a transfer by the trainer's own kernels takes besides its bytes, microseconds. They transfer between ranks that
+    /// share layers.
     pub kernels_latency_us: f64,
 }
 

@@ -223,24 +223,22 @@ mod tests {
     use super::*;
     use crate::config::Layers;
 
+    /// GPT-2 124M in microbatches of one sample, with these settings.
+    fn plan(ranks: usize, settings: &[(&str, &str)]) -> RunPlan {
+        let mut layers = Layers::default();
+        let always = [("model.preset", "gpt2-124m"), ("train.micro_batch_size", "1")];
+        always.iter().chain(settings).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+        RunPlan::new(layers.resolve(), ranks).unwrap()
+    }
+
     #[test]
     fn a_step_is_as_long_as_its_host_needs_to_submit_it() {
         let card = Card::named("h200").unwrap();
-        let step = |settings: &[(&str, &str)]| {
-            let mut layers = Layers::default();
-            let small = [
-                ("model.preset", "gpt2-124m"),
-                ("train.micro_batch_size", "1"),
-                ("precision.compute", "bf16"),
-                ("model.seq_length", "256"),
-            ];
-            small.iter().chain(settings).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            let plan = RunPlan::new(layers.resolve(), 1).unwrap();
-            let (_, simulation) = simulated(&plan, &card, 8).unwrap();
+        let [off, on] = ["false", "true"].map(|graphs| {
+            let settings = [("precision.compute", "bf16"), ("model.seq_length", "256"), ("cuda_graph.enable", graphs)];
+            let (_, simulation) = simulated(&plan(1, &settings), &card, 8).unwrap();
             simulation.seconds
-        };
-        let off = step(&[("cuda_graph.enable", "false")]);
-        let on = step(&[("cuda_graph.enable", "true")]);
+        });
         // 16 microbatches of 256 tokens: 4,000 operations of 13 us, for a GPU that is done earlier.
         assert!(off > 1.5 * on, "{off} {on}");
         let submitted = Submitted { operations: 1000, regions: 50, regions_with_nccl: 10 };
@@ -255,18 +253,14 @@ mod tests {
     fn ranks_that_share_layers_in_one_node_transfer_by_kernels_which_is_faster_and_takes_windows() {
         let card = Card::named("h100-80").unwrap();
         let predicted = |transfers: &str, node: usize| {
-            let mut layers = Layers::default();
             let settings = [
-                ("model.preset", "gpt2-124m"),
                 ("model.layers", "2"),
                 ("precision.compute", "bf16"),
                 ("cuda_graph.enable", "true"),
                 ("parallel.tensor", "2"),
                 ("parallel.tensor_transfers", transfers),
             ];
-            settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            let plan = RunPlan::new(layers.resolve(), 2).unwrap();
-            let (memory, simulation) = simulated(&plan, &card, node).unwrap();
+            let (memory, simulation) = simulated(&plan(2, &settings), &card, node).unwrap();
             (simulation.seconds, memory[0].total())
         };
         let [by_nccl, by_kernels] = ["nccl", "auto"].map(|transfers| predicted(transfers, 8));
@@ -281,15 +275,8 @@ mod tests {
         for schedule in
             [&[][..], &[("parallel.pipeline_schedule", "zero_bubble")], &[("parallel.virtual_pipeline", "2")]]
         {
-            let mut layers = Layers::default();
-            let settings = [
-                ("model.preset", "gpt2-124m"),
-                ("train.micro_batch_size", "1"),
-                ("train.global_batch_size", "48"),
-                ("parallel.pipeline", "2"),
-            ];
-            settings.iter().chain(schedule).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            let plan = RunPlan::new(layers.resolve(), 2).unwrap();
+            let stages = [("train.global_batch_size", "48"), ("parallel.pipeline", "2")];
+            let plan = plan(2, &[&stages, schedule].concat());
             let (memory, whole) = simulated(&plan, &card, 8).unwrap();
             let extended = forecast(&plan, &card, 8).unwrap();
             assert!((extended.step / whole.seconds - 1.0).abs() < 0.005, "{} {}", extended.step, whole.seconds);
