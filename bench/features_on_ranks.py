@@ -1,11 +1,11 @@
 """Trains small models with one feature each, on one rank and on two in several layouts, and compares their losses.
 
-    python bench/features_on_ranks.py TRAINER [--device host] [--jobs JOBS]
+    python bench/features_on_ranks.py TRAINER [--device host] [--jobs JOBS] [--from FEATURE]
 
 TRAINER is the binary. Each feature trains ten steps with a graph per layer. Losses and the steps that were skipped on
 two ranks are compared with those on one, in f32 gradient norms too. At the end one model answers multiple-choice
 questions in each layout. Prints a table of the largest relative differences, and exits with 1 if a run fails or
-differs. JOBS runs share the GPUs at a time.
+differs. JOBS runs share the GPUs at a time. With FEATURE the table begins there.
 """
 
 import argparse
@@ -127,6 +127,7 @@ def main():
     parser.add_argument("trainer")
     parser.add_argument("--device", default="")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--from", dest="first", default="none")
     arguments = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory() as temporary, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
@@ -134,6 +135,8 @@ def main():
         write_data(folder)
         runs = Runs(str(Path(arguments.trainer).resolve()), arguments.device, folder)
         allowed = {name: TOLERANCES[precision] for name, (precision, _) in features(folder).items()}
+        names = list(allowed)
+        allowed = {name: allowed[name] for name in names[names.index(arguments.first):]}
         layouts = [None, *LAYOUTS]
         futures = {(name, layout): pool.submit(runs.train, name, layout) for name in allowed for layout in layouts}
         print("| feature | " + " | ".join(LAYOUTS) + " |\n|" + "---|" * (1 + len(LAYOUTS)), flush=True)
