@@ -1,15 +1,11 @@
 // The update. AdamW reads grad, master and both moments once and writes master, moments and the rounded copy once.
 #include "table.cuh"
 
-// From sums of squared gradients, which are added up in f64, to the clip factor. One warp.
-KERNEL(clip_scale)(const float* square_sums, u32 count, const Control* control, Status* status) {
+// From the sum of squared gradients to the clip factor. One thread.
+KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* status) {
     begin_kernel();
-    double total = 0.0;
-    for (u32 i = threadIdx.x; i < count; i += 32) total += square_sums[i];
-    total = warp_sum(total);
-    if (threadIdx.x != 0) return;
     float inverse = control->inverse_loss_scale, clip = control->clip;
-    float norm = sqrtf((float)total) * inverse;
+    float norm = sqrtf(*square_sum) * inverse;
     bool finite = fabsf(norm) <= 3.4028235e38f;
     status->grad_norm = norm;
     status->finite = status->applies = finite;

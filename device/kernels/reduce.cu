@@ -44,14 +44,11 @@ KERNEL(sum_chunks)(const __grid_constant__ Sums op) {
     if (threadIdx.x == 0) op.partial[blockIdx.x] = sum;
 }
 
-// total (+)= sum of all partial sums, rounded once. With `keep_lost` what rounding took goes next to it. One block.
-KERNEL(add_partial_sums)(const double* partial, u64 count, float* total, u32 accumulate, u32 keep_lost) {
+// total (+)= sum of all partial sums, rounded once. One block.
+KERNEL(add_partial_sums)(const double* partial, u64 count, float* total, u32 accumulate) {
     begin_kernel();
     double sum = 0.0;
     for (u64 i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
     sum = block_sum(sum);
-    if (threadIdx.x != 0) return;
-    float rounded = (float)sum;
-    total[0] = accumulate ? total[0] + rounded : rounded;
-    if (keep_lost) total[1] = isfinite(rounded) ? (float)(sum - rounded) : 0.0f;
+    if (threadIdx.x == 0) *total = accumulate ? *total + (float)sum : (float)sum;
 }

@@ -133,9 +133,9 @@ pub struct Variant {
     pub gathers: bool,
     /// The first microbatch's forward makes the 8-bit copies of weights.
     pub quantizes: bool,
-    /// It is the last region to add to its layer's gradients: the last microbatch's backward, or its weight gradients where
-    /// backwards are split. Sums over ranks and the gradient norm's sums begin there.
-    pub completes: bool,
+    /// The last region to add to its layer's gradients reduces them: the last microbatch's backward, or its weight gradients
+    /// where backwards are split.
+    pub reduces: bool,
     /// Gradients of the step's first microbatch overwrite `main_grad`. Those of later ones are added to it.
     pub overwrites: bool,
 }
@@ -238,7 +238,7 @@ impl std::fmt::Display for Variant {
         let words = [
             (self.gathers, "gathering"),
             (self.quantizes, "quantizing"),
-            (self.completes, "reducing"),
+            (self.reduces, "reducing"),
             (self.overwrites, "overwriting"),
         ];
         let words: Vec<&str> = words.iter().filter(|(does, _)| *does).map(|(_, word)| *word).collect();

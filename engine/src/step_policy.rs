@@ -235,9 +235,7 @@ impl Policy for StepPolicy {
 
     fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Variant {
         let (train, shape) = (mode.trains(), &self.shape);
-        // A graph of a layer that reduces nothing does the same in all microbatches.
-        let differs = shape.reduces || !self.captures_layers;
-        let last = |microbatch: usize| train && differs && microbatch == microbatches - 1;
+        let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
         let Some((_, microbatch)) = region.place() else { return Variant::default() };
         let first = microbatch == 0;
         let (gathers, quantizes, overwrites) = (shape.gathers && first, shape.quantizes && first, train && first);
@@ -245,13 +243,13 @@ impl Policy for StepPolicy {
             // Of all forwards, that of the head alone computes gradients. The embedding's backward always adds to its gradient,
             // and still gets a graph of its own for the first microbatch: a second one costs little.
             Region::Forward { layer, .. } if layer + 1 == shape.layers => {
-                Variant { gathers, quantizes, completes: false, overwrites }
+                Variant { gathers, quantizes, reduces: false, overwrites }
             }
             Region::Forward { .. } => Variant { gathers, quantizes, ..Variant::default() },
             Region::Backward { .. } => {
-                Variant { completes: !shape.splits_backward && last(microbatch), overwrites, ..Variant::default() }
+                Variant { reduces: !shape.splits_backward && last(microbatch), overwrites, ..Variant::default() }
             }
-            Region::WeightGradients { .. } => Variant { completes: last(microbatch), overwrites, ..Variant::default() },
+            Region::WeightGradients { .. } => Variant { reduces: last(microbatch), overwrites, ..Variant::default() },
             Region::Module { pass: Pass::Forward, .. } => Variant { quantizes, ..Variant::default() },
             Region::Module { .. } => Variant { overwrites, ..Variant::default() },
             _ => Variant::default(),

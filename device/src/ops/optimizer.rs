@@ -5,13 +5,12 @@ use std::sync::Arc;
 use super::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements};
 use crate::{DType, Result, Tensor};
 
-/// `total = sum of x^2` over all tensors, accumulated in f64 in fixed chunks and rounded once. Two values keep more of the sum:
-/// the rounded one, and what rounding took from it. So sums of several such totals hardly depend on what was summed in which.
+/// `total (+)= sum of x^2` over all tensors, accumulated in f64 in fixed chunks and rounded once.
 #[derive(Clone, Debug)]
 pub struct SquareSum {
     /// f32, any shapes.
     pub inputs: Arc<[Tensor]>,
-    /// `(1)` or `(2)`, f32.
+    /// `(1)`, f32.
     pub total: Tensor,
 }
 
@@ -23,8 +22,7 @@ impl Operation for SquareSum {
             ensure_dtype(Self::NAME, "inputs", input, DType::F32)?;
         }
         ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
-        let values = self.total.elements();
-        ensure(Self::NAME, matches!(values, 1 | 2), || format!("`total` has {values} values, not one or two"))
+        ensure_elements(Self::NAME, "total", &self.total, 1)
     }
 
     fn accesses(&self) -> Accesses {
@@ -32,12 +30,12 @@ impl Operation for SquareSum {
     }
 }
 
-/// From sums of squared gradients to [`Status`]: norm = `sqrt(sum of square_sums) * inverse_loss_scale`, `finite` and
+/// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite` and
 /// `applies`, `grad_factor = min(1, clip / (norm + 1e-6)) * inverse_loss_scale`, and `applied` or `skipped` advanced by one.
 #[derive(Clone, Debug)]
 pub struct ClipScale {
-    /// Any shape, f32. They are added up in f64, and the total is rounded once.
-    pub square_sums: Tensor,
+    /// `(1)`, f32.
+    pub square_sum: Tensor,
     /// u8, a [`super::Control`].
     pub control: Tensor,
     /// u8, a [`Status`], updated.
@@ -48,12 +46,13 @@ impl Operation for ClipScale {
     const NAME: &'static str = "clip_scale";
 
     fn check(&self) -> Result<()> {
-        ensure_dtype(Self::NAME, "square_sums", &self.square_sums, DType::F32)?;
+        ensure_dtype(Self::NAME, "square_sum", &self.square_sum, DType::F32)?;
+        ensure_elements(Self::NAME, "square_sum", &self.square_sum, 1)?;
         ensure_elements(Self::NAME, "status", &self.status, size_of::<Status>())
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.square_sums, self.control, self.status], [self.status])
+        Accesses::new([self.square_sum, self.control, self.status], [self.status])
     }
 }
 

@@ -82,13 +82,19 @@ impl DataParallelSync {
         })
     }
 
-    /// Starts to reduce the buckets that the backward of `layer` completed, and then what reads their sums. It is called at
-    /// the start of the next backward region.
+    /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
+    fn after(&self, layer: usize) -> Option<usize> {
+        let at = self.layers.iter().position(|&here| here == layer)?;
+        self.layers.get(at + 1).copied()
+    }
+
+    /// Starts to reduce the buckets that the previous backward region completed. It is called at the start of the backward
+    /// region of `layer`.
     ///
     /// # Errors
     /// A failed collective.
-    pub fn start(&self, cx: &StepContext<'_>, layer: usize, then: Vec<Op>) -> Result<Fork> {
-        self.reduce(cx, Some(layer), then)
+    pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
+        self.reduce(cx, self.after(layer), &[])
     }
 
     /// Reduces the buckets that the last backward completed, and other small sums such as the loss, and joins all reductions.
@@ -96,7 +102,6 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        let others = others.iter().map(|&tensor| self.sum_of(tensor)).collect();
         cx.join(self.reduce(cx, self.layers.first().copied(), others)?)
     }
 
@@ -105,7 +110,16 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
-        cx.join(self.reduce(cx, None, vec![self.sum_of(tensor)])?)
+        cx.join(self.reduce(cx, None, &[tensor])?)
+    }
+
+    /// Starts to gather the buckets that the layer after `layer` is the first to read. It is called inside the forward
+    /// region of `layer` for the first microbatch, which joins the fork at its end.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
+        self.gather(cx, self.after(layer))
     }
 
     /// Whether all weights are gathered from the beginning of a step on.
@@ -144,11 +158,7 @@ impl DataParallelSync {
         cx.join(self.gather(cx, self.layers.first().copied())?)
     }
 
-    /// Starts to gather the buckets that `layer` is the first to read; `None`: there is no such layer.
-    ///
-    /// # Errors
-    /// A failed collective.
-    pub fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
+    fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
         let of_layer = self.buckets.iter().filter(|bucket| self.shard.is_part() && Some(bucket.layer) == layer);
         let transfers = |bucket: &BucketMemory| {
             let gather = Collective {
@@ -184,14 +194,12 @@ impl DataParallelSync {
         scales.chain([agree.into()]).chain(part.weights.iter().flat_map(quantize)).collect()
     }
 
-    /// Reduces a layer's buckets, and then does what else there is to do.
-    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, then: Vec<Op>) -> Result<Fork> {
+    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {
         let buckets = self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer);
-        cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(then))
-    }
-
-    fn sum_of(&self, tensor: Tensor) -> Op {
-        Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor).into()
+        let sum = |&tensor: &Tensor| {
+            Op::from(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor))
+        };
+        cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)))
     }
 
     /// The operations that sum a bucket over the ranks. With a distributed optimizer this rank receives the sum of its own

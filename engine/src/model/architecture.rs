@@ -56,14 +56,6 @@ pub struct Model {
     pub losses: usize,
 }
 
-impl Model {
-    /// The layer here that comes after `layer` in forward, and so before it in backward.
-    pub(crate) fn layer_after(&self, layer: usize) -> Option<usize> {
-        let layers = self.chunks.iter().flat_map(|chunk| chunk.first..=chunk.last());
-        layers.skip_while(|&here| here != layer).nth(1)
-    }
-}
-
 /// Builds a model's layers over its parameters, once these have memory.
 pub type Build = dyn Fn(&Params, StepTensors) -> Model;
 

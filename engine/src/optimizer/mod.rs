@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use device::ops::{ClipScale, Status};
-use device::{Area, Communicator, DType, Device, Op, Tensor};
+use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
 use crate::params::{ALIGNMENT, Param, Params};
@@ -135,7 +135,7 @@ impl Optimizer {
             });
             updates.push(rule.update(update.collect(), control, &ranks));
         }
-        let norm = GradNorm::new(device, params, norm_groups)?;
+        let norm = GradNorm::new(params, norm_groups);
         let mut state_names = Vec::new();
         for name in groups.iter().flat_map(|group| group.rule.state()) {
             if !state_names.contains(name) {
@@ -155,22 +155,15 @@ impl Optimizer {
         Ok(self)
     }
 
-    /// Operations of the gradient norm that need no later gradients than those of `layer`. They are part of a step in
-    /// which no layer has a graph of its own. Then they run after the layer's gradients are complete and summed over the
-    /// data-parallel ranks, and before [`Optimizer::update`].
-    pub(crate) fn squares_of_layer(&self, cx: &StepContext<'_>, layer: usize) -> Vec<Op> {
-        self.norm.of_layer(cx, layer)
-    }
-
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite, or when the
     /// step is a spike and such steps are skipped.
     ///
     /// # Errors
     /// Errors of the device.
     pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let square_sums = self.norm.square_sums(cx)?;
+        let square_sum = self.norm.square_sum(cx)?;
         let StepControl { control, status } = self.control;
-        cx.run(ClipScale { square_sums, control, status })?;
+        cx.run(ClipScale { square_sum, control, status })?;
         if let Some(spikes) = &self.spikes {
             spikes.submit(cx)?;
         }

@@ -230,7 +230,9 @@ impl StepProgram {
         microbatch: usize,
     ) -> Result<Tensor> {
         let _span = tracing::debug_span!("layer", layer).entered();
-        cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| self.complete(cx, layer, |cx| head.backward(cx)))
+        cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| {
+            self.reduce_during(cx, layer, |cx| head.backward(cx))
+        })
     }
 
     /// Runs a chunk's layers backward, from the gradient of its last output to the gradient of its first input.
@@ -239,7 +241,7 @@ impl StepProgram {
             let layer = chunk.first + at;
             let _span = tracing::debug_span!("layer", layer).entered();
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                self.complete(cx, layer, |cx| module.backward(cx, grad))
+                self.reduce_during(cx, layer, |cx| module.backward(cx, grad))
             })?;
         }
         Ok(grad)
@@ -250,7 +252,7 @@ impl StepProgram {
         for layer in (chunk.first..=chunk.last()).rev() {
             let _span = tracing::debug_span!("layer", layer).entered();
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
-                self.complete(cx, layer, |cx| match chunk.layers.get(layer - chunk.first) {
+                self.reduce_during(cx, layer, |cx| match chunk.layers.get(layer - chunk.first) {
                     Some(module) => module.weight_gradients(cx),
                     None => cx.run_deferred(),
                 })
@@ -272,32 +274,25 @@ impl StepProgram {
             ranks.wait_for(cx, layer)?;
             return forward(cx);
         }
-        let gather = ranks.gather(cx, self.model.layer_after(layer))?;
+        let gather = ranks.gather_next(cx, layer)?;
         let output = forward(cx)?;
         cx.join(gather)?;
         Ok(output)
     }
 
-    /// Runs work that adds to a layer's gradients. If it is the last such work of the step, what the previous region completed
-    /// is reduced over the data-parallel ranks and counted for the gradient norm meanwhile. Where layers have graphs of their
-    /// own, the end of the graph waits for the reductions; otherwise nothing does before [`StepProgram::finish_gradients`].
-    fn complete<T>(
+    /// Runs work that adds to a layer's gradients. If it is the last such work of the step, the buckets that the previous
+    /// region completed are reduced over the data-parallel ranks meanwhile. Where layers have graphs of their own, the end of the
+    /// graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
+    fn reduce_during<T>(
         &self,
         cx: &mut StepContext<'_>,
         layer: usize,
         work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        if !cx.variant().completes {
+        if !cx.variant().reduces {
             return work(cx);
         }
-        let mut reduction = None;
-        if let Some(completed) = self.model.layer_after(layer) {
-            let squares = self.optimizer.squares_of_layer(cx, completed);
-            match &self.data_parallel {
-                Some(ranks) => reduction = Some(ranks.start(cx, completed, squares)?),
-                None => squares.into_iter().try_for_each(|op| cx.branch(op))?,
-            }
-        }
+        let reduction = self.data_parallel.as_ref().map(|ranks| ranks.start(cx, layer)).transpose()?;
         let output = work(cx)?;
         if let Some(ranks) = &self.partial_gradients {
             ranks.sum(cx, layer)?;

@@ -17,7 +17,6 @@ mod fp8_parity;
 mod fp8_ranks;
 mod frozen;
 mod grad_reduce;
-mod gradient_norm;
 mod graph_modules;
 mod hooks;
 mod kept_losses;

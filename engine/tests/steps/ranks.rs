@@ -188,10 +188,7 @@ fn in_one_graph_no_backward_waits_for_a_reduction_and_no_forward_for_the_weights
         let reductions = of_kind(if distributed_optimizer { "/reduce_scatter" } else { "/all_reduce" });
         assert!(reductions.len() > 2, "{:?}", graph.nodes);
         let after_reductions = graph.waits_for(&reductions);
-        // The squares of reduced gradients are summed right after the reduction, beside the backward too.
-        let squares = of_kind("/square_sum");
-        let beside = |at: &usize| reductions.contains(at) || squares.contains(at);
-        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| !beside(at)) {
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| !reductions.contains(at)) {
             assert!(!(after_reductions[at] && node.contains("backward of layer")), "{node} waits for a reduction");
         }
         if distributed_optimizer {

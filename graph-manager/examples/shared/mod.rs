@@ -257,7 +257,7 @@ impl Mlp {
         };
         let mut update: Vec<Op> = vec![
             SquareSum { inputs: parts().map(|(_, grad)| grad).collect(), total: square_sum }.into(),
-            ClipScale { square_sums: square_sum, control, status }.into(),
+            ClipScale { square_sum, control, status }.into(),
             Sgd { tensors: parts().map(sgd).collect(), momentum: 0.0, control, status }.into(),
         ];
         // The next step adds to gradients of 0.

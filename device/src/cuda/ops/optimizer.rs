@@ -2,14 +2,13 @@
 
 use super::table::for_each_table;
 use crate::cuda::Queue;
-use crate::cuda::kernels::{Arg, Grid};
+use crate::cuda::kernels::Grid;
 use crate::ops::{AdamW, ClipScale, DecayedStep, Lion, NesterovMomentum, Sgd};
 use crate::{DType, Result, Tensor};
 
 /// See [`ClipScale`].
 pub(super) fn clip_scale(op: &ClipScale, queue: &Queue<'_>) -> Result<()> {
-    let count = Arg::U32(op.square_sums.elements() as u32);
-    queue.launch("clip_scale", Grid::line(1, 32), &[op.square_sums.into(), count, op.control.into(), op.status.into()])
+    queue.launch("clip_scale", Grid::line(1, 1), &[op.square_sum.into(), op.control.into(), op.status.into()])
 }
 
 /// `Parameter` of `kernels/optimizer.cu`; 0 is the null pointer.

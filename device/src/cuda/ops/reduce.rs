@@ -54,17 +54,10 @@ fn sum(inputs: &[Tensor], square: bool, total: &Tensor, accumulate: bool, queue:
             queue.launch_block("sum_chunks", Grid::line(chunks, 256), &block)
         },
     )?;
-    let keep_lost = total.elements() == 2;
     queue.launch(
         "add_partial_sums",
         Grid::line(1, 1024),
-        &[
-            Arg::Pointer(queue.scratch),
-            Arg::U64(partials as u64),
-            (*total).into(),
-            Arg::U32(accumulate.into()),
-            Arg::U32(keep_lost.into()),
-        ],
+        &[Arg::Pointer(queue.scratch), Arg::U64(partials as u64), (*total).into(), Arg::U32(accumulate.into())],
     )
 }
 

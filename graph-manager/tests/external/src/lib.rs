@@ -167,7 +167,7 @@ impl Training {
         let sgd = |&(master, grad)| SgdTensors { master, compute: None, grad, momentum: None, weight_decay: 0.0, lr_multiplier: 1.0 };
         let update = vec![
             SquareSum { inputs: parameters.iter().map(|(_, grad)| *grad).collect(), total: square_sum }.into(),
-            ClipScale { square_sums: square_sum, control, status }.into(),
+            ClipScale { square_sum, control, status }.into(),
             Sgd { tensors: parameters.iter().map(sgd).collect(), momentum: 0.0, control, status }.into(),
         ];
         let network = Network { blocks, control, update };
