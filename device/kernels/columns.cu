@@ -47,23 +47,45 @@ template <class T, int N> void column_sums(const T* input, float* partial, u32 r
     }
 FOR_EACH_FLOAT(COLUMN_SUMS)
 
-// output[c] (+)= sum of partial[output, chunk, c] over the chunks, for each of as many outputs as the grid has rows. A
-// block is 32 columns by 32 threads of chunks.
-KERNEL(add_partial_columns)
-(const float* partial, float* first, float* second, float* third, u32 chunks, u32 columns, u32 accumulate) {
+struct PartialColumns {
+    const float* partial; // (parts, columns)
+    float* output;        // (columns)
+    u32 parts;
+    u32 columns;
+};
+
+struct PartialSums {
+    PartialColumns sums[16];
+    u32 accumulate;
+    u32 reserved;
+};
+
+// output[c] (+)= sum of partial[part, c] over the parts, for each of as many sums as the grid has rows. A block is 32
+// columns by 32 threads, each of which has every 32nd part.
+KERNEL(add_partial_columns)(const __grid_constant__ PartialSums op) {
     begin_kernel();
     __shared__ float sums[32][32];
-    float* output = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
-    partial += (u64)blockIdx.y * chunks * columns;
+    const PartialColumns& entry = op.sums[blockIdx.y];
+    const float* partial = entry.partial;
+    u32 parts = entry.parts, columns = entry.columns;
     u32 lane = threadIdx.x % 32, part = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     float total = 0.0f;
     if (column < columns) {
-        for (u32 chunk = part; chunk < chunks; chunk += 32) total += partial[(u64)chunk * columns + column];
+        const u32 LOADS = 8; // in flight
+        u32 p = part;
+        for (; p + (LOADS - 1) * 32 < parts; p += LOADS * 32) {
+            float x[LOADS];
+#pragma unroll
+            for (u32 i = 0; i < LOADS; i++) x[i] = partial[(u64)(p + i * 32) * columns + column];
+#pragma unroll
+            for (u32 i = 0; i < LOADS; i++) total += x[i];
+        }
+        for (; p < parts; p += 32) total += partial[(u64)p * columns + column];
     }
     sums[part][lane] = total;
     __syncthreads();
     if (part != 0 || column >= columns) return;
     float sum = 0.0f;
     for (int p = 0; p < 32; p++) sum += sums[p][lane];
-    output[column] = accumulate ? output[column] + sum : sum;
+    entry.output[column] = op.accumulate ? entry.output[column] + sum : sum;
 }

@@ -1,8 +1,8 @@
 // Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`. The column sums of the
 // parameter gradients, and with SUMS those of `grad_residual`, stay in registers from row to row. In the end they go to
 // `partial`, (sums, blocks, hidden) f32: weight and bias if their gradients are wanted, `grad_residual`.
-// `add_partial_columns` adds them up. It moves four tensors of (rows, hidden), and the partial sums twice: 6 % more with two sums at (16384, 2048) bf16
-// in 528 blocks, most of it in L2.
+// `add_partial_columns` adds them up. It moves four tensors of (rows, hidden), and the partial sums twice: 6 % more with
+// two sums at (16384, 2048) bf16 in 528 blocks, most of it in L2.
 #include "rows.cuh"
 
 struct NormBackward {
@@ -19,7 +19,7 @@ struct NormBackward {
     u32 with_weight;
     u32 with_bias;
     float weight_offset; // added to the weight
-    u32 reserved;
+    u32 with_sums; // of `grad_residual`
 };
 
 // What a thread has of a row.
@@ -154,18 +154,21 @@ FOR_EACH_ROW_SHAPE(NORM_BACKWARD)
 // For any size and address. The columns' sums come first, since `grad_input` may overwrite an input.
 template <class T> void norm_backward_columns(const NormBackward& op) {
     const T *input = (const T*)op.input, *grad_output = (const T*)op.grad_output;
+    const T* residual = (const T*)op.grad_residual;
     u32 blocks = gridDim.y, column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= op.hidden) return;
-    float grad_weight = 0.0f, grad_bias = 0.0f;
+    float grad_weight = 0.0f, grad_bias = 0.0f, sum = 0.0f;
     for (u64 row = blockIdx.y; row < op.rows; row += blocks) {
         u64 at = row * op.hidden + column;
         float dy = value(grad_output + at), mean = op.mean ? op.mean[row] : 0.0f;
         grad_weight += dy * ((value(input + at) - mean) * op.rstd[row]);
         grad_bias += dy;
+        if (op.with_sums) sum += value(residual + at);
     }
     float* partial = op.partial + (u64)blockIdx.y * op.hidden + column;
     if (op.with_weight) *partial = grad_weight, partial += (u64)blocks * op.hidden;
-    if (op.with_bias) *partial = grad_bias;
+    if (op.with_bias) *partial = grad_bias, partial += (u64)blocks * op.hidden;
+    if (op.with_sums) *partial = sum;
 }
 
 template <class T> void norm_backward_any(const NormBackward& op) {

@@ -4,8 +4,9 @@ use super::Device;
 use crate::Result;
 use crate::backend::DeviceBackend;
 use crate::checker::Checked;
-use crate::cuda::{Counters, GpuProperties};
+use crate::cuda::{Counters, GpuProperties, norm_parts};
 use crate::host::memory::available;
+use crate::ops::NormBackward;
 
 impl Device {
     /// The GPU's properties. `None` on the host.
@@ -52,6 +53,14 @@ impl Device {
     /// What was checked for races and stale reads so far. `None` on a device that does not check.
     pub fn checked(&self) -> Option<Checked> {
         self.peek().checker.as_ref().map(|checker| checker.checked)
+    }
+
+    /// The number of parts for [`NormBackward::partial`] that is fastest here.
+    pub fn norm_parts(&self, op: &NormBackward) -> usize {
+        match &self.peek().backend {
+            DeviceBackend::Host(_) => 1,
+            DeviceBackend::Cuda(cuda) => norm_parts(op, cuda.gpu.properties.multiprocessors as usize),
+        }
     }
 
     /// Counts of what a steady step must not do. On the host all are 0.

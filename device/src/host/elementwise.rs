@@ -1,7 +1,7 @@
 //! Copies, sums and constants.
 
 use super::{Pool, view};
-use crate::ops::{Add, BiasGrad, Copy, CopyColumns, Fill, Poison};
+use crate::ops::{Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, PartialColumns, Poison};
 use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
 /// Elements of one task.
@@ -137,6 +137,15 @@ pub(super) fn column_sums<'a, T: 'a>(
         sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f(x));
     }
     sums
+}
+
+/// See [`AddPartialColumns`].
+pub(super) fn add_partial_columns(op: &AddPartialColumns) {
+    for PartialColumns { partial, output } in op.sums.iter() {
+        let columns = partial.shape.last();
+        let parts: Vec<Vec<f32>> = view::read::<f32>(partial).chunks(columns).map(<[f32]>::to_vec).collect();
+        store_sums(&parts, output, op.accumulate);
+    }
 }
 
 /// Adds partial sums in order: to the values of `output` with `accumulate`, else to 0.

@@ -64,9 +64,24 @@ fn forward<T: Float>(op: &Norm, pool: &Pool) {
     });
 }
 
-/// See [`NormBackward`].
+/// See [`NormBackward`]. Of parts that are wanted the first has the whole sum, the others are 0.
 pub(super) fn norm_backward(op: &NormBackward, pool: &Pool) {
-    with_float!(op.grad_input.dtype, T => backward::<T>(op, pool));
+    let Some(partial) = op.partial else {
+        with_float!(op.grad_input.dtype, T => backward::<T>(op, pool));
+        return;
+    };
+    view::write::<f32>(&partial).fill(0.0);
+    let mut sums = (0..partial.shape.sizes()[0]).map(|at| partial.at(at).at(0));
+    let mut first_part = |gradient: Option<Tensor>| gradient.and_then(|_| sums.next());
+    let whole = NormBackward {
+        grad_weight: first_part(op.grad_weight),
+        grad_bias: first_part(op.grad_bias),
+        grad_residual_sums: first_part(op.grad_residual_sums),
+        accumulate: false,
+        partial: None,
+        ..op.clone()
+    };
+    with_float!(op.grad_input.dtype, T => backward::<T>(&whole, pool));
 }
 
 fn backward<T: Float>(op: &NormBackward, pool: &Pool) {

@@ -18,6 +18,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::Custom(op) => return custom::custom(op, pool),
         Op::Gemm(op) => gemm::gemm(op, pool),
         Op::BiasGrad(op) => elementwise::bias_grad(op, pool),
+        Op::AddPartialColumns(op) => elementwise::add_partial_columns(op),
         Op::Add(op) => elementwise::add(op, pool),
         Op::Copy(op) => elementwise::copy(op, pool),
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),

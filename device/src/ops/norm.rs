@@ -1,6 +1,6 @@
 //! Normalisation over the hidden axis, with the residual add before it.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, PartialColumns, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
 /// Which normalisation.
@@ -110,6 +110,9 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
 ///
 /// `grad_residual` is also the gradient of what is added to `sum` later. If that is the output of a linear layer,
 /// `grad_residual_sums` is the gradient of the layer's bias.
+///
+/// With `partial` the parameter gradients are not written. Their parts stay there, and [`AddPartialColumns`] adds up
+/// what [`NormBackward::partial_sums`] returns, to the same bits.
 #[derive(Clone, Debug)]
 pub struct NormBackward {
     /// Which normalisation.
@@ -136,6 +139,23 @@ pub struct NormBackward {
     pub grad_residual_sums: Option<Tensor>,
     /// Add to the parameter gradients instead of overwriting them.
     pub accumulate: bool,
+    /// `(parameter gradients, parts, hidden)`, f32. [`Device::norm_parts`](crate::Device::norm_parts) says how many parts
+    /// suit the device; any number is right.
+    pub partial: Option<Tensor>,
+}
+
+impl NormBackward {
+    /// The parameter gradients that are wanted.
+    pub fn parameter_gradients(&self) -> impl Iterator<Item = Tensor> {
+        [self.grad_weight, self.grad_bias, self.grad_residual_sums].into_iter().flatten()
+    }
+
+    /// The sums of columns that are left in `partial`; none without it.
+    pub fn partial_sums(&self) -> Vec<PartialColumns> {
+        let Some(partial) = self.partial else { return Vec::new() };
+        let sum = |(at, output)| PartialColumns { partial: partial.at(at), output };
+        self.parameter_gradients().enumerate().map(sum).collect()
+    }
 }
 
 impl Operation for NormBackward {
@@ -179,19 +199,22 @@ impl Operation for NormBackward {
                 ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
             }
         }
-        Ok(())
+        let Some(partial) = self.partial else { return Ok(()) };
+        ensure_dtype(Self::NAME, "partial", &partial, DType::F32)?;
+        let sizes = partial.shape.sizes();
+        let wanted = self.parameter_gradients().count();
+        let fits = matches!(*sizes, [sums, parts, columns] if (sums, columns) == (wanted, hidden) && parts > 0);
+        ensure(Self::NAME, fits, || format!("`partial` is {sizes:?}, not (parameter gradients, parts, {hidden})"))
     }
 
     fn accesses(&self) -> Accesses {
         let base = Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input])
             .reads(self.mean)
-            .reads(self.grad_residual)
-            .writes(self.grad_weight)
-            .writes(self.grad_bias)
-            .writes(self.grad_residual_sums);
-        if !self.accumulate {
-            return base;
+            .reads(self.grad_residual);
+        match self.partial {
+            Some(partial) => base.writes([partial]),
+            None if self.accumulate => base.writes(self.parameter_gradients()).reads(self.parameter_gradients()),
+            None => base.writes(self.parameter_gradients()),
         }
-        base.reads(self.grad_weight).reads(self.grad_bias).reads(self.grad_residual_sums)
     }
 }

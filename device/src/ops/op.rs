@@ -3,13 +3,13 @@
 use std::rc::Rc;
 
 use super::{
-    Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
-    ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu, GluBackward, HeadNorm,
-    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum,
-    Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary,
-    ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, UpdateScales,
-    WriteControl, WriteSampleRecord,
+    Accesses, Activation, ActivationBackward, AdamW, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
+    CachedAttention, ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin,
+    CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu,
+    GluBackward, HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial,
+    Mse, NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout,
+    ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows,
+    TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -51,6 +51,8 @@ operations! {
     Gemm,
     /// Column sums.
     BiasGrad,
+    /// Column sums from parts that other operations left.
+    AddPartialColumns,
     /// Elementwise sum.
     Add,
     /// Copy, converting between types.

@@ -167,6 +167,7 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
         grad_bias: layer.then(|| t.empty(&[hidden], DType::F32)),
         grad_residual_sums: None,
         accumulate: false,
+        partial: None,
     });
     let what = format!("{kind:?}, hidden {hidden}, {dtype} near {magnitude:e} with eps {eps:e}");
     let relative = if dtype == DType::Bf16 { 4e-3 } else { 1e-5 };

@@ -224,24 +224,44 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, kind: NormKind, with_residu
     let (dy, past) = (numbers(5, n, dtype), numbers(6, n, dtype));
     let before = numbers(7, hidden, F32);
     for (accumulate, in_place) in [(false, false), (true, true)] {
-        let past_t = t.put(&shape, dtype, &past);
-        let grad_input = if in_place { past_t } else { t.empty(&shape, dtype) };
-        let parameter = || t.put(&[hidden], F32, &before);
-        let (grad_weight, grad_bias, sums) = (parameter(), parameter(), parameter());
-        t.run(NormBackward {
-            kind,
-            input: sum.unwrap_or(input_t),
-            weight: weight_t,
-            mean,
-            rstd,
-            grad_output: t.put(&shape, dtype, &dy),
-            grad_residual: Some(past_t),
-            grad_input,
-            grad_weight: Some(grad_weight),
-            grad_bias: layer.then_some(grad_bias),
-            grad_residual_sums: Some(sums),
-            accumulate,
-        });
+        let backward = || {
+            let past_t = t.put(&shape, dtype, &past);
+            let parameter = || t.put(&[hidden], F32, &before);
+            NormBackward {
+                kind,
+                input: sum.unwrap_or(input_t),
+                weight: weight_t,
+                mean,
+                rstd,
+                grad_output: t.put(&shape, dtype, &dy),
+                grad_residual: Some(past_t),
+                grad_input: if in_place { past_t } else { t.empty(&shape, dtype) },
+                grad_weight: Some(parameter()),
+                grad_bias: layer.then(parameter),
+                grad_residual_sums: Some(parameter()),
+                accumulate,
+                partial: None,
+            }
+        };
+        let at_once = backward();
+        t.run(at_once.clone());
+        let gradients = |op: &NormBackward| op.parameter_gradients().map(|gradient| t.get(&gradient)).collect();
+        let all: Vec<Vec<f64>> = gradients(&at_once);
+        let own_parts = t.device.norm_parts(&at_once);
+        for parts in [own_parts, 1, 5] {
+            let op = backward();
+            let partial = Some(t.empty(&[all.len(), parts, hidden], F32));
+            let op = NormBackward { partial, ..op };
+            t.run(op.clone());
+            t.run(AddPartialColumns { sums: op.partial_sums().into(), accumulate });
+            let in_two: Vec<Vec<f64>> = gradients(&op);
+            assert_eq!(t.get(&op.grad_input), t.get(&at_once.grad_input), "the input gradient with {parts} parts");
+            in_two.iter().zip(&all).for_each(|(two, one)| assert_close("a gradient in two operations", F32, two, one));
+            // Without vectors of 16 bytes other kernels take other parts.
+            assert!(parts != own_parts || hidden % 8 != 0 || in_two == all, "in two operations, to the bit");
+        }
+        let (grad_input, sums) = (at_once.grad_input, at_once.grad_residual_sums.unwrap());
+        let (grad_weight, grad_bias) = (at_once.grad_weight.unwrap(), at_once.grad_bias);
         let offset = |gradient: Vec<f64>| -> Vec<f64> {
             gradient.iter().zip(&before).map(|(g, b)| if accumulate { g + b } else { *g }).collect()
         };
@@ -256,7 +276,7 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, kind: NormKind, with_residu
         assert_close("sums of the residual gradient", F32, &t.get(&sums), &offset(columns.collect()));
         let truth = offset(finite_differences(&weight, &dy, |weight| norm(&x, weight, &bias, kind)));
         assert_close("weight gradient", dtype, &t.get(&grad_weight), &truth);
-        if layer {
+        if let Some(grad_bias) = grad_bias {
             let truth = offset(finite_differences(&bias, &dy, |bias| norm(&x, &weight, bias, kind)));
             assert_close("bias gradient", dtype, &t.get(&grad_bias), &truth);
         }
@@ -526,6 +546,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             grad_bias: None,
             grad_residual_sums: None,
             accumulate: false,
+            partial: None,
         });
         let targets = t.ints(&[rows], &vec![3; rows]);
         let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));

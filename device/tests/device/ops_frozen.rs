@@ -44,6 +44,7 @@ fn check_norm(kind: NormKind, rows: usize, hidden: usize, dtype: DType, accumula
             grad_input,
             grad_weight: want(0),
             grad_residual_sums: want(1),
+            partial: None,
             grad_bias: if layer { want(2) } else { None },
             accumulate,
         });

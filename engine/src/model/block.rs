@@ -14,7 +14,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::layer::{Hidden, Layer};
 use super::norm::NormSpec;
 use super::part::PartSpec;
-use super::pending::PendingWeightGradients;
+use super::pending::{PendingSums, PendingWeightGradients};
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
 use crate::graph_options::GraphModule;
@@ -125,14 +125,16 @@ impl Layer for Block {
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
         let (mut grad, mut pending) = (grad, PendingWeightGradients::none());
+        let mut sums = PendingSums::default();
         for branch in self.branches.iter().rev() {
             let region = branch.region(cx);
             let before = std::mem::replace(&mut pending, PendingWeightGradients::none());
             grad = cx.region(region, grad, |cx, grad| {
-                let (grad, left) = branch.backward(cx, grad, before)?;
+                let (grad, left) = branch.backward(cx, grad, before, &mut sums)?;
                 if cx.current_region() == Some(region) {
                     // A replay of the next region would not run this code, so nothing may be left for it.
                     left.compute(cx)?;
+                    std::mem::take(&mut sums).add_up(cx)?;
                 } else {
                     pending = left;
                 }
@@ -140,6 +142,7 @@ impl Layer for Block {
             })?;
         }
         pending.compute(cx)?;
+        sums.add_up(cx)?;
         Ok(grad)
     }
 

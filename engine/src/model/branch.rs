@@ -8,7 +8,7 @@ use graph_manager::Result;
 use super::layer::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::part::{BlockPart, DecodeStep, Saved, SavedInput};
-use super::pending::PendingWeightGradients;
+use super::pending::{PendingSums, PendingWeightGradients};
 use crate::graph_options::GraphModule;
 use crate::params::Param;
 use crate::regions::Region;
@@ -107,16 +107,18 @@ impl Branch {
         cx.part(self.number, |cx| cx.save_for_backward(saved))
     }
 
-    /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`].
+    /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`]. The
+    /// norms leave their parameter gradients to `sums`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
         grad: Tensor,
         pending: PendingWeightGradients,
+        sums: &mut PendingSums,
     ) -> Result<(Tensor, PendingWeightGradients)> {
         let saved: SavedBranch = cx.part(self.number, |cx| cx.saved())?;
         let grad_output = match (&self.output_norm, &saved.output) {
-            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None)?,
+            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, sums)?,
             _ => grad,
         };
         let input = match (&self.norm, &saved.stream) {
@@ -127,7 +129,7 @@ impl Branch {
         let (grad_read, pending) = self.part.backward(cx, grad_output, input, &saved.part, pending)?;
         let grad = match (&self.norm, &saved.stream) {
             (Some(norm), SavedStream::Normed(saved)) => {
-                norm.backward(cx, saved, grad_read, Some(grad), self.output_bias)?
+                norm.backward(cx, saved, grad_read, Some((grad, self.output_bias)), sums)?
             }
             _ => {
                 let output = cx.tensor("grad_residual", grad.shape, grad.dtype)?;

@@ -12,6 +12,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::TOKEN_TABLE;
 use super::layer::{Hidden, LossHead};
 use super::norm::{NormLayer, NormSpec, SavedNorm};
+use super::pending::PendingSums;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
@@ -122,7 +123,10 @@ impl LossHead for LanguageHead {
     fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
         let saved: Saved = cx.saved()?;
         let grad_normed = self.region.reduce(cx, "grad_normed_here", saved.grad_normed)?;
-        self.norm.backward(cx, &saved.norm, grad_normed, None, None)
+        let mut sums = PendingSums::default();
+        let grad = self.norm.backward(cx, &saved.norm, grad_normed, None, &mut sums)?;
+        sums.add_up(cx)?;
+        Ok(grad)
     }
 }
 

@@ -4,6 +4,7 @@ use device::ops::{Norm, NormBackward, NormKind, QuantizeSource};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use super::pending::PendingSums;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
@@ -163,17 +164,19 @@ impl NormLayer {
     }
 
     /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which arrives by the residual
-    /// path. The sum of the latter over all rows, `(hidden)`, goes to the gradient of `output_bias`.
+    /// path. The sum of the latter over all rows, `(hidden)`, is the gradient of `output_bias`. Parameter gradients are
+    /// left to `sums`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
         saved: &SavedNorm,
         grad_output: Tensor,
-        grad_residual: Option<Tensor>,
-        output_bias: Option<Param>,
+        grad_residual: Option<(Tensor, Option<Param>)>,
+        sums: &mut PendingSums,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
-        cx.run(NormBackward {
+        let (grad_residual, output_bias) = grad_residual.unzip();
+        let op = NormBackward {
             kind: self.kind,
             input: saved.input,
             weight: self.weight.weight,
@@ -184,9 +187,20 @@ impl NormLayer {
             grad_input,
             grad_weight: self.weight.grad,
             grad_bias: self.bias.and_then(|bias| bias.grad),
-            grad_residual_sums: output_bias.and_then(|bias| bias.grad),
+            grad_residual_sums: output_bias.flatten().and_then(|bias| bias.grad),
             accumulate: !cx.variant().overwrites,
-        })?;
+            partial: None,
+        };
+        let gradients = op.parameter_gradients().count();
+        if gradients == 0 {
+            cx.run(op)?;
+            return Ok(grad_input);
+        }
+        let parts = cx.compute().device().norm_parts(&op);
+        let partial = cx.tensor("norm_gradient_parts", [gradients, parts, saved.input.shape.last()], DType::F32)?;
+        let op = NormBackward { partial: Some(partial), ..op };
+        sums.extend(op.partial_sums());
+        cx.run(op)?;
         Ok(grad_input)
     }
 }

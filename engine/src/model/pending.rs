@@ -1,7 +1,7 @@
-//! Work under way around a linear layer: the gather of its input, and its weight gradients.
+//! Work under way around a layer: the gather of a linear layer's input, its weight gradients, and sums of columns.
 
 use device::Tensor;
-use device::ops::{Fp8Matrix, QuantizeSource, Scale};
+use device::ops::{AddPartialColumns, Fp8Matrix, PartialColumns, QuantizeSource, Scale};
 use graph_manager::Result;
 
 use super::linear::Linear;
@@ -138,5 +138,27 @@ impl PendingWeightGradients {
     pub(crate) fn compute(self, cx: &mut StepContext<'_>) -> Result<()> {
         let Some((linear, input, grad_output)) = self.0 else { return Ok(()) };
         linear.wgrad(cx, input, grad_output)
+    }
+}
+
+/// Parameter gradients whose parts are there, of all norms of a block. One operation adds them up.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct PendingSums(Vec<PartialColumns>);
+
+impl PendingSums {
+    pub(super) fn extend(&mut self, sums: Vec<PartialColumns>) {
+        self.0.extend(sums);
+    }
+
+    /// Adds them up, if any are left. It is the end of the region that left the parts.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn add_up(self, cx: &StepContext<'_>) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: !cx.variant().overwrites })
     }
 }

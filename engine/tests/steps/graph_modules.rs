@@ -239,7 +239,12 @@ fn a_module_graph_is_named_for_its_module_and_holds_its_operations_alone() {
             if pass == "backward" {
                 parts.reverse();
             }
-            let joined: Vec<String> = parts.iter().flat_map(|nodes| operations(nodes)).collect();
+            let mut joined: Vec<String> = parts.iter().flat_map(|nodes| operations(nodes)).collect();
+            if pass == "backward" {
+                // The first module adds up the gradients of its norm, where a whole block does that for all norms at once.
+                let sums = joined.iter().position(|node| node == "add_partial_columns").unwrap();
+                joined.remove(sums);
+            }
             assert_eq!(joined, operations(&whole[&place]), "{place}");
         }
     }

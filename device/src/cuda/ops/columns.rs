@@ -1,9 +1,11 @@
 //! Sums of columns.
 
+use bytemuck::Zeroable;
+
 use super::shape::LoadWidth;
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
-use crate::ops::BiasGrad;
+use crate::ops::{AddPartialColumns, BiasGrad, PartialColumns};
 use crate::{DType, Result, Tensor};
 
 /// The number of parts that the rows are split into. It fills the GPU, and each part is large enough for a block.
@@ -30,7 +32,7 @@ pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(chunk_rows as u32),
         ],
     )?;
-    add_partial(chunks, [Some(op.grad_bias), None, None], op.accumulate, queue)
+    add_partial(chunks, [op.grad_bias], op.accumulate, queue)
 }
 
 /// Scratch for the partial sums of [`bias_grad`]. Vector loads give the most chunks.
@@ -39,43 +41,71 @@ pub(super) fn scratch_bytes(op: &BiasGrad, multiprocessors: usize) -> usize {
     chunks(rows, columns, LoadWidth::Vector.values(op.grad_output.dtype), multiprocessors) * columns * DType::F32.size()
 }
 
-/// `output (+)= sum over chunks of partial`, for each of `outputs` that is present, all of one size. The partial sums
-/// are `(outputs, chunks, columns)`, in scratch.
-pub(super) fn add_partial(
-    chunks: usize,
-    outputs: [Option<Tensor>; 3],
-    accumulate: bool,
-    queue: &Queue<'_>,
-) -> Result<()> {
-    add_partial_at(queue.scratch, chunks, outputs, accumulate, queue)
+/// `PartialColumns` of `kernels/columns.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Entry {
+    partial: u64,
+    output: u64,
+    parts: u32,
+    columns: u32,
 }
 
-/// As [`add_partial`], of partial sums at another address.
-pub(super) fn add_partial_at(
-    partial: u64,
-    chunks: usize,
-    outputs: [Option<Tensor>; 3],
+/// `PartialSums` of `kernels/columns.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Entries {
+    sums: [Entry; 16],
+    accumulate: u32,
+    reserved: u32,
+}
+
+/// See [`AddPartialColumns`].
+pub(super) fn add_partial_columns(op: &AddPartialColumns, queue: &Queue<'_>) -> Result<()> {
+    let entry = |sum: &PartialColumns| {
+        let columns = sum.output.elements();
+        let parts = (sum.partial.elements() / columns.max(1)) as u32;
+        Entry { partial: sum.partial.address, output: sum.output.address, parts, columns: columns as u32 }
+    };
+    add(op.sums.iter().map(entry), op.accumulate, queue)
+}
+
+/// `output (+)= sum over the parts`, for each output, all of one size. The parts are `(outputs, parts, columns)`, in
+/// scratch.
+pub(super) fn add_partial(
+    parts: usize,
+    outputs: impl IntoIterator<Item = Tensor>,
     accumulate: bool,
     queue: &Queue<'_>,
 ) -> Result<()> {
-    let mut present = outputs.into_iter().flatten();
-    let [first, second, third] = [present.next(), present.next(), present.next()];
-    if first.is_none() {
-        return Ok(());
+    add_partial_at(queue.scratch, parts, outputs, accumulate, queue)
+}
+
+/// As [`add_partial`], of parts at another address.
+pub(super) fn add_partial_at(
+    partial: u64,
+    parts: usize,
+    outputs: impl IntoIterator<Item = Tensor>,
+    accumulate: bool,
+    queue: &Queue<'_>,
+) -> Result<()> {
+    let entry = |(at, output): (usize, Tensor)| {
+        let columns = output.elements();
+        let partial = partial + (at * parts * columns * DType::F32.size()) as u64;
+        Entry { partial, output: output.address, parts: parts as u32, columns: columns as u32 }
+    };
+    add(outputs.into_iter().enumerate().map(entry), accumulate, queue)
+}
+
+/// In tables of the size that the kernel takes.
+fn add(entries: impl Iterator<Item = Entry>, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
+    let all: Vec<Entry> = entries.collect();
+    let mut table = Entries { accumulate: accumulate.into(), ..Entries::zeroed() };
+    for some in all.chunks(table.sums.len()) {
+        table.sums[..some.len()].copy_from_slice(some);
+        let columns = some.iter().map(|entry| entry.columns).max().unwrap_or(0);
+        let blocks = (columns.div_ceil(32), some.len() as u32, 1);
+        queue.launch_block("add_partial_columns", Grid { blocks, threads: 1024, shared: 0 }, &table)?;
     }
-    let columns = first.map_or(0, |output| output.elements());
-    let count = [first, second, third].iter().flatten().count();
-    queue.launch(
-        "add_partial_columns",
-        Grid { blocks: (columns.div_ceil(32) as u32, count as u32, 1), threads: 1024, shared: 0 },
-        &[
-            Arg::Pointer(partial),
-            first.into(),
-            second.into(),
-            third.into(),
-            Arg::U32(chunks as u32),
-            Arg::U32(columns as u32),
-            Arg::U32(accumulate.into()),
-        ],
-    )
+    Ok(())
 }

@@ -77,8 +77,8 @@ pub(super) fn head_norm_backward(op: &HeadNormBackward, queue: &Queue<'_>) -> Re
     let at = |kind: usize| queue.scratch + (kind * blocks * sizes.dim * DType::F32.size()) as u64;
     match [op.grad_query_weight, op.grad_key_weight] {
         // The sums of keys come after those of queries, whether these are wanted or not.
-        [None, keys] => add_partial_at(at(1), blocks, [keys, None, None], op.accumulate, queue),
-        [queries, keys] => add_partial(blocks, [queries, keys, None], op.accumulate, queue),
+        [None, keys] => add_partial_at(at(1), blocks, keys, op.accumulate, queue),
+        [queries, keys] => add_partial(blocks, [queries, keys].into_iter().flatten(), op.accumulate, queue),
     }
 }
 

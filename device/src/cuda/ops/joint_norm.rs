@@ -98,8 +98,8 @@ pub(super) fn joint_norm_backward(op: &JointNormBackward, queue: &Queue<'_>) -> 
     let grid = Grid::line(blocks, THREADS as u32);
     queue.launch_block(&load.kernel("joint_norm_backward", op.input.dtype), grid, &block)?;
     let keys = queue.scratch + (blocks * block.queries as usize * DType::F32.size()) as u64;
-    add_partial_at(queue.scratch, blocks, [op.grad_query_weight, None, None], op.accumulate, queue)?;
-    add_partial_at(keys, blocks, [op.grad_key_weight, None, None], op.accumulate, queue)
+    add_partial_at(queue.scratch, blocks, op.grad_query_weight, op.accumulate, queue)?;
+    add_partial_at(keys, blocks, op.grad_key_weight, op.accumulate, queue)
 }
 
 /// Scratch for the partial sums of [`joint_norm_backward`]: as many rows as it may have.

@@ -32,6 +32,7 @@ mod skip_step;
 mod table;
 mod transpose_fp8;
 
+pub(crate) use norm::norm_parts;
 pub(crate) use run::accept;
 pub use run::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY};
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -1,10 +1,10 @@
 //! Normalisation.
 
-use super::columns::{self, add_partial, bias_grad};
+use super::columns::add_partial;
 use super::shape::LoadWidth;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
-use crate::ops::{BiasGrad, Norm, NormBackward};
+use crate::ops::{Norm, NormBackward};
 use crate::{DType, Result, Tensor};
 
 /// How a row is distributed to threads. `rows.cuh` has the suffixes of the kernels' names.
@@ -120,7 +120,7 @@ struct NormBackwardBlock {
     with_weight: u32,
     with_bias: u32,
     weight_offset: f32,
-    reserved: u32,
+    with_sums: u32,
 }
 
 impl RowShape {
@@ -138,13 +138,23 @@ impl RowShape {
     }
 }
 
+/// The blocks that suit a norm whose tensors are aligned; see [`RowShape::backward_blocks`]. Each leaves a part of the
+/// parameter gradients.
+pub(crate) fn norm_parts(op: &NormBackward, multiprocessors: usize) -> usize {
+    let shape = RowShape::of(op.input.shape.last(), op.input.dtype, []);
+    shape.backward_blocks(op.input.shape.rows(), op.grad_residual_sums.is_some(), multiprocessors).max(1)
+}
+
 /// See [`NormBackward`]: first the rows, with partial sums of the parameters' gradients, then the sum of those, in
 /// order.
 pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> {
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
     let shape = RowShape::of(hidden, dtype, vectors);
-    let blocks = shape.backward_blocks(rows, op.grad_residual_sums.is_some(), queue.multiprocessors());
+    let blocks = match op.partial {
+        Some(partial) => partial.shape.sizes()[1],
+        None => shape.backward_blocks(rows, op.grad_residual_sums.is_some(), queue.multiprocessors()),
+    };
     let block = NormBackwardBlock {
         input: op.input.address,
         weight: op.weight.address,
@@ -153,34 +163,28 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         grad_output: op.grad_output.address,
         grad_residual: address(op.grad_residual),
         grad_input: op.grad_input.address,
-        partial: queue.scratch,
+        partial: op.partial.map_or(queue.scratch, |partial| partial.address),
         rows: rows as u32,
         hidden: hidden as u32,
         with_weight: op.grad_weight.is_some().into(),
         with_bias: op.grad_bias.is_some().into(),
         weight_offset: op.kind.weight_offset(),
-        reserved: 0,
+        with_sums: op.grad_residual_sums.is_some().into(),
     };
     if let RowShape::Any = shape {
         // First, since `grad_input` may overwrite `grad_residual`.
-        if let Some(sums) = residual_sums(op) {
-            bias_grad(&sums, queue)?;
-        }
         let columns = Grid { blocks: (hidden.div_ceil(256) as u32, blocks as u32, 1), threads: 256, shared: 0 };
         queue.launch_block(&format!("norm_backward_columns_{dtype}"), columns, &block)?;
         let grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
         queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
-        return add_partial(blocks, [op.grad_weight, op.grad_bias, None], op.accumulate, queue);
+    } else {
+        let name = if op.grad_residual_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
+        queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)?;
     }
-    let name = if op.grad_residual_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
-    queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)?;
-    add_partial(blocks, [op.grad_weight, op.grad_bias, op.grad_residual_sums], op.accumulate, queue)
-}
-
-/// The sums of `grad_residual` as a separate operation.
-fn residual_sums(op: &NormBackward) -> Option<BiasGrad> {
-    let (grad_output, grad_bias) = op.grad_residual.zip(op.grad_residual_sums)?;
-    Some(BiasGrad { grad_output, grad_bias, accumulate: op.accumulate })
+    match op.partial {
+        Some(_) => Ok(()),
+        None => add_partial(blocks, op.parameter_gradients(), op.accumulate, queue),
+    }
 }
 
 /// Scratch for the partial sums of [`norm_backward`], for either row shape that it may take.
@@ -188,8 +192,7 @@ pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize 
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let with_sums = op.grad_residual_sums.is_some();
     let blocks = |shape: RowShape| shape.backward_blocks(rows, with_sums, multiprocessors);
-    let sums = [op.grad_weight, op.grad_bias, op.grad_residual_sums].iter().flatten().count();
+    let sums = if op.partial.is_some() { 0 } else { op.parameter_gradients().count() };
     let most = blocks(RowShape::of(hidden, dtype, [])).max(blocks(RowShape::Any));
-    let separate = residual_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
-    (sums * most * hidden * DType::F32.size()).max(separate)
+    sums * most * hidden * DType::F32.size()
 }

@@ -222,7 +222,7 @@ fn quantize_tiles(
     let grid = Grid::line(row_tiles * source.width.div_ceil(TILE_COLUMNS), 256);
     queue.launch_block(&source.kernel("quantize", source.vector(copy)), grid, &block)?;
     match op.sums {
-        Some(sums) => add_partial(row_tiles, [Some(sums), None, None], op.accumulate, queue),
+        Some(sums) => add_partial(row_tiles, [sums], op.accumulate, queue),
         None => Ok(()),
     }
 }

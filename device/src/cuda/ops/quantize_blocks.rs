@@ -59,7 +59,7 @@ pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     let kernel = source.kernel("quantize_blocks", true);
     queue.launch_block(&kernel, Grid::line(row_tiles * across, THREADS), &block)?;
     match op.sums {
-        Some(sums) => add_partial(row_tiles, [Some(sums), None, None], op.accumulate, queue),
+        Some(sums) => add_partial(row_tiles, [sums], op.accumulate, queue),
         None => Ok(()),
     }
 }

@@ -102,7 +102,7 @@ fn launch(op: &Quantize, kernel: &str, clusters: &Clusters, block: &QuantizeBloc
     let grid = Grid { shared: shared as u32, ..Grid::line(count * blocks, (warps * groups * 32) as u32) };
     queue.launch_clusters(kernel, grid, blocks as u32, block)?;
     match op.sums {
-        Some(sums) => add_partial(count * groups, [Some(sums), None, None], op.accumulate, queue),
+        Some(sums) => add_partial(count * groups, [sums], op.accumulate, queue),
         None => Ok(()),
     }
 }

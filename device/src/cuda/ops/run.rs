@@ -27,6 +27,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::CachedAttention(op) => cache::cached_attention(op, queue),
         Op::TakeRows(op) => cache::take_rows(op, queue),
         Op::BiasGrad(op) => columns::bias_grad(op, queue),
+        Op::AddPartialColumns(op) => columns::add_partial_columns(op, queue),
         Op::Add(op) => elementwise::add(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),

@@ -2,8 +2,9 @@
 
 use device::DType;
 use device::ops::{
-    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Columns, Copy, Dropout, Epilogue, Fill, Gate, Gemm,
-    GemmColumns, Glu, GluBackward, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SoftCap,
+    Activation, ActivationBackward, ActivationKind, Add, AddPartialColumns, BiasGrad, Columns, Copy, Dropout, Epilogue,
+    Fill, Gate, Gemm, GemmColumns, Glu, GluBackward, Norm, NormBackward, NormKind, PartialColumns, ReluDropout,
+    ReluDropoutBackward, SoftCap,
 };
 
 use super::fp8_products::{self, Scales};
@@ -139,6 +140,23 @@ fn products(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 let grad_output = b.input([m, n], dtype)?;
                 let grad_bias = if accumulate { b.input([n], DType::F32)? } else { b.output([n], DType::F32)? };
                 Ok(BiasGrad { grad_output, grad_bias, accumulate }.into())
+            }),
+        );
+        add(
+            if accumulate { "add_partial_columns accumulated" } else { "add_partial_columns" },
+            Box::new(move |b| {
+                // More sums than one launch takes, of several sizes.
+                let sum = |b: &mut Workbench, at: usize| -> device::Result<PartialColumns> {
+                    let (parts, columns) = (1 + 37 * at, n + at);
+                    let partial = b.input([parts, columns], DType::F32)?;
+                    let output = match accumulate {
+                        true => b.input([columns], DType::F32)?,
+                        false => b.output([columns], DType::F32)?,
+                    };
+                    Ok(PartialColumns { partial, output })
+                };
+                let sums: device::Result<Vec<_>> = (0..20).map(|at| sum(b, at)).collect();
+                Ok(AddPartialColumns { sums: sums?.into(), accumulate }.into())
             }),
         );
     }
@@ -293,6 +311,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                         grad_bias,
                         grad_residual_sums,
                         accumulate: with_residual,
+                        partial: None,
                     }
                     .into())
                 }),
