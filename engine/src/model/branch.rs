@@ -118,7 +118,7 @@ impl Branch {
     ) -> Result<(Tensor, PendingWeightGradients)> {
         let saved: SavedBranch = cx.part(self.number, |cx| cx.saved())?;
         let grad_output = match (&self.output_norm, &saved.output) {
-            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, sums)?,
+            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None, sums)?,
             _ => grad,
         };
         let input = match (&self.norm, &saved.stream) {
@@ -129,7 +129,7 @@ impl Branch {
         let (grad_read, pending) = self.part.backward(cx, grad_output, input, &saved.part, pending)?;
         let grad = match (&self.norm, &saved.stream) {
             (Some(norm), SavedStream::Normed(saved)) => {
-                norm.backward(cx, saved, grad_read, Some((grad, self.output_bias)), sums)?
+                norm.backward(cx, saved, grad_read, Some(grad), self.output_bias, sums)?
             }
             _ => {
                 let output = cx.tensor("grad_residual", grad.shape, grad.dtype)?;

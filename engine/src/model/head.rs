@@ -124,7 +124,7 @@ impl LossHead for LanguageHead {
         let saved: Saved = cx.saved()?;
         let grad_normed = self.region.reduce(cx, "grad_normed_here", saved.grad_normed)?;
         let mut sums = PendingSums::default();
-        let grad = self.norm.backward(cx, &saved.norm, grad_normed, None, &mut sums)?;
+        let grad = self.norm.backward(cx, &saved.norm, grad_normed, None, None, &mut sums)?;
         sums.add_up(cx)?;
         Ok(grad)
     }

@@ -171,11 +171,11 @@ impl NormLayer {
         cx: &mut StepContext<'_>,
         saved: &SavedNorm,
         grad_output: Tensor,
-        grad_residual: Option<(Tensor, Option<Param>)>,
+        grad_residual: Option<Tensor>,
+        output_bias: Option<Param>,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
-        let (grad_residual, output_bias) = grad_residual.unzip();
         let op = NormBackward {
             kind: self.kind,
             input: saved.input,
@@ -187,7 +187,7 @@ impl NormLayer {
             grad_input,
             grad_weight: self.weight.grad,
             grad_bias: self.bias.and_then(|bias| bias.grad),
-            grad_residual_sums: output_bias.flatten().and_then(|bias| bias.grad),
+            grad_residual_sums: output_bias.and_then(|bias| bias.grad),
             accumulate: !cx.variant().overwrites,
             partial: None,
         };
