@@ -5,7 +5,7 @@
 TRAINER is the binary. Each feature trains ten steps with a graph per layer. Losses and the steps that were skipped on
 two ranks are compared with those on one, in f32 gradient norms too. At the end one model answers multiple-choice
 questions in each layout. Prints a table of the largest relative differences, and exits with 1 if a run fails or
-differs. JOBS runs share the GPUs at a time. With FEATURE the table begins there.
+differs. JOBS runs share the GPUs at a time. With FEATURE the table begins there, at the latest with conversations.
 """
 
 import argparse
@@ -127,7 +127,9 @@ def main():
     parser.add_argument("trainer")
     parser.add_argument("--device", default="")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--from", dest="first", default="none")
+    names = list(features(Path()))
+    # Multiple choice asks a model that learned from conversations.
+    parser.add_argument("--from", dest="first", default="none", choices=names[:names.index(CHATS) + 1])
     arguments = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory() as temporary, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
@@ -135,7 +137,6 @@ def main():
         write_data(folder)
         runs = Runs(str(Path(arguments.trainer).resolve()), arguments.device, folder)
         allowed = {name: TOLERANCES[precision] for name, (precision, _) in features(folder).items()}
-        names = list(allowed)
         allowed = {name: allowed[name] for name in names[names.index(arguments.first):]}
         layouts = [None, *LAYOUTS]
         futures = {(name, layout): pool.submit(runs.train, name, layout) for name in allowed for layout in layouts}
