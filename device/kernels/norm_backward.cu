@@ -1,8 +1,7 @@
 // Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`. The column sums of the
-// parameter gradients, and with SUMS those of `grad_residual`, stay in registers from row to row. In the end they go to
-// `partial`, (sums, blocks, hidden) f32: weight and bias if their gradients are wanted, `grad_residual`.
-// `add_partial_columns` adds them up. It moves four tensors of (rows, hidden), and the partial sums twice: 6 % more with
-// two sums at (16384, 2048) bf16 in 528 blocks, most of it in L2.
+// parameter gradients, and with SUMS those of `grad_residual`, stay in registers from row to row. In the end each block
+// stores its own, a part of those that are wanted. `add_partial_columns` adds up the parts. It moves four tensors of
+// (rows, hidden), and the parts twice: 6 % more with two sums at (16384, 2048) bf16 in 528 blocks, most of it in L2.
 #include "rows.cuh"
 
 struct NormBackward {
@@ -13,13 +12,13 @@ struct NormBackward {
     const void* grad_output;
     const void* grad_residual; // or null
     void* grad_input;          // may be grad_residual
-    float* partial;
+    float* weight_parts;   // (blocks, hidden), or null
+    float* bias_parts;     // the same
+    float* residual_parts; // the same
     u32 rows;
     u32 hidden;
-    u32 with_weight;
-    u32 with_bias;
     float weight_offset; // added to the weight
-    u32 with_sums; // of `grad_residual`
+    u32 reserved;
 };
 
 // What a thread has of a row.
@@ -43,15 +42,16 @@ template <bool WARP, class T, int N, int PACKS> void fetch_part(Part<T, N, PACKS
     part.rstd = op.rstd[row];
 }
 
-// This block's row of partial sums, from its threads. With one row per warp, the warps' sums are added in order.
-template <bool WARP, int N, int PACKS> void put_partial(float* partial, const float (&sums)[PACKS][N], u32 hidden) {
+// This block's part of a sum, from its threads. With one row per warp, the warps' sums are added in order.
+template <bool WARP, int N, int PACKS> void put_part(float* parts, const float (&sums)[PACKS][N], u32 hidden) {
     typedef RowThreads<WARP> Threads;
-    partial += (u64)blockIdx.x * hidden;
+    if (!parts) return;
+    float* part = parts + (u64)blockIdx.x * hidden;
     if constexpr (!WARP) {
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             u32 column = (Threads::lane() + p * Threads::lanes()) * N;
-            if (column < hidden) store_f32<N>(partial + column, sums[p]);
+            if (column < hidden) store_f32<N>(part + column, sums[p]);
         }
         return;
     }
@@ -69,7 +69,7 @@ template <bool WARP, int N, int PACKS> void put_partial(float* partial, const fl
         }
         __syncthreads();
     }
-    for (u32 c = threadIdx.x; c < hidden; c += blockDim.x) partial[c] = combined[c];
+    for (u32 c = threadIdx.x; c < hidden; c += blockDim.x) part[c] = combined[c];
     __syncthreads();
 }
 
@@ -130,11 +130,9 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
             put(grad_input + row * op.hidden + column, raw);
         }
     }
-    float* partial = op.partial;
-    const u64 size = (u64)gridDim.x * op.hidden;
-    if (op.with_weight) put_partial<WARP>(partial, grad_weight, op.hidden), partial += size;
-    if (op.with_bias) put_partial<WARP>(partial, grad_bias, op.hidden), partial += size;
-    if constexpr (SUMS) put_partial<WARP>(partial, sums, op.hidden);
+    put_part<WARP>(op.weight_parts, grad_weight, op.hidden);
+    put_part<WARP>(op.bias_parts, grad_bias, op.hidden);
+    if constexpr (SUMS) put_part<WARP>(op.residual_parts, sums, op.hidden);
 }
 // With one row per block, a block may have 512 threads, and each gets 128 registers. With one row per warp, blocks are
 // small, and without a bound the compiler uses fewer registers.
@@ -163,12 +161,12 @@ template <class T> void norm_backward_columns(const NormBackward& op) {
         float dy = value(grad_output + at), mean = op.mean ? op.mean[row] : 0.0f;
         grad_weight += dy * ((value(input + at) - mean) * op.rstd[row]);
         grad_bias += dy;
-        if (op.with_sums) sum += value(residual + at);
+        if (op.residual_parts) sum += value(residual + at);
     }
-    float* partial = op.partial + (u64)blockIdx.y * op.hidden + column;
-    if (op.with_weight) *partial = grad_weight, partial += (u64)blocks * op.hidden;
-    if (op.with_bias) *partial = grad_bias, partial += (u64)blocks * op.hidden;
-    if (op.with_sums) *partial = sum;
+    u64 at = (u64)blockIdx.y * op.hidden + column;
+    if (op.weight_parts) op.weight_parts[at] = grad_weight;
+    if (op.bias_parts) op.bias_parts[at] = grad_bias;
+    if (op.residual_parts) op.residual_parts[at] = sum;
 }
 
 template <class T> void norm_backward_any(const NormBackward& op) {

@@ -1,12 +1,11 @@
 //! What is known of a device: its properties, its memory, its counters and its choices.
 
 use super::Device;
-use crate::Result;
 use crate::backend::DeviceBackend;
 use crate::checker::Checked;
 use crate::cuda::{Counters, GpuProperties, norm_parts};
 use crate::host::memory::available;
-use crate::ops::NormBackward;
+use crate::{Result, Tensor};
 
 impl Device {
     /// The GPU's properties. `None` on the host.
@@ -55,11 +54,12 @@ impl Device {
         self.peek().checker.as_ref().map(|checker| checker.checked)
     }
 
-    /// The number of parts for [`NormBackward::partial`] that is fastest here.
-    pub fn norm_parts(&self, op: &NormBackward) -> usize {
+    /// In how many parts a [`NormBackward`](crate::ops::NormBackward) of `input`, `(rows, hidden)`, is fastest here.
+    /// `with_residual`: with parts of the sum of the residual gradient.
+    pub fn norm_parts(&self, input: &Tensor, with_residual: bool) -> usize {
         match &self.peek().backend {
             DeviceBackend::Host(_) => 1,
-            DeviceBackend::Cuda(cuda) => norm_parts(op, cuda.gpu.properties.multiprocessors as usize),
+            DeviceBackend::Cuda(cuda) => norm_parts(input, with_residual, cuda.gpu.properties.multiprocessors as usize),
         }
     }
 

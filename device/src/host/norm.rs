@@ -1,9 +1,9 @@
 //! Normalisation: one task per block of rows.
 
-use super::elementwise::{bias_grad, column_sums, store_sums, with_float};
+use super::elementwise::{column_sums, store_sums, with_float};
 use super::math::sum;
 use super::{Pool, view};
-use crate::ops::{BiasGrad, Norm, NormBackward, NormKind};
+use crate::ops::{Norm, NormBackward, NormKind};
 use crate::{Float, Tensor};
 
 /// Rows of one task.
@@ -64,30 +64,15 @@ fn forward<T: Float>(op: &Norm, pool: &Pool) {
     });
 }
 
-/// See [`NormBackward`]. Of parts that are wanted the first has the whole sum, the others are 0.
+/// See [`NormBackward`]. The first part is the whole sum, the others are 0.
 pub(super) fn norm_backward(op: &NormBackward, pool: &Pool) {
-    let Some(partial) = op.partial else {
-        with_float!(op.grad_input.dtype, T => backward::<T>(op, pool));
-        return;
-    };
-    view::write::<f32>(&partial).fill(0.0);
-    let mut sums = (0..partial.shape.sizes()[0]).map(|at| partial.at(at).at(0));
-    let mut first_part = |gradient: Option<Tensor>| gradient.and_then(|_| sums.next());
-    let whole = NormBackward {
-        grad_weight: first_part(op.grad_weight),
-        grad_bias: first_part(op.grad_bias),
-        grad_residual_sums: first_part(op.grad_residual_sums),
-        accumulate: false,
-        partial: None,
-        ..op.clone()
-    };
-    with_float!(op.grad_input.dtype, T => backward::<T>(&whole, pool));
+    with_float!(op.grad_input.dtype, T => backward::<T>(op, pool));
 }
 
 fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
     // First, since `grad_input` may overwrite `grad_residual`.
-    if let Some((grad_output, grad_bias)) = op.grad_residual.zip(op.grad_residual_sums) {
-        bias_grad(&BiasGrad { grad_output, grad_bias, accumulate: op.accumulate }, pool);
+    if let Some((residual, parts)) = op.grad_residual.zip(op.residual_parts) {
+        column_parts::<T>(view::read(&residual), &parts, pool);
     }
     let hidden = op.input.shape.last();
     let (x, dy, weight) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output), view::read::<T>(&op.weight));
@@ -117,7 +102,7 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
             }
         }
     });
-    if let Some(grad_weight) = &op.grad_weight {
+    if let Some(parts) = &op.weight_parts {
         let partial = pool.map(rows.div_ceil(ROWS), |chunk| {
             let mut sums = vec![0.0f32; hidden];
             for r in chunk * ROWS..rows.min((chunk + 1) * ROWS) {
@@ -129,17 +114,24 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
             }
             sums
         });
-        store_sums(&partial, grad_weight, op.accumulate);
+        store_parts(&partial, parts);
     }
-    if let Some(grad_bias) = &op.grad_bias {
-        bias::<T>(dy, hidden, grad_bias, op.accumulate, pool);
+    if let Some(parts) = &op.bias_parts {
+        column_parts::<T>(dy, parts, pool);
     }
 }
 
-fn bias<T: Float>(dy: &[T], hidden: usize, grad_bias: &Tensor, accumulate: bool, pool: &Pool) {
-    let partial = pool.map(dy.len().div_ceil(ROWS * hidden), |chunk| {
-        let rows = &dy[chunk * ROWS * hidden..dy.len().min((chunk + 1) * ROWS * hidden)];
+/// Sums of the columns of `values`.
+fn column_parts<T: Float>(values: &[T], parts: &Tensor, pool: &Pool) {
+    let hidden = parts.shape.last();
+    let partial = pool.map(values.len().div_ceil(ROWS * hidden), |chunk| {
+        let rows = &values[chunk * ROWS * hidden..values.len().min((chunk + 1) * ROWS * hidden)];
         column_sums(hidden, rows.chunks(hidden), |x| x.to_f32())
     });
-    store_sums(&partial, grad_bias, accumulate);
+    store_parts(&partial, parts);
+}
+
+fn store_parts(partial: &[Vec<f32>], parts: &Tensor) {
+    view::write::<f32>(parts).fill(0.0);
+    store_sums(partial, &parts.at(0), false);
 }

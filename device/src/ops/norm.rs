@@ -1,6 +1,6 @@
 //! Normalisation over the hidden axis, with the residual add before it.
 
-use super::{Accesses, Operation, PartialColumns, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape};
 use crate::{DType, Result, Tensor};
 
 /// Which normalisation.
@@ -103,16 +103,15 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
     ensure_elements(op, "mean", &mean, rows)
 }
 
-/// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and the parameter gradients.
+/// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and parts of the parameter gradients, in f32.
+/// [`AddPartialColumns`](super::AddPartialColumns) adds up the parts, those of several norms at once.
 ///
-/// `input` is what was normalised (the forward's `sum` where it had a residual). Parameter gradients are summed over
-/// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`.
+/// `input` is what was normalised (the forward's `sum` where it had a residual). `grad_input` may be `grad_residual`. There
+/// may be any number of parts, the same for all parameters. [`Device::norm_parts`](crate::Device::norm_parts) says which
+/// suits the device.
 ///
-/// `grad_residual` is also the gradient of what is added to `sum` later. If that is the output of a linear layer,
-/// `grad_residual_sums` is the gradient of the layer's bias.
-///
-/// With `partial` the parameter gradients are not written. Their parts stay there, and [`AddPartialColumns`] adds up
-/// what [`NormBackward::partial_sums`] returns, to the same bits.
+/// `grad_residual` is also the gradient of what is added to `sum` later. If that is the output of a linear layer, the sum
+/// of `grad_residual` over the rows is the gradient of the layer's bias.
 #[derive(Clone, Debug)]
 pub struct NormBackward {
     /// Which normalisation.
@@ -131,30 +130,22 @@ pub struct NormBackward {
     pub grad_residual: Option<Tensor>,
     /// `(rows, hidden)`.
     pub grad_input: Tensor,
-    /// `(hidden)`, f32; `None` if the weight is frozen.
-    pub grad_weight: Option<Tensor>,
-    /// `(hidden)`, f32; `None` if the forward had no bias, or the bias is frozen.
-    pub grad_bias: Option<Tensor>,
-    /// `(hidden)`, f32: sums over the rows of `grad_residual`; a parameter gradient like the others.
-    pub grad_residual_sums: Option<Tensor>,
-    /// Add to the parameter gradients instead of overwriting them.
-    pub accumulate: bool,
-    /// `(parameter gradients, parts, hidden)`, f32. [`Device::norm_parts`](crate::Device::norm_parts) says how many parts
-    /// suit the device; any number is right.
-    pub partial: Option<Tensor>,
+    /// `(parts, hidden)`, f32; `None` if the weight is frozen.
+    pub weight_parts: Option<Tensor>,
+    /// `(parts, hidden)`, f32; `None` if the forward had no bias, or the bias is frozen.
+    pub bias_parts: Option<Tensor>,
+    /// `(parts, hidden)`, f32: of the sum of `grad_residual` over the rows.
+    pub residual_parts: Option<Tensor>,
 }
 
 impl NormBackward {
-    /// The parameter gradients that are wanted.
-    pub fn parameter_gradients(&self) -> impl Iterator<Item = Tensor> {
-        [self.grad_weight, self.grad_bias, self.grad_residual_sums].into_iter().flatten()
+    fn all_parts(&self) -> impl Iterator<Item = Tensor> {
+        [self.weight_parts, self.bias_parts, self.residual_parts].into_iter().flatten()
     }
 
-    /// The sums of columns that are left in `partial`; none without it.
-    pub fn partial_sums(&self) -> Vec<PartialColumns> {
-        let Some(partial) = self.partial else { return Vec::new() };
-        let sum = |(at, output)| PartialColumns { partial: partial.at(at), output };
-        self.parameter_gradients().enumerate().map(sum).collect()
+    /// How many parts each sum has; `None` where there is none.
+    pub(crate) fn parts(&self) -> Option<usize> {
+        self.all_parts().next().map(|parts| parts.shape.rows())
     }
 }
 
@@ -179,42 +170,33 @@ impl Operation for NormBackward {
         ensure_dtype(Self::NAME, "rstd", &self.rstd, DType::F32)?;
         check_mean(Self::NAME, self.mean, rows)?;
         let layer = self.kind == NormKind::Layer;
-        ensure(Self::NAME, self.mean.is_some() == layer && (layer || self.grad_bias.is_none()), || {
-            "`mean` and `grad_bias` belong to LayerNorm, which needs `mean`".into()
+        ensure(Self::NAME, self.mean.is_some() == layer && (layer || self.bias_parts.is_none()), || {
+            "`mean` and `bias_parts` belong to LayerNorm, which needs `mean`".into()
         })?;
         if let Some(residual) = self.grad_residual {
             ensure_float(Self::NAME, &[("input", self.input), ("grad_residual", residual)])?;
             ensure_elements(Self::NAME, "grad_residual", &residual, rows * hidden)?;
         }
-        ensure(Self::NAME, self.grad_residual.is_some() || self.grad_residual_sums.is_none(), || {
-            "`grad_residual_sums` needs `grad_residual`".into()
+        ensure(Self::NAME, self.grad_residual.is_some() || self.residual_parts.is_none(), || {
+            "`residual_parts` needs `grad_residual`".into()
         })?;
         for (name, tensor) in [
-            ("grad_weight", self.grad_weight),
-            ("grad_bias", self.grad_bias),
-            ("grad_residual_sums", self.grad_residual_sums),
+            ("weight_parts", self.weight_parts),
+            ("bias_parts", self.bias_parts),
+            ("residual_parts", self.residual_parts),
         ] {
-            if let Some(tensor) = tensor {
-                ensure_elements(Self::NAME, name, &tensor, hidden)?;
+            if let (Some(tensor), Some(parts)) = (tensor, self.parts()) {
+                ensure_shape(Self::NAME, name, &tensor, &[parts, hidden])?;
                 ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
             }
         }
-        let Some(partial) = self.partial else { return Ok(()) };
-        ensure_dtype(Self::NAME, "partial", &partial, DType::F32)?;
-        let sizes = partial.shape.sizes();
-        let wanted = self.parameter_gradients().count();
-        let fits = matches!(*sizes, [sums, parts, columns] if (sums, columns) == (wanted, hidden) && parts > 0);
-        ensure(Self::NAME, fits, || format!("`partial` is {sizes:?}, not (parameter gradients, parts, {hidden})"))
+        ensure(Self::NAME, self.parts() != Some(0), || "there are 0 parts of a gradient".into())
     }
 
     fn accesses(&self) -> Accesses {
-        let base = Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input])
+        Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input])
             .reads(self.mean)
-            .reads(self.grad_residual);
-        match self.partial {
-            Some(partial) => base.writes([partial]),
-            None if self.accumulate => base.writes(self.parameter_gradients()).reads(self.parameter_gradients()),
-            None => base.writes(self.parameter_gradients()),
-        }
+            .reads(self.grad_residual)
+            .writes(self.all_parts())
     }
 }

@@ -1,6 +1,7 @@
 //! A bench for single operations: tensors from f64 values, one submission, f64 values back.
 
 use device::cuda::CudaOptions;
+use device::ops::PartialColumns;
 use device::{Area, DType, Device, F8E4M3, F8E5M2, HostOptions, Op, Stream, Tensor, bf16};
 use std::cell::RefCell;
 
@@ -123,6 +124,11 @@ impl Bench {
 
     pub fn get_block<T: bytemuck::Pod>(&self, tensor: &Tensor) -> T {
         bytemuck::pod_read_unaligned(&self.device.download::<u8>(tensor).unwrap())
+    }
+
+    /// Room for so many parts of a sum of columns that goes to `output`.
+    pub fn parts(&self, parts: usize, output: Tensor) -> PartialColumns {
+        PartialColumns { partial: self.empty(&[parts, output.elements()], DType::F32), output }
     }
 
     /// A tensor of NaN, which shows what an operation leaves unwritten.

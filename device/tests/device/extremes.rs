@@ -153,7 +153,7 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
     let mean = layer.then(|| t.empty(&[rows], DType::F32));
     let bias = layer.then(|| t.put(&[hidden], dtype, &bias));
     t.run(Norm { kind, input, residual: None, sum: None, weight, bias, output: Some(normed), mean, rstd, eps });
-    let (through, of_weight) = (t.empty(&shape, dtype), t.empty(&[hidden], DType::F32));
+    let (through, of_weight) = (t.empty(&shape, dtype), t.parts(1, t.empty(&[hidden], DType::F32)));
     t.run(NormBackward {
         kind,
         input,
@@ -163,12 +163,11 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
         grad_output: t.put(&shape, dtype, &dy),
         grad_residual: None,
         grad_input: through,
-        grad_weight: Some(of_weight),
-        grad_bias: layer.then(|| t.empty(&[hidden], DType::F32)),
-        grad_residual_sums: None,
-        accumulate: false,
-        partial: None,
+        weight_parts: Some(of_weight.partial),
+        bias_parts: None,
+        residual_parts: None,
     });
+    t.run(AddPartialColumns { sums: [of_weight].into(), accumulate: false });
     let what = format!("{kind:?}, hidden {hidden}, {dtype} near {magnitude:e} with eps {eps:e}");
     let relative = if dtype == DType::Bf16 { 4e-3 } else { 1e-5 };
     let largest = |values: &[f64]| values.iter().fold(0.0f64, |a, b| a.max(b.abs()));
@@ -177,7 +176,7 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
         assert_each_close(&format!("{name} of {what}"), &t.get(&ours), truth, allowed);
     }
     let allowed = |column: usize| 3e-6 * magnitudes[column];
-    assert_each_close(&format!("weight gradient of {what}"), &t.get(&of_weight), &grad_weight, allowed);
+    assert_each_close(&format!("weight gradient of {what}"), &t.get(&of_weight.output), &grad_weight, allowed);
 }
 
 fn check_small_norms(t: &Bench) {

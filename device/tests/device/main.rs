@@ -19,6 +19,7 @@ mod ops_gemm_tf32;
 mod ops_head_norm;
 mod ops_joint_norm;
 mod ops_muon;
+mod ops_norm;
 mod ops_optimizer;
 mod ops_parallel;
 mod ops_quantize;

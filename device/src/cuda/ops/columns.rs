@@ -67,7 +67,7 @@ pub(super) fn add_partial_columns(op: &AddPartialColumns, queue: &Queue<'_>) -> 
         let parts = (sum.partial.elements() / columns.max(1)) as u32;
         Entry { partial: sum.partial.address, output: sum.output.address, parts, columns: columns as u32 }
     };
-    add(op.sums.iter().map(entry), op.accumulate, queue)
+    launch(op.sums.iter().map(entry), op.accumulate, queue)
 }
 
 /// `output (+)= sum over the parts`, for each output, all of one size. The parts are `(outputs, parts, columns)`, in
@@ -94,11 +94,11 @@ pub(super) fn add_partial_at(
         let partial = partial + (at * parts * columns * DType::F32.size()) as u64;
         Entry { partial, output: output.address, parts: parts as u32, columns: columns as u32 }
     };
-    add(outputs.into_iter().enumerate().map(entry), accumulate, queue)
+    launch(outputs.into_iter().enumerate().map(entry), accumulate, queue)
 }
 
-/// In tables of the size that the kernel takes.
-fn add(entries: impl Iterator<Item = Entry>, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
+/// Launches the sums of these entries, in tables of the size that the kernel takes.
+fn launch(entries: impl Iterator<Item = Entry>, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
     let all: Vec<Entry> = entries.collect();
     let mut table = Entries { accumulate: accumulate.into(), ..Entries::zeroed() };
     for some in all.chunks(table.sums.len()) {

@@ -1,6 +1,5 @@
 //! Normalisation.
 
-use super::columns::add_partial;
 use super::shape::LoadWidth;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
@@ -114,17 +113,17 @@ struct NormBackwardBlock {
     grad_output: u64,
     grad_residual: u64,
     grad_input: u64,
-    partial: u64,
+    weight_parts: u64,
+    bias_parts: u64,
+    residual_parts: u64,
     rows: u32,
     hidden: u32,
-    with_weight: u32,
-    with_bias: u32,
     weight_offset: f32,
-    with_sums: u32,
+    reserved: u32,
 }
 
 impl RowShape {
-    /// Blocks of the backward, each with a row of partial sums: as many as have registers at the same time.
+    /// Blocks of the backward, each with a part of the sums: as many as have registers at the same time.
     fn backward_blocks(self, rows: usize, sums: bool, multiprocessors: usize) -> usize {
         let at_once = match self {
             // Registers of a thread on an H200: four packs 168, with the sums 240; three packs with the sums 168; else
@@ -138,23 +137,18 @@ impl RowShape {
     }
 }
 
-/// The blocks that suit a norm whose tensors are aligned; see [`RowShape::backward_blocks`]. Each leaves a part of the
-/// parameter gradients.
-pub(crate) fn norm_parts(op: &NormBackward, multiprocessors: usize) -> usize {
-    let shape = RowShape::of(op.input.shape.last(), op.input.dtype, []);
-    shape.backward_blocks(op.input.shape.rows(), op.grad_residual_sums.is_some(), multiprocessors).max(1)
+/// See [`Device::norm_parts`](crate::Device::norm_parts): as many as there are blocks at a time.
+pub(crate) fn norm_parts(input: &Tensor, with_residual: bool, multiprocessors: usize) -> usize {
+    let shape = RowShape::of(input.shape.last(), input.dtype, []);
+    shape.backward_blocks(input.shape.rows(), with_residual, multiprocessors).max(1)
 }
 
-/// See [`NormBackward`]: first the rows, with partial sums of the parameters' gradients, then the sum of those, in
-/// order.
+/// See [`NormBackward`]. Each block leaves a part.
 pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> {
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
     let shape = RowShape::of(hidden, dtype, vectors);
-    let blocks = match op.partial {
-        Some(partial) => partial.shape.sizes()[1],
-        None => shape.backward_blocks(rows, op.grad_residual_sums.is_some(), queue.multiprocessors()),
-    };
+    let blocks = op.parts().unwrap_or_else(|| shape.backward_blocks(rows, false, queue.multiprocessors()));
     let block = NormBackwardBlock {
         input: op.input.address,
         weight: op.weight.address,
@@ -163,36 +157,21 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         grad_output: op.grad_output.address,
         grad_residual: address(op.grad_residual),
         grad_input: op.grad_input.address,
-        partial: op.partial.map_or(queue.scratch, |partial| partial.address),
+        weight_parts: address(op.weight_parts),
+        bias_parts: address(op.bias_parts),
+        residual_parts: address(op.residual_parts),
         rows: rows as u32,
         hidden: hidden as u32,
-        with_weight: op.grad_weight.is_some().into(),
-        with_bias: op.grad_bias.is_some().into(),
         weight_offset: op.kind.weight_offset(),
-        with_sums: op.grad_residual_sums.is_some().into(),
+        reserved: 0,
     };
     if let RowShape::Any = shape {
         // First, since `grad_input` may overwrite `grad_residual`.
         let columns = Grid { blocks: (hidden.div_ceil(256) as u32, blocks as u32, 1), threads: 256, shared: 0 };
         queue.launch_block(&format!("norm_backward_columns_{dtype}"), columns, &block)?;
         let grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
-        queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
-    } else {
-        let name = if op.grad_residual_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
-        queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)?;
+        return queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block);
     }
-    match op.partial {
-        Some(_) => Ok(()),
-        None => add_partial(blocks, op.parameter_gradients(), op.accumulate, queue),
-    }
-}
-
-/// Scratch for the partial sums of [`norm_backward`], for either row shape that it may take.
-pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize {
-    let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
-    let with_sums = op.grad_residual_sums.is_some();
-    let blocks = |shape: RowShape| shape.backward_blocks(rows, with_sums, multiprocessors);
-    let sums = if op.partial.is_some() { 0 } else { op.parameter_gradients().count() };
-    let most = blocks(RowShape::of(hidden, dtype, [])).max(blocks(RowShape::Any));
-    sums * most * hidden * DType::F32.size()
+    let name = if op.residual_parts.is_some() { "norm_backward_sums" } else { "norm_backward" };
+    queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)
 }

@@ -161,7 +161,6 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::Attention(op) => attention::forward_scratch(op, cuda.cudnn.as_ref(), &cuda.kernels),
         Op::AttentionBackward(op) => attention::backward_scratch(op, cuda.cudnn.as_ref(), &cuda.kernels),
         Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),
-        Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
         Op::HeadNormBackward(op) => head_norm::scratch_bytes(op, multiprocessors),
         Op::JointNormBackward(op) => joint_norm::scratch_bytes(op, multiprocessors),
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),

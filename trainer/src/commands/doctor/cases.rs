@@ -269,51 +269,65 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                     Ok(Norm { kind, input, residual, sum, weight, bias, output: None, mean, rstd, eps: 1e-5 }.into())
                 }),
             );
+            let backward = move |b: &mut Workbench| {
+                let shape = [rows, hidden];
+                let (input, weight) = (b.input(shape, dtype)?, b.input([hidden], dtype)?);
+                let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
+                let (normed, rstd) = (b.output(shape, dtype)?, b.output([rows], DType::F32)?);
+                let none = None;
+                b.run(Norm {
+                    kind,
+                    input,
+                    residual: none,
+                    sum: none,
+                    weight,
+                    bias: none,
+                    output: Some(normed),
+                    mean,
+                    rstd,
+                    eps: 1e-5,
+                })?;
+                let grad_output = b.input(shape, dtype)?;
+                let grad_residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
+                let grad_input = b.output(shape, dtype)?;
+                let (weight_parts, bias_parts, residual_parts) = (none, none, none);
+                Ok::<_, device::Error>(NormBackward {
+                    kind,
+                    input,
+                    weight,
+                    mean,
+                    rstd,
+                    grad_output,
+                    grad_residual,
+                    grad_input,
+                    weight_parts,
+                    bias_parts,
+                    residual_parts,
+                })
+            };
+            add(&format!("{name}{suffix} backward"), Box::new(move |b| Ok(backward(b)?.into())));
             add(
-                &format!("{name}{suffix} backward"),
+                &format!("{name}{suffix} backward, parameters"),
                 Box::new(move |b| {
-                    let shape = [rows, hidden];
-                    let (input, weight) = (b.input(shape, dtype)?, b.input([hidden], dtype)?);
-                    let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
-                    let (normed, rstd) = (b.output(shape, dtype)?, b.output([rows], DType::F32)?);
-                    let none = None;
-                    b.run(Norm {
-                        kind,
-                        input,
-                        residual: none,
-                        sum: none,
-                        weight,
-                        bias: none,
-                        output: Some(normed),
-                        mean,
-                        rstd,
-                        eps: 1e-5,
-                    })?;
-                    let grad_output = b.input(shape, dtype)?;
-                    let grad_residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
-                    let parameter = |b: &mut Workbench| match with_residual {
-                        true => b.input([hidden], DType::F32),
-                        false => b.output([hidden], DType::F32),
+                    let op = backward(b)?;
+                    let parts = b.device.norm_parts(&op.input, with_residual);
+                    let mut sums = Vec::new();
+                    let mut parts_of = |b: &mut Workbench, wanted: bool| {
+                        if !wanted {
+                            return Ok::<_, device::Error>(None);
+                        }
+                        let output = match with_residual {
+                            true => b.input([hidden], DType::F32)?,
+                            false => b.output([hidden], DType::F32)?,
+                        };
+                        let partial = b.output([parts, hidden], DType::F32)?;
+                        sums.push(PartialColumns { partial, output });
+                        Ok(Some(partial))
                     };
-                    let grad_weight = parameter(b)?;
-                    let grad_bias = if layer { Some(parameter(b)?) } else { None };
-                    let grad_residual_sums = if with_residual { Some(parameter(b)?) } else { None };
-                    Ok(NormBackward {
-                        kind,
-                        input,
-                        weight,
-                        mean,
-                        rstd,
-                        grad_output,
-                        grad_residual,
-                        grad_input: b.output(shape, dtype)?,
-                        grad_weight: Some(grad_weight),
-                        grad_bias,
-                        grad_residual_sums,
-                        accumulate: with_residual,
-                        partial: None,
-                    }
-                    .into())
+                    let (weight_parts, bias_parts) = (parts_of(b, true)?, parts_of(b, layer)?);
+                    let residual_parts = parts_of(b, with_residual)?;
+                    b.run(NormBackward { weight_parts, bias_parts, residual_parts, ..op })?;
+                    Ok(AddPartialColumns { sums: sums.into(), accumulate: with_residual }.into())
                 }),
             );
         }
