@@ -1,10 +1,11 @@
 """The trainer on a GPU beside PyTorch on the same GPU, in turn.
 
-    python bench/compare_gpu.py [--trainer target/release/trainer] [--rounds 2] [--steps 30] [--ranks 1] [CASE ...]
+    python bench/compare_gpu.py [--trainer TRAINER] [--before TRAINER] [--rounds 2] [--steps 30] [--ranks 1] [CASE ...]
 
 Each round runs every contender of a case once, so that a change of clocks meets all alike. Prints one line a contender:
 median milliseconds a step and throughput over the rounds, their range, memory, and the ratio to the best peer. With
 --ranks several GPUs work data-parallel: the trainer under mpirun, PyTorch's DistributedDataParallel under torchrun.
+--before takes another build of the trainer in turn with the rest.
 """
 
 import argparse
@@ -44,10 +45,10 @@ def last_object(command):
     return json.loads(done.stdout[done.stdout.index("{") :])
 
 
-def ours(case, flags, options):
+def ours(trainer, case, flags, options):
     launcher = ["mpirun", "--allow-run-as-root", "-n", str(options.ranks)] if options.ranks > 1 else []
     ranks = ["--global-batch-size", str(global_batch(case) * options.ranks)] if options.ranks > 1 else []
-    command = launcher + [options.trainer, "bench", case, "--steps", str(options.steps)] + flags + ranks
+    command = launcher + [trainer, "bench", case, "--steps", str(options.steps)] + flags + ranks
     found = last_object(command)
     return found and (found["step_ms"], found["tokens_per_s"], found["memory_bytes"], found["issue_us"])
 
@@ -71,6 +72,7 @@ def global_batch(case):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default="target/release/trainer")
+    parser.add_argument("--before", metavar="TRAINER", help="an earlier build, measured as full_iteration")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--ranks", type=int, default=1)
@@ -82,10 +84,13 @@ def main():
         known = THEIRS if case == "mlp" else THEIRS_GPT
         wanted = options.peers or (["compile"] if options.ranks > 1 else list(known.values()))
         peers = {name: mode for name, mode in known.items() if mode in wanted}
-        runs = {name: [] for name in (*OURS, *peers)}
+        builds = {name: (options.trainer, flags) for name, flags in OURS.items()}
+        if options.before:
+            builds["build before, full_iteration"] = (options.before, OURS["trainer, full_iteration"])
+        runs = {name: [] for name in (*builds, *peers)}
         for _ in range(options.rounds):
-            for name, flags in OURS.items():
-                runs[name].append(ours(case, flags, options))
+            for name, (trainer, flags) in builds.items():
+                runs[name].append(ours(trainer, case, flags, options))
             for name, mode in peers.items():
                 runs[name].append(theirs(case, mode, options))
         runs = {name: [run for run in found if run] for name, found in runs.items()}
