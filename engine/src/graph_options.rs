@@ -63,10 +63,6 @@ pub struct GraphOptions {
     pub share_io_buffers: bool,
     /// The optimizer is captured too: in the iteration's graph, or in one of its own.
     pub capture_optimizer: bool,
-    /// Graphs of a microbatch's forward run next to those of the backward of the microbatch before, to the same bits.
-    /// Activations of two microbatches are then in memory. Not with pipeline stages. With tensor parallelism it needs
-    /// [`TensorParallel::aside`](crate::model::TensorParallel::aside).
-    pub overlap_microbatches: bool,
     /// Eager steps before the first capture; at least 1.
     pub warmup_steps: usize,
     /// Overwrite buffers with poison after their last use.
@@ -85,7 +81,6 @@ impl Default for GraphOptions {
             mempool: manager.mempool,
             share_io_buffers: manager.share_io_buffers,
             capture_optimizer: true,
-            overlap_microbatches: false,
             warmup_steps: manager.warmup_steps,
             poison: manager.poison,
             check_replays: manager.check_replays,

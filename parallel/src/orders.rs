@@ -8,8 +8,7 @@ use crate::Task;
 ///
 /// At most `stages - stage` microbatches are in flight. A single stage runs each backward right after its forward.
 pub(crate) fn one_f_one_b(stages: usize, stage: usize, microbatches: usize) -> Vec<Task> {
-    let all = (0..microbatches).map(|microbatch| (0, microbatch));
-    alternate(all, 1, stages - stage - 1)
+    alternate(&forwards(1, microbatches, 1), 1, stages - stage - 1)
 }
 
 /// Zero bubble: [`one_f_one_b`] with split backwards, whose weight gradients are deferred to times when the stage would
@@ -37,23 +36,46 @@ pub(crate) fn zero_bubble(stages: usize, stage: usize, microbatches: usize) -> V
 /// The idle time is shorter than with [`one_f_one_b`], at the price of more messages and more microbatches in flight.
 /// `group` is usually `stages`; a larger group leaves more time for messages.
 pub(crate) fn interleaved(stages: usize, stage: usize, chunks: usize, microbatches: usize, group: usize) -> Vec<Task> {
+    let ahead = 2 * (stages - stage - 1) + (chunks - 1) * group;
+    alternate(&forwards(chunks, microbatches, group), chunks, ahead)
+}
+
+/// The order in which forwards may run next to backwards of other microbatches: after `ahead` forwards, each next to the
+/// backward that follows it. See [`ahead_of_overlap`].
+pub(crate) fn overlapping(chunks: usize, microbatches: usize, group: usize, ahead: usize) -> Vec<Task> {
+    alternate(&forwards(chunks, microbatches, group), chunks, ahead)
+}
+
+/// By how many forwards a stage runs ahead where forwards overlap with backwards.
+///
+/// A stage has turns: a forward, a forward and a backward, or a backward. What a stage computes in one turn, the next stage
+/// needs in the following turn, forward as well as backward. So each stage runs ahead by two forwards more than the next
+/// stage, and the last one by one forward. A step has as many turns in which a stage is idle as without overlap.
+///
+/// With several chunks that is one forward more than in [`interleaved`]. With one chunk, where `group` has no meaning, at
+/// most `2 (stages - stage)` microbatches are in flight: twice as many as in [`one_f_one_b`].
+pub(crate) fn ahead_of_overlap(stages: usize, stage: usize, chunks: usize, group: usize) -> usize {
+    2 * (stages - stage - 1) + (chunks - 1) * group + 1
+}
+
+/// All forwards of a step, as chunk and microbatch: each group of microbatches runs through all chunks before the next.
+fn forwards(chunks: usize, microbatches: usize, group: usize) -> Vec<(usize, usize)> {
     let groups = (0..microbatches).step_by(group);
     let all = groups.flat_map(|first| {
         let last = (first + group).min(microbatches);
         (0..chunks).flat_map(move |chunk| (first..last).map(move |microbatch| (chunk, microbatch)))
     });
-    alternate(all, chunks, 2 * (stages - stage - 1) + (chunks - 1) * group)
+    all.collect()
 }
 
 /// `warmup` forwards, then forwards and backwards in turn, then the remaining backwards. Backwards come in the order of the
 /// forwards, with the chunks reversed.
-fn alternate(all: impl Iterator<Item = (usize, usize)>, chunks: usize, warmup: usize) -> Vec<Task> {
-    let all: Vec<(usize, usize)> = all.collect();
+fn alternate(all: &[(usize, usize)], chunks: usize, warmup: usize) -> Vec<Task> {
     let warmup = warmup.min(all.len());
     let forward = |&(chunk, microbatch): &(usize, usize)| Task::Forward { chunk, microbatch };
     let backward = |&(chunk, microbatch): &(usize, usize)| Task::Backward { chunk: chunks - 1 - chunk, microbatch };
     let (ahead, steady) = all.split_at(warmup);
-    let pairs = steady.iter().zip(&all).flat_map(|(next, oldest)| [forward(next), backward(oldest)]);
+    let pairs = steady.iter().zip(all).flat_map(|(next, oldest)| [forward(next), backward(oldest)]);
     let remaining = all[steady.len()..].iter().map(backward);
     ahead.iter().map(forward).chain(pairs).chain(remaining).collect()
 }

@@ -5,28 +5,30 @@ use std::ops::Range;
 /// The receives of one direction in a step. They are numbered in the order of the tasks that take them, which is the order
 /// of the sends.
 ///
-/// With one buffer, a receive begins one task before the task that takes it: early enough to overlap with a task, late
-/// enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as soon as a buffer is free: only
+/// With one buffer, a receive begins one task before the task that takes it, or one pair of tasks where tasks overlap: early
+/// enough to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as soon as a buffer is free: only
 /// then does the sender never wait for a task of this stage that itself waits for the sender.
 pub struct ReceiveQueue {
     /// Positions of the receiving tasks in the stage's order.
     receivers: Vec<usize>,
     buffers: usize,
+    /// How many tasks ahead a receive may begin.
+    ahead: usize,
     begun: usize,
     taken: usize,
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(receivers: Vec<usize>, buffers: usize) -> ReceiveQueue {
-        ReceiveQueue { receivers, buffers, begun: 0, taken: 0 }
+    pub(crate) fn new(receivers: Vec<usize>, buffers: usize, ahead: usize) -> ReceiveQueue {
+        ReceiveQueue { receivers, buffers, ahead, begun: 0, taken: 0 }
     }
 
-    /// The numbers of the receives to begin now, before the task at position `next`. They count as begun afterwards.
-    pub fn begin(&mut self, next: usize) -> Range<usize> {
+    /// The numbers of the receives to begin now, when `tasks` tasks of the step have begun. They count as begun afterwards.
+    pub fn begin(&mut self, tasks: usize) -> Range<usize> {
         let first = self.begun;
         while self.begun < self.receivers.len()
             && self.begun - self.taken < self.buffers
-            && (self.buffers > 1 || self.receivers[self.begun] <= next)
+            && (self.buffers > 1 || self.receivers[self.begun] < tasks + self.ahead)
         {
             self.begun += 1;
         }

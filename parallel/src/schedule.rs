@@ -1,6 +1,6 @@
 //! Pipeline schedules: where the parts of the model are, and in what order each stage works.
 
-use crate::orders::{interleaved, one_f_one_b, zero_bubble};
+use crate::orders::{ahead_of_overlap, interleaved, one_f_one_b, overlapping, zero_bubble};
 use crate::{Placement, Task};
 
 /// How the stages of a pipeline share the model and the work of a step.
@@ -11,6 +11,7 @@ use crate::{Placement, Task};
 pub struct Schedule {
     order: Order,
     placement: Placement,
+    overlaps: bool,
 }
 
 /// The order in which a stage runs its tasks.
@@ -30,12 +31,12 @@ impl Schedule {
     /// # Panics
     /// If `stages` is 0, here and below.
     pub fn one_f_one_b(stages: usize) -> Schedule {
-        Schedule { order: Order::OneFOneB, placement: Placement::new(stages, 1) }
+        Schedule { order: Order::OneFOneB, placement: Placement::new(stages, 1), overlaps: false }
     }
 
     /// Zero bubble (ZB-H1): 1F1B with split backwards. The weight gradients run when a stage would otherwise wait.
     pub fn zero_bubble(stages: usize) -> Schedule {
-        Schedule { order: Order::ZeroBubble, placement: Placement::new(stages, 1) }
+        Schedule { order: Order::ZeroBubble, placement: Placement::new(stages, 1), overlaps: false }
     }
 
     /// Interleaved 1F1B: `chunks` chunks per stage, and `group` microbatches through one chunk before the next. One chunk
@@ -44,7 +45,29 @@ impl Schedule {
         if chunks == 1 {
             return Schedule::one_f_one_b(stages);
         }
-        Schedule { order: Order::Interleaved { group }, placement: Placement::new(stages, chunks) }
+        Schedule { order: Order::Interleaved { group }, placement: Placement::new(stages, chunks), overlaps: false }
+    }
+
+    /// The same with an order in which forwards can run next to backwards of other microbatches. More microbatches are in
+    /// flight: with one chunk twice as many. `None` for zero bubble.
+    pub fn overlapping(self) -> Option<Schedule> {
+        (self.order != Order::ZeroBubble).then_some(Schedule { overlaps: true, ..self })
+    }
+
+    /// Whether forwards can run next to backwards of other microbatches.
+    pub fn overlaps(self) -> bool {
+        self.overlaps
+    }
+
+    /// Where forwards overlap with backwards: the position in a stage's order from which on each forward can run next to the
+    /// backward after it. All forwards before that position come before all backwards.
+    ///
+    /// # Panics
+    /// If there is no such stage.
+    pub fn overlaps_from(self, stage: usize) -> Option<usize> {
+        let (stages, chunks) = (self.placement.stages(), self.placement.chunks());
+        assert!(stage < stages, "stage {stage} of {stages}");
+        self.overlaps.then(|| ahead_of_overlap(stages, stage, chunks, self.group().unwrap_or(1)))
     }
 
     /// Which stage has which part of the model.
@@ -85,10 +108,11 @@ impl Schedule {
     pub fn tasks(self, stage: usize, microbatches: usize) -> Option<Vec<Task>> {
         let (stages, chunks) = (self.placement.stages(), self.placement.chunks());
         assert!(stage < stages, "stage {stage} of {stages}");
-        self.takes(microbatches).then(|| match self.order {
-            Order::OneFOneB => one_f_one_b(stages, stage, microbatches),
-            Order::ZeroBubble => zero_bubble(stages, stage, microbatches),
-            Order::Interleaved { group } => interleaved(stages, stage, chunks, microbatches, group),
+        self.takes(microbatches).then(|| match (self.order, self.overlaps_from(stage)) {
+            (_, Some(ahead)) => overlapping(chunks, microbatches, self.group().unwrap_or(1), ahead),
+            (Order::OneFOneB, None) => one_f_one_b(stages, stage, microbatches),
+            (Order::ZeroBubble, None) => zero_bubble(stages, stage, microbatches),
+            (Order::Interleaved { group }, None) => interleaved(stages, stage, chunks, microbatches, group),
         })
     }
 }

@@ -102,6 +102,7 @@ impl PipelineStage {
     pub fn receive_queue(self, direction: Direction, tasks: &[Task]) -> ReceiveQueue {
         let receives = |(_, task): &(usize, &Task)| task.direction() == Some(direction) && self.receives(**task);
         let receivers = tasks.iter().enumerate().filter(receives).map(|(at, _)| at).collect();
-        ReceiveQueue::new(receivers, self.receive_buffers(direction))
+        let ahead = if self.schedule.overlaps() { 2 } else { 1 };
+        ReceiveQueue::new(receivers, self.receive_buffers(direction), ahead)
     }
 }

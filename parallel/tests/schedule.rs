@@ -13,6 +13,10 @@ fn one_f_one_b(stages: usize, stage: usize, microbatches: usize) -> Vec<Task> {
     tasks(Schedule::one_f_one_b(stages), stage, microbatches)
 }
 
+fn overlapping(stages: usize, stage: usize, microbatches: usize) -> Vec<Task> {
+    tasks(Schedule::one_f_one_b(stages).overlapping().unwrap(), stage, microbatches)
+}
+
 fn zero_bubble(stages: usize, stage: usize, microbatches: usize) -> Vec<Task> {
     tasks(Schedule::zero_bubble(stages), stage, microbatches)
 }
@@ -69,6 +73,23 @@ fn zero_bubble_of_four_stages_has_the_order_worked_out_by_hand() {
 }
 
 #[test]
+fn where_tasks_overlap_each_stage_runs_ahead_by_two_forwards_more_than_the_next() {
+    let order = |rank| letters(&overlapping(3, rank, 7));
+    assert_eq!(order(0), "F0 F1 F2 F3 F4 F5 B0 F6 B1 B2 B3 B4 B5 B6");
+    assert_eq!(order(1), "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 B4 B5 B6");
+    assert_eq!(order(2), "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 B6");
+    assert_eq!(letters(&overlapping(1, 0, 3)), "F0 F1 B0 F2 B1 B2", "one stage");
+    assert_eq!(letters(&overlapping(2, 0, 1)), "F0 B0", "one microbatch");
+    assert_eq!(Schedule::zero_bubble(4).overlapping(), None);
+    let chunks = Schedule::interleaved(2, 2, 3);
+    let plain = tasks(chunks, 0, 6);
+    let ahead = plain.iter().position(|task| matches!(task, Task::Backward { .. })).unwrap();
+    let overlapping = tasks(chunks.overlapping().unwrap(), 0, 6);
+    assert_eq!(overlapping[..=ahead], [&plain[..ahead], &plain[ahead + 1..=ahead + 1]].concat());
+    assert!(matches!(overlapping[ahead + 1], Task::Backward { .. }), "one forward more than without overlap");
+}
+
+#[test]
 fn microbatches_in_flight_are_those_of_the_known_tables() {
     for (rank, most) in [[8, 4], [8, 4], [7, 3], [5, 1]].into_iter().enumerate() {
         assert_eq!(in_flight(&interleaved(4, rank, 2, 8, 4), 2), most, "stage {rank}");
@@ -76,6 +97,7 @@ fn microbatches_in_flight_are_those_of_the_known_tables() {
     for (rank, most) in [4, 3, 2, 1].into_iter().enumerate() {
         assert_eq!(in_flight(&one_f_one_b(4, rank, 64), 1), [most], "stage {rank}");
         assert_eq!(in_flight(&one_f_one_b(4, rank, 2), 1), [most.min(2)], "stage {rank}, two microbatches");
+        assert_eq!(in_flight(&overlapping(4, rank, 64), 1), [2 * most], "stage {rank}, overlapping");
     }
     for (stages, microbatches) in [(1, 4), (2, 8), (4, 3), (4, 8), (16, 64)] {
         for rank in 0..stages {
@@ -177,12 +199,57 @@ fn idle(orders: &[Vec<Task>], times: Times) -> u64 {
     now.iter().max().unwrap() - microbatches * (times.forward + times.backward + times.weights)
 }
 
+/// How long a step takes where a forward and the backward after it run as one turn of the stage, which begins when both can.
+/// Forwards and backwards take `times`. Both results are there at the turn's end.
+fn length_in_turns(stages: usize, microbatches: usize, (forward, backward): (u64, u64)) -> u64 {
+    let schedule = Schedule::one_f_one_b(stages).overlapping().unwrap();
+    let orders: Vec<_> = (0..stages).map(|stage| overlapping(stages, stage, microbatches)).collect();
+    let mut done: HashMap<(usize, Task), u64> = HashMap::new();
+    let (mut next, mut now) = (vec![0; orders.len()], vec![0; orders.len()]);
+    while next.iter().zip(&orders).any(|(next, order)| *next < order.len()) {
+        let before = next.clone();
+        for (stage, order) in orders.iter().enumerate() {
+            while let Some(&first) = order.get(next[stage]) {
+                let overlaps =
+                    matches!(first, Task::Forward { .. }) && schedule.overlaps_from(stage) <= Some(next[stage]);
+                let turn = &order[next[stage]..][..if overlaps { 2 } else { 1 }];
+                let ready = turn.iter().map(|task| match *task {
+                    Task::Forward { .. } if stage > 0 => done.get(&(stage - 1, *task)).copied(),
+                    Task::Backward { .. } if stage + 1 < orders.len() => done.get(&(stage + 1, *task)).copied(),
+                    _ => Some(0),
+                });
+                let Some(ready) = ready.collect::<Option<Vec<_>>>() else { break };
+                let takes = |task: &Task| if matches!(task, Task::Forward { .. }) { forward } else { backward };
+                now[stage] = ready.into_iter().fold(now[stage], u64::max) + turn.iter().map(takes).sum::<u64>();
+                next[stage] += turn.len();
+                done.extend(turn.iter().map(|task| ((stage, *task), now[stage])));
+            }
+        }
+        assert_ne!(next, before, "stages wait for each other for ever");
+    }
+    now.into_iter().max().unwrap()
+}
+
+#[test]
+fn an_overlapping_step_is_idle_for_as_long_as_1f1b() {
+    for (stages, microbatches) in (1..=16).flat_map(|stages| (1..=64).map(move |count| (stages, count))) {
+        let turns = (microbatches + stages - 1) as u64;
+        assert_eq!(
+            length_in_turns(stages, microbatches, (2, 5)),
+            turns * (2 + 5),
+            "{stages} stages, {microbatches} microbatches"
+        );
+    }
+}
+
 #[test]
 fn every_one_f_one_b_schedule_runs_all_tasks_once_and_finishes() {
     for stages in 1..=16 {
         for microbatches in 0..=64 {
             let orders: Vec<_> = (0..stages).map(|rank| one_f_one_b(stages, rank, microbatches)).collect();
             assert_all_finish(&orders, 1, microbatches, &format!("{stages} stages, {microbatches} microbatches"));
+            let orders: Vec<_> = (0..stages).map(|rank| overlapping(stages, rank, microbatches)).collect();
+            assert_all_finish(&orders, 1, microbatches, &format!("{stages} stages, {microbatches}, overlapping"));
         }
     }
 }

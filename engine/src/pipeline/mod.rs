@@ -75,6 +75,11 @@ impl Pipeline {
         })
     }
 
+    /// The position in the stage's order from which on each forward runs next to the backward after it. `None` if none does.
+    pub fn overlaps_from(&self) -> Option<usize> {
+        self.stage.schedule().overlaps_from(self.stage.stage())
+    }
+
     /// All stages; `None` if this is the only one.
     pub fn all_stages(&self) -> Option<&Rc<dyn Communicator>> {
         self.all_stages.as_ref()

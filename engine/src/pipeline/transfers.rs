@@ -1,9 +1,9 @@
 //! The transfers of one step.
 //!
-//! A receive begins about one task before the task that reads its values. That task first copies the values out of the
-//! receive buffer into its microbatch's slot, so the next receive can begin before the task's own work. (A receive cannot
-//! write to the slot: the microbatch before may still use it.) A send begins after the work that computed its values and
-//! overlaps with the next task. Only the next send in its direction, and the end of the step, wait for it.
+//! A receive begins about one task before the task that reads its values, see [`ReceiveQueue`]. That task first copies the
+//! values out of the receive buffer into its microbatch's slot, so the next receive can begin before the task's own work. (A
+//! receive cannot write to the slot: the microbatch before may still use it.) A send begins after the work that computed its
+//! values and overlaps with the next task. Only the next send in its direction, and the end of the step, wait for it.
 
 use device::Tensor;
 use device::ops::{Add, Collective, CollectiveKind, Copy};
@@ -18,8 +18,6 @@ use crate::step_policy::StepContext;
 /// The transfers of a step under way.
 pub struct Transfers<'p> {
     stage: PipelineStage,
-    /// How often [`Transfers::receive_ahead`] was called: the position of the next task.
-    position: usize,
     forward: Channel<'p>,
     backward: Channel<'p>,
 }
@@ -46,22 +44,22 @@ impl<'p> Transfers<'p> {
         };
         Transfers {
             stage,
-            position: 0,
             forward: channel(forward, Direction::Forward),
             backward: channel(backward, Direction::Backward),
         }
     }
 
-    /// Begins the receives for the next task, which overlap with the work of this one. It is called once before the first
-    /// task, and then once in each task, after the task has copied its own values out of the receive buffer.
+    /// Begins the receives of a direction for later tasks, which overlap with the work of this one. `tasks` tasks have begun.
+    /// It is called before the first task and in each task, after the task has copied its own values out of the receive
+    /// buffer, and where those that take values of this direction run: on the compute stream or aside.
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn receive_ahead(&mut self, cx: &StepContext<'_>) -> Result<()> {
-        self.forward.receive_ahead(cx, self.position)?;
-        self.backward.receive_ahead(cx, self.position)?;
-        self.position += 1;
-        Ok(())
+    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, direction: Direction, tasks: usize) -> Result<()> {
+        match direction {
+            Direction::Forward => self.forward.receive_ahead(cx, tasks),
+            Direction::Backward => self.backward.receive_ahead(cx, tasks),
+        }
     }
 
     /// The activations for a forward, in their receive buffer; `None` for the first part of the model.
@@ -133,9 +131,9 @@ impl<'p> Transfers<'p> {
 }
 
 impl Channel<'_> {
-    fn receive_ahead(&mut self, cx: &StepContext<'_>, next: usize) -> Result<()> {
+    fn receive_ahead(&mut self, cx: &StepContext<'_>, tasks: usize) -> Result<()> {
         let Some(end) = &self.link.receive else { return Ok(()) };
-        for number in self.receives.begin(next) {
+        for number in self.receives.begin(tasks) {
             let at = self.receives.buffer(number);
             // Timelines show it under a name of its own: its values are for a later task.
             end.stream.device().set_scope(&format!("{} receive {number}", end.name));

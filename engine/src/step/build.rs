@@ -39,7 +39,7 @@ pub struct StageOptions {
     pub distributed_optimizer: bool,
     /// The type in which gradients are summed over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
-    /// Which stage of a pipeline this is.
+    /// Which stage of a pipeline this is, and in which order it works.
     pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
@@ -92,15 +92,8 @@ impl Stage {
         groups: StageGroups,
     ) -> Result<Stage> {
         let StageGroups { data_parallel, pipeline } = groups;
-        let overlaps_microbatches = options.graphs.enable && options.graphs.overlap_microbatches;
-        if overlaps_microbatches && options.pipeline.placement().stages() > 1 {
-            return Err(Error::Usage {
-                problem: "microbatches overlap, and other stages have other layers".into(),
-                fix: "set GraphOptions::overlap_microbatches only where there is one stage",
-            });
-        }
         let tensor = &architecture.tensor;
-        if overlaps_microbatches && tensor.size() > 1 && tensor.aside.is_none() {
+        if options.pipeline.schedule().overlaps() && tensor.size() > 1 && tensor.aside.is_none() {
             return Err(Error::Usage {
                 problem: "microbatches overlap, and their tensor-parallel transfers have one communicator".into(),
                 fix: "set TensorParallel::aside",
@@ -191,7 +184,6 @@ impl Stage {
                 copied_rows,
                 scale_groups,
                 fp8_sums,
-                overlaps_microbatches,
                 tensors,
                 loss_sums,
                 kept_losses,

@@ -1,11 +1,12 @@
 //! The step as regions: what is recorded, captured in graphs, and replayed.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
 use graph_manager::Result;
-use parallel::Task;
+use parallel::{Direction, Task};
 
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::hooks::after_layer;
@@ -31,8 +32,6 @@ pub(super) struct StepProgram {
     pub(super) scale_groups: Vec<Rc<dyn Communicator>>,
     /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
     pub(super) fp8_sums: Tensor,
-    /// See [`GraphOptions::overlap_microbatches`](crate::graph_options::GraphOptions::overlap_microbatches).
-    pub(super) overlaps_microbatches: bool,
     pub(super) tensors: StepTensors,
     /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where the architecture has them.
     pub(super) loss_sums: Tensor,
@@ -114,43 +113,51 @@ impl StepProgram {
         }
     }
 
-    /// Runs all tasks of the step in this stage's order.
+    /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside. Gradients are
+    /// added in the same order as otherwise.
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task], run: Run) -> Result<()> {
         let mut transfers = self.pipeline.start_step(tasks, run == Run::Rehearsal);
-        if self.overlaps_microbatches && cx.mode().trains() {
-            return self.run_overlapped(cx, &mut transfers);
-        }
-        transfers.receive_ahead(cx)?;
-        for &task in tasks {
-            let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
+        let overlaps_from = self.pipeline.overlaps_from().filter(|_| cx.mode().trains());
+        // The forward that runs next to the coming backward.
+        let mut aside = None;
+        // Inputs of the head, oldest first, whose losses are not computed yet.
+        let mut to_head = VecDeque::new();
+        transfers.receive_ahead(cx, Direction::Forward, 0)?;
+        transfers.receive_ahead(cx, Direction::Backward, 0)?;
+        for (at, &task) in tasks.iter().enumerate() {
+            let (chunk, microbatch, begun) = (&self.model.chunks[task.chunk()], task.microbatch(), at + 1);
             let _span = tracing::debug_span!("microbatch", microbatch).entered();
             match task {
                 Task::Forward { .. } => {
-                    let hidden = self.inputs.place(cx, &mut transfers, task, chunk)?;
-                    transfers.receive_ahead(cx)?;
-                    let hidden = self.forward(cx, chunk, microbatch, hidden)?;
+                    transfers.receive_ahead(cx, Direction::Backward, begun)?;
+                    let mut forward = |cx: &mut StepContext<'_>| self.forward_task(cx, &mut transfers, task, begun);
+                    let hidden = match overlaps_from {
+                        None => forward(cx)?,
+                        Some(first) => {
+                            let (hidden, under_way) = cx.aside(forward)?;
+                            if at < first {
+                                cx.join_aside(under_way)?;
+                            } else {
+                                aside = Some(under_way);
+                            }
+                            hidden
+                        }
+                    };
                     match chunk.head.as_deref() {
+                        Some(_) if cx.mode().trains() => to_head.push_back(hidden),
                         Some(head) => self.loss(cx, head, chunk.last(), microbatch, hidden)?,
-                        None => transfers.send_activations(cx, task, chunk.last(), &hidden)?,
+                        None => {}
                     }
                 }
                 Task::Backward { .. } => {
-                    let grad = match chunk.head.as_deref() {
-                        Some(head) => {
-                            transfers.receive_ahead(cx)?;
-                            self.loss_backward(cx, head, chunk.last(), microbatch)?
-                        }
-                        None => {
-                            let grad = transfers.receive_gradient(cx, task, chunk.last())?;
-                            transfers.receive_ahead(cx)?;
-                            grad
-                        }
-                    };
-                    let grad = self.backward(cx, chunk, microbatch, grad)?;
-                    transfers.send_gradient(cx, task, chunk.first, grad)?;
+                    self.backward_task(cx, &mut transfers, task, begun, &mut to_head)?;
+                    if let Some(forward) = aside.take() {
+                        cx.join_aside(forward)?;
+                    }
                 }
                 Task::Weights { .. } => {
-                    transfers.receive_ahead(cx)?;
+                    transfers.receive_ahead(cx, Direction::Forward, begun)?;
+                    transfers.receive_ahead(cx, Direction::Backward, begun)?;
                     self.weight_gradients(cx, chunk, microbatch)?;
                 }
             }
@@ -158,30 +165,53 @@ impl StepProgram {
         transfers.finish(cx)
     }
 
-    /// Runs all tasks of the only stage: each microbatch's forward, up to the head, next to head and backward of the
-    /// microbatch before. Gradients are added in the same order as otherwise.
-    fn run_overlapped(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>) -> Result<()> {
-        let [chunk] = &self.model.chunks[..] else { unreachable!("Stage::new refuses stages with several chunks") };
-        let Some(head) = chunk.head.as_deref() else { unreachable!("the only stage has the head") };
-        let mut forward = |cx: &mut StepContext<'_>, microbatch| {
-            cx.aside(|cx| {
-                let hidden = self.inputs.place(cx, transfers, Task::Forward { chunk: 0, microbatch }, chunk)?;
-                self.forward(cx, chunk, microbatch, hidden)
-            })
-        };
-        let mut ahead = Some(forward(cx, 0)?);
-        for microbatch in 0..cx.microbatches() {
-            let _span = tracing::debug_span!("microbatch", microbatch).entered();
-            let Some((hidden, under_way)) = ahead.take() else { unreachable!("its forward was begun") };
-            if microbatch + 1 < cx.microbatches() {
-                ahead = Some(forward(cx, microbatch + 1)?);
-            }
-            cx.join_aside(under_way)?;
-            self.loss(cx, head, chunk.last(), microbatch, hidden)?;
-            let grad = self.loss_backward(cx, head, chunk.last(), microbatch)?;
-            self.backward(cx, chunk, microbatch, grad)?;
+    /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model. `tasks`
+    /// tasks have begun, here and below.
+    fn forward_task(
+        &self,
+        cx: &mut StepContext<'_>,
+        transfers: &mut Transfers<'_>,
+        task: Task,
+        tasks: usize,
+    ) -> Result<Hidden> {
+        let chunk = &self.model.chunks[task.chunk()];
+        let hidden = self.inputs.place(cx, transfers, task, chunk)?;
+        transfers.receive_ahead(cx, Direction::Forward, tasks)?;
+        let hidden = self.forward(cx, chunk, task.microbatch(), hidden)?;
+        if chunk.head.is_none() {
+            transfers.send_activations(cx, task, chunk.last(), &hidden)?;
         }
-        Ok(())
+        Ok(hidden)
+    }
+
+    /// Runs a microbatch backward through a chunk, from its losses or from the gradient of the next part of the model, and
+    /// sends the gradient to the part before.
+    fn backward_task(
+        &self,
+        cx: &mut StepContext<'_>,
+        transfers: &mut Transfers<'_>,
+        task: Task,
+        tasks: usize,
+        to_head: &mut VecDeque<Hidden>,
+    ) -> Result<()> {
+        let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
+        let received = match chunk.head {
+            Some(_) => None,
+            None => Some(transfers.receive_gradient(cx, task, chunk.last())?),
+        };
+        transfers.receive_ahead(cx, Direction::Forward, tasks)?;
+        transfers.receive_ahead(cx, Direction::Backward, tasks)?;
+        let grad = match (chunk.head.as_deref(), received) {
+            (Some(head), _) => {
+                let Some(hidden) = to_head.pop_front() else { unreachable!("the schedule's forward was run") };
+                self.loss(cx, head, chunk.last(), microbatch, hidden)?;
+                self.loss_backward(cx, head, chunk.last(), microbatch)?
+            }
+            (None, Some(grad)) => grad,
+            (None, None) => unreachable!("a part of the model without the head receives gradients"),
+        };
+        let grad = self.backward(cx, chunk, microbatch, grad)?;
+        transfers.send_gradient(cx, task, chunk.first, grad)
     }
 
     /// Runs a chunk's layers forward, up to the head.

@@ -1,4 +1,4 @@
-//! Microbatches that overlap, each forward next to the backward of the microbatch before: the bits of a step that has them
+//! Microbatches that overlap, each forward next to the backward of an earlier microbatch: the bits of a step that has them
 //! one after the other, in every setting and in any order that the graph allows.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
@@ -6,17 +6,12 @@ use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::regions::Mode;
-use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
-use parallel::{PipelineStage, Schedule};
+use engine::step::{StepResult, StepSettings};
 
 use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt, tiny_llama};
 
 fn off() -> GraphOptions {
     GraphOptions { enable: false, ..GraphOptions::default() }
-}
-
-fn overlapping(graphs: GraphOptions) -> GraphOptions {
-    GraphOptions { overlap_microbatches: true, ..graphs }
 }
 
 fn assert_same(what: &str, plain: &(Vec<StepResult>, Vec<f32>), other: &(Vec<StepResult>, Vec<f32>)) {
@@ -33,7 +28,7 @@ fn overlapping_microbatches_have_the_bits_of_microbatches_in_turn_in_every_setti
         for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
             let shuffle = (at > 0).then_some(at as u64);
             let what = format!("{kind:?}, M={microbatches}, {name}");
-            assert_same(&what, &plain, &Run { shuffle, ..run(overlapping(graphs)) }.train());
+            assert_same(&what, &plain, &Run { shuffle, overlaps: true, ..run(graphs) }.train());
         }
     }
 }
@@ -62,7 +57,7 @@ fn with_8_bit_products_and_recompute_overlap_changes_no_bit() {
             let plain = run(off()).train();
             for (name, graphs) in all_settings().into_iter().filter(|(name, _)| !name.contains("share false")) {
                 let what = format!("{kind:?} {recipe:?} recompute {recompute} {blocks:?} {name}");
-                assert_same(&what, &plain, &Run { shuffle: Some(3), ..run(overlapping(graphs)) }.train());
+                assert_same(&what, &plain, &Run { shuffle: Some(3), overlaps: true, ..run(graphs) }.train());
             }
         }
     }
@@ -70,19 +65,20 @@ fn with_8_bit_products_and_recompute_overlap_changes_no_bit() {
 
 #[test]
 fn data_parallel_ranks_that_divide_the_optimizer_overlap_microbatches_to_the_same_bits() {
-    let train = |graphs: &GraphOptions| {
+    let train = |graphs: &GraphOptions, overlaps| {
         let run = || Run {
             steps: 6,
             distributed_optimizer: true,
             clip: 0.0,
             shuffle: Some(11),
+            overlaps,
             ..Run::new(Kind::Gpt, 3, graphs.clone())
         };
         Layout::new(1, 1, 1, 2).on_ranks(run, |run| run.train())
     };
-    let plain = train(&off());
+    let plain = train(&off(), false);
     for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
-        for (rank, (plain, other)) in plain.iter().zip(&train(&overlapping(graphs.clone()))).enumerate() {
+        for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
             assert_same(&format!("rank {rank}, {name}"), plain, other);
         }
     }
@@ -96,7 +92,7 @@ fn with_tensor_parallelism_overlap_changes_no_bit() {
         (Layout::new(2, 1, 1, 2), Some(Fp8Recipe::Delayed)),
         (Layout::new(2, 1, 1, 1), Some(Fp8Recipe::Blockwise)),
     ] {
-        let train = |graphs: &GraphOptions| {
+        let train = |graphs: &GraphOptions, overlaps| {
             let fp8 = recipe.map(|recipe| Fp8 { recipe, format: Fp8Format::E4m3, ..Fp8::default() });
             let precision = if recipe.is_some() { Precision::Bf16 } else { Precision::F32 };
             let shape = GptShape { ffn: 64, fp8, ..tiny_gpt(0.1, precision) };
@@ -105,13 +101,14 @@ fn with_tensor_parallelism_overlap_changes_no_bit() {
                 steps: 6,
                 distributed_optimizer: layout.data > 1,
                 shuffle: Some(7),
+                overlaps,
                 ..Run::new(Kind::Gpt, 3, graphs.clone())
             };
             layout.on_ranks(run, |run| run.train())
         };
-        let plain = train(&off());
+        let plain = train(&off(), false);
         for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
-            for (rank, (plain, other)) in plain.iter().zip(&train(&overlapping(graphs.clone()))).enumerate() {
+            for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
                 assert_same(&format!("{layout:?}, {recipe:?}, rank {rank}, {name}"), plain, other);
             }
         }
@@ -119,14 +116,48 @@ fn with_tensor_parallelism_overlap_changes_no_bit() {
 }
 
 #[test]
+fn stages_of_a_pipeline_overlap_microbatches_to_the_same_bits() {
+    for (layout, microbatches) in [
+        (Layout::new(1, 2, 1, 1), 1),
+        (Layout::new(1, 2, 1, 1), 3),
+        (Layout::new(1, 2, 1, 1), 6),
+        (Layout::new(1, 3, 1, 1), 7),
+        (Layout::new(1, 2, 1, 2), 5),
+        (Layout::new(2, 2, 1, 1), 4),
+        (Layout::new(1, 2, 2, 1), 4),
+        (Layout { group: 3, ..Layout::new(1, 2, 2, 1) }, 6),
+    ] {
+        let train = |graphs: &GraphOptions, overlaps| {
+            let shape = GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) };
+            let run = || Run {
+                shape: Some(shape.clone()),
+                steps: 6,
+                distributed_optimizer: layout.data > 1,
+                clip: if layout.data > 1 { 0.0 } else { 1.0 },
+                shuffle: Some(5),
+                overlaps,
+                ..Run::new(Kind::Gpt, microbatches, graphs.clone())
+            };
+            layout.on_ranks(run, |run| run.train())
+        };
+        let plain = train(&off(), false);
+        for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
+            for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
+                assert_same(&format!("{layout:?}, M={microbatches}, rank {rank}, {name}"), plain, other);
+            }
+        }
+    }
+}
+
+#[test]
 fn two_microbatches_are_in_memory_and_evaluation_does_not_change() {
-    let losses = |overlap_microbatches| {
-        let run = Run::new(Kind::Gpt, 4, GraphOptions { overlap_microbatches, ..GraphOptions::default() });
+    let losses = |overlaps| {
+        let run = Run { overlaps, ..Run::new(Kind::Gpt, 4, GraphOptions::default()) };
         let device = run.device();
         let mut stage = run.stage(&device);
         stage.record(4, true).unwrap();
         let slots = stage.graphs().memory().iter().filter(|area| area.area.contains("slot")).count();
-        assert_eq!(slots, if overlap_microbatches { 2 } else { 1 });
+        assert_eq!(slots, if overlaps { 2 } else { 1 });
         let mut losses = Vec::new();
         for (step, microbatches) in [4, 4, 4, 1, 2, 4, 3].into_iter().enumerate() {
             let settings = StepSettings { microbatches, ..run.settings(step) };
@@ -139,17 +170,4 @@ fn two_microbatches_are_in_memory_and_evaluation_does_not_change() {
         losses
     };
     assert_eq!(losses(false), losses(true));
-}
-
-#[test]
-fn stages_that_wait_for_others_refuse_to_overlap_microbatches() {
-    let run = Run::new(Kind::Gpt, 4, off());
-    let device = run.device();
-    let shape = tiny_gpt(0.0, Precision::F32);
-    let architecture = engine::model::gpt(shape);
-    let pipeline = PipelineStage::new(Schedule::one_f_one_b(2), 0);
-    let graphs = overlapping(GraphOptions::default());
-    let options = StageOptions { microbatches: 4, pipeline, graphs, ..StageOptions::default() };
-    let error = Stage::new(&device, &architecture, options, StageGroups::default()).err().unwrap();
-    assert!(error.to_string().contains("other stages have other layers"), "{error}");
 }

@@ -102,8 +102,8 @@ fn packed_documents_have_the_same_bits_in_every_graph_setting_and_replays_take_o
         let selective = GptShape { recompute: true, ..shape.clone() };
         let full = Run { recompute: Some(2), ..run(&shape, 1, GraphOptions::default()) };
         let shuffled = Run { shuffle: Some(3), ..run(&shape, 1, GraphOptions::default()) };
-        let overlapped = GraphOptions { overlap_microbatches: true, ..GraphOptions::default() };
-        for (at, run) in [full, shuffled, run(&shape, 1, overlapped)].into_iter().enumerate() {
+        let overlapped = Run { overlaps: true, ..run(&shape, 1, GraphOptions::default()) };
+        for (at, run) in [full, shuffled, overlapped].into_iter().enumerate() {
             assert_eq!(run.train().0, plain, "{name}, case {at}");
         }
         let again = run(&selective, 1, GraphOptions::default()).train().0;

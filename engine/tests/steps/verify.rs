@@ -70,10 +70,9 @@ fn fifty_steps_of_every_layout_are_the_same_both_ways_and_verifying_them_changes
 #[test]
 fn every_way_to_run_a_step_is_verified() {
     for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
-        for overlap_microbatches in [false, true] {
+        for overlaps in [false, true] {
             let kind = [Kind::Gpt, Kind::Llama, Kind::Mlp][at % 3];
-            let graphs = GraphOptions { overlap_microbatches, ..graphs.clone() };
-            let run = Run { steps: 4, ..Run::new(kind, 3, graphs.clone()) };
+            let run = Run { steps: 4, overlaps, ..Run::new(kind, 3, graphs.clone()) };
             let (results, found) = train_verified(&run, EagerMemory::Apart, &|differs| differs);
             assert_eq!(results, run.train().0, "{kind:?}, {name}");
             match graphs.enable {

@@ -61,7 +61,7 @@ impl Layout {
             group: (self.data > 1).then_some(batch),
             tensor: TensorParallel {
                 group: shared("tensor"),
-                aside: shared("tensor, aside").filter(|_| run.graphs.overlap_microbatches),
+                aside: shared("tensor, aside").filter(|_| run.overlaps),
                 sequence: self.sequence,
             },
             stage,

@@ -173,6 +173,8 @@ pub struct Run {
     pub stage: PipelineStage,
     pub blocks: Vec<usize>,
     pub pipeline: Option<PipelineGroups>,
+    /// Forwards run next to backwards of other microbatches.
+    pub overlaps: bool,
     /// Go through the step before the first one, as stages on GPUs do.
     pub rehearses: bool,
     /// Work leaves marks, as where ranks watch each other.
@@ -223,6 +225,7 @@ impl Run {
             stage: PipelineStage::single(),
             blocks: Vec::new(),
             pipeline: None,
+            overlaps: false,
             rehearses: false,
             watched: false,
             recompute: None,
@@ -283,7 +286,10 @@ impl Run {
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
             grad_reduce: self.grad_reduce,
-            pipeline: self.stage,
+            pipeline: match self.overlaps {
+                true => PipelineStage::new(self.stage.schedule().overlapping().unwrap(), self.stage.stage()),
+                false => self.stage,
+            },
             graphs: self.graphs.clone(),
             hooks: self.hooks.clone(),
             keeps_losses: self.keeps_losses,
