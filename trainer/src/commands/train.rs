@@ -163,8 +163,7 @@ pub(super) fn start(
     };
     let parallel = &plan.parallel;
     let placement = parallel.schedule.placement();
-    let graph = &plan.config.cuda_graph;
-    let overlaps = graph.enable && graph.overlap_microbatches;
+    let overlaps = parallel.schedule.overlaps();
     let peers = plan.config.parallel.tensor_transfers == TensorTransfers::Auto;
     let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table, overlaps, peers };
     let every = [("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];

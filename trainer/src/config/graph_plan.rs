@@ -6,7 +6,9 @@ use engine::layer_partition::StageLayers;
 use graph_manager::Mempool;
 
 use crate::config::checks::require;
-use crate::config::{CudaGraphConfig, GraphMempool, GraphScope, ModelKind, RecomputeGranularity, RunConfig};
+use crate::config::{
+    CudaGraphConfig, GraphMempool, GraphScope, ModelKind, PipelineSchedule, RecomputeGranularity, RunConfig,
+};
 
 /// The options of a rank's graphs. `layers` are those of any rank.
 ///
@@ -42,7 +44,6 @@ pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<
         },
         share_io_buffers: graph.share_io_buffers,
         capture_optimizer: graph.capture_optimizer,
-        overlap_microbatches: graph.overlap_microbatches,
         warmup_steps: graph.warmup_steps,
         poison: false,
         check_replays: false,
@@ -68,14 +69,14 @@ pub fn graph_scope(graph: &CudaGraphConfig) -> String {
     }
 }
 
-/// Fails on microbatches that overlap where stages wait for each other.
+/// Fails on microbatches that overlap where backwards are split.
 fn check_overlap(config: &RunConfig) -> Result<(), UserError> {
-    let stages = config.parallel.pipeline;
-    require(!config.cuda_graph.overlap_microbatches || stages == 1, || {
+    let splits = config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble;
+    require(!config.cuda_graph.overlap_microbatches || !splits, || {
         UserError::new(
-            format!("cuda_graph.overlap_microbatches = true with parallel.pipeline = {stages}"),
-            "microbatches overlap where there is one pipeline stage",
-            "set parallel.pipeline = 1, or cuda_graph.overlap_microbatches = false",
+            "cuda_graph.overlap_microbatches = true with parallel.pipeline_schedule = \"zero_bubble\"",
+            "microbatches overlap in 1F1B, with one or several chunks a stage",
+            "set parallel.pipeline_schedule = \"1f1b\", or cuda_graph.overlap_microbatches = false",
         )
     })
 }
@@ -144,7 +145,7 @@ mod tests {
     use crate::config::plan::RunPlan;
 
     #[test]
-    fn microbatches_overlap_only_where_there_is_one_stage() {
+    fn microbatches_overlap_in_every_layout_but_zero_bubble() {
         let problem = |settings: &[(&str, &str)]| {
             let mut layers = Layers::default();
             let all = [("cuda_graph.enable", "true"), ("cuda_graph.overlap_microbatches", "true")];
@@ -155,8 +156,10 @@ mod tests {
         };
         assert_eq!(problem(&[]), None);
         assert_eq!(problem(&[("parallel.tensor", "2")]), None);
-        let text = problem(&[("parallel.pipeline", "2")]).unwrap();
-        assert!(text.contains("overlap_microbatches = true with parallel.pipeline = 2"), "{text}");
-        assert!(text.contains("set parallel.pipeline = 1"), "{text}");
+        assert_eq!(problem(&[("parallel.pipeline", "2")]), None);
+        let zero_bubble = [("parallel.pipeline", "2"), ("parallel.pipeline_schedule", "zero_bubble")];
+        let text = problem(&zero_bubble).unwrap();
+        assert!(text.contains("overlap_microbatches = true with parallel.pipeline_schedule = \"zero_bubble\""), "{text}");
+        assert!(text.contains("set parallel.pipeline_schedule = \"1f1b\""), "{text}");
     }
 }

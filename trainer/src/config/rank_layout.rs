@@ -141,6 +141,13 @@ pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
 /// # Errors
 /// A number of microbatches that the interleaved schedule does not take. [`check_schedule`] refuses the rest.
 pub fn schedule(config: &RunConfig, counts: &[usize]) -> Result<Schedule, UserError> {
+    let schedule = schedule_in_turn(config, counts)?;
+    let overlaps = config.cuda_graph.enable && config.cuda_graph.overlap_microbatches;
+    Ok(schedule.overlapping().filter(|_| overlaps).unwrap_or(schedule))
+}
+
+/// The pipeline schedule without overlap.
+fn schedule_in_turn(config: &RunConfig, counts: &[usize]) -> Result<Schedule, UserError> {
     let ParallelConfig { pipeline, virtual_pipeline, microbatch_group, pipeline_schedule, .. } = config.parallel;
     if virtual_pipeline > 1 {
         let group = microbatch_group.unwrap_or(pipeline);

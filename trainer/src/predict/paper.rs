@@ -61,7 +61,7 @@ fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup
         Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
     };
     let [tensor, aside] = TENSOR_COMMUNICATORS;
-    let (grid, overlaps) = (parallel.grid, plan.graphs.enable && plan.graphs.overlap_microbatches);
+    let (grid, overlaps) = (parallel.grid, parallel.schedule.overlaps());
     let group = ProcessGroup {
         rank,
         tensor: connect(tensor, grid.group(rank, Axis::Tensor))?,

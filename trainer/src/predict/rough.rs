@@ -89,6 +89,7 @@ impl Rough {
             let kind = |kind: usize| blocks * parts.block.memory[kind] + ends * parts.rest.memory[kind];
             let follow = match plan.config.parallel.pipeline_schedule {
                 PipelineSchedule::ZeroBubble => stages,
+                PipelineSchedule::OneForwardOneBackward if parallel.schedule.overlaps() => 2 * (stages - stage),
                 PipelineSchedule::OneForwardOneBackward => stages - stage,
             } as f64;
             let ahead = if chunks > 1.0 { follow + (stages as f64 - 1.0) * (chunks - 1.0) / chunks } else { follow };
