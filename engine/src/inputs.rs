@@ -24,6 +24,8 @@ pub(crate) struct Inputs {
     targets: (Shape, DType),
     /// u8, a `Control`.
     control: Tensor,
+    /// Training drops some values.
+    drops: bool,
     micro_batch_size: usize,
     _areas: Vec<Area>,
 }
@@ -70,8 +72,8 @@ impl Inputs {
                 StepSamples::Rows(allocate("samples", row.width)?)
             });
         }
-        let (inputs, targets) = (model.inputs, model.targets);
-        Ok(Inputs { samples, row, inputs, targets, control, micro_batch_size, _areas: areas })
+        let &Model { inputs, targets, drops, .. } = model;
+        Ok(Inputs { samples, row, inputs, targets, control, drops, micro_batch_size, _areas: areas })
     }
 
     /// Whether the stage needs a step's samples.
@@ -146,10 +148,14 @@ impl Inputs {
                 }
                 _ => self.columns(cx, received, chunk, microbatch)?,
             };
-            let record = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
             let documents = self.documents(cx, microbatch)?;
-            let offset = (microbatch * self.micro_batch_size) as u64;
-            cx.run(WriteSampleRecord { control: self.control, offset, record })?;
+            let mut record = None;
+            if self.drops && cx.mode().trains() {
+                let output = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
+                let offset = (microbatch * self.micro_batch_size) as u64;
+                cx.run(WriteSampleRecord { control: self.control, offset, record: output })?;
+                record = Some(output);
+            }
             Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents } })
         })
     }

@@ -228,13 +228,13 @@ impl Adapter {
         })
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. `record` is the microbatch's `SampleRecord`.
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. `record` is the microbatch's `SampleRecord`, if there is dropout.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
         output: Tensor,
-        record: Tensor,
+        record: Option<Tensor>,
     ) -> Result<()> {
         let dropout = self.dropout.site(cx, record);
         let dropped = dropout_backward(cx, "lora_input", input, dropout)?;

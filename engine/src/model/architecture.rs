@@ -54,6 +54,8 @@ pub struct Model {
     pub targets: (Shape, DType),
     /// The number of losses of a microbatch: one for each token, or one for each row.
     pub losses: usize,
+    /// Training drops some values, so it needs records of samples.
+    pub drops: bool,
 }
 
 /// Builds a model's layers over its parameters, once these have memory.

@@ -106,7 +106,7 @@ impl Decoder {
         })?;
         let mut stream = (x, None);
         for (branch, cache) in branches {
-            let step = DecodeStep { angles, start: cursor.start, cache: *cache, record: tokens };
+            let step = DecodeStep { angles, start: cursor.start, cache: *cache };
             stream = branch.decode(cx, stream, &step)?;
         }
         let (_, normed, _) = head.norm.forward(cx, stream.0, stream.1)?;

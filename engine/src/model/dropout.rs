@@ -23,11 +23,14 @@ impl DropoutLayer {
         self.rate == 0.0
     }
 
-    /// The site for a microbatch, of which `record` is the `SampleRecord`; `None` where nothing is dropped.
-    pub(crate) fn site(&self, cx: &StepContext<'_>, record: Tensor) -> Option<DropoutSite> {
-        let on = !self.is_off() && cx.mode().trains();
+    /// The site for a microbatch with this `SampleRecord`; `None` where nothing is dropped.
+    pub(crate) fn site(&self, cx: &StepContext<'_>, record: Option<Tensor>) -> Option<DropoutSite> {
+        if self.is_off() || !cx.mode().trains() {
+            return None;
+        }
+        let Some(record) = record else { unreachable!("a model that drops says so: Model::drops") };
         let DropoutLayer { rate, seed, layer, site, part } = *self;
-        on.then_some(DropoutSite { rate, seed, layer, site, record, part })
+        Some(DropoutSite { rate, seed, layer, site, record, part })
     }
 }
 

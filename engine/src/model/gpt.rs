@@ -130,5 +130,6 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
         inputs: tokens,
         targets: tokens,
         losses: shape.batch * shape.seq,
+        drops: shape.drops(),
     }
 }

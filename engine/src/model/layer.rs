@@ -9,8 +9,8 @@ use crate::step_policy::StepContext;
 /// Facts about a microbatch's samples that every layer may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples {
-    /// Their `SampleRecord`, from which dropout is computed.
-    pub record: Tensor,
+    /// Their `SampleRecord`, from which dropout is computed; `None` where nothing is dropped.
+    pub record: Option<Tensor>,
     /// Their documents; `None` where a sample is one document.
     pub documents: Option<Documents>,
 }
@@ -33,7 +33,7 @@ pub struct Hidden {
 impl TensorTree for Samples {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Samples> {
         Ok(Samples {
-            record: f("record", self.record)?,
+            record: self.record.map(|record| f("record", record)).transpose()?,
             documents: match self.documents {
                 Some(documents) => {
                     Some(Documents { position_ids: f("position_ids", documents.position_ids)?, ..documents })

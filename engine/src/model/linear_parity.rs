@@ -112,7 +112,7 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
             .step(Mode::Train, 1, &mut |cx| {
                 cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
                     let input = linear.input(cx, input, Copies::Both)?;
-                    linear.forward(cx, &input, results.output, results.output)?;
+                    linear.forward(cx, &input, results.output, None)?;
                     let grad_output = linear.grad_output(cx, grad_output)?;
                     linear.dgrad(cx, &grad_output, results.grad_input, Epilogue::None)?;
                     linear.wgrad(cx, input, grad_output)

@@ -93,6 +93,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
         inputs: ([shape.batch, shape.sizes[0]].into(), dtype),
         targets: ([shape.batch, shape.sizes[last + 1]].into(), dtype),
         losses: shape.batch,
+        drops: shape.dropouts.iter().any(|rate| *rate > 0.0),
     }
 }
 

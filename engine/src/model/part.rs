@@ -69,8 +69,8 @@ pub(crate) trait BlockPart {
     ///
     /// # Errors
     /// Errors of the device.
-    fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
-        let samples = Samples { record: step.record, documents: None };
+    fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, _step: &DecodeStep) -> Result<Tensor> {
+        let samples = Samples { record: None, documents: None };
         self.forward(cx, Normed::Stored(normed), samples).map(|(output, _)| output)
     }
 
@@ -156,6 +156,4 @@ pub(crate) struct DecodeStep {
     pub(crate) start: Tensor,
     /// `(1, seq, cache width)`, for a part that has one.
     pub(crate) cache: Option<Tensor>,
-    /// Stands for a microbatch's record. Decoding drops nothing, so nothing reads it.
-    pub(crate) record: Tensor,
 }

@@ -198,6 +198,12 @@ impl GptShape {
         Mask { window: windows.map(|windows| windows.tokens) }
     }
 
+    /// Whether training drops any values.
+    pub(crate) fn drops(&self) -> bool {
+        let of_adapters = self.lora.as_ref().map_or(0.0, |lora| lora.dropout);
+        self.hidden_dropout > 0.0 || self.attention_dropout > 0.0 || of_adapters > 0.0
+    }
+
     /// How attention makes scores of products.
     pub(crate) fn scores(&self) -> Scores {
         let scale = self.query_pre_attn_scalar.map(|scalar| (1.0 / scalar.sqrt()) as f32);

@@ -159,7 +159,10 @@ mod tests {
         assert_eq!(problem(&[("parallel.pipeline", "2")]), None);
         let zero_bubble = [("parallel.pipeline", "2"), ("parallel.pipeline_schedule", "zero_bubble")];
         let text = problem(&zero_bubble).unwrap();
-        assert!(text.contains("overlap_microbatches = true with parallel.pipeline_schedule = \"zero_bubble\""), "{text}");
+        assert!(
+            text.contains("overlap_microbatches = true with parallel.pipeline_schedule = \"zero_bubble\""),
+            "{text}"
+        );
         assert!(text.contains("set parallel.pipeline_schedule = \"1f1b\""), "{text}");
     }
 }

@@ -26,14 +26,14 @@ impl CausalAttention {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
         let input = self.qkv.input(cx, normed, Copies::Rows)?;
-        self.qkv.forward(cx, &input, projected_qkv, step.record)?;
+        self.qkv.forward(cx, &input, projected_qkv, None)?;
         let qkv = self.make_ready(cx, projected_qkv, step.angles.of(self.mask).copied())?.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let (start, scores, mask) = (step.start, self.scores, self.mask);
         cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, scores, mask })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;
         let projected = self.projection.input(cx, context, Copies::Rows)?;
-        self.projection.forward(cx, &projected, delta, step.record)?;
+        self.projection.forward(cx, &projected, delta, None)?;
         Ok(delta)
     }
 }

@@ -57,7 +57,7 @@ pub(super) struct ActivationForward<'t> {
     /// `(batch, seq, ffn)`, written.
     pub(super) activated: Tensor,
     /// The microbatch's `SampleRecord`.
-    pub(super) record: Tensor,
+    pub(super) record: Option<Tensor>,
 }
 
 /// The tensors of an activation's backward.
@@ -152,7 +152,7 @@ impl DenseFeedForward {
         &self,
         cx: &mut StepContext<'_>,
         normed: Normed,
-        record: Tensor,
+        record: Option<Tensor>,
     ) -> Result<(Operand, SavedFeedForward)> {
         let (input, normed) = self.up.normed_input(cx, normed, !self.recompute, &self.region)?;
         let pre = self.up.output(cx, "pre_activation", input.rows())?;

@@ -269,14 +269,14 @@ impl Linear {
         cx: &mut StepContext<'_>,
         input: &Operand,
         output: Tensor,
-        record: Tensor,
+        record: Option<Tensor>,
     ) -> Result<()> {
         self.forward_through(cx, input, output, add_bias(self.bias))?;
         self.adapt(cx, input, output, record)
     }
 
     /// What adapters add to `output` `(..., out)`.
-    fn adapt(&self, cx: &mut StepContext<'_>, input: &Operand, output: Tensor, record: Tensor) -> Result<()> {
+    fn adapt(&self, cx: &mut StepContext<'_>, input: &Operand, output: Tensor, record: Option<Tensor>) -> Result<()> {
         self.adapter.map_or(Ok(()), |adapter| adapter.forward(cx, input.plain(), output, record))
     }
 
@@ -305,7 +305,7 @@ impl Linear {
         &self,
         cx: &mut StepContext<'_>,
         input: &Operand,
-        record: Tensor,
+        record: Option<Tensor>,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<Tensor> {
