@@ -28,19 +28,25 @@ impl Lifetime {
     }
 }
 
-/// First and last use of every buffer. Work on a side stream may start as early as the event that its stream waited for,
-/// and may end as late as the compute stream's wait for it. Without such a wait it may last to the end of the step.
+/// How far each stream has come: all that was submitted to it before that position is done.
+type Done = HashMap<StreamId, usize>;
+
+/// First and last use of every buffer. Work on a side stream may start once all is done that its stream waited for, and may
+/// end as late as the compute stream waits for it, itself or by what it waits for. Without such a wait it may last to the end
+/// of the step.
 pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<BufferId, Lifetime> {
     let mut uses: Vec<(BufferId, StreamId, usize, usize)> = Vec::new();
     let mut in_stream: HashMap<BufferId, (usize, usize)> = HashMap::new();
-    let mut recorded: HashMap<u64, (StreamId, usize)> = HashMap::new();
-    let mut forked_at: HashMap<StreamId, usize> = HashMap::new();
+    // What is done before the next work of a stream, and when an event is reached.
+    let mut before: HashMap<StreamId, Done> = HashMap::new();
+    let mut reached: HashMap<u64, Done> = HashMap::new();
     // Uses on side streams that the compute stream has not waited for yet.
     let mut open: Vec<(StreamId, usize, BufferId)> = Vec::new();
     for (position, event) in events.iter().enumerate() {
         match event {
             TraceEvent::Operation { stream, buffers, .. } => {
-                let first = if *stream == compute { position } else { forked_at.get(stream).copied().unwrap_or(0) };
+                let forked_at = || before.get(stream)?.get(&compute).copied();
+                let first = if *stream == compute { position } else { forked_at().unwrap_or(0) };
                 for &buffer in buffers {
                     uses.push((buffer, *stream, first, position));
                     in_stream.entry(buffer).or_insert((position, position)).1 = position;
@@ -50,22 +56,26 @@ pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<Buf
                 }
             }
             TraceEvent::Record { stream, event } => {
-                recorded.insert(*event, (*stream, position));
+                let mut done = before.get(stream).cloned().unwrap_or_default();
+                done.insert(*stream, position);
+                reached.insert(*event, done);
             }
             TraceEvent::Wait { stream, event } => {
-                let Some(&(from, at)) = recorded.get(event) else { continue };
+                let Some(reached) = reached.get(event) else { continue };
+                let done = before.entry(*stream).or_default();
+                for (&stream, &position) in reached {
+                    let known = done.entry(stream).or_default();
+                    *known = position.max(*known);
+                }
                 if *stream != compute {
-                    // Work of another side stream may be as early as that stream's own fork.
-                    let since = if from == compute { at } else { forked_at.get(&from).copied().unwrap_or(0) };
-                    forked_at.insert(*stream, since.min(position));
                     continue;
                 }
                 open.retain(|&(side, submitted, buffer)| {
-                    let done = side == from && submitted < at;
-                    if done {
+                    let is_done = done.get(&side).is_some_and(|position| submitted < *position);
+                    if is_done {
                         uses.push((buffer, side, submitted, position));
                     }
-                    !done
+                    !is_done
                 });
             }
         }

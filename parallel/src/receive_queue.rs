@@ -5,9 +5,9 @@ use std::ops::Range;
 /// The receives of one direction in a step. They are numbered in the order of the tasks that take them, which is the order
 /// of the sends.
 ///
-/// With one buffer, a receive begins one task before the task that takes it, or one pair of tasks where tasks overlap: early
-/// enough to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as soon as a buffer is free: only
-/// then does the sender never wait for a task of this stage that itself waits for the sender.
+/// With one buffer, a receive begins one task before the task that takes it, or one pair where tasks overlap: early enough
+/// to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as soon
+/// as a buffer is free: only then does the sender never wait for a task of this stage that itself waits for the sender.
 pub struct ReceiveQueue {
     /// Positions of the receiving tasks in the stage's order.
     receivers: Vec<usize>,

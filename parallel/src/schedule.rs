@@ -1,6 +1,6 @@
 //! Pipeline schedules: where the parts of the model are, and in what order each stage works.
 
-use crate::orders::{ahead_of_overlap, interleaved, one_f_one_b, overlapping, zero_bubble};
+use crate::orders::{ahead_in_1f1b, ahead_where_interleaved, ahead_where_overlapping, in_turn, with_weights_deferred};
 use crate::{Placement, Task};
 
 /// How the stages of a pipeline share the model and the work of a step.
@@ -48,8 +48,9 @@ impl Schedule {
         Schedule { order: Order::Interleaved { group }, placement: Placement::new(stages, chunks), overlaps: false }
     }
 
-    /// The same with an order in which forwards can run next to backwards of other microbatches. More microbatches are in
-    /// flight: with one chunk twice as many. `None` for zero bubble.
+    /// The same with an order in which forwards can run next to backwards of other microbatches. With one chunk up to twice
+    /// as many microbatches are in flight, with several one task more. A step needs more than `2 * stages - 1` microbatches
+    /// for any overlap on the first stage. `None` for zero bubble.
     pub fn overlapping(self) -> Option<Schedule> {
         (self.order != Order::ZeroBubble).then_some(Schedule { overlaps: true, ..self })
     }
@@ -59,15 +60,19 @@ impl Schedule {
         self.overlaps
     }
 
-    /// Where forwards overlap with backwards: the position in a stage's order from which on each forward can run next to the
-    /// backward after it. All forwards before that position come before all backwards.
+    /// How many forwards a stage runs before its first backward, if a step has so many. Where tasks overlap, each later
+    /// forward can run next to the backward that follows it.
     ///
     /// # Panics
     /// If there is no such stage.
-    pub fn overlaps_from(self, stage: usize) -> Option<usize> {
+    pub fn ahead(self, stage: usize) -> usize {
         let (stages, chunks) = (self.placement.stages(), self.placement.chunks());
         assert!(stage < stages, "stage {stage} of {stages}");
-        self.overlaps.then(|| ahead_of_overlap(stages, stage, chunks, self.group().unwrap_or(1)))
+        match self.order {
+            _ if self.overlaps => ahead_where_overlapping(stages, stage, chunks, self.group().unwrap_or(1)),
+            Order::OneFOneB | Order::ZeroBubble => ahead_in_1f1b(stages, stage),
+            Order::Interleaved { group } => ahead_where_interleaved(stages, stage, chunks, group),
+        }
     }
 
     /// Which stage has which part of the model.
@@ -106,13 +111,11 @@ impl Schedule {
     /// # Panics
     /// If there is no such stage.
     pub fn tasks(self, stage: usize, microbatches: usize) -> Option<Vec<Task>> {
-        let (stages, chunks) = (self.placement.stages(), self.placement.chunks());
-        assert!(stage < stages, "stage {stage} of {stages}");
-        self.takes(microbatches).then(|| match (self.order, self.overlaps_from(stage)) {
-            (_, Some(ahead)) => overlapping(chunks, microbatches, self.group().unwrap_or(1), ahead),
-            (Order::OneFOneB, None) => one_f_one_b(stages, stage, microbatches),
-            (Order::ZeroBubble, None) => zero_bubble(stages, stage, microbatches),
-            (Order::Interleaved { group }, None) => interleaved(stages, stage, chunks, microbatches, group),
+        let ahead = self.ahead(stage);
+        self.takes(microbatches).then(|| {
+            let group = self.group().unwrap_or(1);
+            let tasks = in_turn(self.placement.chunks(), microbatches, group, ahead);
+            if self.splits_backward() { with_weights_deferred(tasks, stage, microbatches) } else { tasks }
         })
     }
 }

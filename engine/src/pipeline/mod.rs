@@ -75,9 +75,11 @@ impl Pipeline {
         })
     }
 
-    /// The position in the stage's order from which on each forward runs next to the backward after it. `None` if none does.
-    pub fn overlaps_from(&self) -> Option<usize> {
-        self.stage.schedule().overlaps_from(self.stage.stage())
+    /// Where forwards run next to backwards of other microbatches: how many forwards come before all backwards. Each later
+    /// one runs next to the backward that follows it.
+    pub fn ahead_of_overlap(&self) -> Option<usize> {
+        let schedule = self.stage.schedule();
+        schedule.overlaps().then(|| schedule.ahead(self.stage.stage()))
     }
 
     /// All stages; `None` if this is the only one.
@@ -85,10 +87,10 @@ impl Pipeline {
         self.all_stages.as_ref()
     }
 
-    /// The transfers of a step with these tasks. With `rehearse` nothing is sent or received: the receive buffers keep the
-    /// values that they have.
-    pub fn start_step(&self, tasks: &[Task], rehearse: bool) -> Transfers<'_> {
-        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, rehearse)
+    /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`. With `rehearse` nothing is sent
+    /// or received: the receive buffers keep the values that they have.
+    pub fn start_step(&self, tasks: &[Task], overlaps: bool, rehearse: bool) -> Transfers<'_> {
+        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, (overlaps, rehearse))
     }
 
     /// Sums the gradients of the parameter that the first and the last stage both have. It comes after all backwards and

@@ -1,9 +1,9 @@
 //! The transfers of one step.
 //!
 //! A receive begins about one task before the task that reads its values, see [`ReceiveQueue`]. That task first copies the
-//! values out of the receive buffer into its microbatch's slot, so the next receive can begin before the task's own work. (A
-//! receive cannot write to the slot: the microbatch before may still use it.) A send begins after the work that computed its
-//! values and overlaps with the next task. Only the next send in its direction, and the end of the step, wait for it.
+//! values out of the receive buffer into its microbatch's slot, so the next receive can begin before the task's own work.
+//! (A receive cannot write to the slot: the microbatch before may still use it.) A send begins after the work that computed
+//! its values and overlaps with the next task. Only the next send in its direction, and the end of the step, wait for it.
 
 use device::Tensor;
 use device::ops::{Add, Collective, CollectiveKind, Copy};
@@ -18,6 +18,8 @@ use crate::step_policy::StepContext;
 /// The transfers of a step under way.
 pub struct Transfers<'p> {
     stage: PipelineStage,
+    /// Forwards run aside.
+    overlaps: bool,
     forward: Channel<'p>,
     backward: Channel<'p>,
 }
@@ -36,7 +38,7 @@ impl<'p> Transfers<'p> {
         stage: PipelineStage,
         [forward, backward]: [&'p Link; 2],
         tasks: &[Task],
-        rehearse: bool,
+        (overlaps, rehearse): (bool, bool),
     ) -> Transfers<'p> {
         let channel = |link, direction| {
             let receives = stage.receive_queue(direction, tasks);
@@ -44,22 +46,27 @@ impl<'p> Transfers<'p> {
         };
         Transfers {
             stage,
+            overlaps,
             forward: channel(forward, Direction::Forward),
             backward: channel(backward, Direction::Backward),
         }
     }
 
-    /// Begins the receives of a direction for later tasks, which overlap with the work of this one. `tasks` tasks have begun.
-    /// It is called before the first task and in each task, after the task has copied its own values out of the receive
-    /// buffer, and where those that take values of this direction run: on the compute stream or aside.
+    /// Begins the receives for later tasks, which overlap with the work of this one. `tasks` tasks have begun. It is called
+    /// before the first task, and in each task after it has copied its own values out of the receive buffer.
+    ///
+    /// Where forwards run aside, their receives wait for a buffer that is read there, so they begin there too.
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, direction: Direction, tasks: usize) -> Result<()> {
-        match direction {
-            Direction::Forward => self.forward.receive_ahead(cx, tasks),
-            Direction::Backward => self.backward.receive_ahead(cx, tasks),
+    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, tasks: usize) -> Result<()> {
+        if !self.overlaps || cx.is_aside() || tasks == 0 {
+            self.forward.receive_ahead(cx, tasks)?;
         }
+        if !self.overlaps || !cx.is_aside() {
+            self.backward.receive_ahead(cx, tasks)?;
+        }
+        Ok(())
     }
 
     /// The activations for a forward, in their receive buffer; `None` for the first part of the model.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
 use graph_manager::Result;
-use parallel::{Direction, Task};
+use parallel::Task;
 
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::hooks::after_layer;
@@ -113,29 +113,29 @@ impl StepProgram {
         }
     }
 
-    /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside. Gradients are
-    /// added in the same order as otherwise.
+    /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside. Gradients
+    /// are added in the same order as otherwise.
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task], run: Run) -> Result<()> {
-        let mut transfers = self.pipeline.start_step(tasks, run == Run::Rehearsal);
-        let overlaps_from = self.pipeline.overlaps_from().filter(|_| cx.mode().trains());
+        let trains = cx.mode().trains();
+        let overlap = self.pipeline.ahead_of_overlap().filter(|_| trains);
+        let mut transfers = self.pipeline.start_step(tasks, overlap.is_some(), run == Run::Rehearsal);
         // The forward that runs next to the coming backward.
         let mut aside = None;
-        // Inputs of the head, oldest first, whose losses are not computed yet.
+        // The head's inputs of forwards that wait for their backward. The head runs there: it adds to gradients.
         let mut to_head = VecDeque::new();
-        transfers.receive_ahead(cx, Direction::Forward, 0)?;
-        transfers.receive_ahead(cx, Direction::Backward, 0)?;
+        transfers.receive_ahead(cx, 0)?;
         for (at, &task) in tasks.iter().enumerate() {
             let (chunk, microbatch, begun) = (&self.model.chunks[task.chunk()], task.microbatch(), at + 1);
             let _span = tracing::debug_span!("microbatch", microbatch).entered();
             match task {
                 Task::Forward { .. } => {
-                    transfers.receive_ahead(cx, Direction::Backward, begun)?;
-                    let mut forward = |cx: &mut StepContext<'_>| self.forward_task(cx, &mut transfers, task, begun);
-                    let hidden = match overlaps_from {
-                        None => forward(cx)?,
-                        Some(first) => {
-                            let (hidden, under_way) = cx.aside(forward)?;
-                            if at < first {
+                    let hidden = match overlap {
+                        None => self.forward_task(cx, &mut transfers, task, begun)?,
+                        Some(ahead) => {
+                            transfers.receive_ahead(cx, begun)?;
+                            let (hidden, under_way) =
+                                cx.aside(|cx| self.forward_task(cx, &mut transfers, task, begun))?;
+                            if at < ahead {
                                 cx.join_aside(under_way)?;
                             } else {
                                 aside = Some(under_way);
@@ -144,7 +144,7 @@ impl StepProgram {
                         }
                     };
                     match chunk.head.as_deref() {
-                        Some(_) if cx.mode().trains() => to_head.push_back(hidden),
+                        Some(_) if trains => to_head.push_back(hidden),
                         Some(head) => self.loss(cx, head, chunk.last(), microbatch, hidden)?,
                         None => {}
                     }
@@ -156,8 +156,7 @@ impl StepProgram {
                     }
                 }
                 Task::Weights { .. } => {
-                    transfers.receive_ahead(cx, Direction::Forward, begun)?;
-                    transfers.receive_ahead(cx, Direction::Backward, begun)?;
+                    transfers.receive_ahead(cx, begun)?;
                     self.weight_gradients(cx, chunk, microbatch)?;
                 }
             }
@@ -165,8 +164,8 @@ impl StepProgram {
         transfers.finish(cx)
     }
 
-    /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model. `tasks`
-    /// tasks have begun, here and below.
+    /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model.
+    /// `tasks` tasks have begun, here and below.
     fn forward_task(
         &self,
         cx: &mut StepContext<'_>,
@@ -176,7 +175,7 @@ impl StepProgram {
     ) -> Result<Hidden> {
         let chunk = &self.model.chunks[task.chunk()];
         let hidden = self.inputs.place(cx, transfers, task, chunk)?;
-        transfers.receive_ahead(cx, Direction::Forward, tasks)?;
+        transfers.receive_ahead(cx, tasks)?;
         let hidden = self.forward(cx, chunk, task.microbatch(), hidden)?;
         if chunk.head.is_none() {
             transfers.send_activations(cx, task, chunk.last(), &hidden)?;
@@ -195,20 +194,18 @@ impl StepProgram {
         to_head: &mut VecDeque<Hidden>,
     ) -> Result<()> {
         let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
-        let received = match chunk.head {
-            Some(_) => None,
-            None => Some(transfers.receive_gradient(cx, task, chunk.last())?),
-        };
-        transfers.receive_ahead(cx, Direction::Forward, tasks)?;
-        transfers.receive_ahead(cx, Direction::Backward, tasks)?;
-        let grad = match (chunk.head.as_deref(), received) {
-            (Some(head), _) => {
-                let Some(hidden) = to_head.pop_front() else { unreachable!("the schedule's forward was run") };
+        let grad = match chunk.head.as_deref() {
+            Some(head) => {
+                transfers.receive_ahead(cx, tasks)?;
+                let Some(hidden) = to_head.pop_front() else { unreachable!("forwards come before backwards") };
                 self.loss(cx, head, chunk.last(), microbatch, hidden)?;
                 self.loss_backward(cx, head, chunk.last(), microbatch)?
             }
-            (None, Some(grad)) => grad,
-            (None, None) => unreachable!("a part of the model without the head receives gradients"),
+            None => {
+                let grad = transfers.receive_gradient(cx, task, chunk.last())?;
+                transfers.receive_ahead(cx, tasks)?;
+                grad
+            }
         };
         let grad = self.backward(cx, chunk, microbatch, grad)?;
         transfers.send_gradient(cx, task, chunk.first, grad)

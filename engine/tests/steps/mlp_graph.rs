@@ -5,22 +5,31 @@ use graph_manager::GraphReport;
 
 use crate::models::{Kind, Run};
 
-fn whole_iteration(microbatches: usize) -> GraphReport {
+fn whole_iteration(microbatches: usize, dropout: f32) -> GraphReport {
     let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
-    let run = Run { steps: 3, dropout: 0.1, ..Run::new(Kind::Mlp, microbatches, graphs) };
+    let run = Run { steps: 3, dropout, ..Run::new(Kind::Mlp, microbatches, graphs) };
     let (_, mut stage) = run.train_on(&run.device());
     stage.graphs().report().graphs.remove(0)
 }
 
 #[test]
 fn samples_are_read_where_they_are() {
-    let graph = whole_iteration(3);
+    let graph = whole_iteration(3, 0.1);
     assert!(!graph.nodes.iter().any(|node| node.contains("copy")), "{:?}", graph.nodes);
 }
 
 #[test]
+fn samples_have_a_record_only_for_dropout() {
+    for (dropout, records) in [(0.1, 3), (0.0, 0)] {
+        let graph = whole_iteration(3, dropout);
+        let found = graph.nodes.iter().filter(|node| node.ends_with("/write_sample_record")).count();
+        assert_eq!(found, records, "dropout {dropout}: {:?}", graph.nodes);
+    }
+}
+
+#[test]
 fn no_backward_waits_for_the_sum_of_losses_or_for_the_weight_gradients_of_the_layers_after_it() {
-    let graph = whole_iteration(2);
+    let graph = whole_iteration(2, 0.1);
     for microbatch in 0..2 {
         let of_layer = |layer: usize| format!("backward of layer {layer}, microbatch {microbatch}/");
         let positions = |layer: usize, what: &str| -> Vec<usize> {

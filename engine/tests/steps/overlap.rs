@@ -2,7 +2,7 @@
 //! one after the other, in every setting and in any order that the graph allows.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
-use engine::graph_options::GraphOptions;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::regions::Mode;
@@ -144,6 +144,45 @@ fn stages_of_a_pipeline_overlap_microbatches_to_the_same_bits() {
         for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
             for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
                 assert_same(&format!("{layout:?}, M={microbatches}, rank {rank}, {name}"), plain, other);
+            }
+        }
+    }
+}
+
+#[test]
+fn neither_a_forward_nor_the_backward_next_to_it_waits_for_the_other_on_any_stage() {
+    let (stages, microbatches) = (2, 6);
+    let layout = Layout::new(1, stages, 1, 1);
+    let run = || {
+        let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
+        let shape = GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) };
+        Run { shape: Some(shape), steps: 3, overlaps: true, ..Run::new(Kind::Gpt, microbatches, graphs) }
+    };
+    let graphs = layout.on_ranks(run, |run| {
+        let (_, mut stage) = run.train_on(&run.device());
+        stage.graphs().report().graphs.remove(0)
+    });
+    for (stage, graph) in graphs.iter().enumerate() {
+        // A block of the stage. The first layer embeds.
+        let layer = 1 + 2 * stage;
+        let nodes_of = |pass: &str, microbatch: usize| -> Vec<usize> {
+            let name = format!("{pass} of layer {layer}, microbatch {microbatch}/");
+            let nodes: Vec<usize> = (0..graph.nodes.len()).filter(|&at| graph.nodes[at].starts_with(&name)).collect();
+            assert!(!nodes.is_empty(), "{name}: {:?}", graph.nodes);
+            nodes
+        };
+        let waits = |nodes: &[usize], for_nodes: &[usize]| {
+            let after = graph.waits_for(for_nodes);
+            nodes.iter().any(|&at| after[at])
+        };
+        let ahead = 2 * (stages - stage) - 1;
+        for next in ahead..microbatches {
+            let (forward, backward) = (nodes_of("forward", next), nodes_of("backward", next - ahead));
+            assert!(!waits(&backward, &forward), "stage {stage}: backward {} waits for {next}", next - ahead);
+            assert!(!waits(&forward, &backward), "stage {stage}: forward {next} waits for {}", next - ahead);
+            if next + 1 < microbatches {
+                let (forward, backward) = (nodes_of("forward", next + 1), nodes_of("backward", next - ahead));
+                assert!(waits(&forward, &backward), "stage {stage}: forward {} is not in a turn of its own", next + 1);
             }
         }
     }

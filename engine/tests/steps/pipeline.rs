@@ -35,6 +35,8 @@ struct Case {
     divided: bool,
     graphs: GraphOptions,
     shuffle: Option<u64>,
+    /// Forwards run next to backwards of other microbatches.
+    overlaps: bool,
     rehearses: bool,
     watched: bool,
 }
@@ -59,6 +61,7 @@ impl Case {
             divided: false,
             graphs,
             shuffle: None,
+            overlaps: false,
             rehearses: false,
             watched: false,
         }
@@ -67,8 +70,9 @@ impl Case {
     /// The same samples on one rank.
     fn alone(&self) -> Case {
         let microbatches = self.microbatches * self.data;
-        let (blocks, group) = (Vec::new(), None);
-        Case { stages: 1, chunks: 1, tensor: 1, data: 1, divided: false, microbatches, blocks, group, ..self.clone() }
+        let (blocks, group, overlaps) = (Vec::new(), None, false);
+        let whole = Case { stages: 1, chunks: 1, tensor: 1, data: 1, divided: false, ..self.clone() };
+        Case { microbatches, blocks, group, overlaps, ..whole }
     }
 
     fn shape(&self) -> GptShape {
@@ -90,6 +94,7 @@ impl Case {
             precision: self.precision,
             steps: STEPS,
             shuffle: self.shuffle,
+            overlaps: self.overlaps,
             rehearses: self.rehearses,
             watched: self.watched,
             distributed_optimizer: self.divided,
@@ -225,11 +230,9 @@ fn marks_of_receives_that_wait_hold_up_no_rank_in_groups_larger_than_the_stages(
         let bits = Case { watched: false, ..case.clone() }.train();
         for scope in [Scope::FullIteration, Scope::PerLayer] {
             let graphs = GraphOptions { scope, ..GraphOptions::default() };
-            for shuffle in [None, Some(3)] {
-                assert!(
-                    Case { graphs: graphs.clone(), shuffle, ..case.clone() }.train() == bits,
-                    "{case:?}, {scope:?}"
-                );
+            for (shuffle, overlaps) in [(None, false), (Some(3), false), (None, true), (Some(3), true)] {
+                let case = Case { graphs: graphs.clone(), shuffle, overlaps, ..case.clone() };
+                assert!(case.train() == bits, "{case:?}");
             }
         }
     }
@@ -271,7 +274,10 @@ fn graphs_change_no_bit_of_a_pipeline_in_any_setting() {
             (Scope::FullIteration, Mempool::PerMicrobatch),
         ] {
             let graphs = GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
-            assert!(Case { graphs, ..case.clone() }.train() == eager, "{case:?} {scope:?} {mempool:?}");
+            for overlaps in [false, true] {
+                let case = Case { graphs: graphs.clone(), overlaps, ..case.clone() };
+                assert!(case.train() == eager, "{case:?}");
+            }
         }
     }
 }
@@ -280,9 +286,15 @@ fn graphs_change_no_bit_of_a_pipeline_in_any_setting() {
 fn a_rehearsal_transfers_and_updates_nothing_and_captures_every_layer() {
     for case in mixed().into_iter().chain([Case::new(Kind::Gpt, 4, 1, 1), Case::new(Kind::Gpt, 2, 2, 4)]) {
         let eager = case.train();
-        for (enable, scope) in [(false, Scope::PerLayer), (true, Scope::PerLayer), (true, Scope::FullIteration)] {
+        for (enable, scope, overlaps) in [
+            (false, Scope::PerLayer, false),
+            (true, Scope::PerLayer, false),
+            (true, Scope::PerLayer, true),
+            (true, Scope::FullIteration, false),
+            (true, Scope::FullIteration, true),
+        ] {
             let graphs = GraphOptions { enable, scope, ..GraphOptions::default() };
-            let case = Case { graphs, rehearses: true, ..case.clone() };
+            let case = Case { graphs, overlaps, rehearses: true, ..case.clone() };
             assert!(case.train() == eager, "{case:?}");
             let left = case.on_ranks(|run| {
                 let device = run.device();
@@ -336,9 +348,11 @@ fn an_evaluation_between_steps_has_the_loss_of_one_rank_and_changes_none() {
         let alone = losses(&case.alone());
         assert!(f64::from_bits(alone[1]) < f64::from_bits(alone[0]), "an update makes its batch likelier");
         assert_eq!(losses(&case), alone, "{case:?}");
-        for scope in [Scope::PerLayer, Scope::FullIteration] {
-            let graphs = GraphOptions { scope, ..GraphOptions::default() };
-            assert_eq!(losses(&Case { graphs, ..case.clone() }), alone, "{case:?} {scope:?}");
+        for (scope, overlaps) in
+            [Scope::PerLayer, Scope::FullIteration].into_iter().flat_map(|scope| [(scope, false), (scope, true)])
+        {
+            let case = Case { graphs: GraphOptions { scope, ..GraphOptions::default() }, overlaps, ..case.clone() };
+            assert_eq!(losses(&case), alone, "{case:?}");
         }
     }
 }
@@ -370,6 +384,7 @@ fn slots_take_steps_of_any_number_of_microbatches() {
         let captured = Case { graphs: GraphOptions { poison: true, ..GraphOptions::default() }, ..eager.clone() };
         assert_eq!(train(&captured), train(&eager.alone()), "{stages} stages");
         assert_eq!(train(&captured), train(&eager), "{stages} stages");
+        assert_eq!(train(&Case { overlaps: true, ..captured }), train(&eager), "{stages} stages, overlapping");
     }
 }
 
@@ -412,6 +427,9 @@ fn a_chunk_has_a_slot_for_each_microbatch_it_has_in_flight_and_graphs_for_each_s
     // gradients, so it has a graph for the first microbatch too.
     let plain = Case { layers: 8, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
     assert_eq!(slots(plain), [(4, 0, 4 * 3), (3, 0, 3 * 2), (2, 0, 2 * 2), (1, 0, 3 + 1)]);
+    // Where forwards overlap with backwards, twice as many microbatches are in flight, which are all on the first stage.
+    let overlapping = Case { layers: 8, overlaps: true, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
+    assert_eq!(slots(overlapping), [(8, 0, 8 * 3), (6, 0, 6 * 2), (4, 0, 4 * 2), (2, 0, 2 * 3 + 1)]);
     // The interleaved numbers are those of the schedule's known table; a block a chunk, embedding and head beside.
     let interleaved = Case { layers: 8, graphs, ..Case::new(Kind::Gpt, 4, 2, 8) };
     assert_eq!(slots(interleaved), [(8, 4, 8 * 2 + 4), (8, 4, 8 + 4), (7, 3, 7 + 3), (5, 1, 5 + 2 + 1)]);
