@@ -168,10 +168,11 @@ fn a_join_of_one_side_stream_frees_nothing_that_another_reads() {
 
 #[test]
 fn a_buffer_of_a_side_stream_lives_from_the_fork() {
-    for through in [false, true] {
+    // On the stream that forked; on one that waits for it; and if that one has since waited for later work.
+    for (through, waits_later) in [(false, false), (true, false), (true, true)] {
         let toy = toy();
         let (one, two) = (toy.device.stream("one"), toy.device.stream("two"));
-        let [fork, middle, join, join_one] = [(); 4].map(|()| toy.device.event());
+        let [fork, later, middle, join, join_one] = [(); 5].map(|()| toy.device.event());
         let mut manager = toy.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
         let mut step = |cx: &mut StepContext<'_>| {
             cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
@@ -180,9 +181,13 @@ fn a_buffer_of_a_side_stream_lives_from_the_fork() {
                 let of = |source| Error::Device { region: "test".into(), source };
                 cx.compute().record(&fork).map_err(of)?;
                 one.wait(&fork).map_err(of)?;
+                one.record(&middle).map_err(of)?;
                 cx.run(Copy { input: read, output: toy.sum() })?;
+                if waits_later {
+                    cx.compute().record(&later).map_err(of)?;
+                    one.wait(&later).map_err(of)?;
+                }
                 let writer = if through {
-                    one.record(&middle).map_err(of)?;
                     two.wait(&middle).map_err(of)?;
                     &two
                 } else {
@@ -202,5 +207,85 @@ fn a_buffer_of_a_side_stream_lives_from_the_fork() {
             manager.step(Mode::Train, 1, &mut step).unwrap();
             assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
         }
+    }
+}
+
+/// Bytes of a step in which a stream works next to the compute stream, and another one may wait for it. Three buffers that
+/// several regions use follow each other: on the compute stream, on the side stream, and on the compute stream again.
+fn bytes_with(known: Known) -> usize {
+    let toy = toy();
+    let (one, two) = (toy.device.stream("one"), toy.device.stream("two"));
+    let [early, old, fork, done, through, rest] = [(); 6].map(|()| toy.device.event());
+    let options = ManagerOptions { enable: false, mempool: Mempool::Single, ..ManagerOptions::default() };
+    let mut manager = toy.manager(options);
+    let of = |source| Error::Device { region: "test".into(), source };
+    let mut step = |cx: &mut StepContext<'_>| {
+        let forward = |layer| Region::Forward { layer, microbatch: 0 };
+        let backward = |layer| Region::Backward { layer, microbatch: 0 };
+        let before = cx.region(forward(0), (), |cx, ()| {
+            cx.compute().record(&early).map_err(of)?;
+            two.wait(&early).map_err(of)?;
+            two.record(&old).map_err(of)?;
+            let before = cx.tensor("before", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: before, value: 3.0 })?;
+            Ok(before)
+        })?;
+        let aside = cx.region(forward(1), before, |cx, before| {
+            cx.run(Copy { input: before, output: toy.sum() })?;
+            cx.compute().record(&fork).map_err(of)?;
+            one.wait(&fork).map_err(of)?;
+            if known == Known::AfterAnOlderEvent {
+                one.wait(&old).map_err(of)?;
+            }
+            let aside = cx.tensor("aside", [WIDTH], DType::F32)?;
+            one.submit(Fill { output: aside, value: 5.0 }).map_err(of)?;
+            Ok(aside)
+        })?;
+        cx.region(forward(2), aside, |cx, aside| {
+            one.submit(Copy { input: aside, output: toy.inputs.at(1) }).map_err(of)?;
+            one.record(&done).map_err(of)?;
+            if known == Known::ThroughAnother {
+                two.wait(&done).map_err(of)?;
+                two.record(&through).map_err(of)?;
+                cx.compute().wait(&through).map_err(of)
+            } else {
+                cx.compute().wait(&done).map_err(of)
+            }
+        })?;
+        let after = cx.region(backward(2), (), |cx, ()| {
+            let after = cx.tensor("after", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: after, value: 7.0 })?;
+            Ok(after)
+        })?;
+        cx.region(backward(1), after, |cx, after| {
+            cx.run(Copy { input: after, output: toy.inputs.at(0) })?;
+            two.record(&rest).map_err(of)?;
+            cx.compute().wait(&rest).map_err(of)
+        })
+    };
+    for _ in 0..3 {
+        manager.step(Mode::Train, 1, &mut step).unwrap();
+        let values = |tensor| toy.device.download::<f32>(tensor).unwrap()[0];
+        assert_eq!([values(&toy.sum()), values(&toy.inputs.at(1)), values(&toy.inputs.at(0))], [3.0, 5.0, 7.0]);
+    }
+    manager.memory().iter().map(|area| area.bytes).sum()
+}
+
+/// How the compute stream knows that a side stream's work is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Known {
+    Itself,
+    /// It waits for a stream that waited for it.
+    ThroughAnother,
+    /// Itself; and the work waited for an event before its fork, too.
+    AfterAnOlderEvent,
+}
+
+#[test]
+fn a_buffer_of_a_side_stream_is_free_once_the_compute_stream_knows_its_work_done() {
+    let itself = bytes_with(Known::Itself);
+    assert_eq!(itself, WIDTH * size_of::<f32>(), "one buffer's");
+    for known in [Known::ThroughAnother, Known::AfterAnOlderEvent] {
+        assert_eq!(bytes_with(known), itself, "{known:?}");
     }
 }
