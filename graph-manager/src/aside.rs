@@ -1,5 +1,5 @@
 //! Regions that run next to those of the compute stream, on a second lane, such as a microbatch's forward next to the backward
-//! of the one before.
+//! of an earlier one.
 
 use crate::context::StepContext;
 use crate::error::Result;

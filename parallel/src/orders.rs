@@ -1,7 +1,7 @@
 //! The orders of the pipeline schedules: pure functions from sizes to a stage's tasks.
 //!
-//! A stage runs some forwards ahead, then forwards and backwards in turn. The orders differ in how far it runs ahead. The
-//! callers have checked the sizes, see [`Schedule::takes`](crate::Schedule::takes).
+//! A stage runs some forwards ahead, then forwards and backwards in turn. The orders differ in how far it runs ahead.
+//! The callers have checked the sizes, see [`Schedule::takes`](crate::Schedule::takes).
 
 use crate::Task;
 
@@ -26,15 +26,15 @@ pub(crate) fn ahead_where_interleaved(stages: usize, stage: usize, chunks: usize
 /// stage needs in the following turn, forward as well as backward. So each stage runs ahead by two forwards more than
 /// the next stage, and the last one by one forward. A step has as many idle turns as without overlap.
 ///
-/// With one chunk at most `2 (stages - stage)` microbatches are in flight, twice as many as in 1F1B. With several chunks
-/// a stage runs ahead by one forward more than [`ahead_where_interleaved`].
+/// With one chunk at most `2 (stages - stage)` microbatches are in flight, twice as many as in 1F1B. With several
+/// chunks a stage runs ahead by one forward more than [`ahead_where_interleaved`].
 pub(crate) fn ahead_where_overlapping(stages: usize, stage: usize, chunks: usize, group: usize) -> usize {
     ahead_where_interleaved(stages, stage, chunks, group) + 1
 }
 
-/// `ahead` forwards, then forwards and backwards in turn, then the remaining backwards. Forwards come in groups: `group`
-/// microbatches run through all chunks before the next ones. Backwards come in the order of the forwards, with the chunks
-/// reversed.
+/// `ahead` forwards, then forwards and backwards in turn, then the remaining backwards. Forwards come in groups:
+/// `group` microbatches run through all chunks before the next ones. Backwards come in the order of the forwards, with
+/// the chunks reversed.
 pub(crate) fn in_turn(chunks: usize, microbatches: usize, group: usize, ahead: usize) -> Vec<Task> {
     let groups = (0..microbatches).step_by(group);
     let all: Vec<(usize, usize)> = groups
@@ -51,12 +51,12 @@ pub(crate) fn in_turn(chunks: usize, microbatches: usize, group: usize, ahead: u
     ahead.iter().map(forward).chain(pairs).chain(remaining).collect()
 }
 
-/// Zero bubble: the tasks of 1F1B with split backwards, whose weight gradients are deferred to times when the stage would
-/// wait for others (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+/// Zero bubble: the tasks of 1F1B with split backwards, whose weight gradients are deferred to times when the stage
+/// would wait for others (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 ///
-/// A backward reaches the stages one after the other, from the last to the first. Each stage defers the weight gradients
-/// of as many microbatches as there are stages before it. So the stages before it never wait for weight gradients, and
-/// the deferred ones run at the end, while those stages still have backwards to run.
+/// A backward reaches the stages one after the other, from the last to the first. Each stage defers the weight
+/// gradients of as many microbatches as there are stages before it. So the stages before it never wait for weight
+/// gradients, and the deferred ones run at the end, while those stages still have backwards to run.
 ///
 /// Let forwards, backwards and weight gradients take F, B and W, W being the shortest. A step of at least as many
 /// microbatches as stages is idle for `(stages - 1) (F + B - W)`, where 1F1B is idle for `(stages - 1) (F + B + W)`. Each

@@ -5,9 +5,10 @@ use std::ops::Range;
 /// The receives of one direction in a step. They are numbered in the order of the tasks that take them, which is the order
 /// of the sends.
 ///
-/// With one buffer, a receive begins one task before the task that takes it, or one pair where tasks overlap: early enough
-/// to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as soon
-/// as a buffer is free: only then does the sender never wait for a task of this stage that itself waits for the sender.
+/// With one buffer, a receive begins one task before the task that takes it, or one pair where tasks overlap: early
+/// enough to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it
+/// begins as soon as a buffer is free: only then does the sender never wait for a task of this stage that itself waits
+/// for the sender.
 pub struct ReceiveQueue {
     /// Positions of the receiving tasks in the stage's order.
     receivers: Vec<usize>,
@@ -23,7 +24,8 @@ impl ReceiveQueue {
         ReceiveQueue { receivers, buffers, ahead, begun: 0, taken: 0 }
     }
 
-    /// The numbers of the receives to begin now, when `tasks` tasks of the step have begun. They count as begun afterwards.
+    /// The numbers of the receives to begin now, when `tasks` tasks of the step have begun. They count as begun
+    /// afterwards.
     pub fn begin(&mut self, tasks: usize) -> Range<usize> {
         let first = self.begun;
         while self.begun < self.receivers.len()

@@ -48,9 +48,9 @@ impl Schedule {
         Schedule { order: Order::Interleaved { group }, placement: Placement::new(stages, chunks), overlaps: false }
     }
 
-    /// The same with an order in which forwards can run next to backwards of other microbatches. With one chunk up to twice
-    /// as many microbatches are in flight, with several one task more. A step needs more than `2 * stages - 1` microbatches
-    /// for any overlap on the first stage. `None` for zero bubble.
+    /// The same with an order in which forwards can run next to backwards of other microbatches. With one chunk up to
+    /// twice as many microbatches are in flight, with several one task more. A step needs more than `2 * stages - 1`
+    /// microbatches for any overlap on the first stage. `None` for zero bubble.
     pub fn overlapping(self) -> Option<Schedule> {
         (self.order != Order::ZeroBubble).then_some(Schedule { overlaps: true, ..self })
     }

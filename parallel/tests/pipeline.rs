@@ -23,8 +23,8 @@ enum Move {
     Sent(Direction, usize),
 }
 
-/// The moves of each task of a step, as a run makes them: receives ahead of the work, one send buffer per direction. The
-/// first moves come before all tasks, the last ones after them.
+/// The moves of each task of a step, as a run makes them: receives ahead of the work, one send buffer per direction.
+/// The first moves come before all tasks, the last ones after them.
 fn moves_by_task(stage: PipelineStage, tasks: &[Task]) -> Vec<Vec<Move>> {
     let ways = [Direction::Forward, Direction::Backward];
     let mut queues = ways.map(|direction| stage.receive_queue(direction, tasks));

@@ -228,7 +228,8 @@ impl Adapter {
         })
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. `record` is the microbatch's `SampleRecord`, if there is dropout.
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. `record` is the microbatch's
+    /// `SampleRecord`, if there is dropout.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,

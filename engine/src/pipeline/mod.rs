@@ -75,8 +75,8 @@ impl Pipeline {
         })
     }
 
-    /// Where forwards run next to backwards of other microbatches: how many forwards come before all backwards. Each later
-    /// one runs next to the backward that follows it.
+    /// Where forwards run next to backwards of other microbatches: how many forwards come before all backwards. Each
+    /// later one runs next to the backward that follows it.
     pub fn ahead_of_overlap(&self) -> Option<usize> {
         let schedule = self.stage.schedule();
         schedule.overlaps().then(|| schedule.ahead(self.stage.stage()))
@@ -87,8 +87,8 @@ impl Pipeline {
         self.all_stages.as_ref()
     }
 
-    /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`. With `rehearse` nothing is sent
-    /// or received: the receive buffers keep the values that they have.
+    /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`. With `rehearse` nothing is
+    /// sent or received: the receive buffers keep the values that they have.
     pub fn start_step(&self, tasks: &[Task], overlaps: bool, rehearse: bool) -> Transfers<'_> {
         Transfers::new(self.stage, [&self.forward, &self.backward], tasks, (overlaps, rehearse))
     }

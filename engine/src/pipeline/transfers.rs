@@ -1,9 +1,10 @@
 //! The transfers of one step.
 //!
-//! A receive begins about one task before the task that reads its values, see [`ReceiveQueue`]. That task first copies the
-//! values out of the receive buffer into its microbatch's slot, so the next receive can begin before the task's own work.
-//! (A receive cannot write to the slot: the microbatch before may still use it.) A send begins after the work that computed
-//! its values and overlaps with the next task. Only the next send in its direction, and the end of the step, wait for it.
+//! A receive begins about one task before the task that reads its values, see [`ReceiveQueue`]. That task first copies
+//! the values out of the receive buffer into its microbatch's slot, so the next receive can begin before the task's own
+//! work. (A receive cannot write to the slot: the microbatch before may still use it.) A send begins after the work
+//! that computed its values and overlaps with the next task. Only the next send in its direction, and the end of the
+//! step, wait for it.
 
 use device::Tensor;
 use device::ops::{Add, Collective, CollectiveKind, Copy};
@@ -52,8 +53,8 @@ impl<'p> Transfers<'p> {
         }
     }
 
-    /// Begins the receives for later tasks, which overlap with the work of this one. `tasks` tasks have begun. It is called
-    /// before the first task, and in each task after it has copied its own values out of the receive buffer.
+    /// Begins the receives for later tasks, which overlap with the work of this one. `tasks` tasks have begun. It is
+    /// called before the first task, and in each task after it has copied its own values out of the receive buffer.
     ///
     /// Where forwards run aside, their receives wait for a buffer that is read there, so they begin there too.
     ///

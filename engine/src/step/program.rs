@@ -113,8 +113,8 @@ impl StepProgram {
         }
     }
 
-    /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside. Gradients
-    /// are added in the same order as otherwise.
+    /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside.
+    /// Gradients are added in the same order as otherwise.
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task], run: Run) -> Result<()> {
         let trains = cx.mode().trains();
         let overlap = self.pipeline.ahead_of_overlap().filter(|_| trains);
@@ -183,8 +183,8 @@ impl StepProgram {
         Ok(hidden)
     }
 
-    /// Runs a microbatch backward through a chunk, from its losses or from the gradient of the next part of the model, and
-    /// sends the gradient to the part before.
+    /// Runs a microbatch backward through a chunk, from its losses or from the gradient of the next part of the model,
+    /// and sends the gradient to the part before.
     fn backward_task(
         &self,
         cx: &mut StepContext<'_>,

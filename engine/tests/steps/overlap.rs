@@ -1,5 +1,5 @@
-//! Microbatches that overlap, each forward next to the backward of an earlier microbatch: the bits of a step that has them
-//! one after the other, in every setting and in any order that the graph allows.
+//! Microbatches that overlap, each forward next to the backward of an earlier microbatch: the bits of a step that has
+//! them one after the other, in every setting and in any order that the graph allows.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};

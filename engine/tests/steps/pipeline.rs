@@ -427,7 +427,8 @@ fn a_chunk_has_a_slot_for_each_microbatch_it_has_in_flight_and_graphs_for_each_s
     // gradients, so it has a graph for the first microbatch too.
     let plain = Case { layers: 8, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
     assert_eq!(slots(plain), [(4, 0, 4 * 3), (3, 0, 3 * 2), (2, 0, 2 * 2), (1, 0, 3 + 1)]);
-    // Where forwards overlap with backwards, twice as many microbatches are in flight, which are all on the first stage.
+    // Where forwards overlap with backwards, twice as many microbatches are in flight, which are all on the first
+    // stage.
     let overlapping = Case { layers: 8, overlaps: true, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
     assert_eq!(slots(overlapping), [(8, 0, 8 * 3), (6, 0, 6 * 2), (4, 0, 4 * 2), (2, 0, 2 * 3 + 1)]);
     // The interleaved numbers are those of the schedule's known table; a block a chunk, embedding and head beside.

@@ -64,7 +64,10 @@ fn of_traces(at: usize, run: &Run, traces: &[Trace]) -> String {
         operations.iter().map(|(rank, operations)| rank_step(*rank, operations, begin, end * GAP)).collect();
     let microbatches = all().filter_map(|operation| operation.microbatch).max().map_or(1, |last| last + 1);
     let times: Vec<TaskTimes> = operations.iter().map(|(_, operations)| task_times(operations)).collect();
-    let planned = run.schedule(microbatches).filter(|schedule| schedule.placement().stages() == times.len());
+    // Tasks that overlap take longer than alone, so their times say nothing about an ideal.
+    let planned = run
+        .schedule(microbatches)
+        .filter(|schedule| schedule.placement().stages() == times.len() && !schedule.overlaps());
     let planned = planned.and_then(|schedule| {
         let chunks = schedule.placement().chunks() as f64;
         let share = |times: &TaskTimes| match schedule.splits_backward() {

@@ -111,8 +111,11 @@ pub fn forecast(plan: &RunPlan, card: &Card, node: usize) -> Result<Forecast, Ru
 /// Two numbers of microbatches with which a pipeline fills, works and drains.
 fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
     let stages = plan.parallel.grid.size(Axis::Pipeline);
-    let group = plan.parallel.schedule.group().unwrap_or(stages);
-    let fewer = group.max(8).next_multiple_of(group);
+    let schedule = plan.parallel.schedule;
+    let group = schedule.group().unwrap_or(stages);
+    // Where forwards overlap with backwards, the first stage runs twice as far ahead.
+    let ahead = if schedule.overlaps() { 2 * stages } else { 0 };
+    let fewer = group.max(8).max(ahead).next_multiple_of(group);
     [fewer, 2 * fewer]
 }
 
@@ -272,11 +275,19 @@ mod tests {
     #[test]
     fn a_long_step_is_extended_from_shorter_ones() {
         let card = Card::named("h200").unwrap();
-        for schedule in
-            [&[][..], &[("parallel.pipeline_schedule", "zero_bubble")], &[("parallel.virtual_pipeline", "2")]]
-        {
-            let stages = [("train.global_batch_size", "48"), ("parallel.pipeline", "2")];
-            let plan = plan(2, &[&stages, schedule].concat());
+        let overlap = [("cuda_graph.enable", "true"), ("cuda_graph.overlap_microbatches", "true")];
+        let chunks = ("parallel.virtual_pipeline", "2");
+        for (ranks, settings) in [
+            (2, &[][..]),
+            (2, &[("parallel.pipeline_schedule", "zero_bubble")]),
+            (2, &[chunks]),
+            (2, &overlap),
+            (2, &[overlap[0], overlap[1], chunks]),
+            (8, &[overlap[0], overlap[1], ("model.layers", "8")]),
+        ] {
+            let stages = ranks.to_string();
+            let stages = [("train.global_batch_size", "48"), ("parallel.pipeline", stages.as_str())];
+            let plan = plan(ranks, &[&stages, settings].concat());
             let (memory, whole) = simulated(&plan, &card, 8).unwrap();
             let extended = forecast(&plan, &card, 8).unwrap();
             assert!((extended.step / whole.seconds - 1.0).abs() < 0.005, "{} {}", extended.step, whole.seconds);

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use common::Choice;
 use device::ops::CollectiveKind;
-use parallel::Axis;
+use parallel::{Axis, Schedule};
 
 use crate::config::plan::RunPlan;
 use crate::config::{PipelineSchedule, RunConfig};
@@ -87,13 +87,8 @@ impl Rough {
             let blocks = blocks_of(stage);
             let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
             let kind = |kind: usize| blocks * parts.block.memory[kind] + ends * parts.rest.memory[kind];
-            let follow = match plan.config.parallel.pipeline_schedule {
-                PipelineSchedule::ZeroBubble => stages,
-                PipelineSchedule::OneForwardOneBackward if parallel.schedule.overlaps() => 2 * (stages - stage),
-                PipelineSchedule::OneForwardOneBackward => stages - stage,
-            } as f64;
-            let ahead = if chunks > 1.0 { follow + (stages as f64 - 1.0) * (chunks - 1.0) / chunks } else { follow };
-            let activations = blocks * parts.block.memory[3] * ahead.min(microbatches) + ends * parts.rest.memory[3];
+            let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
+            let activations = blocks * parts.block.memory[3] * in_flight + ends * parts.rest.memory[3];
             kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
         };
         let taken = self.network.card.taken(if stages > 1 { 6 } else { 2 }) as f64;
@@ -152,9 +147,43 @@ impl Rough {
     }
 }
 
+/// Microbatches whose activations a stage has room for. One of two chunks counts half.
+fn in_flight(schedule: Schedule, stage: usize, microbatches: usize) -> f64 {
+    let (placement, group) = (schedule.placement(), schedule.group().unwrap_or(1));
+    // With more than these a stage has no more in flight.
+    let enough = (4 * placement.stages()).max(2 * group).next_multiple_of(group);
+    let tasks = schedule.tasks(stage, microbatches.min(enough)).unwrap_or_default();
+    let slots = parallel::in_flight(&tasks, placement.chunks());
+    slots.iter().sum::<usize>() as f64 / placement.chunks() as f64
+}
+
 impl Part {
     fn less(self, other: Part) -> Part {
         let memory = std::array::from_fn(|kind| self.memory[kind] - other.memory[kind]);
         Part { pass: self.pass - other.pass, update: self.update - other.update, memory }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_step_has_as_many_microbatches_in_flight_as_are_counted_in_a_shorter_one() {
+        for (stages, chunks) in [(1, 1), (4, 1), (4, 2), (6, 3)] {
+            for group in [stages, stages + 1, 3 * stages] {
+                let schedule = Schedule::interleaved(stages, chunks, group);
+                let zero_bubble = Schedule::zero_bubble(stages);
+                for schedule in [schedule, schedule.overlapping().unwrap(), zero_bubble] {
+                    for stage in 0..stages {
+                        let microbatches = 20 * group;
+                        let tasks = schedule.tasks(stage, microbatches).unwrap();
+                        let chunks = schedule.placement().chunks();
+                        let known = parallel::in_flight(&tasks, chunks).iter().sum::<usize>() as f64 / chunks as f64;
+                        assert_eq!(in_flight(schedule, stage, microbatches), known, "{schedule:?} {stage}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -56,7 +56,7 @@ pub(super) struct ActivationForward<'t> {
     pub(super) pre: Tensor,
     /// `(batch, seq, ffn)`, written.
     pub(super) activated: Tensor,
-    /// The microbatch's `SampleRecord`.
+    /// The microbatch's `SampleRecord`, if there is dropout.
     pub(super) record: Option<Tensor>,
 }
 
