@@ -90,7 +90,7 @@ impl Pipeline {
     /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`. With `rehearse` nothing is
     /// sent or received: the receive buffers keep the values that they have.
     pub fn start_step(&self, tasks: &[Task], overlaps: bool, rehearse: bool) -> Transfers<'_> {
-        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, (overlaps, rehearse))
+        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, overlaps, rehearse)
     }
 
     /// Sums the gradients of the parameter that the first and the last stage both have. It comes after all backwards and

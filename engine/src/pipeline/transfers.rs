@@ -39,7 +39,8 @@ impl<'p> Transfers<'p> {
         stage: PipelineStage,
         [forward, backward]: [&'p Link; 2],
         tasks: &[Task],
-        (overlaps, rehearse): (bool, bool),
+        overlaps: bool,
+        rehearse: bool,
     ) -> Transfers<'p> {
         let channel = |link, direction| {
             let receives = stage.receive_queue(direction, tasks);
@@ -56,7 +57,8 @@ impl<'p> Transfers<'p> {
     /// Begins the receives for later tasks, which overlap with the work of this one. `tasks` tasks have begun. It is
     /// called before the first task, and in each task after it has copied its own values out of the receive buffer.
     ///
-    /// Where forwards run aside, their receives wait for a buffer that is read there, so they begin there too.
+    /// Where forwards run aside, their receives wait for a buffer that is read there, so they begin there too. Before the
+    /// first task no buffer is read.
     ///
     /// # Errors
     /// A failed transfer.

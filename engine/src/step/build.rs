@@ -39,8 +39,9 @@ pub struct StageOptions {
     pub distributed_optimizer: bool,
     /// The type in which gradients are summed over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
-    /// Which stage of a pipeline this is, and in which order it works. With [`Schedule::overlapping`](parallel::Schedule)
-    /// forwards run next to backwards in graphs, to the same bits. With tensor parallelism that needs
+    /// Which stage of a pipeline this is, and in which order it works. If the schedule
+    /// [overlaps](parallel::Schedule::overlapping), graphs run forwards next to backwards, to the same bits, and steps
+    /// without graphs run them in the same order one by one. With tensor parallelism that needs
     /// [`TensorParallel::aside`](crate::model::TensorParallel::aside).
     pub pipeline: PipelineStage,
     /// How steps are captured.
