@@ -25,11 +25,13 @@ TP2, SP, NCCL = "--tensor-model-parallel-size 2", "--sequence-parallel", "--tens
 PP2, PP4 = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 ZERO_BUBBLE = "--set parallel.pipeline_schedule=zero_bubble"
 DIVIDED = "--use-distributed-optimizer"
+CHUNKS = "--set parallel.virtual_pipeline=2"
 OVERLAP = "--cuda-graph-overlap-microbatches"
 
 ONE, FOUR, TENSOR = "2026-11-21-h200.md", "2026-11-21-four-h200.md", "2026-11-21-tensor-parallel.md"
 PEERS = "2026-11-25-peer-memory.md"
-H100S = [PEERS]
+PIPELINES = "2026-11-25-pipeline-overlap.md"
+H100S = [PEERS, PIPELINES]
 EIGHT_BITS, SUPERVISED, BRANCHES = "2026-11-22-fp8.md", "2026-11-22-supervised-two-h200.md", "2026-11-23-branches.md"
 
 # name, cards, flags, ms a step, GiB in use, result
@@ -63,6 +65,12 @@ ROWS = [
     ("350M, tp2, kernels, H100", 2, f"{GPT_350M} 32 {TP2} {WHOLE}", 124.0, None, PEERS),
     ("350M, tp2, kernels, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {OVERLAP} {WHOLE}", 118.6, None, PEERS),
     ("350M, tp2, sp, kernels, overlapping, H100", 2, f"{GPT_350M} 32 {TP2} {SP} {OVERLAP} {WHOLE}", 119.5, None, PEERS),
+    ("350M, pp2, H100", 2, f"{GPT_350M} 32 {PP2} {WHOLE}", 99.5, None, PIPELINES),
+    ("350M, pp2, overlapping, H100", 2, f"{GPT_350M} 32 {PP2} {OVERLAP} {WHOLE}", 96.4, None, PIPELINES),
+    ("350M, pp2 vp2, H100", 2, f"{GPT_350M} 32 {PP2} {CHUNKS} {WHOLE}", 95.3, None, PIPELINES),
+    ("350M, pp2 vp2, overlapping, H100", 2, f"{GPT_350M} 32 {PP2} {CHUNKS} {OVERLAP} {WHOLE}", 95.1, None, PIPELINES),
+    ("350M, pp2, 64 sequences, H100", 2, f"{GPT_350M} 64 {PP2} {WHOLE}", 189.1, None, PIPELINES),
+    ("350M, pp2, 64 sequences, overlapping, H100", 2, f"{GPT_350M} 64 {PP2} {OVERLAP} {WHOLE}", 182.5, None, PIPELINES),
     ("124M, dp4", 4, f"{GPT_124M} 256 {WHOLE}", 113.1, 22.8, FOUR),
     ("124M, dp4, divided optimizer", 4, f"{GPT_124M} 256 {DIVIDED} {WHOLE}", 112.5, 21.8, FOUR),
     ("1.3B, dp4", 4, f"{GPT_1_3B} 32 {WHOLE} {PIECES}", 265.4, 48.6, FOUR),
@@ -72,7 +80,7 @@ ROWS = [
     ("350M, dp4, divided optimizer", 4, f"{GPT_350M} 64 {DIVIDED} {WHOLE}", 88.6, 7.8, TENSOR),
     ("350M, pp2 dp2", 4, f"{GPT_350M} 64 {PP2} {DIVIDED} {WHOLE}", 101.4, 10.1, FOUR),
     ("350M, pp2 dp2, zero bubble", 4, f"{GPT_350M} 64 {PP2} {ZERO_BUBBLE} {DIVIDED} {WHOLE}", 96.3, 10.1, FOUR),
-    ("350M, pp2 vp2 dp2", 4, f"{GPT_350M} 64 {PP2} --set parallel.virtual_pipeline=2 {DIVIDED} {WHOLE}", 95.6, 11.4, TENSOR),
+    ("350M, pp2 vp2 dp2", 4, f"{GPT_350M} 64 {PP2} {CHUNKS} {DIVIDED} {WHOLE}", 95.6, 11.4, TENSOR),
     ("350M, pp4", 4, f"{GPT_350M} 64 {PP4} {WHOLE}", 109.7, 8.2, FOUR),
     ("350M, pp4, zero bubble", 4, f"{GPT_350M} 64 {PP4} {ZERO_BUBBLE} {WHOLE}", 99.4, 8.2, TENSOR),
     ("350M, tp2 dp2, sp", 4, f"{GPT_350M} 64 {TP2} {NCCL} {SP} {DIVIDED} {WHOLE}", 157.1, 6.8, TENSOR),

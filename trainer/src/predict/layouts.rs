@@ -165,11 +165,27 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
         let most = config.train.global_batch_size / data.max(1);
         powers(most.min(64)).map(|micro| with(config, |c| c.train.micro_batch_size = micro)).collect()
     });
+    let layouts = vary(layouts, "cuda_graph.overlap_microbatches", &|config| {
+        let overlapping =
+            may_overlap(config, ranks).then(|| with(config, |c| c.cuda_graph.overlap_microbatches = true));
+        [config.clone()].into_iter().chain(overlapping).collect()
+    });
     vary(layouts, "recompute.granularity", &|config| {
         [RecomputeGranularity::None, RecomputeGranularity::Selective, RecomputeGranularity::Full]
             .map(|granularity| with(config, |c| c.recompute.granularity = granularity))
             .into()
     })
+}
+
+/// Whether a layout is tried with microbatches that overlap: where ranks wait for each other, so that another microbatch
+/// can fill the time. With several chunks a stage that gained nothing (bench/results/2026-11-25-pipeline-overlap.md).
+fn may_overlap(config: &RunConfig, ranks: usize) -> bool {
+    let parallel = &config.parallel;
+    let data = ranks / (parallel.tensor * parallel.pipeline).max(1);
+    let in_turn = parallel.pipeline_schedule == PipelineSchedule::OneForwardOneBackward;
+    let waits = parallel.tensor > 1 || parallel.pipeline > 1 && parallel.virtual_pipeline == 1;
+    let several = config.train.global_batch_size > config.train.micro_batch_size * data;
+    config.cuda_graph.enable && in_turn && waits && several
 }
 
 fn with(config: &RunConfig, change: impl FnOnce(&mut RunConfig)) -> RunConfig {

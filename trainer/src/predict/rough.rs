@@ -51,6 +51,8 @@ struct Parts {
 struct Part {
     /// Seconds of forward and backward.
     pass: f64,
+    /// Those of them in which only transfers are under way.
+    transfers: f64,
     /// Seconds of the update.
     update: f64,
     memory: [f64; 4],
@@ -73,9 +75,11 @@ impl Rough {
         let microbatches = plan.batch.microbatches() as f64;
         let chunks = (blocks.len() / stages).max(1) as f64;
         let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
+        // Microbatches that overlap hide each other's transfers.
+        let seconds = |part: Part| if parallel.schedule.overlaps() { part.pass - part.transfers } else { part.pass };
         let pass = |stage: usize| {
-            let rest = if stage + 1 == stages { parts.rest.pass } else { 0.0 };
-            blocks_of(stage) * parts.block.pass + rest
+            let rest = if stage + 1 == stages { seconds(parts.rest) } else { 0.0 };
+            blocks_of(stage) * seconds(parts.block) + rest
         };
         let all: Vec<f64> = (0..stages).map(pass).collect();
         let slowest = all.iter().copied().fold(0.0, f64::max);
@@ -132,6 +136,7 @@ impl Rough {
         small.precision.bf16_blocks.retain(|block| *block < blocks);
         small.recompute.layers = 1;
         small.cuda_graph.layers = Vec::new();
+        small.cuda_graph.overlap_microbatches = false;
         let parallel = &mut small.parallel;
         (parallel.pipeline, parallel.virtual_pipeline, parallel.microbatch_group) = (1, 1, None);
         (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
@@ -143,7 +148,8 @@ impl Rough {
         let update = spans.filter(|span| span.2 == Phase::Update).map(|span| span.1 - span.0).sum();
         let Memory { weights, gradients, optimizer, activations, .. } = step.memory;
         let memory = [weights, gradients, optimizer, activations].map(|bytes| bytes as f64);
-        Ok(Part { pass: simulation.seconds - update, update, memory })
+        let transfers = simulation.ranks.iter().map(|rank| rank.only_transfers).fold(0.0, f64::max);
+        Ok(Part { pass: simulation.seconds - update, transfers, update, memory })
     }
 }
 
@@ -160,7 +166,12 @@ fn in_flight(schedule: Schedule, stage: usize, microbatches: usize) -> f64 {
 impl Part {
     fn less(self, other: Part) -> Part {
         let memory = std::array::from_fn(|kind| self.memory[kind] - other.memory[kind]);
-        Part { pass: self.pass - other.pass, update: self.update - other.update, memory }
+        Part {
+            pass: self.pass - other.pass,
+            transfers: self.transfers - other.transfers,
+            update: self.update - other.update,
+            memory,
+        }
     }
 }
 

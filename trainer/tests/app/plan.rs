@@ -107,6 +107,33 @@ fn what_the_flags_give_is_kept() {
 }
 
 #[test]
+fn microbatches_that_overlap_are_tried_where_ranks_wait_for_each_other() {
+    let found = |flags: &str| {
+        let line =
+            format!("plan --gpu h100-80 --ranks 2 --json -- --preset gpt2-350m --bf16 --global-batch-size 32 {flags}");
+        let page: Value = serde_json::from_slice(&trainer(&line).stdout).unwrap();
+        let overlaps = |layout: &Value| layout["overlap_microbatches"].as_bool().unwrap();
+        page["layouts"].as_array().unwrap().iter().map(overlaps).collect::<Vec<_>>()
+    };
+    let shares = "--tensor-model-parallel-size 2 --micro-batch-size 4";
+    // Transfers take an eighth of these steps, and overlap hides them.
+    let both = found(&format!("{shares} --enable-cuda-graph"));
+    assert!(both[0] && both.contains(&false), "{both:?}");
+    let one_chunk = "--pipeline-model-parallel-size 2 --set parallel.virtual_pipeline=1 --micro-batch-size 4";
+    assert!(found(&format!("{one_chunk} --enable-cuda-graph")).contains(&true));
+    for flags in [
+        shares.to_string(),
+        format!("{shares} --enable-cuda-graph --cuda-graph-overlap-microbatches=false"),
+        "--tensor-model-parallel-size 2 --micro-batch-size 32 --enable-cuda-graph".into(),
+        "--pipeline-model-parallel-size 2 --set parallel.virtual_pipeline=2 --enable-cuda-graph".into(),
+        "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --enable-cuda-graph".into(),
+    ] {
+        let found = found(&flags);
+        assert!(!found.is_empty() && !found.contains(&true), "{flags}: {found:?}");
+    }
+}
+
+#[test]
 fn the_page_has_a_table_the_flags_and_a_picture() {
     let folder = Folder::new("plan-timeline");
     let timeline = folder.path("step.svg");

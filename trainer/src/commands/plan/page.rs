@@ -46,6 +46,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "data": grid.size(Axis::Data),
         "sequence_parallel": config.parallel.sequence_parallel,
         "distributed_optimizer": config.parallel.distributed_optimizer,
+        "overlap_microbatches": plan.parallel.schedule.overlaps(),
         "recompute": config.recompute.granularity,
         "micro_batch_size": config.train.micro_batch_size,
         "microbatches": plan.batch.microbatches(),
@@ -160,6 +161,7 @@ fn options(plan: &RunPlan) -> String {
         (config.parallel.sequence_parallel, "sp"),
         (config.parallel.distributed_optimizer, "do"),
         (config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble, "zb"),
+        (plan.parallel.schedule.overlaps(), "overlap"),
         (config.recompute.granularity == RecomputeGranularity::Selective, "selective"),
         (config.recompute.granularity == RecomputeGranularity::Full, "full"),
     ];
@@ -186,6 +188,7 @@ fn flags(plan: &RunPlan) -> Vec<String> {
             config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
             "--set parallel.pipeline_schedule=zero_bubble",
         ),
+        (plan.parallel.schedule.overlaps(), "--cuda-graph-overlap-microbatches"),
     ] {
         flags.extend(has.then(|| flag.to_string()));
     }
