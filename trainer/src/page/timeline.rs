@@ -41,6 +41,18 @@ struct RankStep {
     transfers: Vec<Span>,
 }
 
+impl RankStep {
+    /// Whether forwards run beside backwards. Then they have a row of their own.
+    fn overlaps(&self) -> bool {
+        let time = |spans: &mut dyn Iterator<Item = &Span>| busy(spans.map(|span| (span.start, span.end)));
+        let (forward, backward) =
+            (|span: &&Span| span.kind == Kind::Forward, |span: &&Span| span.kind == Kind::Backward);
+        let apart = time(&mut self.work.iter().filter(forward)) + time(&mut self.work.iter().filter(backward));
+        let together = time(&mut self.work.iter().filter(|span| forward(span) || backward(span)));
+        apart > 1.02 * together
+    }
+}
+
 pub(crate) fn timelines(runs: &[Run]) -> String {
     let parts = runs.iter().enumerate().map(|(at, run)| {
         let part = match &run.traces {
@@ -88,7 +100,14 @@ fn of_traces(at: usize, run: &Run, traces: &[Trace]) -> String {
             number(end),
             number(ideal_end)
         ),
-        None => format!("The last traced step: {} ms. The thin row below a rank is its transfers.", number(end)),
+        None => {
+            format!("The last traced step: {} ms. The thin row below a rank is its transfers.", number(end))
+                + if steps.iter().any(RankStep::overlaps) {
+                    " Forwards, which run beside backwards, are above."
+                } else {
+                    ""
+                }
+        }
     };
     let kinds: Vec<(&str, &str)> = Kind::ALL.map(|kind| (kind.word(), kind.word())).into();
     let drawing = legend(&kinds) + &drawing(&steps, planned.as_deref().unwrap_or_default(), end.max(ideal_end));
@@ -103,8 +122,9 @@ fn rank_step(rank: usize, operations: &[Operation], begin: f64, gap: f64) -> Ran
         let Operation { kind, microbatch, .. } = *operation;
         let (start, end) = (operation.start - begin, operation.end - begin);
         let spans = if kind == Kind::Transfer { &mut step.transfers } else { &mut step.work };
-        match spans.last_mut() {
-            Some(last) if (last.kind, last.microbatch) == (kind, microbatch) && start <= last.end + gap => {
+        // Work on other streams may have begun since.
+        match spans.iter_mut().rfind(|span| (span.kind, span.microbatch) == (kind, microbatch)) {
+            Some(last) if start <= last.end + gap => {
                 last.end = last.end.max(end);
             }
             _ => spans.push(Span { kind, microbatch, start, end }),
@@ -146,10 +166,13 @@ fn drawing(steps: &[RankStep], planned: &[Vec<Timed>], end: f64) -> String {
     let mut drawing = Drawing::new();
     let mut y = 0.0;
     for step in steps.iter().take(MOST) {
+        let forwards = y;
+        y += if step.overlaps() { WORK } else { 0.0 };
         drawing.text((0.0, y + WORK / 2.0 + 4.0), "start", "", &format!("rank {}", step.rank));
-        drawing.frame([LEFT, y, WIDTH - LEFT, WORK + TRANSFERS]);
+        drawing.frame([LEFT, forwards, WIDTH - LEFT, y - forwards + WORK + TRANSFERS]);
         for span in &step.work {
-            span_box(&mut drawing, *span, y, x, &format!("rank {}", step.rank));
+            let row = if span.kind == Kind::Forward { forwards } else { y };
+            span_box(&mut drawing, *span, row, x, &format!("rank {}", step.rank));
         }
         for span in &step.transfers {
             let at = [x(span.start), y + WORK, (x(span.end) - x(span.start)).max(0.4), TRANSFERS];
@@ -244,6 +267,25 @@ mod tests {
         assert_eq!((step.transfers.len(), step.rank), (1, 3));
         let html = numbers(&[step], None, 5.0);
         assert!(html.contains("<td>80.0 %</td><td>20.0 %</td><td>0.0 %</td>"), "{html}");
+    }
+
+    #[test]
+    fn a_forward_beside_a_backward_is_one_span_and_has_a_row_of_its_own() {
+        let beside = |length: f64| -> Vec<Operation> {
+            let begun = |index: usize| index as f64 * 10.0;
+            (0..8)
+                .flat_map(|index| {
+                    let forward = operation(Kind::Forward, 1, begun(index) + length, begun(index) + 9.9);
+                    [operation(Kind::Backward, 0, begun(index), begun(index) + 9.9), forward]
+                })
+                .collect()
+        };
+        let step = rank_step(0, &beside(4.0), 0.0, 5.0);
+        assert_eq!(step.work.len(), 2, "{:?}", step.work);
+        assert!(step.overlaps());
+        // A moment of both, as between two tasks whose last and first kernels meet, is no overlap.
+        let meet = [operation(Kind::Backward, 0, 0.0, 10.0), operation(Kind::Forward, 1, 9.9, 20.0)];
+        assert!(!rank_step(0, &meet, 0.0, 0.1).overlaps());
     }
 
     #[test]
