@@ -17,6 +17,9 @@ const BETWEEN: f64 = 9.0;
 /// Boxes that are no further apart than this share of the step become one.
 const GAP: f64 = 1.0 / 2000.0;
 
+/// The same where tasks run beside each other: a kernel often waits while one of the other task runs.
+const GAP_BESIDE: f64 = 1.0 / 100.0;
+
 /// A box at least so wide has room for its letter and microbatch.
 const LABELLED: f64 = 14.0;
 
@@ -50,6 +53,14 @@ impl RankStep {
         let apart = time(&mut self.work.iter().filter(forward)) + time(&mut self.work.iter().filter(backward));
         let together = time(&mut self.work.iter().filter(|span| forward(span) || backward(span)));
         apart > 1.02 * together
+    }
+
+    /// What is drawn of the work, in a step of `end` milliseconds.
+    fn boxes(&self, end: f64) -> Vec<Span> {
+        let mut boxes = Vec::new();
+        let gap = if self.overlaps() { end * GAP_BESIDE } else { 0.0 };
+        self.work.iter().for_each(|span| add(&mut boxes, *span, gap));
+        boxes
     }
 }
 
@@ -120,17 +131,19 @@ fn rank_step(rank: usize, operations: &[Operation], begin: f64, gap: f64) -> Ran
     let mut step = RankStep { rank, work: Vec::new(), transfers: Vec::new() };
     for operation in operations {
         let Operation { kind, microbatch, .. } = *operation;
-        let (start, end) = (operation.start - begin, operation.end - begin);
+        let span = Span { kind, microbatch, start: operation.start - begin, end: operation.end - begin };
         let spans = if kind == Kind::Transfer { &mut step.transfers } else { &mut step.work };
-        // Work on other streams may have begun since.
-        match spans.iter_mut().rfind(|span| (span.kind, span.microbatch) == (kind, microbatch)) {
-            Some(last) if start <= last.end + gap => {
-                last.end = last.end.max(end);
-            }
-            _ => spans.push(Span { kind, microbatch, start, end }),
-        }
+        add(spans, span, gap);
     }
     step
+}
+
+/// Adds a span, or makes the last one of its kind and microbatch longer. Others may have begun since.
+fn add(spans: &mut Vec<Span>, span: Span, gap: f64) {
+    match spans.iter_mut().rfind(|last| (last.kind, last.microbatch) == (span.kind, span.microbatch)) {
+        Some(last) if span.start <= last.end + gap => last.end = last.end.max(span.end),
+        _ => spans.push(span),
+    }
 }
 
 /// The median time that a microbatch's forward, backward and weight gradients take. Transfers and waits do not count.
@@ -170,9 +183,9 @@ fn drawing(steps: &[RankStep], planned: &[Vec<Timed>], end: f64) -> String {
         y += if step.overlaps() { WORK } else { 0.0 };
         drawing.text((0.0, y + WORK / 2.0 + 4.0), "start", "", &format!("rank {}", step.rank));
         drawing.frame([LEFT, forwards, WIDTH - LEFT, y - forwards + WORK + TRANSFERS]);
-        for span in &step.work {
+        for span in step.boxes(end) {
             let row = if span.kind == Kind::Forward { forwards } else { y };
-            span_box(&mut drawing, *span, row, x, &format!("rank {}", step.rank));
+            span_box(&mut drawing, span, row, x, &format!("rank {}", step.rank));
         }
         for span in &step.transfers {
             let at = [x(span.start), y + WORK, (x(span.end) - x(span.start)).max(0.4), TRANSFERS];
@@ -283,6 +296,9 @@ mod tests {
         let step = rank_step(0, &beside(4.0), 0.0, 5.0);
         assert_eq!(step.work.len(), 2, "{:?}", step.work);
         assert!(step.overlaps());
+        // The forward's waits stay in the numbers, and are not drawn if they are short.
+        let step = rank_step(0, &beside(4.0), 0.0, 1.0);
+        assert_eq!((step.work.len(), step.boxes(80.0).len(), step.boxes(800.0).len()), (9, 9, 2));
         // A moment of both, as between two tasks whose last and first kernels meet, is no overlap.
         let meet = [operation(Kind::Backward, 0, 0.0, 10.0), operation(Kind::Forward, 1, 9.9, 20.0)];
         assert!(!rank_step(0, &meet, 0.0, 0.1).overlaps());
