@@ -30,9 +30,9 @@ impl Mode {
 pub enum Region {
     /// Everything from the first forward to the update.
     Step,
-    /// All forwards and backwards.
+    /// Everything but the update: from [`Region::Begin`] to [`Region::Reduce`].
     Iteration,
-    /// Before the first microbatch: sets the loss sum and sparse gradients to 0.
+    /// Before the first microbatch: sets the loss sum, sparse gradients and counts of 8-bit copies to 0.
     Begin,
     /// Copies the input of a microbatch's forward into its slot: the step's inputs, or what another stage sent.
     Inputs {
@@ -109,7 +109,8 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// Reduces the last gradient bucket. No backward is left that could overlap with it.
+    /// Reduces the last gradient bucket, and sums over stages: the loss, tied gradients. No backward is left that could
+    /// overlap with it.
     Reduce,
     /// Norm, clip and update.
     Optimizer,
@@ -158,6 +159,28 @@ impl Region {
         }
     }
 
+    /// What it is, without layer and microbatch.
+    pub(crate) fn kind(self) -> String {
+        let word = match self {
+            Region::Step => "step",
+            Region::Iteration => "iteration",
+            Region::Begin => "begin",
+            Region::Inputs { .. } => "inputs",
+            Region::Forward { .. } => "forward",
+            Region::Losses { .. } => "losses",
+            Region::Outputs { .. } => "outputs",
+            Region::OutputGradients { .. } => "output gradients",
+            Region::Backward { .. } => "backward",
+            Region::WeightGradients { .. } => "weights",
+            Region::Module { module, pass, .. } => return format!("{module} {pass}"),
+            Region::InputGradients { .. } => "input gradients",
+            Region::Hook { .. } => "hook",
+            Region::Reduce => "reduce",
+            Region::Optimizer => "optimizer",
+        };
+        word.into()
+    }
+
     /// Whether it is a layer's backward or part of one.
     pub(crate) fn is_backward(self) -> bool {
         matches!(self, Region::Backward { .. } | Region::Module { pass: Pass::Backward, .. })
@@ -194,31 +217,14 @@ impl Region {
 
 impl std::fmt::Display for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Region::Step => write!(f, "step"),
-            Region::Iteration => write!(f, "iteration"),
-            Region::Begin => write!(f, "begin"),
-            Region::Inputs { layer: 0, microbatch } => write!(f, "inputs of microbatch {microbatch}"),
-            Region::Inputs { layer, microbatch } => write!(f, "inputs of layer {layer}, microbatch {microbatch}"),
-            Region::Forward { layer, microbatch } => write!(f, "forward of layer {layer}, microbatch {microbatch}"),
-            Region::Losses { microbatch, .. } => write!(f, "losses of microbatch {microbatch}"),
-            Region::Outputs { layer, microbatch } => write!(f, "outputs of layer {layer}, microbatch {microbatch}"),
-            Region::OutputGradients { layer, microbatch } => {
-                write!(f, "output gradients of layer {layer}, microbatch {microbatch}")
+        let kind = self.kind();
+        match (self, self.place()) {
+            (_, None) => write!(f, "{kind}"),
+            (Region::Hook { place, microbatch }, _) => write!(f, "{kind} of {place}, microbatch {microbatch}"),
+            (Region::Inputs { layer: 0, .. } | Region::Losses { .. }, Some((_, microbatch))) => {
+                write!(f, "{kind} of microbatch {microbatch}")
             }
-            Region::Backward { layer, microbatch } => write!(f, "backward of layer {layer}, microbatch {microbatch}"),
-            Region::WeightGradients { layer, microbatch } => {
-                write!(f, "weights of layer {layer}, microbatch {microbatch}")
-            }
-            Region::Module { module, pass, layer, microbatch } => {
-                write!(f, "{module} {pass} of layer {layer}, microbatch {microbatch}")
-            }
-            Region::InputGradients { layer, microbatch } => {
-                write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
-            }
-            Region::Hook { place, microbatch } => write!(f, "hook of {place}, microbatch {microbatch}"),
-            Region::Reduce => write!(f, "reduce"),
-            Region::Optimizer => write!(f, "optimizer"),
+            (_, Some((layer, microbatch))) => write!(f, "{kind} of layer {layer}, microbatch {microbatch}"),
         }
     }
 }

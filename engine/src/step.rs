@@ -149,7 +149,8 @@ impl Stage {
         )
     }
 
-    /// Whether this stage reads the samples of a step. Only the first and the last stage of a pipeline do.
+    /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do, and all where samples
+    /// are packed documents.
     pub fn needs_batch(&self) -> bool {
         self.program.inputs.needs_batch()
     }

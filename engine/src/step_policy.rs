@@ -42,7 +42,7 @@ pub struct StepPolicy {
     /// Each layer has graphs of its own.
     captures_layers: bool,
     scope: Scope,
-    /// Everything where the scope is not per layer, and where graphs are off.
+    /// The chosen modules and layers. All of them unless the scope is per layer and graphs are on.
     only: GraphSelection,
     capture_optimizer: bool,
     shape: StepShape,
@@ -291,19 +291,19 @@ impl Policy for StepPolicy {
     }
 
     fn kind(&self, region: Region) -> String {
-        region.to_string().split(" of ").next().unwrap_or_default().into()
+        region.kind()
     }
 
     fn mark(&self, region: Region) -> Option<String> {
+        let kind = region.kind();
         match region {
             Region::Step | Region::Iteration => None,
-            Region::Inputs { .. } => Some("inputs".into()),
-            Region::Losses { .. } => Some("losses".into()),
-            Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
-            Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
-            Region::WeightGradients { layer, .. } => Some(format!("weights of layer {layer}")),
-            Region::Module { module, pass, layer, .. } => Some(format!("{module} {pass} of layer {layer}")),
-            Region::Hook { place, .. } => Some(format!("hook of {place}")),
+            Region::Inputs { .. } | Region::Losses { .. } => Some(kind),
+            Region::Forward { layer, .. }
+            | Region::Backward { layer, .. }
+            | Region::WeightGradients { layer, .. }
+            | Region::Module { layer, .. } => Some(format!("{kind} of layer {layer}")),
+            Region::Hook { place, .. } => Some(format!("{kind} of {place}")),
             other => Some(other.to_string()),
         }
     }

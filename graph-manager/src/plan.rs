@@ -1,6 +1,7 @@
 //! The memory plan: where each buffer of a step lies, from a recording of the step.
 //!
-//! A buffer that is used within one region and on one stream is scratch; all regions share one scratch area per stream.
+//! A buffer that is used within one region is scratch. All regions share one scratch area per stream. A buffer of several
+//! streams is in the compute stream's.
 //! A buffer that outlives its region lies in its microbatch's slot, or in one area planned over the whole step.
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +20,7 @@ use crate::slots::slots;
 /// Names an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum AreaKind {
-    /// Buffers that do not outlive their region, used on one stream.
+    /// Buffers that do not outlive their region, by stream. Those of several streams are the compute stream's.
     Scratch(StreamId),
     /// What a microbatch saves in a chunk, by slot.
     Slot { chunk: usize, slot: usize },

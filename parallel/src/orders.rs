@@ -24,7 +24,7 @@ pub(crate) fn ahead_where_interleaved(stages: usize, stage: usize, chunks: usize
 ///
 /// A stage has turns: a forward, a forward and a backward, or a backward. What a stage computes in one turn, the next
 /// stage needs in the following turn, forward as well as backward. So each stage runs ahead by two forwards more than
-/// the next stage, and the last one by one forward. A step has as many idle turns as without overlap.
+/// the next stage; with one chunk the last stage runs ahead by one. A step has as many idle turns as without overlap.
 ///
 /// With one chunk at most `2 (stages - stage)` microbatches are in flight, twice as many as in 1F1B. With several
 /// chunks a stage runs ahead by one forward more than [`ahead_where_interleaved`].

@@ -15,6 +15,7 @@ pub struct ReceiveQueue {
     buffers: usize,
     /// How many tasks ahead a receive may begin.
     ahead: usize,
+    /// Receives that have begun, and those whose values are taken.
     begun: usize,
     taken: usize,
 }
@@ -24,13 +25,13 @@ impl ReceiveQueue {
         ReceiveQueue { receivers, buffers, ahead, begun: 0, taken: 0 }
     }
 
-    /// The numbers of the receives to begin now, when `tasks` tasks of the step have begun. They count as begun
+    /// The numbers of the receives to begin now, when `begun_tasks` tasks of the step have begun. They count as begun
     /// afterwards.
-    pub fn begin(&mut self, tasks: usize) -> Range<usize> {
+    pub fn begin(&mut self, begun_tasks: usize) -> Range<usize> {
         let first = self.begun;
         while self.begun < self.receivers.len()
             && self.begun - self.taken < self.buffers
-            && (self.buffers > 1 || self.receivers[self.begun] < tasks + self.ahead)
+            && (self.buffers > 1 || self.receivers[self.begun] < begun_tasks + self.ahead)
         {
             self.begun += 1;
         }

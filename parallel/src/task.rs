@@ -12,7 +12,7 @@ pub enum Direction {
 /// One unit of a stage's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
-    /// The forward pass of a microbatch through a chunk.
+    /// The forward pass of a microbatch through a chunk. In training the head, with the loss, belongs to the backward.
     Forward {
         /// Which of the stage's chunks.
         chunk: usize,

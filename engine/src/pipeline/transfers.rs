@@ -54,20 +54,20 @@ impl<'p> Transfers<'p> {
         }
     }
 
-    /// Begins the receives for later tasks, which overlap with the work of this one. `tasks` tasks have begun. It is
+    /// Begins the receives for later tasks, which overlap with the work of this one. `begun` tasks have begun. It is
     /// called before the first task, and in each task after it has copied its own values out of the receive buffer.
     ///
-    /// Where forwards run aside, their receives wait for a buffer that is read there, so they begin there too. Before the
-    /// first task no buffer is read.
+    /// Where forwards run aside, the lane aside reads the buffers of activations. A new receive waits for that read, so the
+    /// lane begins it. Before the first task nothing is being read, so the compute stream begins the first receives.
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, tasks: usize) -> Result<()> {
-        if !self.overlaps || cx.is_aside() || tasks == 0 {
-            self.forward.receive_ahead(cx, tasks)?;
+    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, begun: usize) -> Result<()> {
+        if !self.overlaps || cx.is_aside() || begun == 0 {
+            self.forward.receive_ahead(cx, begun)?;
         }
         if !self.overlaps || !cx.is_aside() {
-            self.backward.receive_ahead(cx, tasks)?;
+            self.backward.receive_ahead(cx, begun)?;
         }
         Ok(())
     }
@@ -84,7 +84,8 @@ impl<'p> Transfers<'p> {
     }
 
     /// Sends the output of a chunk, whose last layer is `layer`, to the next part of the model: the sum of the residual
-    /// stream and what is still to be added to it, rounded as the next norm would round it.
+    /// stream and what is still to be added to it, rounded as the next norm would round it. Does nothing for the last
+    /// part.
     ///
     /// # Errors
     /// A failed transfer.
@@ -95,6 +96,9 @@ impl<'p> Transfers<'p> {
         layer: usize,
         hidden: &Hidden,
     ) -> Result<()> {
+        if !self.stage.sends(task) {
+            return Ok(());
+        }
         cx.region(Region::Outputs { layer, microbatch: task.microbatch() }, (), |cx, ()| {
             self.forward.send(cx, |cx, output| match hidden.delta {
                 Some(delta) => cx.run(Add { a: delta, b: hidden.x, output }),
@@ -141,9 +145,9 @@ impl<'p> Transfers<'p> {
 }
 
 impl Channel<'_> {
-    fn receive_ahead(&mut self, cx: &StepContext<'_>, tasks: usize) -> Result<()> {
+    fn receive_ahead(&mut self, cx: &StepContext<'_>, begun: usize) -> Result<()> {
         let Some(end) = &self.link.receive else { return Ok(()) };
-        for number in self.receives.begin(tasks) {
+        for number in self.receives.begin(begun) {
             let at = self.receives.buffer(number);
             // Timelines show it under a name of its own: its values are for a later task.
             end.stream.device().set_scope(&format!("{} receive {number}", end.name));
@@ -174,7 +178,7 @@ impl Channel<'_> {
         fill: impl FnOnce(&mut StepContext<'_>, Tensor) -> Result<()>,
     ) -> Result<()> {
         self.wait_for_send(cx)?;
-        let Some(end) = &self.link.send else { return Ok(()) };
+        let Some(end) = &self.link.send else { unreachable!("a task that sends has a link to send to") };
         fill(cx, end.buffer)?;
         cx.compute().record(&end.ready)?;
         end.stream.wait(&end.ready)?;

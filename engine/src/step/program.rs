@@ -44,7 +44,7 @@ pub(super) struct StepProgram {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Run {
     Real,
-    /// Nothing is sent to other stages, and no weight changes.
+    /// Stages send and receive nothing, and no weight changes. Sums over ranks run.
     Rehearsal,
 }
 
@@ -135,6 +135,8 @@ impl StepProgram {
                             transfers.receive_ahead(cx, begun)?;
                             let (hidden, under_way) =
                                 cx.aside(|cx| self.forward_task(cx, &mut transfers, task, begun))?;
+                            // The first `ahead` tasks are forwards with no backward beside them. They run aside too: a
+                            // region's graph belongs to one lane.
                             if at < ahead {
                                 cx.join_aside(under_way)?;
                             } else {
@@ -165,21 +167,19 @@ impl StepProgram {
     }
 
     /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model.
-    /// `tasks` tasks have begun, here and below.
+    /// `begun` tasks have begun, this one included, here and below.
     fn forward_task(
         &self,
         cx: &mut StepContext<'_>,
         transfers: &mut Transfers<'_>,
         task: Task,
-        tasks: usize,
+        begun: usize,
     ) -> Result<Hidden> {
         let chunk = &self.model.chunks[task.chunk()];
         let hidden = self.inputs.place(cx, transfers, task, chunk)?;
-        transfers.receive_ahead(cx, tasks)?;
+        transfers.receive_ahead(cx, begun)?;
         let hidden = self.forward(cx, chunk, task.microbatch(), hidden)?;
-        if chunk.head.is_none() {
-            transfers.send_activations(cx, task, chunk.last(), &hidden)?;
-        }
+        transfers.send_activations(cx, task, chunk.last(), &hidden)?;
         Ok(hidden)
     }
 
@@ -190,20 +190,20 @@ impl StepProgram {
         cx: &mut StepContext<'_>,
         transfers: &mut Transfers<'_>,
         task: Task,
-        tasks: usize,
+        begun: usize,
         to_head: &mut VecDeque<Hidden>,
     ) -> Result<()> {
         let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
         let grad = match chunk.head.as_deref() {
             Some(head) => {
-                transfers.receive_ahead(cx, tasks)?;
+                transfers.receive_ahead(cx, begun)?;
                 let Some(hidden) = to_head.pop_front() else { unreachable!("forwards come before backwards") };
                 self.loss(cx, head, chunk.last(), microbatch, hidden)?;
                 self.loss_backward(cx, head, chunk.last(), microbatch)?
             }
             None => {
                 let grad = transfers.receive_gradient(cx, task, chunk.last())?;
-                transfers.receive_ahead(cx, tasks)?;
+                transfers.receive_ahead(cx, begun)?;
                 grad
             }
         };
@@ -360,8 +360,8 @@ impl StepProgram {
         self.pipeline.sum_over_stages(cx, sums)
     }
 
-    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step's first forward reads them, so
-    /// no earlier forward can overlap with this gather.
+    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step begins with the forward that
+    /// reads them, so nothing can overlap with this gather.
     fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.optimizer.update(cx)?;
         if let Some(scales) = self.params.delayed_scales() {

@@ -36,7 +36,7 @@ impl Stage {
         self.graphs.record(Mode::Measure, microbatches, &mut |cx| self.program.train(cx, Run::Real))
     }
 
-    /// Runs a step without transfers and without update for each of these numbers of microbatches. With `evaluates` it also
+    /// Runs a step without sends and receives between stages, and without update, for each of these numbers of microbatches. With `evaluates` it also
     /// runs an evaluation step of the first number. Samples and receive buffers hold zeros.
     ///
     /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a kernel or
@@ -51,9 +51,7 @@ impl Stage {
         let device = self.device().clone();
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
-            let settings =
-                StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None };
-            self.write_inputs(settings, None)?;
+            self.write_inputs(rehearsed(microbatches), None)?;
             self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Rehearsal))?;
             if self.measures {
                 let program = &self.program;
@@ -76,9 +74,12 @@ impl Stage {
     /// As [`Stage::evaluate`].
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
         self.program.inputs.clear(self.device())?;
-        let settings =
-            StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None };
-        self.write_inputs(settings, None)?;
+        self.write_inputs(rehearsed(microbatches), None)?;
         self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Rehearsal))
     }
+}
+
+/// What the host decides for a rehearsal.
+fn rehearsed(microbatches: usize) -> StepSettings {
+    StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None }
 }

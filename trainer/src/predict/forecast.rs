@@ -113,7 +113,7 @@ fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
     let stages = plan.parallel.grid.size(Axis::Pipeline);
     let schedule = plan.parallel.schedule;
     let group = schedule.group().unwrap_or(stages);
-    // Where forwards overlap with backwards, the first stage runs twice as far ahead.
+    // Where forwards overlap with backwards, the first stage runs further ahead: by 2 P - 1 forwards in 1F1B.
     let ahead = if schedule.overlaps() { 2 * stages } else { 0 };
     let fewer = group.max(8).max(ahead).next_multiple_of(group);
     [fewer, 2 * fewer]

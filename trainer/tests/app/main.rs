@@ -54,6 +54,7 @@ mod resume;
 mod run_log;
 mod sample;
 mod sft;
+mod shown_output;
 mod signals;
 mod supervise;
 mod tensor_run;
