@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::rc::Rc;
 
 use device::ops::{Control, Status};
-use device::{Communicator, DType, Device, Tensor};
+use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 use parallel::{PipelineGroups, PipelineStage};
 
@@ -95,13 +95,7 @@ impl Stage {
         groups: StageGroups,
     ) -> Result<Stage> {
         let StageGroups { data_parallel, pipeline } = groups;
-        let tensor = &architecture.tensor;
-        if options.pipeline.schedule().overlaps() && tensor.size() > 1 && tensor.aside.is_none() {
-            return Err(Error::Usage {
-                problem: "microbatches overlap, and their tensor-parallel transfers have one communicator".into(),
-                fix: "set TensorParallel::aside",
-            });
-        }
+        check_aside(&options, architecture)?;
         let compute = device.stream("compute");
         let shard = match &data_parallel {
             Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
@@ -117,18 +111,8 @@ impl Stage {
             }
             Ok(tensor)
         })?;
-        let numbers = device.allocate("step numbers", size_of::<StepNumbers>())?;
-        let all_numbers = numbers.tensor("step numbers", 0, [size_of::<StepNumbers>()], DType::U8);
-        let part = |offset, size, dtype| numbers.place(all_numbers.buffer, offset, [size], dtype);
-        let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
-        let losses = 1 + usize::from(architecture.has_z_loss);
-        let loss_sums = part(offset_of!(StepNumbers, loss_sum), losses, DType::F32);
-        let loss_sum = loss_sums.view(0, [1]);
-        let z_loss_sum = architecture.has_z_loss.then(|| loss_sums.view(1, [1]));
-        let fp8_sums = part(offset_of!(StepNumbers, fp8), 9, DType::F32).reshape([3, 3]);
-        areas.push(numbers);
-        // Some steps write only a part of them, and every step's numbers are read.
-        device.zero(&all_numbers)?;
+        let numbers = NumberTensors::allocate(device, &mut areas, architecture.has_z_loss)?;
+        let NumberTensors { loss_sum, z_loss_sum, .. } = numbers;
         let tensors = StepTensors { control, loss_sum, z_loss_sum, rotary };
         let model = (architecture.build)(&params, tensors);
         let layers = &architecture.layers;
@@ -149,7 +133,7 @@ impl Stage {
             tensor_parallel,
             pipeline: pipeline.all_stages().cloned(),
         };
-        let step_control = StepControl { control, status };
+        let step_control = StepControl { control, status: numbers.status };
         let mut optimizer =
             Optimizer::new(device, &params, &options.optimizer, options.moments, step_control, optimizer_ranks)?;
         if let Some(skip) = options.skip_step {
@@ -186,15 +170,60 @@ impl Stage {
                 partial_gradients,
                 copied_rows,
                 scale_groups,
-                fp8_sums,
+                fp8_sums: numbers.fp8_sums,
                 tensors,
-                loss_sums,
+                loss_sums: numbers.loss_sums,
                 kept_losses,
             },
             compute,
             params_elsewhere: architecture.elsewhere.clone(),
-            numbers: all_numbers,
+            numbers: numbers.all,
             _areas: areas,
         })
+    }
+}
+
+/// Fails if microbatches overlap, and ranks that share layers have one communicator for both.
+fn check_aside(options: &StageOptions, architecture: &Architecture) -> Result<()> {
+    let tensor = &architecture.tensor;
+    if options.pipeline.schedule().overlaps() && tensor.size() > 1 && tensor.aside.is_none() {
+        return Err(Error::Usage {
+            problem: "microbatches overlap, and their tensor-parallel transfers have one communicator".into(),
+            fix: "set TensorParallel::aside",
+        });
+    }
+    Ok(())
+}
+
+/// A step's [`StepNumbers`] on the device, and its parts.
+struct NumberTensors {
+    /// Bytes.
+    all: Tensor,
+    /// Bytes of a [`Status`].
+    status: Tensor,
+    /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where there are any.
+    loss_sums: Tensor,
+    /// `(1)`, f32.
+    loss_sum: Tensor,
+    /// `(1)`, f32.
+    z_loss_sum: Option<Tensor>,
+    /// `(3, 3)`, f32.
+    fp8_sums: Tensor,
+}
+
+impl NumberTensors {
+    fn allocate(device: &Device, areas: &mut Vec<Area>, has_z_loss: bool) -> Result<NumberTensors> {
+        let area = device.allocate("step numbers", size_of::<StepNumbers>())?;
+        let all = area.tensor("step numbers", 0, [size_of::<StepNumbers>()], DType::U8);
+        let part = |offset, size, dtype| area.place(all.buffer, offset, [size], dtype);
+        let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
+        let loss_sums = part(offset_of!(StepNumbers, loss_sum), 1 + usize::from(has_z_loss), DType::F32);
+        let loss_sum = loss_sums.view(0, [1]);
+        let z_loss_sum = has_z_loss.then(|| loss_sums.view(1, [1]));
+        let fp8_sums = part(offset_of!(StepNumbers, fp8), 9, DType::F32).reshape([3, 3]);
+        areas.push(area);
+        // Some steps write only a part of them, and every step's numbers are read.
+        device.zero(&all)?;
+        Ok(NumberTensors { all, status, loss_sums, loss_sum, z_loss_sum, fp8_sums })
     }
 }

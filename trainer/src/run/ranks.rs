@@ -37,19 +37,7 @@ pub fn on_all_ranks(
 ) -> i32 {
     let joining = Joining::begin(env, settings)
         .unwrap_or_else(|error| fail(true, 3, &format!("the watch over ranks cannot start: {error}")));
-    let world = match world(env) {
-        Ok(world) if world.size() == env.world_size => Rc::new(world),
-        Ok(world) => {
-            let problem = format!(
-                "MPI sees {}, the launcher's environment {}. Rule: both are started together. \
-                 Fix: use the mpirun that belongs to the MPI library this binary is linked with",
-                counted(world.size(), "rank"),
-                env.world_size
-            );
-            fail(true, 2, &problem)
-        }
-        Err(error) => fail(true, 3, &error.to_string()),
-    };
+    let world = Rc::new(whole_world(env));
     // Other ranks may already have refused their input: see `refuse`.
     let agreed = agreed(&world, Ok::<(), UserError>(()))
         .and_then(|()| agreed(&world, check_settings(env.rank, shared, &world.broadcast_text(0, shared.into()))))
@@ -103,6 +91,23 @@ fn world(env: &RankEnv) -> device::Result<World> {
     match env.launcher {
         Some(_) => World::mpi(),
         None => Ok(World::single()),
+    }
+}
+
+/// The same for a run that is watched. A process that cannot join ends here.
+fn whole_world(env: &RankEnv) -> World {
+    match world(env) {
+        Ok(world) if world.size() == env.world_size => world,
+        Ok(world) => {
+            let problem = format!(
+                "MPI sees {}, the launcher's environment {}. Rule: both are started together. \
+                 Fix: use the mpirun that belongs to the MPI library this binary is linked with",
+                counted(world.size(), "rank"),
+                env.world_size
+            );
+            fail(true, 2, &problem)
+        }
+        Err(error) => fail(true, 3, &error.to_string()),
     }
 }
 
