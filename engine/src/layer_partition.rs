@@ -69,12 +69,12 @@ impl StageLayers {
         self.chunks.iter().map(Range::len).sum::<usize>() < self.total
     }
 
-    /// The layers in words, such as `embedding, blocks 1 to 3`.
+    /// The layers in words, such as `embedding, h.0 to h.2`.
     pub fn in_words(&self) -> String {
         let chunk = |chunk: &Range<usize>| {
             let (first, last) = (chunk.start.max(1), (chunk.end - 1).min(self.total - 2));
-            let (first, last) = (self.blocks[first - 1].start + 1, self.blocks[last - 1].end);
-            let blocks = if first == last { format!("block {first}") } else { format!("blocks {first} to {last}") };
+            let (first, last) = (self.blocks[first - 1].start, self.blocks[last - 1].end - 1);
+            let blocks = if first == last { format!("h.{first}") } else { format!("h.{first} to h.{last}") };
             let embedding = (chunk.start == 0).then(|| "embedding".to_string());
             let head = (chunk.end == self.total).then(|| "head".to_string());
             embedding.into_iter().chain([blocks]).chain(head).collect::<Vec<_>>().join(", ")
@@ -145,15 +145,15 @@ mod tests {
         assert_eq!(layers(0).blocks, [0..1, 1..3, 3..5, 5..6, 6..8, 8..9, 9..11]);
         assert_eq!((layers(0).total, layers(0).chunks, layers(1).chunks), (9, vec![0..2, 5..7], vec![2..5, 7..9]));
         assert_eq!([0, 2, 5, 10].map(|block| layers(0).of_block(block)), [1, 2, 4, 7]);
-        assert_eq!(layers(0).in_words(), "embedding, block 1; blocks 7 to 9");
-        assert_eq!(layers(1).in_words(), "blocks 2 to 6; blocks 10 to 11, head");
+        assert_eq!(layers(0).in_words(), "embedding, h.0; h.6 to h.8");
+        assert_eq!(layers(1).in_words(), "h.1 to h.5; h.9 to h.10, head");
     }
 
     #[test]
     fn an_uneven_split_in_words() {
         let words = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 2, 3, 1], None).in_words();
-        assert_eq!(words(0), "embedding, block 1; blocks 4 to 6");
-        assert_eq!(words(1), "blocks 2 to 3; block 7, head");
+        assert_eq!(words(0), "embedding, h.0; h.3 to h.5");
+        assert_eq!(words(1), "h.1 to h.2; h.6, head");
     }
 
     #[test]

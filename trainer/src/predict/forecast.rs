@@ -196,7 +196,7 @@ pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
 
 fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> UserError {
     let stages = plan.parallel.grid.size(Axis::Pipeline);
-    let who = if stages > 1 { format!("a rank of stage {} of {stages}", stage + 1) } else { "a rank".into() };
+    let who = if stages > 1 { format!("a rank of stage {stage} of {stages}") } else { "a rank".into() };
     let Memory { weights, gradients, optimizer, activations, libraries, .. } = *memory;
     UserError::new(
         format!(

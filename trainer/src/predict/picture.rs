@@ -21,7 +21,7 @@ pub fn picture(forecast: &Forecast, width: usize) -> String {
             }
         }
         let line: String = shares.iter().map(|shares| letter(shares, cell)).collect();
-        lines.push_str(&format!("stage {:>3}  {line}\n", stage + 1));
+        lines.push_str(&format!("stage {:>3}  {line}\n", stage));
     }
     if forecast.spans.len() > MOST {
         lines.push_str(&format!("and {} stages more\n", forecast.spans.len() - MOST));

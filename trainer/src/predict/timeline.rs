@@ -21,7 +21,7 @@ pub fn timeline_picture(forecast: &Forecast) -> String {
     let mut body = String::new();
     for (stage, spans) in forecast.spans.iter().enumerate() {
         let y = TOP + stage as f64 * ROW;
-        let _ = writeln!(body, "<text x=\"8\" y=\"{:.0}\">stage {}</text>", y + 18.0, stage + 1);
+        let _ = writeln!(body, "<text x=\"8\" y=\"{:.0}\">stage {}</text>", y + 18.0, stage);
         // What is narrower than a third of a pixel cannot be seen.
         for (start, until, phase) in joined(spans, 0.3 / scale) {
             let (colour, word) = look(phase);
@@ -31,7 +31,7 @@ pub fn timeline_picture(forecast: &Forecast) -> String {
                  {:.3} ms</title></rect>",
                 LEFT + start * scale,
                 ((until - start) * scale).max(0.3),
-                stage + 1,
+                stage,
                 start * 1e3,
                 until * 1e3
             );
@@ -109,10 +109,10 @@ mod tests {
         assert_eq!(svg.matches("<title>").count(), 4, "the two forwards are one box: {svg}");
         for part in [
             "A step takes 4.0 ms. White",
-            "<title>stage 1, forward: 0.000 to 2.000 ms</title>",
-            "<title>stage 1, backward: 3.000 to 4.000 ms</title>",
-            "<title>stage 2, weight gradients: 1.000 to 3.000 ms</title>",
-            "stage 2</text>",
+            "<title>stage 0, forward: 0.000 to 2.000 ms</title>",
+            "<title>stage 0, backward: 3.000 to 4.000 ms</title>",
+            "<title>stage 1, weight gradients: 1.000 to 3.000 ms</title>",
+            "stage 1</text>",
         ] {
             assert!(svg.contains(part), "{part} is not in {svg}");
         }

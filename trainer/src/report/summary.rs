@@ -158,7 +158,7 @@ fn pipeline(parallel: &ParallelPlan, microbatches: usize, rank: usize) -> String
     let (stage, stages) = (parallel.stage(rank), parallel.schedule.placement().stages());
     let filled = if parallel.schedule.splits_backward() { 3 } else { 1 };
     let idle = (stages - 1) as f64 / (filled * stage.chunks() * microbatches) as f64;
-    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage.stage() + 1, idle * 100.0)
+    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage.stage(), idle * 100.0)
 }
 
 /// The device memory that a rank needs. In a dry run on a GPU also what libraries and other processes use already.

@@ -143,11 +143,11 @@ fn the_plan_tells_what_a_stage_has_and_how_long_it_waits_and_counts_the_whole_mo
     let layout = "--pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2";
     let output = run(2, &folder.0, &format!("{preset} {layout}"));
     // The last of the four parts has one block, and the head.
-    let layers = "embedding, blocks 1 to 3; blocks 8 to 11";
-    let idle = "stage 1 of 2, idle for 6.2 % of the time of its work";
+    let layers = "embedding, h.0 to h.2; h.7 to h.10";
+    let idle = "stage 0 of 2, idle for 6.2 % of the time of its work";
     expect(&output, 0, &[layers, idle, "16 samples = 1 rank x 8 microbatches"]);
     let layout = "--pipeline-model-parallel-size 2 --pipeline-schedule zero_bubble";
-    let idle = "stage 1 of 2, idle for 4.2 % of the time of its work";
+    let idle = "stage 0 of 2, idle for 4.2 % of the time of its work";
     for memory in ["", "--recompute-granularity full --cuda-graph-mempool single"] {
         expect(&run(2, &folder.0, &format!("{preset} {layout} {memory}")), 0, &[idle]);
     }
@@ -158,7 +158,7 @@ fn the_plan_tells_what_a_stage_has_and_how_long_it_waits_and_counts_the_whole_mo
     let (staged, alone) = (printed(&output), printed(&run(1, &folder.0, preset)));
     assert_eq!(row(&staged, " parameters"), row(&alone, " parameters"));
     assert_ne!(row(&staged, " main_grad"), row(&alone, " main_grad"), "a stage holds less");
-    assert!(!alone.contains("stage 1 of"), "{alone}");
+    assert!(!alone.contains("stage 0 of"), "{alone}");
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn stages(forecast: &Forecast) -> String {
         let kinds = [memory.total(), weights, gradients, optimizer, activations, rest, libraries];
         let [total, weights, gradients, optimizer, activations, rest, libraries] =
             kinds.map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 30)));
-        rows.push([(stage + 1).to_string(), total, weights, gradients, optimizer, activations, rest, libraries]);
+        rows.push([stage.to_string(), total, weights, gradients, optimizer, activations, rest, libraries]);
     }
     aligned(&rows)
 }
