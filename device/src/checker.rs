@@ -343,14 +343,24 @@ pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>], checked: &mut Che
     let mut memory = MemoryMap::default();
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());
+    // By stream: the chain of its nodes, and the last node on it.
+    let mut chains: HashMap<StreamId, (usize, usize)> = HashMap::new();
+    let mut begun = 0;
     for (index, node) in nodes.iter().enumerate() {
-        // Each node of a stream depends on the node before it. So a stream is a chain, and a node's number can be its
-        // time.
+        // On a chain each node waits for the one before it, so a node's number can be its time. A stream is a chain, until a
+        // node does not wait: those of a child graph have the streams that they were captured on.
         let mut clock = Clock::new();
         for &dependency in &node.dependencies {
             join(&mut clock, &clocks[dependency]);
         }
-        let chain = node.stream.index();
+        let chain = match chains.get(&node.stream) {
+            Some(&(chain, last)) if clock.get(chain).is_some_and(|time| *time > last as u64) => chain,
+            _ => {
+                begun += 1;
+                begun - 1
+            }
+        };
+        chains.insert(node.stream, (chain, index));
         if clock.len() <= chain {
             clock.resize(chain + 1, 0);
         }

@@ -2,7 +2,7 @@
 //! of an earlier one.
 
 use crate::context::StepContext;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lane::Aside;
 use crate::policy::Policy;
 
@@ -14,8 +14,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// steps find done.
     ///
     /// # Errors
-    /// What `regions` returns; errors of the device.
+    /// What `regions` returns; errors of the device; [`Error::Usage`] within regions that run aside.
     pub fn aside<T>(&mut self, regions: impl FnOnce(&mut StepContext<'m, P>) -> Result<T>) -> Result<(T, Aside)> {
+        if self.is_aside {
+            let problem = "regions were run aside within regions that run aside";
+            return Err(Error::usage(problem, "run them one after the other: there is one second lane"));
+        }
         // The region around has its own operations on the branch.
         self.join_branch()?;
         let pool = self.manager.pool.clone();

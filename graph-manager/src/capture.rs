@@ -122,9 +122,13 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// Does the work, and copies what it returns to `output`, which later runs leave alone.
     ///
     /// # Errors
-    /// As [`Capture::run`]; shapes that do not fit.
+    /// As [`Capture::run`]; shapes or numbers of tensors that do not fit.
     pub fn run_into(&mut self, input: I, output: &O) -> Result<()> {
         let (from, to) = (tensors(&self.run(input)?)?, tensors(output)?);
+        if from.len() != to.len() {
+            let problem = format!("`{}` returns {}, and `output` has {}", self.name, from.len(), to.len());
+            return Err(Error::usage(problem, "give an output with a tensor for each that is returned"));
+        }
         let compute = self.manager.pool.compute();
         from.into_iter().zip(to).try_for_each(|(input, output)| Ok(compute.submit(Copy { input, output })?))
     }

@@ -162,12 +162,20 @@ impl<P: Policy> CudaGraphManager<P> {
         sizes.values().sum()
     }
 
-    /// Allocates what the recorded modes need and is not there. Modes share memory: one runs at a time.
+    /// Allocates what the recorded modes need and is not there. Modes share memory: one runs at a time. Where areas are there
+    /// and too small they move, so all graphs are captured again.
     ///
     /// # Errors
     /// Out of memory.
     pub fn allocate(&mut self) -> Result<()> {
-        for (kind, bytes) in self.planned() {
+        let planned = self.planned();
+        let fits = |kind: &AreaKind, area: &Rc<Area>| planned.get(kind).is_none_or(|bytes| area.bytes() >= *bytes);
+        if !self.areas.iter().all(|(kind, area)| fits(kind, area)) {
+            self.pool.compute().synchronize()?;
+            self.states.values_mut().for_each(State::forget_graphs);
+            self.areas.retain(|kind, area| fits(kind, area));
+        }
+        for (kind, bytes) in planned {
             if self.areas.get(&kind).is_some_and(|area| area.bytes() >= bytes) {
                 continue;
             }
@@ -207,10 +215,6 @@ impl<P: Policy> CudaGraphManager<P> {
                 "a step came that needs more memory than was planned: all graphs are captured again. \
                  Record every mode and number of microbatches before the first step to avoid this"
             );
-            self.pool.compute().synchronize()?;
-            self.states.values_mut().for_each(State::forget_graphs);
-            let planned = self.planned();
-            self.areas.retain(|kind, area| planned.get(kind).is_none_or(|bytes| area.bytes() >= *bytes));
         }
         self.allocate()
     }

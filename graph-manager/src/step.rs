@@ -9,7 +9,7 @@ use crate::recording::Recording;
 use crate::state::Handover;
 
 /// The code of a step.
-type Body<'b, P> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<()>;
+pub(crate) type Body<'b, P> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<()>;
 
 impl<P: Policy> CudaGraphManager<P> {
     /// Goes through a step without running it, and plans its memory. Record every mode, each with every number of
@@ -91,7 +91,8 @@ impl<P: Policy> CudaGraphManager<P> {
             (self.before_capture)()?;
         }
         let result = self.pass(mode, microbatches, graphs, |cx| body(cx).and_then(|()| cx.check_complete()));
-        self.state_mut(key).steps += 1;
+        // A step that failed has not warmed up what the capture needs.
+        self.state_mut(key).steps += usize::from(result.is_ok());
         result
     }
 

@@ -14,6 +14,7 @@ use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::recording::{Recording, Write};
 use crate::results::Results;
+use crate::step::Body;
 use crate::trial::Trial;
 
 /// How a step is verified.
@@ -66,9 +67,6 @@ pub enum Verified {
     Differs(Box<Difference>),
 }
 
-/// The code of a step.
-type Body<'b, P> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<()>;
-
 impl<P: Policy> CudaGraphManager<P> {
     /// Runs a step with its graphs and, from the same state, eagerly, and compares all that both leave. Then the state is as
     /// before: run the step itself with [`CudaGraphManager::step`].
@@ -105,8 +103,11 @@ impl<P: Policy> CudaGraphManager<P> {
         let before = device.snapshot(recording.state())?;
         let mut pair = Pair { manager: self, mode, microbatches, key, device, before, planned, apart, body };
         let found = pair.compare(&results, how.any);
-        pair.device.restore(&pair.before)?;
-        found
+        let restored = pair.device.restore(&pair.before);
+        // Where both fail, why the step failed says more.
+        let found = found?;
+        restored?;
+        Ok(found)
     }
 
     /// The memory that [`CudaGraphManager::verify`] needs for a step of this kind; 0 if it was not recorded.

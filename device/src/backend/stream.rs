@@ -1,5 +1,6 @@
 //! One stream's work: on the host the calling thread does it, on CUDA a stream of the driver.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::{DeviceBackend, Note, Readback};
@@ -60,6 +61,14 @@ impl StreamBackend {
             }
             (StreamBackend::Cuda(stream), DeviceBackend::Cuda(cuda)) => stream.run(op, cuda, capturing),
             _ => unreachable!("a stream is of its device's kind"),
+        }
+    }
+
+    /// Whether a collective under way uses memory in that range. On CUDA freeing memory waits for the GPU.
+    pub(crate) fn transfers_in(&self, range: &Range<u64>) -> bool {
+        match self {
+            StreamBackend::Host(stream) => stream.transfers_in(range),
+            StreamBackend::Cuda(_) => false,
         }
     }
 

@@ -112,11 +112,12 @@ impl CudaStream {
         let ring = self.outgoing.entry(tensor.address).or_default();
         let bytes = size_of_val(data);
         let reused = (ring.len() == COPIES).then(|| ring.pop_front()).flatten();
+        if let Some((_, event)) = &reused {
+            // Also where the block is too small and dropped: a copy may still read it.
+            cuda.wait_for(event)?;
+        }
         let (mut block, event) = match reused.filter(|(block, _)| block.bytes() >= bytes) {
-            Some((block, event)) => {
-                cuda.wait_for(&event)?;
-                (block, event)
-            }
+            Some(reused) => reused,
             None => {
                 cuda.counters.borrow_mut().allocations += 1;
                 (PinnedBlock::new(bytes)?, RawEvent::new()?)

@@ -9,7 +9,7 @@ use crate::host::memory::{HostBlock, available};
 use crate::sync_debug::Hindrance;
 use crate::{BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
-/// Memory at a fixed address, given back when dropped.
+/// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
 pub struct Area {
     device: Device,
     start: u64,
@@ -138,14 +138,29 @@ impl Core {
     }
 
     fn free(&mut self, start: u64) {
+        if !self.captures.is_empty() {
+            self.freed_later.push(start);
+            return;
+        }
         if let Some(area) = self.areas.remove(&start) {
             let hinders =
                 self.hinders(Hindrance::Waits, || format!("the drop of an area of {} bytes", area.end - start));
             hinders.unwrap_or_else(|error| tracing::warn!("{error}"));
             self.frees += 1;
+            if self.streams.iter().any(|stream| stream.backend.transfers_in(&(start..area.end))) {
+                tracing::warn!("an area was dropped while a transfer uses it: its memory stays");
+                std::mem::forget(area._memory);
+            }
             if let Some(checker) = &mut self.checker {
                 checker.free(start..area.end);
             }
+        }
+    }
+
+    /// Frees the areas that were dropped during a capture, unless another goes on.
+    pub(crate) fn free_deferred(&mut self) {
+        if self.captures.is_empty() {
+            std::mem::take(&mut self.freed_later).into_iter().for_each(|start| self.free(start));
         }
     }
 }

@@ -32,6 +32,9 @@ pub(crate) struct Core {
     /// Counts frees, so that a graph knows when to check its addresses again.
     pub(crate) frees: u64,
     pub(super) areas: BTreeMap<u64, AreaInfo>,
+    /// Areas that were dropped while a stream captured. What was captured may use them, and on a GPU memory cannot be freed
+    /// then. They are freed when no stream captures.
+    pub(super) freed_later: Vec<u64>,
     pub(crate) buffers: Vec<Rc<str>>,
     pub(super) next_virtual: u64,
     pub(super) allocations: u64,
@@ -68,6 +71,7 @@ impl Core {
             progress: None,
             frees: 0,
             areas: BTreeMap::new(),
+            freed_later: Vec::new(),
             buffers: vec!["nothing".into()],
             next_virtual: VIRTUAL,
             allocations: 0,

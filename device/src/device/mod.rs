@@ -60,10 +60,10 @@ impl Device {
         Ok(Device::new(DeviceBackend::Host(pool), options.check, options.dry))
     }
 
-    /// A GPU of this machine, used from this thread alone.
+    /// A GPU of this machine, used from this thread alone. A thread uses one GPU.
     ///
     /// # Errors
-    /// No driver or no such GPU, one that is too old, or a library that is missing.
+    /// No driver or no such GPU, one that is too old, a library that is missing, or a thread that uses another GPU.
     pub fn cuda(options: CudaOptions) -> Result<Device> {
         Ok(Device::new(DeviceBackend::Cuda(Box::new(CudaDevice::open(options)?)), options.check, false))
     }

@@ -1,6 +1,7 @@
 //! A stream of the host device. Work runs where it is submitted; only collectives run asynchronously.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::clock::OpenSpan;
 use super::run::run;
@@ -61,6 +62,12 @@ impl HostStream {
     pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<Vec<T>> {
         self.finish()?;
         Ok(view::read::<T>(tensor).to_vec())
+    }
+
+    /// Whether a collective under way uses memory in that range.
+    pub(crate) fn transfers_in(&self, range: &Range<u64>) -> bool {
+        let inside = |tensor: &Tensor| tensor.range().start < range.end && range.start < tensor.range().end;
+        self.pending.iter().any(|pending| pending.accesses.reads.iter().chain(&pending.accesses.writes).any(inside))
     }
 
     /// Waits for the collectives started up to number `last`.

@@ -41,6 +41,8 @@ impl Accesses {
     }
 }
 
-fn overlap(a: &Tensor, b: &Tensor) -> bool {
-    a.range().start < b.range().end && b.range().start < a.range().end
+/// Whether two tensors have bytes in common. Tensors beyond the end of addresses have none: they are refused elsewhere.
+pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    let (Some(a), Some(b)) = (a.checked_range(), b.checked_range()) else { return false };
+    a.start < b.end && b.start < a.end
 }

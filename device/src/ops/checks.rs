@@ -1,5 +1,6 @@
 //! Checks of shapes and types that operations share.
 
+use super::accesses::overlap;
 use crate::{DType, Error, Result, Tensor};
 
 /// Fails with `problem` unless `ok`.
@@ -19,6 +20,11 @@ pub(crate) fn ensure_elements(op: &'static str, name: &str, tensor: &Tensor, ele
     ensure(op, tensor.elements() == elements, || {
         format!("`{name}` of shape {:?} has {} elements, needs {elements}", tensor.shape, tensor.elements())
     })
+}
+
+/// Fails if the output's memory is also that of an input.
+pub(crate) fn ensure_apart(op: &'static str, (name, input): (&str, &Tensor), output: &Tensor) -> Result<()> {
+    ensure(op, !overlap(input, output), || format!("`output` overlaps with `{name}` in memory"))
 }
 
 /// Fails unless `tensor` is of the given type.

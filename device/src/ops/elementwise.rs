@@ -1,9 +1,9 @@
 //! Copies, sums and constants.
 
-use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use super::{Accesses, Operation, ensure, ensure_apart, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
-/// `output = a + b`, elementwise. `output` may be `a`.
+/// `output = a + b`, elementwise. `output` may be `a`, and must not overlap with `a` or `b` otherwise.
 #[derive(Clone, Debug)]
 pub struct Add {
     /// Any shape.
@@ -20,7 +20,10 @@ impl Operation for Add {
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("a", self.a), ("b", self.b), ("output", self.output)])?;
         ensure_elements(Self::NAME, "b", &self.b, self.a.elements())?;
-        ensure_elements(Self::NAME, "output", &self.output, self.a.elements())
+        ensure_elements(Self::NAME, "output", &self.output, self.a.elements())?;
+        let is_a = self.output.address == self.a.address && self.output.dtype == self.a.dtype;
+        ensure_apart(Self::NAME, ("b", &self.b), &self.output)?;
+        if is_a { Ok(()) } else { ensure_apart(Self::NAME, ("a", &self.a), &self.output) }
     }
 
     fn accesses(&self) -> Accesses {
@@ -28,7 +31,7 @@ impl Operation for Add {
     }
 }
 
-/// `output = input`, converted if the floating types differ (round to nearest even).
+/// `output = input`, converted if the floating types differ (round to nearest even). They must not overlap.
 #[derive(Clone, Debug)]
 pub struct Copy {
     /// Any shape and type.
@@ -47,7 +50,8 @@ impl Operation for Copy {
             self.input.dtype == self.output.dtype || (float(self.input.dtype) && float(self.output.dtype)),
             || format!("cannot convert {} to {}", self.input.dtype, self.output.dtype),
         )?;
-        ensure_elements(Self::NAME, "output", &self.output, self.input.elements())
+        ensure_elements(Self::NAME, "output", &self.output, self.input.elements())?;
+        ensure_apart(Self::NAME, ("input", &self.input), &self.output)
     }
 
     fn accesses(&self) -> Accesses {

@@ -44,7 +44,9 @@ pub use activation::{Activation, ActivationBackward, ActivationKind, Gate, Glu, 
 pub(crate) use attention::AttentionSizes;
 pub use attention::{Attention, AttentionBackward, Documents};
 pub use cache::{CachedAttention, TakeRows};
-pub(crate) use checks::{ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape};
+pub(crate) use checks::{
+    ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
+};
 pub use collective::Collective;
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use custom::{Custom, CustomOp};

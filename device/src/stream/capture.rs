@@ -1,8 +1,10 @@
 //! A stream's capture, from its beginning to its graph.
 
+use std::rc::Rc;
+
 use super::Stream;
 use crate::capture::Capture;
-use crate::checker::{Checker, graph_effects};
+use crate::checker::graph_effects;
 use crate::device::Core;
 use crate::{CaptureRule, Error, Graph, Result, StreamId};
 
@@ -40,8 +42,37 @@ impl Stream {
     ///
     /// # Errors
     /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a
-    /// race or a read of an overwritten buffer inside the graph. The capture is over in any case.
+    /// race or a read of an overwritten buffer inside the graph. The capture is over in any case, unless it was begun on
+    /// another stream.
     pub fn end_capture(&self, name: &str) -> Result<Graph> {
+        let (capture, names) = self.take_capture()?;
+        // Nodes may hold the last handle to an area, whose drop borrows the core. So they are dropped after it.
+        let nodes = capture.finish(|stream| names[stream.index()].to_string());
+        let mut core = self.device.core();
+        let core = &mut *core;
+        let result = match &nodes {
+            Err(error) => Err(error.clone()),
+            Ok(nodes) => match &mut core.checker {
+                Some(checker) => graph_effects(nodes, &core.buffers, &mut checker.checked).map(Some),
+                None => Ok(None),
+            },
+        };
+        let stream = &core.streams[self.id.index()].backend;
+        let result = match result {
+            Ok(effects) => stream.end_capture(&core.backend).map(|raw| (effects, raw)),
+            Err(error) => {
+                stream.abandon_capture();
+                Err(error)
+            }
+        };
+        let checked_at = core.frees;
+        core.free_deferred();
+        let (effects, raw) = result?;
+        Ok(Graph::new(self.device.clone(), name, nodes?, effects, raw, checked_at))
+    }
+
+    /// Ends the capture begun on this stream: what was recorded, and the names of all streams.
+    fn take_capture(&self) -> Result<(Capture, Vec<Rc<str>>)> {
         let mut core = self.device.core();
         let core = &mut *core;
         let id = core.streams[self.id.index()].capture;
@@ -55,32 +86,24 @@ impl Stream {
                 stream.capture = None;
             }
         }
-        let stream = &core.streams[self.id.index()].backend;
-        let checked = capture.finish(|stream| core.streams[stream.index()].name.to_string()).and_then(|nodes| {
-            let check = |checker: &mut Checker| graph_effects(&nodes, &core.buffers, &mut checker.checked);
-            let effects = core.checker.as_mut().map(check).transpose()?;
-            Ok((nodes, effects))
-        });
-        if checked.is_err() {
-            stream.abandon_capture();
-        }
-        let (nodes, effects) = checked?;
-        let raw = stream.end_capture(&core.backend)?;
-        Ok(Graph::new(self.device.clone(), name, nodes, effects, raw, core.frees))
+        Ok((capture, core.streams.iter().map(|stream| stream.name.clone()).collect()))
     }
 
     /// Gives up the capture begun on this stream, if any.
     pub fn abandon_capture(&self) {
         let mut core = self.device.core();
-        if let Some(id) = core.streams[self.id.index()].capture {
-            core.captures.remove(&id);
-            for stream in &mut core.streams {
-                if stream.capture == Some(id) {
-                    stream.capture = None;
-                }
+        let Some(id) = core.streams[self.id.index()].capture else { return };
+        let capture = core.captures.remove(&id);
+        for stream in &mut core.streams {
+            if stream.capture == Some(id) {
+                stream.capture = None;
             }
-            core.streams[self.id.index()].backend.abandon_capture();
         }
+        core.streams[self.id.index()].backend.abandon_capture();
+        core.free_deferred();
+        // Its nodes may hold the last handle to an area, whose drop borrows the core.
+        drop(core);
+        drop(capture);
     }
 }
 

@@ -1,7 +1,9 @@
 //! The mistakes that CUDA punishes during capture are refused here with the same codes, and each error names a fix.
 
-use device::ops::{Add, Fill};
-use device::{Area, CaptureRule, DType, Device, Error, Stream, Tensor};
+use std::rc::Rc;
+
+use device::ops::{Add, Copy, Custom, CustomOp, Fill};
+use device::{Accesses, Area, CaptureRule, DType, Device, Error, HostTensors, Stream, Tensor};
 
 use crate::common::checked_device;
 
@@ -169,4 +171,69 @@ fn an_event_recorded_in_a_capture_and_used_outside_is_error_907() {
     t.main.end_capture("done").unwrap();
     assert_rule(t.side.wait(&event), CaptureRule::CapturedEvent, 907, &["`side`"]);
     assert_rule(event.synchronize(&t.device), CaptureRule::CapturedEvent, 907, &["was synchronized"]);
+}
+
+/// An operation that owns the memory that it works on.
+struct Owner {
+    owned: Tensor,
+    _area: Area,
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.owned.fmt(f)
+    }
+}
+
+impl CustomOp for Owner {
+    fn name(&self) -> &'static str {
+        "owner"
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([], [self.owned])
+    }
+
+    fn run_host(&self, _: &mut HostTensors<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_capture_that_is_given_up_frees_the_memory_that_only_its_operations_own() {
+    for fails in [true, false] {
+        let t = bench();
+        let before = t.device.allocated_bytes();
+        let area = t.device.allocate("owned", 256).unwrap();
+        let owned = area.tensor("owned", 0, [64], DType::F32);
+        t.main.begin_capture().unwrap();
+        t.main.submit(Custom::new(Rc::new(Owner { owned, _area: area }))).unwrap();
+        if fails {
+            t.device.allocate("refused", 256).err().expect("nothing is allocated during a capture");
+            t.main.end_capture("owner").err().expect("the capture had failed before");
+        } else {
+            t.main.abandon_capture();
+        }
+        assert_eq!(t.device.allocated_bytes(), before);
+    }
+}
+
+#[test]
+fn operations_whose_output_overlaps_with_an_input_are_refused() {
+    let t = bench();
+    let shifted = t._area.place(t.a.buffer, 128, [64], DType::F32);
+    for op in [
+        device::Op::from(Copy { input: t.a, output: shifted }),
+        Copy { input: t.a, output: t.a }.into(),
+        Add { a: t.b, b: t.a, output: t.a }.into(),
+        Add { a: t.a, b: t.b, output: shifted }.into(),
+    ] {
+        let error = t.main.submit(op).err().unwrap().to_string();
+        assert!(error.contains("`output` overlaps with `"), "{error}");
+    }
+    t.main.submit(Add { a: t.a, b: t.b, output: t.a }).unwrap();
 }

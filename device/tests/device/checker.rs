@@ -165,6 +165,48 @@ fn a_graph_whose_input_was_freed_before_replay_is_refused_even_without_the_check
 }
 
 #[test]
+fn memory_that_is_dropped_during_a_capture_lives_until_its_end_and_the_graph_is_refused() {
+    for check in [true, false] {
+        let device = Device::host(HostOptions { check, ..HostOptions::default() }).unwrap();
+        let gone = device.allocate("gone", 256).unwrap();
+        let output = gone.tensor("output", 0, [64], DType::F32);
+        let main = device.stream("main");
+        main.begin_capture().unwrap();
+        main.submit(Fill { output, value: 1.0 }).unwrap();
+        drop(gone);
+        assert_eq!(device.allocated_bytes(), 256, "it is freed when the capture is over");
+        let graph = main.end_capture("filler").unwrap();
+        assert_eq!(device.allocated_bytes(), 0);
+        let found = hazard(graph.launch(&main));
+        assert_eq!(found, CheckError::Freed { user: "graph filler: fill".into(), buffer: "output".into() });
+    }
+}
+
+#[test]
+fn two_launches_of_a_graph_on_forked_streams_of_a_capture_race() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    t.main.submit(Fill { output: t.a, value: 1.0 }).unwrap();
+    let graph = t.main.end_capture("fill").unwrap();
+    let (fork, join) = (t.device.event(), t.device.event());
+    let both = |in_turn: bool| {
+        t.main.begin_capture().unwrap();
+        t.main.record(&fork).unwrap();
+        t.side.wait(&fork).unwrap();
+        graph.launch(&t.side).unwrap();
+        t.side.record(&join).unwrap();
+        if in_turn {
+            t.main.wait(&join).unwrap();
+        }
+        graph.launch(&t.main).unwrap();
+        t.main.wait(&join).unwrap();
+        t.main.end_capture("both")
+    };
+    assert!(matches!(hazard(both(false)), CheckError::Race { .. }));
+    both(true).unwrap();
+}
+
+#[test]
 fn a_tensor_allocated_alone_is_there_until_its_areas_are_dropped() {
     let t = bench();
     let mut areas = Vec::new();

@@ -74,6 +74,20 @@ fn outputs_stay_until_the_next_run_and_clones_longer() {
 }
 
 #[test]
+fn an_output_of_another_number_of_tensors_is_refused() {
+    let mut bench = bench();
+    let (x, output) = (bench.tensor(&[1.0]), bench.tensor(&[0.0]));
+    let mut two = Capture::new(&bench.pool, "two", 1, FEW, |cx, x: Tensor| {
+        let output = cx.tensor("output", x.shape, DType::F32)?;
+        cx.run(Copy { input: x, output })?;
+        Ok(vec![x, output])
+    })
+    .unwrap();
+    let error = two.run_into(x, &vec![output]).unwrap_err().to_string();
+    assert!(error.contains("`two` returns 2, and `output` has 1"), "{error}");
+}
+
+#[test]
 fn captures_of_one_pool_share_scratch() {
     let mut bench = bench();
     let x = bench.tensor(&[1.0; 4096]);

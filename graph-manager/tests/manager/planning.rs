@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use device::ops::Fill;
+use device::ops::{Copy, Fill};
 use device::{ALIGNMENT, DType, Tensor};
 use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions};
 
@@ -102,5 +102,35 @@ fn each_buffer_lies_at_the_lowest_offset_that_is_free_for_its_whole_life() {
         };
         let all: Vec<Buffer> = (0..count).map(|_| buffer()).collect();
         assert_eq!(planned(&all), lowest_free(&all), "{count} buffers in {regions} regions");
+    }
+}
+
+#[test]
+fn memory_that_is_allocated_anew_for_a_larger_step_leaves_no_graph_at_the_old_address() {
+    let device = checked_device();
+    let mut manager =
+        CudaGraphManager::new(device.stream("compute"), ManagerOptions::default(), CaptureAll::<usize>::default())
+            .unwrap();
+    let mut areas = Vec::new();
+    let output = device.allocate_tensor(&mut areas, "output", [4], DType::F32).unwrap();
+    let body = |elements: usize, value: f32| {
+        move |cx: &mut graph_manager::StepContext<'_, CaptureAll<usize>>| {
+            cx.region(0, (), |cx, ()| {
+                let scratch = cx.tensor("scratch", [elements], DType::F32)?;
+                cx.run(Fill { output: scratch, value })?;
+                cx.run(Copy { input: scratch.view(0, [4]), output })
+            })
+        }
+    };
+    for _ in 0..3 {
+        manager.step("small", 1, &mut body(4, 1.0)).unwrap();
+    }
+    manager.record("large", 1, &mut body(4096, 2.0)).unwrap();
+    manager.allocate().unwrap();
+    for _ in 0..2 {
+        manager.step("small", 1, &mut body(4, 1.0)).unwrap();
+        assert_eq!(device.download::<f32>(&output).unwrap(), [1.0; 4]);
+        manager.step("large", 1, &mut body(4096, 2.0)).unwrap();
+        assert_eq!(device.download::<f32>(&output).unwrap(), [2.0; 4]);
     }
 }

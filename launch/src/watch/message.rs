@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -131,7 +131,11 @@ const LONGEST: usize = 1 << 20;
 const LONGEST_OF_STRANGER: usize = 1 << 10;
 
 /// Writes lines.
-pub struct Sender(TcpStream);
+pub struct Sender {
+    stream: TcpStream,
+    /// A line was written in part. Whatever follows would be read as its rest.
+    broken: bool,
+}
 
 impl Sender {
     /// A sender on a connection that nobody else writes to.
@@ -141,17 +145,38 @@ impl Sender {
     pub fn new(stream: TcpStream) -> std::io::Result<Sender> {
         stream.set_write_timeout(Some(WRITING))?;
         stream.set_nodelay(true)?;
-        Ok(Sender(stream))
+        Ok(Sender { stream, broken: false })
     }
 
     /// Writes one message.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// What the operating system said. If a part of the line was written, the connection is closed.
     pub fn send<T: Serialize>(&mut self, message: &T) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
-        self.0.write_all(&line)
+        if self.broken {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        let mut rest = &line[..];
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(0) => return Err(self.failed(rest.len() < line.len(), ErrorKind::WriteZero.into())),
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(rest.len() < line.len(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a line was not written, or only in part.
+    fn failed(&mut self, in_part: bool, error: std::io::Error) -> std::io::Error {
+        if in_part {
+            self.broken = true;
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        error
     }
 }
 
@@ -270,6 +295,22 @@ mod tests {
         let (messages, closed) = receive_until(&mut receiver, |_, closed| closed);
         assert!(messages.is_empty() && closed);
         assert!(receiver.rest.len() <= LONGEST_OF_STRANGER + 1, "{}", receiver.rest.len());
+    }
+
+    #[test]
+    fn after_a_line_that_was_written_in_part_nothing_is_sent() {
+        let (stream, receiver) = connection();
+        stream.set_nonblocking(true).unwrap();
+        let mut sender = Sender::new(stream).unwrap();
+        let fault = Message::Fault(Fault { code: 3, error: "x".repeat(300_000), follows: false });
+        // Nobody reads, so at some point the system takes a part of a line.
+        let sent = (0..1000).take_while(|_| sender.send(&fault).is_ok()).count();
+        let error = sender.send(&Message::Goodbye).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        let mut receiver = Receiver::of_stranger(receiver);
+        receiver.trust().unwrap();
+        let (messages, _) = receive_until(&mut receiver, |_, closed| closed);
+        assert!(sent < 1000 && messages == vec![fault; sent], "{} of {sent}", messages.len());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,6 +10,11 @@ use cudarc::driver::{result, sys};
 
 use super::error::{Driver, missing_library};
 use crate::{Error, Result};
+
+thread_local! {
+    /// The GPU that this thread uses. Its context is made current once, when the GPU is opened.
+    static OF_THREAD: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 /// A GPU with its primary context current on the thread that opened it.
 pub(crate) struct Gpu {
@@ -117,6 +123,10 @@ impl Gpu {
         if !unsafe { sys::is_culib_present() } {
             return Err(missing_library("cuda", "libcuda.so.1", "install NVIDIA's driver, or use --device host"));
         }
+        if let Some(other) = OF_THREAD.get().filter(|other| *other != ordinal) {
+            let problem = format!("GPU {ordinal} was asked for on a thread that uses GPU {other}. Fix: another thread");
+            return Err(Error::operation("device", problem));
+        }
         refuse_old_driver(driver_version()?)?;
         result::init().driver("cuInit")?;
         let count = result::device::get_count().driver("cuDeviceGetCount")?.max(0) as usize;
@@ -136,7 +146,9 @@ impl Gpu {
             );
             return Err(Error::operation("device", problem));
         }
-        Ok(Gpu { context: Arc::new(PrimaryContext::make_current(device)?), properties })
+        let context = Arc::new(PrimaryContext::make_current(device)?);
+        OF_THREAD.set(Some(ordinal));
+        Ok(Gpu { context, properties })
     }
 
     /// Free and total bytes of memory.
