@@ -68,8 +68,8 @@ impl Policy for EveryCall {
 /// Layers whose forwards and backwards are graphs. Loss, optimizer and everything else stay outside and run eagerly.
 ///
 /// Inputs and gradients are copied into buffers of the graphs, unless they lie there. An output stays until its backward
-/// begins; an input's gradient until the next backward of its group begins, where a group is all layers of an order, or a
-/// layer alone without one.
+/// begins. An input's gradient stays until the next backward of its group begins. With an order, all layers are one group.
+/// Without, each layer is a group of its own.
 pub struct GraphedCallables<L> {
     layers: Vec<L>,
     groups: Vec<Group>,

@@ -31,9 +31,9 @@ impl Lifetime {
 /// How far each stream has come: all that was submitted to it before that position is done.
 type Done = HashMap<StreamId, usize>;
 
-/// First and last use of every buffer. Work on a side stream may start once all is done that its stream waited for, and
-/// may end as late as the compute stream waits for it, itself or by what it waits for. Without such a wait it may last
-/// to the end of the step.
+/// First and last use of every buffer. Work on a side stream may start once all is done that its stream waited for. It
+/// may go on until the compute stream waits for it, directly or through another stream. Without such a wait it may last to
+/// the end of the step.
 pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<BufferId, Lifetime> {
     let mut uses: Vec<(BufferId, StreamId, usize, usize)> = Vec::new();
     let mut in_stream: HashMap<BufferId, (usize, usize)> = HashMap::new();

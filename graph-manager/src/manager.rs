@@ -29,7 +29,7 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) steps: u64,
     /// Replays whose code was compared with their graph.
     pub(crate) compared: u64,
-    /// Called once per mode and plan before its first capture.
+    /// Called before the first capture of each mode and plan, and before that of a rehearsal.
     pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
 }
 
@@ -68,7 +68,8 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// Has `barrier` called before the first capture of each mode and plan, so that all ranks begin it together.
+    /// Has `barrier` called before the first capture of each mode and plan, and before that of a rehearsal, so that all
+    /// ranks begin it together.
     pub fn before_capture(&mut self, barrier: impl Fn() -> Result<()> + 'static) {
         self.before_capture = Box::new(barrier);
     }

@@ -37,7 +37,8 @@ pub trait Policy: 'static {
         None
     }
 
-    /// The variant that the region runs as. All variants of a region take the same buffers.
+    /// The variant that the region runs as. All variants of a region take the same buffers, and
+    /// the same regions use what they keep: memory is planned from the first visit.
     fn variant(&self, _mode: Self::Mode, _region: Self::Region, _microbatches: usize) -> Self::Variant {
         Self::Variant::default()
     }
@@ -55,8 +56,8 @@ pub trait Policy: 'static {
         None
     }
 
-    /// Whether the region's operations on the [branch](crate::StepContext::branch) may go on past its end. The next
-    /// region that answers false waits for them at its end, as do the region around both and the step. Until then
+    /// Whether the region's operations on the [branch](crate::StepContext::branch) may go on past its end. Whichever
+    /// ends first waits for them: the next region that answers false, the region around both, or the step. Until then
     /// nothing may write tensors that they read, or read tensors that they write. A region with a graph of its own
     /// answers false.
     fn branch_outlives(&self, _region: Self::Region) -> bool {

@@ -93,7 +93,7 @@ impl GraphReport {
 /// Bytes of one area.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MemoryUse {
-    /// `scratch of stream n`, `slot n` or `step`.
+    /// `scratch of stream n`, `slot n`, `slot n of chunk c` or `step`.
     pub area: String,
     /// Its size.
     pub bytes: usize,

@@ -68,7 +68,7 @@ impl Device {
     }
 
     /// Names a buffer that memory will be planned for.
-    pub fn name_buffer(&self, name: &str) -> BufferId {
+    pub(crate) fn name_buffer(&self, name: &str) -> BufferId {
         let mut core = self.core();
         core.buffers.push(name.into());
         BufferId(core.buffers.len() as u32 - 1)

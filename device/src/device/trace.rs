@@ -39,7 +39,8 @@ impl TraceEvent {
     }
 }
 
-/// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its values.
+/// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its values. It
+/// hears nothing of the launch of a graph.
 pub enum Submission<'a> {
     /// An operation.
     Operation {

@@ -7,11 +7,11 @@
 //! connected, a time limit applies ([`joining`]).
 
 pub mod activity;
-pub mod address;
-pub mod decide;
+mod address;
+mod decide;
 mod heartbeat;
 pub mod joining;
-pub mod message;
+mod message;
 mod monitor;
 pub mod ranks_file;
 pub mod settings;

@@ -50,6 +50,11 @@ pub(super) fn user_error(error: &clap::Error, arguments: &[OsString]) -> UserErr
                 if value.is_empty() { format!("{argument} has no value") } else { format!("`{value}` for {argument}") };
             UserError::new(what, rule, did_you_mean(ContextKind::SuggestedValue).unwrap_or(help.into()))
         }
+        ErrorKind::TooManyValues => UserError::new(
+            format!("`{value}` for {argument}"),
+            "it is given without a value, or with no more than its help shows",
+            "leave the value out; `--set key=false` turns a setting off",
+        ),
         // Such as text that is not UTF-8.
         other => UserError::new(other.to_string(), "`trainer --help` shows what arguments look like", help),
     }

@@ -70,7 +70,7 @@ fn find(mut command: Command, arguments: &[OsString]) -> (Vec<Unsupported>, Stri
         let Some(text) = given.strip_prefix("--") else { continue };
         let (name, attached) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         let value = attached.or(rest.get(at).copied());
-        let megatrons = if has_run_flags { megatron::unsupported(name, value) } else { None };
+        let megatrons = if has_run_flags { megatron::unsupported(&name.replace('_', "-"), value) } else { None };
         let arg = command.get_arguments().find(|arg| names(arg).iter().any(|known| known == name));
         // The next argument is this flag's value, even if it looks like a flag.
         if attached.is_none() && arg.is_some_and(|arg| arg.is_allow_hyphen_values_set()) {
@@ -169,6 +169,10 @@ mod tests {
         for (flag, fix) in [
             ("--stpes", "did you mean --steps?"),
             ("--learning_rate", "--lr"),
+            ("--compile=True", "--enable-cuda-graph"),
+            ("--gradient_checkpointing", "--recompute-granularity"),
+            ("--external_cuda_graph", "--enable-cuda-graph"),
+            ("--num_experts 4", "leave it out"),
             ("--no-bias-gelu", "see `trainer --help`"),
             ("--attention-mask", "see `trainer --help`"),
             ("--ls", "see `trainer --help`"),
