@@ -13,7 +13,7 @@ pub const NAMES: &[(&str, &str, &str)] = &[
     ("compile", "nanoGPT", "enable-cuda-graph"),
     ("compile.enable", "torchtitan", "enable-cuda-graph"),
     ("dropout", "nanoGPT", "hidden-dropout"),
-    ("dtype", "nanoGPT", "bf16"),
+    ("dtype", "nanoGPT", "compute"),
     ("gradient-accumulation-steps", "nanoGPT and Hugging Face", "global-batch-size"),
     ("gradient-checkpointing", "Hugging Face", "recompute-granularity"),
     ("grad-clip", "nanoGPT", "clip-grad"),
