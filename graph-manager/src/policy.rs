@@ -37,8 +37,8 @@ pub trait Policy: 'static {
         None
     }
 
-    /// The variant that the region runs as. All variants of a region take the same buffers, and
-    /// the same regions use what they keep: memory is planned from the first visit.
+    /// The variant that the region runs as. All variants of a region take the same buffers, and the same
+    /// later regions use them: memory is planned from the first visit.
     fn variant(&self, _mode: Self::Mode, _region: Self::Region, _microbatches: usize) -> Self::Variant {
         Self::Variant::default()
     }

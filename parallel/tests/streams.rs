@@ -122,3 +122,20 @@ fn transfers_that_cannot_be_are_refused_before_they_start() {
         }
     });
 }
+
+#[test]
+fn memory_that_is_dropped_under_a_transfer_is_given_to_nobody_else() {
+    on_ranks(|device, group| {
+        let values = [group.rank() as f32 + 1.0; 1024];
+        let area = device.allocate("dropped", 4096).unwrap();
+        let dropped = area.tensor("dropped", 0, [1024], DType::F32);
+        device.upload(&dropped, &values).unwrap();
+        let stream = device.stream("compute");
+        stream.submit(Collective::in_place(AllReduceSum, group.clone(), dropped)).unwrap();
+        drop(area);
+        let next = tensor(device, &[0.0; 1024]);
+        assert_ne!(next.address, dropped.address, "the transfer still writes there");
+        stream.synchronize().unwrap();
+        assert_eq!(device.download::<f32>(&next).unwrap(), [0.0; 1024]);
+    });
+}

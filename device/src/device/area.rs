@@ -40,7 +40,7 @@ impl Device {
                 (block.address(), AreaMemory::Cuda(block))
             }
         };
-        core.areas.insert(start, AreaInfo { end: start + size as u64, _memory: memory });
+        core.areas.insert(start, AreaInfo { end: start + size as u64, memory });
         core.allocations += 1;
         if let Some(checker) = &mut core.checker {
             checker.allocate(start..start + size as u64);
@@ -149,7 +149,7 @@ impl Core {
             self.frees += 1;
             if self.streams.iter().any(|stream| stream.backend.transfers_in(&(start..area.end))) {
                 tracing::warn!("an area was dropped while a transfer uses it: its memory stays");
-                std::mem::forget(area._memory);
+                std::mem::forget(area.memory);
             }
             if let Some(checker) = &mut self.checker {
                 checker.free(start..area.end);

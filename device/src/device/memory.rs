@@ -12,7 +12,7 @@ pub(super) const VIRTUAL: u64 = 1 << 60;
 /// An area, by its first address in [`Core`](super::Core).
 pub(crate) struct AreaInfo {
     pub(super) end: u64,
-    pub(super) _memory: AreaMemory,
+    pub(super) memory: AreaMemory,
 }
 
 /// What owns an area's memory.

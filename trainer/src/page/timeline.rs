@@ -47,12 +47,11 @@ struct RankStep {
 impl RankStep {
     /// Whether forwards run beside backwards. Then they have a row of their own.
     fn overlaps(&self) -> bool {
-        let time = |spans: &mut dyn Iterator<Item = &Span>| busy(spans.map(|span| (span.start, span.end)));
-        let (forward, backward) =
-            (|span: &&Span| span.kind == Kind::Forward, |span: &&Span| span.kind == Kind::Backward);
-        let apart = time(&mut self.work.iter().filter(forward)) + time(&mut self.work.iter().filter(backward));
-        let together = time(&mut self.work.iter().filter(|span| forward(span) || backward(span)));
-        apart > 1.02 * together
+        let time = |kinds: &[Kind]| {
+            let spans = self.work.iter().filter(|span| kinds.contains(&span.kind));
+            busy(spans.map(|span| (span.start, span.end)))
+        };
+        time(&[Kind::Forward]) + time(&[Kind::Backward]) > 1.02 * time(&[Kind::Forward, Kind::Backward])
     }
 
     /// What is drawn of the work, in a step of `end` milliseconds.

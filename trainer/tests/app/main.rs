@@ -62,6 +62,7 @@ mod terminal;
 mod text_training;
 mod top;
 mod trace;
+mod unfit_weights;
 mod verify;
 mod walks;
 mod wandb_client;
