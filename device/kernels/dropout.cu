@@ -1,10 +1,10 @@
 // Dropout, also after a ReLU: the mask is computed, never stored.
 #include "philox.cuh"
 
-// Rows are (sample, token), with `tokens` rows per sample. The first row here is row `first_row` of the batch. One
-// Philox call serves channels 4 k to 4 k + 3.
+// Rows are (sample, token), with `tokens` rows per sample. The first row here is row `first_row` of the batch, and the
+// first channel is `first_channel` of the whole row. One Philox call serves channels 4 k to 4 k + 3 of the whole row.
 template <bool relu, class T, int N>
-void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,
+void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 channels, u32 key_low,
              u32 key_high, u32 threshold, float scale) {
     u32 channel = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (channel >= channels) return;
@@ -19,9 +19,10 @@ void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u3
         }
 #pragma unroll
         for (int i = 0; i < N; i += 4) {
-            uint4 words = philox4x32_10(make_uint4((channel + i) / 4, token, sample, step), make_uint2(key_low, key_high));
+            u32 whole = first_channel + channel + i;
+            uint4 words = philox4x32_10(make_uint4(whole / 4, token, sample, step), make_uint2(key_low, key_high));
             if constexpr (N == 1) {
-                u32 place = channel % 4;
+                u32 place = whole % 4;
                 u32 word = place == 0 ? words.x : place == 1 ? words.y : place == 2 ? words.z : words.w;
                 x[0] *= word >= threshold ? scale : 0.0f;
             } else {
@@ -51,16 +52,16 @@ void relu_dropout_backward(const T* output, const T* grad_output, T* grad_input,
 
 #define DROPOUT(T, N, suffix)                                                                                          \
     KERNEL(dropout_##suffix)                                                                                           \
-    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
         begin_kernel();                                                                                                \
-        dropout<false, T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);      \
+        dropout<false, T, N>(input, output, record, rows, first_row, first_channel, tokens, channels, key_low, key_high, threshold, scale);      \
     }                                                                                                                  \
     KERNEL(relu_dropout_##suffix)                                                                                      \
-    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
         begin_kernel();                                                                                                \
-        dropout<true, T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);       \
+        dropout<true, T, N>(input, output, record, rows, first_row, first_channel, tokens, channels, key_low, key_high, threshold, scale);       \
     }                                                                                                                  \
     KERNEL(relu_dropout_backward_##suffix)                                                                             \
     (const T* output, const T* grad_output, T* grad_input, u64 count, float scale) {                                   \

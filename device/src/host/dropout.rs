@@ -30,7 +30,7 @@ pub(super) fn relu_dropout_backward(op: &ReluDropoutBackward, pool: &Pool) {
 
 /// `output = mask * before(input)`.
 fn apply<T: Float>(op: &Dropout, pool: &Pool, before: impl Fn(f32) -> f32 + Send + Sync) {
-    let (channels, tokens, first_row) = (op.input.shape.last(), op.tokens(), op.site.part.first_row);
+    let (channels, tokens, part) = (op.input.shape.last(), op.tokens(), op.site.part);
     let mask = DropoutMask::new(&op.site);
     let in_place = op.input.address == op.output.address;
     let input = if in_place { &[] } else { view::read::<T>(&op.input) };
@@ -38,8 +38,8 @@ fn apply<T: Float>(op: &Dropout, pool: &Pool, before: impl Fn(f32) -> f32 + Send
         if !in_place {
             out.copy_from_slice(&input[row * channels..(row + 1) * channels]);
         }
-        let row = first_row + row;
-        mask.for_each(row / tokens, row % tokens, 0, channels, |channel, factor| {
+        let row = part.first_row + row;
+        mask.for_each(row / tokens, row % tokens, part.first_channel, channels, |channel, factor| {
             out[channel] = T::from_f32(before(out[channel].to_f32()) * factor);
         });
     });

@@ -22,7 +22,7 @@ pub struct DropoutSite {
     pub site: u16,
     /// u8, a [`super::SampleRecord`]: the step, and the global number of the first sample of the batch.
     pub record: Tensor,
-    /// Which part of the batch's tokens and heads it is applied to.
+    /// Which part of the batch's tokens, channels and heads it is applied to.
     pub part: DropoutPart,
 }
 
@@ -51,6 +51,8 @@ pub struct DropoutPart {
     pub first_row: usize,
     /// Tokens of a sample; 0 takes them from the tensor's shape.
     pub tokens: usize,
+    /// Channels of the whole rows before the first one here.
+    pub first_channel: usize,
     /// Attention heads before the first one here.
     pub first_head: usize,
 }
@@ -58,7 +60,7 @@ pub struct DropoutPart {
 /// `output = input * mask / (1 - rate)`. Its own gradient: applied to `grad_output` it gives `grad_input`.
 ///
 /// The outermost axis is samples, the innermost is channels, and the axes between are tokens. A tensor that has only
-/// some of the rows may have any axes before the channels: [`DropoutPart`] says which rows they are. `output` may be
+/// some of the rows may have any axes before the channels. [`DropoutPart`] says which rows and channels a tensor has. `output` may be
 /// `input`.
 #[derive(Clone, Debug)]
 pub struct Dropout {

@@ -152,6 +152,24 @@ fn dropout_of_a_part_of_the_rows_is_that_part_of_the_whole() {
 }
 
 #[test]
+fn dropout_of_a_part_of_the_channels_is_that_part_of_the_whole() {
+    let t = bench(1);
+    let (rows, channels) = (6, 48);
+    let values = numbers(1, rows * channels, F32);
+    let whole = t.empty(&[1, rows, channels], F32);
+    let input = t.put(&[1, rows, channels], F32, &values);
+    t.run(Dropout { input, output: whole, site: site(&t, DropoutPart::default()) });
+    // Parts that begin and end within a block of random numbers, and parts that fit vectors.
+    for (first_channel, count) in [(0, 16), (16, 32), (5, 7), (2, 16), (20, 28), (33, 15)] {
+        let input = t.put(&[1, rows, count], F32, &columns(&values, channels, first_channel, count));
+        let output = t.empty(&[1, rows, count], F32);
+        let part = DropoutPart { first_channel, ..Default::default() };
+        t.run(Dropout { input, output, site: site(&t, part) });
+        assert_eq!(t.get(&output), columns(&t.get(&whole), channels, first_channel, count), "{first_channel} {count}");
+    }
+}
+
+#[test]
 fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
     let t = bench(1);
     let (seq, heads, dim) = (6, 4, 4);

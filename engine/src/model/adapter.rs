@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use device::Tensor;
-use device::ops::{Add, Columns, Dropout, DropoutSite, Epilogue, Gemm, GemmColumns};
+use device::ops::{Add, Columns, Dropout, DropoutPart, DropoutSite, Epilogue, Gemm, GemmColumns};
 use graph_manager::Result;
 
 use super::buffers::tensor_like;
@@ -150,11 +150,10 @@ impl AdapterSpec {
         for (at, groups) in self.groups.iter().enumerate() {
             columns[at] = Some(Columns { first: size(0..groups.start), count: size(groups.clone()) });
         }
-        let mut dropout = builder.of.dropout(self.dropout, block + 1, 3 + self.layer as u16, Default::default());
-        if row_parallel {
-            // Each rank has other inputs, and drops them by a mask of its own.
-            dropout.seed ^= (parallel.rank() as u64) << 48;
-        }
+        // A rank's inputs of a row-parallel layer are its columns of the whole layer's.
+        let first_channel = if row_parallel { parallel.rank() * a.weight.shape.last() } else { 0 };
+        let part = DropoutPart { first_channel, ..DropoutPart::default() };
+        let dropout = builder.of.dropout(self.dropout, block + 1, 3 + self.layer as u16, part);
         let parts = builder.of.shape.layers * block_parts(builder);
         let part = parts + block * LAYERS + self.layer;
         Adapter { a, b, rank: self.rank, scale: self.scale, columns, width: size(0..packed.len()), dropout, part }

@@ -128,7 +128,7 @@ impl TensorParallelRegion {
         let (batch, seq) = self.tokens;
         let parallel = &self.parallel;
         let first_row = if parallel.splits_rows() { parallel.rank() * (batch * seq / parallel.size()) } else { 0 };
-        DropoutPart { first_row, tokens: seq, first_head: 0 }
+        DropoutPart { first_row, tokens: seq, ..DropoutPart::default() }
     }
 
     /// A buffer with all rows of the microbatch, `(batch, seq, width)`.

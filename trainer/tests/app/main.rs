@@ -34,6 +34,7 @@ mod grad_reduce;
 mod graph_report;
 mod guides;
 mod hf;
+mod hostile;
 mod inspect;
 mod job;
 mod kill;

@@ -20,7 +20,11 @@ fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
     let (rows, channels, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let site = &op.site;
     let [key_low, key_high] = site.key();
-    let load = LoadWidth::of(channels, [op.input, op.output]);
+    // A thread with a whole vector takes words from the beginning of a Philox block.
+    let load = match site.part.first_channel.is_multiple_of(4) {
+        true => LoadWidth::of(channels, [op.input, op.output]),
+        false => LoadWidth::Scalar,
+    };
     let grid = over_rows(rows, channels / load.values(dtype), queue);
     queue.launch(
         &load.kernel(kernel, dtype),
@@ -30,7 +34,8 @@ fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
             op.output.into(),
             site.record.into(),
             Arg::U32(rows as u32),
-            Arg::U32(op.site.part.first_row as u32),
+            Arg::U32(site.part.first_row as u32),
+            Arg::U32(site.part.first_channel as u32),
             Arg::U32(op.tokens() as u32),
             Arg::U32(channels as u32),
             Arg::U32(key_low),
