@@ -45,8 +45,8 @@ const CASES: &[Case] = &[
 /// The largest number of steps to measure, unless the command line sets `train.steps`.
 const STEPS: usize = 100;
 
-/// Steps before anything is measured: warm-up, capture, and some until the speed is steady. Fewer of the last ones if they
-/// take longer than [`PATIENCE`].
+/// Steps before anything is measured: warm-up, capture, and some until the speed is steady. Fewer of the last ones, but
+/// two, if they take longer than [`PATIENCE`].
 const SETTLE: usize = 10;
 
 /// The largest number of steps whose launches are measured. Fewer, but [`FEWEST_LAUNCHES`], if they take longer than
@@ -193,6 +193,12 @@ impl BenchResult {
     }
 }
 
+/// How often two steps are in flight at once before anything is measured, if `affordable` steps may be run. At least
+/// once: the memory for the second step's numbers is allocated then.
+fn settling_pairs(affordable: usize) -> usize {
+    (SETTLE / 2).min(affordable / 2).max(1)
+}
+
 impl SteadyCounts {
     fn between(steps: usize, before: Counters, after: Counters) -> SteadyCounts {
         SteadyCounts {
@@ -233,7 +239,7 @@ pub(super) fn measure(
         slowest = group.control.max(started.elapsed().as_micros() as u64);
     }
     let affordable = (PATIENCE * 1e6 / slowest.max(1) as f64) as usize;
-    for _ in 0..(SETTLE / 2).min(affordable / 2) {
+    for _ in 0..settling_pairs(affordable) {
         let in_flight = run.submit(Inputs::Copied)?.0;
         run.step(Inputs::Copied)?;
         in_flight.wait()?;
@@ -282,8 +288,13 @@ mod tests {
 
     use device::cuda::Counters;
 
-    use super::{BenchResult, SteadyCounts};
+    use super::{BenchResult, SteadyCounts, settling_pairs};
     use crate::commands::cli::{Request, parse};
+
+    #[test]
+    fn steps_of_any_length_have_been_two_in_flight_before_allocations_are_counted() {
+        assert_eq!([0, 1, 3, 4, 10, 1000].map(settling_pairs), [1, 1, 1, 2, 5, 5]);
+    }
 
     #[test]
     fn graphs_gain_nothing_where_the_host_is_far_ahead_of_the_gpu_without_them() {
