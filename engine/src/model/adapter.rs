@@ -89,6 +89,8 @@ impl Lora {
 
 /// Linear layers of a block.
 const LAYERS: usize = 4;
+/// Adapters save values under part numbers from here on. Blocks number their own parts from 0.
+const FIRST_PART: usize = 1 << 32;
 /// Most adapters of a linear layer: queries, keys and values.
 const MOST: usize = 3;
 
@@ -154,8 +156,7 @@ impl AdapterSpec {
         let first_channel = if row_parallel { parallel.rank() * a.weight.shape.last() } else { 0 };
         let part = DropoutPart { first_channel, ..DropoutPart::default() };
         let dropout = builder.of.dropout(self.dropout, block + 1, 3 + self.layer as u16, part);
-        let parts = builder.of.shape.layers * block_parts(builder);
-        let part = parts + block * LAYERS + self.layer;
+        let part = FIRST_PART + block * LAYERS + self.layer;
         Adapter { a, b, rank: self.rank, scale: self.scale, columns, width: size(0..packed.len()), dropout, part }
     }
 
@@ -164,11 +165,6 @@ impl AdapterSpec {
         let outputs = |groups: &Range<usize>| -> usize { packed[groups.clone()].iter().map(Packed::size).sum() };
         self.groups.iter().map(|groups| self.rank * (input + outputs(groups))).sum()
     }
-}
-
-/// Parts of a block, each of which saves values under a number of its own.
-fn block_parts(builder: &LayerBuilder<'_>) -> usize {
-    super::block::block_modules(builder.of.shape).len()
 }
 
 /// The adapters of a linear layer, or this rank's shard of them.

@@ -5,7 +5,7 @@ use device::Tensor;
 use device::ops::{Add, QuantizeSource};
 use graph_manager::Result;
 
-use super::layer::Hidden;
+use super::hidden::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::part::{BlockPart, DecodeStep, Saved, SavedInput};
 use super::pending::{PendingSums, PendingWeightGradients};

@@ -6,7 +6,8 @@ use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::layer::{Hidden, Layer};
+use super::hidden::Hidden;
+use super::layer::Layer;
 use super::position::Position;
 use super::tensor_parallel::TensorParallelRegion;
 use crate::params::{Param, ParamSpec};

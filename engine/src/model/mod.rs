@@ -20,6 +20,7 @@ mod embedding;
 mod feed_forward;
 mod gpt;
 mod head;
+mod hidden;
 mod layer;
 mod linear;
 #[cfg(test)]
@@ -40,7 +41,8 @@ pub use architecture::{Architecture, Build, Chunk, Model, StepTensors};
 pub use decoder::{Cursor, Decoder};
 pub use embedding::is_embedding;
 pub use gpt::{gpt, gpt_part};
-pub use layer::{Hidden, Layer, LossHead, Samples};
+pub use hidden::{Hidden, Samples};
+pub use layer::{Layer, LossHead};
 pub use lora::{Lora, LoraTarget, is_adapter};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, RotaryTables, Scaling};

@@ -8,7 +8,7 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
-use super::layer::Samples;
+use super::hidden::Samples;
 use super::linear::Linear;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::pending::{PendingInput, PendingWeightGradients};

@@ -4,7 +4,8 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::block::Block;
-use super::layer::{Hidden, Layer};
+use super::hidden::Hidden;
+use super::layer::Layer;
 use crate::step_policy::StepContext;
 
 /// A few blocks as one layer (Chen et al., 2016). Its forward saves only the layer's input; its backward recomputes the

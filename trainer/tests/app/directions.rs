@@ -1,30 +1,45 @@
-//! Imports go in one direction: between crates, between the folders of the trainer, and almost everywhere between files.
+//! Names are used in one direction: between crates, between the folders of a crate, and almost everywhere between files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+use crate::used_names::{By, Module, Used, used_names};
 
 /// The crates. A crate depends only on crates of lines above its own.
 const CRATES: &[&[&str]] =
     &[&["common"], &["device"], &["graph-manager", "parallel", "data", "launch"], &["engine"], &["trainer"]];
 
-/// The modules at the top of the trainer. Each imports only from those before it.
-const TRAINER: &[&str] = &[
-    "error",
-    "process_group",
-    "families",
-    "config",
-    "checkpoint",
-    "hf",
-    "report",
-    "run",
-    "page",
-    "predict",
-    "profile",
-    "commands",
-    "main",
+/// The folders at the top of each crate, and some files next to them. Those of a line use only those of their own line
+/// and of lines above it.
+const FOLDERS: &[(&str, &[&[&str]])] = &[
+    ("common", &[&["terminal"]]),
+    ("device", &[&["cuda", "host", "ops", "timeline"], &["backend"], &["device", "graph", "stream"]]),
+    ("graph-manager", &[]),
+    ("parallel", &[&["mpi"]]),
+    ("data", &[&["formats"], &["sources", "text"]]),
+    ("launch", &[&["job"], &["watch"]]),
+    ("engine", &[&["fp8", "model", "params"], &["gradient_sync"], &["optimizer"], &["pipeline"], &["step"]]),
+    (
+        "trainer",
+        &[
+            &["error"],
+            &["process_group"],
+            &["families"],
+            &["config"],
+            &["checkpoint"],
+            &["hf"],
+            &["report"],
+            &["run"],
+            &["page"],
+            &["predict"],
+            &["profile"],
+            &["commands"],
+            &["main"],
+        ],
+    ),
 ];
 
-/// The most files of a crate that may import each other in a circle.
+/// The most files of a crate that may use each other in a circle.
 const LARGEST_CIRCLE: usize = 3;
 
 fn root() -> &'static Path {
@@ -46,51 +61,56 @@ fn crates_depend_in_one_direction() {
 }
 
 #[test]
-fn the_folders_of_the_trainer_import_in_one_direction() {
-    let place = |module: &str| TRAINER.iter().position(|name| *name == module);
-    for (module, file) in Files::of("trainer").0 {
-        let Some(top) = module.first() else { continue }; // lib.rs, which only names the modules
-        let own = place(top).unwrap_or_else(|| panic!("{top} has no place among the modules of the trainer"));
-        for Import { path: import, .. } in imports(&module, &file) {
-            let Some(other) = import.first().and_then(|top| place(top)) else { continue };
-            assert!(other <= own, "{} imports {}, which is above it", module.join("::"), import.join("::"));
+fn the_folders_of_each_crate_use_each_other_in_one_direction() {
+    for (name, order) in FOLDERS {
+        let place = |module: &str| order.iter().position(|line| line.contains(&module));
+        let files = Files::of(name);
+        for module in files.0.keys() {
+            let own = module.first().and_then(|top| place(top));
+            assert!(own.is_some() || module.len() < 2, "{} is in no folder of {name}'s order", module.join("::"));
+            let Some(own) = own else { continue };
+            for used in files.direct(module) {
+                let Some(other) = used.first().and_then(|top| place(top)) else { continue };
+                let (module, used) = (module.join("::"), used.join("::"));
+                assert!(other <= own, "{name}: {module} uses {used}, which is above it");
+            }
         }
     }
 }
 
 #[test]
-fn few_files_import_each_other() {
-    for name in CRATES.iter().copied().flatten() {
+fn few_files_use_each_other() {
+    for (name, _) in FOLDERS {
         for circle in Files::of(name).circles() {
             let files = circle.iter().map(|module| module.join("::")).collect::<Vec<_>>().join(", ");
-            assert!(circle.len() <= LARGEST_CIRCLE, "{name}: {} files import each other: {files}", circle.len());
+            assert!(circle.len() <= LARGEST_CIRCLE, "{name}: {} files use each other: {files}", circle.len());
         }
     }
 }
 
-/// A module's path, such as `config::layers`; empty for the root of a crate.
-type Module = Vec<String>;
-
-/// The source files of a crate by their modules: each file's text, without its unit tests.
-struct Files(BTreeMap<Module, String>);
+/// The source files of a crate by their modules, and the names that each uses.
+struct Files(BTreeMap<Module, Vec<Used>>);
 
 impl Files {
     fn of(name: &str) -> Files {
         let source = root().join(name).join("src");
-        let mut files = BTreeMap::new();
+        let mut texts = BTreeMap::new();
         let mut folders = vec![source.clone()];
         while let Some(folder) = folders.pop() {
             for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
                 if path.is_dir() {
                     folders.push(path);
                 } else if path.extension().is_some_and(|end| end == "rs") {
-                    let text = std::fs::read_to_string(&path).unwrap();
-                    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-                    files.insert(module_of(&path, &source), code.to_string());
+                    texts.insert(module_of(&path, &source), std::fs::read_to_string(&path).unwrap());
                 }
             }
         }
-        Files(files)
+        let modules: BTreeSet<Module> = texts.keys().cloned().collect();
+        let used = texts.into_iter().map(|(module, text)| {
+            let used = used_names(&text, &module, &modules);
+            (module, used)
+        });
+        Files(used.collect())
     }
 
     /// The module whose file defines what a path names, through any number of re-exports.
@@ -98,21 +118,23 @@ impl Files {
         let module = (0..=path.len()).rev().map(|end| path[..end].to_vec()).find(|path| self.0.contains_key(path))?;
         let rest = &path[module.len()..];
         let exported = rest.first().and_then(|name| {
-            let mut named = imports(&module, &self.0[&module]).into_iter().map(|import| import.path);
-            let found = named.find(|found| found.last() == Some(name) && *found != path[..=module.len()]);
-            found.map(|found| [&found, &rest[1..]].concat())
+            let mut imports = self.0[&module].iter().filter(|used| used.by != By::Path).map(|used| &used.path);
+            let found = imports.find(|found| found.last() == Some(name) && found[..] != path[..=module.len()]);
+            found.map(|found| [found, &rest[1..]].concat())
         });
         exported.map_or(Some(module), |path| self.defining(&path))
     }
 
-    /// The groups of files that import each other, directly or through others.
+    /// The files that the file of a module uses, other than itself.
+    fn direct(&self, module: &Module) -> BTreeSet<Module> {
+        let used = self.0[module].iter().filter(|used| used.by != By::Reexport);
+        used.filter_map(|used| self.defining(&used.path)).filter(|other| other != module).collect()
+    }
+
+    /// The groups of files that use each other, directly or through others.
     fn circles(&self) -> BTreeSet<Vec<Module>> {
-        let direct = |module: &Module| -> BTreeSet<Module> {
-            let used = imports(module, &self.0[module]).into_iter().filter(|import| !import.is_reexport);
-            used.filter_map(|import| self.defining(&import.path)).collect()
-        };
         let direct: BTreeMap<&Module, BTreeSet<Module>> =
-            self.0.keys().map(|module| (module, direct(module))).collect();
+            self.0.keys().map(|module| (module, self.direct(module))).collect();
         let reached = |from: &Module| {
             let (mut seen, mut next) = (BTreeSet::new(), vec![from.clone()]);
             while let Some(module) = next.pop() {
@@ -136,71 +158,4 @@ fn module_of(path: &Path, source: &Path) -> Module {
         module.pop();
     }
     module
-}
-
-/// A name that a file imports, from the crate's root.
-struct Import {
-    path: Module,
-    /// It is there for others, and no use by itself.
-    is_reexport: bool,
-}
-
-/// What the `use` lines of a module name. A path that leads out of the crate seems to lead into the module itself.
-fn imports(module: &Module, text: &str) -> Vec<Import> {
-    let mut imports = Vec::new();
-    let mut open: Option<(String, bool)> = None;
-    for line in text.lines() {
-        let start = line.strip_prefix("use ").map(|rest| (rest, false));
-        let reexport = ["pub use ", "pub(crate) use ", "pub(super) use "].iter().find_map(|way| line.strip_prefix(way));
-        match (&mut open, start.or(reexport.map(|rest| (rest, true)))) {
-            (Some((statement, _)), _) => statement.push_str(line.trim()),
-            (None, Some((rest, is_reexport))) => open = Some((rest.to_string(), is_reexport)),
-            (None, None) => {}
-        }
-        if let Some((statement, is_reexport)) = open.take_if(|(statement, _)| statement.ends_with(';')) {
-            let mut paths = Vec::new();
-            expand("", statement.trim_end_matches(';'), &mut paths);
-            let absolute = paths.iter().filter_map(|path| absolute(module, path));
-            imports.extend(absolute.map(|path| Import { path, is_reexport }));
-        }
-    }
-    imports
-}
-
-/// A path as seen from the crate's root.
-fn absolute(module: &Module, path: &str) -> Option<Module> {
-    let path = path.split(" as ").next()?.trim_end_matches("::self");
-    let path: Module = path.split("::").map(str::to_string).collect();
-    match path[0].as_str() {
-        "crate" => Some(path[1..].to_vec()),
-        "self" => Some([module, &path[1..]].concat()),
-        "super" => {
-            let up = path.iter().take_while(|part| *part == "super").count();
-            Some([&module[..module.len().checked_sub(up)?], &path[up..]].concat())
-        }
-        _ => Some([module, path.as_slice()].concat()),
-    }
-}
-
-/// The single paths of a `use` tree, such as `a::{b, c::{d, e}}`.
-fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
-    let Some((head, inner)) = tree.split_once('{') else {
-        return paths.push(format!("{prefix}{}", tree.trim()));
-    };
-    let (mut depth, mut start) = (0, 0);
-    let inner = inner.rsplit_once('}').map_or(inner, |(inner, _)| inner);
-    for (at, letter) in inner.char_indices().chain([(inner.len(), ',')]) {
-        match letter {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                let item = inner[start..at].trim();
-                if !item.is_empty() {
-                    expand(&format!("{prefix}{head}"), item, paths);
-                }
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
 }

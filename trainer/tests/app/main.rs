@@ -64,6 +64,7 @@ mod text_training;
 mod top;
 mod trace;
 mod unfit_weights;
+mod used_names;
 mod verify;
 mod walks;
 mod wandb_client;

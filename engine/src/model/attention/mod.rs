@@ -13,7 +13,7 @@ use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
 use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::layer::Samples;
+use super::hidden::Samples;
 use super::linear::{Linear, LinearSpec};
 use super::lora::Lora;
 use super::norm::Normed;

@@ -8,7 +8,7 @@ use crate::fp8::{Copies, Operand};
 use crate::model::buffers::tensor_like;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use crate::model::layer::Samples;
+use crate::model::hidden::Samples;
 use crate::model::linear::{Linear, LinearSpec};
 use crate::model::lora::Lora;
 use crate::model::norm::Normed;

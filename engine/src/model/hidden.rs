@@ -1,0 +1,64 @@
+//! What passes from one layer to the next.
+
+use device::Tensor;
+use device::ops::Documents;
+use graph_manager::{Result, TensorTree};
+
+/// Facts about a microbatch's samples that every layer may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples {
+    /// Their `SampleRecord`, from which dropout is computed; `None` where nothing is dropped.
+    pub record: Option<Tensor>,
+    /// Their documents; `None` where a sample is one document.
+    pub documents: Option<Documents>,
+}
+
+/// What passes from layer to layer in forward. The gradient that passes back is that of `x`, which is also that of `delta`:
+/// the next layer only sees their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Hidden {
+    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`. Before the
+    /// first layer it is the microbatch's inputs.
+    pub x: Tensor,
+    /// What the next norm adds to the residual stream; of its shape.
+    pub delta: Option<Tensor>,
+    /// The microbatch's targets; only the chunk with the head has them.
+    pub targets: Option<Tensor>,
+    /// The microbatch's samples.
+    pub samples: Samples,
+}
+
+impl TensorTree for Samples {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Samples> {
+        Ok(Samples {
+            record: self.record.map(|record| f("record", record)).transpose()?,
+            documents: match self.documents {
+                Some(documents) => {
+                    Some(Documents { position_ids: f("position_ids", documents.position_ids)?, ..documents })
+                }
+                None => None,
+            },
+        })
+    }
+}
+
+impl TensorTree for Hidden {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Hidden> {
+        Ok(Hidden {
+            x: f("input", self.x)?,
+            delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
+            targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
+            samples: self.samples.map(f)?,
+        })
+    }
+}
+
+impl Hidden {
+    /// The targets, in the layer that computes the losses.
+    pub(crate) fn loss_targets(&self) -> Tensor {
+        match self.targets {
+            Some(targets) => targets,
+            None => unreachable!("the chunk with the head has the targets"),
+        }
+    }
+}
