@@ -5,16 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::Path;
 
 use common::UserError;
 use common::files::read_text;
 use fancy_regex::Regex;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::{Value, context};
 
-use crate::text::python_json::tojson;
+use crate::text::template_engine::{Engine, Renderer, Size};
 use crate::text::tokenizer::Tokenizer;
 
 /// The file with a tokenizer's template.
@@ -36,26 +35,25 @@ const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 /// The tokens that templates may name.
 const SPECIAL: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
-/// What a conversation is rendered from.
-#[derive(Clone, Copy)]
-pub(crate) struct Rendering<'m> {
-    /// Objects with `role`, `content` and whatever the template reads.
-    pub(crate) messages: &'m [Value],
-    /// Descriptions of functions that the model may call.
-    pub(crate) tools: Option<&'m Value>,
-    /// Whether the text ends with what comes before an answer.
-    pub(crate) prompts: bool,
-}
-
 /// A chat template that was read and compiled.
 #[derive(Clone)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    engine: Engine,
     source: String,
     /// The tokens that it may name, as text.
     special: BTreeMap<String, String>,
     /// Whether it says itself what the model writes.
     has_marks: bool,
+}
+
+/// A conversation that a template is rendering, whole or its first messages.
+pub(crate) struct Rendering<'r> {
+    renderer: &'r Renderer<'r>,
+    /// Objects with `role`, `content` and whatever the template reads.
+    pub(crate) messages: Vec<Value>,
+    /// Descriptions of functions that the model may call.
+    tools: Option<Value>,
+    special: Value,
 }
 
 impl ChatTemplate {
@@ -105,17 +103,9 @@ impl ChatTemplate {
             UserError::new(what, "a chat template is Jinja, as transformers reads it", "correct it, or name another")
         };
         let marked = with_marks(&source);
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| wrong(error.to_string()))?);
-        environment.set_unknown_method_callback(unknown_method_callback);
-        environment.add_filter("tojson", tojson);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(minijinja::ErrorKind::InvalidOperation, message))
-        });
         let has_marks = marked != source;
-        environment.add_template_owned("chat", marked).map_err(|error| wrong(error.to_string()))?;
-        Ok(ChatTemplate { environment, source, special, has_marks })
+        let engine = Engine::compile(marked).map_err(wrong)?;
+        Ok(ChatTemplate { engine, source, special, has_marks })
     }
 
     /// Whether it says itself, by `{% generation %}`, what the model writes.
@@ -123,48 +113,28 @@ impl ChatTemplate {
         self.has_marks
     }
 
-    /// The text of messages, with [`MARKS`] where the template has them.
-    fn marked(&self, of: Rendering<'_>) -> Result<String, String> {
-        let Rendering { messages, tools, prompts } = of;
+    /// The result of `work` on a conversation, which it renders as often as it likes. Each rendering has limits, by the size
+    /// of the conversation.
+    ///
+    /// # Errors
+    /// That of `work`; a rendering that takes longer than it may.
+    pub(crate) fn render<T: Send + 'static>(
+        &self,
+        messages: Vec<Value>,
+        tools: Option<Value>,
+        work: impl FnOnce(&Rendering<'_>) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
         let special = Value::from(self.special.clone());
-        let rendered = self.environment.get_template("chat").and_then(|template| {
-            template.render(context! { messages, tools, add_generation_prompt => prompts, ..special })
-        });
-        rendered.map_err(|error| error.detail().map_or_else(|| error.to_string(), str::to_string))
-    }
-
-    /// The text of messages.
-    ///
-    /// # Errors
-    /// What the template says about messages that it does not take.
-    pub(crate) fn render(&self, of: Rendering<'_>) -> Result<String, String> {
-        Ok(self.marked(of)?.replace(MARKS, ""))
-    }
-
-    /// The text of messages, and the ranges of its bytes that `{% generation %}` encloses.
-    ///
-    /// # Errors
-    /// What the template says about messages that it does not take.
-    pub(crate) fn render_marked(&self, of: Rendering<'_>) -> Result<(String, Vec<std::ops::Range<usize>>), String> {
-        let marked = self.marked(of)?;
-        let (mut text, mut ranges, mut begin) = (String::new(), Vec::new(), 0);
-        for part in marked.split_inclusive(MARKS) {
-            text += part.trim_end_matches(MARKS);
-            if part.ends_with(MARKS[0]) {
-                begin = text.len();
-            } else if part.ends_with(MARKS[1]) {
-                ranges.push(begin..text.len());
-            }
-        }
-        Ok((text, ranges))
+        let size = Size::of(messages.iter().chain(&tools).chain([&special]));
+        self.engine.run(size, move |renderer| work(&Rendering { renderer, messages, tools, special }))
     }
 
     /// What stands behind an answer in the text of a conversation, without white space at its end: the answer is complete
     /// when the model has written it. Empty if the template has nothing there, or does not say.
     pub fn end_of_answer(&self) -> String {
         let message = |role: &str, content: &str| Value::from_pairs([("role", role), ("content", content)]);
-        let messages = [message("user", "question"), message("assistant", "answer")];
-        let text = self.render(Rendering { messages: &messages, tools: None, prompts: false }).unwrap_or_default();
+        let messages = vec![message("user", "question"), message("assistant", "answer")];
+        let text = self.render(messages, None, |conversation| conversation.text(2, false)).unwrap_or_default();
         text.rsplit_once("answer").map_or("", |(_, end)| end).trim().into()
     }
 
@@ -175,7 +145,7 @@ impl ChatTemplate {
     pub fn prompt(&self, messages: &[(String, String)]) -> Result<String, String> {
         let message = |(role, content): &(String, String)| Value::from_pairs([("role", role), ("content", content)]);
         let messages: Vec<Value> = messages.iter().map(message).collect();
-        self.render(Rendering { messages: &messages, tools: None, prompts: true })
+        self.render(messages, None, |conversation| conversation.text(conversation.messages.len(), true))
     }
 
     /// The tokens that it may name, as text, by the name that it has for them.
@@ -187,6 +157,42 @@ impl ChatTemplate {
     pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let special = serde_json::to_string_pretty(&self.special).unwrap_or_default();
         vec![(CHAT_TEMPLATE, self.source.clone().into()), (TOKENIZER_CONFIG, format!("{special}\n").into())]
+    }
+}
+
+impl Rendering<'_> {
+    /// The text of the first `count` messages, with [`MARKS`] where the template has them. If it `prompts`, the text ends with
+    /// what comes before an answer.
+    fn marked(&self, count: usize, prompts: bool) -> Result<String, String> {
+        let (messages, tools) = (&self.messages[..count], &self.tools);
+        let special = self.special.clone();
+        self.renderer.render(context! { messages, tools, add_generation_prompt => prompts, ..special })
+    }
+
+    /// The text of the first `count` messages. If it `prompts`, it ends with what comes before an answer.
+    ///
+    /// # Errors
+    /// What the template says about messages that it does not take; it does more work than it may.
+    pub(crate) fn text(&self, count: usize, prompts: bool) -> Result<String, String> {
+        Ok(self.marked(count, prompts)?.replace(MARKS, ""))
+    }
+
+    /// The text of all messages, and the ranges of its bytes that `{% generation %}` encloses.
+    ///
+    /// # Errors
+    /// As [`Rendering::text`].
+    pub(crate) fn text_and_ranges(&self) -> Result<(String, Vec<Range<usize>>), String> {
+        let marked = self.marked(self.messages.len(), false)?;
+        let (mut text, mut ranges, mut begin) = (String::new(), Vec::new(), 0);
+        for part in marked.split_inclusive(MARKS) {
+            text += part.trim_end_matches(MARKS);
+            if part.ends_with(MARKS[0]) {
+                begin = text.len();
+            } else if part.ends_with(MARKS[1]) {
+                ranges.push(begin..text.len());
+            }
+        }
+        Ok((text, ranges))
     }
 }
 

@@ -11,6 +11,9 @@ use crate::text::tokenizer::Tokenizer;
 /// Who writes the answers.
 const ASSISTANT: &str = "assistant";
 
+/// The text of a conversation, and the ranges of its bytes that are answers.
+type Marked = (String, Vec<Range<usize>>);
+
 /// A line of a file with conversations. Other keys are not read.
 #[derive(Deserialize)]
 struct Line {
@@ -38,7 +41,12 @@ impl Conversation {
         for (number, message) in messages.iter().enumerate() {
             check(message).map_err(|problem| format!("has a message, number {}, {problem}", number + 1))?;
         }
-        let (text, answers) = rendered(template, &messages, tools.as_ref())?;
+        let has_marks = template.has_marks();
+        let rendered = template.render(messages, tools, move |conversation| match has_marks {
+            true => Ok(Ok(conversation.text_and_ranges()?)),
+            false => with_answers(conversation),
+        });
+        let (text, answers) = rendered.map_err(|error| format!("is refused by the chat template: {error}"))??;
         let encoded =
             tokenizer.encode_with_ends(&text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
         let (mut conversation, mut at) = (Conversation::default(), 0);
@@ -69,28 +77,17 @@ fn check(message: &Value) -> Result<(), String> {
 }
 
 /// The text of a conversation and where its answers are, in bytes. An answer includes what the template writes behind it, so
-/// that the model learns to end.
-fn rendered(
-    template: &ChatTemplate,
-    messages: &[Value],
-    tools: Option<&Value>,
-) -> Result<(String, Vec<Range<usize>>), String> {
-    let refused = |error: String| format!("is refused by the chat template: {error}");
-    let first = |count: usize, prompts: bool| {
-        let messages = &messages[..count];
-        template.render(Rendering { messages, tools, prompts }).map_err(refused)
-    };
-    if template.has_marks() {
-        return template.render_marked(Rendering { messages, tools, prompts: false }).map_err(refused);
-    }
-    let text = first(messages.len(), false)?;
+/// that the model learns to end. The inner error says of an answer that it cannot be told apart.
+fn with_answers(conversation: &Rendering<'_>) -> Result<Result<Marked, String>, String> {
+    let messages = &conversation.messages;
+    let text = conversation.text(messages.len(), false)?;
     let mut answers = Vec::new();
     for (number, message) in messages.iter().enumerate() {
         let field = |name: &str| message.get_attr(name).unwrap_or_default();
         if field("role").as_str() != Some(ASSISTANT) {
             continue;
         }
-        let (before, with) = (first(number, true)?, first(number + 1, false)?);
+        let (before, with) = (conversation.text(number, true)?, conversation.text(number + 1, false)?);
         let content = field("content");
         let end = match text.starts_with(&with) {
             true => Some(with.len()),
@@ -99,15 +96,15 @@ fn rendered(
         match end {
             Some(end) if text.starts_with(&before) && before.len() <= end => answers.push(before.len()..end),
             _ => {
-                return Err(format!(
+                return Ok(Err(format!(
                     "has an answer, message {}, that cannot be told apart: the chat template writes what comes before it \
                      otherwise when more follows. A template with {{% generation %}} around answers says it",
                     number + 1
-                ));
+                )));
             }
         }
     }
-    Ok((text, answers))
+    Ok(Ok((text, answers)))
 }
 
 /// The end of an answer in the text of a whole conversation. `with` is the text of the messages up to it. Some templates write

@@ -1,0 +1,147 @@
+//! The Jinja of chat templates, within limits. A template comes with a model from elsewhere: a short one may loop for ever,
+//! fill memory, or nest values until the stack ends.
+//!
+//! Three limits hold together. Fuel pays for each instruction and for the bytes that instructions make. [`template_filters`]
+//! bounds what the library does not charge for. [`watched`] ends the rest: a comparison of lists that contain themselves many
+//! times is one instruction without an end.
+//!
+//! [`template_filters`]: crate::text::template_filters
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, Value};
+
+use crate::text::template_filters;
+use crate::text::watched::{Limits, Progress, watched};
+
+/// The longest template, in bytes. Those of models have up to some ten thousand.
+const LONGEST: usize = 256 << 10;
+
+/// What compiling takes: the library recurses as deep as a chain of 128 Ki attributes of [`LONGEST`] bytes.
+const COMPILING: Limits = Limits { stack: 256 << 20, time: Duration::from_secs(2) };
+
+/// Fuel of any rendering. An instruction takes 1, as do 64 bytes that are made. Llama 3 takes 40 for a message.
+const BASE_FUEL: u64 = 100_000;
+/// Fuel for each value that a template is given, such as a message's role: templates loop over them several times.
+const FUEL_OF_VALUE: u64 = 400;
+/// Bytes of text that a template is given, for each of which it has one fuel more: 32 copies of each byte.
+const BYTES_OF_FUEL: u64 = 2;
+
+/// Stack for each fuel: an instruction may nest a value once more, and the library recurses into nested values.
+const STACK_OF_FUEL: usize = 640;
+/// Stack beside that, in bytes.
+const BASE_STACK: usize = 16 << 20;
+/// Time for each fuel beside [`BASE_TIME`]: many times as much as one takes.
+const TIME_OF_FUEL: Duration = Duration::from_micros(1);
+/// Time of any rendering. Usual ones take a thousandth of it.
+const BASE_TIME: Duration = Duration::from_secs(1);
+
+/// A template that was compiled.
+#[derive(Clone)]
+pub(crate) struct Engine {
+    environment: Arc<Environment<'static>>,
+}
+
+/// Renders the template on a thread that has the stack for it and is watched. Only [`Engine::run`] makes one.
+pub(crate) struct Renderer<'p> {
+    environment: Environment<'static>,
+    progress: &'p Progress,
+}
+
+/// How much a template is given.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Size {
+    values: u64,
+    bytes: u64,
+}
+
+impl Engine {
+    /// Compiles a template.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn compile(source: String) -> Result<Engine, String> {
+        if source.len() > LONGEST {
+            return Err(format!("it has {} bytes, and at most {LONGEST} are taken", source.len()));
+        }
+        let compiled = watched(COMPILING, move |_| {
+            let mut environment = Environment::new();
+            let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+            environment.set_syntax(syntax.map_err(|error| error.to_string())?);
+            template_filters::install(&mut environment);
+            environment.add_template_owned("chat", source).map_err(|error| error.to_string())?;
+            Ok(Engine { environment: environment.into() })
+        });
+        compiled?
+    }
+
+    /// The result of `work`, which renders the template as often as it likes, from values of that size.
+    ///
+    /// # Errors
+    /// That of `work`; a rendering that takes longer than it may.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        size: Size,
+        work: impl FnOnce(&Renderer<'_>) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let fuel = BASE_FUEL + FUEL_OF_VALUE * size.values + size.bytes / BYTES_OF_FUEL;
+        let stack = BASE_STACK.saturating_add(STACK_OF_FUEL.saturating_mul(fuel as usize));
+        let time = BASE_TIME + TIME_OF_FUEL * u32::try_from(fuel).unwrap_or(u32::MAX);
+        let mut environment = (*self.environment).clone();
+        environment.set_fuel(Some(fuel));
+        watched(Limits { stack, time }, move |progress| work(&Renderer { environment, progress }))?
+    }
+}
+
+impl Renderer<'_> {
+    /// The text that the template makes of the variables in `context`.
+    ///
+    /// # Errors
+    /// What the template says about values that it does not take; it does more work than it may.
+    pub(crate) fn render(&self, context: Value) -> Result<String, String> {
+        self.progress.step();
+        let rendered = self.environment.get_template("chat").and_then(|template| template.render(context));
+        rendered.map_err(|error| self.described(&error))
+    }
+
+    fn described(&self, error: &Error) -> String {
+        let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+        let mut causes = causes.filter_map(|cause| cause.downcast_ref::<Error>());
+        match causes.any(|cause| cause.kind() == ErrorKind::OutOfFuel) {
+            true => {
+                let fuel = self.environment.fuel().unwrap_or_default();
+                format!("it loops or makes values without end: it takes more than {fuel} steps, the most for this size")
+            }
+            false => error.detail().map_or_else(|| error.to_string(), str::to_string),
+        }
+    }
+}
+
+impl Size {
+    /// The size of values that were read from JSON, which is nested a hundred times at most.
+    pub(crate) fn of<'v>(values: impl IntoIterator<Item = &'v Value>) -> Size {
+        let mut size = Size::default();
+        values.into_iter().for_each(|value| size.add(value));
+        size
+    }
+
+    fn add(&mut self, value: &Value) {
+        self.values += 1;
+        match value.kind() {
+            ValueKind::String => self.bytes += value.as_str().map_or(0, str::len) as u64,
+            ValueKind::Seq | ValueKind::Iterable => {
+                value.try_iter().into_iter().flatten().for_each(|item| self.add(&item))
+            }
+            ValueKind::Map => {
+                for key in value.try_iter().into_iter().flatten() {
+                    self.bytes += key.as_str().map_or(0, str::len) as u64;
+                    self.add(&value.get_item(&key).unwrap_or_default());
+                }
+            }
+            _ => {}
+        }
+    }
+}
