@@ -1,11 +1,12 @@
-// Makes one call that writes to a folder fail. Loaded with LD_PRELOAD.
+// Makes one call that writes to a folder, or to a file, fail. Loaded with LD_PRELOAD.
 //
-//   FAULTS_BELOW  the folder
+//   FAULTS_BELOW  the folder, or the file
 //   FAULTS_LOG    a file outside of it. Each counted call adds a line: number, name, path; "fault" before the one that failed
 //   FAULTS_AT     the number of the call that fails, from 1. 0: none
 //   FAULTS_KIND   ENOSPC, EIO, EDQUOT: the call fails so. full: ENOSPC from this call on, but for unlink and the like.
 //                 short: a write writes half. torn: a write writes half, and the next one fails with ENOSPC.
-//                 kill: SIGKILL, before the call or after half of a write
+//                 kill: SIGKILL, before the call or after half of a write. slow: the call takes 8 s more.
+//                 hang: this call and all later ones wait for ever. nospace: every write fails with ENOSPC, whatever its number
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -51,6 +52,9 @@ static int fate(const char *name, const char *path, int is_write, int frees) {
     if (!is_below(path) || strstr(path, "/ranks.json")) return PASS;
     long number = ++calls;
     int wanted = PASS;
+    if (kind && !strcmp(kind, "nospace")) return is_write ? ENOSPC : PASS;
+    if (kind && !strcmp(kind, "hang") && number >= fault_at) for (;;) pause();
+    if (kind && !strcmp(kind, "slow") && number == fault_at) sleep(8);
     if (fault_at && kind && (number == fault_at || (number > fault_at && !strcmp(kind, "full")))) {
         if (!strcmp(kind, "ENOSPC")) wanted = ENOSPC;
         if (!strcmp(kind, "EIO")) wanted = EIO;

@@ -1,7 +1,11 @@
-//! Files that other programs may have written, opened so that no path makes the process wait or fill its memory.
+//! Files that other programs may have written or replaced, opened so that no path makes the process wait, fill its memory,
+//! or write to a file elsewhere.
+//!
+//! Files that the trainer writes are regular files under their own names. A link in the place of one is not followed: it
+//! may lead to any file of the user's.
 
-use std::fs::{File, Metadata};
-use std::io::{Error, ErrorKind, Read, Result};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -22,12 +26,54 @@ pub fn open_file(path: &Path) -> Result<File> {
 /// # Errors
 /// As [`open_file`]; a link.
 pub fn open_unlinked(path: &Path) -> Result<File> {
-    let found = std::fs::symlink_metadata(path)?;
-    if found.is_symlink() {
-        return Err(Error::new(ErrorKind::InvalidInput, "it is a link"));
-    }
-    ensure_regular(&found)?;
+    ensure_unlinked(&std::fs::symlink_metadata(path)?)?;
     open(path, OFlags::NONBLOCK | OFlags::NOFOLLOW)
+}
+
+/// Opens a file to read and write it, from its first byte on. A missing file is made, and what is there stays.
+///
+/// # Errors
+/// What the operating system said. A link, a pipe, a device or a folder.
+pub fn open_to_change(path: &Path) -> Result<File> {
+    open_to_write(path, File::options().read(true).write(true).truncate(false))
+}
+
+/// Opens a file so that every write goes to its end. A missing file is made.
+///
+/// # Errors
+/// As [`open_to_change`].
+pub fn open_to_append(path: &Path) -> Result<File> {
+    open_to_write(path, File::options().append(true))
+}
+
+/// Opens an empty file to read and write it. What is there is removed.
+///
+/// # Errors
+/// As [`open_to_change`].
+pub fn create_file(path: &Path) -> Result<File> {
+    let file = open_to_change(path)?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// Writes a file that has this content and no other.
+///
+/// # Errors
+/// As [`open_to_change`].
+pub fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
+    create_file(path)?.write_all(content.as_ref())
+}
+
+/// Fails if a path names something other than a regular file. It may name nothing.
+///
+/// # Errors
+/// As [`open_to_change`].
+pub fn ensure_writable_name(path: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => ensure_unlinked(&found),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// The content of a regular file of at most `most` bytes. Links are followed.
@@ -79,6 +125,20 @@ fn open(path: &Path, flags: OFlags) -> Result<File> {
     Ok(file)
 }
 
+fn open_to_write(path: &Path, options: &mut OpenOptions) -> Result<File> {
+    ensure_writable_name(path)?;
+    let file = options.create(true).custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits() as i32).open(path)?;
+    ensure_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn ensure_unlinked(found: &Metadata) -> Result<()> {
+    if found.is_symlink() {
+        return Err(Error::new(ErrorKind::InvalidInput, "it is a link"));
+    }
+    ensure_regular(found)
+}
+
 fn ensure_regular(found: &Metadata) -> Result<()> {
     if found.is_file() { Ok(()) } else { Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file")) }
 }
@@ -106,6 +166,42 @@ mod tests {
         assert_eq!(unlinked("file"), Ok(()));
         assert_eq!([unlinked("link"), unlinked("zero")], [(); 2].map(|()| Err("it is a link".into())));
         assert_eq!(unlinked("pipe"), Err("it is not a regular file".into()));
+    }
+
+    #[test]
+    fn a_file_is_written_under_its_own_name_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let ways: [fn(&Path) -> Result<()>; 4] = [
+            |path| open_to_change(path)?.write_all(b"changed"),
+            |path| open_to_append(path)?.write_all(b"added"),
+            |path| create_file(path)?.write_all(b"new"),
+            |path| write_file(path, "new"),
+        ];
+        let outcomes = ["changedr file", "a longer fileadded", "new", "new"];
+        for (write, outcome) in ways.into_iter().zip(outcomes) {
+            std::fs::write(at("file"), "a longer file").unwrap();
+            let _ = std::fs::remove_file(at("missing"));
+            write(&at("file")).unwrap();
+            write(&at("missing")).unwrap();
+            let content = std::fs::read_to_string(at("file")).unwrap();
+            assert!(content == outcome && at("missing").exists(), "{content}");
+        }
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("dangling")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+        for (name, problem) in [
+            ("link", "it is a link"),
+            ("dangling", "it is a link"),
+            ("pipe", "it is not a regular file"),
+            (".", "it is not a regular file"),
+        ] {
+            for write in ways {
+                assert_eq!(write(&at(name)).unwrap_err().to_string(), problem, "{name}");
+            }
+        }
+        assert!(!at("elsewhere").exists());
+        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "new");
     }
 
     #[test]

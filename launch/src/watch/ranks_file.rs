@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use common::files::write_file;
 use serde::{Deserialize, Serialize};
 
 use super::decide::RankStatus;
@@ -106,7 +107,7 @@ impl RanksFile {
 /// Writes under another name first: who reads it sees the old state or the new one.
 fn write(path: &Path, rows: &[RankRow]) -> std::io::Result<()> {
     let temporary = path.with_extension("json.tmp");
-    std::fs::write(&temporary, serde_json::to_vec(rows)?)?;
+    write_file(&temporary, serde_json::to_vec(rows)?)?;
     std::fs::rename(&temporary, path)
 }
 

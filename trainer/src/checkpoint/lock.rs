@@ -1,14 +1,13 @@
 //! One run in a folder at a time.
 
 use std::fs::{File, TryLockError};
-use std::io::{Error, ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::UserError;
-use common::files::{open_unlinked, read_at_most};
-use rustix::fs::OFlags;
+use common::files::{open_to_change, open_unlinked, read_at_most};
 
 use crate::error::RunError;
 
@@ -78,22 +77,12 @@ pub(super) fn is_locked(dir: &Path, name: &str) -> bool {
     open_unlinked(&dir.join(name)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Makes the folder and the file where they are missing. The file is written to, so a link is not followed: it may lead to
-/// any file of the user's.
+/// Makes the folder and the file where they are missing.
 fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let made = Made(missing.map(Path::to_path_buf).collect());
     std::fs::create_dir_all(dir)?;
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let options = File::options().read(true).write(true).create(true).truncate(false).custom_flags(flags).clone();
-    let file = options.open(path).map_err(|error| match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_symlink() => Error::new(ErrorKind::InvalidInput, "it is a link"),
-        _ => error,
-    })?;
-    if !file.metadata()?.is_file() {
-        return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
-    }
-    Ok((made, file))
+    Ok((made, open_to_change(path)?))
 }
 
 /// Whether the path still names this file: another process may have removed its own lock file meanwhile.

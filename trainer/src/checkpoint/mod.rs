@@ -46,6 +46,7 @@ pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, Tens
 pub use meaning::changed_meaning;
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
+pub(crate) use session::LOG_LOCK;
 pub use session::{Session, is_in_use, newest_step, start_folder};
 pub use write::{Occasion, Origin, SaveRequest, save};
 pub use writers::Writers;

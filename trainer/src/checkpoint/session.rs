@@ -33,7 +33,7 @@ type Found = (PathBuf, Manifest);
 const LOCK: &str = "checkpoints.lock";
 
 /// The file by which a run locks `logging.dir`.
-const LOG_LOCK: &str = "run.lock";
+pub(crate) const LOG_LOCK: &str = "run.lock";
 
 /// How long a network file system may take to show one node what another has written.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
+use common::files::write_file;
 use common::terminal::{print, warn};
 use data::TOKENIZER_JSON;
 use launch::RankEnv;
@@ -129,8 +130,7 @@ pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
             print(&line).map_err(file_error("standard output".into()))?;
         }
         if let (0, Some(path), Some(results)) = (group.rank, &request.write_choices, &results) {
-            std::fs::write(path, choices(results))
-                .map_err(file_error(format!("--write-choices {}", path.display())))?;
+            write_file(path, choices(results)).map_err(file_error(format!("--write-choices {}", path.display())))?;
         }
         match results {
             None if !device.is_dry() && group.rank == 0 => warn("asked to end: stops before all data were evaluated"),

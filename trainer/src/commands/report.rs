@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use common::files::write_file;
 use common::format::counted;
 use common::{Stop, UserError};
 
@@ -105,6 +106,6 @@ fn write(output: &Path, page: &str) -> std::io::Result<()> {
     let mut name = output.file_name().unwrap_or_default().to_os_string();
     name.push(".tmp");
     let temporary = output.with_file_name(name);
-    std::fs::write(&temporary, page)?;
+    write_file(&temporary, page)?;
     std::fs::rename(&temporary, output)
 }

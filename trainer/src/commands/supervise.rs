@@ -2,13 +2,13 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
+use common::files::open_file;
 use common::terminal::warn;
 use launch::{Ending, Supervised, refused_as_root, supervise};
 
@@ -148,7 +148,7 @@ pub(super) fn no_checkpoints() -> UserError {
 
 /// The last error in a log, after its first `after` bytes.
 fn last_error(log: &Path, after: u64) -> Option<String> {
-    let mut log = File::open(log).ok()?;
+    let mut log = open_file(log).ok()?;
     log.seek(SeekFrom::Start(after)).ok()?;
     let mut text = Vec::new();
     log.read_to_end(&mut text).ok()?;

@@ -29,6 +29,7 @@ use crate::run::consistency::shared_settings;
 use crate::run::evaluate::EvaluationSet;
 use crate::run::output_files::check_writable;
 use crate::run::ranks::{Topology, on_all_ranks, refuse};
+use crate::run::run_folder;
 use crate::run::source::{source, source_to_plan, validation_sets};
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
@@ -92,6 +93,10 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     if let Some(gpu) = &request.gpu {
         check_named_gpu(gpu, &plan)?;
     }
+    let writes_files = !request.dry_run && !is_bench;
+    if writes_files && env.rank == 0 {
+        run_folder::check(Path::new(&request.config.logging.dir))?;
+    }
     let source = open(&plan)?;
     let sets = if request.dry_run || is_bench { Vec::new() } else { validation_sets(&plan, &*source)? };
     plan.graphs.poison = request.check_graphs;
@@ -112,7 +117,6 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     }
     let filter = log_filter(&request.log)?;
     let logging = &request.config.logging;
-    let writes_files = !request.dry_run && !is_bench;
     if writes_files {
         check_writable(logging, request.graph_report.as_deref(), env.rank)?;
         plan.watch.file = Some(Path::new(&logging.dir).join(RANKS));

@@ -1,10 +1,10 @@
 //! Reads the logs of a run's ranks: what happened beside its steps.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
+use common::files::open_file;
 use serde::Deserialize;
 
 use super::made_files::flag_value;
@@ -98,7 +98,7 @@ impl Log {
     /// # Errors
     /// What the operating system said.
     pub(crate) fn add(&mut self, path: &Path, rank: usize) -> std::io::Result<()> {
-        let mut file = BufReader::new(File::open(path)?);
+        let mut file = BufReader::new(open_file(path)?);
         let mut kept: VecDeque<Event> = VecDeque::new();
         let mut line = Vec::new();
         while file.by_ref().take(LONGEST).read_until(b'\n', &mut line)? > 0 {

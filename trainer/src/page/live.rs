@@ -1,12 +1,11 @@
 //! A run that goes on, as its folder shows it: read again and again, each time what is new.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use common::UserError;
-use common::files::{read_file, read_text};
+use common::files::{open_file, read_file, read_text};
 use launch::watch::ranks_file::{RANKS, RankRow};
 
 use super::events::Log;
@@ -14,6 +13,7 @@ use super::metrics::Metrics;
 use super::run::{check_folder, rank_logs};
 use crate::config::Layers;
 use crate::report::metrics::METRICS;
+use crate::run::run_folder::CONFIG;
 
 /// The largest state of ranks that is read, bytes.
 const LARGEST_RANKS: u64 = 64 << 20;
@@ -71,7 +71,7 @@ impl Live {
     }
 
     fn refresh_metrics(&mut self) -> std::io::Result<()> {
-        let mut file = File::open(self.folder.join(METRICS))?;
+        let mut file = open_file(&self.folder.join(METRICS))?;
         let now = file.metadata()?;
         self.last_step = now.modified().ok();
         if now.len() < self.read {
@@ -100,9 +100,9 @@ impl Live {
     }
 
     fn planned_steps(&self) -> Option<u64> {
-        let text = read_text(&self.folder.join("config.toml"), LARGEST_CONFIG).ok()?;
+        let text = read_text(&self.folder.join(CONFIG), LARGEST_CONFIG).ok()?;
         let mut layers = Layers::default();
-        layers.read_text(&text, "config.toml").ok()?;
+        layers.read_text(&text, CONFIG).ok()?;
         Some(layers.resolve().train.steps as u64)
     }
 
@@ -121,6 +121,8 @@ pub(crate) fn age(of: SystemTime, now: SystemTime) -> Duration {
 mod tests {
     use std::io::Write;
 
+    use common::files::open_to_append;
+
     use super::*;
 
     #[test]
@@ -128,7 +130,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
         let add = |text: &str| {
-            let mut file = File::options().append(true).create(true).open(&path).unwrap();
+            let mut file = open_to_append(&path).unwrap();
             file.write_all(text.as_bytes()).unwrap();
         };
         assert!(Live::open(folder.path()).err().unwrap().to_string().contains("has neither metrics.jsonl nor"));

@@ -1,10 +1,12 @@
 //! A run as its folder shows it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
-use common::files::{read_file, read_text};
+use common::files::{open_file, read_file, read_text};
 use graph_manager::Report;
+use launch::watch::ranks_file::RANKS;
 use parallel::{Axis, Grid, Schedule};
 use serde::Deserialize;
 
@@ -15,6 +17,7 @@ use super::settings::{Settings, settings};
 use super::trace::{Trace, number_after};
 use crate::config::{Layers, RunConfig, rank_layout};
 use crate::report::metrics::METRICS;
+use crate::run::run_folder::CONFIG;
 use crate::run::trace::of_rank;
 
 /// The largest metrics that are read, bytes.
@@ -63,30 +66,22 @@ impl Run {
     /// A folder that is not that of a run, or cannot be read.
     pub fn read(folder: &Path) -> Result<Run, UserError> {
         let name = folder.display().to_string();
-        let unreadable = |file: &Path, error: std::io::Error| {
-            let what = format!("{} cannot be read: {error}", file.display());
-            UserError::new(
-                what,
-                "a report reads the files in a run's folder",
-                "change the file's permissions, or restore it",
-            )
-        };
         let optional = |file: &Path, content: std::io::Result<Vec<u8>>| match content {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            content => content.map_err(|error| unreadable(file, error)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            content => content.map_err(|error| unreadable(file, &error)),
         };
         let logs = rank_logs(folder);
         let metrics = folder.join(METRICS);
         check_folder(folder, &logs)?;
         let metrics = Metrics::read(&optional(&metrics, read_file(&metrics, LARGEST_METRICS))?);
-        let path = folder.join("config.toml");
+        let path = folder.join(CONFIG);
         let text = optional(&path, read_text(&path, LARGEST_CONFIG).map(String::into_bytes))?;
         let text = String::from_utf8_lossy(&text);
         let mut layers = Layers::default();
-        let config = layers.read_text(&text, "config.toml").ok().map(|()| layers.resolve());
+        let config = layers.read_text(&text, CONFIG).ok().map(|()| layers.resolve());
         let mut log = Log::default();
         for (rank, path) in &logs {
-            log.add(path, *rank).map_err(|error| unreadable(path, error))?;
+            log.add(path, *rank).map_err(|error| unreadable(path, &error))?;
         }
         let ranks = logs.len().max(1);
         let shown = shown_ranks(config.as_ref(), ranks);
@@ -124,14 +119,27 @@ impl Run {
     }
 }
 
-/// Fails on a folder that is not that of a run, whose logs are these.
+/// Fails on a folder that is not that of a run, whose logs are these, or whose files cannot be read.
 pub(crate) fn check_folder(folder: &Path, logs: &[(usize, PathBuf)]) -> Result<(), UserError> {
+    let others = [METRICS, CONFIG, RANKS].map(|name| folder.join(name));
+    for path in logs.iter().map(|(_, path)| path).chain(&others) {
+        match open_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(unreadable(path, &error)),
+            _ => {}
+        }
+    }
     if !logs.is_empty() || folder.join(METRICS).is_file() {
         return Ok(());
     }
     let what = format!("{} has neither {METRICS} nor rank-0.jsonl", folder.display());
     let fix = "name the run's --log-dir, which is runs/last if it was not set";
     Err(UserError::new(what, "RUN is the folder into which a run writes", fix))
+}
+
+fn unreadable(file: &Path, error: &std::io::Error) -> UserError {
+    let what = format!("{} cannot be read: {error}", file.display());
+    let rule = "the files in a run's folder are regular files that can be read";
+    UserError::new(what, rule, "change the file's permissions, or restore it")
 }
 
 /// The logs in a folder by rank.

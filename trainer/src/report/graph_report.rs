@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use common::files::write_file;
 use engine::step::Stage;
 use parallel::{Axis, Grid};
 
@@ -44,9 +45,9 @@ pub(crate) fn write_graph_report(
         return Ok(());
     }
     let [dot, svg] = beside(path);
-    std::fs::write(path, format!("{{\"ranks\": [\n{}\n]}}\n", reports.join(",\n"))).map_err(failed(path))?;
-    std::fs::write(&dot, report.dot()).map_err(failed(&dot))?;
-    std::fs::write(&svg, replay_picture(&parts)).map_err(failed(&svg))
+    write_file(path, format!("{{\"ranks\": [\n{}\n]}}\n", reports.join(",\n"))).map_err(failed(path))?;
+    write_file(&dot, report.dot()).map_err(failed(&dot))?;
+    write_file(&svg, replay_picture(&parts)).map_err(failed(&svg))
 }
 
 /// The files that are written beside the JSON.

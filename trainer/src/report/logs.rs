@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use common::UserError;
+use common::files::open_to_append;
 use common::terminal::{PRINTED, warn};
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -32,16 +33,10 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let level = filter.max_level_hint().unwrap_or(LevelFilter::TRACE).max(LevelFilter::INFO);
     let create = |name: String| -> Result<Option<Mutex<LogFile>>, UserError> {
         let Some(folder) = folder else { return Ok(None) };
-        let made = std::fs::create_dir_all(folder)
-            .and_then(|()| File::options().append(true).create(true).open(folder.join(&name)));
         let path = folder.join(&name);
-        made.map(|file| Some(Mutex::new(LogFile { path, file, has_failed: false }))).map_err(|error| {
-            UserError::new(
-                format!("logging.dir = {}: {name} cannot be written: {error}", folder.display()),
-                "a run can write to the folder of its logs and metrics",
-                "set logging.dir to another folder, or change its permissions",
-            )
-        })
+        let made = std::fs::create_dir_all(folder).and_then(|()| open_to_append(&path));
+        made.map(|file| Some(Mutex::new(LogFile { path, file, has_failed: false })))
+            .map_err(|error| unwritable(folder, &name, &error))
     };
     let json = create(format!("rank-{rank}.jsonl"))?;
     let text = if rank == 0 { create(RUN_LOG.into())? } else { None };
@@ -58,6 +53,15 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let (version, process) = (env!("CARGO_PKG_VERSION"), std::process::id());
     tracing::info!(target: PRINTED, "trainer {version} starts as process {process}: {command:?}");
     Ok(())
+}
+
+/// The error for a file of a run that it cannot write.
+pub fn unwritable(folder: &Path, name: &str, error: &std::io::Error) -> UserError {
+    UserError::new(
+        format!("logging.dir = {}: {name} cannot be written: {error}", folder.display()),
+        "a run writes its logs and metrics into regular files of that folder, and follows no link in it",
+        "remove what is in the file's place, change permissions, or set logging.dir to another folder",
+    )
 }
 
 /// The console: a message is printed as all other lines are.

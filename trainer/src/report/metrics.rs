@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
+use common::files::{create_file, open_file, open_to_change};
 use common::fit::width;
 use common::format::count;
 use common::terminal::warn;
@@ -126,7 +127,7 @@ impl MetricsFile {
     /// Operating system errors.
     pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
         let path = folder.join(METRICS);
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file = create_file(&path)?;
         Ok(MetricsFile { lines: StepFile::new(path, file)? })
     }
 
@@ -174,7 +175,7 @@ impl MetricsFile {
 /// Operating system errors.
 pub(crate) fn last_step(path: &Path) -> std::io::Result<u64> {
     let mut last = 0;
-    for line in BufReader::new(File::open(path)?).split(b'\n') {
+    for line in BufReader::new(open_file(path)?).split(b'\n') {
         let value: Option<Value> = serde_json::from_slice(&line?).ok();
         last = value.and_then(|value| value["step"].as_u64()).unwrap_or(last);
     }
@@ -200,7 +201,7 @@ fn merged(path: &Path, mut file: File, carried: &[u8], step: usize) -> std::io::
 /// Opens a file of one JSON object per line to continue it after `step` steps. Lines whose `key` is a later step, and an
 /// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that stays.
 pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let mut file = open_to_change(path)?;
     let Lines { ranges, last, damaged } = lines_up_to(&file, key, step)?;
     if let [first, more @ ..] = &damaged[..] {
         let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
@@ -266,7 +267,7 @@ fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result
 /// Replaces the file at `path` by what `write` writes.
 fn replaced(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<File> {
     let temporary = path.with_extension("jsonl.tmp");
-    let mut copy = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;
+    let mut copy = create_file(&temporary)?;
     write(&mut copy)?;
     copy.sync_all()?;
     std::fs::rename(temporary, path)?;

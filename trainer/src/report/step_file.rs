@@ -6,6 +6,8 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use common::files::create_file;
+
 /// So many bytes wait for the disk at most, unless it refuses them.
 const UNSYNCED: usize = 1 << 20;
 
@@ -101,7 +103,7 @@ impl StepFile {
         let folder = self.path.parent().unwrap_or(Path::new(""));
         std::fs::create_dir_all(folder)?;
         let temporary = self.path.with_extension("jsonl.tmp");
-        let copy = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;
+        let copy = create_file(&temporary)?;
         let mut at = 0;
         let mut bytes = vec![0; 1 << 20];
         while at < self.length {

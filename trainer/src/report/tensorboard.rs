@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use common::files::create_file;
 use common::host_name;
 
 use crate::report::fp8_losses;
@@ -33,7 +34,7 @@ impl EventFile {
         // files, also if they are of this second or another machine's clock is ahead.
         let time = (now as u64).max(last_time(folder)?.saturating_add(1));
         let name = format!("{PREFIX}{time:010}.{host}.{}.0", std::process::id());
-        let mut file = EventFile { file: BufWriter::new(File::create(folder.join(name))?) };
+        let mut file = EventFile { file: BufWriter::new(create_file(&folder.join(name))?) };
         file.record(&event(now, 0, |event| bytes(event, 3, b"brain.Event:2")))?;
         if step > 0 {
             // SessionLog { status: START }.

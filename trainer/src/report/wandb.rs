@@ -7,10 +7,17 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use common::files::write_file;
 use serde_json::{Map, Value};
 
 use crate::report::metrics::{StepMetrics, continued};
 use crate::report::tensorboard::{scalars, seconds};
+
+/// The file in `logging.dir` with a row for each step.
+pub(crate) const HISTORY: &str = "wandb-history.jsonl";
+
+/// The file in `logging.dir` with the last row.
+pub(crate) const SUMMARY: &str = "wandb-summary.json";
 
 /// The history of a run.
 pub struct History {
@@ -28,11 +35,11 @@ impl History {
     /// # Errors
     /// Operating system errors.
     pub fn open(folder: &Path, step: usize) -> std::io::Result<History> {
-        let path = folder.join("wandb-history.jsonl");
+        let path = folder.join(HISTORY);
         let (file, last) = continued(&path, "_step", step)?;
         let summary = last.and_then(|row| row.as_object().cloned()).unwrap_or_default();
         let before = summary.get("_runtime").and_then(Value::as_f64).unwrap_or(0.0);
-        let summary_path = folder.join("wandb-summary.json");
+        let summary_path = folder.join(SUMMARY);
         Ok(History { file: BufWriter::new(file), summary, summary_path, began: Instant::now(), before })
     }
 
@@ -58,6 +65,6 @@ impl History {
     /// # Errors
     /// Operating system errors.
     pub fn finish(&mut self) -> std::io::Result<()> {
-        std::fs::write(&self.summary_path, format!("{:#}\n", Value::Object(self.summary.clone())))
+        write_file(&self.summary_path, format!("{:#}\n", Value::Object(self.summary.clone())))
     }
 }

@@ -1,7 +1,6 @@
 //! Sends a run's rows to Weights & Biases while it goes on, by their own Python client in a process of its own. The run never
 //! waits for it: rows wait in a queue, and a client that ends or falls behind is given up. The files have every row.
 
-use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -10,6 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
+use common::files::open_to_append;
 use common::terminal::{PRINTED, say, warn};
 use serde_json::json;
 
@@ -20,7 +20,7 @@ use crate::config::model_name::name;
 const SCRIPT: &str = include_str!("wandb_client.py");
 
 /// The file in `logging.dir` with what the client prints.
-const LOG: &str = "wandb-client.log";
+pub(crate) const CLIENT_LOG: &str = "wandb-client.log";
 
 /// The exit code of the script if Python has no module `wandb`.
 const NO_MODULE: i32 = 3;
@@ -46,8 +46,9 @@ impl Client {
         if ["offline", "disabled", "dryrun"].contains(&mode.as_str()) {
             return None;
         }
-        let log = folder.join(LOG);
-        let output = File::options().append(true).create(true).open(&log).ok()?;
+        let log = folder.join(CLIENT_LOG);
+        let opened = open_to_append(&log);
+        let output = opened.inspect_err(|error| warn(&refusal(&log, error))).ok()?;
         let mut command = Command::new("python3");
         command.args(["-c", SCRIPT]).stdout(output.try_clone().ok()?).stderr(output);
         let mut client = Client::spawn(command, log.display().to_string())?;
@@ -107,6 +108,14 @@ impl Client {
         warn(&line);
         tracing::warn!(target: PRINTED, "{line}");
     }
+}
+
+/// Why there is no client: its output has no file.
+fn refusal(log: &Path, error: &std::io::Error) -> String {
+    format!(
+        "notice: Weights & Biases is sent nothing: {} cannot be written: {error}. The files have every row",
+        log.display()
+    )
 }
 
 /// The first line for the client: the arguments of `wandb.init`. A run that resumes is the same one there.

@@ -1,9 +1,9 @@
 //! Files that a run writes after its steps. They are checked before the run begins.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::files::open_to_append;
 
 use crate::config::LoggingConfig;
 use crate::report::graph_report::beside;
@@ -46,8 +46,8 @@ fn create_run_folder(logging: &LoggingConfig, path: &Path) {
 /// # Errors
 /// What the operating system said.
 pub fn writable(what: &str, path: &Path) -> Result<(), UserError> {
-    File::options().append(true).create(true).open(path).map(drop).map_err(|error| {
-        let rule = "the path is that of a file that can be written";
+    open_to_append(path).map(drop).map_err(|error| {
+        let rule = "the path is that of a regular file that can be written, and of no link";
         UserError::new(format!("{what}: {error}"), rule, "name a file in a folder that exists")
     })
 }

@@ -5,24 +5,46 @@ use std::io::Result;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use common::files::read_text;
+use common::UserError;
+use common::files::{ensure_writable_name, read_text, write_file};
 use humantime::format_rfc3339_seconds;
+use launch::watch::ranks_file::RANKS;
 
+use crate::checkpoint::LOG_LOCK;
 use crate::config::model_name::name_in;
+use crate::report::logs::{RUN_LOG, unwritable};
 use crate::report::metrics::{METRICS, last_step};
 use crate::report::tensorboard::PREFIX;
+use crate::report::wandb::{HISTORY, SUMMARY};
+use crate::report::wandb_client::CLIENT_LOG;
 
 /// The file with the name of the run whose metrics the folder has, and on a second line when it began.
 const OWNER: &str = "run.id";
 
 /// The file with every option of the run.
-const CONFIG: &str = "config.toml";
+pub const CONFIG: &str = "config.toml";
 
 /// The most bytes of the configuration that are read for the name of a model.
 const LONGEST_CONFIG: u64 = 1 << 20;
 
 /// The most bytes of that file.
 const LONGEST_NAME: u64 = 4096;
+
+/// The files that rank 0 writes into the folder under these names.
+const WRITTEN: [&str; 9] = [LOG_LOCK, CONFIG, METRICS, OWNER, RUN_LOG, RANKS, HISTORY, SUMMARY, CLIENT_LOG];
+
+/// Fails if something other than a regular file is in the place of a file that rank 0 writes into `folder`. So the run is
+/// refused before any work, though most of these files are opened late.
+///
+/// # Errors
+/// The first such file.
+pub fn check(folder: &Path) -> std::result::Result<(), UserError> {
+    // A file is replaced by way of another, whose name has an ending more.
+    let names = WRITTEN.into_iter().flat_map(|name| [name.to_string(), format!("{name}.tmp")]);
+    names.into_iter().try_for_each(|name| {
+        ensure_writable_name(&folder.join(&name)).map_err(|error| unwritable(folder, &name, &error))
+    })
+}
 
 /// Gives `folder` to `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts at step 0 or from
 /// another run's checkpoint. Metrics of another run are moved to a folder inside, which has the time at which that run began and
@@ -70,7 +92,7 @@ pub fn mark(folder: &Path, run: &str) -> Result<()> {
         return Ok(());
     }
     std::fs::create_dir_all(folder)?;
-    std::fs::write(folder.join(OWNER), format!("{run}\n{}\n", format_rfc3339_seconds(SystemTime::now())))
+    write_file(&folder.join(OWNER), format!("{run}\n{}\n", format_rfc3339_seconds(SystemTime::now())))
 }
 
 /// The name of the folder for the metrics that are in `folder`. Such names sort by time.

@@ -1,10 +1,10 @@
 //! The timeline of a few steps, written to `logging.trace`.
 
-use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::files::create_file;
 use common::format::counted;
 use common::terminal::warn;
 use device::Device;
@@ -128,7 +128,7 @@ impl StepTrace {
         let Some(target) = &self.target else { return Ok(()) };
         let timeline = device.end_timeline()?;
         let written = target.activity.during(Doing::Writes, || {
-            let file = File::create(&target.path)?;
+            let file = create_file(&target.path)?;
             timeline.write_chrome(target.rank, &target.process, BufWriter::new(file))
         });
         if let Err(error) = written {

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::files::write_file;
 use common::format::{boxed, counted};
 use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
@@ -33,6 +34,7 @@ use crate::report::summary::{PLAN, summary};
 use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
 use crate::run::evaluate::{EvaluationSet, of_set};
+use crate::run::run_folder::CONFIG;
 use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
@@ -388,7 +390,7 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
         say(&format!("metrics of another run were moved to {}", aside.display()));
     }
     let resolved = toml::to_string(&plan.config).unwrap_or_default();
-    std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
+    write_file(&folder.join(CONFIG), resolved).map_err(file(CONFIG))?;
     let carried = session.carried_metrics()?;
     let client = plan.config.logging.wandb.then(|| Client::start(folder, session.run(), &plan.config)).flatten();
     RunLog::open(&plan.config.logging, session.progress().step, &carried, client).map_err(file("metrics.jsonl"))

@@ -1,10 +1,10 @@
 //! Faults while running: exit code 3 with one line that names the file, and a reader that goes away is none.
 
 use std::io::Read;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use crate::disk_shim::{Fault, break_file};
 use crate::harness::{Folder, arguments, expect, metrics, printed, run};
 
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
@@ -12,33 +12,33 @@ const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
 /// A file that can be opened and takes no byte, as on a full disk.
 const FULL: &str = "/dev/full";
 
-/// A fault, the file of `log` that is in its way, the flags that write it, and what the line says.
-type Fault = (&'static str, fn(&Path), &'static str, &'static [&'static str]);
+/// A file of `log` that the disk has no space for, the flags that write it, and what the line says.
+type FullFile = (&'static str, &'static str, &'static [&'static str]);
 
-const FAULTS: &[Fault] = &[
-    ("metrics.jsonl is a folder", |path| std::fs::create_dir(path).unwrap(), "", &["metrics.jsonl in", "a directory"]),
-    ("metrics.jsonl", full, "", &["the metrics in", "No space left"]),
-    ("config.toml", full, "", &["config.toml in", "No space left"]),
-    ("wandb-summary.json", full, "--wandb", &["wandb-summary.json in", "No space left"]),
-    ("graphs.json", full, "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.json"]),
-    ("graphs.dot", full, "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.dot"]),
-    ("graphs.svg", full, "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.svg"]),
-    ("trace.json", full, "--trace log/trace.json", &["the timeline, log/trace.json", "No space left"]),
+const FILES: &[FullFile] = &[
+    ("metrics.jsonl", "", &["the metrics in", "No space left"]),
+    ("config.toml", "", &["config.toml in", "No space left"]),
+    ("wandb-summary.json", "--wandb", &["wandb-summary.json in", "No space left"]),
+    ("graphs.json", "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.json"]),
+    ("graphs.dot", "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.dot"]),
+    ("graphs.svg", "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.svg"]),
+    ("trace.json", "--trace log/trace.json", &["the timeline, log/trace.json", "No space left"]),
 ];
 
-fn full(path: &Path) {
-    symlink(FULL, path).unwrap();
+/// Runs in a folder where the disk has no space for a file of `log`.
+fn run_with_full(folder: &Folder, file: &str, flags: &str) -> Output {
+    std::fs::create_dir_all(folder.path("log")).unwrap();
+    let mut command = Command::new(TRAINER);
+    command.current_dir(&folder.0).args(arguments(&folder.0, flags));
+    break_file(&mut command, folder, &folder.path("log").join(file), &Fault::Full);
+    command.output().unwrap()
 }
 
 #[test]
 fn a_file_that_cannot_be_written_ends_a_run_with_exit_code_3_and_its_name() {
-    for (what, spoil, flags, needles) in FAULTS {
+    for (what, flags, needles) in FILES {
         let folder = Folder::new("fault");
-        let file = what.split(' ').next().unwrap();
-        std::fs::create_dir_all(folder.path("log")).unwrap();
-        spoil(&folder.path("log").join(file));
-        let flags = arguments(&folder.0, &format!("--steps 5 {flags}"));
-        let output = Command::new(TRAINER).current_dir(&folder.0).args(flags).output().unwrap();
+        let output = run_with_full(&folder, what, &format!("--steps 5 {flags}"));
         let text = String::from_utf8_lossy(&output.stderr);
         let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error on rank 0: ")).collect();
         assert!(output.status.code() == Some(3) && errors.len() == 1, "{what}: {}", printed(&output));
@@ -52,9 +52,7 @@ fn a_file_that_cannot_be_written_ends_a_run_with_exit_code_3_and_its_name() {
 fn a_log_of_messages_that_cannot_be_written_is_one_warning_and_the_run_goes_on() {
     for file in ["run.log", "rank-0.jsonl"] {
         let folder = Folder::new("fault-log");
-        std::fs::create_dir_all(folder.path("log")).unwrap();
-        full(&folder.path("log").join(file));
-        let output = run(1, &folder.0, "--steps 5");
+        let output = run_with_full(&folder, file, "--steps 5");
         expect(&output, 0, &["done: "]);
         let text = String::from_utf8_lossy(&output.stderr);
         let warnings: Vec<&str> = text.lines().filter(|line| line.contains("WARNING: ")).collect();
@@ -67,10 +65,7 @@ fn a_log_of_messages_that_cannot_be_written_is_one_warning_and_the_run_goes_on()
 fn a_full_disk_under_metrics_or_a_timeline_costs_no_step_that_was_done() {
     for (file, flags, done) in [("metrics.jsonl", "", 2..6), ("trace.json", "--trace log/trace.json", 8..9)] {
         let folder = Folder::new("fault-saved");
-        std::fs::create_dir_all(folder.path("log")).unwrap();
-        full(&folder.path("log").join(file));
-        let flags = arguments(&folder.0, &format!("--steps 8 --save-interval 0 {flags}"));
-        let output = Command::new(TRAINER).current_dir(&folder.0).args(flags).output().unwrap();
+        let output = run_with_full(&folder, file, &format!("--steps 8 --save-interval 0 {flags}"));
         expect(&output, 3, &["No space left", "Fix: "]);
         let saved = crate::harness::saved(&folder.0);
         assert!(saved.len() == 1 && done.contains(&saved[0]), "{file}: {saved:?}, {}", printed(&output));

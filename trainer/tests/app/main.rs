@@ -20,6 +20,7 @@ mod container;
 mod damage;
 mod default_run;
 mod directions;
+mod disk_shim;
 mod distributed_run;
 mod doctor;
 mod documents;

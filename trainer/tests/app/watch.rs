@@ -1,11 +1,9 @@
 //! A fault of one rank ends all of them soon, with one line that names its root cause.
 
-use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Output, Stdio};
 
+use crate::disk_shim::{Fault, break_file};
 use crate::harness::{
     Folder, Running, command, expect, output_of, printed, rank_ids, run, signal, start, wait_for, wait_until_gone,
 };
@@ -14,8 +12,6 @@ use crate::harness::{
 const IMPATIENT: &str = "--distributed-timeout-seconds 6";
 /// Many heartbeats a second.
 const OFTEN: &str = "--heartbeat-seconds 0.1";
-/// `O_NONBLOCK`: a pipe can be opened for reading before somebody writes.
-const NONBLOCK: i32 = 0o4000;
 
 /// Waits until heartbeats have said where each rank is, and the monitor has read them.
 fn heartbeats_pass(ids: &[u32]) {
@@ -119,14 +115,11 @@ fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_be
     ] {
         let folder = Folder::new("watch-hang");
         std::fs::create_dir_all(folder.path("log")).unwrap();
-        let pipe = folder.path("log").join(format!("rank-{hangs}.jsonl"));
-        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        // Nobody reads what is written there: once the pipe is full, the rank waits forever, as on a dead file server.
-        let _reader = std::fs::File::options().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
-        // A pipe takes 64 KiB; what is left is for the lines of the first steps.
-        std::fs::File::options().write(true).open(&pipe).unwrap().write_all(&[b' '; 48 << 10]).unwrap();
         let flags = format!("--steps 1000000 --log debug {layout} {IMPATIENT}");
         let mut command = command(ranks, &folder.0, &flags);
+        // The lines of the first steps can be written.
+        let log = folder.path("log").join(format!("rank-{hangs}.jsonl"));
+        break_file(&mut command, &folder, &log, &Fault::Hangs(100));
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let output = ended(child, &[]);
         let line = root_cause(&output, &[3, 4], &[waits, "distributed_timeout_seconds = 6"]);
@@ -156,10 +149,10 @@ fn without_rank_0_the_others_end_by_themselves() {
 fn a_rank_that_hangs_before_it_has_joined_ends_all_after_the_limit_for_set_up() {
     let folder = Folder::new("watch-joining");
     std::fs::create_dir_all(folder.path("log")).unwrap();
-    // Nobody reads: rank 1 waits forever where it opens its log, before MPI's start, in which the others wait for it.
-    assert!(Command::new("mkfifo").arg(folder.path("log/rank-1.jsonl")).status().unwrap().success());
     let flags = format!("--steps 5 --setup-timeout-seconds 6 {IMPATIENT}");
     let mut command = command(4, &folder.0, &flags);
+    // Rank 1 waits for ever where it opens its log, before MPI's start, in which the others wait for it.
+    break_file(&mut command, &folder, &folder.path("log/rank-1.jsonl"), &Fault::Hangs(1));
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let parts = ["not all joined within 6 s", "parallel.setup_timeout_seconds = 6"];
     let line = root_cause(&ended(child, &[]), &[3], &parts);
@@ -170,17 +163,13 @@ fn a_rank_that_hangs_before_it_has_joined_ends_all_after_the_limit_for_set_up() 
 fn writing_that_takes_longer_than_a_step_may_is_no_fault() {
     let folder = Folder::new("watch-slow-disk");
     std::fs::create_dir_all(folder.path("log")).unwrap();
-    // Each rank writes a timeline; that of rank 1 goes where somebody reads late.
-    let pipe = folder.path("log/trace-rank1.json");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let flags = format!("--steps 8 --trace {} {IMPATIENT}", folder.path("log/trace.json").display());
-    let child = command(2, &folder.0, &flags).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It is opened twice: to see that it can be, and to be written.
-    drop(std::fs::File::open(&pipe).unwrap());
-    std::thread::sleep(Duration::from_secs(8));
-    let read = std::fs::read_to_string(&pipe).unwrap();
-    let output = output_of(child);
-    expect(&output, 0, &["done: loss"]);
+    let mut command = command(2, &folder.0, &flags);
+    // Each rank writes a timeline. That of rank 1 is opened twice, to see that it can be written and to write it.
+    let timeline = folder.path("log/trace-rank1.json");
+    break_file(&mut command, &folder, &timeline, &Fault::Slow(3));
+    expect(&command.output().unwrap(), 0, &["done: loss"]);
+    let read = std::fs::read_to_string(&timeline).unwrap();
     assert!(read.contains("rank 1"), "{read}");
 }
 
@@ -189,9 +178,10 @@ fn an_error_of_one_rank_is_the_root_cause_and_its_code_the_one_that_is_seen() {
     let folder = Folder::new("watch-error");
     std::fs::create_dir_all(folder.path("log")).unwrap();
     // Each rank writes its own timeline; that it could not is an error when the run ends.
-    symlink("/dev/full", folder.path("log/trace-rank1.json")).unwrap();
     let flags = format!("--steps 8 --trace {}", folder.path("log/trace.json").display());
-    let output = run(2, &folder.0, &flags);
+    let mut command = command(2, &folder.0, &flags);
+    break_file(&mut command, &folder, &folder.path("log/trace-rank1.json"), &Fault::Full);
+    let output = command.output().unwrap();
     let line = root_cause(&output, &[3], &["trace-rank1.json", "No space left", "Fix: ", "[host ", " step 8"]);
     assert!(line.starts_with("error on rank 1: the timeline"), "{line}");
 }

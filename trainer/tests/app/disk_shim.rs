@@ -1,0 +1,39 @@
+//! A disk that fails, fills or hangs under one file of a run: a library between the trainer and the system.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::Folder;
+
+/// What happens to the calls that write to a file.
+pub enum Fault {
+    /// The disk has no space: the file can be opened and takes no byte.
+    Full,
+    /// The call of that number takes 8 s more, counted from 1. Opening is a call too.
+    Slow(usize),
+    /// The call of that number and all later ones wait for ever, as on a dead file server.
+    Hangs(usize),
+}
+
+/// Has a command meet a fault at a file. The file need not be there yet, but its folder must. `folder` is for the library.
+pub fn break_file(command: &mut Command, folder: &Folder, file: &Path, fault: &Fault) {
+    let (kind, at) = match fault {
+        Fault::Full => ("nospace", 0),
+        Fault::Slow(at) => ("slow", *at),
+        Fault::Hangs(at) => ("hang", *at),
+    };
+    // Calls name a file as the system does.
+    let parent = file.parent().unwrap().canonicalize().unwrap();
+    command.env("LD_PRELOAD", library(folder)).env("FAULTS_BELOW", parent.join(file.file_name().unwrap()));
+    command.env("FAULTS_KIND", kind).env("FAULTS_AT", at.to_string());
+}
+
+/// The library, compiled into a folder.
+fn library(folder: &Folder) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/faults/disk_faults.c");
+    let library = folder.path("disk_faults.so");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).arg("-ldl");
+    assert!(compiler.status().unwrap().success(), "the fault library does not compile");
+    library
+}
