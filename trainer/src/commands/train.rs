@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
 use super::profile::{self, ProfileRequest};
+use crate::checkpoint::refuse_other_formats;
 use crate::config::checks::require;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -90,6 +91,9 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     // A benchmark generates its own batches.
     let open = if request.dry_run || is_bench { source_to_plan } else { source };
     let mut plan = RunPlan::new(request.config.clone(), env.world_size)?;
+    if !is_bench {
+        refuse_other_formats(&plan.config.checkpoint)?;
+    }
     if let Some(gpu) = &request.gpu {
         check_named_gpu(gpu, &plan)?;
     }
