@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common import Failed, check_same, checkpoints
+from layouts import DISK_LAYOUTS, with_chats, write_chats
 
 STEPS, LIMIT = 12, 60
 FLAGS = ["--preset=tiny", "--device=host", f"--steps={STEPS}", "--threads=1", "--eval-interval=6", "--eval-iters=1",
@@ -30,17 +31,17 @@ def compiled(folder):
 
 
 class Faulty:
-    """Starts runs with the shim."""
+    """Starts runs of a layout with the shim."""
 
-    def __init__(self, trainer, shim):
-        self.trainer, self.shim = trainer, shim
+    def __init__(self, trainer, shim, flags):
+        self.trainer, self.shim, self.flags = trainer, shim, flags
 
     def run(self, folder, kind="none", at=0):
         """A run in a folder, whose call number `at` fails. Returns exit code, output, and the lines of the shim."""
         log = folder.with_suffix(".calls")
         log.unlink(missing_ok=True)
         shim = {"LD_PRELOAD": self.shim, "FAULTS_BELOW": folder, "FAULTS_LOG": log, "FAULTS_KIND": kind, "FAULTS_AT": str(at)}
-        command = [self.trainer, *FLAGS, "--save", folder / "saved", "--log-dir", folder / "log", "--trace", folder / "trace.json"]
+        command = [self.trainer, *FLAGS, *self.flags, "--save", folder / "saved", "--log-dir", folder / "log", "--trace", folder / "trace.json"]
         try:
             ended = subprocess.run(command, env={**os.environ, **shim}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, timeout=LIMIT)
@@ -128,61 +129,83 @@ def interrupted(faulty, folder, calls):
     return folder
 
 
-def all_faults(trainer, folder, faults, seed, jobs, short):
-    """Makes calls fail, each in each way, or `faults` of these by chance. Prints tables, and returns what failed."""
-    folder.mkdir()
-    faulty = Faulty(trainer, compiled(folder))
+def cases_of(faulty, folder, short, is_plain):
+    """The faults to try in runs of a layout: new or resumed run, what it starts from, kind, number of the call. Also how many
+    calls write in a new run, and in a resumed one."""
     reference = folder / "reference"
     reference.mkdir()
     code, said, calls = faulty.run(reference)
     if code:
-        return [f"the reference ended with {code}\n{said}"]
+        raise Failed(f"the reference ended with {code}\n{said}")
     check_files(reference)
     if short:
         # Files are written by several threads. On a busy machine a call may have another number in the next run, so a few are
-        # tried.
-        last = [line for line in calls if f"step-{STEPS:08}.tmp/model" in line and " write " in line][-4:]
-        cases = [("new", None, "torn", int(line.split()[0])) for line in last]
-    else:
-        template = interrupted(faulty, folder / "interrupted", calls)
-        again = shutil.copytree(template, folder / "count")
-        code, said, more_calls = faulty.run(again)
-        if code:
-            return [f"the resumed run ended with {code}\n{said}"]
-        # A fault may add calls: the run goes on in another way.
-        cases = [(name, start, kind, int(line.split()[0]))
-                 for name, start, lines in [("new", None, calls), ("resumed", template, more_calls)] for line in lines
-                 for kind in KINDS if kind not in ONLY_WRITES or line.split()[1] in ("write", "pwrite", "writev", "copy_file_range")]
-        random.Random(seed).shuffle(cases)
-        cases = cases[:faults or None]
-    failures, met, lock = [], [], threading.Lock()
+        # tried. A kill while the manifest is written leaves all other files of a checkpoint.
+        kind, file = ("torn", "model") if is_plain else ("kill", "manifest")
+        last = [line for line in calls if f"step-{STEPS:08}.tmp/{file}" in line and " write " in line][-4:]
+        return [("new", None, kind, int(line.split()[0])) for line in last], (len(calls), 0)
+    template = interrupted(faulty, folder / "interrupted", calls)
+    again = shutil.copytree(template, folder / "count")
+    code, said, more_calls = faulty.run(again)
+    if code:
+        raise Failed(f"the resumed run ended with {code}\n{said}")
+    # A fault may add calls: the run goes on in another way.
+    cases = [(name, start, kind, int(line.split()[0]))
+             for name, start, lines in [("new", None, calls), ("resumed", template, more_calls)] for line in lines
+             for kind in KINDS if kind not in ONLY_WRITES or line.split()[1] in ("write", "pwrite", "writev", "copy_file_range")]
+    return cases, (len(calls), len(more_calls))
 
-    def of(number, case):
-        name, start, kind, at = case
-        place = folder / f"fault-{number}"
+
+def all_faults(trainer, folder, faults, seed, jobs, short):
+    """Makes calls fail, each in each way, or `faults` of these by chance, of runs of every layout. Prints tables, and returns
+    what failed."""
+    folder.mkdir()
+    write_chats(folder / "chats")
+    shim, chance = compiled(folder), random.Random(seed)
+    failures, met, counts, work = [], [], [], []
+    for number, (layout, flags) in enumerate(DISK_LAYOUTS):
+        faulty, place = Faulty(trainer, shim, with_chats(flags, folder / "chats")), folder / f"layout-{number}"
+        place.mkdir()
         try:
-            result = one_fault(faulty, start, place, reference, kind, at)
+            cases, calls = cases_of(faulty, place, short, not flags)
+        except Failed as failure:
+            failures.append(f"{layout}: {failure}")
+            continue
+        counts.append((layout, *calls))
+        if not short:
+            chance.shuffle(cases)
+            share = faults // len(DISK_LAYOUTS) + (number < faults % len(DISK_LAYOUTS))
+            cases = cases[:share] if faults else cases
+        work += [(layout, faulty, place, case) for case in cases]
+    lock = threading.Lock()
+
+    def of(number, layout, faulty, place, case):
+        name, start, kind, at = case
+        try:
+            result = one_fault(faulty, start, place / f"fault-{number}", place / "reference", kind, at)
         except Failed as failure:
             with lock:
-                failures.append(f"{name} run, {failure}")
+                failures.append(f"{layout}, {name} run, {failure}")
                 print(f"FAILED: {failures[-1]}", flush=True)
             return
         with lock:
-            met.extend([(name, kind, *result)] if result else [])
+            met.extend([(layout, name, kind, *result)] if result else [])
 
     with ThreadPoolExecutor(jobs) as pool:
-        for job in [pool.submit(of, number, case) for number, case in enumerate(cases)]:
+        for job in [pool.submit(of, number, *one) for number, one in enumerate(work)]:
             job.result()
-    print(f"\nCalls that write: {len(calls)} in a new run" + ("" if short else f", {len(more_calls)} in a resumed one"))
+    print("\n| run | calls that write in a new run | in a resumed one |\n|---|---|---|")
+    for layout, new, resumed in counts:
+        print(f"| {layout} | {new} | {resumed or ''} |")
     print("\n| run | fault | times | ended with 0 | 2 | 3 | killed |\n|---|---|---|---|---|---|---|")
-    for name, kind in sorted({(name, kind) for name, kind, *_ in met}):
-        codes = collections.Counter(code for one, other, _, code, _ in met if (one, other) == (name, kind))
-        print(f"| {name} | {kind} | {codes.total()} | {codes[0]} | {codes[2]} | {codes[3]} | {codes[-9]} |")
+    for layout, name, kind in sorted({(layout, name, kind) for layout, name, kind, *_ in met}):
+        codes = collections.Counter(code for *one, _, code, _ in met if one == [layout, name, kind])
+        print(f"| {layout}, {name} | {kind} | {codes.total()} | {codes[0]} | {codes[2]} | {codes[3]} | {codes[-9]} |")
     if not short:
         print("\n| failed call, of ENOSPC, EIO and EDQUOT | times | exit codes | without a word |\n|---|---|---|---|")
-        errors = [result for result in met if result[1] in ("ENOSPC", "EIO", "EDQUOT")]
-        for call in sorted({call for _, _, call, _, _ in errors}, key=lambda call: call.split()[::-1]):
-            those = [(code, lines) for _, _, one, code, lines in errors if one == call]
+        errors = [result for result in met if result[2] in ("ENOSPC", "EIO", "EDQUOT")]
+        for call in sorted({call for *_, call, _, _ in errors}, key=lambda call: call.split()[::-1]):
+            those = [(code, lines) for *_, one, code, lines in errors if one == call]
             codes, silent = sorted({code for code, _ in those}), sum(not lines for _, lines in those)
             print(f"| {call} | {len(those)} | {', '.join(map(str, codes))} | {silent or ''} |")
     print(f"\nDisk faults: {len(met) + len(failures)}")

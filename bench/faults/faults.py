@@ -11,11 +11,12 @@ TRAINER is the binary. Everything runs on the host device, in a temporary folder
   (SIGKILL) or stopped (SIGSTOP) in turn, after random times. Each run must end by itself with the bits of a run that nobody
   disturbed: every step once in metrics.jsonl, the same losses and norms, the same final weights and moments.
 - disk: disk_faults.c, loaded with LD_PRELOAD, makes the n-th call that writes to the run's folders fail, or kills the run in
-  the middle of it. Every call and every way, in a new run and in a resumed one, unless --disk-faults says how many. The run
-  must end by itself, with one line of error. The next run must end with the reference's bits.
+  the middle of it. Every call and every way, in a new run and in a resumed one, of a plain run, one on packed conversations
+  and one of adapters. --disk-faults says how many of these, which the three share. The run must end by itself, with one line
+  of error. The next run must end with the reference's bits.
 
 Prints tables. Exits with 1 if anything was otherwise, if a run did not go on within 90 s, or if the kills take longer than
-LIMIT (3600 s, in the short form 120 s). The short form has two attacks, one kill and one disk fault, and takes about 10 s on
+LIMIT (3600 s, in the short form 120 s). The short form has two attacks, one kill and three disk faults, and takes about 15 s on
 an idle machine. It needs Linux, a C compiler, Open MPI's mpirun and Python's standard library.
 """
 
@@ -28,7 +29,8 @@ from pathlib import Path
 
 from common import Failed
 from disk import all_faults
-from kills import LAYOUTS, SHORT_LAYOUT, all_kills
+from kills import SHORT_LAYOUT, all_kills
+from layouts import LAYOUTS
 from network import ATTACKS, all_attacks
 
 

@@ -8,24 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from common import Failed, Run, check_same, checkpoints, children, is_alive, mpirun
+from layouts import LAYOUTS, with_chats, write_chats
 
 FLAGS = ["--preset=tiny", "--device=host", "--eval-interval=100", "--eval-iters=1", "--threads=1", "--log-interval=1000",
          "--micro-batch-size=1", "--global-batch-size=4", "--seq-length=32", "--hidden-dropout=0.1",
          "--attention-dropout=0.1", "--distributed-timeout-seconds=5", "--setup-timeout-seconds=20", "--save-interval=20",
          "--checkpoint-keep=2"]
-# Name, ranks, flags.
-LAYOUTS = [
-    ("one process", 1, []),
-    ("data 2", 2, []),
-    ("data 2, distributed optimizer", 2, ["--use-distributed-optimizer"]),
-    ("tensor 2", 2, ["--tensor-model-parallel-size=2"]),
-    ("tensor 2, sequence parallel", 2, ["--tensor-model-parallel-size=2", "--sequence-parallel"]),
-    ("pipeline 2, 1f1b", 2, ["--pipeline-model-parallel-size=2"]),
-    ("pipeline 2, zero bubble", 2, ["--pipeline-model-parallel-size=2", "--pipeline-schedule=zero_bubble"]),
-    ("pipeline 2, two chunks", 2, ["--pipeline-model-parallel-size=2", "--virtual-pipeline-model-parallel-size=2",
-                                   "--layers=4"]),
-    ("tensor 2 x data 2", 4, ["--tensor-model-parallel-size=2"]),
-]
 SHORT_LAYOUT = LAYOUTS[1]
 # Stops take the longest, so there are few.
 VICTIMS = [("last rank", "KILL"), ("rank 0", "KILL"), ("mpirun", "KILL"), ("all ranks", "KILL"), ("everything", "KILL"),
@@ -102,7 +90,7 @@ def kills_of_layout(trainer, folder, layout, kills, steps, seed, until):
     chance, times, runs, restarts = random.Random(f"{seed} {name}"), [], 0, 0
     starter = [] if ranks == 1 else mpirun(ranks)
     folder.mkdir()
-    words = [*starter, trainer, *FLAGS, *flags, f"--steps={steps}"]
+    words = [*starter, trainer, *FLAGS, *with_chats(flags, folder.parent / "chats"), f"--steps={steps}"]
     reference = Run([*words, "--save", folder / "reference/saved"], folder / "reference", until)
     try:
         reference.wait_for_end()
@@ -138,6 +126,7 @@ def all_kills(trainer, folder, layouts, kills, steps, seed, jobs, until):
     print("\n| layout | runs with the reference's bits | kills | restarts | longest time to go on (s) |\n|---|---|---|---|---|",
           flush=True)
     folder.mkdir()
+    write_chats(folder / "chats")
     failures, all_times, lock = [], [], threading.Lock()
 
     def of(number, layout):

@@ -7,6 +7,7 @@ use device::{Element, HostArray, HostValues, Staging};
 use crate::error::DataError;
 use crate::identity::Identities;
 use crate::text::chat_template::ChatTemplate;
+use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Which stream of samples.
@@ -65,7 +66,7 @@ pub trait Source: Send + Sync {
     }
 
     /// The files that say what its tokens mean, names and contents: copies of its tokenizer and its chat template.
-    fn copies(&self) -> Vec<(&'static str, Vec<u8>)> {
+    fn copies(&self) -> Vec<(CopiedFile, Vec<u8>)> {
         let tokenizer = self.tokenizer().map_or(Vec::new(), TokenizerCopy::files);
         let template = self.chat_template().map_or(Vec::new(), ChatTemplate::files);
         tokenizer.into_iter().chain(template).collect()

@@ -13,14 +13,9 @@ use common::files::read_text;
 use fancy_regex::Regex;
 use minijinja::{Value, context};
 
+use crate::text::copied_file::CopiedFile;
 use crate::text::template_engine::{Engine, Renderer, Size};
 use crate::text::tokenizer::Tokenizer;
-
-/// The file with a tokenizer's template.
-const CHAT_TEMPLATE: &str = "chat_template.jinja";
-
-/// The file with a tokenizer's special tokens, and in older folders its template.
-pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// The largest file of these that is read, in bytes. Some list thousands of added tokens.
 const LARGEST: u64 = 16 << 20;
@@ -148,15 +143,23 @@ impl ChatTemplate {
         self.render(messages, None, |conversation| conversation.text(conversation.messages.len(), true))
     }
 
+    /// The template itself.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The tokens that it may name, as text, by the name that it has for them.
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
         &self.special
     }
 
     /// The files of a copy of the template, names and contents, to lie beside a copy of its tokenizer.
-    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+    pub fn files(&self) -> Vec<(CopiedFile, Vec<u8>)> {
         let special = serde_json::to_string_pretty(&self.special).unwrap_or_default();
-        vec![(CHAT_TEMPLATE, self.source.clone().into()), (TOKENIZER_CONFIG, format!("{special}\n").into())]
+        vec![
+            (CopiedFile::ChatTemplate, self.source.clone().into()),
+            (CopiedFile::TokenizerConfig, format!("{special}\n").into()),
+        ]
     }
 }
 
@@ -207,7 +210,7 @@ fn special_tokens(config: &serde_json::Value) -> BTreeMap<String, String> {
 
 /// `tokenizer_config.json` of a folder; null if it has none.
 fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
-    let path = folder.join(TOKENIZER_CONFIG);
+    let path = CopiedFile::TokenizerConfig.at(folder);
     let wrong = |problem: String| {
         let what = format!("{} {problem}", path.display());
         UserError::new(what, "it is JSON that save_pretrained wrote", "write the tokenizer again")
@@ -221,7 +224,7 @@ fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
 
 /// The template of a tokenizer's folder, whose configuration is `config`, and the file that has it.
 fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String, String)>, UserError> {
-    let path = folder.join(CHAT_TEMPLATE);
+    let path = CopiedFile::ChatTemplate.at(folder);
     let shown = path.display().to_string();
     match read_text(&path, LARGEST) {
         Ok(source) => return Ok(Some((shown, source))),
@@ -241,7 +244,7 @@ fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String
         Some(list) => default(list),
         None => found.as_str().map(str::to_string),
     });
-    Ok(source.map(|source| (folder.join(TOKENIZER_CONFIG).display().to_string(), source)))
+    Ok(source.map(|source| (CopiedFile::TokenizerConfig.at(folder).display().to_string(), source)))
 }
 
 fn no_template(of: &str) -> UserError {

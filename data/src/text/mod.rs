@@ -3,6 +3,7 @@
 pub(crate) mod chat_template;
 pub(crate) mod conversation;
 pub(crate) mod conversation_files;
+pub(crate) mod copied_file;
 pub(crate) mod documents;
 pub(crate) mod expression;
 pub(crate) mod normalizer;

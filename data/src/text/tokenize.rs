@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use common::format::{bytes, count, counted};
-use common::{Stop, UserError};
+use common::{Choice, Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::DataError;
@@ -90,7 +90,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         return Err(UserError::new(what, "there is text to tokenise", "name files with text").into());
     }
     for (name, content) in TokenizerCopy::of(&tokenizer).files() {
-        writer.add(name, &content)?;
+        writer.add(name.word(), &content)?;
     }
     let shards = writer.shards;
     writer.finish()?;

@@ -212,6 +212,13 @@ impl Tokenizer {
         }
     }
 
+    /// The token that a text is, if the tokenizer never makes several of it: a special token, or another added one.
+    pub fn added_token(&self, text: &str) -> Option<u32> {
+        let Tokenizer::HuggingFace(read) = self else { return None };
+        let token = read.tokenizer.token_to_id(text)?;
+        read.tokenizer.get_added_tokens_decoder().contains_key(&token).then_some(token)
+    }
+
     /// Size of the vocabulary: all ids are below it.
     pub fn vocab(&self) -> usize {
         match self {

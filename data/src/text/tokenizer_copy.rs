@@ -10,15 +10,10 @@ use common::files::read_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer::{LARGEST, Tokenizer};
 
-/// The file that says which tokenizer made the tokens of its folder.
-pub const TOKENS_JSON: &str = "tokens.json";
-
-/// The copy of a Hugging Face tokenizer, under the name that Hugging Face gives it.
-pub const TOKENIZER_JSON: &str = "tokenizer.json";
-
-/// The largest [`TOKENS_JSON`] that is read, in bytes.
+/// The largest [`CopiedFile::Tokens`] that is read, in bytes.
 const LARGEST_TOKENS_JSON: u64 = 1 << 20;
 
 /// The tokenizer that made some tokens, whole, so that text can be made of them when its own files are gone.
@@ -35,7 +30,7 @@ pub enum TokenizerCopy {
     },
 }
 
-/// The content of [`TOKENS_JSON`].
+/// The content of [`CopiedFile::Tokens`].
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "tokenizer", deny_unknown_fields)]
 enum Note {
@@ -54,12 +49,12 @@ impl TokenizerCopy {
         }
     }
 
-    /// The copy in a folder. `None` if the folder has no [`TOKENS_JSON`].
+    /// The copy in a folder. `None` if the folder has no [`CopiedFile::Tokens`].
     ///
     /// # Errors
     /// A file that cannot be read or is damaged.
     pub fn read(folder: &Path) -> Result<Option<TokenizerCopy>, UserError> {
-        let at = folder.join(TOKENS_JSON);
+        let at = CopiedFile::Tokens.at(folder);
         let wrong = |path: &Path, problem: String| {
             let what = format!("{} {problem}", path.display());
             let rule = "tokens.json and tokenizer.json of a folder are those that were written with its tokens";
@@ -71,7 +66,7 @@ impl TokenizerCopy {
             Err(error) => return Err(wrong(&at, format!("cannot be read: {error}"))),
         };
         let Note::HuggingFace { sha256, end_of_text } = note else { return Ok(Some(TokenizerCopy::Bytes)) };
-        let at = folder.join(TOKENIZER_JSON);
+        let at = CopiedFile::Tokenizer.at(folder);
         let json = read_file(&at, LARGEST).map_err(|error| wrong(&at, format!("cannot be read: {error}")))?;
         if hash(&json) != sha256 {
             return Err(wrong(&at, "differs from its SHA-256 in tokens.json".into()));
@@ -80,7 +75,7 @@ impl TokenizerCopy {
     }
 
     /// The files of the copy: names and contents.
-    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+    pub fn files(&self) -> Vec<(CopiedFile, Vec<u8>)> {
         let (note, json) = match self {
             TokenizerCopy::Bytes => (Note::Bytes {}, None),
             TokenizerCopy::HuggingFace { json, end_of_text } => {
@@ -88,7 +83,7 @@ impl TokenizerCopy {
             }
         };
         let note = serde_json::to_string_pretty(&note).unwrap_or_else(|error| unreachable!("text is JSON: {error}"));
-        [(TOKENS_JSON, Some(format!("{note}\n").into_bytes())), (TOKENIZER_JSON, json)]
+        [(CopiedFile::Tokens, Some(format!("{note}\n").into_bytes())), (CopiedFile::Tokenizer, json)]
             .into_iter()
             .filter_map(|(name, content)| Some((name, content?)))
             .collect()
@@ -132,7 +127,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write = |copy: &TokenizerCopy| {
             for (name, content) in copy.files() {
-                std::fs::write(folder.path().join(name), content).unwrap();
+                std::fs::write(name.at(folder.path()), content).unwrap();
             }
         };
         assert_eq!(TokenizerCopy::read(folder.path()), Ok(None));
@@ -141,13 +136,13 @@ mod tests {
             write(&copy);
             assert_eq!(TokenizerCopy::read(folder.path()), Ok(Some(copy)));
         }
-        std::fs::write(folder.path().join(TOKENIZER_JSON), "{ }").unwrap();
+        std::fs::write(CopiedFile::Tokenizer.at(folder.path()), "{ }").unwrap();
         let problem = TokenizerCopy::read(folder.path()).unwrap_err().to_string();
         assert!(problem.contains("tokenizer.json differs from its SHA-256"), "{problem}");
-        std::fs::remove_file(folder.path().join(TOKENIZER_JSON)).unwrap();
+        std::fs::remove_file(CopiedFile::Tokenizer.at(folder.path())).unwrap();
         assert!(TokenizerCopy::read(folder.path()).unwrap_err().to_string().contains("tokenizer.json cannot be read"));
         for damaged in ["", "{}", "{\"tokenizer\": \"other\"}"] {
-            std::fs::write(folder.path().join(TOKENS_JSON), damaged).unwrap();
+            std::fs::write(CopiedFile::Tokens.at(folder.path()), damaged).unwrap();
             let problem = TokenizerCopy::read(folder.path()).unwrap_err().to_string();
             assert!(problem.contains("tokens.json is damaged"), "{problem}");
         }

@@ -7,7 +7,7 @@ use common::UserError;
 use common::format::{bytes, counted};
 use launch::watch::activity::Activity;
 
-use super::layout::is_file_name;
+use super::file::CheckpointFile;
 use super::manifest::{Damage, Extent, MANIFEST, Manifest};
 use super::read::verify;
 use super::step_name::{FolderName, folder_name, step_of};
@@ -71,7 +71,7 @@ fn has_only_our_files(folder: &Path) -> std::io::Result<bool> {
 /// Whether it has the name of a checkpoint's file and is no folder.
 fn is_our_file(path: &Path) -> std::io::Result<bool> {
     let name = path.file_name().and_then(|name| name.to_str());
-    Ok(name.is_some_and(is_file_name) && !std::fs::symlink_metadata(path)?.is_dir())
+    Ok(name.and_then(CheckpointFile::named).is_some() && !std::fs::symlink_metadata(path)?.is_dir())
 }
 
 /// Whether a path whose name says so is a checkpoint, or one that was begun. All of what was begun is removed some day, so it

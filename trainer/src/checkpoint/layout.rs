@@ -2,35 +2,11 @@
 
 use std::ops::Range;
 
-use data::{TOKENIZER_JSON, TOKENS_JSON};
 use device::{DType, Device, Tensor, bf16};
 use engine::params::{DenseBlock, OwnedRange, Param, ParamSpec, TiedCopy};
 use engine::step::Stage;
 
-use super::manifest::MANIFEST;
-
-/// The file of the weights.
-pub(super) const MODEL: &str = "model.safetensors";
-/// The file of the optimizer's state.
-pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
-/// The file of the configuration.
-pub(super) const CONFIG: &str = "config.toml";
-
-/// The file of the metrics that the run could not write elsewhere.
-pub(super) const METRICS: &str = "metrics.jsonl";
-
-/// Whether a run gives files of a checkpoint that name, also while the checkpoint is written.
-pub(super) fn is_file_name(name: &str) -> bool {
-    let number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let parts_of = |rest: &str| rest.split_once("-of-").is_some_and(|(rank, ranks)| number(rank) && number(ranks));
-    let tensors =
-        |name: &str| ["model", "optimizer"].iter().find_map(|stem| Some(name.strip_prefix(stem)?.to_string()));
-    if let Some(rest) = name.strip_suffix(".safetensors").and_then(tensors) {
-        return rest.is_empty() || rest.strip_prefix('-').is_some_and(parts_of);
-    }
-    let note = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".json"));
-    [CONFIG, MANIFEST, METRICS, TOKENS_JSON, TOKENIZER_JSON].contains(&name) || note.is_some_and(number)
-}
+use super::file::Tensors;
 
 /// What a tensor is to the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +30,8 @@ pub(super) fn is_optional(name: &str) -> bool {
 /// What this rank has of a tensor of the checkpoint.
 pub(super) struct LocalTensor {
     pub(super) role: Role,
-    /// The file that it belongs to. Where several ranks write, each adds its number.
-    pub(super) file: &'static str,
+    /// The file that it belongs to. Where several ranks write, each has one of its own.
+    pub(super) file: Tensors,
     pub(super) name: String,
     /// The shape of the whole tensor, without padding.
     pub(super) shape: Vec<usize>,
@@ -113,13 +89,20 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     let first = params.optimizer_shard().rank == 0;
     let mut all = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
-        all.push(local_tensor(Role::Weights(index), MODEL, spec.name.clone(), (spec, param), param.master, first));
+        all.push(local_tensor(
+            Role::Weights(index),
+            Tensors::Model,
+            spec.name.clone(),
+            (spec, param),
+            param.master,
+            first,
+        ));
     }
     for &wanted in optimizer.state_names() {
         for (index, (spec, param)) in params.iter().enumerate() {
             for (_, memory) in optimizer.state(index).iter().filter(|(name, _)| *name == wanted) {
                 let name = format!("{}.{wanted}", spec.name);
-                all.push(local_tensor(Role::OptimizerState, OPTIMIZER, name, (spec, param), *memory, first));
+                all.push(local_tensor(Role::OptimizerState, Tensors::Optimizer, name, (spec, param), *memory, first));
             }
         }
     }
@@ -140,7 +123,7 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
     let whole = vec![DenseBlock { offset: vec![0], sizes: vec![elements], start: 0 }];
     LocalTensor {
         role: Role::Magnitudes,
-        file: OPTIMIZER,
+        file: Tensors::Optimizer,
         name,
         shape: vec![elements],
         owned: if writes { whole.clone() } else { Vec::new() },
@@ -156,7 +139,7 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
 
 fn local_tensor(
     role: Role,
-    file: &'static str,
+    file: Tensors,
     name: String,
     (spec, param): (&ParamSpec, &Param),
     memory: Tensor,

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use common::Choice;
 use common::escape::one_line;
 use common::files::{is_plain_name, open_unlinked, read_at_most};
 use data::Identities;
@@ -12,11 +13,12 @@ use engine::optimizer::StepHistory;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::file::Single;
 use super::header::MOST_AXES;
 use super::step_name::step_of;
 
 /// The manifest's file name.
-pub const MANIFEST: &str = "manifest.json";
+pub const MANIFEST: &str = Single::WORDS[Single::Manifest as usize];
 
 /// The version of the format that this build writes and reads.
 const FORMAT: u32 = 1;

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use common::UserError;
+use common::{Choice, UserError};
 
-use super::layout::CONFIG;
+use super::file::Single;
 use crate::config::{Layers, ModelConfig, ModelKind, PositionEmbedding};
 
 /// Fails if the weights of the checkpoint in `folder`, whose configuration is `theirs`, would be another model under
 /// `ours`, although their shapes may fit. A configuration that this build cannot read is not compared.
 pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Result<(), UserError> {
     let mut layers = Layers::default();
-    if layers.read_text(theirs, CONFIG).is_err() {
+    if layers.read_text(theirs, Single::Config.word()).is_err() {
         return Ok(());
     }
     let differ = changed_meaning(&layers.resolve().model, ours);
@@ -21,7 +21,7 @@ pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Re
     Err(UserError::new(
         format!("checkpoint {} is of another model: {}", folder.display(), differ.join(", ")),
         "a run continues the model that the checkpoint was written for",
-        format!("set [model] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
+        format!("set [model] as in {}, or another checkpoint.dir", folder.join(Single::Config.word()).display()),
     ))
 }
 

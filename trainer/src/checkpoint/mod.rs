@@ -12,6 +12,7 @@
 //! - `tokens.json` and `tokenizer.json`: what the tokens mean ([`TokenizerCopy`](data::TokenizerCopy)), where the data say.
 //! - `chat_template.jinja` and `tokenizer_config.json`: the chat template and the tokens that it names, after training on
 //!   conversations.
+//! - `hf-config.json`, `hf-tokenizer.json` and so on ([`SourceFile`]): files of the Hugging Face model that training began with.
 //! - Where several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
 //!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file has
 //!   dense blocks of a divided tensor.
@@ -20,13 +21,15 @@
 //!
 //! - `metrics.jsonl`, only where the run could not write its metrics elsewhere: the lines that are missing there.
 //!
-//! Files are regular files with plain names. Links are not followed: nothing outside of the folder is read.
+//! `file.rs` has the list of all files. They are regular files with plain names. Links are not followed: nothing outside of
+//! the folder is read.
 //!
 //! A folder of that name is complete, at whatever moment a process dies: see [`save`]. Randomness and data are functions of
 //! step and sample, so there is no generator state to save.
 //!
 //! Start with [`Session`], which is all that the training loop uses.
 
+mod file;
 mod folder;
 mod header;
 mod layout;
@@ -41,13 +44,14 @@ mod tensor_file;
 mod write;
 mod writers;
 
+pub use file::SourceFile;
 pub use folder::{list, newest_in};
 pub(crate) use header::{FileHeader, TensorHeader};
 pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
 pub use meaning::changed_meaning;
 pub use other_formats::refuse_other_formats;
 pub(crate) use read::copy_overlap;
-pub use read::{load, verify};
+pub use read::{LARGEST_SOURCE_FILE, load, verify};
 pub(crate) use session::LOG_LOCK;
 pub use session::{Session, is_in_use, newest_step, start_folder};
 pub use write::{Occasion, Origin, SaveRequest, save};

@@ -6,8 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::UserError;
 use common::files::{open_unlinked, read_at_most};
+use common::{Choice, UserError};
 use device::ops::Status;
 use device::{DType, bf16};
 use engine::params::DenseBlock;
@@ -16,8 +16,9 @@ use launch::watch::activity::Activity;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::file::{Single, SourceFile};
 use super::header::FileHeader;
-use super::layout::{CONFIG, LocalTensor, METRICS, Role, is_optional, local_tensors, names_elsewhere};
+use super::layout::{LocalTensor, Role, is_optional, local_tensors, names_elsewhere};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex, open};
 use crate::error::RunError;
 
@@ -26,6 +27,9 @@ pub(super) const CHUNK: usize = 1 << 20;
 
 /// The largest file of metrics that is read, in bytes: those of several million steps.
 const LARGEST_METRICS: u64 = 1 << 30;
+
+/// The largest file of a Hugging Face model but its weights that is read, in bytes. Tokenizers of 256 k tokens have 35 MB.
+pub const LARGEST_SOURCE_FILE: u64 = 128 << 20;
 
 /// The largest configuration that is read, in bytes.
 const LARGEST_CONFIG: u64 = 16 << 20;
@@ -77,18 +81,28 @@ fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), 
 
 /// The configuration of the run that wrote the checkpoint, as TOML.
 pub(super) fn config(folder: &Path) -> Result<String, Damage> {
-    let text = open_unlinked(&folder.join(CONFIG)).and_then(|file| read_at_most(file, LARGEST_CONFIG));
-    let text = text.map_err(|error| Damage::unreadable(CONFIG, &error))?;
-    String::from_utf8(text).map_err(|_| Damage::new(CONFIG, "is not UTF-8 text"))
+    let text = content(folder, Single::Config.word(), LARGEST_CONFIG)?;
+    String::from_utf8(text).map_err(|_| Damage::new(Single::Config.word(), "is not UTF-8 text"))
 }
 
 /// The lines of metrics that the checkpoint has; usually none.
 pub(super) fn metrics_of(folder: &Path, manifest: &Manifest) -> Result<Vec<u8>, Damage> {
-    if !manifest.has_file(METRICS) {
-        return Ok(Vec::new());
+    match manifest.has_file(Single::Metrics.word()) {
+        true => content(folder, Single::Metrics.word(), LARGEST_METRICS),
+        false => Ok(Vec::new()),
     }
-    let text = open_unlinked(&folder.join(METRICS)).and_then(|file| read_at_most(file, LARGEST_METRICS));
-    text.map_err(|error| Damage::unreadable(METRICS, &error))
+}
+
+/// The files of the Hugging Face model that training began with, and their contents; usually none.
+pub(super) fn source_files(folder: &Path, manifest: &Manifest) -> Result<Vec<(SourceFile, Vec<u8>)>, Damage> {
+    let there = SourceFile::ALL.iter().filter(|file| manifest.has_file(file.word()));
+    there.map(|file| Ok((*file, content(folder, file.word(), LARGEST_SOURCE_FILE)?))).collect()
+}
+
+/// The content of a file of at most `most` bytes.
+fn content(folder: &Path, name: &str, most: u64) -> Result<Vec<u8>, Damage> {
+    let content = open_unlinked(&folder.join(name)).and_then(|file| read_at_most(file, most));
+    content.map_err(|error| Damage::unreadable(name, &error))
 }
 
 /// Loads weights, optimizer state and counters of a checkpoint into a stage, tensor by tensor. `activity` counts each MiB
@@ -169,7 +183,10 @@ fn check_fits(
         Err(UserError::new(
             format!("checkpoint {} does not fit: {problem}", folder.display()),
             "a run continues the model and optimizer that the checkpoint was written for",
-            format!("set [model] and [optimizer] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
+            format!(
+                "set [model] and [optimizer] as in {}, or another checkpoint.dir",
+                folder.join(Single::Config.word()).display()
+            ),
         ))
     };
     // The parts of a tensor have one shape and make it up: the manifest was checked.

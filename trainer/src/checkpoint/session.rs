@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use common::UserError;
 use common::terminal::{PRINTED, say, warn};
-use data::{self, Identities};
+use data::{self, CopiedFile, Identities};
 use device::Device;
 use engine::step::Stage;
 use parallel::Axis;
 
+use super::file::SourceFile;
 use super::folder::{Unclear, clean, foreign, newest, prune, steps};
 use super::lock::{FolderLock, is_locked, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::meaning::other_model;
-use super::read::{check_sizes, config, damaged, load, metrics_of, verify};
+use super::read::{check_sizes, config, damaged, load, metrics_of, source_files, verify};
 use super::step_name::step_name;
 use super::write::{Occasion, Origin, SaveRequest, save};
 use super::writers::Writers;
@@ -67,7 +68,7 @@ impl<'p> Session<'p> {
         plan: &'p RunPlan,
         group: &ProcessGroup,
         data: Identities,
-        copies: Vec<(&'static str, Vec<u8>)>,
+        copies: Vec<(CopiedFile, Vec<u8>)>,
     ) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
@@ -114,10 +115,11 @@ impl<'p> Session<'p> {
             session.origin.data = Some(data);
             session.origin.copies = copies;
             session.found = session.find()?;
-            if let Some((path, _)) = &session.found
-                && let Ok(theirs) = config(path)
-            {
-                other_model(path, &theirs, &plan.config.model)?;
+            if let Some((path, manifest)) = &session.found {
+                if let Ok(theirs) = config(path) {
+                    other_model(path, &theirs, &plan.config.model)?;
+                }
+                session.origin.source = source_files(path, manifest).map_err(|damage| damaged(path, &damage))?;
             }
             session.tell();
             let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
@@ -138,6 +140,12 @@ impl<'p> Session<'p> {
     /// The name of the run; only rank 0 has it.
     pub fn run(&self) -> &str {
         self.origin.run.as_deref().unwrap_or_default()
+    }
+
+    /// Keeps files of the Hugging Face model that a new run begins with in every checkpoint. One that goes on has them from
+    /// its checkpoint.
+    pub fn keep_source(&mut self, files: Vec<(SourceFile, Vec<u8>)>) {
+        self.origin.source = files;
     }
 
     /// Where the run starts: at step 0, or where its checkpoint was written.

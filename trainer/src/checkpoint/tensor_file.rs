@@ -11,6 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
 
+use super::file::{CheckpointFile, Tensors};
 use super::layout::LocalTensor;
 use super::manifest::{FileEntry, TensorEntry, hex};
 use super::read::CHUNK;
@@ -29,16 +30,16 @@ pub(super) enum WriteError {
 
 /// A safetensors file of one rank: its header, and the blocks that follow it.
 pub(super) struct TensorFile<'t> {
-    name: String,
+    file: CheckpointFile,
     header: Vec<u8>,
     blocks: Vec<(&'t LocalTensor, &'t DenseBlock)>,
 }
 
 impl<'t> TensorFile<'t> {
-    /// This rank's file of that name; `None` if the rank has nothing to write to it.
-    pub(super) fn new(name: &'static str, writers: &Writers, all: &'t [LocalTensor]) -> Option<TensorFile<'t>> {
+    /// This rank's file of these tensors; `None` if the rank has nothing to write to it.
+    pub(super) fn new(of: Tensors, writers: &Writers, all: &'t [LocalTensor]) -> Option<TensorFile<'t>> {
         let (mut end, mut infos, mut blocks) = (0, Vec::new(), Vec::new());
-        for (tensor, number, block) in written(writers, all).filter(|(tensor, ..)| tensor.file == name) {
+        for (tensor, number, block) in written(writers, all).filter(|(tensor, ..)| tensor.file == of) {
             let start = end;
             end += block.elements() * size_of::<f32>();
             let info = TensorInfo { dtype: Dtype::F32, shape: block.sizes.clone(), data_offsets: (start, end) };
@@ -53,7 +54,7 @@ impl<'t> TensorFile<'t> {
         let mut header = (text.len().next_multiple_of(8) as u64).to_le_bytes().to_vec();
         header.extend(&text);
         header.resize(header.len().next_multiple_of(8), b' ');
-        (!blocks.is_empty()).then(|| TensorFile { name: writers.file(name), header, blocks })
+        (!blocks.is_empty()).then(|| TensorFile { file: writers.file(of), header, blocks })
     }
 
     /// Bytes of the file.
@@ -64,7 +65,7 @@ impl<'t> TensorFile<'t> {
 
     /// Writes the file and waits until it is on disk.
     pub(super) fn write(&self, folder: &Path, device: &Device, activity: &Activity) -> Result<FileEntry, WriteError> {
-        let mut output = Output::create(folder, &self.name, activity)?;
+        let mut output = Output::create(folder, self.file, activity)?;
         output.write(&self.header)?;
         for (tensor, block) in &self.blocks {
             let values = tensor.values(device, block).map_err(WriteError::Device)?;
@@ -78,7 +79,7 @@ impl<'t> TensorFile<'t> {
 pub(super) fn tensor_entries(writers: &Writers, tensors: &[LocalTensor]) -> Vec<TensorEntry> {
     let entry = |(tensor, number, block): (&LocalTensor, usize, &DenseBlock)| TensorEntry {
         name: tensor.name.clone(),
-        file: writers.file(tensor.file),
+        file: writers.file(tensor.file).name(),
         key: Some(key(tensor, number)).filter(|key| *key != tensor.name),
         shape: tensor.shape.clone(),
         offset: block.offset.clone(),
@@ -111,10 +112,16 @@ pub(super) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn create(folder: &Path, name: &str, activity: &'a Activity) -> Result<Output<'a>, WriteError> {
-        let path = folder.join(name);
+    pub(super) fn create(
+        folder: &Path,
+        file: CheckpointFile,
+        activity: &'a Activity,
+    ) -> Result<Output<'a>, WriteError> {
+        let name = file.name();
+        debug_assert_eq!(CheckpointFile::named(&name), Some(file), "pruning would take it for somebody else's");
+        let path = folder.join(&name);
         let file = File::create_new(&path).map_err(|error| WriteError::File(path.clone(), error))?;
-        let entry = FileEntry { name: name.into(), bytes: 0, sha256: String::new() };
+        let entry = FileEntry { name, bytes: 0, sha256: String::new() };
         Ok(Output { path, file, hash: Sha256::new(), entry, activity })
     }
 

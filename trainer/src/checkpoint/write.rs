@@ -4,18 +4,20 @@ use std::fs::File;
 use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
+use common::Choice;
 use common::files::{open_unlinked, read_at_most};
 use common::format::bytes;
 use common::terminal::warn;
-use data::Identities;
+use data::{CopiedFile, Identities};
 use device::Device;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
 use serde::{Deserialize, Serialize};
 
+use super::file::{CheckpointFile, Single, SourceFile, Tensors};
 use super::folder::{remove, remove_files, temporary};
-use super::layout::{CONFIG, LocalTensor, METRICS, MODEL, OPTIMIZER, local_tensors};
-use super::manifest::{FileEntry, LARGEST, MANIFEST, Manifest, Progress, SpikeEntry, TensorEntry};
+use super::layout::{LocalTensor, local_tensors};
+use super::manifest::{FileEntry, LARGEST, Manifest, Progress, SpikeEntry, TensorEntry};
 use super::step_name::step_name;
 use super::tensor_file::{Output, TensorFile, WriteError, tensor_entries};
 use super::writers::Writers;
@@ -30,15 +32,18 @@ pub struct Origin {
     pub run: Option<String>,
     /// The identities of its data.
     pub data: Option<Identities>,
-    /// The files that hold the tokenizer of its data and its chat template, names and contents.
-    pub copies: Vec<(&'static str, Vec<u8>)>,
+    /// The files that hold the tokenizer of its data and its chat template, and their contents.
+    pub copies: Vec<(CopiedFile, Vec<u8>)>,
+    /// The files of the Hugging Face model that it began with, and their contents.
+    pub source: Vec<(SourceFile, Vec<u8>)>,
 }
 
 impl Origin {
-    /// The files that say it, names and contents, without the manifest.
-    fn files(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        let copies = self.copies.iter().map(|(name, content)| (*name, &content[..]));
-        [(CONFIG, self.config.as_bytes())].into_iter().chain(copies)
+    /// The files that say it, and their contents, without the manifest.
+    fn files(&self) -> impl Iterator<Item = (CheckpointFile, &[u8])> {
+        let copies = self.copies.iter().map(|(file, content)| (CheckpointFile::Copied(*file), &content[..]));
+        let source = self.source.iter().map(|(file, content)| (CheckpointFile::Source(*file), &content[..]));
+        [(CheckpointFile::Single(Single::Config), self.config.as_bytes())].into_iter().chain(copies).chain(source)
     }
 
     /// Bytes of these files.
@@ -85,7 +90,7 @@ pub struct SaveRequest<'s> {
 pub fn save(stage: &Stage, request: &SaveRequest<'_>) -> Result<PathBuf, SaveError> {
     let writers = request.writers;
     let tensors = local_tensors(stage);
-    let files = [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, writers, &tensors));
+    let files = Tensors::ALL.iter().filter_map(|of| TensorFile::new(*of, writers, &tensors));
     let files: Vec<TensorFile<'_>> = files.collect();
     let here = if writers.writes { files.iter().map(TensorFile::bytes).sum() } else { 0 };
     let needed = (writers.sum)(here + request.metrics.len() as u64) + request.origin.bytes();
@@ -191,14 +196,14 @@ impl Saving<'_> {
             manifest.tensors.extend(tensors);
         }
         let SaveRequest { origin, metrics, .. } = self.request;
-        let metrics = (!metrics.is_empty()).then_some((METRICS, *metrics));
+        let metrics = (!metrics.is_empty()).then_some((CheckpointFile::Single(Single::Metrics), *metrics));
         write_rest(&self.folder, origin.files().chain(metrics), manifest, activity)?;
         rename(&self.folder, &self.path).map_err(|error| WriteError::File(self.path.clone(), error))
     }
 
     /// Where a rank leaves [`Written`] for the one that leads.
     fn note(&self, rank: usize) -> PathBuf {
-        self.folder.join(format!("rank-{rank:05}.json"))
+        self.folder.join(CheckpointFile::Note(rank).name())
     }
 
     fn error(&self, error: WriteError) -> SaveError {
@@ -232,19 +237,19 @@ fn take_note(path: &Path) -> Result<Written, WriteError> {
     Ok(written)
 }
 
-/// Writes these files, names and contents, then the manifest, and syncs the folder.
+/// Writes these files with their contents, then the manifest, and syncs the folder.
 fn write_rest<'f>(
     folder: &Path,
-    files: impl Iterator<Item = (&'static str, &'f [u8])>,
+    files: impl Iterator<Item = (CheckpointFile, &'f [u8])>,
     mut manifest: Manifest,
     activity: &Activity,
 ) -> Result<(), WriteError> {
-    for (name, content) in files {
-        let mut output = Output::create(folder, name, activity)?;
+    for (file, content) in files {
+        let mut output = Output::create(folder, file, activity)?;
         output.write(content)?;
         manifest.files.push(output.finish()?);
     }
-    let mut output = Output::create(folder, MANIFEST, activity)?;
+    let mut output = Output::create(folder, CheckpointFile::Single(Single::Manifest), activity)?;
     output.write(&manifest.seal())?;
     output.finish()?;
     sync_folder(folder).map_err(|error| WriteError::File(folder.into(), error))

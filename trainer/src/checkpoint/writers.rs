@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use launch::watch::activity::Activity;
 
+use super::file::{CheckpointFile, Tensors};
 use super::layout::LocalTensor;
 use crate::error::SaveError;
 
@@ -53,11 +54,8 @@ impl Writers {
         }
     }
 
-    /// The name of this rank's file.
-    pub(super) fn file(&self, name: &str) -> String {
-        match (self.ranks, name.split_once('.')) {
-            (1, _) | (_, None) => name.into(),
-            (ranks, Some((stem, extension))) => format!("{stem}-{:05}-of-{ranks:05}.{extension}", self.rank + 1),
-        }
+    /// This rank's file of these tensors.
+    pub(super) fn file(&self, of: Tensors) -> CheckpointFile {
+        CheckpointFile::Tensors(of, (self.ranks > 1).then_some((self.rank, self.ranks)))
     }
 }

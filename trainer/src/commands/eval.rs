@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::files::write_file;
 use common::terminal::{print, warn};
-use data::TOKENIZER_JSON;
+use data::CopiedFile;
 use launch::RankEnv;
 
 use super::args::{positional, sets_option, text, text_flag, train_request, with_run_flags};
@@ -111,7 +111,7 @@ fn preset(model: &Path) -> Result<Vec<(String, String)>, UserError> {
         let all = by_key(run).into_iter().filter(|(key, _)| kept(key));
         preset.extend(all.map(|(key, value)| (key, value.to_string())));
     }
-    if model.join(TOKENIZER_JSON).exists() {
+    if CopiedFile::Tokenizer.at(model).exists() {
         preset.push(("data.tokenizer".into(), folder));
     }
     Ok(preset)

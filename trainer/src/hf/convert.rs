@@ -4,7 +4,7 @@ use std::path::Path;
 
 use common::UserError;
 use common::format::counted;
-use data::{ChatTemplate, TOKENIZER_CONFIG, TOKENIZER_JSON, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 
@@ -181,7 +181,7 @@ fn write_tokenizer(
     shape: &GptShape,
     naming: Naming,
 ) -> Result<(), RunError> {
-    if target.join(TOKENIZER_JSON).exists() {
+    if CopiedFile::Tokenizer.at(target).exists() {
         return Ok(());
     }
     let copy = TokenizerCopy::of(tokenizer);
@@ -194,11 +194,11 @@ fn write_tokenizer(
         if let (Json::Object(config), Some(template)) = (&mut config, template) {
             config.extend(template.special_tokens().iter().map(|(name, token)| (name.clone(), json!(token))));
         }
-        files.retain(|(name, _)| *name != TOKENIZER_CONFIG);
-        files.push((TOKENIZER_CONFIG, format!("{config:#}\n").into_bytes()));
+        files.retain(|(name, _)| *name != CopiedFile::TokenizerConfig);
+        files.push((CopiedFile::TokenizerConfig, format!("{config:#}\n").into_bytes()));
     }
-    for (name, content) in files {
-        let path = target.join(name);
+    for (file, content) in files {
+        let path = file.at(target);
         std::fs::write(&path, content).map_err(not_written(&path))?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::harness::{Folder, expect, metrics, printed, run, stdout_of};
+use crate::harness::{Folder, checkpoint, copy_folder, expect, metrics, printed, run, saved, stdout_of};
 
 /// A model learns four answers. All conversations are short, so that they fit the model's context of 48 bytes.
 const TAUGHT: [(&str, &str); 4] = [("sky", "blue"), ("sun", "yellow"), ("grass", "green"), ("snow", "white")];
@@ -142,6 +142,26 @@ fn packed_conversations_teach_the_same_answers_and_train_alike_in_every_layout()
     expect(&run(1, &resumed.0, &flags(&resumed.0, &first)), 0, &["done: loss"]);
     let other = "--sft-packing 2 --global-batch-size 4 --micro-batch-size 2 --steps 8";
     expect(&run(1, &resumed.0, &flags(&resumed.0, other)), 0, &["data.sft_packing = 2 (was 3)", "at step 4"]);
+}
+
+#[test]
+fn checkpoints_with_a_chat_template_are_pruned_and_one_that_was_not_finished_does_not_stop_the_next_start() {
+    for ranks in [1, 2] {
+        let folder = Folder::new("sft-pruned");
+        write_chats(&folder.0);
+        let run = |steps: usize| {
+            let more = format!("--steps {steps} --save-interval 1 --checkpoint-keep 2 --sft-packing 3");
+            run(ranks, &folder.0, &flags(&folder.0, &more))
+        };
+        expect(&run(4), 0, &["done: loss"]);
+        assert_eq!(saved(&folder.0), [3, 4]);
+        // What a kill leaves of a checkpoint, and of one that is removed.
+        std::fs::rename(checkpoint(&folder.0, 4), folder.path("saved/step-00000005.tmp")).unwrap();
+        std::fs::remove_file(folder.path("saved/step-00000005.tmp/manifest.json")).unwrap();
+        copy_folder(&checkpoint(&folder.0, 3), &folder.path("saved/step-00000002.old.tmp"));
+        expect(&run(6), 0, &["at step 3", "done: loss"]);
+        assert_eq!(saved(&folder.0), [5, 6]);
+    }
 }
 
 #[test]

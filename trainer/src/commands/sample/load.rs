@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::counted;
-use data::{ChatTemplate, TOKENIZER_JSON, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use device::Device;
 use engine::model::{GptShape, gpt};
 use engine::params::Params;
@@ -157,7 +157,7 @@ fn tokenizer(
     if let Some(copy) = TokenizerCopy::read(folder)? {
         return copy.open(end);
     }
-    if is_hugging_face || folder.join(TOKENIZER_JSON).exists() {
+    if is_hugging_face || CopiedFile::Tokenizer.at(folder).exists() {
         return Tokenizer::open(&folder.display().to_string(), end);
     }
     // The data of the run did not say what their tokens are. Without data it was trained on bytes.

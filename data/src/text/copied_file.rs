@@ -1,0 +1,22 @@
+//! The files that say what tokens mean, as they lie beside tokens or weights.
+
+common::choice! {
+    /// A file that says what tokens mean. It lies beside them in a folder of tokens, a checkpoint or an exported model.
+    pub enum CopiedFile {
+        /// Which tokenizer made the tokens of the folder.
+        Tokens = "tokens.json",
+        /// A Hugging Face tokenizer.
+        Tokenizer = "tokenizer.json",
+        /// A chat template.
+        ChatTemplate = "chat_template.jinja",
+        /// A tokenizer's special tokens, and in older folders its chat template.
+        TokenizerConfig = "tokenizer_config.json",
+    }
+}
+
+impl CopiedFile {
+    /// Its path in a folder.
+    pub fn at(self, folder: &std::path::Path) -> std::path::PathBuf {
+        folder.join(common::Choice::word(self))
+    }
+}
