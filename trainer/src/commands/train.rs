@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
 use super::profile::{self, ProfileRequest};
-use crate::checkpoint::refuse_other_formats;
+use crate::checkpoint::{SourceFile, refuse_other_formats, start_folder};
 use crate::config::checks::require;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -31,14 +31,15 @@ use crate::run::evaluate::EvaluationSet;
 use crate::run::output_files::check_writable;
 use crate::run::ranks::{Topology, on_all_ranks, refuse};
 use crate::run::run_folder;
+use crate::run::set_up::source_files;
 use crate::run::source::{source, source_to_plan, validation_sets};
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
 pub(super) fn train(request: &TrainRequest, env: &RankEnv) -> i32 {
     let prepared = prepare(request, false, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    let Prepared { plan, source, sets, accelerator } = &prepared;
+    let Prepared { plan, source, sets, files, accelerator } = &prepared;
     start(request, (plan, accelerator), env, &[], |group, device| {
-        let outcome = crate::run::train(plan, request, group, device, (source.clone(), sets))?;
+        let outcome = crate::run::train(plan, request, group, device, (source.clone(), sets, files))?;
         Ok(exit_code(outcome))
     })
 }
@@ -83,6 +84,8 @@ struct Prepared {
     source: Arc<dyn Source>,
     /// Further data to evaluate on.
     sets: Vec<EvaluationSet>,
+    /// Of the Hugging Face model that a new run begins with. Only rank 0 has them.
+    files: Vec<(SourceFile, Vec<u8>)>,
     accelerator: Accelerator,
 }
 
@@ -103,6 +106,8 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     }
     let source = open(&plan)?;
     let sets = if request.dry_run || is_bench { Vec::new() } else { validation_sets(&plan, &*source)? };
+    let begins_anew = start_folder(&plan.config.checkpoint).is_none();
+    let files = if env.rank == 0 && begins_anew && !is_bench { source_files(&plan, &*source)? } else { Vec::new() };
     plan.graphs.poison = request.check_graphs;
     plan.graphs.check_replays = request.check_graphs;
     if is_bench {
@@ -126,7 +131,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         plan.watch.file = Some(Path::new(&logging.dir).join(RANKS));
     }
     logs::start(filter, writes_files.then(|| Path::new(&logging.dir)), env.rank)?;
-    Ok(Prepared { plan, source, sets, accelerator })
+    Ok(Prepared { plan, source, sets, files, accelerator })
 }
 
 /// Fails if steps are to be verified whose bits differ from run to run.

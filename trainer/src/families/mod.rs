@@ -78,6 +78,11 @@ pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static dyn Hug
     }
 }
 
+/// Whether the files of a family can hold a model of that shape.
+pub fn has_shape(family: &dyn HuggingFace, shape: &GptShape) -> bool {
+    family.requirements(shape).into_iter().all(|(met, _)| met)
+}
+
 /// The Hugging Face family whose files can hold a model of that shape.
 ///
 /// # Errors

@@ -2,22 +2,24 @@
 
 use std::path::Path;
 
-use common::UserError;
 use common::format::counted;
+use common::terminal::warn;
+use common::{Choice, UserError};
 use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
-use serde_json::{Value as Json, json};
 
 use super::adapters::{self, ADAPTER_FILE};
 use super::data_type::DataType;
+use super::export::Export;
 use super::names::{Entry, Naming, entries};
 use super::pretrained::Pretrained;
 use super::read::WeightFolder;
+use super::source::SourceFiles;
 use super::write::{not_written, write};
-use crate::config::Layers;
 use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::config::{Layers, RunConfig};
 use crate::error::RunError;
-use crate::families::{self, HuggingFace};
+use crate::families;
 
 /// Largest file, in bytes, as `transformers` has it.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -55,10 +57,13 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let ModelPlan::Gpt(shape) = model_plan(&config)? else {
         return Err(no_family(source, "model.kind = \"mlp\"").into());
     };
+    let files = SourceFiles::read(source, pretrained.naming)?;
+    let model = if theirs { None } else { files.model(source)? };
     let (naming, dtype) = match direction {
         Direction::ToHuggingFace(dtype) | Direction::ToPeft(dtype) => {
-            let family = families::of_shape(&shape).map_err(|options| no_family(source, &options))?;
-            (Naming::Family(family), dtype)
+            let like = model.as_ref().map(|model| model.family).filter(|family| families::has_shape(*family, &shape));
+            let family = like.map_or_else(|| families::of_shape(&shape), Ok);
+            (Naming::Family(family.map_err(|options| no_family(source, &options))?), dtype)
         }
         Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
@@ -77,7 +82,7 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
     if let (Direction::ToPeft(_), Naming::Family(family)) = (direction, naming) {
         let Some(lora) = &shape.lora else { return Err(no_adapters(source).into()) };
-        let base = base_model(source);
+        let base = trained(source).and_then(|run| run.model.init_from);
         create()?;
         let to = adapters::write_peft(target, &weights, (&shape, lora), family, dtype, base.as_deref())?;
         return Ok(summary(target, &to));
@@ -90,10 +95,16 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         adapters::merged(values, &from[index], &weights, &shape)
     })?;
     let tokenizer = tokenizer(&pretrained)?;
-    write_config(target, &pretrained, &shape, naming, dtype, tokenizer.as_ref())?;
-    if let Some(tokenizer) = &tokenizer {
-        let template = ChatTemplate::open(None, Some(source), tokenizer).ok();
-        write_tokenizer(target, tokenizer, template.as_ref(), &shape, naming)?;
+    let template = tokenizer.as_ref().and_then(|tokenizer| ChatTemplate::open(None, Some(source), tokenizer).ok());
+    let (tokenizer, template) = (tokenizer.as_ref(), template.as_ref());
+    match naming {
+        Naming::Ours => write_ours(target, &pretrained, &files, tokenizer, template)?,
+        Naming::Family(family) => {
+            let learned_answers = trained(source).is_some_and(|run| run.data.sft);
+            let model = model.as_ref();
+            let (shape, source) = (&shape, &files);
+            Export { target, shape, family, dtype, source, model, tokenizer, template, learned_answers }.write()?;
+        }
     }
     Ok(summary(target, &to))
 }
@@ -105,11 +116,11 @@ fn summary(target: &Path, written: &[Entry]) -> String {
     format!("{}: {} in {}", target.display(), counted(parameters, "parameter"), counted(tensors, "tensor"))
 }
 
-/// The model that the adapters of a checkpoint were trained on, if it was read from a folder.
-fn base_model(checkpoint: &Path) -> Option<String> {
+/// The configuration of the run that wrote a folder of ours.
+fn trained(folder: &Path) -> Option<RunConfig> {
     let mut layers = Layers::default();
-    layers.read_file(&checkpoint.join("config.toml")).ok()?;
-    layers.resolve().model.init_from
+    layers.read_file(&folder.join("config.toml")).ok()?;
+    Some(layers.resolve())
 }
 
 fn no_adapters(source: &Path) -> UserError {
@@ -120,43 +131,33 @@ fn no_adapters(source: &Path) -> UserError {
     )
 }
 
-fn write_config(
+/// Writes a model that `model.init_from` takes, without its weights: its options, its tokenizer, and the files that it had at
+/// Hugging Face.
+fn write_ours(
     target: &Path,
     pretrained: &Pretrained,
-    shape: &GptShape,
-    naming: Naming,
-    dtype: DataType,
+    source: &SourceFiles,
     tokenizer: Option<&Tokenizer>,
+    template: Option<&ChatTemplate>,
 ) -> Result<(), RunError> {
-    let (name, text) = match naming {
-        Naming::Ours => {
-            let lines = pretrained.options.iter().map(|(key, value)| {
-                let name = key.trim_start_matches("model.");
-                format!("{name} = {value}\n")
-            });
-            ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
-        }
-        Naming::Family(family) => {
-            let end = tokenizer.map(Tokenizer::end_of_text).filter(|&end| (end as usize) < shape.vocab);
-            ("config.json", format!("{:#}\n", config_json(family, shape, dtype, end)))
-        }
-    };
-    let path = target.join(name);
-    std::fs::write(&path, text).map_err(not_written(&path))
-}
-
-/// The `config.json` of a model, as `transformers` reads it. `end` is the token that ends a document, where it is known.
-fn config_json(family: &dyn HuggingFace, shape: &GptShape, dtype: DataType, end: Option<u32>) -> Json {
-    let mut config = family.config_json(shape);
-    // Without the keys of tokens transformers would take its class's defaults, which may lie beyond the vocabulary.
-    let of_all_families = json!({
-        "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "initializer_range": shape.init_std,
-        "torch_dtype": dtype.torch_name(), "bos_token_id": null, "eos_token_id": end, "use_cache": true,
+    let lines = pretrained.options.iter().map(|(key, value)| {
+        let name = key.trim_start_matches("model.");
+        format!("{name} = {value}\n")
     });
-    if let (Json::Object(config), Json::Object(of_all_families)) = (&mut config, of_all_families) {
-        config.extend(of_all_families);
+    let config = format!("[model]\n{}", lines.collect::<String>());
+    let mut files = vec![("config.toml", config.into_bytes())];
+    files.extend(source.iter().map(|(file, content)| (file.word(), content.to_vec())));
+    if CopiedFile::Tokenizer.at(target).exists() {
+        warn(&format!("notice: {} has a tokenizer.json, which stays", target.display()));
+    } else {
+        let copies = tokenizer.map_or(Vec::new(), |tokenizer| TokenizerCopy::of(tokenizer).files());
+        let copies = copies.into_iter().chain(template.map_or(Vec::new(), ChatTemplate::files));
+        files.extend(copies.map(|(file, content)| (file.word(), content)));
     }
-    config
+    files.into_iter().try_for_each(|(name, content)| {
+        let path = target.join(name);
+        std::fs::write(&path, content).map_err(not_written(&path))
+    })
 }
 
 /// The tokenizer of the model in a folder; `None` if nothing there says it.
@@ -170,38 +171,6 @@ fn tokenizer(pretrained: &Pretrained) -> Result<Option<Tokenizer>, UserError> {
         // One without any of the usual ends is left to the user.
         None => Ok(folder.to_str().and_then(|folder| Tokenizer::open(folder, None).ok())),
     }
-}
-
-/// Writes copies of the tokenizer and its chat template, and for `transformers` what it does not find in
-/// `tokenizer.json`. A tokenizer that is there stays.
-fn write_tokenizer(
-    target: &Path,
-    tokenizer: &Tokenizer,
-    template: Option<&ChatTemplate>,
-    shape: &GptShape,
-    naming: Naming,
-) -> Result<(), RunError> {
-    if CopiedFile::Tokenizer.at(target).exists() {
-        return Ok(());
-    }
-    let copy = TokenizerCopy::of(tokenizer);
-    let mut files: Vec<_> = copy.files().into_iter().chain(template.map_or(Vec::new(), ChatTemplate::files)).collect();
-    if let (Naming::Family(_), TokenizerCopy::HuggingFace { end_of_text, .. }) = (naming, &copy) {
-        let mut config = json!({
-            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text, "model_max_length": shape.seq,
-            "clean_up_tokenization_spaces": false,
-        });
-        if let (Json::Object(config), Some(template)) = (&mut config, template) {
-            config.extend(template.special_tokens().iter().map(|(name, token)| (name.clone(), json!(token))));
-        }
-        files.retain(|(name, _)| *name != CopiedFile::TokenizerConfig);
-        files.push((CopiedFile::TokenizerConfig, format!("{config:#}\n").into_bytes()));
-    }
-    for (file, content) in files {
-        let path = file.at(target);
-        std::fs::write(&path, content).map_err(not_written(&path))?;
-    }
-    Ok(())
 }
 
 fn unwritable(folder: &Path, error: &std::io::Error) -> UserError {

@@ -1,17 +1,20 @@
 //! Weights from and to Hugging Face, in the files that `transformers` saves and loads.
 //!
 //! [`Pretrained`] is a folder of weights, theirs or ours. [`convert`] writes one from the other, with one tensor at a time
-//! in memory. What a family's files are like is said in [`crate::families`]; `names.rs` applies it to all parameters of a
-//! model.
+//! in memory. The other files of a Hugging Face model, [`SourceFiles`], go with its weights and come back with an export.
+//! What a family's files are like is said in [`crate::families`]; `names.rs` applies it to all parameters of a model.
 
 mod adapters;
 mod convert;
 mod data_type;
+mod export;
 mod names;
 mod pretrained;
 mod read;
+mod source;
 mod write;
 
 pub use convert::{Direction, convert};
 pub use data_type::DataType;
 pub use pretrained::Pretrained;
+pub use source::SourceFiles;

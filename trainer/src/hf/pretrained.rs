@@ -11,6 +11,7 @@ use toml::Value;
 
 use super::names::{Naming, entries};
 use super::read::WeightFolder;
+use super::source::SourceFiles;
 use crate::checkpoint::{MANIFEST, newest_in};
 use crate::config::{Layers, RunConfig};
 use crate::error::LoadError;
@@ -69,6 +70,14 @@ impl Pretrained {
     /// The model's options, by key.
     pub fn options(&self) -> &[(&'static str, Value)] {
         &self.options
+    }
+
+    /// The files of the Hugging Face model that it is, or that its training began with.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is damaged.
+    pub fn source_files(&self) -> Result<SourceFiles, UserError> {
+        SourceFiles::read(&self.folder, self.naming)
     }
 
     /// Whether the folder has adapters besides the model.

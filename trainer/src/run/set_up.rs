@@ -2,11 +2,14 @@
 
 use common::UserError;
 use common::format::bytes;
+use common::terminal::warn;
+use data::Source;
 use device::Device;
 use engine::model::TensorParallel;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Axis;
 
+use crate::checkpoint::SourceFile;
 use crate::config::batch_plan::BatchShare;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::plan::{ModelPlan, RunPlan};
@@ -52,6 +55,23 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
         Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
     }
     Ok(())
+}
+
+/// The files of the Hugging Face model that a new run begins with; none where it begins with none. Prints a notice if the
+/// data of `source` have another tokenizer.
+///
+/// # Errors
+/// A file that cannot be read or is damaged.
+pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<(SourceFile, Vec<u8>)>, UserError> {
+    let Some(folder) = &plan.config.model.init_from else { return Ok(Vec::new()) };
+    let files = Pretrained::open_checked(folder.as_ref())?.source_files()?;
+    if files.differs_from(source.tokenizer()) {
+        warn(&format!(
+            "notice: the data have another tokenizer than {folder}, so the model's tokens mean other text than they did, and \
+             an export has the data's"
+        ));
+    }
+    Ok(files.into_files())
 }
 
 /// Fails before anything is allocated if the run does not fit the memory of the GPU or the host. To find what it needs, set-up

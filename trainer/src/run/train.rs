@@ -19,7 +19,7 @@ use engine::step::Stage;
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
-use crate::checkpoint::{Occasion, Progress, Session};
+use crate::checkpoint::{Occasion, Progress, Session, SourceFile};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -42,8 +42,9 @@ use crate::run::verify::VerifiedSteps;
 use crate::run::{auto_scope, run_folder};
 
 /// Trains as planned, on data that [`source()`](crate::run::source::source) opened, and evaluates on further
-/// [sets](crate::run::source::validation_sets). Returns `None` if nothing was trained:
-/// in a dry run, or if the run already has all its steps.
+/// [sets](crate::run::source::validation_sets). `files` are the [files](crate::run::set_up::source_files) of the model that a
+/// new run begins with; only rank 0's are used. Returns `None` if nothing was trained: in a dry run, or if the run already has
+/// all its steps.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -52,7 +53,7 @@ pub fn train(
     request: &TrainRequest,
     group: &ProcessGroup,
     device: &Device,
-    (source, sets): (Arc<dyn Source>, &[EvaluationSet]),
+    (source, sets, files): (Arc<dyn Source>, &[EvaluationSet], &[(SourceFile, Vec<u8>)]),
 ) -> Result<Option<Outcome>, RunError> {
     let session = if request.dry_run {
         None
@@ -60,7 +61,10 @@ pub fn train(
         for set in sets {
             check_data(group, &set.source)?;
         }
-        let session = Session::open(plan, group, check_data(group, &*source)?, source.copies())?;
+        let mut session = Session::open(plan, group, check_data(group, &*source)?, source.copies())?;
+        if session.begins_anew() {
+            session.keep_source(files.to_vec());
+        }
         session.compute_alike(device);
         Some(session)
     };

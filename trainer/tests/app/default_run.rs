@@ -22,7 +22,7 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
     let plan = RunPlan::new(config.clone(), 1).unwrap();
     let device = Device::host(HostOptions { threads: 2, ..HostOptions::default() }).unwrap();
     let group = ProcessGroup::single(2);
-    let outcome = train(&plan, &request, &group, &device, (source(&plan).unwrap(), &[])).unwrap().unwrap();
+    let outcome = train(&plan, &request, &group, &device, (source(&plan).unwrap(), &[], &[])).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), plan.config.train.steps, "one line a step");
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();

@@ -26,6 +26,7 @@ mod doctor;
 mod documents;
 mod eval;
 mod everywhere;
+mod exports;
 mod faults;
 mod fp8_run;
 mod freeze;

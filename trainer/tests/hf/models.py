@@ -131,11 +131,10 @@ def make(folder):
 
 def check(folder):
     for name, (kind, _, dtype, _) in MODELS.items():
-        # By the class that our configuration names: a Mistral without windows comes back as a Llama.
+        # By the class that our configuration names.
         back = folder / f"{name}-back"
         ours, info = load(AutoModelForCausalLM, back, name, dtype)
-        expected = LlamaForCausalLM if name == "mistral-full" else kind
-        if type(ours) is not expected:
+        if type(ours) is not kind:
             raise SystemExit(f"{name}: it came back as {type(ours).__name__}")
         problems = {key: keys for key, keys in info.items() if keys}
         if problems:

@@ -2,6 +2,7 @@
 //! within 5 s of processor time and 2 GiB of address space.
 
 mod log_folders;
+mod model_files;
 mod other_checkpoints;
 mod templates;
 

@@ -1,0 +1,235 @@
+//! The files beside the weights of an export: those of the model that training began with, changed where training changed
+//! the model.
+
+use std::path::Path;
+
+use common::Choice;
+use common::terminal::warn;
+use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
+use engine::model::{GptShape, Position};
+use serde_json::{Map, Value as Json, json};
+
+use super::data_type::DataType;
+use super::source::{SourceFiles, SourceModel, WhoseTokenizer};
+use super::write::not_written;
+use crate::checkpoint::SourceFile;
+use crate::error::RunError;
+use crate::families::HuggingFace;
+
+/// The keys of the tokens that begin, end and fill a text.
+const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// A model that is exported, without its weights.
+pub(super) struct Export<'e> {
+    pub(super) target: &'e Path,
+    pub(super) shape: &'e GptShape,
+    pub(super) family: &'static dyn HuggingFace,
+    pub(super) dtype: DataType,
+    /// The files of the model that training began with, and that model, where there was one.
+    pub(super) source: &'e SourceFiles,
+    pub(super) model: Option<&'e SourceModel>,
+    /// The tokenizer of the data.
+    pub(super) tokenizer: Option<&'e Tokenizer>,
+    /// The chat template of the data.
+    pub(super) template: Option<&'e ChatTemplate>,
+    /// Whether the model was trained on conversations.
+    pub(super) learned_answers: bool,
+}
+
+impl Export<'_> {
+    /// Writes the files, and prints a notice of each that is not as the model had it that training began with.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub(super) fn write(&self) -> Result<(), RunError> {
+        let copy = self.tokenizer.map(TokenizerCopy::of);
+        let (whose, differs) = (self.source.tokenizer_beside(copy.as_ref()), self.source.differs_from(copy.as_ref()));
+        if differs {
+            notice(
+                "the tokenizer is that of the training data. It differs from that of the model that training began with",
+            );
+        }
+        self.write_configs(differs)?;
+        if CopiedFile::Tokenizer.at(self.target).exists() {
+            notice(&format!("{} has a tokenizer.json, which stays", self.target.display()));
+            return Ok(());
+        }
+        if whose == WhoseTokenizer::Source {
+            self.write_source_tokenizer()?;
+        }
+        for (file, content) in copy.map_or(Vec::new(), |copy| copy.files()) {
+            self.put(file.word(), &content)?;
+        }
+        match (self.template, whose) {
+            (Some(template), WhoseTokenizer::Source) => self.replace_template(template),
+            (_, WhoseTokenizer::Source) => Ok(()),
+            (_, WhoseTokenizer::Data) => self.write_tokenizer_config(),
+        }
+    }
+
+    fn put(&self, name: &str, content: &[u8]) -> Result<(), RunError> {
+        let path = self.target.join(name);
+        std::fs::write(&path, content).map_err(not_written(&path))
+    }
+
+    fn put_json(&self, name: &str, content: &Json) -> Result<(), RunError> {
+        self.put(name, format!("{content:#}\n").as_bytes())
+    }
+
+    /// Writes a file, with its own bytes where its content is what it was.
+    fn put_or_keep(&self, file: SourceFile, content: &Json) -> Result<(), RunError> {
+        match self.source.get(file) {
+            Some(before) if self.source.json(file).as_ref() == Ok(&Some(content.clone())) => {
+                self.put(file.at_hugging_face(), before)
+            }
+            _ => self.put_json(file.at_hugging_face(), content),
+        }
+    }
+
+    /// `config.json` and `generation_config.json`. `differs`: their tokens are of another tokenizer than that of the data.
+    fn write_configs(&self, differs: bool) -> Result<(), RunError> {
+        let generation = self.source.json(SourceFile::Generation).ok().flatten();
+        let has_generation = generation.is_some();
+        let mut config = self.config();
+        let mut generation = generation.unwrap_or_else(|| json!({}));
+        if self.model.is_none() || differs {
+            let end = self.tokenizer.map(Tokenizer::end_of_text).filter(|&end| (end as usize) < self.shape.vocab);
+            // Without the keys of tokens transformers would take its class's defaults, which may lie beyond the vocabulary.
+            for (key, token) in TOKENS.into_iter().zip([None, end, None]) {
+                config[key] = json!(token);
+                if generation.get(key).is_some() {
+                    generation[key] = json!(token);
+                }
+            }
+        }
+        let mut ends = tokens(generation.get("eos_token_id").or_else(|| config.get("eos_token_id")));
+        let added = self.end_of_answer().filter(|(end, _)| !ends.contains(end));
+        if let Some((end, text)) = &added {
+            ends.push(*end);
+            generation["eos_token_id"] = json!(ends);
+            notice(&format!("generation_config.json has {text} in eos_token_id too: it ends the answers of training"));
+        }
+        if has_generation || added.is_some() {
+            self.put_or_keep(SourceFile::Generation, &generation)?;
+        }
+        self.put_or_keep(SourceFile::Config, &config)
+    }
+
+    /// The `config.json`, as `transformers` reads it: that of the model that training began with, but for keys that training
+    /// changed.
+    fn config(&self) -> Json {
+        let (mut ours, dtype) = (keys(self.family, self.shape), json!(self.dtype.torch_name()));
+        let kind = |family: &dyn HuggingFace| family.model_type();
+        let Some(model) = self.model.filter(|model| kind(model.family) == kind(self.family)) else {
+            ours.extend([("torch_dtype".into(), dtype), ("use_cache".into(), json!(true))]);
+            if let Some(model) = self.model {
+                let (now, before) = (kind(self.family), kind(model.family));
+                notice(&format!(
+                    "config.json is new: the model is of type {now}, the one that training began with {before}"
+                ));
+                let ids = TOKENS.iter().filter_map(|key| Some((key.to_string(), model.config.get(*key)?.clone())));
+                ours.extend(ids);
+            }
+            return ours.into();
+        };
+        let mut config = model.config.clone();
+        let theirs = keys(self.family, &with_training_of(self.shape, &model.shape));
+        for (key, value) in &ours {
+            if theirs.get(key) != Some(value) || key == "architectures" {
+                config[key] = value.clone();
+            }
+        }
+        // A shorter context of training leaves what positions mean.
+        let context = config.get("max_position_embeddings").and_then(Json::as_u64);
+        if context.is_some_and(|context| context < self.shape.seq as u64) {
+            config["max_position_embeddings"] = json!(self.shape.seq);
+        }
+        // Newer versions of transformers write `dtype`.
+        let name = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
+        config[name] = dtype;
+        config
+    }
+
+    /// The token that ends an answer, if the model was trained on answers and one token ends them.
+    fn end_of_answer(&self) -> Option<(u64, String)> {
+        let text = self.template.filter(|_| self.learned_answers)?.end_of_answer();
+        let token = self.tokenizer?.added_token(&text)?;
+        Some((token.into(), text))
+    }
+
+    /// The tokenizer of the model that training began with.
+    fn write_source_tokenizer(&self) -> Result<(), RunError> {
+        let is_config = |file| [SourceFile::Config, SourceFile::Generation].contains(&file);
+        let files = self.source.iter().filter(|(file, _)| !is_config(*file));
+        files.into_iter().try_for_each(|(file, content)| self.put(file.at_hugging_face(), content))
+    }
+
+    /// Writes the chat template of training beside the tokenizer of the model that training began with, if that had another.
+    fn replace_template(&self, template: &ChatTemplate) -> Result<(), RunError> {
+        let theirs = self.tokenizer.and_then(|tokenizer| ChatTemplate::open(None, Some(self.target), tokenizer).ok());
+        if theirs.as_ref().is_some_and(|theirs| theirs.source() == template.source()) {
+            return Ok(());
+        }
+        if theirs.is_some() {
+            notice("the chat template is that of training. The model that training began with had another");
+        }
+        let name = SourceFile::TokenizerConfig.at_hugging_face();
+        if let Ok(Some(Json::Object(mut config))) = self.source.json(SourceFile::TokenizerConfig)
+            && config.remove("chat_template").is_some()
+        {
+            self.put_json(name, &config.into())?;
+        }
+        self.put(SourceFile::ChatTemplate.at_hugging_face(), template.source().as_bytes())
+    }
+
+    /// What `transformers` does not find in `tokenizer.json`, and the chat template.
+    fn write_tokenizer_config(&self) -> Result<(), RunError> {
+        if let Some(template) = self.template {
+            self.put(CopiedFile::ChatTemplate.word(), template.source().as_bytes())?;
+        }
+        let Some(tokenizer @ Tokenizer::HuggingFace(_)) = self.tokenizer else { return Ok(()) };
+        let mut config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_of_text_as_text(),
+            "model_max_length": self.shape.seq, "clean_up_tokenization_spaces": false,
+        });
+        for (name, token) in self.template.into_iter().flat_map(ChatTemplate::special_tokens) {
+            config[name] = json!(token);
+        }
+        self.put_json(CopiedFile::TokenizerConfig.word(), &config)
+    }
+}
+
+fn notice(text: &str) {
+    warn(&format!("notice: {text}"));
+}
+
+/// The keys of `config.json` that a shape decides.
+fn keys(family: &dyn HuggingFace, shape: &GptShape) -> Map<String, Json> {
+    let of_all_families = json!({
+        "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "initializer_range": shape.init_std,
+    });
+    let objects = [family.config_json(shape), of_all_families].into_iter();
+    objects.filter_map(|keys| if let Json::Object(keys) = keys { Some(keys) } else { None }).flatten().collect()
+}
+
+/// The shape `theirs` with what belongs to the training of `ours`, and not to a model. Where positions are rotary, the length
+/// of a sample does.
+fn with_training_of(ours: &GptShape, theirs: &GptShape) -> GptShape {
+    let is_rotary = matches!(ours.position, Position::Rotary { .. });
+    GptShape {
+        seq: if is_rotary { ours.seq } else { theirs.seq },
+        hidden_dropout: ours.hidden_dropout,
+        attention_dropout: ours.attention_dropout,
+        init_std: ours.init_std,
+        ..theirs.clone()
+    }
+}
+
+/// The tokens of a key that has one, several or none.
+fn tokens(value: Option<&Json>) -> Vec<u64> {
+    match value {
+        Some(Json::Array(several)) => several.iter().filter_map(Json::as_u64).collect(),
+        Some(one) => one.as_u64().into_iter().collect(),
+        None => Vec::new(),
+    }
+}

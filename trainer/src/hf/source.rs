@@ -1,0 +1,133 @@
+//! What a Hugging Face model has beside its weights. It goes with the weights through training, so that an export has it
+//! again.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use common::files::read_file;
+use common::{Choice, UserError};
+use data::TokenizerCopy;
+use engine::model::GptShape;
+use serde_json::Value as Json;
+
+use super::names::Naming;
+use crate::checkpoint::{LARGEST_SOURCE_FILE, SourceFile};
+use crate::config::Layers;
+use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::families::{self, HuggingFace};
+
+/// The files of a Hugging Face model but its weights, as they were.
+pub struct SourceFiles(Vec<(SourceFile, Vec<u8>)>);
+
+/// The model that they describe.
+pub(super) struct SourceModel {
+    pub(super) family: &'static dyn HuggingFace,
+    pub(super) shape: GptShape,
+    /// Its `config.json`.
+    pub(super) config: Json,
+}
+
+/// Whose tokenizer belongs to a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WhoseTokenizer {
+    /// That of the model that training began with.
+    Source,
+    /// That of the data, where they say one.
+    Data,
+}
+
+impl SourceFiles {
+    /// Those in the folder of a model, theirs or ours. A folder may have none.
+    ///
+    /// # Errors
+    /// A file that cannot be read; one that is not JSON and is changed by an export.
+    pub(super) fn read(folder: &Path, naming: Naming) -> Result<SourceFiles, UserError> {
+        let mut files = Vec::new();
+        for &file in SourceFile::ALL {
+            let name = if matches!(naming, Naming::Ours) { file.word() } else { file.at_hugging_face() };
+            match read_file(&folder.join(name), LARGEST_SOURCE_FILE) {
+                Ok(content) => files.push((file, content)),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(damaged(folder, name, &format!("cannot be read: {error}"))),
+            }
+        }
+        let files = SourceFiles(files);
+        for file in [SourceFile::Generation, SourceFile::TokenizerConfig] {
+            files.json(file).map_err(|problem| damaged(folder, file.at_hugging_face(), &problem))?;
+        }
+        Ok(files)
+    }
+
+    /// The files and their contents.
+    pub fn into_files(self) -> Vec<(SourceFile, Vec<u8>)> {
+        self.0
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SourceFile, &[u8])> {
+        self.0.iter().map(|(file, content)| (*file, &content[..]))
+    }
+
+    pub(super) fn get(&self, wanted: SourceFile) -> Option<&[u8]> {
+        self.iter().find(|(file, _)| *file == wanted).map(|(_, content)| content)
+    }
+
+    /// The object in one of the files; `None` without the file.
+    ///
+    /// # Errors
+    /// What is no object, in words.
+    pub(super) fn json(&self, file: SourceFile) -> Result<Option<Json>, String> {
+        let Some(content) = self.get(file) else { return Ok(None) };
+        let json: Json = serde_json::from_slice(content).map_err(|error| format!("is not JSON: {error}"))?;
+        if json.is_object() { Ok(Some(json)) } else { Err("is not a JSON object".into()) }
+    }
+
+    /// The model that they describe; `None` without `config.json`.
+    ///
+    /// # Errors
+    /// A `config.json` that is wrong. `folder` is that of the files.
+    pub(super) fn model(&self, folder: &Path) -> Result<Option<SourceModel>, UserError> {
+        let name = SourceFile::Config.word();
+        let config = self.json(SourceFile::Config).map_err(|problem| damaged(folder, name, &problem))?;
+        let Some(config) = config else { return Ok(None) };
+        let (family, options) = families::from_config_json(&config, &folder.join(name).display().to_string())?;
+        let mut layers = Layers::default();
+        layers.start_from(&options);
+        match model_plan(&layers.resolve())? {
+            ModelPlan::Gpt(shape) => Ok(Some(SourceModel { family, shape, config })),
+            ModelPlan::Mlp(_) => Ok(None),
+        }
+    }
+
+    /// Whose tokenizer belongs to a model that was trained on data of the tokenizer `of_data`, where that is known.
+    pub(super) fn tokenizer_beside(&self, of_data: Option<&TokenizerCopy>) -> WhoseTokenizer {
+        match of_data {
+            None if self.has_tokenizer() => WhoseTokenizer::Source,
+            Some(TokenizerCopy::HuggingFace { json, .. }) if self.has_as_tokenizer(json) => WhoseTokenizer::Source,
+            _ => WhoseTokenizer::Data,
+        }
+    }
+
+    /// Whether the data have a tokenizer, and another one than the model.
+    pub fn differs_from(&self, of_data: Option<&TokenizerCopy>) -> bool {
+        of_data.is_some() && self.has_tokenizer() && self.tokenizer_beside(of_data) == WhoseTokenizer::Data
+    }
+
+    fn has_tokenizer(&self) -> bool {
+        let files = [SourceFile::Tokenizer, SourceFile::Vocabulary, SourceFile::SentencePiece];
+        files.into_iter().any(|file| self.get(file).is_some())
+    }
+
+    /// Whether that is the content of `tokenizer.json`, however it is spaced.
+    fn has_as_tokenizer(&self, other: &[u8]) -> bool {
+        let parsed = |text: &[u8]| serde_json::from_slice::<Json>(text).ok();
+        self.get(SourceFile::Tokenizer).is_some_and(|own| own == other || parsed(own) == parsed(other))
+    }
+}
+
+fn damaged(folder: &Path, name: &str, problem: &str) -> UserError {
+    UserError::new(
+        format!("{} {problem}", folder.join(name).display()),
+        "the files beside a model's weights are those that save_pretrained wrote: an export has them again",
+        "get the file again, or remove it",
+    )
+}
