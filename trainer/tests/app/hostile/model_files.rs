@@ -21,7 +21,8 @@ const SPOILT: &[(Spoil, &str)] = &[
 ];
 
 /// What the text of a file of JSON may be, and what is said of it.
-const WRONG: &[(&str, &str)] = &[("", "is not JSON"), ("[1]", "is not a JSON object"), ("{\"eos_token_id\": 1", "is not JSON")];
+const WRONG: &[(&str, &str)] =
+    &[("", "is not JSON"), ("[1]", "is not a JSON object"), ("{\"eos_token_id\": 1", "is not JSON")];
 
 #[test]
 fn files_of_a_model_that_have_no_end_or_no_meaning_are_refused_before_training_and_in_conversions() {
