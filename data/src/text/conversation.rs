@@ -201,4 +201,34 @@ mod tests {
         let expected = format!("[{{\"b\": \"<é'>\", \"a\": [1, 2.5]}}]|{indented}");
         assert_eq!(shown(template, &Tokenizer::Bytes, line).unwrap(), expected);
     }
+
+    /// In the manner of Qwen3, which looks for the last question from the end, and of templates that take texts apart.
+    const LOOKS_BACK: &str = "{%- set ns = namespace(last=0, found=false) %}{%- for m in messages[::-1] %}{%- set at = (messages | length - 1) - loop.index0 %}\
+        {%- if not ns.found and m.role == 'user' and not m.content.startswith('<tool>') %}{%- set ns.found = true %}{%- set ns.last = at %}{%- endif %}{%- endfor %}\
+        {%- for m in messages %}{%- set content = m.content if m.content is string else '' %}{%- set thought = '' %}\
+        {%- if '</think>' in content %}{%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}\
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}\
+        {{- '<' + m.role + '>' + (thought if loop.index0 > ns.last else '') + content | trim + '</s>' }}{%- endfor %}";
+
+    #[test]
+    fn a_conversation_of_thousands_of_messages_and_megabytes_keeps_within_the_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("template.jinja");
+        std::fs::write(&file, LOOKS_BACK).unwrap();
+        for name in [file.to_str().unwrap(), "chatml"] {
+            let template = ChatTemplate::open(Some(name), None, &Tokenizer::Bytes).unwrap();
+            let answer = format!("<think>\n{}</think>\n\n{}", "thoughts ".repeat(60), "words ".repeat(60));
+            let messages: Vec<(String, String)> = (0..5000)
+                .map(|at| {
+                    if at % 2 == 0 {
+                        ("user".into(), "a question".into())
+                    } else {
+                        ("assistant".into(), answer.clone())
+                    }
+                })
+                .collect();
+            let text = template.prompt(&messages).unwrap();
+            assert!(text.matches("words words").count() >= 2500, "{name}: {} bytes", text.len());
+        }
+    }
 }
