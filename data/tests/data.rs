@@ -11,7 +11,8 @@ use device::{HostValues, Staging};
 use proptest::prelude::*;
 
 use data_files::{Folder, LICENSES, llmc, megatron_index, packed, small_tokenizer};
-use parquet_file::parquet_file;
+use parquet::basic::{BrotliLevel, Compression, Encoding, GzipLevel, ZstdLevel};
+use parquet_file::{packed_parquet_file, parquet_file};
 
 /// The `[data]` section with these `key = value` settings over the defaults. Paths and text need no quotes.
 fn config(settings: &[(&str, &str)]) -> DataConfig {
@@ -179,6 +180,21 @@ fn a_column_of_a_parquet_file_is_read_as_json_lines_with_the_same_texts_are() {
     let lines = folder.file("lines.jsonl", lines.collect::<String>());
     let read = |path: &str| stream(&source(&[("path", path), ("text_key", "body"), ("split", "1")], 1, 256).unwrap());
     assert!(read(&part) == read(&lines));
+
+    let packings = [
+        Compression::UNCOMPRESSED,
+        Compression::GZIP(GzipLevel::default()),
+        Compression::BROTLI(BrotliLevel::default()),
+        Compression::LZ4,
+        Compression::LZ4_RAW,
+        Compression::ZSTD(ZstdLevel::default()),
+    ];
+    for packing in packings {
+        for encoding in [Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY] {
+            std::fs::write(folder.path("packed.parquet"), packed_parquet_file(&rows, 1000, packing, encoding)).unwrap();
+            assert!(read(&folder.path("packed.parquet")) == read(&lines), "{packing} and {encoding}");
+        }
+    }
 
     let wrong = |path: &str, key: &str| {
         source(&[("path", path), ("text_key", key), ("split", "1")], 1, 256).err().unwrap().to_string()

@@ -200,7 +200,7 @@ fn asked(piece: &Piece, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Que
         return Err(UserError::new(what, rule, "name a .jsonl file with questions"));
     };
     let wrong = |what: String| UserError::new(format!("{name} line {line} {what}"), rule, "correct that line");
-    let question = Question::of_line(&piece.text).map_err(wrong)?;
+    let question = piece.ensure_record().and_then(|()| Question::of_line(&piece.text)).map_err(wrong)?;
     let mut rows = Vec::new();
     for (number, ending) in question.endings.iter().enumerate() {
         let row = row(&question.context, ending, tokenizer, seq)

@@ -39,7 +39,8 @@ fn encoded(piece: &Piece, tokenizer: &Tokenizer, template: &ChatTemplate) -> Res
     let Some(line) = piece.line else {
         return Err(wrong("has no JSON lines".into(), "name a .jsonl file with conversations"));
     };
-    Conversation::of_line(&piece.text, template, tokenizer).map_err(|what| {
+    let read = piece.ensure_record().and_then(|()| Conversation::of_line(&piece.text, template, tokenizer));
+    read.map_err(|what| {
         wrong(format!("line {line} {what}"), "correct that line, or name a template: --chat-template FILE")
     })
 }

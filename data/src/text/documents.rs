@@ -11,7 +11,7 @@ use common::UserError;
 use rayon::prelude::*;
 
 use crate::formats::data_file::DataFile;
-use crate::text::conversation_files::MESSAGES;
+use crate::text::json_line::JsonLine;
 use crate::text::parquet_rows::ParquetRows;
 use crate::text::text_bytes::is_parquet;
 use crate::text::text_file::{Piece, TextReader, check_text};
@@ -154,16 +154,16 @@ impl Piece {
                     let rule = format!("each line is a JSON object with text under `{key}`");
                     UserError::new(format!("{name} line {line} {what}"), rule, fix)
                 };
-                let value: serde_json::Value = serde_json::from_str(&self.text)
+                let JsonLine { text, has_messages, .. } = JsonLine::read(self.text.as_bytes(), key)
                     .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
-                let text = value.get(key).and_then(serde_json::Value::as_str).ok_or_else(|| {
-                    let fix = match value.get(MESSAGES) {
-                        Some(_) => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
-                        None => "correct that line, or name another key: --text-key KEY",
+                let text = text.ok_or_else(|| {
+                    let fix = match has_messages {
+                        true => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
+                        false => "correct that line, or name another key: --text-key KEY",
                     };
                     wrong("has no such text".into(), fix)
                 })?;
-                tokenizer.encode(text)
+                tokenizer.encode(&text)
             }
         };
         encoded.map_err(|error| {

@@ -4,18 +4,28 @@ use std::fs::File;
 use std::path::Path;
 
 use common::files::open_file;
+use common::format::bytes;
 use common::{UserError, caught};
-use parquet::basic::Type;
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::basic::{Compression, Type};
+use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-/// Rows that are read at a time.
-const ROWS: usize = 256;
+use crate::text::longest::LONGEST_LINE;
+use crate::text::parquet_check::{CheckedPages, check_footer, check_pages};
+use crate::text::unpacked::Unpacked;
+
+/// Rows that are read at a time, at most.
+const ROWS: u64 = 256;
+
+/// Bytes that they have at most, unless a single one has more.
+const BYTES: u64 = 64 << 20;
 
 /// Reads a column of a Parquet file from its first row to its last.
 pub(crate) struct ParquetRows {
     reader: SerializedFileReader<File>,
+    /// The same file, for what is checked before the library reads it.
+    file: File,
     name: String,
     key: String,
     /// The number of the column among the file's.
@@ -24,9 +34,17 @@ pub(crate) struct ParquetRows {
     present: i16,
     /// The group of rows to open next.
     next_group: usize,
-    group: Option<ColumnReaderImpl<ByteArrayType>>,
+    group: Option<Group>,
     /// Texts that were read and not taken yet, the next one last.
-    texts: Vec<String>,
+    texts: Vec<ByteArray>,
+    unpacked: Unpacked,
+}
+
+/// The column in a group of rows.
+struct Group {
+    column: ColumnReaderImpl<ByteArrayType>,
+    /// How many rows to read at a time.
+    rows: usize,
 }
 
 impl ParquetRows {
@@ -37,8 +55,10 @@ impl ParquetRows {
     pub(crate) fn open(path: &Path, key: &str) -> Result<ParquetRows, UserError> {
         let name = path.display().to_string();
         let damaged = |problem: String| damaged(&name, &problem);
-        let file = open_file(path).map_err(|error| damaged(error.to_string()))?;
-        let reader = caught(|| SerializedFileReader::new(file))
+        let opened = open_file(path).and_then(|file| Ok((file.try_clone()?, file.metadata()?.len(), file)));
+        let (file, len, read) = opened.map_err(|error| damaged(error.to_string()))?;
+        check_footer(&file, len).map_err(damaged)?;
+        let reader = caught(|| SerializedFileReader::new(read))
             .and_then(|opened| opened.map_err(|error| error.to_string()))
             .map_err(damaged)?;
         let schema = reader.metadata().file_metadata().schema_descr_ptr();
@@ -56,9 +76,20 @@ impl ParquetRows {
             let rule = format!("the documents of a Parquet file are its column `{key}`");
             return Err(UserError::new(what, rule, "name the column: --text-key COLUMN"));
         };
+        let groups = reader.metadata().row_groups();
+        if groups
+            .iter()
+            .any(|group| group.columns().get(column).is_some_and(|part| part.compression() == Compression::LZO))
+        {
+            return Err(UserError::new(
+                format!("{name} is packed with LZO"),
+                "Parquet files are packed with zstd, Snappy, gzip, brotli or LZ4, or not packed",
+                "write it again with one of these",
+            ));
+        }
         let present = schema.column(column).max_def_level();
-        let (key, texts) = (key.to_string(), Vec::new());
-        Ok(ParquetRows { reader, name, key, column, present, next_group: 0, group: None, texts })
+        let (key, texts, unpacked) = (key.to_string(), Vec::new(), Unpacked::of(len));
+        Ok(ParquetRows { reader, file, name, key, column, present, next_group: 0, group: None, texts, unpacked })
     }
 
     /// The text of the next row that has one.
@@ -73,27 +104,34 @@ impl ParquetRows {
                 None => return Ok(None),
             }
         }
-        Ok(self.texts.pop())
+        let Some(value) = self.texts.pop() else { return Ok(None) };
+        let length = value.data().len();
+        if length > LONGEST_LINE {
+            return Err(UserError::new(
+                format!("{} has a text of {} in its column `{}`", self.name, bytes(length), self.key),
+                format!("a document has at most {}: it is tokenised as a whole", bytes(LONGEST_LINE)),
+                "break it into several rows",
+            ));
+        }
+        self.unpacked.add(&self.name, length as u64)?;
+        let not_text =
+            |_| damaged(&self.name, &format!("the column `{}` has a value that is not UTF-8 text", self.key));
+        Ok(Some(std::str::from_utf8(value.data()).map_err(not_text)?.to_string()))
     }
 
     /// The texts of some rows, in reverse, which may be none; `None` at the end of the file.
-    fn read(&mut self) -> Result<Option<Vec<String>>, String> {
+    fn read(&mut self) -> Result<Option<Vec<ByteArray>>, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
-        let Some(group) = &mut self.group else {
+        let Some(Group { column, rows }) = &mut self.group else {
             if self.next_group == self.reader.num_row_groups() {
                 return Ok(None);
             }
-            let group = self.reader.get_row_group(self.next_group).map_err(said)?;
-            let ColumnReader::ByteArrayColumnReader(column) = group.get_column_reader(self.column).map_err(said)?
-            else {
-                return Err(format!("the column `{}` has other types of values in other rows", self.key));
-            };
+            self.group = Some(self.open_group()?);
             self.next_group += 1;
-            self.group = Some(column);
             return Ok(Some(Vec::new()));
         };
         let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
-        let (rows, ..) = group.read_records(ROWS, Some(&mut levels), None, &mut values).map_err(said)?;
+        let (rows, ..) = column.read_records(*rows, Some(&mut levels), None, &mut values).map_err(said)?;
         if rows == 0 {
             self.group = None;
         }
@@ -105,11 +143,24 @@ impl ParquetRows {
                 values.len()
             ));
         }
-        let texts = values.into_iter().rev().map(|value| match std::str::from_utf8(value.data()) {
-            Ok(text) => Ok(text.to_string()),
-            Err(_) => Err(format!("the column `{}` has a value that is not UTF-8 text", self.key)),
-        });
-        texts.collect::<Result<_, _>>().map(Some)
+        values.reverse();
+        Ok(Some(values))
+    }
+
+    /// The column in the next group of rows.
+    fn open_group(&self) -> Result<Group, String> {
+        let said = |error: parquet::errors::ParquetError| error.to_string();
+        let group = self.reader.get_row_group(self.next_group).map_err(said)?;
+        let part = group.metadata().columns().get(self.column);
+        let part = part
+            .filter(|part| part.column_type() == Type::BYTE_ARRAY)
+            .ok_or_else(|| format!("the column `{}` has other types of values in other rows", self.key))?;
+        let (at, len) = part.byte_range();
+        let largest = check_pages(&self.file, at, len, part.compression())?;
+        let pages = group.get_column_page_reader(self.column).map_err(said)?;
+        let pages = CheckedPages { pages, has_levels: self.present > 0 };
+        let column = ColumnReaderImpl::new(part.column_descr_ptr(), Box::new(pages));
+        Ok(Group { column, rows: (BYTES / largest.max(1)).clamp(1, ROWS) as usize })
     }
 }
 

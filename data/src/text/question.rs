@@ -11,11 +11,14 @@ use serde_json::Value;
 pub(crate) struct Question {
     /// What the endings follow. It may be empty.
     pub(crate) context: String,
-    /// At least two, none of them empty.
+    /// At least two and at most [`MOST_ENDINGS`], none of them empty.
     pub(crate) endings: Vec<String>,
     /// Which of them is right, from 0.
     pub(crate) label: usize,
 }
+
+/// The most endings: each is tokenised with the whole context before it.
+const MOST_ENDINGS: usize = 100;
 
 /// The keys that are read; lines may have others.
 #[derive(Deserialize)]
@@ -58,7 +61,7 @@ impl Question {
             (None, Some(context)) => (context, endings),
             (None, None) => return Err("has no `ctx`, `ctx_a`, `context`, `question` or `query`".into()),
         };
-        if endings.len() < 2 {
+        if !(2..=MOST_ENDINGS).contains(&endings.len()) {
             return Err(format!("has {} to choose from", common::format::counted(endings.len(), "ending")));
         }
         if let Some(empty) = endings.iter().position(String::is_empty) {

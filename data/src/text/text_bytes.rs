@@ -7,6 +7,7 @@ use common::UserError;
 use flate2::read::MultiGzDecoder;
 
 use crate::formats::data_file::DataFile;
+use crate::text::unpacked::Unpacked;
 
 /// Bytes that are read at a time.
 pub(crate) const READ: usize = 1 << 20;
@@ -37,6 +38,7 @@ pub(crate) struct TextBytes<'f> {
     /// How many of these bytes were taken.
     taken: usize,
     ended: bool,
+    unpacked: Unpacked,
 }
 
 /// A file of data as the standard library reads it.
@@ -81,7 +83,8 @@ impl<'f> TextBytes<'f> {
                 Box::new(unpack().map_err(|error: std::io::Error| cannot_be_read(path, &error.to_string()))?)
             }
         };
-        Ok(TextBytes { path, packing, reader, bytes: Vec::new(), taken: 0, ended: false })
+        let unpacked = Unpacked::of(file.len());
+        Ok(TextBytes { path, packing, reader, bytes: Vec::new(), taken: 0, ended: false, unpacked })
     }
 
     /// The bytes that were read and not taken yet.
@@ -104,7 +107,10 @@ impl<'f> TextBytes<'f> {
         if !self.ended && self.bytes.len() < wanted {
             let missing = wanted - self.bytes.len();
             let read = self.reader.by_ref().take(missing as u64).read_to_end(&mut self.bytes);
-            read.map_err(|error| self.failed(&error))?;
+            let read = read.map_err(|error| self.failed(&error))?;
+            if self.packing.is_some() {
+                self.unpacked.add(&self.path.display().to_string(), read as u64)?;
+            }
             self.ended = self.bytes.len() < wanted;
         }
         Ok(())

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::UserError;
-use serde_json::{Map, Value};
 
 use crate::formats::data_file::DataFile;
+use crate::text::json_line::JsonLine;
+use crate::text::longest::{LONGEST_LINE, Line, too_long, uncut};
 use crate::text::text_bytes::{OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name};
 use crate::text::tokenizer::Tokenizer;
 
@@ -34,7 +35,9 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
     if let Some(OtherKind { error, is_data }) = other_kind(path, file)? {
         return if is_data { Err(error) } else { Ok(Err(error)) };
     }
-    if has_extension(path, &["json"]) && first_object(&mut TextBytes::new(path, file)?)?.is_none() {
+    let is_object =
+        |bytes: &mut TextBytes<'_>| Ok::<_, UserError>(first_line(bytes, "")?.is_some_and(|line| line.is_object));
+    if has_extension(path, &["json"]) && !is_object(&mut TextBytes::new(path, file)?)? {
         return Ok(Err(UserError::new(
             format!("{} does not begin with a line that is a JSON object", path.display()),
             "a .json file of data has one JSON object per line",
@@ -42,7 +45,7 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
         )));
     }
     let mut bytes = TextBytes::new(path, file)?;
-    let mut at = 0;
+    let (mut at, mut line) = (0, Line::default());
     loop {
         bytes.fill(READ)?;
         let valid = match std::str::from_utf8(bytes.buffer()) {
@@ -51,6 +54,7 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
             Err(error) if error.error_len().is_none() && !bytes.is_complete() => error.valid_up_to(),
             Err(error) => return Ok(Err(not_text(path, at + error.valid_up_to()))),
         };
+        line.add(path, &bytes.buffer()[..valid])?;
         if bytes.is_complete() {
             return Ok(Ok(()));
         }
@@ -128,6 +132,9 @@ impl<'f> TextReader<'f> {
                 if self.bytes.is_complete() {
                     break searched;
                 }
+                if searched > LONGEST_LINE {
+                    return Err(too_long(&self.path, self.lines + 1));
+                }
                 self.bytes.fill(searched + READ)?;
             };
             if end == 0 {
@@ -161,7 +168,10 @@ impl<'f> TextReader<'f> {
         let end = match cut(window, self.tokenizer) {
             Some(at) => at,
             None => {
-                self.bytes.fill(usize::MAX)?;
+                self.bytes.fill(LONGEST_LINE + 1)?;
+                if !self.bytes.is_complete() {
+                    return Err(uncut(&self.path));
+                }
                 self.ended = true;
                 self.bytes.buffer().len()
             }
@@ -184,19 +194,22 @@ fn has_extension(path: &Path, known: &[&str]) -> bool {
 
 /// Whether the first line is an object with text under `key`.
 fn has_text_under(bytes: &mut TextBytes<'_>, key: &str) -> Result<bool, UserError> {
-    Ok(first_object(bytes)?.is_some_and(|object| object.get(key).is_some_and(Value::is_string)))
+    Ok(first_line(bytes, key)?.is_some_and(|line| line.text.is_some()))
 }
 
-/// The object that the first line that is not blank consists of. A line that does not begin as an object is not read to
-/// its end.
-fn first_object(bytes: &mut TextBytes<'_>) -> Result<Option<Map<String, Value>>, UserError> {
+/// The first line that is not blank, if it is JSON. A line that does not begin as an object is not read to its end, nor is one
+/// that is too long.
+fn first_line(bytes: &mut TextBytes<'_>, key: &str) -> Result<Option<JsonLine>, UserError> {
     let mut wanted = READ;
     loop {
         bytes.fill(wanted)?;
         let line = bytes.buffer().trim_ascii_start();
         let end = line.iter().position(|byte| *byte == b'\n');
-        if line.first().is_some_and(|byte| *byte != b'{') || bytes.is_complete() || end.is_some() && !line.is_empty() {
-            return Ok(serde_json::from_slice(&line[..end.unwrap_or(line.len())]).ok());
+        if line.first().is_some_and(|byte| *byte != b'{') || wanted > LONGEST_LINE {
+            return Ok(None);
+        }
+        if bytes.is_complete() || end.is_some() && !line.is_empty() {
+            return Ok(JsonLine::read(&line[..end.unwrap_or(line.len())], key).ok());
         }
         wanted *= 2;
     }

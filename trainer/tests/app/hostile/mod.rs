@@ -4,7 +4,9 @@
 mod log_folders;
 mod model_files;
 mod other_checkpoints;
+mod parquet;
 mod templates;
+mod unpacked_data;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,0 +1,74 @@
+//! How long a line or a document may be: it is held as a whole, and what is made of it takes several times as much.
+
+use std::path::Path;
+
+use common::UserError;
+use common::format::bytes;
+
+use crate::text::text_file::Piece;
+
+/// The longest line, and the longest document that is not cut, in bytes: it is tokenised as a whole.
+pub(crate) const LONGEST_LINE: usize = 64 << 20;
+
+/// The longest line whose values are all kept, in bytes: many small ones take a hundred times as much.
+const LONGEST_RECORD: usize = 16 << 20;
+
+/// The line that is being read.
+#[derive(Default)]
+pub(crate) struct Line {
+    /// Line breaks before it.
+    number: usize,
+    length: usize,
+}
+
+impl Line {
+    /// Goes on by these bytes.
+    ///
+    /// # Errors
+    /// The line is too long.
+    pub(crate) fn add(&mut self, path: &Path, bytes: &[u8]) -> Result<(), UserError> {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.length += part.len();
+            if self.length > LONGEST_LINE {
+                return Err(too_long(path, self.number + 1));
+            }
+            if part.ends_with(b"\n") {
+                *self = Line { number: self.number + 1, length: 0 };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error for a line that is too long.
+pub(crate) fn too_long(path: &Path, line: usize) -> UserError {
+    let most = bytes(LONGEST_LINE);
+    UserError::new(
+        format!("{} line {line} has more than {most}", path.display()),
+        format!("a line has at most {most}: it is tokenised as a whole"),
+        "break it into several lines, or documents",
+    )
+}
+
+/// The error for a long document in which there is no place to cut it.
+pub(crate) fn uncut(path: &Path) -> UserError {
+    let most = bytes(LONGEST_LINE);
+    UserError::new(
+        format!("{} has more than {most} without a place to cut it", path.display()),
+        "a long document has ends of lines at which its tokens are the same if it is cut there",
+        "break its lines, or write it as several documents, such as lines of .jsonl",
+    )
+}
+
+impl Piece {
+    /// Fails if it is too long for a conversation or a question, as the end of a sentence that begins with its line.
+    ///
+    /// # Errors
+    /// It is.
+    pub(crate) fn ensure_record(&self) -> Result<(), String> {
+        match self.text.len() {
+            0..=LONGEST_RECORD => Ok(()),
+            length => Err(format!("has {}, and a record has at most {}", bytes(length), bytes(LONGEST_RECORD))),
+        }
+    }
+}
