@@ -23,6 +23,7 @@ pub(crate) mod text_stream;
 pub(crate) mod thrift;
 pub(crate) mod tokenize;
 pub(crate) mod tokenizer;
+pub(crate) mod tokenizer_check;
 pub(crate) mod tokenizer_copy;
 pub(crate) mod unpacked;
 pub(crate) mod watched;

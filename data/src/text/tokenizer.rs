@@ -2,20 +2,24 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::files::read_file;
 use common::{UserError, caught};
-use serde::Deserialize;
 use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
 
-use crate::text::normalizer::{BoundedNormalizer, check_replacements};
+use crate::text::normalizer::BoundedNormalizer;
 use crate::text::pre_tokenizer::CheckedPreTokenizer;
+use crate::text::tokenizer_check::{Refusal, check};
+use crate::text::watched::{Limits, watched};
 
 /// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
 pub(crate) const LARGEST: u64 = 128 << 20;
 
-/// The longest word that WordPiece may search for pieces, in characters. The time grows with the cube of it.
-const LONGEST_WORD: u64 = 1000;
+/// What reading a tokenizer.json takes: some seconds at most, beside this time for each of its bytes.
+const READING: Limits = Limits { stack: 64 << 20, time: Duration::from_secs(3) };
+/// See [`READING`].
+const TIME_OF_BYTE: Duration = Duration::from_micros(1);
 
 /// A text that shows at the start whether a tokenizer works at all.
 const PROBE: &str = "A text, of 2 lines.\n\tCafé ▁ <s> 日本語 😀\r\n";
@@ -55,22 +59,17 @@ impl HuggingFace {
     }
 }
 
-/// Reads a `tokenizer.json`. The library panics on some files that are wrong, and computes for ever on others.
-fn read(bytes: &[u8]) -> Result<Parts, String> {
-    #[derive(Deserialize)]
-    struct Model {
-        max_input_chars_per_word: Option<u64>,
-    }
-    #[derive(Deserialize)]
-    struct Checked {
-        model: Model,
-        decoder: Option<serde_json::Value>,
-    }
-    let Checked { model, decoder } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    if let Some(longest) = model.max_input_chars_per_word.filter(|longest| *longest > LONGEST_WORD) {
-        return Err(format!("max_input_chars_per_word = {longest}, and words are searched up to {LONGEST_WORD}"));
-    }
-    check_replacements(&decoder.unwrap_or_default())?;
+/// Reads a `tokenizer.json`, which messages call `shown`. The library panics on some files that are wrong, and computes for ever
+/// on others.
+fn read(json: Arc<[u8]>, shown: &str) -> Result<Parts, Refusal> {
+    check(&json, shown)?;
+    let time = READING.time + TIME_OF_BYTE * u32::try_from(json.len()).unwrap_or(u32::MAX);
+    let read = watched(Limits { time, ..READING }, move |_| parts(&json));
+    Ok(read.map_err(|slow| format!("reading it fails: {slow}"))??)
+}
+
+/// The tokenizer in a `tokenizer.json`.
+fn parts(bytes: &[u8]) -> Result<Parts, String> {
     let read = caught(|| serde_json::from_slice::<Parts>(bytes));
     let mut tokenizer =
         read.map_err(|panic| format!("reading it fails: {panic}"))?.map_err(|error| error.to_string())?;
@@ -122,7 +121,10 @@ impl Tokenizer {
     /// # Errors
     /// A file that is not a tokenizer, a token that it does not have.
     pub fn from_json(json: Arc<[u8]>, shown: &str, end: Option<&str>) -> Result<Tokenizer, UserError> {
-        let tokenizer = read(&json).map_err(|error| no_tokenizer(format!("{shown} is not a tokenizer: {error}")))?;
+        let tokenizer = read(json.clone(), shown).map_err(|refusal| match refusal {
+            Refusal::NoTokenizer(why) => no_tokenizer(format!("{shown} is not a tokenizer: {why}")),
+            Refusal::Mistake(error) => error,
+        })?;
         let usual = USUAL_ENDS.iter().copied();
         let tried: Vec<&str> = end.map_or_else(|| usual.collect(), |end| vec![end]);
         let found = tried.iter().find_map(|end| Some((tokenizer.token_to_id(end)?, end.to_string())));

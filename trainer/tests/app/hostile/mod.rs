@@ -6,6 +6,7 @@ mod model_files;
 mod other_checkpoints;
 mod parquet;
 mod templates;
+mod tokenizers;
 mod unpacked_data;
 
 use std::path::Path;
