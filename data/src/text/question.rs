@@ -96,14 +96,12 @@ fn without_artifacts(text: &str) -> String {
     let mut kept = String::new();
     let mut rest = text.as_str();
     while let Some(open) = rest.find('[') {
-        // Brackets close on their line.
-        let Some(close) = rest[open..].find([']', '\n']).filter(|at| rest[open + at..].starts_with(']')) else {
-            kept.push_str(&rest[..=open]);
-            rest = &rest[open + 1..];
-            continue;
-        };
-        kept.push_str(&rest[..open]);
-        rest = &rest[open + close + 1..];
+        let Some(end) = rest[open..].find([']', '\n']) else { break };
+        let end = open + end;
+        // Brackets close on their line. If this one does not, no other before that end does: each character is read once.
+        let is_pair = rest[end..].starts_with(']');
+        kept.push_str(&rest[..if is_pair { open } else { end + 1 }]);
+        rest = &rest[end + 1..];
     }
     kept.push_str(rest);
     kept.replace("  ", " ")
@@ -140,6 +138,7 @@ mod tests {
             ("a [b c", "a [b c"),
             ("a ] b [c] [d", "a ] b [d"),
             ("[a\nb] [c]d", "[a\nb] d"),
+            ("[a[b[\n[c] [d", "[a[b[\n [d"),
             ("[[a] b]", " b]"),
             ("   x    y ", "x  y"),
         ] {

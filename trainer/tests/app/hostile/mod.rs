@@ -5,6 +5,7 @@ mod log_folders;
 mod model_files;
 mod other_checkpoints;
 mod parquet;
+mod questions;
 mod templates;
 mod tokenizers;
 mod unpacked_data;
