@@ -10,6 +10,7 @@ mod host;
 mod panic;
 mod stop;
 pub mod terminal;
+pub mod time;
 mod user_error;
 
 pub use choice::Choice;

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use humantime::format_rfc3339_seconds;
+use common::time::rfc3339;
 use serde_json::json;
 
 use super::html::escape;
@@ -66,7 +66,7 @@ fn head(title: &str) -> String {
 }
 
 fn in_words(time: SystemTime) -> String {
-    format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC")
+    rfc3339(time).replace('T', " ").replace('Z', " UTC")
 }
 
 /// The page about these runs, as it was at `now`. With `reload` the browser loads it again every so many seconds.

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use common::UserError;
 use common::files::{ensure_writable_name, read_text, write_file};
-use humantime::format_rfc3339_seconds;
+use common::time::rfc3339;
 use launch::watch::ranks_file::RANKS;
 
 use crate::checkpoint::LOG_LOCK;
@@ -92,7 +92,7 @@ pub fn mark(folder: &Path, run: &str) -> Result<()> {
         return Ok(());
     }
     std::fs::create_dir_all(folder)?;
-    write_file(&folder.join(OWNER), format!("{run}\n{}\n", format_rfc3339_seconds(SystemTime::now())))
+    write_file(&folder.join(OWNER), format!("{run}\n{}\n", rfc3339(SystemTime::now())))
 }
 
 /// The name of the folder for the metrics that are in `folder`. Such names sort by time.
@@ -101,7 +101,7 @@ fn earlier(folder: &Path) -> Result<String> {
     let began = match owner(folder).and_then(|owner| owner.began) {
         Some(began) => began,
         // The next best that is known of a run of an older build.
-        None => format_rfc3339_seconds(written()?).to_string(),
+        None => rfc3339(written()?),
     };
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     let time: String =
