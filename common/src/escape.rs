@@ -19,6 +19,11 @@ pub fn for_terminal(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }
 
+/// Whether a terminal shows all of the text and acts on nothing in it.
+pub fn is_plain(text: &str) -> bool {
+    !text.contains(acts_on_terminal)
+}
+
 /// The text as HTML and SVG show it, between tags or in an attribute's double quotes.
 pub fn html(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -64,6 +69,7 @@ mod tests {
         assert_eq!(one_line("a\u{1b}[2Jb\nc\td é ┌"), "a\\u{1b}[2Jb\\nc\\td é ┌");
         assert_eq!(one_line("x\u{202e}y\u{9b}31m\u{7f}"), "x\\u{202e}y\\u{9b}31m\\u{7f}");
         assert_eq!(for_terminal("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
+        assert!(is_plain("d é ┌") && ["\n", "\t", "x\u{202e}y", "\u{7f}"].iter().all(|text| !is_plain(text)));
     }
 
     #[test]

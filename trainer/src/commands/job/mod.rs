@@ -9,6 +9,7 @@ use std::ffi::OsString;
 
 use clap::ArgMatches;
 use common::UserError;
+use common::escape::is_plain;
 use launch::Job;
 
 use super::args::{text, training_run};
@@ -36,6 +37,7 @@ pub(super) fn file(matches: &ArgMatches) -> Result<JobFile, UserError> {
     let Some((cluster, matches)) = matches.subcommand() else {
         return Ok(JobFile { text: String::new(), notices: Vec::new() });
     };
+    check_plain(matches)?;
     match cluster {
         "hosts" => {
             let hosts = texts(matches, "hosts");
@@ -64,6 +66,24 @@ pub(super) fn file(matches: &ArgMatches) -> Result<JobFile, UserError> {
     }
 }
 
+/// Fails if an argument has a control character. A job file would have another text in its place, and so another path: it is
+/// printed, and its manifest is YAML.
+fn check_plain(matches: &ArgMatches) -> Result<(), UserError> {
+    let values = |id: &clap::Id| {
+        let raw = matches.try_get_raw(id.as_str()).ok().flatten().into_iter().flatten();
+        let name = if id == "flags" { "FLAGS".to_string() } else { format!("--{id}") };
+        raw.map(move |value| (name.clone(), value.to_string_lossy().into_owned())).collect::<Vec<_>>()
+    };
+    match matches.ids().flat_map(values).find(|(_, value)| !is_plain(value)) {
+        None => Ok(()),
+        Some((name, value)) => Err(UserError::new(
+            format!("{name} {value:?} has a control character"),
+            "what a job file holds is text in one line, which every terminal shows as it is",
+            "give the file or folder another name, or leave the character out",
+        )),
+    }
+}
+
 /// The job, the paths of its run, and notices. The run is planned for all ranks here, so that a mistake is refused now and
 /// not after hours in the queue.
 fn job(matches: &ArgMatches, nodes: usize) -> Result<(Job, RunPaths, Vec<String>), UserError> {
@@ -89,6 +109,11 @@ fn job(matches: &ArgMatches, nodes: usize) -> Result<(Job, RunPaths, Vec<String>
     }
     let paths = RunPaths::of(config, &flags);
     let trainer = std::env::current_exe().unwrap_or("trainer".into()).display().to_string();
+    if !is_plain(&trainer) {
+        let rule = "a job file starts the trainer by its path, in one line of text";
+        let fix = "move it to a folder without control characters in its path";
+        return Err(UserError::new(format!("the trainer's path is {trainer:?}"), rule, fix));
+    }
     let (max_restarts, notice_seconds) = (number(matches, "max-restarts"), number(matches, "notice-seconds"));
     Ok((Job { name, nodes, ranks_per_node, gpus, trainer, flags, max_restarts, notice_seconds }, paths, notices))
 }
