@@ -16,7 +16,8 @@ pub(crate) struct ShardWriter {
     folder: PathBuf,
     /// Its path until then, in the same parent.
     partial: PathBuf,
-    /// Shows other processes that somebody writes the partial folder. The system releases it however the process ends.
+    /// The locked [`MARK`]: it shows other processes that somebody writes the partial folder. The system releases it however
+    /// the process ends.
     _lock: File,
     kind: TokenType,
     /// Tokens of each file except the last, which may have fewer.
@@ -24,7 +25,12 @@ pub(crate) struct ShardWriter {
     shard: Option<Shard>,
     /// Files begun.
     pub(crate) shards: usize,
+    /// Folders that have the name of leftovers, and not the mark: somebody else made them.
+    pub(crate) foreign: Vec<PathBuf>,
 }
+
+/// The file that a writer makes in its partial folder, and locks.
+const MARK: &str = ".trainer-writes";
 
 struct Shard {
     file: BufWriter<File>,
@@ -42,10 +48,10 @@ impl ShardWriter {
         let folder = std::path::absolute(folder).map_err(|error| failed(folder, &error))?;
         let name = folder.file_name().map(|name| name.display().to_string()).unwrap_or_default();
         let prefix = format!(".{name}.partial-");
-        remove_leftovers(&folder, &prefix);
+        let foreign = remove_leftovers(&folder, &prefix);
         let partial = folder.with_file_name(format!("{prefix}{}", std::process::id()));
-        let _lock = make_locked(&partial).map_err(|error| failed(&partial, &error))?;
-        Ok(ShardWriter { folder, partial, _lock, kind, tokens_per_shard, shard: None, shards: 0 })
+        let (partial, _lock) = make_locked(&partial).map_err(|error| failed(&partial, &error))?;
+        Ok(ShardWriter { folder, partial, _lock, kind, tokens_per_shard, shard: None, shards: 0, foreign })
     }
 
     /// Appends tokens. A full file is closed, and the next one is begun.
@@ -99,7 +105,8 @@ impl ShardWriter {
         self.close()?;
         let parent = self.folder.parent().unwrap_or(Path::new("/"));
         let sync = |path: &Path| File::open(path)?.sync_all();
-        sync(&self.partial)
+        std::fs::remove_file(self.partial.join(MARK))
+            .and_then(|()| sync(&self.partial))
             .and_then(|()| std::fs::rename(&self.partial, &self.folder))
             .and_then(|()| sync(parent))
             .map_err(|error| failed(&self.folder, &error))
@@ -134,31 +141,53 @@ impl Drop for ShardWriter {
     }
 }
 
-/// Removes the folders beside `folder` whose names begin with `prefix`, and that nobody writes.
-fn remove_leftovers(folder: &Path, prefix: &str) {
+/// Removes the folders beside `folder` whose names begin with `prefix`, that have the mark, and that nobody writes. Returns those
+/// without the mark, which stay.
+fn remove_leftovers(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let beside = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
-    for entry in beside.into_iter().flatten().flatten() {
+    let named = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
+    let mut foreign = Vec::new();
+    for entry in beside.into_iter().flatten().flatten().filter(named) {
         let path = entry.path();
-        let named = entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
-        if named && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-            let _ = std::fs::remove_dir_all(&path);
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        match File::open(path.join(MARK)) {
+            Ok(mark) if is_folder => {
+                if mark.try_lock().is_ok() {
+                    let _ = std::fs::remove_dir_all(&path);
+                }
+            }
+            // Another process may have removed it.
+            _ if path.exists() => foreign.push(path),
+            _ => {}
         }
     }
+    foreign
 }
 
-/// Makes a folder and locks it. Some network file systems have no locks: then its leftovers stay.
-fn make_locked(path: &Path) -> std::io::Result<File> {
+/// Makes a folder at `path`, or with a number behind that name if something is there, with a locked [`MARK`]. Some network file
+/// systems have no locks: then its leftovers stay.
+fn make_locked(path: &Path) -> std::io::Result<(PathBuf, File)> {
+    let mut number = 0;
     loop {
-        std::fs::create_dir_all(path)?;
-        let folder = match File::open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            opened => opened?,
+        let folder = match number {
+            0 => path.to_path_buf(),
+            number => PathBuf::from(format!("{}-{number}", path.display())),
         };
-        let _ = folder.try_lock();
-        // Before it was locked, another process may have taken it for a leftover.
-        let made = folder.metadata()?;
-        if std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (made.dev(), made.ino())) {
-            return Ok(folder);
+        number += 1;
+        match std::fs::create_dir(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            made => made?,
+        }
+        let at = folder.join(MARK);
+        let mark = match File::create_new(&at) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            made => made?,
+        };
+        let _ = mark.try_lock();
+        // Before it was locked, another process may have taken the folder for a leftover.
+        let made = mark.metadata()?;
+        if std::fs::metadata(&at).is_ok_and(|there| (there.dev(), there.ino()) == (made.dev(), made.ino())) {
+            return Ok((folder, mark));
         }
     }
 }
@@ -175,25 +204,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_process_has_left_goes_and_what_is_being_written_stays() {
+    fn what_a_killed_process_has_left_goes_and_what_is_being_written_or_was_made_by_others_stays() {
         let parent = tempfile::tempdir().unwrap();
         let output = parent.path().join("out");
-        let left = parent.path().join(".out.partial-4194305");
-        let other = parent.path().join(".other.partial-4194305");
-        for folder in [&left, &other] {
+        let at = |name: &str| parent.path().join(name);
+        let [left, other, own] = [".out.partial-4194305", ".other.partial-4194305", ".out.partial-notes"].map(at);
+        for folder in [&left, &other, &own] {
             std::fs::create_dir(folder).unwrap();
             std::fs::write(folder.join("tokens_000000.bin"), [0; 100]).unwrap();
         }
-        let written = parent.path().join(".out.partial-4194306");
-        let lock = make_locked(&written).unwrap();
+        std::fs::write(left.join(MARK), "").unwrap();
+        // What a user made, also where the name is that of this process.
+        let same = at(&format!(".out.partial-{}", std::process::id()));
+        std::fs::write(&same, "mine").unwrap();
+        let (written, lock) = make_locked(&at(".out.partial-4194306")).unwrap();
         let mut writer = ShardWriter::create(&output, TokenType::U16, 10).unwrap();
-        assert_eq!([&left, &other, &written].map(|path| path.exists()), [false, true, true]);
+        assert_eq!([&left, &other, &own, &written].map(|path| path.exists()), [false, true, true, true]);
+        writer.foreign.sort();
+        let mut foreign = [own.clone(), same.clone()];
+        foreign.sort();
+        assert_eq!(writer.foreign, foreign);
         drop(lock);
         writer.push(&[1, 2, 3]).unwrap();
         writer.finish().unwrap();
-        assert!(output.join("tokens_000000.bin").exists());
-        drop(ShardWriter::create(&parent.path().join("out"), TokenType::U16, 10).unwrap());
+        assert!(output.join("tokens_000000.bin").exists() && !output.join(MARK).exists());
+        drop(ShardWriter::create(&at("out"), TokenType::U16, 10).unwrap());
+        assert_eq!([&other, &own, &same, &written].map(|path| path.exists()), [true, true, true, false]);
         let names: Vec<_> = std::fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names.len(), 2, "{names:?}");
+        assert_eq!(names.len(), 4, "{names:?}");
     }
 }

@@ -93,13 +93,18 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         writer.add(name.word(), &content)?;
     }
     let shards = writer.shards;
+    let foreign: String = writer
+        .foreign
+        .iter()
+        .map(|path| format!("\n{} stays: trainer tokenize did not make it", path.display()))
+        .collect();
     writer.finish()?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
     left_out.not_text.extend(not_text);
     let left_out: String = left_out.notices().iter().map(|notice| format!("\n{notice}")).collect();
     Ok(format!(
-        "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{left_out}",
+        "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{left_out}{foreign}",
         counted(totals.documents as usize, "document"),
         counted(files.len(), "file"),
         bytes(totals.bytes as usize),
