@@ -8,13 +8,16 @@ use common::{Stop, UserError};
 
 use crate::config::RawTokens;
 use crate::error::DataError;
+use crate::file_notices::Told;
+use crate::formats::token_file::token_file;
 use crate::formats::tokens::Tokens;
-use crate::open::{Found, expanded, found, token_file};
+use crate::found::{Found, expanded, found};
+use crate::splits::{Chosen, Purpose};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
 use crate::text::conversation_files::{MESSAGES, encode_conversations};
 use crate::text::documents::encode_files;
-use crate::text::text_files::{LeftOut, TextFile};
+use crate::text::text_files::TextFile;
 use crate::text::tokenize::TokenizeError;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
@@ -58,14 +61,14 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
     let mut report = String::new();
     for path in expanded("PATH", &paths)? {
         let key = if request.sft { MESSAGES } else { &request.text_key };
-        report += &match found("PATH", &path, key)? {
+        report += &match found("PATH", &path, key, Purpose::Train)? {
             Found::Tokens(_) if request.sft => {
                 let what = format!("--sft with PATH = `{path}`, which has tokens");
                 return Err(UserError::new(what, "conversations are JSON lines", "leave --sft out").into());
             }
-            Found::Text(files, left_out) if request.sft => conversations(request, stop, &path, &files, left_out)?,
-            Found::Tokens(bins) => tokens(request, stop, &path, &bins)?,
-            Found::Text(files, left_out) => text(request, stop, &path, &files, left_out)?,
+            Found::Text(texts) if request.sft => conversations(request, stop, &path, texts)?,
+            Found::Tokens(bins) => tokens(request, stop, &path, bins)?,
+            Found::Text(texts) => text(request, stop, &path, texts)?,
         };
     }
     Ok(report)
@@ -133,7 +136,10 @@ impl Seen {
     }
 }
 
-fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: &[PathBuf]) -> Result<String, TokenizeError> {
+/// What token files hold.
+fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: Chosen<PathBuf>) -> Result<String, TokenizeError> {
+    let notices = indented(bins.notices.lines());
+    let bins = bins.files;
     let files: Vec<Tokens> = bins.iter().map(|bin| token_file(bin, request.raw_tokens)).collect::<Result<_, _>>()?;
     let folder = bins.first().and_then(|bin| bin.parent()).unwrap_or(Path::new(""));
     let end = request.end_of_text.as_deref();
@@ -150,7 +156,7 @@ fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: &[PathBuf]) -
     }
     let files = counted(files.len(), "token file");
     let samples = seen.samples(tokenizer.as_ref());
-    Ok(format!("{path}: {files}, {}\n  tokenizer: {whose}\n{samples}", seen.summary()))
+    Ok(format!("{path}: {files}, {}\n  tokenizer: {whose}\n{notices}{samples}", seen.summary()))
 }
 
 /// Passes all tokens of a file on, in parts.
@@ -168,29 +174,24 @@ fn read(file: &Tokens, stop: &Stop, mut each: impl FnMut(&[u32])) -> Result<(), 
     Ok(())
 }
 
-fn text(
-    request: &InspectRequest,
-    stop: &Stop,
-    path: &str,
-    files: &[TextFile],
-    mut left_out: LeftOut,
-) -> Result<String, TokenizeError> {
+fn text(request: &InspectRequest, stop: &Stop, path: &str, texts: Chosen<TextFile>) -> Result<String, TokenizeError> {
+    let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
     let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
     let mut seen = Seen::new(Some(tokenizer.end_of_text()));
-    let (totals, not_text) = encode_files(files, &tokenizer, &request.text_key, |tokens, _| {
+    let (totals, not_text) = encode_files(&files, &tokenizer, &request.text_key, |tokens, _| {
         ensure_goes_on(stop)?;
         seen.push(tokens, request.samples);
         Ok::<(), TokenizeError>(())
     })?;
-    left_out.not_text.extend(not_text);
+    notices.add(Told::NotText, not_text);
     if totals.is_empty() {
         let what = format!("PATH = `{path}` holds no UTF-8 text");
         return Err(UserError::new(what, "it names text or tokens", "name files with text").into());
     }
-    let left_out: String = left_out.notices().iter().map(|notice| format!("  {notice}\n")).collect();
+    let notices = indented(notices.lines());
     Ok(format!(
-        "{path}: {} of text, {}, {}\n  tokenizer: {name}\n{left_out}{}",
+        "{path}: {} of text, {}, {}\n  tokenizer: {name}\n{notices}{}",
         counted(files.len(), "file"),
         bytes(totals.bytes as usize),
         seen.summary(),
@@ -203,14 +204,14 @@ fn conversations(
     request: &InspectRequest,
     stop: &Stop,
     path: &str,
-    files: &[TextFile],
-    mut left_out: LeftOut,
+    texts: Chosen<TextFile>,
 ) -> Result<String, TokenizeError> {
+    let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
     let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
     let template = ChatTemplate::of(request.chat_template.as_deref(), name, &tokenizer)?;
     let (mut lengths, mut counted_tokens, mut shown) = (Vec::new(), 0, String::new());
-    let not_text = encode_conversations(files, &tokenizer, &template, |conversation| {
+    let not_text = encode_conversations(&files, &tokenizer, &template, |conversation| {
         ensure_goes_on(stop)?;
         lengths.push(conversation.tokens.len());
         counted_tokens += conversation.counts.iter().filter(|counts| **counts).count();
@@ -219,13 +220,13 @@ fn conversations(
         }
         Ok::<(), TokenizeError>(())
     })?;
-    left_out.not_text.extend(not_text);
-    let left_out: String = left_out.notices().iter().map(|notice| format!("  {notice}\n")).collect();
+    notices.add(Told::NotText, not_text);
+    let notices = indented(notices.lines());
     lengths.sort_unstable();
     let at = |share: usize| lengths.get(lengths.len().saturating_sub(1) * share / 100).copied().unwrap_or(0);
     Ok(format!(
         "{path}: {}, {} tokens; the loss is on {} of them, which stand between » and «\n  lengths: half have up to {} tokens, \
-         90 % up to {}, the longest has {}\n  tokenizer: {name}\n{left_out}{shown}",
+         90 % up to {}, the longest has {}\n  tokenizer: {name}\n{notices}{shown}",
         counted(lengths.len(), "conversation"),
         count(lengths.iter().sum::<usize>() as f64),
         count(counted_tokens as f64),
@@ -233,6 +234,11 @@ fn conversations(
         at(90),
         at(100),
     ))
+}
+
+/// Lines below the name of their path.
+fn indented(lines: Vec<String>) -> String {
+    lines.iter().map(|line| format!("  {line}\n")).collect()
 }
 
 /// A conversation on one line, with » and « around what counts.

@@ -2,7 +2,9 @@
 
 mod config;
 mod error;
+mod file_notices;
 mod formats;
+mod found;
 mod identity;
 mod inspect;
 mod interrupt;
@@ -13,6 +15,7 @@ mod prefetch;
 mod random;
 mod source;
 mod sources;
+mod splits;
 mod text;
 mod unused;
 
@@ -23,7 +26,7 @@ pub use formats::tokens::TokenType;
 pub use identity::{Identities, Identity, changed};
 pub use inspect::{InspectRequest, inspect};
 pub use interrupt::ensure_not_interrupted;
-pub use open::{forms, open};
+pub use open::{forms, open, open_to_evaluate};
 pub use paths::{PathItem, Paths};
 pub use prefetch::{BATCHES_IN_MEMORY, Prefetch};
 pub use source::{Source, Split};

@@ -1,15 +1,15 @@
-//! From the `[data]` section to a source: finds the files of a path, opens and checks them.
+//! From the `[data]` section to a source: opens the files of its paths and checks them.
 
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use common::UserError;
 use common::format::{count, counted};
 
-use crate::config::{DataConfig, RawTokens};
-use crate::formats::data_file::DataFile;
+use crate::config::DataConfig;
+use crate::file_notices::{FileNotices, Told};
+use crate::formats::token_file::token_file;
 use crate::formats::tokens::{Storage, TokenType, Tokens};
-use crate::formats::{llmc, megatron};
+use crate::found::{Found, expanded, found};
 use crate::one_tokenizer::OneTokenizer;
 use crate::paths::Paths;
 use crate::sources::blend::Blend;
@@ -17,91 +17,66 @@ use crate::sources::conversations::{Builder, Conversations};
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::dataset::Dataset;
 use crate::sources::token_source::{Mixture, TokenSource};
+use crate::splits::{Purpose, named_otherwise};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation_files::{MESSAGES, encode_conversations};
 use crate::text::documents::encode_files;
-use crate::text::text_files::{LeftOut, TextFile, text_files};
+use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and checks
-/// all of them.
+/// all of them. Where names of files say it, a dataset has files to validate on; else it is divided by `data.split`.
 ///
 /// # Errors
 /// Whatever is wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
-    let mut reader = Reader {
-        data,
-        seq,
-        vocab,
-        left_out: LeftOut::default(),
-        configured: None,
-        template: None,
-        of_data: OneTokenizer::default(),
-        notices: Vec::new(),
-    };
-    let (weights, all) = reader.datasets("data.path", paths)?;
-    let blend = || Blend::new(&weights, "data.path");
-    let (training, validation) = match &data.validation_path {
-        Some(paths) => {
-            let (weights, validation) = reader.datasets("data.validation_path", paths)?;
-            (all, Some(Mixture { blend: Blend::new(&weights, "data.validation_path")?, datasets: validation }))
+    let mut reader = Reader::new(data, seq, vocab);
+    let Some(apart) = &data.validation_path else {
+        let (weights, all) = reader.datasets("data.path", paths, Purpose::TrainAndValidate)?;
+        let mut training = Vec::new();
+        let mut validation = (Vec::new(), Vec::new());
+        for (number, (weight, Samples { samples, validation: named })) in weights.iter().zip(all).enumerate() {
+            let (train, rest) = match named {
+                Some(named) => (samples, Some(named)),
+                None => divided(samples, data.split, number)?,
+            };
+            training.push(train);
+            validation.0.extend(rest.is_some().then_some(*weight));
+            validation.1.extend(rest);
         }
-        None => {
-            let (training, rest): (Vec<_>, Vec<_>) = all.into_iter().map(|samples| samples.split(data.split)).unzip();
-            if let Some(short) =
-                (0..rest.len()).find(|&d| training[d].count() == 0 || (data.split < 1.0 && rest[d].count() == 0))
-            {
-                let samples = training[short].count() + rest[short].count();
-                return Err(UserError::new(
-                    format!(
-                        "data.path: dataset {} has {}, and data.split = {}",
-                        short + 1,
-                        counted(samples as usize, "sample"),
-                        data.split
-                    ),
-                    "every dataset has at least one sample to train on and one to validate on",
-                    "give more text, a smaller model.seq_length, data.split = 1, or data.validation_path",
-                ));
-            }
-            let validation = (data.split < 1.0).then(|| blend().map(|blend| Mixture { blend, datasets: rest }));
-            (training, validation.transpose()?)
-        }
+        let mixture = |weights: &[f64], datasets| Ok(Mixture { blend: Blend::new(weights, "data.path")?, datasets });
+        let validates = !validation.1.is_empty();
+        let validation = validates.then(|| mixture(&validation.0, validation.1)).transpose()?;
+        return reader.source(paths, mixture(&weights, training)?, validation);
     };
-    let training = Mixture { blend: blend()?, datasets: training };
-    let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|samples| samples.count() as f64).sum());
-    let name = format!(
-        "{}; {} samples per epoch, {} to validate",
-        reader.described(paths),
-        samples(&training),
-        validation.as_ref().map_or("none".into(), samples)
-    );
-    // Token files that do not say it have the tokenizer that the user names. It need not be there: training works without.
-    if data.tokenizer != "byte"
-        && reader.configured.is_none()
-        && let Ok(tokenizer) = reader.configured()
-    {
-        reader.of_data.add(&format!("data.tokenizer = `{}`", data.tokenizer), TokenizerCopy::of(&tokenizer))?;
+    let training = reader.mixture("data.path", paths, Purpose::Train)?;
+    let validation = reader.mixture("data.validation_path", apart, Purpose::Evaluate)?;
+    reader.source(paths, training, Some(validation))
+}
+
+/// Opens the files of `paths` to evaluate on: all their samples, as [`Split::Train`](crate::Split::Train).
+///
+/// # Errors
+/// Whatever is wrong with the files.
+pub fn open_to_evaluate(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
+    let mut reader = Reader::new(data, seq, vocab);
+    let all = reader.mixture("data.path", paths, Purpose::Evaluate)?;
+    reader.source(paths, all, None)
+}
+
+/// The first `share` of a dataset's samples to train on, and the rest to validate on, if it is below 1.
+fn divided(samples: Dataset, share: f64, number: usize) -> Result<(Dataset, Option<Dataset>), UserError> {
+    let all = samples.count();
+    let (train, rest) = samples.split(share);
+    if train.count() > 0 && (share == 1.0 || rest.count() > 0) {
+        return Ok((train, (share < 1.0).then_some(rest)));
     }
-    let tokenizer = reader.of_data.known();
-    let mut notices = reader.left_out.notices();
-    notices.extend(reader.notices);
-    if tokenizer == Some(TokenizerCopy::Bytes) && vocab > 256 {
-        notices.push(format!(
-            "the data are bytes, tokens 0 to 255, and model.vocab = {vocab}: name a tokenizer with --tokenizer, or set \
-             --vocab 256"
-        ));
-    }
-    Ok(TokenSource {
-        training,
-        validation,
-        seq,
-        seed: data.seed,
-        name,
-        notices,
-        tokenizer,
-        chat_template: reader.template.map(Rc::unwrap_or_clone),
-    })
+    Err(UserError::new(
+        format!("data.path: dataset {} has {}, and data.split = {share}", number + 1, counted(all as usize, "sample")),
+        "every dataset has at least one sample to train on and one to validate on",
+        "give more text, a smaller model.seq_length, data.split = 1, or data.validation_path",
+    ))
 }
 
 /// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
@@ -112,8 +87,8 @@ pub fn forms(data: &DataConfig) -> (bool, bool) {
         let datasets = paths.datasets("data").unwrap_or_default();
         let all = datasets.iter().flat_map(|(_, paths)| paths);
         for path in all.flat_map(|path| expanded("data", &[path]).unwrap_or_default()) {
-            match found("data", &path, key) {
-                Ok(Found::Text(..)) => text = true,
+            match found("data", &path, key, Purpose::Train) {
+                Ok(Found::Text(_)) => text = true,
                 Ok(Found::Tokens(_)) => tokens = true,
                 Err(_) => {}
             }
@@ -126,8 +101,8 @@ struct Reader<'d> {
     data: &'d DataConfig,
     seq: usize,
     vocab: usize,
-    /// Files of folders that are not read.
-    left_out: LeftOut,
+    /// What is said of the files of folders.
+    of_files: FileNotices,
     /// `data.tokenizer`, once it was needed. Reading one may take a second.
     configured: Option<Rc<Tokenizer>>,
     /// The template of conversations, once it was needed.
@@ -138,47 +113,153 @@ struct Reader<'d> {
     notices: Vec<String>,
 }
 
-impl Reader<'_> {
+/// The samples of a dataset.
+struct Samples<S> {
+    /// All, or all but those to validate on.
+    samples: S,
+    /// Those of files that are named as validation data.
+    validation: Option<S>,
+}
+
+impl<S> Samples<S> {
+    fn map<T>(self, form: impl Fn(S) -> T) -> Samples<T> {
+        Samples { samples: form(self.samples), validation: self.validation.map(form) }
+    }
+}
+
+impl<'d> Reader<'d> {
+    fn new(data: &'d DataConfig, seq: usize, vocab: usize) -> Reader<'d> {
+        Reader {
+            data,
+            seq,
+            vocab,
+            of_files: FileNotices::default(),
+            configured: None,
+            template: None,
+            of_data: OneTokenizer::default(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// The source of these samples, which were read from `paths`.
+    fn source(
+        mut self,
+        paths: &Paths,
+        training: Mixture,
+        validation: Option<Mixture>,
+    ) -> Result<TokenSource, UserError> {
+        let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|samples| samples.count() as f64).sum());
+        let name = format!(
+            "{}; {} samples per epoch, {} to validate",
+            described(paths),
+            samples(&training),
+            validation.as_ref().map_or("none".into(), samples)
+        );
+        // Token files that do not say it have the tokenizer that the user names. It need not be there: training works without.
+        if self.data.tokenizer != "byte"
+            && self.configured.is_none()
+            && let Ok(tokenizer) = self.configured()
+        {
+            self.of_data.add(&format!("data.tokenizer = `{}`", self.data.tokenizer), TokenizerCopy::of(&tokenizer))?;
+        }
+        let tokenizer = self.of_data.known();
+        let mut notices = self.of_files.lines();
+        notices.extend(self.notices);
+        if tokenizer == Some(TokenizerCopy::Bytes) && self.vocab > 256 {
+            notices.push(format!(
+                "the data are bytes, tokens 0 to 255, and model.vocab = {}: name a tokenizer with --tokenizer, or set \
+                 --vocab 256",
+                self.vocab
+            ));
+        }
+        Ok(TokenSource {
+            training,
+            validation,
+            seq: self.seq,
+            seed: self.data.seed,
+            name,
+            notices,
+            tokenizer,
+            chat_template: self.template.map(Rc::unwrap_or_clone),
+        })
+    }
+
+    /// All samples of the datasets of an option, for a purpose that divides none of them.
+    fn mixture(&mut self, key: &str, paths: &Paths, purpose: Purpose) -> Result<Mixture, UserError> {
+        let (weights, all) = self.datasets(key, paths, purpose)?;
+        let datasets = all.into_iter().map(|Samples { samples, .. }| samples).collect();
+        Ok(Mixture { blend: Blend::new(&weights, key)?, datasets })
+    }
+
     /// Weights and samples of the datasets of an option.
-    fn datasets(&mut self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Dataset>), UserError> {
+    fn datasets(
+        &mut self,
+        key: &str,
+        paths: &Paths,
+        purpose: Purpose,
+    ) -> Result<(Vec<f64>, Vec<Samples<Dataset>>), UserError> {
         let datasets = paths.datasets(key)?;
         let weights: Vec<f64> = datasets.iter().map(|(weight, _)| *weight).collect();
         // Weights are checked first: reading files takes longer.
         Blend::new(&weights, key)?;
         let opened = datasets.iter().map(|(_, paths)| match self.data.sft {
-            true => self.conversations(key, paths).map(Dataset::Conversations),
-            false => self.windows(key, paths).map(Dataset::Windows),
+            true => Ok(self.conversations(key, paths, purpose)?.map(Dataset::Conversations)),
+            false => Ok(self.windows(key, paths, purpose)?.map(Dataset::Windows)),
         });
         Ok((weights, opened.collect::<Result<_, _>>()?))
     }
 
+    /// The paths that these paths and patterns name.
+    fn paths(&mut self, key: &str, paths: &[&str], purpose: Purpose) -> Result<Vec<String>, UserError> {
+        let all = expanded(key, paths)?;
+        if purpose != Purpose::Evaluate {
+            self.of_files.add(Told::TrainedOnAnyway, named_otherwise(&all));
+        }
+        Ok(all)
+    }
+
     /// All windows of paths that are read as one stream.
-    fn windows(&mut self, key: &str, paths: &[&str]) -> Result<Windows, UserError> {
-        let mut files = Vec::new();
-        for path in expanded(key, paths)? {
-            match found(key, &path, &self.data.text_key)? {
+    fn windows(&mut self, key: &str, paths: &[&str], purpose: Purpose) -> Result<Samples<Windows>, UserError> {
+        let (mut files, mut validation) = (Vec::new(), Vec::new());
+        for path in self.paths(key, paths, purpose)? {
+            match found(key, &path, &self.data.text_key, purpose)? {
                 Found::Tokens(bins) => {
-                    for bin in bins {
-                        files.push(token_file(&bin, self.data.raw_tokens)?);
-                        self.of_data.add_folder_of(&bin)?;
+                    self.of_files.extend(bins.notices);
+                    for (bins, into) in [(bins.files, &mut files), (bins.validation, &mut validation)] {
+                        for bin in bins {
+                            into.push(token_file(&bin, self.data.raw_tokens)?);
+                            self.of_data.add_folder_of(&bin)?;
+                        }
                     }
                 }
-                Found::Text(texts, left_out) => {
-                    self.left_out.extend(left_out);
-                    files.push(self.text(&path, &texts)?);
+                Found::Text(texts) => {
+                    self.of_files.extend(texts.notices);
+                    files.push(self.text(&path, &texts.files)?);
+                    if !texts.validation.is_empty() {
+                        validation.push(self.text(&path, &texts.validation)?);
+                    }
                 }
             }
         }
+        let name = format!("{key} = `{}`", paths.join(", "));
+        let validates = !validation.is_empty();
+        let of_validation = || self.stream(&format!("{name}, the files to validate on,"), validation);
+        let validation = validates.then(of_validation).transpose()?;
+        Ok(Samples { samples: self.stream(&name, files)?, validation })
+    }
+
+    /// All windows of a stream of files, which messages call `name`.
+    fn stream(&self, name: &str, files: Vec<Tokens>) -> Result<Windows, UserError> {
         let corpus = Corpus::new(files, self.vocab)?;
         if corpus.is_empty() {
-            let what = format!("{key} = `{}` is empty", paths.join(", "));
+            let what = format!("{name} is empty");
             return Err(UserError::new(what, "data contain tokens", "name files that contain text or tokens"));
         }
         let tokens = corpus.len();
         let windows = Windows::all(corpus, self.seq);
         if windows.count == 0 {
             return Err(UserError::new(
-                format!("{key} = `{}` holds {}", paths.join(", "), counted(tokens as usize, "token")),
+                format!("{name} holds {}", counted(tokens as usize, "token")),
                 format!("a sample is model.seq_length + 1 = {} tokens", self.seq + 1),
                 "give more text, or a smaller model.seq_length",
             ));
@@ -187,26 +268,43 @@ impl Reader<'_> {
     }
 
     /// All conversations of paths.
-    fn conversations(&mut self, key: &str, paths: &[&str]) -> Result<Conversations, UserError> {
-        let (tokenizer, template) = (self.configured()?, self.template()?);
-        let name = paths.join(", ");
-        let mut all = Builder::new(self.seq, self.data.sft_packing, tokenizer.end_of_text());
-        for path in expanded(key, paths)? {
-            let Found::Text(files, left_out) = found(key, &path, MESSAGES)? else {
+    fn conversations(
+        &mut self,
+        key: &str,
+        paths: &[&str],
+        purpose: Purpose,
+    ) -> Result<Samples<Conversations>, UserError> {
+        let tokenizer = self.configured()?;
+        let (mut files, mut validation) = (Vec::new(), Vec::new());
+        for path in self.paths(key, paths, purpose)? {
+            let Found::Text(texts) = found(key, &path, MESSAGES, purpose)? else {
                 return Err(UserError::new(
                     format!("{key} = `{path}` has tokens, with data.sft"),
                     "conversations are JSON lines with `messages`: tokens do not say which of them are answers",
                     "name .jsonl files, or leave --sft out",
                 ));
             };
-            self.left_out.extend(left_out);
+            self.of_files.extend(texts.notices);
             self.of_data.add(&format!("`{path}`"), TokenizerCopy::of(&tokenizer))?;
-            let not_text = encode_conversations(&files, &tokenizer, &template, |conversation| {
-                all.push(&conversation);
-                Ok::<(), UserError>(())
-            })?;
-            self.left_out.not_text.extend(not_text);
+            files.extend(texts.files);
+            validation.extend(texts.validation);
         }
+        let name = paths.join(", ");
+        let samples = self.talks(key, &name, &files)?;
+        let validates = !validation.is_empty();
+        let of_validation = || self.talks(key, &format!("{name}, to validate on"), &validation);
+        Ok(Samples { samples, validation: validates.then(of_validation).transpose()? })
+    }
+
+    /// All conversations of files, which messages call `name`.
+    fn talks(&mut self, key: &str, name: &str, files: &[TextFile]) -> Result<Conversations, UserError> {
+        let (tokenizer, template) = (self.configured()?, self.template()?);
+        let mut all = Builder::new(self.seq, self.data.sft_packing, tokenizer.end_of_text());
+        let not_text = encode_conversations(files, &tokenizer, &template, |conversation| {
+            all.push(&conversation);
+            Ok::<(), UserError>(())
+        })?;
+        self.of_files.add(Told::NotText, not_text);
         if all.counts.targets == 0 {
             return Err(UserError::new(
                 format!(
@@ -264,7 +362,7 @@ impl Reader<'_> {
             kind.encode(tokens, &mut bytes);
             Ok::<(), UserError>(())
         })?;
-        self.left_out.not_text.extend(not_text);
+        self.of_files.add(Told::NotText, not_text);
         if totals.is_empty() {
             return Err(UserError::new(
                 format!("`{path}` holds no UTF-8 text"),
@@ -275,136 +373,23 @@ impl Reader<'_> {
         let name = format!("`{path}` as tokens of {}", self.data.tokenizer);
         Ok(Tokens { name, storage: Storage::Memory(bytes), kind, offset: 0, len: totals.tokens, largest: None })
     }
-
-    fn described(&self, paths: &Paths) -> String {
-        match paths {
-            Paths::One(path) => path.clone(),
-            Paths::Several(_) => match paths.datasets("data.path").as_deref() {
-                Ok([(_, joined)]) => joined.join(", "),
-                Ok(blend) => {
-                    let total: f64 = blend.iter().map(|(weight, _)| weight).sum();
-                    let share = |(weight, paths): &(f64, Vec<&str>)| format!("{:.3} {}", weight / total, paths[0]);
-                    blend.iter().map(share).collect::<Vec<_>>().join(" + ")
-                }
-                Err(_) => String::new(),
-            },
-        }
-    }
 }
 
-/// Opens a `.bin` file of any known format.
-pub(crate) fn token_file(path: &Path, raw_tokens: RawTokens) -> Result<Tokens, UserError> {
-    let index = path.with_extension("idx");
-    if index.exists() {
-        return megatron::open(path, &index);
+/// The paths, for the plan box.
+fn described(paths: &Paths) -> String {
+    match paths {
+        Paths::One(path) => path.clone(),
+        Paths::Several(_) => match paths.datasets("data.path").as_deref() {
+            Ok([(_, joined)]) => joined.join(", "),
+            Ok(blend) => {
+                let total: f64 = blend.iter().map(|(weight, _)| weight).sum();
+                let share = |(weight, paths): &(f64, Vec<&str>)| format!("{:.3} {}", weight / total, paths[0]);
+                blend.iter().map(share).collect::<Vec<_>>().join(" + ")
+            }
+            Err(_) => String::new(),
+        },
     }
-    let name = path.display().to_string();
-    let file = DataFile::open(path).map_err(|error| unreadable(&name, &error))?;
-    let length = file.len();
-    let mut begin = vec![0; length.min(llmc::HEADER_BYTES as u64) as usize];
-    file.read(&mut begin, 0).map_err(|error| unreadable(&name, &error))?;
-    let wrong = |what: &str, rule: &str, fix: &str| Err(UserError::new(format!("{name} {what}"), rule, fix));
-    if length == 0 {
-        return wrong("is empty", "a token file contains tokens", "write it again");
-    }
-    if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, &begin, length)? {
-        return Ok(Tokens { name, storage: Storage::File(file), kind, offset: llmc::HEADER_BYTES, len, largest });
-    }
-    let kind = match raw_tokens {
-        RawTokens::U16 => TokenType::U16,
-        RawTokens::U32 => TokenType::U32,
-        RawTokens::None => {
-            return wrong(
-                "has no .idx file beside it, and does not start with the magic number 20240520 or 20240801",
-                "a .bin is a token file of llm.c or Megatron, or raw tokens if data.raw_tokens is set",
-                "for nanoGPT files set data.raw_tokens = \"u16\" (--raw-tokens u16)",
-            );
-        }
-    };
-    if !length.is_multiple_of(kind.size() as u64) {
-        let what = format!("has {length} bytes");
-        return wrong(&what, &format!("tokens have {} bytes each", kind.size()), "copy it completely");
-    }
-    let len = length / kind.size() as u64;
-    Ok(Tokens { name, storage: Storage::File(file), kind, offset: 0, len, largest: None })
 }
-
-/// What a path names.
-pub(crate) enum Found {
-    /// `.bin` files.
-    Tokens(Vec<PathBuf>),
-    /// Text, and what of a folder is left out.
-    Text(Vec<TextFile>, LeftOut),
-}
-
-/// Paths, with patterns such as `data/*.jsonl`, which no shell has expanded, replaced by what they match, sorted. What exists
-/// is no pattern. Of a Megatron dataset whose two files match, the index is left out.
-///
-/// # Errors
-/// A pattern that matches nothing, or is none; a folder that cannot be read.
-pub(crate) fn expanded(key: &str, paths: &[&str]) -> Result<Vec<String>, UserError> {
-    let is_there = |path: &str| Path::new(path).exists() || Path::new(&format!("{path}.bin")).exists();
-    let mut all = Vec::new();
-    for path in paths {
-        if !path.contains(['*', '?', '[']) || is_there(path) {
-            all.push(path.to_string());
-            continue;
-        }
-        let refuse = |problem: String| {
-            let what = format!("{key} = `{path}`{problem}");
-            UserError::new(what, "a path with *, ? or [ is a pattern of paths that exist", "check the path")
-        };
-        let found = glob::glob(path).map_err(|error| refuse(format!(" is no pattern: {error}")))?;
-        let found: Vec<PathBuf> =
-            found.collect::<Result<_, _>>().map_err(|error| refuse(format!(" cannot be read: {error}")))?;
-        if found.is_empty() {
-            return Err(refuse(" matches nothing".into()));
-        }
-        let is_index = |path: &PathBuf| {
-            path.extension().is_some_and(|extension| extension == "idx") && found.contains(&path.with_extension("bin"))
-        };
-        all.extend(found.iter().filter(|path| !is_index(path)).map(|path| path.display().to_string()));
-    }
-    Ok(all)
-}
-
-/// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`. Text is
-/// under `text_key` in records. `key` is the option that has the name.
-///
-/// # Errors
-/// What cannot be read, or holds no data.
-pub(crate) fn found(key: &str, name: &str, text_key: &str) -> Result<Found, UserError> {
-    let path = Path::new(name);
-    let is = |extension: &str| path.extension().is_some_and(|found| found == extension);
-    let prefixed = PathBuf::from(format!("{name}.bin"));
-    if !path.exists() && prefixed.exists() && prefixed.with_extension("idx").exists() {
-        return Ok(Found::Tokens(vec![prefixed]));
-    }
-    if is("idx") {
-        return Ok(Found::Tokens(vec![path.with_extension("bin")]));
-    }
-    let unreadable = |error: std::io::Error| unreadable(&format!("{key} = `{name}`"), &error);
-    if is("bin") {
-        std::fs::metadata(path).map_err(unreadable)?;
-        return Ok(Found::Tokens(vec![path.into()]));
-    }
-    if path.is_dir() {
-        let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(unreadable)?;
-        let bin = |path: &PathBuf| path.is_file() && path.extension().is_some_and(|found| found == "bin");
-        let mut bins: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(bin).collect();
-        if !bins.is_empty() {
-            bins.sort();
-            return Ok(Found::Tokens(bins));
-        }
-    }
-    let (files, left_out) = text_files(&format!("{key} = `{name}`"), path, text_key)?;
-    Ok(Found::Text(files, left_out))
-}
-
-fn unreadable(what: &str, error: &std::io::Error) -> UserError {
-    UserError::new(format!("{what} cannot be read: {error}"), "it names files or folders of data", "check the path")
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;

@@ -4,4 +4,5 @@ pub(crate) mod data_file;
 pub mod llmc;
 pub(crate) mod megatron;
 pub(crate) mod shards;
+pub(crate) mod token_file;
 pub(crate) mod tokens;

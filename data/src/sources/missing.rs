@@ -6,7 +6,7 @@ use device::{HostValues, Staging};
 
 use crate::config::DataConfig;
 use crate::error::DataError;
-use crate::open::expanded;
+use crate::found::expanded;
 use crate::source::{Source, Split};
 
 /// Takes the place of missing files where a run is only planned.

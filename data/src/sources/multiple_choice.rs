@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::DataConfig;
 use crate::identity::{Identities, Identity};
+use crate::splits::{Chosen, Purpose};
 use crate::text::documents::{in_parallel, read_files};
 use crate::text::question::Question;
 use crate::text::text_file::Piece;
@@ -68,8 +69,9 @@ impl MultipleChoice {
     /// A file that cannot be read, a line that is no question, an ending that is longer than a sample.
     pub fn open(name: &str, data: &DataConfig, seq: usize, vocab: usize) -> Result<MultipleChoice, UserError> {
         let tokenizer = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())?;
-        let (files, left_out) = text_files(&format!("`{name}`"), Path::new(name), ENDINGS)?;
-        let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices: left_out.notices() };
+        let Chosen { files, notices, .. } =
+            text_files(&format!("`{name}`"), Path::new(name), ENDINGS, Purpose::Evaluate)?;
+        let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices: notices.lines() };
         read_files(&files, &tokenizer, ENDINGS, |pieces| {
             for (line, question, rows) in in_parallel(pieces, |piece| asked(piece, &tokenizer, seq))? {
                 all.push(line, &question, rows);

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use common::UserError;
-use common::format::counted;
 
+use crate::file_notices::Told;
 use crate::formats::data_file::DataFile;
+use crate::splits::{Chosen, Purpose};
 use crate::text::text_bytes::cannot_be_read;
 use crate::text::text_file::holds_records;
 
@@ -18,58 +19,20 @@ pub(crate) struct TextFile {
     pub(crate) in_folder: bool,
 }
 
-/// Files of folders that are not read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LeftOut {
-    /// They are not text.
-    pub(crate) not_text: Vec<PathBuf>,
-    /// They are text, and other files of the folder have records: descriptions, licences.
-    pub(crate) beside_records: Vec<PathBuf>,
-}
-
-impl LeftOut {
-    /// Adds other files.
-    pub(crate) fn extend(&mut self, other: LeftOut) {
-        self.not_text.extend(other.not_text);
-        self.beside_records.extend(other.beside_records);
-    }
-
-    /// A line for each reason that names files.
-    pub(crate) fn notices(self) -> Vec<String> {
-        const NAMED: usize = 3;
-        let notice = |mut files: Vec<PathBuf>, why: &str| {
-            files.sort();
-            files.dedup();
-            let named: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
-            let more = match files.len().saturating_sub(NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let count = counted(files.len(), "file");
-            (!files.is_empty()).then(|| format!("{count} left out, because {why}: {}{more}", named.join(", ")))
-        };
-        let lines = [
-            notice(self.not_text, "neither UTF-8 text nor JSON lines"),
-            notice(self.beside_records, "their folder has JSON lines or Parquet files, and these are not"),
-        ];
-        lines.into_iter().flatten().collect()
-    }
-}
-
 /// The file at `path`, or the files in that folder and the folders inside it, sorted by name. Hidden ones are not read. If a
-/// file of the folder has records, JSON lines with text under `key` or Parquet, then only such files are.
+/// file of the folder has records, JSON lines with text under `key` or Parquet, then only such files are. Of training,
+/// validation and test files those are chosen that are for the purpose.
 ///
 /// # Errors
-/// What cannot be read, and a folder with a model. `what` is what messages call the path.
-pub(crate) fn text_files(what: &str, path: &Path, key: &str) -> Result<(Vec<TextFile>, LeftOut), UserError> {
+/// What cannot be read, a folder with a model, and one without files for the purpose. `what` is what messages call the path.
+pub(crate) fn text_files(what: &str, path: &Path, key: &str, purpose: Purpose) -> Result<Chosen<TextFile>, UserError> {
     let unreadable = |error: std::io::Error| {
         let what = format!("{what} cannot be read: {error}");
         UserError::new(what, "it names files or folders of data", "check the path")
     };
-    let mut left_out = LeftOut::default();
     if !path.is_dir() {
         std::fs::metadata(path).map_err(unreadable)?;
-        return Ok((vec![TextFile { path: path.into(), in_folder: false }], left_out));
+        return Ok(Chosen::named(TextFile { path: path.into(), in_folder: false }));
     }
     let mut files = files_within(path, path).map_err(unreadable)?;
     if let Some(weights) = files.iter().find(|path| path.extension().is_some_and(|found| found == "safetensors")) {
@@ -84,12 +47,14 @@ pub(crate) fn text_files(what: &str, path: &Path, key: &str) -> Result<(Vec<Text
         holds_records(path, &file, key)
     };
     let records: Vec<bool> = files.iter().map(has_records).collect::<Result<_, _>>()?;
+    let mut beside_records = Vec::new();
     if records.contains(&true) {
         let mut is_record = records.iter();
-        let (with, without) = files.into_iter().partition(|_| is_record.next() == Some(&true));
-        (files, left_out.beside_records) = (with, without);
+        (files, beside_records) = files.into_iter().partition(|_| is_record.next() == Some(&true));
     }
-    Ok((files.into_iter().map(|path| TextFile { path, in_folder: true }).collect(), left_out))
+    let mut chosen = Chosen::of_folder(what, path, files, purpose)?;
+    chosen.notices.add(Told::BesideRecords, beside_records);
+    Ok(chosen.map(|path| TextFile { path, in_folder: true }))
 }
 
 /// The files of a folder, which is `top` or inside it.
@@ -125,8 +90,8 @@ mod tests {
             files.iter().map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string()).collect()
         };
         let listed = |key: &str| {
-            let (files, left_out) = text_files("x", folder.path(), key).unwrap();
-            (names(files.into_iter().map(|file| file.path).collect()), names(left_out.beside_records))
+            let chosen = text_files("x", folder.path(), key, Purpose::TrainAndValidate).unwrap();
+            (names(chosen.files.into_iter().map(|file| file.path).collect()), chosen.notices.lines())
         };
         std::fs::create_dir_all(at(".cache")).unwrap();
         std::fs::create_dir_all(at("data")).unwrap();
@@ -141,8 +106,10 @@ mod tests {
         }
         let all = ["README.md", "data/lines.txt", "info.json"].map(String::from).to_vec();
         assert_eq!(listed("text"), (all, vec![]));
-        let (records, others) = (vec!["data/lines.txt".to_string()], vec!["README.md".into(), "info.json".into()]);
-        assert_eq!(listed("body"), (records, others));
+        let (records, notices) = listed("body");
+        assert_eq!(records, ["data/lines.txt"]);
+        assert!(notices.len() == 1 && notices[0].starts_with("2 files left out, because their folder has JSON lines"));
+        assert!(notices[0].contains("README.md") && notices[0].contains("info.json"), "{notices:?}");
         std::fs::write(at("data/more.jsonl"), "").unwrap();
         assert_eq!(listed("text").0, ["data/more.jsonl"]);
     }
@@ -156,7 +123,7 @@ mod tests {
             std::fs::write(step.join(name), "words").unwrap();
         }
         for path in [folder.path(), &step] {
-            let problem = text_files("data.path = `x`", path, "text").unwrap_err().to_string();
+            let problem = text_files("data.path = `x`", path, "text", Purpose::Train).unwrap_err().to_string();
             assert!(
                 problem.contains("data.path = `x` has ") && problem.contains("the weights of a model"),
                 "{problem}"

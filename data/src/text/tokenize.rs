@@ -8,13 +8,15 @@ use common::{Choice, Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::DataError;
+use crate::file_notices::{FileNotices, Told};
 use crate::formats::shards::ShardWriter;
 use crate::formats::tokens::TokenType;
+use crate::found::expanded;
 use crate::interrupt::ensure_not_interrupted;
-use crate::open::expanded;
+use crate::splits::Purpose;
 use crate::text::documents::encode_files;
 use crate::text::text_bytes::unpacked_name;
-use crate::text::text_files::{LeftOut, TextFile, text_files};
+use crate::text::text_files::{TextFile, text_files};
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
@@ -57,7 +59,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         let what = format!("--output {output} exists and is not an empty folder");
         return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
     }
-    let (mut files, mut left_out) = (Vec::new(), LeftOut::default());
+    let (mut files, mut notices) = (Vec::new(), FileNotices::default());
     let mut paths: Vec<PathBuf> = Vec::new();
     for path in &request.files {
         match path.to_str() {
@@ -66,9 +68,9 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         }
     }
     for path in &paths {
-        let (found, others) = text_files(&path.display().to_string(), path, &request.text_key)?;
-        files.extend(found);
-        left_out.extend(others);
+        let found = text_files(&path.display().to_string(), path, &request.text_key, Purpose::Train)?;
+        files.extend(found.files);
+        notices.extend(found.notices);
     }
     let bar = progress(&files);
     let started = Instant::now();
@@ -101,10 +103,10 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     writer.finish()?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
-    left_out.not_text.extend(not_text);
-    let left_out: String = left_out.notices().iter().map(|notice| format!("\n{notice}")).collect();
+    notices.add(Told::NotText, not_text);
+    let notices: String = notices.lines().iter().map(|notice| format!("\n{notice}")).collect();
     Ok(format!(
-        "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{left_out}{foreign}",
+        "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{notices}{foreign}",
         counted(totals.documents as usize, "document"),
         counted(files.len(), "file"),
         bytes(totals.bytes as usize),

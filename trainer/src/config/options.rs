@@ -142,7 +142,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.sft_packing", "sft-packing", &[], "1", Kind::Integer, "data.sft: conversations that are packed into a sample, at most. Attention stays within a conversation, and learned positions count from its start. 1: a sample is one conversation"),
     option("data.chat_template", "chat-template", &[], "", Kind::Text, "Chat template for data.sft: chatml, or a file with one. Unset: that of the tokenizer's folder, in chat_template.jinja or tokenizer_config.json"),
     option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(RawTokens::WORDS), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
-    option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation"),
+    option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation, unless files of a folder are named as validation data"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the order of samples, and of the embedded source"),
 
     option("train.device", "device", &[], "\"auto\"", Kind::Choice(DeviceChoice::WORDS), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host. cpu and gpu are other words for host and cuda"),

@@ -110,8 +110,7 @@ pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<Evalua
 /// A model that is none of text; data that are wrong.
 pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<EvaluationSet, UserError> {
     let shape = shape_of_text(plan)?;
-    let data = DataConfig { split: 1.0, validation_path: None, ..plan.config.data.clone() };
-    let source = data::open(&Paths::One(path.into()), &data, shape.seq, shape.vocab)?;
+    let source = data::open_to_evaluate(&Paths::One(path.into()), &plan.config.data, shape.seq, shape.vocab)?;
     Ok(EvaluationSet { name: name.into(), source })
 }
 

@@ -59,6 +59,7 @@ mod sample;
 mod sft;
 mod shown_output;
 mod signals;
+mod splits;
 mod supervise;
 mod tensor_run;
 mod terminal;
