@@ -77,6 +77,8 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
 /// What was seen of a stream of tokens.
 #[derive(Default)]
 struct Seen {
+    /// The first token that begins a document, if there is one.
+    begin: Option<u32>,
     /// The token that ends a document, if it is known.
     end: Option<u32>,
     tokens: u64,
@@ -89,8 +91,9 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(end: Option<u32>) -> Seen {
-        Seen { end, begins: true, ..Seen::default() }
+    fn new(tokenizer: Option<&Tokenizer>) -> Seen {
+        let begin = tokenizer.and_then(|tokenizer| tokenizer.begin().first().copied());
+        Seen { begin, end: tokenizer.map(Tokenizer::end_of_text), begins: true, ..Seen::default() }
     }
 
     /// Adds the tokens that follow. The first `samples` documents are kept.
@@ -101,7 +104,9 @@ impl Seen {
             if self.begins && (self.documents as usize) < samples {
                 self.first.push(Vec::new());
             }
-            self.begins = Some(token) == self.end;
+            // Some tokenizers begin and end documents with the same token.
+            let is_first = self.begins && Some(token) == self.begin;
+            self.begins = Some(token) == self.end && !is_first;
             if self.begins {
                 self.documents += 1;
             } else if self.first.len() as u64 > self.documents
@@ -150,7 +155,7 @@ fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: Chosen<PathBu
             None => (None, "not known: name it with --tokenizer to see text and documents".into()),
         },
     };
-    let mut seen = Seen::new(tokenizer.as_ref().map(Tokenizer::end_of_text));
+    let mut seen = Seen::new(tokenizer.as_ref());
     for file in &files {
         read(file, stop, |tokens| seen.push(tokens, request.samples))?;
     }
@@ -178,7 +183,7 @@ fn text(request: &InspectRequest, stop: &Stop, path: &str, texts: Chosen<TextFil
     let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
     let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
-    let mut seen = Seen::new(Some(tokenizer.end_of_text()));
+    let mut seen = Seen::new(Some(&tokenizer));
     let (totals, not_text) = encode_files(&files, &tokenizer, &request.text_key, |tokens, _| {
         ensure_goes_on(stop)?;
         seen.push(tokens, request.samples);

@@ -38,7 +38,7 @@ impl OneTokenizer {
             Some((first, known)) if *known != tokenizer => Err(UserError::new(
                 format!("{first} has tokens of {}, {name} of {}", known.describe(), tokenizer.describe()),
                 "all data of a run have tokens of one tokenizer",
-                "tokenize them with the same tokenizer; text is tokenized with the one that --tokenizer names",
+                "tokenize them again, with one tokenizer; text is tokenized with the one that --tokenizer names",
             )),
             Some(_) => Ok(()),
             None => {
@@ -46,6 +46,18 @@ impl OneTokenizer {
                 Ok(())
             }
         }
+    }
+
+    /// Adds the tokenizer that the user names for data that are tokens already. How their documents begin they say themselves.
+    ///
+    /// # Errors
+    /// It is another one than that of the data.
+    pub(crate) fn add_of_user(&mut self, name: &str, tokenizer: TokenizerCopy) -> Result<(), UserError> {
+        let tokenizer = match &self.known {
+            Some((_, known)) => tokenizer.beginning_as(known),
+            None => tokenizer,
+        };
+        self.add(name, tokenizer)
     }
 
     /// The tokenizer; `None` if no data say which it is.

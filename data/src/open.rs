@@ -160,7 +160,8 @@ impl<'d> Reader<'d> {
             && self.configured.is_none()
             && let Ok(tokenizer) = self.configured()
         {
-            self.of_data.add(&format!("data.tokenizer = `{}`", self.data.tokenizer), TokenizerCopy::of(&tokenizer))?;
+            let named = format!("data.tokenizer = `{}`", self.data.tokenizer);
+            self.of_data.add_of_user(&named, TokenizerCopy::of(&tokenizer))?;
         }
         let tokenizer = self.of_data.known();
         let mut notices = self.of_files.lines();

@@ -220,7 +220,8 @@ fn asked(piece: &Piece, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Que
 }
 
 /// The tokens of a context and of an ending after a space, as lm-evaluation-harness divides them: both are tokenised together,
-/// and the ending's begin where the context alone ends. A context without tokens is the token that ends a document.
+/// and the ending's begin where the context alone ends. Before the context are the tokens that begin a document. Where there
+/// are none, a context without tokens is the token that ends a document.
 fn row(context: &str, ending: &str, tokenizer: &Tokenizer, seq: usize) -> Result<Row, String> {
     // Spaces at the end of a context belong to the token that begins the ending.
     let begin = tokenizer.encode(context.trim_end())?.len();
@@ -229,8 +230,9 @@ fn row(context: &str, ending: &str, tokenizer: &Tokenizer, seq: usize) -> Result
     if ending == 0 {
         return Err("an ending has no token of its own".into());
     }
-    if begin == 0 {
-        tokens.insert(0, tokenizer.end_of_text());
+    match tokenizer.begin() {
+        [] if begin == 0 => tokens.insert(0, tokenizer.end_of_text()),
+        first => drop(tokens.splice(..0, first.iter().copied())),
     }
     let cut = tokens.len().saturating_sub(seq + 1);
     Ok(Row { tokens: tokens[cut..].iter().map(|&token| token as i32).collect(), ending, is_cut: cut > 0 })

@@ -48,7 +48,7 @@ impl Conversation {
         });
         let (text, answers) = rendered.map_err(|error| format!("is refused by the chat template: {error}"))??;
         let encoded =
-            tokenizer.encode_with_ends(&text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
+            tokenizer.encode_chat_with_ends(&text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
         let (mut conversation, mut at) = (Conversation::default(), 0);
         for (token, end) in encoded {
             while answers.get(at).is_some_and(|answer| answer.end < end) {

@@ -1,4 +1,5 @@
-//! From files of text to one run of tokens: the tokens of each document, then the token that ends a document.
+//! From files of text to one run of tokens: of each document the tokens that begin one, if the tokenizer has such tokens,
+//! its own, and the token that ends a document.
 //!
 //! A file is a document. In a file of JSON lines each line is one, in a Parquet file each row. Threads share the work in pieces: a short document is one
 //! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut. Files are
@@ -28,14 +29,16 @@ pub(crate) struct Totals {
     pub(crate) bytes: u64,
     /// Documents.
     pub(crate) documents: u64,
-    /// Tokens, including those that end documents.
+    /// Tokens, including those that begin and end documents.
     pub(crate) tokens: u64,
+    /// Tokens that begin and end documents.
+    added: u64,
 }
 
 impl Totals {
-    /// Whether there was no text: there are no tokens except those that end documents.
+    /// Whether there was no text: there are no tokens except those that begin and end documents.
     pub(crate) fn is_empty(&self) -> bool {
-        self.tokens <= self.documents
+        self.tokens == self.added
     }
 }
 
@@ -69,11 +72,18 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     mut sink: impl FnMut(&[u32], Totals) -> Result<(), E>,
 ) -> Result<(Totals, Vec<PathBuf>), E> {
     let mut totals = Totals::default();
+    let mut begins = true;
     let left_out = read_files(files, tokenizer, key, |batch| -> Result<(), E> {
         let encoded = in_parallel(batch, |piece| piece.encode(tokenizer, key))?;
         for (piece, mut tokens) in batch.iter().zip(encoded) {
+            if begins {
+                tokens.splice(..0, tokenizer.begin().iter().copied());
+                totals.added += tokenizer.begin().len() as u64;
+            }
+            begins = piece.ends_document;
             if piece.ends_document {
                 tokens.push(tokenizer.end_of_text());
+                totals.added += 1;
                 totals.documents += 1;
             }
             totals.bytes += piece.text.len() as u64;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use common::files::read_file;
 use common::{UserError, caught};
-use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, PostProcessorWrapper, Token, TokenizerImpl};
 
 use crate::text::normalizer::BoundedNormalizer;
 use crate::text::pre_tokenizer::CheckedPreTokenizer;
 use crate::text::tokenizer_check::{Refusal, check};
+use crate::text::tokenizer_copy::TokenizerCopy;
 use crate::text::watched::{Limits, watched};
 
 /// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
@@ -41,6 +42,8 @@ pub struct HuggingFace {
     tokenizer: Parts,
     /// The file that it was read from.
     json: Arc<[u8]>,
+    /// The tokens that begin a document: what its post-processor puts before a text. Empty for many.
+    begin: Vec<u32>,
     /// The token that ends a document.
     end: u32,
     /// The same token as text.
@@ -50,14 +53,6 @@ pub struct HuggingFace {
 }
 
 type Parts = TokenizerImpl<ModelWrapper, BoundedNormalizer, CheckedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
-
-impl HuggingFace {
-    /// The tokens of a text; with those that the tokenizer adds for its own model, if `special`.
-    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
-        let encoded = caught(|| self.tokenizer.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()));
-        encoded?.map_err(|error| error.to_string())
-    }
-}
 
 /// Reads a `tokenizer.json`, which messages call `shown`. The library panics on some files that are wrong, and computes for ever
 /// on others.
@@ -85,6 +80,18 @@ fn parts(bytes: &[u8]) -> Result<Parts, String> {
     Ok(tokenizer)
 }
 
+/// The tokens that a tokenizer's post-processor puts before a text.
+fn begin(tokenizer: &Parts) -> Vec<u32> {
+    // A text of one token shows which tokens come before it. Those behind it are not used: a document has an end of its own.
+    let text = Encoding::from_tokens(vec![Token::new(0, "a".into(), (0, 1))], 0);
+    let processed = caught(|| tokenizer.post_process(text, None, true));
+    let Ok(Ok(processed)) = processed else { return Vec::new() };
+    let added = processed.get_special_tokens_mask().iter().take_while(|added| **added == 1).count();
+    // A post-processor that marks nothing added nothing.
+    let added = if added < processed.len() { added } else { 0 };
+    processed.get_ids()[..added].to_vec()
+}
+
 /// The error for something that is no tokenizer.
 fn no_tokenizer(what: String) -> UserError {
     let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one";
@@ -109,6 +116,12 @@ impl Tokenizer {
             };
         }
         let path = Path::new(name);
+        // A folder of tokens or a checkpoint says how the documents of its tokenizer begin and end.
+        if path.is_dir()
+            && let Some(copy) = TokenizerCopy::read(path)?
+        {
+            return copy.open(end);
+        }
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.into() };
         let shown = path.display().to_string();
         let json = read_file(&path, LARGEST)
@@ -137,7 +150,16 @@ impl Tokenizer {
             return Err(UserError::new(what, rule, "name one with data.end_of_text (--end-of-text)"));
         };
         let vocab = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize + 1;
-        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, end, end_of_text, vocab })))
+        let begin = begin(&tokenizer);
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, begin, end, end_of_text, vocab })))
+    }
+
+    /// The same tokenizer for documents that no token begins.
+    pub(crate) fn without_begin(mut self) -> Tokenizer {
+        if let Tokenizer::HuggingFace(read) = &mut self {
+            read.begin.clear();
+        }
+        self
     }
 
     /// The `tokenizer.json` that it was read from, and the token that ends a document as text. `None` for bytes.
@@ -155,32 +177,45 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::HuggingFace(read) => read.encode(text, false),
+            Tokenizer::HuggingFace(read) => {
+                let encoded =
+                    caught(|| read.tokenizer.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec()));
+                encoded?.map_err(|error| error.to_string())
+            }
         }
     }
 
-    /// As [`Tokenizer::encode`], with the tokens that the tokenizer adds for its own model, such as a first token.
-    ///
-    /// # Errors
-    /// What the tokenizer says, also if it panics. The byte tokenizer has no errors.
-    pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, String> {
-        match self {
-            Tokenizer::Bytes => self.encode(text),
-            Tokenizer::HuggingFace(read) => read.encode(text, true),
-        }
-    }
-
-    /// The tokens of a text as of [`Tokenizer::encode`], each with the byte of the text behind its own.
+    /// The tokens of a text that begins a document: those that begin one, then those of [`Tokenizer::encode`]. With the
+    /// token that ends a document they are what `transformers` gives with `add_special_tokens=True`.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
-    pub(crate) fn encode_with_ends(&self, text: &str) -> Result<Vec<(u32, usize)>, String> {
+    pub fn encode_document(&self, text: &str) -> Result<Vec<u32>, String> {
+        Ok([self.begin(), &self.encode(text)?].concat())
+    }
+
+    /// The tokens of a text that a chat template made, as of [`Tokenizer::encode_document`]. Many templates write the tokens
+    /// that begin a document themselves: then none are added.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, String> {
+        Ok(self.encode_chat_with_ends(text)?.into_iter().map(|(token, _)| token).collect())
+    }
+
+    /// The tokens of [`Tokenizer::encode_chat`], each with the byte of the text behind its own.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub(crate) fn encode_chat_with_ends(&self, text: &str) -> Result<Vec<(u32, usize)>, String> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).zip(1..).collect()),
             Tokenizer::HuggingFace(read) => {
                 let encoded = caught(|| read.tokenizer.encode(text, false))?.map_err(|error| error.to_string())?;
                 let ends = encoded.get_offsets().iter().map(|(_, end)| *end);
-                Ok(encoded.get_ids().iter().copied().zip(ends).collect())
+                let begin = if encoded.get_ids().starts_with(&read.begin) { &[][..] } else { &read.begin };
+                let begin = begin.iter().map(|token| (*token, 0));
+                Ok(begin.chain(encoded.get_ids().iter().copied().zip(ends)).collect())
             }
         }
     }
@@ -196,6 +231,21 @@ impl Tokenizer {
                 caught(|| read.tokenizer.decode(tokens, false).unwrap_or_default()).unwrap_or_default()
             }
         }
+    }
+
+    /// The tokens that begin a document.
+    pub(crate) fn begin(&self) -> &[u32] {
+        match self {
+            Tokenizer::Bytes => &[],
+            Tokenizer::HuggingFace(read) => &read.begin,
+        }
+    }
+
+    /// The tokens that begin a document as text. `None` if there are none.
+    pub(crate) fn begin_as_text(&self) -> Option<String> {
+        let Tokenizer::HuggingFace(read) = self else { return None };
+        let text = |token: &u32| read.tokenizer.id_to_token(*token).unwrap_or_default();
+        (!read.begin.is_empty()).then(|| read.begin.iter().map(text).collect())
     }
 
     /// The token that ends a document.

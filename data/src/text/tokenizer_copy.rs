@@ -25,6 +25,9 @@ pub enum TokenizerCopy {
     HuggingFace {
         /// Its `tokenizer.json`.
         json: Arc<[u8]>,
+        /// The tokens that begin a document. `None` if there are none: the tokenizer has none, or the tokens were made by a
+        /// version that left them out.
+        begin_of_text: Option<String>,
         /// The token that ends a document.
         end_of_text: String,
     },
@@ -37,7 +40,12 @@ enum Note {
     #[serde(rename = "byte")]
     Bytes {},
     #[serde(rename = "tokenizer.json")]
-    HuggingFace { sha256: String, end_of_text: String },
+    HuggingFace {
+        sha256: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        begin_of_text: Option<String>,
+        end_of_text: String,
+    },
 }
 
 impl TokenizerCopy {
@@ -45,7 +53,11 @@ impl TokenizerCopy {
     pub fn of(tokenizer: &Tokenizer) -> TokenizerCopy {
         match tokenizer.json() {
             None => TokenizerCopy::Bytes,
-            Some((json, end)) => TokenizerCopy::HuggingFace { json: json.clone(), end_of_text: end.into() },
+            Some((json, end)) => TokenizerCopy::HuggingFace {
+                json: json.clone(),
+                begin_of_text: tokenizer.begin_as_text(),
+                end_of_text: end.into(),
+            },
         }
     }
 
@@ -65,21 +77,24 @@ impl TokenizerCopy {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(wrong(&at, format!("cannot be read: {error}"))),
         };
-        let Note::HuggingFace { sha256, end_of_text } = note else { return Ok(Some(TokenizerCopy::Bytes)) };
+        let Note::HuggingFace { sha256, begin_of_text, end_of_text } = note else {
+            return Ok(Some(TokenizerCopy::Bytes));
+        };
         let at = CopiedFile::Tokenizer.at(folder);
         let json = read_file(&at, LARGEST).map_err(|error| wrong(&at, format!("cannot be read: {error}")))?;
         if hash(&json) != sha256 {
             return Err(wrong(&at, "differs from its SHA-256 in tokens.json".into()));
         }
-        Ok(Some(TokenizerCopy::HuggingFace { json: json.into(), end_of_text }))
+        Ok(Some(TokenizerCopy::HuggingFace { json: json.into(), begin_of_text, end_of_text }))
     }
 
     /// The files of the copy: names and contents.
     pub fn files(&self) -> Vec<(CopiedFile, Vec<u8>)> {
         let (note, json) = match self {
             TokenizerCopy::Bytes => (Note::Bytes {}, None),
-            TokenizerCopy::HuggingFace { json, end_of_text } => {
-                (Note::HuggingFace { sha256: hash(json), end_of_text: end_of_text.clone() }, Some(json.to_vec()))
+            TokenizerCopy::HuggingFace { json, begin_of_text, end_of_text } => {
+                let (begin_of_text, end_of_text) = (begin_of_text.clone(), end_of_text.clone());
+                (Note::HuggingFace { sha256: hash(json), begin_of_text, end_of_text }, Some(json.to_vec()))
             }
         };
         let note = serde_json::to_string_pretty(&note).unwrap_or_else(|error| unreachable!("text is JSON: {error}"));
@@ -93,8 +108,12 @@ impl TokenizerCopy {
     pub fn describe(&self) -> String {
         match self {
             TokenizerCopy::Bytes => "bytes".into(),
-            TokenizerCopy::HuggingFace { json, end_of_text } => {
-                format!("the tokenizer.json with SHA-256 {}..., documents end with {end_of_text}", &hash(json)[..8])
+            TokenizerCopy::HuggingFace { json, begin_of_text, end_of_text } => {
+                let begin = begin_of_text.as_ref().map(|begin| format!("begin with {begin} and ")).unwrap_or_default();
+                format!(
+                    "the tokenizer.json with SHA-256 {}..., documents {begin}end with {end_of_text}",
+                    &hash(json)[..8]
+                )
             }
         }
     }
@@ -106,9 +125,22 @@ impl TokenizerCopy {
     pub fn open(&self, end: Option<&str>) -> Result<Tokenizer, UserError> {
         match self {
             TokenizerCopy::Bytes => Tokenizer::open("byte", end),
-            TokenizerCopy::HuggingFace { json, end_of_text } => {
-                Tokenizer::from_json(json.clone(), "its tokenizer.json", Some(end.unwrap_or(end_of_text)))
+            TokenizerCopy::HuggingFace { json, begin_of_text, end_of_text } => {
+                let end = end.unwrap_or(end_of_text);
+                let tokenizer = Tokenizer::from_json(json.clone(), "its tokenizer.json", Some(end))?;
+                Ok(if begin_of_text.is_some() { tokenizer } else { tokenizer.without_begin() })
             }
+        }
+    }
+
+    /// The same tokenizer, for documents that begin as those of `other`.
+    pub(crate) fn beginning_as(self, other: &TokenizerCopy) -> TokenizerCopy {
+        match (self, other) {
+            (
+                TokenizerCopy::HuggingFace { json, end_of_text, .. },
+                TokenizerCopy::HuggingFace { begin_of_text, .. },
+            ) => TokenizerCopy::HuggingFace { json, begin_of_text: begin_of_text.clone(), end_of_text },
+            (copy, _) => copy,
         }
     }
 }
@@ -131,8 +163,12 @@ mod tests {
             }
         };
         assert_eq!(TokenizerCopy::read(folder.path()), Ok(None));
-        let theirs = TokenizerCopy::HuggingFace { json: Arc::from(*b"{}"), end_of_text: "</s>".into() };
-        for copy in [TokenizerCopy::Bytes, theirs] {
+        let theirs = |begin_of_text| TokenizerCopy::HuggingFace {
+            json: Arc::from(*b"{}"),
+            begin_of_text,
+            end_of_text: "</s>".into(),
+        };
+        for copy in [TokenizerCopy::Bytes, theirs(None), theirs(Some("<s>".into()))] {
             write(&copy);
             assert_eq!(TokenizerCopy::read(folder.path()), Ok(Some(copy)));
         }

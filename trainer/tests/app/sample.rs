@@ -311,3 +311,40 @@ fn the_first_word_that_is_written_is_joined_to_the_prompt_as_the_whole_text_is()
         assert_eq!(shown + &written + &stream.finish(), "the licence is free", "{prompt}");
     }
 }
+
+#[test]
+fn a_prompt_begins_as_the_documents_of_training_did() {
+    let folder = Folder::new("sample-begins");
+    let vocab = serde_json::json!({"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4});
+    let special = |id: usize, token: &str| {
+        serde_json::json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                           "normalized": false, "special": true})
+    };
+    let sequence = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [special(1, "<s>"), special(2, "</s>")],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+        "post_processor": {"type": "TemplateProcessing",
+                           "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, sequence], "pair": [sequence],
+                           "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+    });
+    let json = folder.file("tokenizer.json", json.to_string());
+    let text = folder.file("text.txt", "a b ".repeat(100));
+    let (saved, logs) = (folder.path("saved"), folder.path("log"));
+    let run = ["--data-path", &text, "--tokenizer", &json, "--vocab", "5", "--save", &saved, "--log-dir", &logs];
+    stdout_of(&[&run[..], &["--seq-length", "16", "--steps", "1", "--eval-interval", "0"]].concat());
+    let sample = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        let prompt = ["sample", "--checkpoint", &saved, "--prompt", "a b", "--tokens", "2"];
+        let output = command.args(prompt).output().unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(sample().contains("3 tokens read"), "{}", sample());
+    // The checkpoint of a version that put no token before a document.
+    let note = format!("{saved}/step-00000001/tokens.json");
+    let mut older: serde_json::Value = serde_json::from_slice(&std::fs::read(&note).unwrap()).unwrap();
+    assert_eq!(older.as_object_mut().unwrap().remove("begin_of_text"), Some("<s>".into()));
+    std::fs::write(&note, older.to_string()).unwrap();
+    assert!(sample().contains("2 tokens read"), "{}", sample());
+}

@@ -25,8 +25,6 @@ pub struct Loaded {
     pub tokenizer: Tokenizer,
     folder: PathBuf,
     pretrained: Pretrained,
-    /// Whether it is a Hugging Face model. Its prompts begin with the tokens that its tokenizer adds.
-    is_hugging_face: bool,
 }
 
 impl Loaded {
@@ -45,25 +43,24 @@ impl Loaded {
             return Err(UserError::new(what, "only a gpt generates text", "name a checkpoint of a gpt"));
         };
         let tokenizer = tokenizer(request, &shape, &folder, is_hugging_face)?;
-        Ok(Loaded { shape: GptShape { batch: 1, ..shape }, tokenizer, folder, pretrained, is_hugging_face })
+        Ok(Loaded { shape: GptShape { batch: 1, ..shape }, tokenizer, folder, pretrained })
     }
 
-    /// The tokens of a prompt. An empty prompt is the token that begins a document.
+    /// The tokens of a prompt, as those of a document begin. An empty prompt has only the tokens that begin a document; where
+    /// there are none, the one that ends the document before.
     ///
     /// # Errors
     /// A text that the tokenizer refuses, tokens that the model does not have, or more tokens than fit its context.
     pub fn prompt(&self, text: &str) -> Result<Vec<i32>, UserError> {
-        let encoded =
-            if self.is_hugging_face { self.tokenizer.encode_with_special(text) } else { self.tokenizer.encode(text) };
-        self.checked(encoded)
+        self.checked(self.tokenizer.encode_document(text))
     }
 
-    /// The tokens of a text that a chat template made: it has all special tokens itself.
+    /// The tokens of a text that a chat template made, as in training.
     ///
     /// # Errors
     /// As [`Loaded::prompt`].
     pub fn prompt_of_chat(&self, text: &str) -> Result<Vec<i32>, UserError> {
-        self.checked(self.tokenizer.encode(text))
+        self.checked(self.tokenizer.encode_chat(text))
     }
 
     /// The chat template that the request names, or else the one that lies beside the tokenizer.
