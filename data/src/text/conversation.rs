@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 use serde::Deserialize;
 
 use crate::text::chat_template::{ChatTemplate, Rendering};
@@ -19,6 +20,7 @@ type Marked = (String, Vec<Range<usize>>);
 struct Line {
     messages: Vec<Value>,
     tools: Option<Value>,
+    weight: Option<Value>,
 }
 
 /// The tokens of a conversation.
@@ -36,10 +38,16 @@ impl Conversation {
     /// # Errors
     /// What is wrong with the line, as the end of a sentence that begins with its name.
     pub(crate) fn of_line(line: &str, template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<Conversation, String> {
-        let Line { messages, tools } =
+        let Line { messages, tools, weight } =
             serde_json::from_str(line).map_err(|error| format!("is no object with `messages`: {error}"))?;
+        if let Some(weight) = weight {
+            return Err(format!("has a `weight` of {weight} beside `messages`: a weight is a part of a message"));
+        }
+        let mut learned = Vec::new();
         for (number, message) in messages.iter().enumerate() {
-            check(message).map_err(|problem| format!("has a message, number {}, {problem}", number + 1))?;
+            let wrong = |problem| format!("has a message, number {}, {problem}", number + 1);
+            check(message).map_err(wrong)?;
+            learned.extend(is_learned(message).map_err(wrong)?);
         }
         let has_marks = template.has_marks();
         let rendered = template.render(messages, tools, move |conversation| match has_marks {
@@ -47,6 +55,7 @@ impl Conversation {
             false => with_answers(conversation),
         });
         let (text, answers) = rendered.map_err(|error| format!("is refused by the chat template: {error}"))??;
+        let answers = of_learned(answers, &learned)?;
         let encoded =
             tokenizer.encode_chat_with_ends(&text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
         let (mut conversation, mut at) = (Conversation::default(), 0);
@@ -74,6 +83,49 @@ fn check(message: &Value) -> Result<(), String> {
         true => Ok(()),
         false => Err("whose `content` is not text".into()),
     }
+}
+
+/// Whether an answer is learned: `weight`, as OpenAI's format for fine-tuning has it, or `train`, as axolotl's, may say no.
+/// `None` for messages that are no answers.
+fn is_learned(message: &Value) -> Result<Option<bool>, String> {
+    let field = |name: &str| message.get_attr(name).ok().filter(|value| !value.is_none() && !value.is_undefined());
+    let shown = |value: &Value| serde_json::to_string(value).unwrap_or_default();
+    let weight = field("weight").map(|weight| match (weight.kind(), weight.as_i64()) {
+        (ValueKind::Number, Some(0)) => Ok(false),
+        (ValueKind::Number, Some(1)) => Ok(true),
+        _ => Err(format!("with a `weight` of {}: 1 has an answer learned, 0 has it only read", shown(&weight))),
+    });
+    let train = field("train").map(|train| match train.kind() {
+        ValueKind::Bool => Ok(train.is_true()),
+        _ => Err(format!("with a `train` of {}: it is true or false", shown(&train))),
+    });
+    let is_answer = field("role").is_some_and(|role| role.as_str() == Some(ASSISTANT));
+    match (is_answer, weight.transpose()?, train.transpose()?) {
+        (_, Some(weight), Some(train)) if weight != train => {
+            Err("whose `weight` and `train` contradict each other".into())
+        }
+        (false, Some(true), _) | (false, _, Some(true)) => {
+            Err("to be learned, which is no answer: only answers of the assistant are learned".into())
+        }
+        (false, ..) => Ok(None),
+        (true, weight, train) => Ok(Some(weight.or(train).unwrap_or(true))),
+    }
+}
+
+/// Those of a conversation's answers that are learned. `learned` has a value for each message of the assistant.
+fn of_learned(answers: Vec<Range<usize>>, learned: &[bool]) -> Result<Vec<Range<usize>>, String> {
+    if learned.iter().all(|learned| *learned) {
+        return Ok(answers);
+    }
+    if answers.len() != learned.len() {
+        return Err(format!(
+            "has answers that are not to be learned, and they cannot be told apart: its assistant has {} messages, and the \
+             chat template marks {} parts with {{% generation %}}",
+            learned.len(),
+            answers.len()
+        ));
+    }
+    Ok(answers.into_iter().zip(learned).filter_map(|(answer, learned)| learned.then_some(answer)).collect())
 }
 
 /// The text of a conversation and where its answers are, in bytes. An answer includes what the template writes behind it, so
@@ -191,6 +243,54 @@ mod tests {
             let problem = shown(template, &Tokenizer::Bytes, line).unwrap_err();
             assert!(problem.contains(says), "{problem}");
         }
+    }
+
+    #[test]
+    fn an_answer_of_weight_0_is_read_and_not_learned() {
+        let marked =
+            "{% for m in messages %}{{ m.role[0] }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+        let answers_marked = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\
+                              {% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+        let line = |first: &str, second: &str| {
+            let with = |text: &str, more: &str| TWO_TURNS.replace(&format!("\"{text}\""), &format!("\"{text}\"{more}"));
+            with("Hello", first).replace("\"See you\"", &format!("\"See you\"{second}"))
+        };
+        for (first, second, expected) in [
+            (r#", "weight": 0"#, r#", "weight": 1"#, "HiHelloBye[See you]"),
+            (r#", "train": true"#, r#", "train": false"#, "Hi[Hello]ByeSee you"),
+            (r#", "weight": 0.0, "train": false"#, r#", "weight": null"#, "HiHelloBye[See you]"),
+            (r#", "weight": 0"#, r#", "weight": 0"#, "HiHelloByeSee you"),
+        ] {
+            let line = line(first, second);
+            assert_eq!(shown(answers_marked, &Tokenizer::Bytes, &line).unwrap(), expected, "{line}");
+            let text = shown(INST, &Tokenizer::Bytes, &line).unwrap();
+            assert_eq!(text.contains("[ Hello"), expected.contains("[Hello"), "{text}");
+            assert_eq!(text.contains("[ See you"), expected.contains("[See you"), "{text}");
+        }
+        for (template, first, second, says) in [
+            (INST, r#", "weight": 2"#, "", "number 2, with a `weight` of 2"),
+            (INST, r#", "weight": 0.5"#, "", "number 2, with a `weight` of 0.5"),
+            (INST, r#", "weight": true"#, "", "number 2, with a `weight` of true"),
+            (INST, "", r#", "weight": "1""#, "number 4, with a `weight` of \"1\""),
+            (INST, "", r#", "train": 1"#, "number 4, with a `train` of 1"),
+            (INST, r#", "weight": 0, "train": true"#, "", "number 2, whose `weight` and `train` contradict"),
+            (marked, r#", "weight": 0"#, "", "its assistant has 2 messages, and the chat template marks 4 parts"),
+        ] {
+            let problem = shown(template, &Tokenizer::Bytes, &line(first, second)).unwrap_err();
+            assert!(problem.contains(says), "{problem}");
+        }
+        for (line, says) in [
+            (
+                r#"{"messages": [{"role": "user", "content": "x", "weight": 1}]}"#,
+                "number 1, to be learned, which is no answer",
+            ),
+            (r#"{"messages": [], "weight": 0}"#, "has a `weight` of 0 beside `messages`"),
+        ] {
+            let problem = shown("chatml", &Tokenizer::Bytes, line).unwrap_err();
+            assert!(problem.contains(says), "{problem}");
+        }
+        let question = r#"{"messages": [{"role": "user", "content": "x", "weight": 0}], "weight": null}"#;
+        assert!(shown("chatml", &Tokenizer::Bytes, question).is_ok());
     }
 
     #[test]
