@@ -164,15 +164,12 @@ impl<'d> Reader<'d> {
             self.of_data.add_of_user(&named, TokenizerCopy::of(&tokenizer))?;
         }
         let tokenizer = self.of_data.known();
-        let mut notices = self.of_files.lines();
-        notices.extend(self.notices);
-        if tokenizer == Some(TokenizerCopy::Bytes) && self.vocab > 256 {
-            notices.push(format!(
-                "the data are bytes, tokens 0 to 255, and model.vocab = {}: name a tokenizer with --tokenizer, or set \
-                 --vocab 256",
-                self.vocab
-            ));
-        }
+        let tokenizer_vocab = match (&self.configured, &tokenizer) {
+            (Some(configured), _) => Some(configured.vocab()),
+            (None, Some(copy)) => Some(copy.open(None)?.vocab()),
+            (None, None) => None,
+        };
+        let notices = self.of_files.lines().into_iter().chain(self.notices).collect();
         Ok(TokenSource {
             training,
             validation,
@@ -181,6 +178,7 @@ impl<'d> Reader<'d> {
             name,
             notices,
             tokenizer,
+            tokenizer_vocab,
             chat_template: self.template.map(Rc::unwrap_or_clone),
         })
     }

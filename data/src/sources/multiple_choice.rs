@@ -27,6 +27,8 @@ pub struct MultipleChoice {
     questions: Vec<Asked>,
     /// What the user should know about the file, a line each.
     pub notices: Vec<String>,
+    /// The size of the tokenizer's vocabulary.
+    pub tokenizer_vocab: usize,
 }
 
 /// A question whose endings are rows.
@@ -71,7 +73,8 @@ impl MultipleChoice {
         let tokenizer = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())?;
         let Chosen { files, notices, .. } =
             text_files(&format!("`{name}`"), Path::new(name), ENDINGS, Purpose::Evaluate)?;
-        let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices: notices.lines() };
+        let (notices, tokenizer_vocab) = (notices.lines(), tokenizer.vocab());
+        let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices, tokenizer_vocab };
         read_files(&files, &tokenizer, ENDINGS, |pieces| {
             for (line, question, rows) in in_parallel(pieces, |piece| asked(piece, &tokenizer, seq))? {
                 all.push(line, &question, rows);
@@ -92,11 +95,6 @@ impl MultipleChoice {
             );
         }
         all.notices.push(format!("{name}: {}", all.described(seq)));
-        if matches!(tokenizer, Tokenizer::Bytes) && vocab > 256 {
-            all.notices.push(format!(
-                "{name}: its text is read as bytes, tokens 0 to 255, and model.vocab = {vocab}: name a tokenizer with --tokenizer"
-            ));
-        }
         Ok(all)
     }
 

@@ -42,6 +42,8 @@ pub struct TokenSource {
     pub notices: Vec<String>,
     /// The tokenizer that made the tokens, where the data or the configuration say it.
     pub tokenizer: Option<TokenizerCopy>,
+    /// The size of that tokenizer's vocabulary, where it is known.
+    pub tokenizer_vocab: Option<usize>,
     /// What made text of conversations.
     pub chat_template: Option<ChatTemplate>,
 }

@@ -18,6 +18,7 @@ pub mod source;
 mod submitted_step;
 pub mod trace;
 mod train;
+mod unused_rows;
 mod verify;
 
 pub use train::train;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use common::UserError;
-use data::{DataConfig, MarkovSource, Missing, MultipleChoice, Paths, Regression, Source};
+use data::{DataConfig, MarkovSource, Missing, MultipleChoice, Paths, Regression, Source, TokenSource};
 use engine::model::GptShape;
 
 use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
 use crate::run::choices::ChoiceSet;
 use crate::run::evaluate::EvaluationSet;
+use crate::run::unused_rows;
 
 /// Opens the data of a run.
 ///
@@ -54,7 +55,8 @@ fn open(
         }
         return Ok(Arc::new(MarkovSource::new(data.seed, shape.seq)));
     };
-    let source = data::open(path, data, shape.seq, shape.vocab)?;
+    let mut source = data::open(path, data, shape.seq, shape.vocab)?;
+    tell_unused_rows("data.path", &mut source, shape);
     if let (false, Some(evaluation)) = (source.validates(), evaluation) {
         return Err(UserError::new(
             format!("data.split = {} with train.eval_interval = {}", data.split, evaluation.interval),
@@ -110,7 +112,8 @@ pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<Evalua
 /// A model that is none of text; data that are wrong.
 pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<EvaluationSet, UserError> {
     let shape = shape_of_text(plan)?;
-    let source = data::open_to_evaluate(&Paths::One(path.into()), &plan.config.data, shape.seq, shape.vocab)?;
+    let mut source = data::open_to_evaluate(&Paths::One(path.into()), &plan.config.data, shape.seq, shape.vocab)?;
+    tell_unused_rows(name, &mut source, shape);
     Ok(EvaluationSet { name: name.into(), source })
 }
 
@@ -120,8 +123,15 @@ pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<Evaluati
 /// A model that is none of text; a line that is no question.
 pub fn choice_set(plan: &RunPlan, path: &str) -> Result<ChoiceSet, UserError> {
     let shape = shape_of_text(plan)?;
-    let questions = MultipleChoice::open(path, &plan.config.data, shape.seq, shape.vocab)?;
+    let mut questions = MultipleChoice::open(path, &plan.config.data, shape.seq, shape.vocab)?;
+    questions.notices.extend(unused_rows::notice(path, questions.tokenizer_vocab, shape));
     Ok(ChoiceSet { name: path.into(), questions })
+}
+
+/// Adds the line about rows of the model's table that the data, `name`, never use.
+fn tell_unused_rows(name: &str, source: &mut TokenSource, shape: &GptShape) {
+    let line = source.tokenizer_vocab.and_then(|tokens| unused_rows::notice(name, tokens, shape));
+    source.notices.extend(line);
 }
 
 /// The shape of a model of text.
