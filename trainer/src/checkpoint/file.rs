@@ -51,6 +51,9 @@ choice! {
     }
 }
 
+/// Such a file and its content.
+pub type KeptFile = (SourceFile, Vec<u8>);
+
 impl SourceFile {
     /// Its name in a folder of Hugging Face.
     pub fn at_hugging_face(self) -> &'static str {

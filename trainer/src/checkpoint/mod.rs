@@ -44,7 +44,7 @@ mod tensor_file;
 mod write;
 mod writers;
 
-pub use file::SourceFile;
+pub use file::{KeptFile, SourceFile};
 pub use folder::{list, newest_in};
 pub(crate) use header::{FileHeader, TensorHeader};
 pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};

@@ -16,7 +16,7 @@ use launch::watch::activity::Activity;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::file::{Single, SourceFile};
+use super::file::{KeptFile, Single, SourceFile};
 use super::header::FileHeader;
 use super::layout::{LocalTensor, Role, is_optional, local_tensors, names_elsewhere};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex, open};
@@ -94,7 +94,7 @@ pub(super) fn metrics_of(folder: &Path, manifest: &Manifest) -> Result<Vec<u8>, 
 }
 
 /// The files of the Hugging Face model that training began with, and their contents; usually none.
-pub(super) fn source_files(folder: &Path, manifest: &Manifest) -> Result<Vec<(SourceFile, Vec<u8>)>, Damage> {
+pub(super) fn source_files(folder: &Path, manifest: &Manifest) -> Result<Vec<KeptFile>, Damage> {
     let there = SourceFile::ALL.iter().filter(|file| manifest.has_file(file.word()));
     there.map(|file| Ok((*file, content(folder, file.word(), LARGEST_SOURCE_FILE)?))).collect()
 }

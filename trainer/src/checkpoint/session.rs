@@ -13,7 +13,7 @@ use device::Device;
 use engine::step::Stage;
 use parallel::Axis;
 
-use super::file::SourceFile;
+use super::file::KeptFile;
 use super::folder::{Unclear, clean, foreign, newest, prune, steps};
 use super::lock::{FolderLock, is_locked, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
@@ -144,7 +144,7 @@ impl<'p> Session<'p> {
 
     /// Keeps files of the Hugging Face model that a new run begins with in every checkpoint. One that goes on has them from
     /// its checkpoint.
-    pub fn keep_source(&mut self, files: Vec<(SourceFile, Vec<u8>)>) {
+    pub fn keep_source(&mut self, files: Vec<KeptFile>) {
         self.origin.source = files;
     }
 

@@ -14,7 +14,7 @@ use engine::step::Stage;
 use launch::watch::activity::Activity;
 use serde::{Deserialize, Serialize};
 
-use super::file::{CheckpointFile, Single, SourceFile, Tensors};
+use super::file::{CheckpointFile, KeptFile, Single, Tensors};
 use super::folder::{remove, remove_files, temporary};
 use super::layout::{LocalTensor, local_tensors};
 use super::manifest::{FileEntry, LARGEST, Manifest, Progress, SpikeEntry, TensorEntry};
@@ -35,7 +35,7 @@ pub struct Origin {
     /// The files that hold the tokenizer of its data and its chat template, and their contents.
     pub copies: Vec<(CopiedFile, Vec<u8>)>,
     /// The files of the Hugging Face model that it began with, and their contents.
-    pub source: Vec<(SourceFile, Vec<u8>)>,
+    pub source: Vec<KeptFile>,
 }
 
 impl Origin {

@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
 use super::profile::{self, ProfileRequest};
-use crate::checkpoint::{SourceFile, refuse_other_formats, start_folder};
+use crate::checkpoint::{KeptFile, refuse_other_formats, start_folder};
 use crate::config::checks::require;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -85,7 +85,7 @@ struct Prepared {
     /// Further data to evaluate on.
     sets: Vec<EvaluationSet>,
     /// Of the Hugging Face model that a new run begins with. Only rank 0 has them.
-    files: Vec<(SourceFile, Vec<u8>)>,
+    files: Vec<KeptFile>,
     accelerator: Accelerator,
 }
 

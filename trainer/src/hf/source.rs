@@ -11,13 +11,13 @@ use engine::model::GptShape;
 use serde_json::Value as Json;
 
 use super::names::Naming;
-use crate::checkpoint::{LARGEST_SOURCE_FILE, SourceFile};
+use crate::checkpoint::{KeptFile, LARGEST_SOURCE_FILE, SourceFile};
 use crate::config::Layers;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::families::{self, HuggingFace};
 
 /// The files of a Hugging Face model but its weights, as they were.
-pub struct SourceFiles(Vec<(SourceFile, Vec<u8>)>);
+pub struct SourceFiles(Vec<KeptFile>);
 
 /// The model that they describe.
 pub(super) struct SourceModel {
@@ -59,7 +59,7 @@ impl SourceFiles {
     }
 
     /// The files and their contents.
-    pub fn into_files(self) -> Vec<(SourceFile, Vec<u8>)> {
+    pub fn into_files(self) -> Vec<KeptFile> {
         self.0
     }
 

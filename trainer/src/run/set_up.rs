@@ -9,7 +9,7 @@ use engine::model::TensorParallel;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Axis;
 
-use crate::checkpoint::SourceFile;
+use crate::checkpoint::KeptFile;
 use crate::config::batch_plan::BatchShare;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::plan::{ModelPlan, RunPlan};
@@ -62,7 +62,7 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 ///
 /// # Errors
 /// A file that cannot be read or is damaged.
-pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<(SourceFile, Vec<u8>)>, UserError> {
+pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>, UserError> {
     let Some(folder) = &plan.config.model.init_from else { return Ok(Vec::new()) };
     let files = Pretrained::open_checked(folder.as_ref())?.source_files()?;
     if files.differs_from(source.tokenizer()) {

@@ -19,7 +19,7 @@ use engine::step::Stage;
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
-use crate::checkpoint::{Occasion, Progress, Session, SourceFile};
+use crate::checkpoint::{KeptFile, Occasion, Progress, Session};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -53,7 +53,7 @@ pub fn train(
     request: &TrainRequest,
     group: &ProcessGroup,
     device: &Device,
-    (source, sets, files): (Arc<dyn Source>, &[EvaluationSet], &[(SourceFile, Vec<u8>)]),
+    (source, sets, files): (Arc<dyn Source>, &[EvaluationSet], &[KeptFile]),
 ) -> Result<Option<Outcome>, RunError> {
     let session = if request.dry_run {
         None
