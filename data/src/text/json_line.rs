@@ -26,43 +26,19 @@ impl JsonLine {
     /// It is not JSON.
     pub(crate) fn read(line: &[u8], key: &str) -> serde_json::Result<JsonLine> {
         let mut json = serde_json::Deserializer::from_slice(line);
-        let line = Line { key }.deserialize(&mut json)?;
+        let line = Part::Line { key }.deserialize(&mut json)?;
         json.end()?;
         Ok(line)
     }
 }
 
-/// Reads the value of a line.
-struct Line<'k> {
-    key: &'k str,
+/// What is read: a line, or the value under its key.
+enum Part<'k> {
+    Line { key: &'k str },
+    Value,
 }
 
-/// Reads a value that is text, or drops it.
-struct Text;
-
-/// Takes what is neither wanted nor kept.
-macro_rules! dropped {
-    ($($visit:ident: $kind:ty),*) => {
-        $(fn $visit<E>(self, _: $kind) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        })*
-
-        fn visit_unit<E>(self) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-            while items.next_element::<IgnoredAny>()?.is_some() {}
-            Ok(Self::Value::default())
-        }
-
-        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-            out.write_str("JSON")
-        }
-    };
-}
-
-impl<'de> DeserializeSeed<'de> for Line<'_> {
+impl<'de> DeserializeSeed<'de> for Part<'_> {
     type Value = JsonLine;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<JsonLine, D::Error> {
@@ -70,44 +46,57 @@ impl<'de> DeserializeSeed<'de> for Line<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Line<'_> {
+impl<'de> Visitor<'de> for Part<'_> {
     type Value = JsonLine;
 
-    dropped!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<JsonLine, E> {
+        Ok(JsonLine::default())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<JsonLine, E> {
+        Ok(JsonLine::default())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<JsonLine, E> {
+        Ok(JsonLine::default())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<JsonLine, E> {
+        Ok(JsonLine::default())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<JsonLine, E> {
+        Ok(JsonLine::default())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<JsonLine, E> {
+        let text = matches!(self, Part::Value).then(|| text.to_string());
+        Ok(JsonLine { text, ..JsonLine::default() })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonLine, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(JsonLine::default())
+    }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<JsonLine, A::Error> {
         let mut line = JsonLine { is_object: true, ..JsonLine::default() };
+        let Part::Line { key: wanted } = self else {
+            while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            return Ok(line);
+        };
         while let Some(key) = entries.next_key::<String>()? {
             line.has_messages |= key == MESSAGES;
-            match key == self.key {
-                true => line.text = entries.next_value_seed(Text)?,
+            match key == wanted {
+                true => line.text = entries.next_value_seed(Part::Value)?.text,
                 false => _ = entries.next_value::<IgnoredAny>()?,
             }
         }
         Ok(line)
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Text {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Option<String>, D::Error> {
-        json.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Text {
-    type Value = Option<String>;
-
-    dropped!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64);
-
-    fn visit_str<E>(self, text: &str) -> Result<Option<String>, E> {
-        Ok(Some(text.into()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Option<String>, A::Error> {
-        while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(None)
     }
 }
 

@@ -52,7 +52,7 @@ fn tables() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let (four, word) = (text(b"four"), text(&vec![b'a'; 36 << 20]));
     let packed_word = gzip(&word);
     // One word of 36 MiB, and 256 rows that have it.
-    let rows = [&[0, 0x80, 0x04][..]].concat();
+    let rows = [0, 0x80, 0x04];
     let repeated = [
         page(dictionary_header(word.len() as i64, packed_word.len(), 1), &packed_word),
         page(data_header(rows.len() as i64, gzip(&rows).len(), 256, 8), &gzip(&rows)),
