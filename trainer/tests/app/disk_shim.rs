@@ -3,8 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::Folder;
-
 /// What happens to the calls that write to a file.
 pub enum Fault {
     /// The disk has no space: the file can be opened and takes no byte.
@@ -16,7 +14,7 @@ pub enum Fault {
 }
 
 /// Has a command meet a fault at a file. The file need not be there yet, but its folder must. `folder` is for the library.
-pub fn break_file(command: &mut Command, folder: &Folder, file: &Path, fault: &Fault) {
+pub fn break_file(command: &mut Command, folder: &Path, file: &Path, fault: &Fault) {
     let (kind, at) = match fault {
         Fault::Full => ("nospace", 0),
         Fault::Slow(at) => ("slow", *at),
@@ -29,9 +27,9 @@ pub fn break_file(command: &mut Command, folder: &Folder, file: &Path, fault: &F
 }
 
 /// The library, compiled into a folder.
-fn library(folder: &Folder) -> PathBuf {
+fn library(folder: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/faults/disk_faults.c");
-    let library = folder.path("disk_faults.so");
+    let library = folder.join("disk_faults.so");
     let mut compiler = Command::new("cc");
     compiler.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).arg("-ldl");
     assert!(compiler.status().unwrap().success(), "the fault library does not compile");

@@ -30,7 +30,7 @@ fn run_with_full(folder: &Folder, file: &str, flags: &str) -> Output {
     std::fs::create_dir_all(folder.path("log")).unwrap();
     let mut command = Command::new(TRAINER);
     command.current_dir(&folder.0).args(arguments(&folder.0, flags));
-    break_file(&mut command, folder, &folder.path("log").join(file), &Fault::Full);
+    break_file(&mut command, &folder.0, &folder.path("log").join(file), &Fault::Full);
     command.output().unwrap()
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 
+use crate::disk_shim::{Fault, break_file};
 use crate::harness::{mpirun, mpirun_command};
 
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
@@ -179,13 +180,16 @@ fn assert_refused(arguments: &[&str], [value, rule, fix]: [&str; 3]) {
 fn a_fault_of_one_rank_ends_all_of_them_with_one_line() {
     let folder = Folder::new("fault");
     // Only rank 0 writes metrics, so only rank 0 meets this, after MPI has started; the others wait for its gradients.
-    std::fs::create_dir_all(folder.0.join("run/metrics.jsonl")).unwrap();
-    let output = mpirun(2, &folder.0, &["--enable-cuda-graph", "--steps", "100000", "--log-dir", &folder.path("run")]);
+    std::fs::create_dir(folder.0.join("run")).unwrap();
+    let mut command = mpirun_command(&folder.0);
+    command.args(["-n", "2", TRAINER, "--enable-cuda-graph", "--steps", "100000", "--log-dir", &folder.path("run")]);
+    break_file(&mut command, &folder.0, &folder.0.join("run/metrics.jsonl"), &Fault::Full);
+    let output = command.output().unwrap();
     let text = printed(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");
     let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error on rank")).collect();
     assert_eq!(errors.len(), 1, "{text}");
-    assert!(errors[0].contains("rank 0") && errors[0].contains("metrics.jsonl"), "{errors:?}");
+    assert!(errors[0].contains("rank 0") && errors[0].contains("the metrics in "), "{errors:?}");
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_be
         let mut command = command(ranks, &folder.0, &flags);
         // The lines of the first steps can be written.
         let log = folder.path("log").join(format!("rank-{hangs}.jsonl"));
-        break_file(&mut command, &folder, &log, &Fault::Hangs(100));
+        break_file(&mut command, &folder.0, &log, &Fault::Hangs(100));
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let output = ended(child, &[]);
         let line = root_cause(&output, &[3, 4], &[waits, "distributed_timeout_seconds = 6"]);
@@ -152,7 +152,7 @@ fn a_rank_that_hangs_before_it_has_joined_ends_all_after_the_limit_for_set_up() 
     let flags = format!("--steps 5 --setup-timeout-seconds 6 {IMPATIENT}");
     let mut command = command(4, &folder.0, &flags);
     // Rank 1 waits for ever where it opens its log, before MPI's start, in which the others wait for it.
-    break_file(&mut command, &folder, &folder.path("log/rank-1.jsonl"), &Fault::Hangs(1));
+    break_file(&mut command, &folder.0, &folder.path("log/rank-1.jsonl"), &Fault::Hangs(1));
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let parts = ["not all joined within 6 s", "parallel.setup_timeout_seconds = 6"];
     let line = root_cause(&ended(child, &[]), &[3], &parts);
@@ -167,7 +167,7 @@ fn writing_that_takes_longer_than_a_step_may_is_no_fault() {
     let mut command = command(2, &folder.0, &flags);
     // Each rank writes a timeline. That of rank 1 is opened twice, to see that it can be written and to write it.
     let timeline = folder.path("log/trace-rank1.json");
-    break_file(&mut command, &folder, &timeline, &Fault::Slow(3));
+    break_file(&mut command, &folder.0, &timeline, &Fault::Slow(3));
     expect(&command.output().unwrap(), 0, &["done: loss"]);
     let read = std::fs::read_to_string(&timeline).unwrap();
     assert!(read.contains("rank 1"), "{read}");
@@ -180,7 +180,7 @@ fn an_error_of_one_rank_is_the_root_cause_and_its_code_the_one_that_is_seen() {
     // Each rank writes its own timeline; that it could not is an error when the run ends.
     let flags = format!("--steps 8 --trace {}", folder.path("log/trace.json").display());
     let mut command = command(2, &folder.0, &flags);
-    break_file(&mut command, &folder, &folder.path("log/trace-rank1.json"), &Fault::Full);
+    break_file(&mut command, &folder.0, &folder.path("log/trace-rank1.json"), &Fault::Full);
     let output = command.output().unwrap();
     let line = root_cause(&output, &[3], &["trace-rank1.json", "No space left", "Fix: ", "[host ", " step 8"]);
     assert!(line.starts_with("error on rank 1: the timeline"), "{line}");
