@@ -6,7 +6,8 @@
 TRAINER is the binary. Everything runs on the host device, in a temporary folder:
 
 - network: a stranger connects to every TCP port on which a run's processes listen, and sends the beginning of a message,
-  or nothing, or noise. While the connections are open the run must go on. It must not listen on any port of a rank.
+  or nothing, or noise. While the connections are open the run must go on. It must not listen on any port of a rank. A
+  stranger who connects while a supervised run starts must not keep it from its first steps.
 - kills: runs of every layout under `trainer supervise`, with a checkpoint every 20 steps. Ranks and mpirun are killed
   (SIGKILL) or stopped (SIGSTOP) in turn, after random times. Each run must end by itself with the bits of a run that nobody
   disturbed: every step once in metrics.jsonl, the same losses and norms, the same final weights and moments.

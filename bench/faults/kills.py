@@ -18,7 +18,7 @@ SHORT_LAYOUT = LAYOUTS[1]
 # Stops take the longest, so there are few.
 VICTIMS = [("last rank", "KILL"), ("rank 0", "KILL"), ("mpirun", "KILL"), ("all ranks", "KILL"), ("everything", "KILL"),
            ("last rank", "STOP"), ("rank 0", "KILL"), ("last rank", "KILL"), ("mpirun", "KILL"), ("everything", "KILL"),
-           ("all ranks", "KILL"), ("rank 0", "STOP")]
+           ("all ranks", "KILL"), ("rank 0", "STOP"), ("all ranks", "STOP")]
 # One kill in so many comes while the run starts. The others come after a new checkpoint.
 EARLY = 8
 

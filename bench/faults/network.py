@@ -15,13 +15,16 @@ ATTACKS = [("half a message", b"OPA", 1), ("nothing", b"", 1), ("64 zero bytes",
 
 def listening_ports(process):
     """The TCP ports on which a process listens."""
-    own = set()
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+    own, ports = set(), set()
+    try:
+        descriptors = list(Path(f"/proc/{process}/fd").iterdir())
+    except OSError:
+        return []  # it has ended
+    for descriptor in descriptors:
         try:
             own.add(os.readlink(descriptor))
         except OSError:
             pass
-    ports = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
@@ -52,8 +55,40 @@ def attack(run, payload, connections):
             stranger.close()
 
 
+def attack_start(run):
+    """Connects to all ports of the first mpirun from its start on, and sends nothing. Returns the number of connections and
+    the seconds until the run does its first steps, with that mpirun or a later one."""
+    strangers, attacked = {}, []
+
+    def stands():
+        for process in [process for process in below(run.process.pid) if name_of(process) in ("mpirun", "orterun")]:
+            ports = set(listening_ports(process)) - set(strangers) if process in attacked or not attacked else set()
+            for port in ports:
+                attacked.append(process)
+                try:
+                    strangers[port] = socket.create_connection(("127.0.0.1", port), timeout=5)
+                except OSError:
+                    strangers[port] = None  # an IPv6 port
+        return run.steps() >= 3
+
+    try:
+        took = run.wait("the first steps", stands)
+        return sum(map(bool, strangers.values())), took
+    finally:
+        for stranger in filter(None, strangers.values()):
+            stranger.close()
+
+
+def name_of(process):
+    """The name of a process's program."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{process}/exe"))
+    except OSError:
+        return ""
+
+
 def all_attacks(trainer, folder, attacks, until):
-    """Attacks a run of two ranks. Prints a table, and returns what failed."""
+    """Attacks runs of two ranks: one while it trains, and one while it starts. Prints a table, and returns what failed."""
     print("| attack | connections | longest time for 10 steps (s) |\n|---|---|---|", flush=True)
     run, name = Run([*mpirun(2), trainer, *FLAGS], folder / "attacked", until), "the start"
     try:
@@ -63,6 +98,15 @@ def all_attacks(trainer, folder, attacks, until):
             print(f"| {name} | {made} | {took:.1f} |", flush=True)
     except Failed as failure:
         return [f"{name}: {failure}"]
+    finally:
+        run.end()
+    starter = [trainer, "supervise", "--max-restarts=5", "--", trainer, "launch", "-n", "2", "--"]
+    run = Run([*starter, *FLAGS, "--setup-timeout-seconds=10", "--save", folder / "saved"], folder / "held up", until)
+    try:
+        made, took = attack_start(run)
+        print(f"| nothing, while it starts | {made} | {took:.1f} until its first steps |", flush=True)
+    except Failed as failure:
+        return [f"nothing, while it starts: {failure}\n{run.said()[-2000:]}"]
     finally:
         run.end()
     return []

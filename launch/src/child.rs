@@ -7,11 +7,14 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getppid, kill_process, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::ranks_below::{RanksBelow, program, ranks_below};
+use crate::processes::{is_of_this_program, ranks_below, running};
+use crate::ranks_below::RanksBelow;
+use crate::strangers::Reach;
+use crate::watch::WatchSettings;
 
 /// The interval at which the child and the signals are polled.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
@@ -25,8 +28,8 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// Whether this process was asked to end meanwhile.
     pub(crate) asked: bool,
-    /// It was a launcher that went on after all its ranks had ended, and had to be ended.
-    pub(crate) deserted: bool,
+    /// Why this process had to end it, if it had to: it would have gone on for ever.
+    pub(crate) trouble: Option<String>,
 }
 
 /// The signals that ask a run to end, from now on received by this process.
@@ -34,32 +37,36 @@ pub(crate) fn listen() -> io::Result<Signals> {
     Signals::new([SIGTERM, SIGINT, SIGUSR1])
 }
 
-/// Runs a command to its end, and passes signals on meanwhile.
-pub(crate) fn run_child(command: Command) -> io::Result<Ended> {
-    run_child_with(command, &mut listen()?)
-}
-
-/// As [`run_child`], for a caller that listens to signals itself between runs.
+/// Runs a command to its end, and passes `signals` on meanwhile.
 ///
 /// The first signal asks the run to end, by SIGUSR1. The second one terminates the child's process group, and the third
-/// one kills it. If this process dies, the child is terminated. When this returns, no rank that was seen below the child is
-/// left on this machine.
-pub(crate) fn run_child_with(mut command: Command, signals: &mut Signals) -> io::Result<Ended> {
+/// one kills it. Processes that are stopped go on to take the first two. If this process dies, the child is terminated.
+/// When this returns, no rank that was seen below the child is left on this machine.
+///
+/// The run is ended if its launcher outlives its ranks. It is also ended, unless `watch` has no heartbeats, if all its
+/// processes are stopped for longer than a rank may be silent, or if a stranger holds up its start. `reach` says which
+/// connections are strangers'.
+pub(crate) fn run_child(
+    mut command: Command,
+    signals: &mut Signals,
+    watch: &WatchSettings,
+    reach: Reach,
+) -> io::Result<Ended> {
     end_with_parent(&mut command);
     // The child has a process group of its own, so that a terminal's ^C does not end it before it has saved.
     let mut child = command.stdin(Stdio::null()).process_group(0).spawn()?;
     let process = Pid::from_child(&child);
-    let mut ranks = RanksBelow::new(process);
+    let mut ranks = RanksBelow::new(process, watch, reach);
     let mut requests = 0;
     let mut last: Option<Instant> = None;
     loop {
         if let Some(status) = child.try_wait()? {
             ranks.end_ranks();
-            return Ok(Ended { status, asked: requests > 0, deserted: false });
+            return Ok(Ended { status, asked: requests > 0, trouble: None });
         }
-        if ranks.are_gone() {
+        if let trouble @ Some(_) = ranks.trouble() {
             ranks.end_launcher();
-            return Ok(Ended { status: child.wait()?, asked: requests > 0, deserted: true });
+            return Ok(Ended { status: child.wait()?, asked: requests > 0, trouble });
         }
         for _ in signals.pending() {
             if last.is_some_and(|last| last.elapsed() < ONE_REQUEST) {
@@ -67,29 +74,29 @@ pub(crate) fn run_child_with(mut command: Command, signals: &mut Signals) -> io:
             }
             last = Some(Instant::now());
             requests += 1;
-            // Failure means that the child has just ended.
-            let _ = match requests {
+            match requests {
                 1 => ask(process),
-                2 => kill_process_group(process, Signal::TERM),
-                _ => kill_process_group(process, Signal::KILL),
-            };
+                2 => signal_group(process, &[Signal::TERM, Signal::CONT]),
+                _ => signal_group(process, &[Signal::KILL]),
+            }
         }
         sleep(POLL);
     }
 }
 
-/// Asks a run to end. One rank that knows is enough, and a rank takes two signals within [`ONE_REQUEST`] for one.
-fn ask(process: Pid) -> rustix::io::Result<()> {
-    let asked = kill_process(process, Signal::USR1);
+/// Asks a run to end. One rank that knows is enough, and a rank takes two signals within [`ONE_REQUEST`] for one. Ranks that
+/// are stopped go on, so that they can save.
+fn ask(process: Pid) {
     let id = process.as_raw_nonzero().get();
     // `trainer launch` passes the request on itself. Other programs may not: not every mpirun does.
-    if program(id) == program(std::process::id() as i32) {
-        return asked;
+    let ranks = if is_of_this_program(id) { Vec::new() } else { ranks_below(id) };
+    running(std::iter::once(id).chain(ranks)).iter().for_each(|process| process.signal(Signal::USR1));
+}
+
+fn signal_group(group: Pid, signals: &[Signal]) {
+    for signal in signals {
+        let _ = kill_process_group(group, *signal); // it may just have ended
     }
-    for rank in ranks_below(id).into_iter().filter_map(Pid::from_raw) {
-        let _ = kill_process(rank, Signal::USR1);
-    }
-    asked
 }
 
 /// Has the child get SIGTERM when the thread that starts it ends.

@@ -6,8 +6,10 @@ mod env;
 mod job;
 mod leftovers;
 mod mpirun;
+mod processes;
 mod ranks_below;
 pub mod signals;
+mod strangers;
 mod supervise;
 pub mod watch;
 

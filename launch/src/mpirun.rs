@@ -9,8 +9,10 @@ use common::UserError;
 use common::terminal::{self, warn};
 use rustix::process::geteuid;
 
-use crate::child::{exit_code, run_child};
+use crate::child::{exit_code, listen, run_child};
 use crate::leftovers::remove_leftovers;
+use crate::strangers::Reach;
+use crate::watch::WatchSettings;
 
 /// Open MPI's mpirun.
 #[derive(Clone, Debug)]
@@ -55,15 +57,17 @@ impl Mpirun {
 
     /// Runs `program` on `ranks` ranks of this machine, and returns mpirun's exit code, which is that of the first rank that
     /// failed. SIGTERM, SIGINT and SIGUSR1 are passed on as [`supervise`](crate::supervise) does. If this process dies,
-    /// mpirun ends the ranks. If mpirun goes on after all ranks have ended, it is ended, and the exit code is 3.
+    /// mpirun ends the ranks. Everything is ended with exit code 3 and one line if mpirun goes on after all ranks have ended,
+    /// if all ranks are stopped for longer than `watch` allows, or if a stranger holds up the start.
     ///
     /// # Errors
     /// mpirun cannot be started.
-    pub fn run(&self, ranks: usize, program: &Path, arguments: &[OsString]) -> io::Result<i32> {
+    pub fn run(&self, ranks: usize, program: &Path, arguments: &[OsString], watch: &WatchSettings) -> io::Result<i32> {
         remove_leftovers();
-        let ended = run_child(self.command(ranks, program, arguments))?;
-        if ended.deserted {
-            warn("notice: all ranks had ended, and mpirun had not. It was ended");
+        let command = self.command(ranks, program, arguments);
+        let ended = run_child(command, &mut listen()?, watch, Reach::ThisMachine)?;
+        if let Some(trouble) = ended.trouble {
+            warn(&format!("error: {trouble}. The run was ended"));
             return Ok(3);
         }
         Ok(exit_code(ended.status))

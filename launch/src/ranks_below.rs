@@ -1,26 +1,30 @@
-//! The ranks that a launcher has started below this process.
+//! The ranks that a launcher has started below this process, and what keeps them from their end.
 //!
 //! A launcher may outlive its ranks: mpirun has been seen to wait for ever in its own clean-up, and a stranger who begins a
-//! message on its port holds it up. Ranks may outlive their launcher too. A run has ended when both have.
+//! message on its port holds it up. Ranks may outlive their launcher too. A run has ended when both have. Ranks that are
+//! all stopped, or held up before they meet, have nobody else to notice: their own watch stands still or has not begun.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use common::format::counted;
+use rustix::process::{Pid, kill_process_group};
 
 use crate::child::POLL;
+use crate::processes::{PATIENCE, Process, descendants, end, is_of_this_program, is_zombie, ranks_below, running};
+use crate::strangers::{Reach, stranger};
+use crate::watch::WatchSettings;
+use crate::watch::joining::THREAD as JOINING;
 
 /// How long a launcher may go on after the last of its ranks. It takes a fraction of a second, and longer on a busy machine.
 const DESERTED: Duration = Duration::from_secs(10);
-/// The interval at which ranks are looked for, once the launcher has started them.
+/// How long a stranger may hold up the start. A port scanner goes before that.
+const HELD_UP: Duration = Duration::from_secs(30);
+/// The interval at which ranks are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a launcher may take to start its ranks. Until then they are looked for all the time: those of a launcher that is
 /// killed right after it has started them must be known.
 const STARTING: Duration = Duration::from_secs(60);
-/// How long processes may take to end, before they are killed.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The ranks below a launcher, as far as they are on this machine and below its process. Ranks are other processes of this
 /// program.
@@ -28,55 +32,96 @@ pub(crate) struct RanksBelow {
     launcher: i32,
     /// Every rank seen so far.
     seen: Vec<Process>,
+    limits: Option<Limits>,
     begun: Instant,
     looked: Instant,
-    /// Since when no rank is left.
-    deserted: Option<Instant>,
+    deserted: Lasting,
+    stopped: Lasting,
+    held_up: Lasting,
 }
 
-/// A process. Its number alone may be used again.
-#[derive(Clone, Copy, PartialEq)]
-struct Process {
-    id: i32,
-    /// The time of its start, in clock ticks since boot.
-    started: u64,
+/// How long ranks may stand still.
+struct Limits {
+    stopped: Duration,
+    held_up: Duration,
+    reach: Reach,
+}
+
+/// How long something has lasted. Time in which this process was stopped itself does not count: whoever stops a whole run
+/// may let its processes go on in any order.
+#[derive(Default)]
+struct Lasting(Duration);
+
+impl Lasting {
+    /// Whether it has lasted for `limit`, if it `holds` now. `passed` is the time since the previous call.
+    fn reaches(&mut self, limit: Duration, holds: bool, passed: Duration) -> bool {
+        self.0 = if holds { self.0 + passed } else { Duration::ZERO };
+        self.0 >= limit
+    }
 }
 
 impl RanksBelow {
-    pub(crate) fn new(launcher: Pid) -> RanksBelow {
+    /// The ranks of a launcher that has just begun. Without heartbeats they may stand still for ever.
+    pub(crate) fn new(launcher: Pid, watch: &WatchSettings, reach: Reach) -> RanksBelow {
         let launcher = launcher.as_raw_nonzero().get();
-        RanksBelow { launcher, seen: Vec::new(), begun: Instant::now(), looked: Instant::now(), deserted: None }
+        // The ranks give up themselves after the whole time for set-up, if they have begun.
+        let held_up = HELD_UP.min(watch.setup_timeout / 2);
+        let limits = (!watch.heartbeat.is_zero()).then_some(Limits { stopped: watch.timeout, held_up, reach });
+        let [deserted, stopped, held_up] = [(); 3].map(|()| Lasting::default());
+        let (begun, looked) = (Instant::now(), Instant::now());
+        RanksBelow { launcher, seen: Vec::new(), limits, begun, looked, deserted, stopped, held_up }
     }
 
-    /// Looks for ranks, after the start once a second. Whether there were some, and none for ten seconds.
-    pub(crate) fn are_gone(&mut self) -> bool {
-        if self.begun.elapsed() < STARTING || self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
-            let now = running(ranks_below(self.launcher));
-            // Ranks that ended before they were seen have left their entries, for which the launcher has not asked.
-            let had_ranks = || !self.seen.is_empty() || descendants(self.launcher).into_iter().any(is_zombie);
-            if !now.is_empty() || !had_ranks() {
-                self.deserted = None;
-            } else {
-                self.deserted.get_or_insert_with(Instant::now);
-            }
-            self.note(now);
+    /// Looks at the ranks. Returns why the run must be ended, if it must.
+    pub(crate) fn trouble(&mut self) -> Option<String> {
+        let is_due = self.looked.elapsed() >= LOOK;
+        if !is_due && self.begun.elapsed() >= STARTING {
+            return None;
         }
-        self.deserted.is_some_and(|since| since.elapsed() >= DESERTED)
+        let now = running(ranks_below(self.launcher));
+        self.note(&now);
+        if !is_due {
+            return None;
+        }
+        let passed = self.looked.elapsed().min(2 * LOOK);
+        self.looked = Instant::now();
+        // Ranks that ended before they were seen have left their entries, for which the launcher has not asked.
+        let had_ranks = || !self.seen.is_empty() || descendants(self.launcher).into_iter().any(is_zombie);
+        let deserted = now.is_empty() && had_ranks();
+        if self.deserted.reaches(DESERTED, deserted, passed) {
+            return Some("all ranks ended, and their launcher did not".into());
+        }
+        let limits = self.limits.as_ref()?;
+        let holder = held_up_by(self.launcher, &now, limits.reach).filter(|_| !deserted);
+        if self.held_up.reaches(limits.held_up, holder.is_some(), passed) {
+            let seconds = limits.held_up.as_secs_f64();
+            return holder.map(|holder| format!("the launcher was held up for {seconds} s by {holder}"));
+        }
+        // A single rank has no launcher.
+        let single = is_of_this_program(self.launcher).then(|| Process::of(self.launcher)).flatten();
+        let all: Vec<Process> = single.into_iter().chain(now).collect();
+        let stopped = !all.is_empty() && all.iter().all(Process::is_stopped);
+        if self.stopped.reaches(limits.stopped, stopped, passed) {
+            let (ranks, seconds) = (counted(all.len(), "rank"), limits.stopped.as_secs_f64());
+            return Some(format!(
+                "every process of the run was stopped (SIGSTOP) for {seconds} s: {ranks} \
+                 (parallel.distributed_timeout_seconds = {seconds})"
+            ));
+        }
+        None
     }
 
-    fn note(&mut self, ranks: Vec<Process>) {
+    fn note(&mut self, ranks: &[Process]) {
         for rank in ranks {
-            if !self.seen.contains(&rank) {
-                self.seen.push(rank);
+            if !self.seen.contains(rank) {
+                self.seen.push(*rank);
             }
         }
     }
 
     /// Ends the launcher and everything below it. The caller waits for the launcher.
     pub(crate) fn end_launcher(&self) {
-        let all: Vec<Process> =
-            std::iter::once(self.launcher).chain(descendants(self.launcher)).filter_map(Process::of).collect();
+        let all: Vec<Process> = running(std::iter::once(self.launcher).chain(descendants(self.launcher)));
         end(&all, |signal| {
             if let Some(group) = Pid::from_raw(self.launcher) {
                 let _ = kill_process_group(group, signal);
@@ -94,108 +139,41 @@ impl RanksBelow {
     }
 }
 
-/// Those that have not ended.
-fn running(processes: Vec<i32>) -> Vec<Process> {
-    processes.into_iter().filter_map(Process::of).collect()
-}
-
-/// Terminates processes, and kills those that are left after some time.
-fn end(processes: &[Process], also: impl Fn(Signal)) {
-    for signal in [Signal::TERM, Signal::KILL] {
-        if !processes.iter().any(Process::runs) {
-            return;
-        }
-        also(signal);
-        for process in processes.iter().filter(|process| process.runs()) {
-            if let Some(id) = Pid::from_raw(process.id) {
-                let _ = kill_process(id, signal);
-            }
-        }
-        let begun = Instant::now();
-        while processes.iter().any(Process::runs) && begun.elapsed() < PATIENCE {
-            sleep(POLL);
-        }
+/// Who holds up a launcher, in words: somebody is connected to its port, and it has started no rank, or all its ranks wait
+/// for each other.
+fn held_up_by(launcher: i32, ranks: &[Process], reach: Reach) -> Option<String> {
+    if !ranks.iter().all(|rank| rank.has_thread(JOINING)) {
+        return None;
     }
-}
-
-/// The state of a process as one letter, and the time of its start. `None` if it is gone.
-fn stat(id: i32) -> Option<(String, u64)> {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The second field is the program's name in parentheses, which may hold anything.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    Some((fields.next()?.into(), fields.nth(18)?.parse().ok()?))
-}
-
-/// Whether a process has ended and its parent has not asked for its status.
-fn is_zombie(id: i32) -> bool {
-    stat(id).is_some_and(|(state, _)| state == "Z")
-}
-
-impl Process {
-    /// `None` if it has ended.
-    fn of(id: i32) -> Option<Process> {
-        let (state, started) = stat(id)?;
-        (state != "Z" && state != "X").then_some(Process { id, started })
-    }
-
-    fn runs(&self) -> bool {
-        Process::of(self.id) == Some(*self)
-    }
-}
-
-/// The processes of this program below a process.
-pub(crate) fn ranks_below(process: i32) -> Vec<i32> {
-    let own = program(std::process::id() as i32);
-    if own.is_none() {
-        return Vec::new();
-    }
-    descendants(process).into_iter().filter(|&id| program(id) == own).collect()
-}
-
-/// The name of a process's program. `None` if it has ended.
-pub(crate) fn program(process: i32) -> Option<OsString> {
-    let path = std::fs::read_link(PathBuf::from(format!("/proc/{process}/exe"))).ok()?;
-    path.file_name().map(ToOwned::to_owned)
-}
-
-/// The children of a process, their children, and so on.
-fn descendants(process: i32) -> Vec<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|id| id.parse().ok());
-    children.flat_map(|child| std::iter::once(child).chain(descendants(child))).collect()
+    let all: Vec<i32> = std::iter::once(launcher).chain(descendants(launcher)).collect();
+    let (_, launchers): (Vec<i32>, Vec<i32>) = all.iter().partition(|id| ranks.iter().any(|rank| rank.id == **id));
+    stranger(&launchers, &all, reach)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Child, Command};
 
     use super::*;
 
-    #[test]
-    fn a_process_that_has_ended_does_not_run_though_nobody_has_taken_notice() {
-        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let process = Process::of(child.id() as i32).unwrap();
-        assert!(process.runs());
-        assert!(!Process { started: process.started + 1, ..process }.runs(), "the number was used again");
-        end(&[process], |_| ());
-        assert!(!process.runs());
-        child.wait().unwrap();
+    fn ranks_of(launcher: &Child) -> RanksBelow {
+        RanksBelow::new(Pid::from_child(launcher), &WatchSettings::default(), Reach::ThisMachine)
     }
 
     #[test]
     fn ranks_that_have_just_begun_are_waited_for_when_their_launcher_is_killed() {
         let folder = tempfile::tempdir().unwrap();
-        let rank = folder.path().join(program(std::process::id() as i32).unwrap());
+        let rank = folder.path().join(std::env::current_exe().unwrap().file_name().unwrap());
         std::fs::copy("/bin/sleep", &rank).unwrap();
         let mut command = Command::new("sh");
         let mut launcher = command.args(["-c", "\"$0\" 2 & exec sleep 600"]).arg(&rank).spawn().unwrap();
-        let mut ranks = RanksBelow::new(Pid::from_child(&launcher));
+        let mut ranks = ranks_of(&launcher);
         let of_launcher = || running(ranks_below(launcher.id() as i32));
         while of_launcher().is_empty() {
             sleep(POLL);
         }
         let rank = of_launcher()[0];
-        assert!(!ranks.are_gone());
+        assert_eq!(ranks.trouble(), None);
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         ranks.end_ranks();
@@ -206,14 +184,21 @@ mod tests {
     fn ranks_that_ended_before_they_were_seen_leave_a_deserted_launcher() {
         // The shell becomes `sleep`, which never asks for the status of the shell's child.
         let mut launcher = Command::new("sh").args(["-c", "true & exec sleep 600"]).spawn().unwrap();
-        let mut ranks = RanksBelow::new(Pid::from_child(&launcher));
+        let mut ranks = ranks_of(&launcher);
         let begun = Instant::now();
-        while ranks.deserted.is_none() && begun.elapsed() < Duration::from_secs(60) {
+        while ranks.deserted.0.is_zero() && begun.elapsed() < Duration::from_secs(60) {
             sleep(POLL);
-            assert!(!ranks.are_gone(), "not before they have been gone for a while");
+            assert_eq!(ranks.trouble(), None, "not before they have been gone for a while");
         }
-        assert!(ranks.seen.is_empty() && ranks.deserted.is_some());
+        assert!(ranks.seen.is_empty() && !ranks.deserted.0.is_zero());
         launcher.kill().unwrap();
         launcher.wait().unwrap();
+    }
+
+    #[test]
+    fn time_in_which_nobody_looked_or_the_ranks_went_on_does_not_count() {
+        let (second, mut stopped) = (Duration::from_secs(1), Lasting::default());
+        let mut reaches = |holds| stopped.reaches(3 * second, holds, second);
+        assert_eq!([true, true, false, true, true, true].map(&mut reaches), [false, false, false, false, false, true]);
     }
 }

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use common::format::counted;
 
-use crate::child::{Ended, POLL, describe, exit_code, listen, run_child_with};
+use crate::child::{Ended, POLL, describe, exit_code, listen, run_child};
 use crate::leftovers::remove_leftovers;
+use crate::strangers::Reach;
+use crate::watch::WatchSettings;
 
 /// The longest pause before the command is started again.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -60,12 +62,15 @@ pub trait Supervised {
 /// Exit code 2 is final if the run has never begun: then the input is wrong. Later, or while another process has the run's
 /// folders, it is a failure like others: a file may be away for a moment.
 ///
+/// A run that stands still where its own watch does not see it is ended and has failed: all its processes are stopped, or
+/// its launcher outlives its ranks or is held up at the start. `watch` has the times.
+///
 /// SIGTERM, SIGINT and SIGUSR1 ask the run to end: the command and the ranks below it get SIGUSR1. A second signal terminates
 /// the command's process group, and a third one kills it. If this process is killed, the command is terminated.
 ///
 /// # Errors
 /// The program cannot be started, and the run has never begun; another error of the operating system.
-pub fn supervise(run: &dyn Supervised, max_restarts: usize) -> io::Result<Ending> {
+pub fn supervise(run: &dyn Supervised, max_restarts: usize, watch: &WatchSettings) -> io::Result<Ending> {
     let mut signals = listen()?;
     let (mut failures, mut begun) = (0, false);
     loop {
@@ -73,10 +78,9 @@ pub fn supervise(run: &dyn Supervised, max_restarts: usize) -> io::Result<Ending
         begun |= before.is_some();
         let in_use = run.is_in_use();
         remove_leftovers();
-        let (ended, asked, code) = match run_child_with(run.command(), &mut signals) {
-            Ok(Ended { asked, deserted: true, .. }) => {
-                ("all ranks ended, and their launcher did not".into(), asked, None)
-            }
+        // Its launcher may have daemons on other machines.
+        let (ended, asked, code) = match run_child(run.command(), &mut signals, watch, Reach::OtherMachines) {
+            Ok(Ended { asked, trouble: Some(trouble), .. }) => (trouble, asked, None),
             Ok(Ended { status, asked, .. }) => (describe(status), asked, Some(exit_code(status))),
             Err(error) if begun => (format!("it cannot be started: {error}"), false, None),
             Err(error) => return Err(error),
@@ -165,7 +169,7 @@ mod tests {
         progress: &dyn Fn(u64) -> Option<u64>,
     ) -> (Ending, u64, Vec<String>) {
         let run = run(script, progress);
-        let ending = supervise(&run, max_restarts).unwrap();
+        let ending = supervise(&run, max_restarts, &WatchSettings::default()).unwrap();
         (ending, run.starts.get(), run.said.into_inner())
     }
 
@@ -208,7 +212,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_in_use_is_waited_for() {
         let run = Script { in_use: true, ..run("[ $N = 2 ] || exit 2", &|_| None) };
-        assert_eq!((supervise(&run, 1).unwrap(), run.starts.get()), (Ending::Done, 2));
+        assert_eq!((supervise(&run, 1, &WatchSettings::default()).unwrap(), run.starts.get()), (Ending::Done, 2));
     }
 
     /// A program that is there only for its first start.
@@ -233,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_an_error_unless_the_run_has_begun() {
-        assert!(supervise(&Away(Cell::new(0), None), 3).is_err());
-        assert_eq!(supervise(&Away(Cell::new(0), Some(1)), 3).unwrap(), Ending::Done);
+        assert!(supervise(&Away(Cell::new(0), None), 3, &WatchSettings::default()).is_err());
+        assert_eq!(supervise(&Away(Cell::new(0), Some(1)), 3, &WatchSettings::default()).unwrap(), Ending::Done);
     }
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
+use launch::watch::WatchSettings;
 use launch::{Ending, Supervised, supervise};
 
 struct Script {
@@ -47,7 +48,7 @@ fn asked(script: &str, signals: usize) -> Ending {
         }
     });
     let run = Script { script, starts: Cell::new(0) };
-    let ending = supervise(&run, 3).unwrap();
+    let ending = supervise(&run, 3, &WatchSettings::default()).unwrap();
     asks.join().unwrap();
     assert_eq!(run.starts.get(), 1, "what was asked to end is not started again");
     ending

@@ -11,6 +11,9 @@ use crate::RankEnv;
 /// line, and the launcher ends the others.
 const PRECEDENCE: Duration = Duration::from_secs(5);
 
+/// The name of the thread that waits. Who looks from outside sees by it that a rank waits for the others.
+pub(crate) const THREAD: &str = "joining";
+
 /// The wait for the other ranks. Dropping it ends the wait.
 pub struct Joining {
     _over: Sender<()>,
@@ -44,7 +47,7 @@ impl Joining {
         }
         let patience = limit + PRECEDENCE * env.rank.min(2) as u32;
         let (_over, over) = channel();
-        std::thread::Builder::new().name("joining".into()).spawn(move || {
+        std::thread::Builder::new().name(THREAD.into()).spawn(move || {
             if over.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                 last_words(&line, true);
                 end_process(code);

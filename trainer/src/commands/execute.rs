@@ -4,11 +4,13 @@ use std::time::Instant;
 
 use common::terminal::{print, warn};
 use launch::RankEnv;
+use launch::watch::WatchSettings;
 
 use super::cli::{Request, command};
 use super::{batches, chat, convert, doctor, eval, inspect, manual, plan, report, sample, tokenize, top, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
+use crate::config::watch::watch_settings;
 use crate::error::{RunError, file_error};
 use crate::run::ranks::{fail, refuse};
 
@@ -40,10 +42,11 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
                 Request::Doctor(doctor) => (None, doctor.device),
                 _ => (None, DeviceChoice::Host),
             };
+            let watch = config.map_or(Ok(WatchSettings::default()), |config| watch_settings(&config.parallel));
             let code = launch.check(config, device, env).and_then(|ranks| match ranks {
                 // A single rank is this process itself, and needs no mpirun.
                 1 => Ok(execute(*request, &RankEnv::local(1), started)),
-                _ => launch.run(ranks),
+                _ => launch.run(ranks, &watch?),
             });
             code.unwrap_or_else(|error| fail(true, 2, &error.to_string()))
         }

@@ -6,6 +6,7 @@ use std::iter::once;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use device::cuda::gpu_count;
+use launch::watch::WatchSettings;
 use launch::{Launcher, Mpirun, RankEnv};
 
 use super::args::{Parsed, parse_line};
@@ -96,14 +97,14 @@ impl LaunchRequest {
         Ok(ranks)
     }
 
-    /// Runs `ranks` ranks to their end; returns the exit code.
+    /// Runs `ranks` ranks to their end, or until they stand still for longer than `watch` allows; returns the exit code.
     ///
     /// # Errors
     /// No mpirun, or another one than Open MPI's.
-    pub(super) fn run(&self, ranks: usize) -> Result<i32, UserError> {
+    pub(super) fn run(&self, ranks: usize, watch: &WatchSettings) -> Result<i32, UserError> {
         let mpirun = Mpirun::find()?;
         let program = std::env::current_exe().unwrap_or_else(|_| "trainer".into());
-        let done = mpirun.run(ranks, &program, &self.flags);
+        let done = mpirun.run(ranks, &program, &self.flags, watch);
         Ok(done.unwrap_or_else(|error| fail(true, 3, &format!("mpirun cannot be started: {error}"))))
     }
 }

@@ -10,12 +10,14 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::files::open_file;
 use common::terminal::warn;
+use launch::watch::WatchSettings;
 use launch::{Ending, Supervised, refused_as_root, supervise};
 
 use super::args::training_run;
 use super::launch::LaunchRequest;
 use crate::checkpoint::{is_in_use, newest_step};
 use crate::config::Resume;
+use crate::config::watch::watch_settings;
 use crate::report::logs::RUN_LOG;
 
 /// A command to supervise.
@@ -30,6 +32,8 @@ pub struct SuperviseRequest {
     logs: PathBuf,
     /// Whether the command names a checkpoint to start from that is not its own newest.
     starts_elsewhere: bool,
+    /// How long the run may stand still.
+    watch: WatchSettings,
 }
 
 pub(super) fn command() -> Command {
@@ -82,10 +86,11 @@ impl SuperviseRequest {
             false => training_run(line.iter().cloned())?,
         };
         let config = run.config;
+        let watch = watch_settings(&config.parallel)?;
         let checkpoints = config.checkpoint.dir.map(PathBuf::from).ok_or_else(no_checkpoints)?;
         let logs = PathBuf::from(&config.logging.dir);
         let starts_elsewhere = config.checkpoint.resume != Resume::Auto;
-        Ok(SuperviseRequest { command, max_restarts, checkpoints, logs, starts_elsewhere })
+        Ok(SuperviseRequest { command, max_restarts, checkpoints, logs, starts_elsewhere, watch })
     }
 
     /// Runs the command to its end.
@@ -94,7 +99,7 @@ impl SuperviseRequest {
     /// A program that cannot be started.
     pub(super) fn run(&self) -> Result<Ending, UserError> {
         let run = Run { request: self, log_length: Cell::new(0) };
-        supervise(&run, self.max_restarts).map_err(|error| {
+        supervise(&run, self.max_restarts, &self.watch).map_err(|error| {
             let what = format!("{} cannot be started: {error}", self.command[0].to_string_lossy());
             UserError::new(what, "the first word is a program", "check its name and PATH")
         })

@@ -31,7 +31,7 @@ pub mod reference;
 pub mod request;
 mod sections;
 pub mod unused_settings;
-mod watch;
+pub mod watch;
 
 pub use layers::Layers;
 pub use sections::{

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use launch::online_cores;
 
+use crate::disk_shim::{Fault, break_file};
 use crate::harness::{
     Folder, Running, arguments, expect, metrics, mpi_folder, mpirun_command, named, output_of, printed, ranks_below,
     run, saved, signal, start_of, wait_for, wait_until_gone,
@@ -40,6 +41,19 @@ fn more_ranks_than_cores_start() {
     let ranks = (online_cores() + 2).to_string();
     let output = launch(&folder.0, &ranks, &format!("--steps 2 --global-batch-size {ranks} --micro-batch-size 1"));
     expect(&output, 0, &["done: loss"]);
+}
+
+#[test]
+fn launch_ends_ranks_that_are_all_stopped_and_says_so() {
+    let folder = Folder::new("launch-stopped");
+    let flags = "--steps 1000000 --eval-interval 0 --log-interval 1000 --distributed-timeout-seconds 4";
+    let run = start_of(trainer(&folder.0, &["launch", "-n", "2"], flags), &folder.0);
+    let ranks = ranks_below(run.id());
+    let ids = ranks.iter().map(u32::to_string);
+    assert!(Command::new("kill").arg("-STOP").args(ids).status().unwrap().success());
+    let says = "error: every process of the run was stopped (SIGSTOP) for 4 s: 2 ranks";
+    expect(&output_of(run), 3, &[says, "parallel.distributed_timeout_seconds = 4"]);
+    wait_until_gone(&ranks);
 }
 
 #[test]
@@ -92,10 +106,11 @@ fn without_mpirun_one_rank_trains_and_two_are_refused_with_a_fix() {
 #[test]
 fn the_exit_code_is_that_of_the_run() {
     let folder = Folder::new("launch-code");
+    std::fs::create_dir(folder.path("log")).unwrap();
+    let mut command = trainer(&folder.0, &["launch", "-n", "2"], "--steps 100000");
     // Only rank 0 writes metrics, so only rank 0 fails.
-    std::fs::create_dir_all(folder.path("log/metrics.jsonl")).unwrap();
-    let output = launch(&folder.0, "2", "--steps 100000");
-    expect(&output, 3, &["error on rank 0: ", "metrics.jsonl"]);
+    break_file(&mut command, &folder.0, &folder.path("log/metrics.jsonl"), &Fault::Full);
+    expect(&command.output().unwrap(), 3, &["error on rank 0: the metrics in ", "No space left"]);
 }
 
 #[test]

@@ -5,10 +5,12 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 use crate::harness::{
     Folder, Running, arguments, bits, children, expect, metrics, named, output_of, printed, ranks_below, run, saved,
-    set_mpi, signal, start, start_of, wait_for, wait_until_gone,
+    set_mpi, signal, start, start_of, steps_done, wait_for, wait_until_gone,
 };
 use crate::network::listening_ports;
 
@@ -109,6 +111,13 @@ fn a_fault_that_comes_again_ends_it_with_3() {
     expect(&output, 3, &["starts it again in 2 s, without a new checkpoint, 1 of at most 1 in a row"]);
 }
 
+/// A supervised run of one process.
+fn supervised_single(folder: &Path, flags: &str) -> Command {
+    let mut command = trainer(folder, &["supervise", "--", env!("CARGO_BIN_EXE_trainer")]);
+    command.args(arguments(folder, flags));
+    command
+}
+
 /// A supervised run on two ranks that goes on until it is asked to end, with checkpoints; it has begun.
 fn endless(folder: &Path) -> Running {
     let run = supervised(folder, "--steps 1000000 --save-interval 20 --eval-interval 0 --log-interval 1000");
@@ -148,6 +157,102 @@ fn mpirun_that_outlives_its_ranks_is_ended_and_the_run_starts_again() {
     let text = goes_on_and_ends(&folder.0, run);
     assert!(text.contains("supervise: the run ended (all ranks ended, and their launcher did not); starts"), "{text}");
     drop(strangers);
+}
+
+/// The ranks of a supervised run. A single one is the supervisor's child.
+fn ranks_of(run: &Running) -> Vec<u32> {
+    let child = children(run.id())[0];
+    let below = ranks_below(child);
+    if below.is_empty() { vec![child] } else { below }
+}
+
+/// Sends a signal to several processes at once.
+fn signal_all(processes: &[u32], name: &str) {
+    let ids = processes.iter().map(u32::to_string);
+    assert!(Command::new("kill").arg(format!("-{name}")).args(ids).status().unwrap().success());
+}
+
+#[test]
+fn a_stranger_who_holds_up_the_start_is_named_and_the_run_starts_again() {
+    let folder = Folder::new("supervise-held-up");
+    let go = folder.path("go");
+    // The ranks begin once the stranger is connected.
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done; exec \"$@\"", go.display());
+    let words = ["supervise", "--", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "bash", "-c", &script];
+    let mut command = trainer(&folder.0, &words);
+    let flags = "--steps 1000000 --save-interval 20 --eval-interval 0 --log-interval 1000 --setup-timeout-seconds 24 \
+                 --distributed-timeout-seconds 12";
+    command.args(["bash", env!("CARGO_BIN_EXE_trainer")]).args(arguments(&folder.0, flags));
+    let run = Running::from(command.spawn().unwrap());
+    let mpirun = wait_for("mpirun starts no ranks", || {
+        let mpirun = *children(run.id()).first()?;
+        (children(mpirun).len() == 2).then_some(mpirun)
+    });
+    // They send nothing. A port may be of IPv6 alone.
+    let connect = |port: u16| TcpStream::connect(("127.0.0.1", port)).ok();
+    let strangers: Vec<TcpStream> = listening_ports(mpirun).into_iter().filter_map(connect).collect();
+    std::fs::write(&go, "").unwrap();
+    wait_until_gone(&[mpirun]);
+    checkpoint_from(&folder.0, 1);
+    signal(run.id(), "TERM");
+    let output = output_of(run);
+    let says =
+        format!("supervise: the run ended (the launcher was held up for 12 s by process {} (", std::process::id());
+    expect(&output, 75, &[&says, "), which is connected to its port ", "; starts it again in 2 s"]);
+    drop(strangers);
+}
+
+#[test]
+fn ranks_that_are_all_stopped_are_ended_after_the_limit_and_the_run_starts_again() {
+    type Start = fn(&Path, &str) -> Command;
+    for (start, ranks) in [(supervised as Start, "2 ranks"), (supervised_single, "1 rank")] {
+        let folder = Folder::new("supervise-stopped");
+        let flags = "--steps 1000000 --save-interval 20 --eval-interval 0 --log-interval 1000 \
+                     --distributed-timeout-seconds 4";
+        let run = start_of(start(&folder.0, flags), &folder.0);
+        checkpoint_from(&folder.0, 1);
+        let stopped = ranks_of(&run);
+        signal_all(&stopped, "STOP");
+        wait_until_gone(&stopped);
+        let text = goes_on_and_ends(&folder.0, run);
+        let says = format!(
+            "supervise: the run ended (every process of the run was stopped (SIGSTOP) for 4 s: {ranks} \
+             (parallel.distributed_timeout_seconds = 4)); starts it again in "
+        );
+        assert!(text.contains(&says), "{text}");
+    }
+}
+
+#[test]
+fn a_request_to_end_reaches_stopped_ranks_and_they_save() {
+    for start in [supervised, supervised_single] {
+        let folder = Folder::new("supervise-stopped-asked");
+        let flags = "--steps 1000000 --save-interval 0 --eval-interval 0 --log-interval 1000";
+        let run = start_of(start(&folder.0, flags), &folder.0);
+        signal_all(&ranks_of(&run), "STOP");
+        signal(run.id(), "TERM");
+        expect(&output_of(run), 75, &["asked to end: stops after step"]);
+        assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);
+    }
+}
+
+#[test]
+fn a_run_that_was_stopped_as_a_whole_goes_on_when_it_is_continued() {
+    let folder = Folder::new("supervise-paused");
+    let flags =
+        "--steps 1000000 --save-interval 0 --eval-interval 0 --log-interval 1000 --distributed-timeout-seconds 6";
+    let run = start_of(supervised(&folder.0, flags), &folder.0);
+    let mut all = vec![run.id(), children(run.id())[0]];
+    all.extend(ranks_of(&run));
+    signal_all(&all, "STOP");
+    sleep(Duration::from_secs(8));
+    signal_all(&all, "CONT");
+    let before = steps_done(&folder.0);
+    wait_for("it does not go on", || (steps_done(&folder.0) > before + 10).then_some(()));
+    signal(run.id(), "TERM");
+    let output = output_of(run);
+    expect(&output, 75, &["asked to end: stops after step"]);
+    assert!(!printed(&output).contains("starts it again"), "{}", printed(&output));
 }
 
 #[test]
