@@ -2,7 +2,7 @@
 
 use device::ALIGNMENT;
 
-use crate::interval_index::IntervalIndex;
+use crate::occupied::Occupied;
 
 /// A buffer to place: its size, and when it is in use, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub(crate) struct Placed {
     pub(crate) offsets: Vec<usize>,
     /// Bytes needed.
     pub(crate) total: usize,
-    /// The intervals, by number.
-    pub(crate) index: IntervalIndex,
+    /// The bytes in use over time.
+    pub(crate) occupied: Occupied,
 }
 
 /// Gives each buffer an offset, such that no two overlap in time and in memory.
@@ -30,23 +30,100 @@ pub(crate) fn place(intervals: &[Interval]) -> Placed {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
     let mut offsets = vec![0; intervals.len()];
-    let mut placed = IntervalIndex::default();
+    let mut occupied = Occupied::new(intervals.iter().map(|interval| interval.first..=interval.last));
     let mut total = 0;
     for index in order {
         let Interval { bytes, first, last } = intervals[index];
         let size = bytes.next_multiple_of(ALIGNMENT);
-        let mut neighbours: Vec<usize> = placed.overlapping(first, last).collect();
-        neighbours.sort_by_key(|&other| offsets[other]);
-        let mut offset = 0;
-        for other in neighbours {
-            if offsets[other] >= offset + size {
-                break;
-            }
-            offset = offset.max(offsets[other] + intervals[other].bytes.next_multiple_of(ALIGNMENT));
-        }
+        let offset = occupied.lowest_free(first..=last, size);
+        occupied.occupy(first..=last, offset, offset + size);
         offsets[index] = offset;
         total = total.max(offset + size);
-        placed.insert(index, first, last);
     }
-    Placed { offsets, total, index: placed }
+    Placed { offsets, total, occupied }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random, the same each time.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as usize % bound
+        }
+    }
+
+    /// The rule in its simplest form: each interval looks at all that are placed.
+    fn reference(intervals: &[Interval]) -> (Vec<usize>, usize) {
+        let mut order: Vec<usize> = (0..intervals.len()).collect();
+        order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
+        let (mut offsets, mut total, mut placed) = (vec![0; intervals.len()], 0, Vec::<usize>::new());
+        for index in order {
+            let Interval { bytes, first, last } = intervals[index];
+            let size = bytes.next_multiple_of(ALIGNMENT);
+            let overlaps = |other: &&usize| intervals[**other].first <= last && first <= intervals[**other].last;
+            let mut neighbours: Vec<usize> = placed.iter().filter(overlaps).copied().collect();
+            neighbours.sort_by_key(|&other| offsets[other]);
+            let mut offset = 0;
+            for other in neighbours {
+                if offsets[other] >= offset + size {
+                    break;
+                }
+                offset = offset.max(offsets[other] + intervals[other].bytes.next_multiple_of(ALIGNMENT));
+            }
+            offsets[index] = offset;
+            total = total.max(offset + size);
+            placed.push(index);
+        }
+        (offsets, total)
+    }
+
+    #[test]
+    fn random_intervals_lie_where_the_simplest_form_of_the_rule_puts_them() {
+        let mut numbers = Numbers(1);
+        for round in 0..400 {
+            let (count, times) = (1 + numbers.below(120), 1 + numbers.below(300));
+            let sizes = [3, 40, 5000][round % 3];
+            let mut interval = || {
+                let first = numbers.below(times);
+                let length = if numbers.below(3) == 0 { numbers.below(times) } else { numbers.below(4) };
+                Interval { bytes: 100 * numbers.below(sizes), first, last: first + length }
+            };
+            let intervals: Vec<Interval> = (0..count).map(|_| interval()).collect();
+            let placed = place(&intervals);
+            assert_eq!((placed.offsets.clone(), placed.total), reference(&intervals), "{intervals:?}");
+            for _ in 0..20 {
+                let (from, start) = (numbers.below(times), numbers.below(placed.total + 1000));
+                let (to, end) = (from + numbers.below(20), start + 1 + numbers.below(2000));
+                let in_the_way = intervals.iter().zip(&placed.offsets).any(|(interval, offset)| {
+                    let taken = offset + interval.bytes.next_multiple_of(ALIGNMENT);
+                    interval.first <= to && from <= interval.last && *offset < end && start < taken
+                });
+                assert_eq!(placed.occupied.is_used(from..=to, start, end), in_the_way, "{intervals:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn four_thousand_layers_are_placed_one_over_the_other() {
+        let (layers, each) = (4000, 10);
+        let mut intervals = Vec::new();
+        for layer in 0..layers {
+            // What a forward keeps for its backward, and what each of the two needs for itself.
+            let (forward, backward) = (layer * each, (2 * layers - layer) * each);
+            for buffer in 0..8 {
+                let bytes = ALIGNMENT * (1 + buffer);
+                intervals.push(Interval { bytes, first: forward + buffer, last: backward + buffer });
+                intervals.push(Interval { bytes, first: forward + buffer, last: forward + buffer + 1 });
+                intervals.push(Interval { bytes, first: backward + buffer, last: backward + buffer + 1 });
+            }
+        }
+        let total = place(&intervals).total;
+        let kept: usize = intervals.iter().step_by(3).map(|interval| interval.bytes).sum();
+        assert!((kept..kept + 24 * ALIGNMENT).contains(&total), "{total} bytes, of which {kept} are kept");
+    }
 }

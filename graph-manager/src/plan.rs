@@ -139,13 +139,12 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         let placed = place(&intervals);
         let size = self.areas.entry(area).or_default();
         *size = placed.total.max(*size);
-        for (i, ((buffer, used), &offset)) in buffers.iter().zip(&placed.offsets).enumerate() {
+        for ((buffer, used), &offset) in buffers.iter().zip(&placed.offsets) {
             let placement = Placement { area, offset, bytes: buffer.bytes, name: buffer.name, buffer: buffer.buffer };
             self.placements.insert((keys[buffer.visit], buffer.index), placement.clone());
             let Some(last) = recording.innermost(used.last) else { continue };
-            let taken_over = placed.index.overlapping(used.last + 1, recording.order[last].end).any(|j| {
-                j != i && placed.offsets[j] < offset + buffer.bytes && offset < placed.offsets[j] + intervals[j].bytes
-            });
+            let rest = used.last + 1..=recording.order[last].end;
+            let taken_over = placed.occupied.is_used(rest, offset, offset + buffer.bytes);
             if used.stream == Some(compute) && !taken_over {
                 self.dead_after.entry(keys[last]).or_default().push(placement);
             }
