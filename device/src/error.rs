@@ -25,6 +25,16 @@ pub enum Error {
         /// What is wrong, with the shapes.
         problem: String,
     },
+    /// A tensor, event or graph of another device was used.
+    #[error(
+        "{user}: {thing} is another device's. Fix: make it with this device, or copy its values by way of the host"
+    )]
+    OtherDevice {
+        /// What used it.
+        user: String,
+        /// What was used.
+        thing: String,
+    },
     /// There is not enough memory.
     #[error("out of memory: {name} needs {bytes} bytes, {available}. Fix: a smaller micro-batch, or more ranks")]
     OutOfMemory {
@@ -74,6 +84,11 @@ impl Error {
         Error::Operation { op, problem: problem.into() }
     }
 
+    /// A use of what another device made.
+    pub(crate) fn other_device(user: &str, thing: &str) -> Error {
+        Error::OtherDevice { user: user.into(), thing: thing.into() }
+    }
+
     /// A broken capture rule.
     pub fn capture(rule: CaptureRule, detail: impl Into<String>) -> Error {
         Error::Capture { rule, detail: detail.into() }
@@ -87,6 +102,8 @@ pub enum CaptureRule {
     Synchronization,
     /// 900: memory allocated or freed during capture.
     Allocation,
+    /// 900: work on a stream that no capture under way includes. CUDA takes it: it runs once, and no replay repeats it.
+    Outside,
     /// 901: a capture that an earlier mistake made invalid.
     Invalidated,
     /// 904: a side stream forked from the capture and not joined.
@@ -103,7 +120,7 @@ impl CaptureRule {
     /// CUDA's error code (`cudaErrorStreamCapture...`) for this mistake.
     pub fn code(self) -> u32 {
         match self {
-            CaptureRule::Synchronization | CaptureRule::Allocation => 900,
+            CaptureRule::Synchronization | CaptureRule::Allocation | CaptureRule::Outside => 900,
             CaptureRule::Invalidated => 901,
             CaptureRule::Unjoined => 904,
             CaptureRule::Isolation => 905,
@@ -117,6 +134,7 @@ impl CaptureRule {
         match self {
             CaptureRule::Synchronization => "the host cannot wait for work that is being recorded, not run",
             CaptureRule::Allocation => "addresses are fixed at capture, so memory is planned before it",
+            CaptureRule::Outside => "a replay repeats only the work of the stream that captures and of its forks",
             CaptureRule::Invalidated => "a capture in which a call failed cannot become a graph",
             CaptureRule::Unjoined => "a stream forked from a capture is joined to it before the capture ends",
             CaptureRule::Isolation => "a captured stream depends only on work captured with it",
@@ -132,6 +150,7 @@ impl CaptureRule {
         match self {
             CaptureRule::Synchronization => "synchronize before the region begins or after its launch",
             CaptureRule::Allocation => "allocate before the region, or take the buffer from the region's plan",
+            CaptureRule::Outside => "record an event on the capturing stream and wait for it on this one",
             CaptureRule::Invalidated => "fix the first error reported for this capture",
             CaptureRule::Unjoined => "record an event on the side stream and wait for it on the capturing stream",
             CaptureRule::Isolation => "wait for outside events before the capture begins",

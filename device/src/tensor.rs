@@ -60,10 +60,20 @@ impl std::fmt::Debug for Shape {
     }
 }
 
-/// Names the buffer a tensor is a view of. Two buffers may share an address at different times;
+/// Names the buffer a tensor is a view of, and its device. Two buffers may share an address at different times;
 /// the checker uses the id to tell whose values lie there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BufferId(pub u32);
+pub struct BufferId {
+    /// Which of the process's devices, from 1 on.
+    pub(crate) device: u32,
+    /// Which of the device's buffers.
+    pub(crate) number: u32,
+}
+
+impl BufferId {
+    /// No buffer of any device: for a tensor that is only an address and a shape.
+    pub const NOTHING: BufferId = BufferId { device: 0, number: 0 };
+}
 
 /// A dense, row-major view of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,6 +38,8 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) is_aside: bool,
     /// While the step is verified.
     pub(crate) trial: Option<Box<Trial>>,
+    /// The innermost region that a panic has left.
+    pub(crate) unwound: Option<P::Region>,
 }
 
 /// A recording under way.
@@ -75,6 +77,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             branch_outlived: false,
             is_aside: false,
             trial: None,
+            unwound: None,
         }
     }
 
@@ -211,6 +214,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
             recording.kept.extend(tensors(tree)?.into_iter().map(|tensor| (tensor.buffer, now)));
         }
         Ok(())
+    }
+
+    /// Fails if a panic has left a region of this step, and the step goes on: what the region had to do is half done.
+    pub(crate) fn check_unwound(&self) -> Result<()> {
+        let Some(region) = self.unwound else { return Ok(()) };
+        let problem = format!("{region}: it ended with a panic, and the step went on");
+        Err(Error::usage(problem, "catch the panic around the whole step"))
     }
 
     pub(crate) fn region_name(&self) -> String {

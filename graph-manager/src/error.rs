@@ -37,6 +37,21 @@ pub enum Error {
         /// The operation, and the field that differs.
         problem: String,
     },
+    /// A captured region works on a stream that its graph does not include: a replay would leave this work out.
+    #[error(
+        "{region}: `{operation}` was submitted to stream `{stream}`, and a replay would leave it out. Rule: a captured \
+         region works on its own stream and on streams that it forks. Fix: use StepContext::fork, or record an event on the \
+         region's stream and wait for it on `{stream}` within the region; give a Capture inside a region a Pool on the \
+         region's stream"
+    )]
+    LeftOut {
+        /// The region.
+        region: String,
+        /// What was submitted.
+        operation: &'static str,
+        /// Where to.
+        stream: String,
+    },
     /// The planned memory is not there.
     #[error(
         "out of memory: {area} needs {}, {available}. The plan needs {} in all, with mempool {other:?} {}. \

@@ -1,6 +1,6 @@
 //! When each buffer of a recorded step is in use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use device::{BufferId, StreamId, TraceEvent};
 
@@ -40,18 +40,18 @@ pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<Buf
     // What is done before the next work of a stream, and when an event is reached.
     let mut before: HashMap<StreamId, Done> = HashMap::new();
     let mut reached: HashMap<u64, Done> = HashMap::new();
-    // Uses on side streams that the compute stream has not waited for yet.
-    let mut open: Vec<(StreamId, usize, BufferId)> = Vec::new();
+    // Uses on side streams that the compute stream has not waited for yet, in the order of each stream.
+    let mut open: HashMap<StreamId, VecDeque<(usize, BufferId)>> = HashMap::new();
     for (position, event) in events.iter().enumerate() {
         match event {
-            TraceEvent::Operation { stream, buffers, .. } => {
+            TraceEvent::Operation { stream, buffers, .. } | TraceEvent::HostCopy { stream, buffers, .. } => {
                 let forked_at = || before.get(stream)?.get(&compute).copied();
                 let first = if *stream == compute { position } else { forked_at().unwrap_or(0) };
                 for &buffer in buffers {
                     uses.push((buffer, *stream, first, position));
                     in_stream.entry(buffer).or_insert((position, position)).1 = position;
                     if *stream != compute {
-                        open.push((*stream, position, buffer));
+                        open.entry(*stream).or_default().push_back((position, buffer));
                     }
                 }
             }
@@ -70,17 +70,17 @@ pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<Buf
                 if *stream != compute {
                     continue;
                 }
-                open.retain(|&(side, submitted, buffer)| {
-                    let is_done = done.get(&side).is_some_and(|position| submitted < *position);
-                    if is_done {
-                        uses.push((buffer, side, submitted, position));
-                    }
-                    !is_done
-                });
+                for (&side, open) in &mut open {
+                    let end = done.get(&side).copied().unwrap_or(0);
+                    let count = open.partition_point(|(submitted, _)| *submitted < end);
+                    uses.extend(open.drain(..count).map(|(submitted, buffer)| (buffer, side, submitted, position)));
+                }
             }
         }
     }
-    uses.extend(open.into_iter().map(|(side, submitted, buffer)| (buffer, side, submitted, events.len())));
+    for (side, open) in open {
+        uses.extend(open.into_iter().map(|(submitted, buffer)| (buffer, side, submitted, events.len())));
+    }
     let mut lifetimes: HashMap<BufferId, Lifetime> = HashMap::new();
     for (buffer, stream, first, last) in uses {
         let in_stream = in_stream[&buffer];

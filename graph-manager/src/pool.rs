@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 use device::{Area, Device, Stream, StreamId};
 
 use crate::error::{Error, Result};
+use crate::finally::Finally;
 use crate::lane::Lane;
 use crate::side_stream::SideStream;
 
@@ -86,9 +87,8 @@ impl Pool {
     pub(crate) fn during<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_free()?;
         self.shared.busy.set(true);
-        let result = step();
-        self.shared.busy.set(false);
-        result
+        let _free_again = Finally(|| self.shared.busy.set(false));
+        step()
     }
 
     /// Scratch of a stream: what is there if it is large enough, else new memory. Graphs hold the addresses of what is

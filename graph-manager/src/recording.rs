@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 use device::{BufferId, Op, StreamId, Tensor, TraceEvent};
@@ -52,6 +53,10 @@ pub(crate) struct Visit<R> {
     pub(crate) end: usize,
     /// Operations among these.
     pub(crate) operations: usize,
+    /// The stream that the region runs on.
+    pub(crate) stream: StreamId,
+    /// Which of the recorded buffers the region and those inside it take.
+    pub(crate) taken: Range<usize>,
 }
 
 /// A buffer that a region took.
@@ -106,18 +111,21 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         Err(device::Error::operation(op.name(), problem))
     }
 
-    /// Adds a region that begins at this position; returns its index in `order`.
-    pub(crate) fn begin(&mut self, region: R, outer: Option<usize>, position: usize) -> usize {
+    /// Adds a region of that stream that begins at this position; returns its index in `order`.
+    pub(crate) fn begin(&mut self, region: R, outer: Option<usize>, position: usize, stream: StreamId) -> usize {
         let name = region.to_string().into();
-        self.order.push(Visit { region, name, outer, next: 0, start: position, end: position, operations: 0 });
+        let taken = self.buffers.len()..self.buffers.len();
+        let visit =
+            Visit { region, name, outer, next: 0, start: position, end: position, operations: 0, stream, taken };
+        self.order.push(visit);
         self.order.len() - 1
     }
 
     /// Ends a region at this position.
     pub(crate) fn end(&mut self, visit: usize, position: usize) {
-        let next = self.order.len();
+        let (next, taken) = (self.order.len(), self.buffers.len());
         let visit = &mut self.order[visit];
-        (visit.next, visit.end) = (next, position);
+        (visit.next, visit.end, visit.taken.end) = (next, position, taken);
     }
 
     /// The end of the step, with what was submitted.
@@ -128,7 +136,9 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         self.order.iter_mut().for_each(|visit| visit.operations = count(&trace[visit.start..visit.end]));
         self.operations = count(trace);
         for (position, event) in trace.iter().enumerate() {
-            if let TraceEvent::Operation { name: op, writes, .. } = event {
+            if let TraceEvent::Operation { name: op, writes, .. } | TraceEvent::HostCopy { name: op, writes, .. } =
+                event
+            {
                 self.writes.extend(writes.iter().map(|&tensor| Write { position, op, tensor }));
             }
         }
@@ -147,8 +157,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
 
     /// Bytes of the buffers that a region takes, those of the regions inside it included.
     pub(crate) fn bytes(&self, visit: usize) -> usize {
-        let inside = visit..self.order[visit].next;
-        self.buffers.iter().filter(|buffer| inside.contains(&buffer.visit)).map(|buffer| buffer.bytes).sum()
+        self.buffers[self.order[visit].taken.clone()].iter().map(|buffer| buffer.bytes).sum()
     }
 
     /// When a buffer is in use. One that no operation uses is there where it was taken.

@@ -5,12 +5,29 @@ use device::{CheckError, DType, Graph, Tensor};
 
 use crate::context::{Current, StepContext};
 use crate::error::{Error, Result};
+use crate::finally::Finally;
 use crate::frozen;
 use crate::keys::GraphKey;
 use crate::policy::Policy;
 use crate::recording::Visit;
 use crate::state::Captured;
 use crate::tensor_tree::{TensorTree, tensors};
+
+/// A region whose code runs. At its end the region around it is the innermost one again.
+struct Inside<'c, 'm, P: Policy> {
+    cx: &'c mut StepContext<'m, P>,
+    region: P::Region,
+    outer: Option<Current<P::Region>>,
+}
+
+impl<P: Policy> Drop for Inside<'_, '_, P> {
+    fn drop(&mut self) {
+        self.cx.current = self.outer;
+        if std::thread::panicking() {
+            self.cx.unwound.get_or_insert(self.region);
+        }
+    }
+}
 
 /// The region under way: itself and its index in the recorded order.
 type At<R> = (R, usize);
@@ -32,11 +49,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
         if !self.manager.policy.is_region(region) {
             return body(self, input);
         }
-        let outer = self.current.map(|current| current.visit);
+        self.check_unwound()?;
+        let (outer, stream) = (self.current.map(|current| current.visit), self.compute().id());
         let visit = match &mut self.recorder {
             Some(recorder) => {
                 let device = self.manager.pool.device();
-                let visit = recorder.recording.begin(region, outer, device.trace_position());
+                let visit = recorder.recording.begin(region, outer, device.trace_position(), stream);
                 // A listener hears whose operations these are.
                 device.set_scope(&recorder.recording.order[visit].name);
                 visit
@@ -76,9 +94,10 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ) -> Result<O> {
         self.enter_branch()?;
         let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
-        self.forget_deferred();
-        let result = self.own_inputs(region, input).and_then(|input| work(self, input));
-        self.current = outer;
+        let inside = Inside { cx: self, region, outer };
+        let cx = &mut *inside.cx;
+        cx.forget_deferred();
+        let result = cx.own_inputs(region, input).and_then(|input| work(cx, input));
         result.map_err(|error| error.within(region))
     }
 
@@ -125,16 +144,15 @@ impl<'m, P: Policy> StepContext<'m, P> {
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<(Graph, Vec<Tensor>, O)> {
         let compute = self.compute().clone();
-        let mut inputs = Vec::new();
+        let (mut inputs, mut _unfinished) = (Vec::new(), None);
         let output = self.inside(at, input, |cx, input| {
             inputs = tensors(&input)?;
             compute.begin_capture()?;
+            // After `end_capture` there is nothing to abandon.
+            _unfinished = Some(Finally(|| compute.abandon_capture()));
             cx.capturing = true;
             let output = cx.work(at.0, input, body);
             cx.capturing = false;
-            if output.is_err() {
-                compute.abandon_capture();
-            }
             output
         })?;
         let graph = compute.end_capture(name).map_err(|error| Error::from(error).within(name))?;

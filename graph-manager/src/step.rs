@@ -2,6 +2,7 @@
 
 use crate::context::{Recorder, StepContext};
 use crate::error::{Error, Result};
+use crate::finally::Finally;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
@@ -29,14 +30,18 @@ impl<P: Policy> CudaGraphManager<P> {
             let mut cx = StepContext::new(self, mode, microbatches);
             let recorder = Recorder { recording: Recording::new(microbatches), handover: Handover::default() };
             cx.recorder = Some(Box::new(recorder));
-            let scope = pool.device().scope();
-            pool.device().begin_trace();
-            let result = body(&mut cx).and_then(|()| cx.check_deferred());
-            let trace = pool.device().end_trace();
-            pool.device().set_scope(&scope);
-            result?;
+            let (device, scope) = (pool.device(), pool.device().scope());
+            let _restored = Finally(|| device.set_scope(&scope));
+            device.begin_trace();
+            let _ended = Finally(|| drop(device.end_trace()));
+            body(&mut cx)?;
+            cx.check_unwound()?;
+            cx.check_deferred()?;
             let recorder = cx.recorder.unwrap_or_else(|| unreachable!("nothing takes it"));
-            Ok(recorder.recording.finish(&trace, pool.compute().id()))
+            let trace = device.end_trace();
+            let recording = recorder.recording.finish(&trace, pool.compute().id());
+            self.check_streams(&recording, &trace)?;
+            Ok(recording)
         })?;
         self.plan(mode, recording)
     }
@@ -107,15 +112,15 @@ impl<P: Policy> CudaGraphManager<P> {
     ) -> Result<T> {
         let pool = self.pool.clone();
         let scope = pool.device().scope();
+        let _restored = Finally(|| pool.device().set_scope(&scope));
         let mut cx = StepContext::new(self, mode, microbatches);
         cx.graphs = graphs;
-        let result = pool.during(|| {
+        pool.during(|| {
             let output = body(&mut cx)?;
+            cx.check_unwound()?;
             cx.join_branch()?;
             Ok(output)
-        });
-        pool.device().set_scope(&scope);
-        result
+        })
     }
 
     /// Whether steps of that kind no longer warm up or capture.

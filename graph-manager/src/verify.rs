@@ -14,6 +14,7 @@ use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::recording::{Recording, Write};
 use crate::results::Results;
+use crate::state::Handover;
 use crate::step::Body;
 use crate::trial::Trial;
 
@@ -101,7 +102,8 @@ impl<P: Policy> CudaGraphManager<P> {
         };
         let (results, planned) = (self.results_at_end(recording), recording.by_buffer());
         let before = device.snapshot(recording.state())?;
-        let mut pair = Pair { manager: self, mode, microbatches, key, device, before, planned, apart, body };
+        let mut pair =
+            Pair { manager: self, mode, microbatches, key, device, before, planned, apart, of_graphs: None, body };
         let found = pair.compare(&results, how.any);
         let restored = pair.device.restore(&pair.before);
         // Where both fail, why the step failed says more.
@@ -132,7 +134,19 @@ struct Pair<'p, 'b, P: Policy> {
     /// The buffers of the plan, each with its index in the recording.
     planned: HashMap<BufferId, usize>,
     apart: Option<Rc<Apart>>,
+    /// While the step runs eagerly: what the code of the graphs left.
+    of_graphs: Option<Handover<P>>,
     body: Body<'b, P>,
+}
+
+/// Where the code of the step panics, the state goes back too.
+impl<P: Policy> Drop for Pair<'_, '_, P> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.hand_back();
+            self.device.restore(&self.before).unwrap_or_else(|error| tracing::warn!("{error}"));
+        }
+    }
 }
 
 /// The two ways that a step is run.
@@ -177,8 +191,9 @@ impl<P: Policy> Pair<'_, '_, P> {
         let apart = self.apart.clone().filter(|_| way == Way::Eager);
         let trial = Trial { apart, after, at_end: placed(&results.at_end), keeps, ..Trial::default() };
         // The code leaves addresses for later regions. Those of an eager step are for that step alone.
-        let left = &mut self.manager.state_mut(self.key).handover;
-        let of_graphs = (way == Way::Eager).then(|| std::mem::take(left));
+        if way == Way::Eager {
+            self.of_graphs = Some(std::mem::take(&mut self.manager.state_mut(self.key).handover));
+        }
         let Pair { manager, mode, microbatches, body, .. } = self;
         let result = manager.pass(*mode, *microbatches, way == Way::Graphed, |cx| {
             cx.trial = Some(Box::new(trial));
@@ -186,10 +201,14 @@ impl<P: Policy> Pair<'_, '_, P> {
             cx.check_complete()?;
             cx.note_end()
         });
-        if let Some(of_graphs) = of_graphs {
-            manager.state_mut(self.key).handover = of_graphs;
-        }
+        self.hand_back();
         result
+    }
+
+    fn hand_back(&mut self) {
+        if let Some(of_graphs) = self.of_graphs.take() {
+            self.manager.state_mut(self.key).handover = of_graphs;
+        }
     }
 
     fn recording(&self) -> &Recording<P::Region> {

@@ -128,7 +128,7 @@ impl TimingMemory {
         let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
         let seed = self.blocks.len() as u32;
         kernels.launch(stream, kernel, grid, &[Arg::Pointer(address), Arg::U64(count as u64), Arg::U32(seed)])?;
-        Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
+        Ok(Some(Tensor { address, shape, dtype, buffer: BufferId::NOTHING }))
     }
 
     /// A tensor of ones, f32. `None` if the GPU has too little memory.
@@ -141,7 +141,7 @@ impl TimingMemory {
         let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
         let arguments = [Arg::Pointer(address), Arg::F32(1.0), Arg::U64(count as u64)];
         kernels.launch(stream, "fill_f32_scalar", grid, &arguments)?;
-        Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
+        Ok(Some(Tensor { address, shape, dtype, buffer: BufferId::NOTHING }))
     }
 
     /// The address of memory whose values do not matter. `None` if the GPU has too little.

@@ -7,7 +7,7 @@ use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::host::memory::{HostBlock, available};
 use crate::sync_debug::Hindrance;
-use crate::{BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
+use crate::{Accesses, BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
 pub struct Area {
@@ -71,7 +71,7 @@ impl Device {
     pub(crate) fn name_buffer(&self, name: &str) -> BufferId {
         let mut core = self.core();
         core.buffers.push(name.into());
-        BufferId(core.buffers.len() as u32 - 1)
+        BufferId { device: core.number, number: core.buffers.len() as u32 - 1 }
     }
 
     /// A buffer's name.
@@ -118,7 +118,27 @@ impl Device {
 
 impl Core {
     pub(crate) fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
-        self.buffers[buffer.0 as usize].clone()
+        match self.has(buffer) {
+            true => self.buffers[buffer.number as usize].clone(),
+            false => format!("buffer {} of another device", buffer.number).into(),
+        }
+    }
+
+    fn has(&self, buffer: BufferId) -> bool {
+        buffer.device == self.number || buffer == BufferId::NOTHING
+    }
+
+    /// Fails if one of the tensors is another device's.
+    pub(crate) fn check_owns(&self, user: &str, accesses: &Accesses) -> Result<()> {
+        accesses.reads.iter().chain(&accesses.writes).try_for_each(|tensor| self.check_own(user, tensor))
+    }
+
+    /// Fails if the tensor is another device's.
+    pub(crate) fn check_own(&self, user: &str, tensor: &Tensor) -> Result<()> {
+        if self.has(tensor.buffer) {
+            return Ok(());
+        }
+        Err(Error::other_device(user, &format!("a tensor {:?} of {}", tensor.shape, tensor.dtype)))
     }
 
     fn virtual_range(&mut self, bytes: usize) -> u64 {
@@ -127,8 +147,9 @@ impl Core {
         start
     }
 
-    /// Fails unless the tensor lies in memory that is allocated.
+    /// Fails unless the tensor lies in memory of this device that is allocated.
     pub(crate) fn check_live(&self, user: &str, tensor: &Tensor) -> Result<()> {
+        self.check_own(user, tensor)?;
         let area = self.areas.range(..=tensor.address).next_back();
         let inside = area.zip(tensor.checked_range()).is_some_and(|((_, area), range)| range.end <= area.end);
         if inside {

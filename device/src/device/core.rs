@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::memory::{AreaInfo, VIRTUAL};
 use super::{Listener, TraceEvent};
@@ -14,6 +15,8 @@ use crate::{CaptureRule, Error, Progress, Result, StreamId};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
+    /// Which of the process's devices this is.
+    pub(crate) number: u32,
     pub(crate) streams: Vec<StreamState>,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) next_id: u64,
@@ -56,7 +59,9 @@ pub(crate) struct StreamState {
 
 impl Core {
     pub(super) fn new(backend: DeviceBackend, check: bool, dry: bool) -> Core {
+        static DEVICES: AtomicU32 = AtomicU32::new(0);
         let mut core = Core {
+            number: 1 + DEVICES.fetch_add(1, Ordering::Relaxed),
             streams: Vec::new(),
             captures: BTreeMap::new(),
             next_id: 1,

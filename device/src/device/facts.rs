@@ -1,11 +1,13 @@
 //! What is known of a device: its properties, its memory, its counters and its choices.
 
+use std::rc::Rc;
+
 use super::Device;
 use crate::backend::DeviceBackend;
 use crate::checker::Checked;
 use crate::cuda::{Counters, GpuProperties, norm_parts};
 use crate::host::memory::available;
-use crate::{Result, Tensor};
+use crate::{Result, StreamId, Tensor};
 
 impl Device {
     /// The GPU's properties. `None` on the host.
@@ -14,6 +16,11 @@ impl Device {
             DeviceBackend::Host(_) => None,
             DeviceBackend::Cuda(cuda) => Some(cuda.gpu.properties.clone()),
         }
+    }
+
+    /// A stream's name.
+    pub fn stream_name(&self, stream: StreamId) -> Rc<str> {
+        self.peek().streams[stream.index()].name.clone()
     }
 
     /// Free and total bytes of the GPU's memory. `None` on the host.

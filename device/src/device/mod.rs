@@ -80,6 +80,11 @@ impl Device {
         self.core.borrow()
     }
 
+    /// Whether both are handles to one device.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        Rc::ptr_eq(&self.core, &other.core)
+    }
+
     /// Whether nothing is allocated or run.
     pub fn is_dry(&self) -> bool {
         self.peek().dry

@@ -16,6 +16,17 @@ pub enum TraceEvent {
         /// What it writes.
         writes: Vec<Tensor>,
     },
+    /// A copy between host and device would have run. A graph cannot have one.
+    HostCopy {
+        /// Its stream.
+        stream: StreamId,
+        /// What it is called.
+        name: &'static str,
+        /// The buffer that it reads or writes.
+        buffers: Vec<BufferId>,
+        /// What it writes.
+        writes: Vec<Tensor>,
+    },
     /// An event was recorded on a stream.
     Record {
         /// The stream.
@@ -37,10 +48,15 @@ impl TraceEvent {
     pub(crate) fn operation(stream: StreamId, name: &'static str, accesses: Accesses) -> TraceEvent {
         TraceEvent::Operation { stream, name, buffers: accesses.buffers(), writes: accesses.writes }
     }
+
+    /// The event of a copy between host and device on `stream`.
+    pub(crate) fn host_copy(stream: StreamId, name: &'static str, accesses: Accesses) -> TraceEvent {
+        TraceEvent::HostCopy { stream, name, buffers: accesses.buffers(), writes: accesses.writes }
+    }
 }
 
 /// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its values. It
-/// hears nothing of the launch of a graph.
+/// hears nothing of the launch of a graph, and of copies between host and device.
 pub enum Submission<'a> {
     /// An operation.
     Operation {

@@ -15,7 +15,7 @@ use crate::checker::Effects;
 use crate::cuda::RawGraph;
 use crate::device::Core;
 use crate::timeline::launched_label;
-use crate::{Device, Op, Progress, Result, Stream, TraceEvent, host};
+use crate::{Device, Error, Op, Progress, Result, Stream, TraceEvent, host};
 
 /// A captured piece of work. A launch starts after everything its stream did before and ends when all its nodes have.
 pub struct Graph {
@@ -58,6 +58,9 @@ impl Graph {
     /// # Errors
     /// A checker's finding, freed memory, a failed collective.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
+        if !self.device.is(stream.device()) {
+            return Err(Error::other_device(&format!("stream {}", stream.id().0), &format!("graph `{}`", self.name)));
+        }
         let mut core = self.device.core();
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
@@ -86,6 +89,7 @@ impl Graph {
                 }
             });
         }
+        stream.refuse_outside(core, &self.name)?;
         if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
             checker.launch(stream.id(), &self.name, effects, &core.buffers)?;
         }

@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn a_product_counts_its_multiplications_and_an_accumulated_output_twice() {
-        let tensor = |sizes: [usize; 2], dtype| Tensor { address: 16, shape: sizes.into(), dtype, buffer: BufferId(0) };
+        let tensor =
+            |sizes: [usize; 2], dtype| Tensor { address: 16, shape: sizes.into(), dtype, buffer: BufferId::NOTHING };
         let (input, weight) = (tensor([8, 4], DType::Bf16), tensor([6, 4], DType::Bf16));
         let forward: Op = Gemm::linear(input, weight, tensor([8, 6], DType::Bf16), Epilogue::None).into();
         assert_eq!((forward.flops(), forward.shape().as_str()), (2.0 * 8.0 * 6.0 * 4.0, "8 x 6 x 4"));

@@ -3,7 +3,8 @@
 use super::Stream;
 use crate::array::ArrayColumns;
 use crate::backend::{DeviceBackend, StreamBackend};
-use crate::{Accesses, CaptureRule, Element, Error, HostArray, Readback, Result, Tensor};
+use crate::device::Core;
+use crate::{Accesses, CaptureRule, Element, Error, HostArray, Readback, Result, Tensor, TraceEvent};
 
 impl Stream {
     /// Copies host data to a tensor, in stream order, without blocking. `data` may be changed as soon as this returns.
@@ -49,15 +50,16 @@ impl Stream {
         self.device.check_image::<T>("write", tensor, elements)?;
         let mut core = self.device.core();
         let core = &mut *core;
-        if core.trace.is_some() || core.dry {
+        let accesses = Accesses::new([], [*tensor]);
+        if self.is_noted(core, "write", &accesses)? {
             return Ok(());
         }
         if core.streams[self.id.index()].capture.is_some() {
             return core.refuse_during_capture(CaptureRule::Synchronization, || "host data was copied".into());
         }
+        self.refuse_outside(core, "write")?;
         core.check_live("write", tensor)?;
         if let Some(checker) = &mut core.checker {
-            let accesses = Accesses::new([], [*tensor]);
             checker.operation(self.id, &"write".into(), &accesses, &core.buffers)?;
         }
         let (label, before) = (core.label("write"), core.counted());
@@ -75,15 +77,16 @@ impl Stream {
         self.device.check_image::<T>("read", tensor, tensor.elements())?;
         let mut core = self.device.core();
         let core = &mut *core;
-        if core.trace.is_some() || core.dry {
+        let accesses = Accesses::new([*tensor], []);
+        if self.is_noted(core, "read", &accesses)? {
             return Ok(Readback::arrived(vec![T::zeroed(); tensor.elements()], core.sync_watch()));
         }
         if core.streams[self.id.index()].capture.is_some() {
             core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
         }
+        self.refuse_outside(core, "read")?;
         core.check_live("read", tensor)?;
         if let Some(checker) = &mut core.checker {
-            let accesses = Accesses::new([*tensor], []);
             checker.operation(self.id, &"read".into(), &accesses, &core.buffers)?;
         }
         let (label, before, watch) = (core.label("read"), core.counted(), core.sync_watch());
@@ -92,5 +95,15 @@ impl Stream {
         let readback = stream.backend.read(tensor, &core.backend, watch)?;
         core.hindered_since(before, || format!("a copy from `{}`", core.buffer_name(tensor.buffer)))?;
         Ok(readback)
+    }
+
+    /// Whether a copy is only noted, or left out in dry mode.
+    fn is_noted(&self, core: &mut Core, name: &'static str, accesses: &Accesses) -> Result<bool> {
+        core.check_owns(name, accesses)?;
+        if let Some(trace) = &mut core.trace {
+            trace.push(TraceEvent::host_copy(self.id, name, accesses.clone()));
+            return Ok(true);
+        }
+        Ok(core.dry)
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::Stream;
 use crate::backend::RecordedPoint;
+use crate::device::Core;
 use crate::sync_debug::Hindrance;
 use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent};
 
@@ -13,6 +14,8 @@ use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent
 pub struct Event {
     state: Rc<RefCell<EventState>>,
     number: u64,
+    /// Of which of the process's devices it is.
+    device: u32,
 }
 
 #[derive(Clone)]
@@ -36,7 +39,7 @@ impl Device {
     pub fn event(&self) -> Event {
         let mut core = self.core();
         core.next_id += 1;
-        Event { state: Rc::new(RefCell::new(EventState::Never)), number: core.next_id }
+        Event { state: Rc::new(RefCell::new(EventState::Never)), number: core.next_id, device: core.number }
     }
 }
 
@@ -50,6 +53,11 @@ impl EventState {
 }
 
 impl Event {
+    fn check_own(&self, core: &Core, stream: StreamId) -> Result<()> {
+        let of = || format!("stream `{}`", core.streams[stream.index()].name);
+        if self.device == core.number { Ok(()) } else { Err(Error::other_device(&of(), "an event")) }
+    }
+
     /// Blocks the host until the work before the event is done.
     ///
     /// # Errors
@@ -85,6 +93,7 @@ impl Stream {
     /// [`CaptureRule::Implicit`] on the default stream during a capture.
     pub fn record(&self, event: &Event) -> Result<()> {
         let mut core = self.device.core();
+        event.check_own(&core, self.id)?;
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Record { stream: self.id, event: event.number });
             if let Some(listener) = &mut core.listener {
@@ -114,6 +123,7 @@ impl Stream {
     /// [`CaptureRule::Isolation`], [`CaptureRule::CapturedEvent`], [`CaptureRule::Implicit`]; a failed collective.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let mut core = self.device.core();
+        event.check_own(&core, self.id)?;
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Wait { stream: self.id, event: event.number });
             if let Some(listener) = &mut core.listener {

@@ -98,9 +98,11 @@ impl Stream {
         let mut core = self.device.core();
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
         core.backend.accept(&op, capturing)?;
-        if let Some(trace) = &mut core.trace {
-            trace.push(TraceEvent::operation(self.id, op.name(), op.accesses()));
+        if core.trace.is_some() {
+            let accesses = op.accesses();
+            core.check_owns(op.name(), &accesses)?;
             let core = &mut *core;
+            core.trace.get_or_insert_default().push(TraceEvent::operation(self.id, op.name(), accesses));
             if let Some(listener) = &mut core.listener {
                 listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
             }
@@ -126,6 +128,7 @@ impl Stream {
                 stream.backend.run(&op, &core.backend, true, note)
             });
         }
+        self.refuse_outside(&mut core, &label)?;
         let accesses = op.accesses();
         for tensor in accesses.reads.iter().chain(&accesses.writes) {
             core.check_live(&label, tensor)?;
@@ -171,5 +174,13 @@ impl Stream {
             })?;
         }
         Ok(())
+    }
+
+    /// Fails if a capture is under way that does not include this stream.
+    pub(crate) fn refuse_outside(&self, core: &mut Core, what: &str) -> Result<()> {
+        let name = core.streams[self.id.index()].name.clone();
+        core.refuse_during_capture(CaptureRule::Outside, || {
+            format!("`{what}` was submitted to stream `{name}`, which is not part of the capture under way")
+        })
     }
 }

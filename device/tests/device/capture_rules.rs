@@ -238,3 +238,16 @@ fn operations_whose_output_overlaps_with_an_input_are_refused() {
     }
     t.main.submit(Add { a: t.a, b: t.b, output: t.a }).unwrap();
 }
+
+#[test]
+fn work_during_a_capture_on_a_stream_that_it_does_not_include_is_error_900_and_does_not_run() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    t.main.submit(fill(t.a, 4.0)).unwrap();
+    let words = ["`fill` was submitted to stream `side`", "which is not part of the capture under way"];
+    assert_rule(t.side.submit(fill(t.b, 3.0)), CaptureRule::Outside, 900, &words);
+    assert_rule(t.side.write(&t.b, &[3.0_f32; 64]), CaptureRule::Outside, 900, &["`write`"]);
+    assert_rule(t.side.read::<f32>(&t.b), CaptureRule::Outside, 900, &["`read`"]);
+    assert_rule(t.main.end_capture("spoiled"), CaptureRule::Invalidated, 901, &["`side`"]);
+    assert_eq!(t.device.download::<f32>(&t.b).unwrap(), [2.0; 64]);
+}

@@ -6,7 +6,7 @@ use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tens
 /// The tensor whose memory is `values`.
 pub fn tensor<T: Element>(values: &mut [T]) -> Tensor {
     let address = values.as_mut_ptr() as u64;
-    Tensor { address, shape: Shape::new(&[values.len()]), dtype: T::DTYPE, buffer: BufferId(0) }
+    Tensor { address, shape: Shape::new(&[values.len()]), dtype: T::DTYPE, buffer: BufferId::NOTHING }
 }
 
 /// Numbers of several magnitudes, so that the order of a sum shows in its bits.

@@ -181,7 +181,7 @@ mod tests {
     use crate::{BufferId, Shape};
 
     fn tensor(address: u64, sizes: &[usize], dtype: DType) -> Tensor {
-        Tensor { address, shape: Shape::new(sizes), dtype, buffer: BufferId(0) }
+        Tensor { address, shape: Shape::new(sizes), dtype, buffer: BufferId::NOTHING }
     }
 
     fn linear(epilogue: impl Fn(Tensor, Tensor) -> Epilogue, columns: usize, offset: u64) -> GemmProblem {

@@ -118,8 +118,12 @@ mod tests {
 
     #[test]
     fn a_kernel_gets_declared_tensors_and_parts_of_them_alone() {
-        let tensor =
-            |address, elements| Tensor { address, shape: [elements].into(), dtype: DType::F32, buffer: BufferId(0) };
+        let tensor = |address, elements| Tensor {
+            address,
+            shape: [elements].into(),
+            dtype: DType::F32,
+            buffer: BufferId::NOTHING,
+        };
         let (x, y) = (tensor(1024, 16), tensor(4096, 16));
         let given = |argument: KernelArgument| {
             let kernel = CudaKernel { file: "k.cu", source: "", function: "k" };

@@ -129,8 +129,12 @@ mod tests {
 
     #[test]
     fn rows_of_large_models_fit_in_clusters_that_every_gpu_with_clusters_allows() {
-        let matrix =
-            |dtype, columns: usize| Tensor { address: 0, shape: [64, columns].into(), dtype, buffer: BufferId(0) };
+        let matrix = |dtype, columns: usize| Tensor {
+            address: 0,
+            shape: [64, columns].into(),
+            dtype,
+            buffer: BufferId::NOTHING,
+        };
         let stored = |dtype, columns| of(QuantizeSource::Stored(matrix(dtype, columns)), dtype);
         assert_eq!(stored(DType::Bf16, 1024), Some((1, 8, 2)));
         assert_eq!(stored(DType::Bf16, 2048), Some((2, 8, 2)));

@@ -1,0 +1,235 @@
+//! Work that a graph would not have: it runs while a region warms up and is captured, and no replay repeats it.
+
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
+
+use device::ops::{Add, Copy, Fill};
+use device::{Area, DType, Device, Graph, Stream, Tensor};
+use graph_manager::{ByHand, Capture, CaptureAll, CudaGraphManager, Error, ManagerOptions, Pool, Result, StepContext};
+
+use crate::toy::{Mode, Region, checked_device, toy};
+
+type All = CaptureAll<&'static str>;
+type Manager = CudaGraphManager<All>;
+
+struct Bench {
+    device: Device,
+    compute: Stream,
+    other: Stream,
+    x: Tensor,
+    y: Tensor,
+    one: Tensor,
+    _areas: Vec<Area>,
+}
+
+fn bench() -> Bench {
+    let device = checked_device();
+    let mut areas = Vec::new();
+    let mut tensor = |name: &str| device.allocate_tensor(&mut areas, name, [4], DType::F32).unwrap();
+    let (x, y, one) = (tensor("x"), tensor("y"), tensor("one"));
+    [x, y, one].iter().for_each(|tensor| device.upload(tensor, &[1.0_f32; 4]).unwrap());
+    let (compute, other) = (device.stream("compute"), device.stream("other"));
+    Bench { device, compute, other, x, y, one, _areas: areas }
+}
+
+impl Bench {
+    fn manager(&self, enable: bool) -> Manager {
+        let options = ManagerOptions { enable, ..ManagerOptions::default() };
+        Manager::new(self.compute.clone(), options, CaptureAll::default()).unwrap()
+    }
+
+    /// `x += 1`.
+    fn count(&self) -> Add {
+        Add { a: self.x, b: self.one, output: self.x }
+    }
+
+    /// A graph that counts.
+    fn graph(&self) -> Graph {
+        self.compute.begin_capture().unwrap();
+        self.compute.submit(self.count()).unwrap();
+        self.compute.end_capture("counting").unwrap()
+    }
+
+    fn values(&self) -> [f32; 2] {
+        [self.x, self.y].map(|tensor| self.device.download::<f32>(&tensor).unwrap()[0])
+    }
+}
+
+/// What the first step of a manager says that captures one region with this code.
+fn refused(bench: &Bench, code: impl Fn(&mut StepContext<'_, All>) -> Result<()>) -> (String, &'static str, String) {
+    let mut manager = bench.manager(true);
+    let before = bench.values();
+    let result = manager.step("step", 1, &mut |cx| {
+        cx.region("work", (), |cx, ()| {
+            cx.run(Fill { output: bench.y, value: 5.0 })?;
+            code(cx)
+        })
+    });
+    let error = result.unwrap_err();
+    assert_eq!(bench.values(), before, "refused before any work: {error}");
+    let text = error.to_string();
+    assert!(text.contains("a replay would leave it out") && text.contains("Fix: use StepContext::fork"), "{text}");
+    let Error::LeftOut { region, operation, stream } = error else { panic!("{error}") };
+    (region, operation, stream)
+}
+
+#[test]
+fn work_of_a_captured_region_on_a_stream_it_did_not_fork_is_refused_before_anything_runs() {
+    let bench = bench();
+    let left_out = |operation| ("work".to_string(), operation, "other".to_string());
+    let other = &bench.other;
+    assert_eq!(refused(&bench, |_| Ok(other.submit(bench.count())?)), left_out("add"));
+    assert_eq!(refused(&bench, |_| Ok(other.submit(Fill { output: bench.x, value: 0.0 })?)), left_out("fill"));
+    assert_eq!(refused(&bench, |_| Ok(other.submit(Copy { input: bench.y, output: bench.x })?)), left_out("copy"));
+    assert_eq!(refused(&bench, |_| Ok(other.write(&bench.x, &[2.0_f32; 4])?)), left_out("write"));
+    assert_eq!(refused(&bench, |_| Ok(drop(other.read::<f32>(&bench.x)?))), left_out("read"));
+    let graph = bench.graph();
+    assert_eq!(refused(&bench, |_| Ok(graph.launch(other)?)), left_out("add"));
+    // In a region inside the captured one too.
+    let inner = |cx: &mut StepContext<'_, All>| cx.region("inner", (), |_, ()| Ok(other.submit(bench.count())?));
+    assert_eq!(refused(&bench, inner), left_out("add"));
+}
+
+#[test]
+fn an_event_from_before_the_region_or_a_fork_of_an_earlier_region_does_not_include_a_stream() {
+    let bench = bench();
+    let other = &bench.other;
+    let before = bench.device.event();
+    bench.compute.record(&before).unwrap();
+    let waits = refused(&bench, |_| {
+        other.wait(&before)?;
+        Ok(other.submit(bench.count())?)
+    });
+    assert_eq!(waits.1, "add");
+    let mut manager = bench.manager(true);
+    let (fork, join) = (bench.device.event(), bench.device.event());
+    let error = manager.step("step", 1, &mut |cx| {
+        cx.region("forks", (), |cx, ()| {
+            cx.compute().record(&fork)?;
+            other.wait(&fork)?;
+            other.submit(bench.count())?;
+            other.record(&join)?;
+            cx.wait(&join)
+        })?;
+        cx.region("does not", (), |_, ()| Ok(other.submit(bench.count())?))
+    });
+    assert!(matches!(error, Err(Error::LeftOut { region, .. }) if region == "does not"));
+}
+
+#[test]
+fn a_capture_inside_a_captured_region_whose_pool_has_another_stream_is_refused() {
+    let bench = bench();
+    let make = |stream: &Stream| {
+        let (pool, count) = (Pool::new(stream.clone()), bench.count());
+        let body = move |cx: &mut StepContext<'_, ByHand>, ()| cx.run(count.clone());
+        let mut inner = Capture::new(&pool, "inner", 1, NonZeroUsize::MIN, body).unwrap();
+        (0..2).for_each(|_| inner.run(()).unwrap());
+        inner
+    };
+    let inner = RefCell::new(make(&bench.other));
+    let (region, operation, stream) = refused(&bench, |_| inner.borrow_mut().run(()));
+    assert_eq!((&*region, operation, &*stream), ("work", "add", "other"));
+    // On the region's stream each step counts.
+    let mut inner = make(&bench.compute);
+    bench.device.upload(&bench.x, &[1.0_f32; 4]).unwrap();
+    let mut manager = bench.manager(true);
+    for step in 1..=8 {
+        manager.step("step", 1, &mut |cx| cx.region("work", (), |_, ()| inner.run(()))).unwrap();
+        assert_eq!(bench.values()[0], (1 + step) as f32);
+    }
+}
+
+#[test]
+fn a_stream_forked_by_an_event_within_the_region_takes_part_in_every_replay() {
+    let bench = bench();
+    let mut manager = bench.manager(true);
+    let (fork, join) = (bench.device.event(), bench.device.event());
+    for step in 1..=6 {
+        let result = manager.step("step", 1, &mut |cx| {
+            cx.region("work", (), |cx, ()| {
+                cx.run(Fill { output: bench.y, value: 5.0 })?;
+                cx.compute().record(&fork)?;
+                bench.other.wait(&fork)?;
+                bench.other.submit(bench.count())?;
+                bench.other.record(&join)?;
+                cx.wait(&join)
+            })
+        });
+        result.unwrap();
+        assert_eq!(bench.values()[0], (1 + step) as f32);
+    }
+    assert_eq!(manager.report().nodes(), 2);
+}
+
+#[test]
+fn eager_regions_may_use_any_stream() {
+    let bench = bench();
+    let mut manager = bench.manager(false);
+    for step in 1..=4 {
+        let work = &mut |cx: &mut StepContext<'_, All>| {
+            cx.region("work", (), |_, ()| {
+                bench.other.write(&bench.y, &[step as f32; 4])?;
+                Ok(bench.other.submit(bench.count())?)
+            })
+        };
+        manager.step("step", 1, work).unwrap();
+        assert_eq!(bench.values(), [(1 + step) as f32, step as f32]);
+    }
+    // Next to captured ones.
+    let toy = toy();
+    let other = toy.device.stream("other");
+    let mut manager = toy.manager(ManagerOptions::default());
+    for _ in 0..4 {
+        let step = manager.step(Mode::Evaluate, 1, &mut |cx| {
+            cx.region(Region::Inputs { microbatch: 0 }, (), |_, ()| {
+                other.submit(Fill { output: toy.sum(), value: 1.0 })?;
+                Ok(other.synchronize()?)
+            })?;
+            cx.region(Region::Optimizer, (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.inputs.at(0) }))
+        });
+        step.unwrap();
+        assert_eq!(toy.device.download::<f32>(&toy.inputs.at(0)).unwrap()[0], 1.0);
+    }
+    assert_eq!(manager.report().graphs.len(), 1);
+}
+
+#[test]
+fn work_that_a_region_first_submits_to_another_stream_when_it_is_captured_is_refused_there() {
+    let bench = bench();
+    let mut manager = bench.manager(true);
+    let number = Cell::new(0);
+    let mut step = || {
+        manager.step("step", 1, &mut |cx| {
+            cx.region("work", (), |cx, ()| {
+                number.set(number.get() + 1);
+                cx.run(Fill { output: bench.y, value: 5.0 })?;
+                // The third run of the code, after the recording and the warm-up.
+                if number.get() == 3 { Ok(bench.other.submit(bench.count())?) } else { Ok(()) }
+            })
+        })
+    };
+    step().unwrap();
+    let text = step().unwrap_err().to_string();
+    assert!(text.starts_with("work: capture error 900: `work/add` was submitted to stream `other`"), "{text}");
+    assert_eq!(bench.values(), [1.0, 5.0], "it did not run");
+}
+
+#[test]
+fn a_buffer_that_the_host_copies_in_an_eager_region_is_kept_until_then() {
+    let bench = bench();
+    let mut manager = bench.manager(false);
+    for _ in 0..2 {
+        let mut read = None;
+        let step = manager.step("step", 1, &mut |cx| {
+            cx.region("work", (), |cx, ()| {
+                let (first, second) = (cx.tensor("first", [4], DType::F32)?, cx.tensor("second", [4], DType::F32)?);
+                cx.run(Fill { output: first, value: 3.0 })?;
+                cx.run(Fill { output: second, value: 4.0 })?;
+                read = Some(cx.compute().read::<f32>(&first)?);
+                Ok(())
+            })
+        });
+        step.unwrap();
+        assert_eq!(read.unwrap().wait().unwrap(), [3.0; 4]);
+    }
+}
