@@ -50,7 +50,7 @@ pub use options::{ManagerOptions, Mempool};
 pub use order::{Call, CallOrder, Pass};
 pub use policy::{CaptureAll, Instance, NoVariant, Policy};
 pub use pool::Pool;
-pub use random::RandomState;
+pub use random::{Masks, RandomState};
 pub use report::{EagerReport, GraphReport, Launch, MemoryUse, Report, StepReport};
 pub use side_stream::{Fork, SideStream};
 pub use tensor_tree::TensorTree;

@@ -1,57 +1,114 @@
 //! The state of random numbers that captured work draws.
 
+use std::cell::Cell;
+use std::num::NonZeroUsize;
+use std::rc::Rc;
+
+use common::format::counted;
 use device::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use device::{Area, DType, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::Pool;
 
-/// What dropout reads on the device instead of the state of a generator: a mask is a function of (seed, step, sample,
-/// token, channel). A graph that drops out draws new masks at every replay, because the step lies in device memory.
+/// What dropout reads on the device instead of the state of a generator: a mask is a function of (seed, number of the draw,
+/// sample, token, channel). The number lies in a record in device memory, so a graph drops other values at every draw.
+///
+/// Each microbatch in flight has a record of its own. So its backward drops what its forward dropped, even if other
+/// microbatches begin in between.
 pub struct RandomState {
     control: Tensor,
-    record: Tensor,
-    step: u32,
+    records: Vec<Record>,
+    /// The number of the next draw.
+    next: u32,
     pool: Pool,
     _areas: Vec<Area>,
 }
 
+struct Record {
+    tensor: Tensor,
+    in_flight: Rc<Cell<bool>>,
+}
+
+/// The masks of one microbatch. Keep them from the beginning of its forward to the end of its backward: as long as they are
+/// there, nothing else is drawn into their record.
+#[must_use = "dropped masks give their record to the next draw: keep them until the microbatch's backward is submitted"]
+pub struct Masks {
+    in_flight: Rc<Cell<bool>>,
+}
+
+impl Drop for Masks {
+    fn drop(&mut self) {
+        self.in_flight.set(false);
+    }
+}
+
 impl RandomState {
-    /// The state of step 0, for work on the pool's stream.
+    /// Records for so many microbatches in flight, for work on the pool's stream. Until the first draw they have the masks
+    /// of draw 0.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn new(pool: &Pool) -> Result<RandomState> {
+    pub fn new(pool: &Pool, in_flight: NonZeroUsize) -> Result<RandomState> {
         let mut areas = Vec::new();
-        let mut block = |name, bytes| pool.device().allocate_tensor(&mut areas, name, [bytes], DType::U8);
+        let mut block = |name, bytes| -> Result<Tensor> {
+            let tensor = pool.device().allocate_tensor(&mut areas, name, [bytes], DType::U8)?;
+            pool.device().zero(&tensor)?;
+            Ok(tensor)
+        };
         let control = block("random control", size_of::<Control>())?;
-        let record = block("random state", size_of::<SampleRecord>())?;
-        let mut state = RandomState { control, record, step: 0, pool: pool.clone(), _areas: areas };
-        state.seek(0)?;
-        Ok(state)
+        let mut record =
+            |_| Ok(Record { tensor: block("random state", size_of::<SampleRecord>())?, in_flight: Rc::default() });
+        let records = (0..in_flight.get()).map(&mut record).collect::<Result<_>>()?;
+        Ok(RandomState { control, records, next: 0, pool: pool.clone(), _areas: areas })
     }
 
-    /// What [`device::ops::DropoutSite::record`] takes.
-    pub fn record(&self) -> Tensor {
-        self.record
-    }
-
-    /// Goes on to the next step's masks. Call it before each replay, outside of captures.
+    /// What [`device::ops::DropoutSite::record`] takes in the forward and the backward of a microbatch. Records are counted
+    /// from 0.
     ///
     /// # Errors
-    /// Errors of the device.
-    pub fn advance(&mut self) -> Result<()> {
-        self.seek(self.step + 1)
+    /// [`Error::Usage`] if there is no such record.
+    pub fn record(&self, record: usize) -> Result<Tensor> {
+        Ok(self.of(record)?.tensor)
     }
 
-    /// Goes to the masks of a step, such as that of a checkpoint.
+    /// Draws the next masks into a record, for a microbatch whose forward begins. Call it before the forward, outside of
+    /// captures.
     ///
     /// # Errors
-    /// Errors of the device.
-    pub fn seek(&mut self, step: u32) -> Result<()> {
-        self.step = step;
-        let compute = self.pool.compute();
-        compute.submit(WriteControl { control: self.control, value: Control { step, ..Control::default() } })?;
-        Ok(compute.submit(WriteSampleRecord { control: self.control, offset: 0, record: self.record })?)
+    /// [`Error::Usage`] if the record still has the masks of another microbatch, and within a region that is captured;
+    /// errors of the device.
+    pub fn draw(&mut self, record: usize) -> Result<Masks> {
+        let Record { tensor, in_flight } = self.of(record)?;
+        if in_flight.get() {
+            let problem = format!(
+                "masks were drawn into record {record} while its microbatch is in flight: the backward would drop other values \
+                 than the forward"
+            );
+            return Err(Error::usage(problem, "draw into another record, or drop its Masks after the backward"));
+        }
+        if self.pool.is_nested() {
+            let problem = "masks were drawn inside a region: a graph would draw the same at every replay";
+            return Err(Error::usage(problem, "call RandomState::draw before the step"));
+        }
+        let (compute, value) = (self.pool.compute(), Control { step: self.next, ..Control::default() });
+        compute.submit(WriteControl { control: self.control, value })?;
+        compute.submit(WriteSampleRecord { control: self.control, offset: 0, record: *tensor })?;
+        in_flight.set(true);
+        let masks = Masks { in_flight: in_flight.clone() };
+        self.next += 1;
+        Ok(masks)
+    }
+
+    /// Gives the next draw this number, such as that of a checkpoint. Masks in flight stay.
+    pub fn seek(&mut self, draw: u32) {
+        self.next = draw;
+    }
+
+    fn of(&self, record: usize) -> Result<&Record> {
+        self.records.get(record).ok_or_else(|| {
+            let problem = format!("record {record} was asked for, of {}", counted(self.records.len(), "record"));
+            Error::usage(problem, "give RandomState::new the largest number of microbatches in flight")
+        })
     }
 }

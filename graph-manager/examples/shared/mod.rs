@@ -8,6 +8,7 @@
 
 pub mod regions;
 
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -206,7 +207,8 @@ impl Mlp {
     /// The same network each time.
     pub fn new(device: &Device, batch: usize, widths: &[usize]) -> Result<Mlp> {
         let compute = device.stream("compute");
-        let random = RandomState::new(&Pool::new(compute.clone()))?;
+        let random = RandomState::new(&Pool::new(compute.clone()), NonZeroUsize::MIN)?;
+        let record = random.record(0)?;
         let mut areas: Vec<Area> = Vec::new();
         let mut filled = |name: &str, rows: usize, columns: usize, scale: f32| -> Result<Tensor> {
             let tensor = device.allocate_tensor(&mut areas, name, [rows, columns], DType::F32)?;
@@ -218,14 +220,8 @@ impl Mlp {
         for (at, pair) in widths.windows(2).enumerate() {
             let scale = 2.0 / (pair[0] as f32).sqrt();
             let rate = [0.2, 0.1, 0.1].get(at).copied();
-            let site = |rate| DropoutSite {
-                rate,
-                seed: 1,
-                layer: at as u16,
-                site: 0,
-                record: random.record(),
-                part: DropoutPart::default(),
-            };
+            let site =
+                |rate| DropoutSite { rate, seed: 1, layer: at as u16, site: 0, record, part: DropoutPart::default() };
             blocks.push(Block {
                 weight: filled("weight", pair[1], pair[0], scale)?,
                 weight_grad: filled("weight_grad", pair[1], pair[0], 0.0)?,
@@ -358,10 +354,10 @@ fn graphs(way: &impl Way) -> usize {
 fn steps(mlp: &mut Mlp, way: &mut impl Way) -> Result<Vec<f32>> {
     let mut means = Vec::new();
     for _ in 0..STEPS {
+        let _masks = mlp.random.draw(0)?;
         way.step(mlp)?;
         let losses = mlp.device.download::<f32>(&mlp.network.losses)?;
         means.push(losses.iter().sum::<f32>() / losses.len() as f32);
-        mlp.random.advance()?;
     }
     Ok(means)
 }

@@ -15,6 +15,7 @@ mod mistakes;
 mod other_device;
 mod panics;
 mod planning;
+mod random;
 mod side_streams;
 mod toy;
 mod traps;

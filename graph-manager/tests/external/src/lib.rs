@@ -1,6 +1,8 @@
 //! What the programs `whole_iteration`, `ahead_of_time` and `one_block` share: a network of three blocks, each a linear
 //! layer with ReLU and dropout, its data, and the loop over steps.
 
+use std::num::NonZeroUsize;
+
 use device::cuda::CudaOptions;
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutPart, DropoutSite,
@@ -134,7 +136,8 @@ impl Training {
             _ => Device::host(HostOptions { check: true, ..HostOptions::default() })?,
         };
         let pool = Pool::new(device.stream("compute"));
-        let random = RandomState::new(&pool)?;
+        let random = RandomState::new(&pool, NonZeroUsize::MIN)?;
+        let record = random.record(0)?;
         let mut areas = Vec::new();
         let mut tensor = |name: &str, rows: usize, columns: usize, scale: f32| -> Result<Tensor> {
             let tensor = device.allocate_tensor(&mut areas, name, [rows, columns], DType::F32)?;
@@ -143,7 +146,7 @@ impl Training {
         };
         let mut block = |at: usize| -> Result<Block> {
             let (of, to) = (WIDTHS[at], WIDTHS[at + 1]);
-            let (record, part) = (random.record(), DropoutPart::default());
+            let part = DropoutPart::default();
             let site = DropoutSite { rate: 0.05, seed: 1, layer: at as u16, site: 0, record, part };
             Ok(Block {
                 weight: tensor("weight", to, of, 3.0 / (of as f32).sqrt())?,
@@ -182,9 +185,9 @@ impl Training {
             let targets: Vec<f32> = inputs.chunks(WIDTHS[0] / WIDTHS[3]).map(|x| (x[0] + x[1]).abs()).collect();
             self.pool.compute().write(&self.input, &inputs)?;
             self.pool.compute().write(&self.target, &targets)?;
+            let _masks = self.random.draw(0)?;
             step(self, number)?;
             means.push(self.mean(self.losses)?);
-            self.random.advance()?;
         }
         Ok(means)
     }
