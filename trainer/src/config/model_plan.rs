@@ -15,6 +15,7 @@ use crate::config::{
     self, Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, QkNormOver, RecomputeGranularity,
     ResidualInit, RopeScalingType, RunConfig,
 };
+use crate::families::MOST_LAYERS;
 
 /// Which model, with all sizes.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
 pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError> {
     let model = &config.model;
     for (key, value, most) in [
-        ("model.layers", model.layers, 1 << 14),
+        ("model.layers", model.layers, MOST_LAYERS as usize),
         ("model.hidden", model.hidden, 1 << 30),
         ("model.heads", model.heads, 1 << 30),
         ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
@@ -152,6 +153,9 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     holdable("model.ffn x hidden", &[ffn, hidden])?;
     holdable("model.hidden x hidden", &[hidden, hidden])?;
     holdable("model.hidden x heads x head_dim", &[hidden, model.heads, head_dim])?;
+    // The weights of all layers lie in one tensor.
+    holdable("model.layers x ffn x hidden", &[model.layers, ffn, hidden])?;
+    holdable("model.layers x hidden x heads x head_dim", &[model.layers, hidden, model.heads, head_dim])?;
     holdable("model.seq_length x hidden", &[seq, hidden])?;
     holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
     holdable("train.micro_batch_size x model.seq_length x heads x head_dim", &[batch, seq, model.heads, head_dim])?;
@@ -334,8 +338,9 @@ fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
         return Ok(pieces);
     }
     let column_bytes = config.precision.compute.activations().size() * rows / config.parallel.tensor.max(1);
-    let limit = (config.model.layers * config.model.hidden * column_bytes * LOGIT_TENSORS_PER_BLOCK).max(1 << 30);
-    let logits = config.model.vocab * column_bytes;
+    let blocks = config.model.layers * config.model.hidden * LOGIT_TENSORS_PER_BLOCK;
+    let limit = blocks.saturating_mul(column_bytes).max(1 << 30);
+    let logits = config.model.vocab.saturating_mul(column_bytes);
     let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && logits / pieces <= limit;
     Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
 }

@@ -6,6 +6,10 @@ use std::collections::BTreeSet;
 use common::UserError;
 use serde_json::Value as Json;
 
+/// The most layers of a model. The deepest that were trained have about 1,000. A step of this many is recorded and planned
+/// in seconds.
+pub const MOST_LAYERS: i64 = 1 << 12;
+
 /// No size of a model is larger.
 const LARGEST_SIZE: i64 = 1 << 30;
 

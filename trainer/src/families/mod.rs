@@ -30,7 +30,7 @@ use common::UserError;
 use engine::model::GptShape;
 use serde_json::Value as Json;
 
-pub use config_json::ConfigJson;
+pub use config_json::{ConfigJson, MOST_LAYERS};
 pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;
 

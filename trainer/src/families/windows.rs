@@ -5,15 +5,12 @@ use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 use toml::Value;
 
-use super::config_json::ConfigJson;
+use super::config_json::{ConfigJson, MOST_LAYERS};
 use super::family::ModelOptions;
 
 /// What `transformers` calls a layer that sees all tokens before, and one with a window.
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
-
-/// No model has more layers; see `model_plan`.
-const MOST_LAYERS: i64 = 1 << 14;
 
 /// `sliding_window`: the number of tokens that a token sees, or `None` for all. `absent` is what `transformers` takes where the
 /// key is absent.

@@ -244,7 +244,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--heads 0", &["model.heads = 0", "at least 1"]),
     ("--kv-heads 3", &["model.kv_heads = 3", "a multiple"]),
     ("--layers 0", &["model.layers = 0", "at least 1"]),
-    ("--layers 99999", &["model.layers = 99999", "at most 16384"]),
+    ("--layers 99999", &["model.layers = 99999", "at most 4096"]),
     ("--seq-length 0", &["model.seq_length = 0", "at least 1"]),
     ("--vocab 255", &["model.vocab = 255", "bytes, 0 to 255", "256"]),
     ("--vocab 900000000 --hidden 900000", &["900000000 x 900000", "2^44"]),

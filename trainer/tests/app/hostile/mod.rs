@@ -1,6 +1,7 @@
 //! A corpus of inputs that were made to hang, to abort or to fill memory. Each is refused with exit code 2 and one line,
 //! within 5 s of processor time and 2 GiB of address space.
 
+mod configs;
 mod job_files;
 mod log_folders;
 mod model_files;
