@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use clap::{ArgMatches, Command};
 use common::format::{bytes, count, counted};
+use common::terminal::warn;
 use common::{Stop, UserError};
 use data::{DataError, Source, Split, TokenType, ensure_not_interrupted};
 use device::{HostValues, Staging};
@@ -103,6 +104,7 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         let fix = "set data.split = 0.9, data.validation_path, or leave --validation out";
         return Err(UserError::new(what, "validation needs data that are not trained on", fix).into());
     }
+    source.notices().iter().for_each(|notice| warn(&format!("notice: {notice}")));
     let kind = TokenType::for_vocab(shape.vocab);
     let mut summaries = Vec::new();
     for (partial, split, steps) in partial_files {

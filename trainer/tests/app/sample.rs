@@ -331,20 +331,21 @@ fn a_prompt_begins_as_the_documents_of_training_did() {
     });
     let json = folder.file("tokenizer.json", json.to_string());
     let text = folder.file("text.txt", "a b ".repeat(100));
-    let (saved, logs) = (folder.path("saved"), folder.path("log"));
-    let run = ["--data-path", &text, "--tokenizer", &json, "--vocab", "5", "--save", &saved, "--log-dir", &logs];
-    stdout_of(&[&run[..], &["--seq-length", "16", "--steps", "1", "--eval-interval", "0"]].concat());
-    let sample = || {
+    // Token files of a version that put no token before a document.
+    let older = folder.path("older");
+    stdout_of(&["tokenize", "--tokenizer", &json, "--output", &older, &text]);
+    let note = format!("{older}/tokens.json");
+    let mut said: serde_json::Value = serde_json::from_slice(&std::fs::read(&note).unwrap()).unwrap();
+    assert_eq!(said.as_object_mut().unwrap().remove("begin_of_text"), Some("<s>".into()));
+    std::fs::write(&note, said.to_string()).unwrap();
+    for (data, read) in [(&text, "3 tokens read"), (&older, "2 tokens read")] {
+        let (saved, logs) = (format!("{data}-saved"), format!("{data}-log"));
+        let run = ["--data-path", data, "--tokenizer", &json, "--vocab", "5", "--save", &saved, "--log-dir", &logs];
+        stdout_of(&[&run[..], &["--seq-length", "16", "--steps", "1", "--eval-interval", "0"]].concat());
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
         let prompt = ["sample", "--checkpoint", &saved, "--prompt", "a b", "--tokens", "2"];
         let output = command.args(prompt).output().unwrap();
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
-    assert!(sample().contains("3 tokens read"), "{}", sample());
-    // The checkpoint of a version that put no token before a document.
-    let note = format!("{saved}/step-00000001/tokens.json");
-    let mut older: serde_json::Value = serde_json::from_slice(&std::fs::read(&note).unwrap()).unwrap();
-    assert_eq!(older.as_object_mut().unwrap().remove("begin_of_text"), Some("<s>".into()));
-    std::fs::write(&note, older.to_string()).unwrap();
-    assert!(sample().contains("2 tokens read"), "{}", sample());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(read), "{read}: {said}");
+    }
 }

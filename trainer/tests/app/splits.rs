@@ -21,6 +21,9 @@ fn write(folder: &Path, files: &[(&str, char, usize)]) -> String {
 fn letters(folder: &Path, flags: &str) -> [String; 3] {
     let at = |name: &str| folder.join(name).display().to_string();
     let (train, validation) = (at("train.out"), at("validation.out"));
+    for earlier in [&train, &validation] {
+        let _ = std::fs::remove_file(earlier);
+    }
     let flags = format!(
         "batches {flags} --seq-length 8 --global-batch-size 4 --micro-batch-size 4 --steps 40 --eval-iters 10 --output \
          {train} --validation {validation}"
