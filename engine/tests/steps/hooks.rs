@@ -59,6 +59,14 @@ fn hooked(run: Run, hook: &Rc<impl ForwardHook + 'static>, places: &[HookPlace])
     Run { hooks: Hooks::new(places.iter().map(at)), ..run }
 }
 
+/// The run with hooks: they read values, or where the whole step is one graph they submit operations.
+pub fn with_hooks(run: Run) -> Run {
+    match run.graphs.scope {
+        Scope::PerLayer => hooked(run, &Rc::new(Reads::default()), &PLACES),
+        Scope::FullIteration => hooked(run, &Rc::new(Submits::default()), &PLACES),
+    }
+}
+
 #[test]
 fn hooks_see_the_same_values_in_every_setting_and_change_no_bit() {
     let plain = Run { steps: 4, ..Run::new(Kind::Gpt, 2, GraphOptions::default()) };

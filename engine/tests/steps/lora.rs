@@ -50,7 +50,7 @@ pub fn move_adapters(stage: &Stage) {
     }
 }
 
-fn with_adapters(shape: GptShape, dropout: f64) -> GptShape {
+pub fn with_adapters(shape: GptShape, dropout: f64) -> GptShape {
     let targets = all_targets(&shape);
     GptShape { lora: Some(Lora { rank: 4, alpha: 8.0, dropout, targets }), ..shape }
 }

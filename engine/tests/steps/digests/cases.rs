@@ -1,0 +1,138 @@
+//! What digests are taken of: layouts of ranks, and what users switch on.
+
+use device::DType;
+use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
+use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
+use engine::model::{GptShape, SampleRow};
+use engine::optimizer::{MomentTypes, SkipStep};
+use engine::precision::Precision;
+use graph_manager::Mempool;
+
+use crate::hooks::with_hooks;
+use crate::lora::with_adapters;
+use crate::models::{Kind, Layout, Run, SEQ, tiny_gemma3, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3};
+use crate::muon::muon_groups;
+
+/// A run of several microbatches in a layout.
+pub struct Case {
+    pub name: String,
+    pub layout: Layout,
+    make: fn(Run) -> Run,
+}
+
+impl Case {
+    /// The run that each rank has a part of.
+    pub fn run(&self, setting: &str) -> Run {
+        let run = Run { check: false, steps: 4, ..Run::new(Kind::Gpt, 4 / self.layout.data, options(setting)) };
+        (self.make)(Run { shape: Some(gpt()), ..run })
+    }
+}
+
+/// Graphs off, and each scope with each pool.
+pub fn settings() -> [&'static str; 4] {
+    ["graphs off", "per layer", "per layer, one pool", "whole iteration"]
+}
+
+fn options(setting: &str) -> GraphOptions {
+    let options = GraphOptions::default();
+    match setting {
+        "graphs off" => GraphOptions { enable: false, ..options },
+        "per layer" => options,
+        "per layer, one pool" => GraphOptions { mempool: Mempool::Single, ..options },
+        "whole iteration" => GraphOptions { scope: Scope::FullIteration, ..options },
+        _ => unreachable!("{setting} is no setting"),
+    }
+}
+
+/// Four blocks, which stages and chunks divide, and heads that four ranks share.
+fn gpt() -> GptShape {
+    GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) }
+}
+
+fn of(run: Run, shape: GptShape) -> Run {
+    Run { precision: shape.precision, shape: Some(shape), ..run }
+}
+
+/// The run with another form of its shape.
+fn reshaped(run: Run, change: impl FnOnce(GptShape) -> GptShape) -> Run {
+    let shape = run.shape.clone().unwrap_or_else(gpt);
+    of(run, change(shape))
+}
+
+fn fp8(run: Run, recipe: Fp8Recipe) -> Run {
+    let format = if recipe == Fp8Recipe::Blockwise { Fp8Format::E4m3 } else { Fp8Format::Hybrid };
+    let fp8 = Some(Fp8 { recipe, format, amax_history: 4, ..Fp8::default() });
+    of(run, GptShape { layers: 4, fp8, ..tiny_gpt(0.1, Precision::Bf16) })
+}
+
+fn divided(run: Run) -> Run {
+    Run { distributed_optimizer: true, ..run }
+}
+
+/// Graphs of some modules, where regions have graphs of their own.
+fn modules(run: Run) -> Run {
+    let only = GraphSelection { modules: [GraphModule::Attention, GraphModule::Head].into(), ..Default::default() };
+    let only = if run.graphs.scope == Scope::PerLayer { only } else { GraphSelection::default() };
+    Run { graphs: GraphOptions { only, ..run.graphs.clone() }, ..run }
+}
+
+/// Every layout, with and without what users switch on.
+pub fn cases() -> Vec<Case> {
+    let one = Layout::new(1, 1, 1, 1);
+    let (data, tensor, stages) = (Layout::new(1, 1, 1, 2), Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1));
+    let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
+    let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
+    let cases: [(&str, Layout, fn(Run) -> Run); 44] = [
+        ("one rank", one, |run| run),
+        ("data 2", data, |run| run),
+        ("data 2, distributed optimizer", data, divided),
+        ("data 4, bf16 sums", Layout::new(1, 1, 1, 4), |run| Run { grad_reduce: DType::Bf16, ..run }),
+        ("tensor 2, sequence", tensor, |run| run),
+        ("tensor 2", without_sequence(tensor), |run| run),
+        ("tensor 4", without_sequence(Layout::new(4, 1, 1, 1)), |run| run),
+        ("stages 2", stages, |run| run),
+        ("stages 4", Layout::new(1, 4, 1, 1), |run| run),
+        ("stages 2, chunks 2", Layout::new(1, 2, 2, 1), |run| run),
+        ("stages 2, zero bubble", zero_bubble(stages), |run| run),
+        ("stages 2, rehearsed", stages, |run| Run { rehearses: true, ..run }),
+        ("stages 2, watched", stages, |run| Run { watched: true, ..run }),
+        ("tensor 2, data 2", Layout::new(2, 1, 1, 2), divided),
+        ("stages 2, data 2", Layout::new(1, 2, 1, 2), divided),
+        ("tensor 2, stages 2", Layout::new(2, 2, 1, 1), |run| run),
+        ("tensor 2, stages 2, zero bubble, data 2", zero_bubble(Layout::new(2, 2, 1, 2)), divided),
+        ("MLP", one, |run| Run { kind: Kind::Mlp, shape: None, ..run }),
+        ("MLP, data 2", data, |run| Run { kind: Kind::Mlp, shape: None, ..run }),
+        ("Llama", one, |run| of(run, tiny_llama(0.1, Precision::Bf16))),
+        ("Qwen3", one, |run| of(run, tiny_qwen3(0.1, Precision::Bf16))),
+        ("OLMo 2", one, |run| of(run, tiny_olmo2(0.0, Precision::F32))),
+        ("Gemma 3", one, |run| of(run, tiny_gemma3(0.0, Precision::F32))),
+        ("overlap", one, |run| Run { overlaps: true, ..run }),
+        ("overlap, tensor 2, sequence", tensor, |run| Run { overlaps: true, ..run }),
+        ("overlap, stages 2", stages, |run| Run { overlaps: true, ..run }),
+        ("fp8 tensorwise", one, |run| fp8(run, Fp8Recipe::Tensorwise)),
+        ("fp8 delayed", one, |run| fp8(run, Fp8Recipe::Delayed)),
+        ("fp8 rowwise", one, |run| fp8(run, Fp8Recipe::Rowwise)),
+        ("fp8 blockwise", one, |run| fp8(run, Fp8Recipe::Blockwise)),
+        ("fp8 delayed, tensor 2, sequence", tensor, |run| fp8(run, Fp8Recipe::Delayed)),
+        ("fp8 delayed, data 2, distributed optimizer", data, |run| divided(fp8(run, Fp8Recipe::Delayed))),
+        ("LoRA", one, |run| reshaped(run, |shape| with_adapters(shape, 0.1))),
+        ("LoRA, tensor 2, sequence", tensor, |run| reshaped(run, |shape| with_adapters(shape, 0.1))),
+        ("frozen embeddings", one, |run| Run { frozen: |name| name.starts_with("wte"), ..run }),
+        ("Muon", one, |run| Run { groups: Some(muon_groups()), ..run }),
+        ("Muon, data 2, distributed optimizer", data, |run| divided(Run { groups: Some(muon_groups()), ..run })),
+        ("packing", one, |run| Run { row: Some(SampleRow::packed(SEQ, SEQ)), ..run }),
+        ("hooks", one, with_hooks),
+        ("graphs of some modules", one, modules),
+        ("selective recompute", one, |run| reshaped(run, |shape| GptShape { recompute: true, ..shape })),
+        ("recompute of two blocks", stages, |run| Run { recompute: Some(2), ..run }),
+        ("moments in bf16", one, |run| {
+            let moments = MomentTypes { exp_avg: DType::Bf16, exp_avg_sq: DType::Bf16 };
+            Run { moments, ..run }
+        }),
+        ("spikes are skipped, losses are kept", one, |run| {
+            let skip_step = Some(SkipStep { sigma_factor: 6.0, interval: 8 });
+            Run { skip_step, keeps_losses: true, ..run }
+        }),
+    ];
+    cases.map(|(name, layout, make)| Case { name: name.into(), layout, make }).into()
+}

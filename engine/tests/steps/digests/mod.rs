@@ -1,0 +1,106 @@
+//! The step of every layout, scope, pool and feature as it is now, held by digests: which operations run with all their
+//! fields, what waits for what, where memory lies, and what is launched. Tests of bits compare settings of one build, so
+//! a shift of all of them would pass there.
+//!
+//! `digests.txt` has a line for each case and setting. If one differs, the text that it is made from is written next to
+//! the test's other files, to be compared with the text of another commit. `WRITE_DIGESTS=1` writes the file anew.
+//!
+//! Bits of losses and weights depend on the processor's instructions, so they are not stored. `bench/same_bits.py COMMIT`
+//! builds another commit and compares them on one machine.
+
+mod cases;
+mod digest;
+mod recorded;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use cases::{Case, cases, settings};
+use digest::digest;
+use recorded::{launched, recorded, trained};
+
+use crate::models::Run;
+
+/// What a digest is of.
+const PARTS: [&str; 4] = ["operations", "order", "memory", "launches"];
+
+fn stored() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/steps/digests/digests.txt")
+}
+
+/// The texts of all ranks, one for each part.
+fn texts(case: &Case, setting: &str) -> [String; 4] {
+    let make = || case.run(setting);
+    let ranks = case.layout.on_ranks(make, |run| {
+        let [operations, order, memory] = recorded(&run);
+        [operations, order, memory, launched(&run)]
+    });
+    let mut all = [const { String::new() }; 4];
+    for (rank, parts) in ranks.iter().enumerate() {
+        for (text, part) in all.iter_mut().zip(parts) {
+            let _ = write!(text, "rank {rank}\n{part}");
+        }
+    }
+    all
+}
+
+#[test]
+fn the_steps_of_all_layouts_scopes_pools_and_features_are_those_of_the_stored_digests() {
+    let mut lines = BTreeMap::new();
+    let mut all_texts = BTreeMap::new();
+    for case in cases() {
+        for setting in settings() {
+            let texts = texts(&case, setting);
+            let name = format!("{}, {setting}", case.name);
+            let digests: Vec<String> = texts.iter().map(|text| digest(text)).collect();
+            assert!(lines.insert(name.clone(), digests.join(" ")).is_none(), "two cases are called {name}");
+            all_texts.insert(name, texts);
+        }
+    }
+    let text: String = lines.iter().map(|(name, digests)| format!("{digests} {name}\n")).collect();
+    if std::env::var_os("WRITE_DIGESTS").is_some() {
+        return std::fs::write(stored(), text).unwrap();
+    }
+    let before = std::fs::read_to_string(stored()).unwrap_or_default();
+    let before: BTreeMap<&str, Vec<&str>> = before.lines().filter_map(stored_line).collect();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("digests");
+    let mut problems = Vec::new();
+    for (name, digests) in &lines {
+        let Some(before) = before.get(name.as_str()) else {
+            problems.push(format!("{name} has no stored digest"));
+            continue;
+        };
+        for (part, (now, before)) in
+            digests.split(' ').zip(before).enumerate().filter(|(_, (now, before))| now != *before)
+        {
+            std::fs::create_dir_all(&folder).unwrap();
+            let path = folder.join(format!("{name}, {}.txt", PARTS[part]));
+            std::fs::write(&path, &all_texts[name][part]).unwrap();
+            problems.push(format!("{}: {before} is stored, this build has {now}: {}", PARTS[part], path.display()));
+        }
+    }
+    problems.extend(before.keys().filter(|name| !lines.contains_key(**name)).map(|name| format!("{name} is no case")));
+    assert!(problems.is_empty(), "{} digests differ:\n{}", problems.len(), problems.join("\n"));
+}
+
+/// The name and the digests of a line.
+fn stored_line(line: &str) -> Option<(&str, Vec<&str>)> {
+    let parts: Vec<&str> = line.splitn(PARTS.len() + 1, ' ').collect();
+    let (name, digests) = parts.split_last()?;
+    Some((name, digests.to_vec()))
+}
+
+/// Losses, norms and final weights of every case with graphs per layer, in bits, to the file that `STEP_BITS` names.
+#[test]
+fn losses_and_weights_are_written_for_a_comparison_with_another_build() {
+    let Some(path) = std::env::var_os("STEP_BITS") else { return };
+    let mut text = String::new();
+    for case in cases() {
+        let make = || Run { steps: 6, ..case.run(settings()[1]) };
+        for (rank, bits) in case.layout.on_ranks(make, |run| trained(&run)).iter().enumerate() {
+            let _ = writeln!(text, "{} {}, rank {rank}", digest(bits), case.name);
+        }
+    }
+    std::fs::write(path, text).unwrap();
+}

@@ -1,0 +1,191 @@
+//! A step in words: as it is recorded, and as it is captured and launched.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::rc::Rc;
+
+use device::{Device, HostOptions, StreamId, Submission};
+
+use crate::models::Run;
+
+/// A bit for each operation before this one: whether this one waits for it.
+type Ancestors = Vec<u64>;
+
+/// What was submitted while a step was recorded.
+#[derive(Default)]
+struct Heard {
+    /// Streams by first use.
+    streams: Vec<StreamId>,
+    operations: Vec<(usize, String)>,
+    ancestors: Vec<Ancestors>,
+    /// What the next operation of a stream waits for, and what an event stands for.
+    tails: HashMap<StreamId, Ancestors>,
+    events: HashMap<u64, Ancestors>,
+}
+
+fn join(all: &mut Ancestors, more: &Ancestors) {
+    all.resize(all.len().max(more.len()), 0);
+    all.iter_mut().zip(more).for_each(|(a, b)| *a |= b);
+}
+
+impl Heard {
+    fn hear(&mut self, submission: Submission<'_>) {
+        match submission {
+            Submission::Operation { stream, op, scope } => {
+                let known = self.streams.iter().position(|known| *known == stream);
+                let number = known.unwrap_or_else(|| {
+                    self.streams.push(stream);
+                    self.streams.len() - 1
+                });
+                let at = self.operations.len();
+                self.operations.push((number, format!("{scope}: {op:?}")));
+                let before = self.tails.entry(stream).or_default();
+                self.ancestors.push(before.clone());
+                before.resize(before.len().max(at / 64 + 1), 0);
+                before[at / 64] |= 1 << (at % 64);
+            }
+            Submission::Record { stream, event } => {
+                let tail = self.tails.get(&stream).cloned().unwrap_or_default();
+                self.events.insert(event, tail);
+            }
+            Submission::Wait { stream, event } => {
+                let before = self.events.get(&event).cloned().unwrap_or_default();
+                join(self.tails.entry(stream).or_default(), &before);
+            }
+        }
+    }
+
+    /// The operations of each stream in turn, and for each what it waits for, whatever events say it.
+    fn written(&self, device: &Device) -> [String; 2] {
+        let mut place = vec![(0, 0); self.operations.len()];
+        let (mut operations, mut order) = (String::new(), String::new());
+        let mut buffers = Buffers { device, known: HashMap::new() };
+        for (stream, _) in self.streams.iter().enumerate() {
+            let own = self.operations.iter().enumerate().filter(|(_, (of, _))| *of == stream);
+            for (number, (at, (_, text))) in own.enumerate() {
+                place[at] = (stream, number);
+                let _ = writeln!(operations, "stream {stream}: {}", buffers.named(text));
+            }
+        }
+        for stream in 0..self.streams.len() {
+            for (at, (_, text)) in self.operations.iter().enumerate().filter(|(_, (of, _))| *of == stream) {
+                // The last operation of each other stream that it waits for: it waits for those before it too.
+                let mut last: Vec<Option<usize>> = vec![None; self.streams.len()];
+                for before in (0..at).filter(|before| {
+                    self.ancestors[at].get(before / 64).is_some_and(|bits| bits >> (before % 64) & 1 == 1)
+                }) {
+                    let (of, number) = place[before];
+                    last[of] = last[of].max(Some(number));
+                }
+                last[stream] = None;
+                let name = text.split(['(', '{']).next().unwrap_or_default();
+                let _ = writeln!(order, "stream {stream}: {name} after {last:?}");
+            }
+        }
+        [operations, order]
+    }
+}
+
+/// Names for tensors that do not depend on when their memory was taken.
+struct Buffers<'d> {
+    device: &'d Device,
+    /// By number: the name, and the address that offsets are counted from.
+    known: HashMap<u32, (String, u64)>,
+}
+
+impl Buffers<'_> {
+    /// The text of an operation, with its tensors by buffer and offset.
+    fn named(&mut self, text: &str) -> String {
+        let mut parts = text.split("Tensor { address: ");
+        let mut named = parts.next().unwrap_or_default().to_string();
+        for part in parts {
+            let (address, rest) = part.split_once(", ").unwrap();
+            let (fields, rest) = rest.split_once(", buffer: BufferId(").unwrap();
+            let (number, rest) = rest.split_once(") }").unwrap();
+            let (address, number): (u64, u32) = (address.parse().unwrap(), number.parse().unwrap());
+            let next = self.known.len();
+            let (name, base) = self
+                .known
+                .entry(number)
+                .or_insert_with(|| (format!("{next} {}", self.device.buffer_name(device::BufferId(number))), address));
+            let offset = address as i64 - *base as i64;
+            let _ = write!(named, "[{name} {offset:+} {fields}]{rest}");
+        }
+        named
+    }
+}
+
+/// A run's steps as they are recorded, without memory: operations, order, and planned memory. Training, evaluation, a step
+/// that measures, and one with half as many microbatches, as in a ramp-up.
+pub fn recorded(run: &Run) -> [String; 3] {
+    let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
+    let mut stage = run.stage(&device);
+    let [mut operations, mut order] = [const { String::new() }; 2];
+    for kind in ["train", "evaluate", "measure", "fewer microbatches"] {
+        let heard: Rc<RefCell<Heard>> = Rc::default();
+        let hears = heard.clone();
+        device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
+        match kind {
+            "train" => stage.record(run.microbatches, false),
+            "evaluate" => stage.record_evaluation(run.microbatches),
+            "measure" => stage.record_measured(run.microbatches),
+            _ => stage.record(run.microbatches.div_ceil(2), false),
+        }
+        .unwrap();
+        device.listen(None);
+        let [these, after] = heard.borrow().written(&device);
+        let _ = write!(operations, "{kind}\n{these}");
+        let _ = write!(order, "{kind}\n{after}");
+    }
+    let mut memory = String::new();
+    let report = stage.graphs().report();
+    for area in &report.memory {
+        let _ = writeln!(memory, "{}: {} bytes", area.area, area.bytes);
+    }
+    for step in &report.steps {
+        let _ = writeln!(memory, "{}, {} microbatches: {} buffers", step.mode, step.microbatches, step.buffers.len());
+        for buffer in &step.buffers {
+            let _ = writeln!(memory, "{buffer:?}");
+        }
+    }
+    [operations, order, memory]
+}
+
+/// What four training steps captured and what each launches: graphs with their slots, nodes and streams, and eager regions.
+pub fn launched(run: &Run) -> String {
+    let device = run.device();
+    let (_, mut stage) = run.train_on(&device);
+    let report = stage.graphs().report();
+    let mut text = String::new();
+    for graph in &report.graphs {
+        let _ = writeln!(
+            text,
+            "{} {} slot {:?} microbatches {:?} {} bytes {:?}",
+            graph.mode, graph.name, graph.slot, graph.microbatches, graph.bytes, graph.nodes
+        );
+    }
+    for eager in &report.eager {
+        let _ = writeln!(text, "eager: {}: {}", eager.region, eager.reason);
+    }
+    for step in &report.steps {
+        let _ = writeln!(text, "{}: {} eager of {}", step.mode, step.eager_operations, step.operations);
+        for launch in &step.order {
+            let _ = writeln!(text, "{} {:?} graph {:?}", launch.region, launch.microbatch, launch.graph);
+        }
+    }
+    text
+}
+
+/// The bits of a run's losses, norms and final weights.
+pub fn trained(run: &Run) -> String {
+    let (results, weights) = run.train();
+    let mut text = String::new();
+    for result in results {
+        let _ = writeln!(text, "{:x} {:x} {}", result.loss.to_bits(), result.grad_norm.to_bits(), result.applied);
+    }
+    for weight in weights {
+        let _ = write!(text, "{:x} ", weight.to_bits());
+    }
+    text
+}
