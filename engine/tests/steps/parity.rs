@@ -41,8 +41,9 @@ struct Tolerances {
 
 /// A few times what the reference itself differs between f32 and f64 on these cases: losses 1e-7, gradients 1e-6, final
 /// weights 3e-5 under AdamW, whose first updates have the learning rate's size however small a gradient is.
-// Each processor adds in an order of its own, and twenty steps of training magnify that: by up to 1.1e-6 of a loss.
-const F32: Tolerances = Tolerances { precision: Precision::F32, loss: 4e-6, grads: 5e-6, norms: 5e-5, weights: 2e-4 };
+// Each processor adds in an order of its own, and twenty steps of training magnify that: by up to 1.1e-6 of a loss, and of
+// Gemma 3's norms by 6.5e-5 on one processor and less than 5e-5 on others.
+const F32: Tolerances = Tolerances { precision: Precision::F32, loss: 4e-6, grads: 5e-6, norms: 2e-4, weights: 2e-4 };
 
 /// bf16 layers against the reference in f32: 8 bits of precision are 4e-3 a rounding, a gradient has met a few, and
 /// AdamW turns the sign of a small gradient into a whole step: most in the products of queries and keys.

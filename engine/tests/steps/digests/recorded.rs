@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::rc::Rc;
 
-use device::{Device, HostOptions, StreamId, Submission};
+use device::{BufferId, Device, HostOptions, StreamId, Submission};
 
 use crate::models::Run;
 
@@ -17,7 +17,10 @@ type Ancestors = Vec<u64>;
 struct Heard {
     /// Streams by first use.
     streams: Vec<StreamId>,
+    /// Each operation with its stream and its fields.
     operations: Vec<(usize, String)>,
+    /// The buffers that operations use, as their fields show them.
+    buffers: HashMap<String, BufferId>,
     ancestors: Vec<Ancestors>,
     /// What the next operation of a stream waits for, and what an event stands for.
     tails: HashMap<StreamId, Ancestors>,
@@ -40,6 +43,9 @@ impl Heard {
                 });
                 let at = self.operations.len();
                 self.operations.push((number, format!("{scope}: {op:?}")));
+                let accesses = op.accesses();
+                let tensors = accesses.reads.iter().chain(&accesses.writes);
+                self.buffers.extend(tensors.map(|tensor| (format!("{:?}", tensor.buffer), tensor.buffer)));
                 let before = self.tails.entry(stream).or_default();
                 self.ancestors.push(before.clone());
                 before.resize(before.len().max(at / 64 + 1), 0);
@@ -60,7 +66,7 @@ impl Heard {
     fn written(&self, device: &Device) -> [String; 2] {
         let mut place = vec![(0, 0); self.operations.len()];
         let (mut operations, mut order) = (String::new(), String::new());
-        let mut buffers = Buffers { device, known: HashMap::new() };
+        let mut buffers = Buffers { device, used: &self.buffers, known: HashMap::new() };
         for (stream, _) in self.streams.iter().enumerate() {
             let own = self.operations.iter().enumerate().filter(|(_, (of, _))| *of == stream);
             for (number, (at, (_, text))) in own.enumerate() {
@@ -90,8 +96,9 @@ impl Heard {
 /// Names for tensors that do not depend on when their memory was taken.
 struct Buffers<'d> {
     device: &'d Device,
-    /// By number: the name, and the address that offsets are counted from.
-    known: HashMap<u32, (String, u64)>,
+    used: &'d HashMap<String, BufferId>,
+    /// By buffer: the name, and the address that offsets are counted from.
+    known: HashMap<String, (String, u64)>,
 }
 
 impl Buffers<'_> {
@@ -101,14 +108,12 @@ impl Buffers<'_> {
         let mut named = parts.next().unwrap_or_default().to_string();
         for part in parts {
             let (address, rest) = part.split_once(", ").unwrap();
-            let (fields, rest) = rest.split_once(", buffer: BufferId(").unwrap();
-            let (number, rest) = rest.split_once(") }").unwrap();
-            let (address, number): (u64, u32) = (address.parse().unwrap(), number.parse().unwrap());
+            let (fields, rest) = rest.split_once(", buffer: ").unwrap();
+            let (buffer, rest) = rest.split_once(" } }").unwrap();
+            let (address, buffer) = (address.parse::<u64>().unwrap(), format!("{buffer} }}"));
             let next = self.known.len();
-            let (name, base) = self
-                .known
-                .entry(number)
-                .or_insert_with(|| (format!("{next} {}", self.device.buffer_name(device::BufferId(number))), address));
+            let name = self.used.get(&buffer).map_or("undeclared".into(), |buffer| self.device.buffer_name(*buffer));
+            let (name, base) = self.known.entry(buffer).or_insert_with(|| (format!("{next} {name}"), address));
             let offset = address as i64 - *base as i64;
             let _ = write!(named, "[{name} {offset:+} {fields}]{rest}");
         }
