@@ -62,8 +62,6 @@ impl ChatTemplate {
             Some(folder) => read_config(folder)?,
             None => serde_json::Value::Null,
         };
-        let mut special = special_tokens(&config);
-        special.entry("eos_token".into()).or_insert_with(|| tokenizer.end_of_text_as_text());
         let (shown, source) = match (name, folder) {
             (Some(CHATML), _) => (CHATML.into(), include_str!("chatml.jinja").into()),
             (Some(file), _) => {
@@ -78,7 +76,17 @@ impl ChatTemplate {
             }
             (None, None) => return Err(no_template("the byte tokenizer")),
         };
-        ChatTemplate::compile(&shown, source, special)
+        ChatTemplate::compile(&shown, source, &config, tokenizer)
+    }
+
+    /// The template of a tokenizer's folder. `None` if it has none.
+    ///
+    /// # Errors
+    /// It is wrong.
+    pub fn of_folder(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, UserError> {
+        let config = read_config(folder)?;
+        let found = of_folder(folder, &config)?;
+        found.map(|(shown, source)| ChatTemplate::compile(&shown, source, &config, tokenizer)).transpose()
     }
 
     /// The template `name`, or if that is `None` the one of the tokenizer that was opened as `opened`: `byte`, a file or a
@@ -92,7 +100,15 @@ impl ChatTemplate {
         ChatTemplate::open(name, folder.filter(|_| opened != "byte"), tokenizer)
     }
 
-    fn compile(shown: &str, source: String, special: BTreeMap<String, String>) -> Result<ChatTemplate, UserError> {
+    /// `config` is the tokenizer's configuration, with the special tokens that the template may name.
+    fn compile(
+        shown: &str,
+        source: String,
+        config: &serde_json::Value,
+        tokenizer: &Tokenizer,
+    ) -> Result<ChatTemplate, UserError> {
+        let mut special = special_tokens(config);
+        special.entry("eos_token".into()).or_insert_with(|| tokenizer.end_of_text_as_text());
         let wrong = |problem: String| {
             let what = format!("the chat template of {shown} is wrong: {problem}");
             UserError::new(what, "a chat template is Jinja, as transformers reads it", "correct it, or name another")

@@ -9,6 +9,9 @@ use serde::Deserialize;
 use crate::text::chat_template::{ChatTemplate, Rendering};
 use crate::text::tokenizer::Tokenizer;
 
+/// The key of a conversation's messages.
+pub(crate) const MESSAGES: &str = "messages";
+
 /// Who writes the answers.
 const ASSISTANT: &str = "assistant";
 

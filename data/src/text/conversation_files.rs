@@ -5,14 +5,11 @@ use std::path::PathBuf;
 use common::UserError;
 
 use crate::text::chat_template::ChatTemplate;
-use crate::text::conversation::Conversation;
+use crate::text::conversation::{Conversation, MESSAGES};
 use crate::text::documents::{in_parallel, read_files};
 use crate::text::text_file::Piece;
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
-
-/// The key of a conversation's messages.
-pub(crate) const MESSAGES: &str = "messages";
 
 /// Tokenises the conversations of files in order, and passes each to `sink`. Returns the files in folders that were left out
 /// because they are not text.

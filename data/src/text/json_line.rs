@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::text::conversation_files::MESSAGES;
+use crate::text::conversation::MESSAGES;
 
 /// What a line has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

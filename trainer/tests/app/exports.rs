@@ -78,3 +78,12 @@ fn data_of_another_tokenizer_than_the_models_are_told_of_when_training_begins_an
         std::fs::read(folder.path("trained/tokenizer.json")).unwrap()
     );
 }
+
+#[test]
+fn a_chat_template_that_is_wrong_is_left_out_of_a_conversion_and_a_notice_says_why() {
+    let folder = Folder::new("exports-template");
+    python("exports.py", "make", &folder.0);
+    std::fs::write(folder.path("llama/chat_template.jinja"), "{% if").unwrap();
+    let converted = trainer(&folder.0, "convert --from hf llama ours");
+    expect(&converted, 0, &["notice: the chat template is left out: the chat template of llama/chat_template.jinja"]);
+}

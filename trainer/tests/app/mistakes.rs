@@ -335,7 +335,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("checkpoint list absent", &["absent does not exist"]),
     ("checkpoint list empty", &["empty holds no checkpoint"]),
     ("convert --to hf absent out", &["absent does not exist"]),
-    ("batches --output nowhere/out", &["--output nowhere/out: No such file", "a file that can be written"]),
+    ("batches --output nowhere/out", &["--output nowhere/out: No such file", "that can be written"]),
     (
         "batches --output out --validation v --eval-iters 0",
         &["--validation with train.eval_steps = 0", "leave --validation"],
@@ -344,9 +344,9 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be created"]),
     // Files that are written after the steps.
     ("--trace nowhere/t.json", &["logging.trace = nowhere/t.json: No such file", "a folder that exists"]),
-    ("--trace empty", &["logging.trace = empty: Is a directory", "a file that can be written"]),
+    ("--trace empty", &["logging.trace = empty: it is not a regular file", "a regular file that can be written"]),
     ("--graph-report file/g.json", &["--graph-report file/g.json: Not a directory", "a folder that exists"]),
-    ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
+    ("--graph-report taken.json", &["--graph-report taken.dot: it is not a regular file", "that can be written"]),
     // Supervision and clusters.
     ("supervise", &["missing: <COMMAND>", "needs these arguments"]),
     (

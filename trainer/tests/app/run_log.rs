@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, expect, metrics, output_of, run};
+use crate::disk_shim::{Fault, break_file};
+use crate::harness::{Folder, command, expect, metrics, output_of, run};
 
 /// CRC-32C bit by bit (Castagnoli's polynomial, reversed), masked as TensorFlow does.
 fn masked_crc(data: &[u8]) -> u32 {
@@ -339,15 +340,13 @@ fn a_log_keeps_what_it_has_when_a_second_run_is_refused_and_when_a_run_goes_on_a
     crate::harness::signal(child.id(), "TERM");
     expect(&output_of(child), 0, &["asked to end"]);
     assert!(keeps("it ends").contains("asked to end"));
-    let metrics = folder.path("log/metrics.jsonl");
-    std::fs::remove_file(&metrics).unwrap();
-    std::fs::create_dir(&metrics).unwrap();
-    let output = run(1, &folder.0, "--steps 1000000");
+    let mut command = command(1, &folder.0, "--steps 1000000");
+    break_file(&mut command, &folder.0, &folder.path("log/metrics.jsonl"), &Fault::Full);
+    let output = command.output().unwrap();
     expect(&output, 3, &["error on rank 0: ", "metrics.jsonl"]);
     let text = String::from_utf8(output.stderr).unwrap();
     let cause = text.lines().find(|line| line.starts_with("error on rank 0: ")).unwrap();
     keeps("it fails");
-    std::fs::remove_dir(&metrics).unwrap();
     expect(&run(1, &folder.0, "--steps 3"), 0, &["done before"]);
     let log = keeps("it starts again");
     assert!(log.contains(cause), "{cause:?} is not in {log}");

@@ -31,7 +31,7 @@ fn absurd_sizes_of_a_foreign_config_json_are_refused_by_plan_and_by_init_from() 
         ("gemma3_text", json!({ "num_hidden_layers": 1_000_000 }), ""),
         ("llama", json!({ "num_hidden_layers": 1e300 }), "num_hidden_layers"),
         ("llama", json!({ "hidden_size": 1_000_000_000 }), "2^44 elements"),
-        ("gpt2", json!({ "n_embd": 1_000_000_000 }), "2^44 elements"),
+        ("gpt2", json!({ "n_embd": 1_000_000_000 }), "it is at most"),
         ("llama", json!({ "num_attention_heads": 1_000_000_000 }), ""),
         ("llama", json!({ "head_dim": 1_000_000_000, "num_attention_heads": 1_000_000_000 }), ""),
         ("llama", json!({ "num_key_value_heads": 1_000_000_000 }), "kv_heads"),
