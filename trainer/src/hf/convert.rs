@@ -95,7 +95,13 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         adapters::merged(values, &from[index], &weights, &shape)
     })?;
     let tokenizer = tokenizer(&pretrained)?;
-    let template = tokenizer.as_ref().and_then(|tokenizer| ChatTemplate::open(None, Some(source), tokenizer).ok());
+    let template = tokenizer.as_ref().and_then(|tokenizer| {
+        let found = ChatTemplate::of_folder(source, tokenizer);
+        found.unwrap_or_else(|error| {
+            warn(&format!("notice: the chat template is left out: {error}"));
+            None
+        })
+    });
     let (tokenizer, template) = (tokenizer.as_ref(), template.as_ref());
     match naming {
         Naming::Ours => write_ours(target, &pretrained, &files, tokenizer, template)?,
