@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, expect, run};
+use crate::disk_shim::{Fault, break_file};
+use crate::harness::{Folder, command, expect, run};
 
 /// An operation, launch or call.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,12 +153,14 @@ fn a_trace_that_cannot_be_is_refused_before_training_and_one_that_comes_too_late
 #[test]
 fn a_run_that_never_comes_to_write_its_trace_and_report_leaves_those_that_are_there() {
     let folder = Folder::new("trace-kept");
-    // Where the resolved configuration goes is a folder, so that the run fails at its first step.
-    std::fs::create_dir_all(folder.path("log/config.toml")).unwrap();
+    std::fs::create_dir_all(folder.path("log")).unwrap();
     let path = folder.path("kept.json");
     std::fs::write(&path, "of an earlier run").unwrap();
     for flag in ["--trace", "--graph-report"] {
-        expect(&run(1, &folder.0, &format!("{flag} {}", path.display())), 3, &["config.toml in"]);
+        // The disk has no space for the resolved configuration, so the run fails at its first step.
+        let mut command = command(1, &folder.0, &format!("{flag} {}", path.display()));
+        break_file(&mut command, &folder.0, &folder.path("log/config.toml"), &Fault::Full);
+        expect(&command.output().unwrap(), 3, &["config.toml in"]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of an earlier run", "{flag}");
     }
 }
