@@ -230,7 +230,8 @@ mod tests {
         ] {
             let [mut files, validation, notices] = chosen(whole, both).unwrap();
             let mut expected = whole.to_vec();
-            (files.sort(), expected.sort_unstable());
+            files.sort();
+            expected.sort_unstable();
             assert_eq!(
                 (files, validation, notices),
                 (expected.iter().map(|name| name.to_string()).collect(), vec![], vec![])

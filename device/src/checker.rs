@@ -107,7 +107,7 @@ impl MemoryMap {
 }
 
 fn name(buffer: BufferId, names: &[Rc<str>]) -> String {
-    names[buffer.number as usize].to_string()
+    names[buffer.number()].to_string()
 }
 
 fn race(buffer: BufferId, first: &Access, second: &Access, names: &[Rc<str>]) -> CheckError {

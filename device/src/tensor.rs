@@ -63,16 +63,33 @@ impl std::fmt::Debug for Shape {
 /// Names the buffer a tensor is a view of, and its device. Two buffers may share an address at different times;
 /// the checker uses the id to tell whose values lie there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BufferId {
-    /// Which of the process's devices, from 1 on.
-    pub(crate) device: u32,
-    /// Which of the device's buffers.
-    pub(crate) number: u32,
-}
+pub struct BufferId(u32);
 
 impl BufferId {
     /// No buffer of any device: for a tensor that is only an address and a shape.
-    pub const NOTHING: BufferId = BufferId { device: 0, number: 0 };
+    pub const NOTHING: BufferId = BufferId(0);
+
+    /// Bits for the buffer; those above are for the device. An operation holds many tensors, so an id is four bytes.
+    const NUMBER_BITS: u32 = 26;
+
+    /// A device's buffer of that number. Of 63 devices made after each other in a process, each has ids of its own.
+    ///
+    /// # Panics
+    /// The device has named 67 million buffers before.
+    pub(crate) fn new(device: u32, number: usize) -> BufferId {
+        assert!(number >> BufferId::NUMBER_BITS == 0, "a device names at most {} buffers", 1 << BufferId::NUMBER_BITS);
+        BufferId((1 + device % 63) << BufferId::NUMBER_BITS | number as u32)
+    }
+
+    /// Which of its device's buffers it is.
+    pub(crate) fn number(self) -> usize {
+        (self.0 & ((1 << BufferId::NUMBER_BITS) - 1)) as usize
+    }
+
+    /// Whether it is a buffer of the device of that number, or of none.
+    pub(crate) fn is_of(self, device: u32) -> bool {
+        self == BufferId::NOTHING || self.0 >> BufferId::NUMBER_BITS == 1 + device % 63
+    }
 }
 
 /// A dense, row-major view of device memory.

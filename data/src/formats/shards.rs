@@ -151,11 +151,11 @@ fn remove_leftovers(folder: &Path, prefix: &str) -> Vec<PathBuf> {
         let path = entry.path();
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         match File::open(path.join(MARK)) {
-            Ok(mark) if is_folder => {
-                if mark.try_lock().is_ok() {
-                    let _ = std::fs::remove_dir_all(&path);
-                }
+            Ok(mark) if is_folder && mark.try_lock().is_ok() => {
+                let _ = std::fs::remove_dir_all(&path);
             }
+            // Somebody writes it.
+            Ok(_) if is_folder => {}
             // Another process may have removed it.
             _ if path.exists() => foreign.push(path),
             _ => {}

@@ -71,7 +71,7 @@ impl Device {
     pub(crate) fn name_buffer(&self, name: &str) -> BufferId {
         let mut core = self.core();
         core.buffers.push(name.into());
-        BufferId { device: core.number, number: core.buffers.len() as u32 - 1 }
+        BufferId::new(core.number, core.buffers.len() - 1)
     }
 
     /// A buffer's name.
@@ -119,13 +119,13 @@ impl Device {
 impl Core {
     pub(crate) fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
         match self.has(buffer) {
-            true => self.buffers[buffer.number as usize].clone(),
-            false => format!("buffer {} of another device", buffer.number).into(),
+            true => self.buffers[buffer.number()].clone(),
+            false => format!("buffer {} of another device", buffer.number()).into(),
         }
     }
 
     fn has(&self, buffer: BufferId) -> bool {
-        buffer.device == self.number || buffer == BufferId::NOTHING
+        buffer.is_of(self.number)
     }
 
     /// Fails if one of the tensors is another device's.

@@ -82,7 +82,13 @@ fn work_of_a_captured_region_on_a_stream_it_did_not_fork_is_refused_before_anyth
     assert_eq!(refused(&bench, |_| Ok(other.submit(Fill { output: bench.x, value: 0.0 })?)), left_out("fill"));
     assert_eq!(refused(&bench, |_| Ok(other.submit(Copy { input: bench.y, output: bench.x })?)), left_out("copy"));
     assert_eq!(refused(&bench, |_| Ok(other.write(&bench.x, &[2.0_f32; 4])?)), left_out("write"));
-    assert_eq!(refused(&bench, |_| Ok(drop(other.read::<f32>(&bench.x)?))), left_out("read"));
+    assert_eq!(
+        refused(&bench, |_| {
+            drop(other.read::<f32>(&bench.x)?);
+            Ok(())
+        }),
+        left_out("read")
+    );
     let graph = bench.graph();
     assert_eq!(refused(&bench, |_| Ok(graph.launch(other)?)), left_out("add"));
     // In a region inside the captured one too.

@@ -8,7 +8,8 @@ use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions};
 fn device(buffers: usize) -> (Device, Tensor, Area) {
     let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
     let area = device.allocate("own", 16).unwrap();
-    let tensor = (0..buffers).map(|_| area.tensor("own", 0, [4], DType::F32)).last().unwrap();
+    let tensors: Vec<_> = (0..buffers).map(|_| area.tensor("own", 0, [4], DType::F32)).collect();
+    let tensor = *tensors.last().unwrap();
     device.upload(&tensor, &[1.0_f32; 4]).unwrap();
     (device, tensor, area)
 }

@@ -85,7 +85,8 @@ fn a_folder_without_train_files_or_whose_names_only_look_like_splits_is_trained_
         let data = write(&folder.0, &files);
         let [train, validation, said] = letters(&folder.0, &format!("--data-path {data} --split 0.99"));
         let mut all: Vec<char> = (train + &validation).chars().collect();
-        (all.sort_unstable(), all.dedup());
+        all.sort_unstable();
+        all.dedup();
         assert_eq!(all, ['a', 'b', 'c']);
         assert!(!said.contains("named as"), "{said}");
     }

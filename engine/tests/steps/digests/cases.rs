@@ -13,11 +13,14 @@ use crate::lora::with_adapters;
 use crate::models::{Kind, Layout, Run, SEQ, tiny_gemma3, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3};
 use crate::muon::muon_groups;
 
+/// What a case switches on.
+type Change = fn(Run) -> Run;
+
 /// A run of several microbatches in a layout.
 pub struct Case {
     pub name: String,
     pub layout: Layout,
-    make: fn(Run) -> Run,
+    make: Change,
 }
 
 impl Case {
@@ -82,7 +85,7 @@ pub fn cases() -> Vec<Case> {
     let (data, tensor, stages) = (Layout::new(1, 1, 1, 2), Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1));
     let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
-    let cases: [(&str, Layout, fn(Run) -> Run); 44] = [
+    let cases: [(&str, Layout, Change); 44] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),

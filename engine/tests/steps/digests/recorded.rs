@@ -109,8 +109,8 @@ impl Buffers<'_> {
         for part in parts {
             let (address, rest) = part.split_once(", ").unwrap();
             let (fields, rest) = rest.split_once(", buffer: ").unwrap();
-            let (buffer, rest) = rest.split_once(" } }").unwrap();
-            let (address, buffer) = (address.parse::<u64>().unwrap(), format!("{buffer} }}"));
+            let (buffer, rest) = rest.split_once(" }").unwrap();
+            let (address, buffer) = (address.parse::<u64>().unwrap(), buffer.to_string());
             let next = self.known.len();
             let name = self.used.get(&buffer).map_or("undeclared".into(), |buffer| self.device.buffer_name(*buffer));
             let (name, base) = self.known.entry(buffer).or_insert_with(|| (format!("{next} {name}"), address));
