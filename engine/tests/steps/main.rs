@@ -35,6 +35,7 @@ mod pipeline;
 mod ranks;
 mod rate_groups;
 mod recompute;
+mod recording_size;
 mod same_bits;
 mod skip_step;
 mod sync_debug;

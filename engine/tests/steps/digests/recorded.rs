@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::rc::Rc;
 
 use device::{BufferId, Device, HostOptions, StreamId, Submission};
+use graph_manager::BufferUse;
 
 use crate::models::Run;
 
@@ -151,7 +152,9 @@ pub fn recorded(run: &Run) -> [String; 3] {
     for step in &report.steps {
         let _ = writeln!(memory, "{}, {} microbatches: {} buffers", step.mode, step.microbatches, step.buffers.len());
         for buffer in &step.buffers {
-            let _ = writeln!(memory, "{buffer:?}");
+            // Not when it is used: positions in a list are numbers of its own.
+            let BufferUse { name, region, area, offset, bytes, .. } = buffer;
+            let _ = writeln!(memory, "{name} of {region}: {bytes} bytes at {offset} of {area}");
         }
     }
     [operations, order, memory]
