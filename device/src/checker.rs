@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::{Accesses, BufferId, CheckError, Node, Result, StreamId, Tensor};
+use crate::{Accesses, BufferId, BufferName, CheckError, Node, Result, StreamId, Tensor};
 
 /// A vector clock: how far each stream has come, by its number.
 type Clock = Vec<u64>;
@@ -106,11 +106,11 @@ impl MemoryMap {
     }
 }
 
-fn name(buffer: BufferId, names: &[Rc<str>]) -> String {
+fn name(buffer: BufferId, names: &[BufferName]) -> String {
     names[buffer.number()].to_string()
 }
 
-fn race(buffer: BufferId, first: &Access, second: &Access, names: &[Rc<str>]) -> CheckError {
+fn race(buffer: BufferId, first: &Access, second: &Access, names: &[BufferName]) -> CheckError {
     CheckError::Race { buffer: name(buffer, names), first: first.label.to_string(), second: second.label.to_string() }
 }
 
@@ -120,7 +120,7 @@ fn read_cell(
     buffer: BufferId,
     by: &Access,
     clock: &Clock,
-    names: &[Rc<str>],
+    names: &[BufferName],
     checked: &mut Checked,
 ) -> Result<()> {
     if cell.freed {
@@ -155,7 +155,7 @@ fn write_cell(
     buffer: BufferId,
     by: &Access,
     clock: &Clock,
-    names: &[Rc<str>],
+    names: &[BufferName],
     checked: &mut Checked,
 ) -> Result<()> {
     if cell.freed {
@@ -226,7 +226,7 @@ impl Checker {
         stream: StreamId,
         label: &Rc<str>,
         accesses: &Accesses,
-        names: &[Rc<str>],
+        names: &[BufferName],
     ) -> Result<()> {
         self.checked.eager += 1;
         let (time, clock) = self.advance(stream);
@@ -245,7 +245,7 @@ impl Checker {
     }
 
     /// A launch of an analysed graph on a stream.
-    pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &[Rc<str>]) -> Result<()> {
+    pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &[BufferName]) -> Result<()> {
         self.checked.launches += 1;
         let (time, clock) = self.advance(stream);
         let access =
@@ -301,7 +301,7 @@ impl Checker {
         self.memory.replace(tensor.range(), cell);
     }
 
-    pub(crate) fn host_read(&mut self, tensor: &Tensor, names: &[Rc<str>]) -> Result<()> {
+    pub(crate) fn host_read(&mut self, tensor: &Tensor, names: &[BufferName]) -> Result<()> {
         self.host[0] += 1;
         let by = Access { stream: 0, time: self.host[0], label: "download".into() };
         let clock = self.host.clone();
@@ -339,7 +339,7 @@ pub(crate) struct Effects {
 ///
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.
-pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>], checked: &mut Checked) -> Result<Effects> {
+pub(crate) fn graph_effects(nodes: &[Node], names: &[BufferName], checked: &mut Checked) -> Result<Effects> {
     let mut memory = MemoryMap::default();
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());

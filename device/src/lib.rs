@@ -6,6 +6,7 @@
 
 mod array;
 mod backend;
+mod buffer_name;
 mod capture;
 mod checker;
 mod communicator;
@@ -27,6 +28,7 @@ mod timeline;
 
 pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;
+pub use buffer_name::BufferName;
 pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Snapshot, Submission, TraceEvent};

@@ -81,8 +81,8 @@ impl BufferId {
         BufferId((1 + device % 63) << BufferId::NUMBER_BITS | number as u32)
     }
 
-    /// Which of its device's buffers it is.
-    pub(crate) fn number(self) -> usize {
+    /// Which of its device's buffers it is, counted in the order in which they were named.
+    pub fn number(self) -> usize {
         (self.0 & ((1 << BufferId::NUMBER_BITS) - 1)) as usize
     }
 

@@ -28,7 +28,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let output = regions(self);
         self.is_aside = false;
         let aside = pool.lane().under_way()?;
-        if !self.graphs && self.recorder.is_none() {
+        if !self.graphs && self.recording.is_none() {
             pool.lane().join(&aside, pool.compute())?;
         }
         Ok((output?, aside))

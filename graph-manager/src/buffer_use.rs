@@ -3,11 +3,9 @@
 use std::fmt::Display;
 use std::hash::Hash;
 
-use device::StreamId;
-
 use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
-use crate::recording::Recording;
+use crate::program::Program;
 
 /// A buffer of a step. Its times are positions in the recorded step, both included. Two buffers that share bytes of an area
 /// are never in use at the same time.
@@ -30,30 +28,31 @@ pub struct BufferUse {
 }
 
 impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
-    /// Where the buffers of a recorded step lie, in the order in which the step takes them.
+    /// Where the buffers of a step lie, in the order in which the step takes them. `planned` is the list that the plan is
+    /// made from.
     pub(crate) fn buffers(
         &self,
-        recording: &Recording<R>,
+        program: &Program<R>,
+        planned: &Program<R>,
         policy: &impl Policy<Region = R>,
-        compute: StreamId,
     ) -> Vec<BufferUse> {
-        let placed = recording.buffers.iter().filter_map(|buffer| {
-            let visit = &recording.order[buffer.visit];
-            let key = self.key(policy, visit.region, recording.microbatches);
-            let placement = self.placements.get(&(key, buffer.index))?;
-            let used = recording.used(buffer, compute);
+        let placed = program.taken_in_order().enumerate().filter_map(|(at, (buffer, index))| {
+            let visit = &program.visits[buffer.visit()];
+            let stands_for_it = self.visit(&self.key(policy, visit.region, program.microbatches))?;
+            let (placement, name) = self.placement(planned, stands_for_it, index)?;
+            let used = program.used(at);
             let used = match placement.area {
                 AreaKind::Scratch(_) => used.in_its_stream().unwrap_or(used),
                 AreaKind::Slot { .. } | AreaKind::Step => used,
             };
             Some(BufferUse {
-                name: buffer.name.into(),
+                name: name.into(),
                 region: visit.name.to_string(),
                 area: placement.area.to_string(),
                 offset: placement.offset,
                 bytes: buffer.bytes,
-                first: used.first,
-                last: used.last,
+                first: used.first as usize,
+                last: used.last as usize,
             })
         });
         placed.collect()

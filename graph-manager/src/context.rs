@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use device::{DType, Event, Op, Shape, Stream, Tensor};
+use device::{BufferName, DType, Event, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, OUTSIDE, Result};
 use crate::keys::{CodeKey, RegionKey, StepKey};
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::recording::{RecordedBuffer, Recording};
+use crate::program::{Program, Recorder};
 use crate::side_stream::{Fork, SideStream};
 use crate::state::{Handover, State};
 use crate::tensor_tree::{TensorTree, tensors};
@@ -21,7 +21,7 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) microbatches: usize,
     key: StepKey<P::Mode>,
     /// While the step is recorded. Nothing runs then. It is boxed because a replay makes a context each step.
-    pub(crate) recorder: Option<Box<Recorder<P>>>,
+    pub(crate) recording: Option<Box<Recording<P>>>,
     /// Whether regions are captured or replayed.
     pub(crate) graphs: bool,
     /// The next visit expected in the recorded order.
@@ -43,8 +43,8 @@ pub struct StepContext<'m, P: Policy> {
 }
 
 /// A recording under way.
-pub(crate) struct Recorder<P: Policy> {
-    pub(crate) recording: Recording<P::Region>,
+pub(crate) struct Recording<P: Policy> {
+    pub(crate) recorder: Recorder<P::Region>,
     pub(crate) handover: Handover<P>,
 }
 
@@ -53,6 +53,8 @@ pub(crate) struct Current<R> {
     pub(crate) region: R,
     /// Index in the recorded order.
     pub(crate) visit: usize,
+    /// The visit of the planned list that stands for it.
+    pub(crate) planned: Option<usize>,
     /// How many buffers it has taken.
     pub(crate) taken: usize,
     /// Which part of the region's layer saves values now.
@@ -68,7 +70,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             mode,
             microbatches,
             key,
-            recorder: None,
+            recording: None,
             graphs: false,
             position: 0,
             current: None,
@@ -93,7 +95,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Whether the step is recorded: nothing runs.
     pub fn is_recording(&self) -> bool {
-        self.recorder.is_some()
+        self.recording.is_some()
     }
 
     /// Whether regions are captured or replayed, rather than recorded or run eagerly. The first real step of a mode is always
@@ -131,8 +133,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// The region that returns the error adds its name.
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
-        if let Some(recorder) = &self.recorder {
-            recorder.recording.check_clipped(&op)?;
+        if let Some(recording) = &self.recording {
+            recording.recorder.check_clipped(&op)?;
         }
         Ok(self.compute().submit(op)?)
     }
@@ -181,26 +183,26 @@ impl<'m, P: Policy> StepContext<'m, P> {
         };
         let index = current.taken;
         current.taken += 1;
-        let Current { region, visit, .. } = *current;
-        if let Some(Recorder { recording, .. }) = self.recorder.as_deref_mut() {
+        let Current { region, visit, planned, .. } = *current;
+        if let Some(Recording { recorder, .. }) = self.recording.as_deref_mut() {
             let device = self.manager.pool.device();
-            let tensor = device.virtual_tensor(&format!("{region}/{name}"), shape, dtype);
-            let taken_at = device.trace_position();
-            let (buffer, address) = (tensor.buffer, tensor.address);
-            recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer, address, taken_at });
+            let tensor = device.virtual_tensor(BufferName::Within(recorder.name(visit), name), shape, dtype);
+            recorder.take(device, name, &tensor);
             return Ok(tensor);
         }
-        let plan = &self.state().plan;
-        let key = plan.key(&self.manager.policy, region, self.microbatches);
-        match plan.placements.get(&(key, index)) {
-            Some(at) if at.bytes == bytes && at.name == name => {
+        match self.state().placement(planned, index) {
+            Some((at, planned_name)) if at.bytes == bytes && planned_name == name => {
                 match self.trial.as_ref().and_then(|trial| trial.apart()) {
-                    Some(apart) => Ok(apart.place(visit, index, shape, dtype)),
+                    Some(apart) => {
+                        let program = self.program();
+                        let Some((taken, _)) = program.own(visit, index) else { unreachable!("the step repeats its list") };
+                        Ok(apart.place(taken, program.buffers[taken].buffer, shape, dtype))
+                    }
                     None => Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype)),
                 }
             }
             planned => {
-                let planned = planned.map_or("none".into(), |p| format!("`{}` of {} bytes", p.name, p.bytes));
+                let planned = planned.map_or("none".into(), |(at, name)| format!("`{name}` of {} bytes", at.bytes));
                 let problem = format!("buffer {index} is `{name}` of {bytes} bytes, the recorded step took {planned}");
                 Err(Error::changed(region, problem, "keep buffers the same from step to step, or make a new manager"))
             }
@@ -209,9 +211,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Keeps the memory of tensors up to here, for code outside of the step that reads what a region returned.
     pub(crate) fn keep(&mut self, tree: &impl TensorTree) -> Result<()> {
-        if let Some(Recorder { recording, .. }) = self.recorder.as_deref_mut() {
-            let now = self.manager.pool.device().trace_position();
-            recording.kept.extend(tensors(tree)?.into_iter().map(|tensor| (tensor.buffer, now)));
+        if let Some(Recording { recorder, .. }) = self.recording.as_deref_mut() {
+            recorder.keep(self.manager.pool.device(), &tensors(tree)?);
         }
         Ok(())
     }
@@ -232,9 +233,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         &self.manager.states[&self.key]
     }
 
-    /// The recording that this step repeats.
-    pub(crate) fn recording(&self) -> &Recording<P::Region> {
-        &self.state().recordings[&self.microbatches]
+    /// The list that this step repeats.
+    pub(crate) fn program(&self) -> &Program<P::Region> {
+        &self.state().programs[&self.microbatches]
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut State<P> {
@@ -244,7 +245,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// The key of a region's code in this step. While recording, every microbatch has its own.
     pub(crate) fn code_key(&self, region: P::Region) -> CodeKey<P::Region, P::Variant> {
         let policy = &self.manager.policy;
-        if self.recorder.is_none() {
+        if self.recording.is_none() {
             return self.state().code_key(policy, self.mode, region, self.microbatches);
         }
         let variant = policy.variant(self.mode, region, self.microbatches);
@@ -253,8 +254,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// What regions of this step leave for later ones.
     pub(crate) fn handover(&mut self) -> &mut Handover<P> {
-        match self.recorder {
-            Some(ref mut recorder) => &mut recorder.handover,
+        match self.recording {
+            Some(ref mut recording) => &mut recording.handover,
             None => &mut self.manager.state_mut(self.key).handover,
         }
     }

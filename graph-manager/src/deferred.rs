@@ -34,9 +34,9 @@ impl<P: Policy> StepContext<'_, P> {
     pub fn run_deferred(&mut self) -> Result<()> {
         let by = self.current.and_then(|current| self.manager.policy.deferred_by(current.region));
         let Some(key) = by.map(|by| self.code_key(by)) else { return Ok(()) };
-        let ops = match &mut self.recorder {
+        let ops = match &mut self.recording {
             // What is left at the end of the recording never ran.
-            Some(recorder) => recorder.handover.deferred.remove(&key),
+            Some(recording) => recording.handover.deferred.remove(&key),
             None => self.handover().deferred.get(&key).cloned(),
         };
         ops.unwrap_or_default().into_iter().try_for_each(|op| self.run(op))

@@ -11,7 +11,7 @@ use crate::options::{ManagerOptions, Mempool};
 use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
 use crate::pool::Pool;
-use crate::recording::{Recording, Visit};
+use crate::program::{Program, Visit};
 use crate::slots::raise;
 use crate::state::State;
 
@@ -94,7 +94,7 @@ impl<P: Policy> CudaGraphManager<P> {
         if !self.options.enable {
             return Some("graphs are off");
         }
-        let empty = (visit.start == visit.end).then_some("it submits nothing");
+        let empty = visit.is_empty().then_some("it submits nothing");
         self.policy.captured(visit.region).err().or(empty)
     }
 
@@ -102,41 +102,45 @@ impl<P: Policy> CudaGraphManager<P> {
     /// order, and why it runs eagerly if it does.
     pub(crate) fn submitted(
         &self,
-        recording: &Recording<P::Region>,
+        program: &Program<P::Region>,
     ) -> impl Iterator<Item = (usize, Option<&'static str>)> {
         let mut next = 0;
-        recording.order.iter().enumerate().filter_map(move |(at, visit)| {
+        program.visits.iter().enumerate().filter_map(move |(at, visit)| {
             if at < next {
                 return None;
             }
             let eager = self.why_eager(visit);
             if eager.is_none() {
-                next = visit.next;
+                next = visit.next();
             }
             Some((at, eager))
         })
     }
 
-    /// Files a recording: it is planned, or fits the plan of an earlier one.
-    pub(crate) fn plan(&mut self, mode: P::Mode, recording: Recording<P::Region>) -> Result<()> {
-        recording.check(&self.policy)?;
-        let key = self.step_key(mode, recording.microbatches);
-        let (policy, compute) = (&self.policy, self.pool.compute().id());
+    /// Files a list: it is planned, or fits the plan of an earlier one.
+    pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>) -> Result<()> {
+        program.check(&self.policy)?;
+        let key = self.step_key(mode, program.microbatches);
+        let (policy, compute, poisons) = (&self.policy, self.pool.compute().id(), self.options.poison);
         match self.states.get_mut(&key) {
             None => {
-                let state = State::new(self.options.mempool, recording, policy, compute)?;
+                let state = State::new(self.options.mempool, program, policy, compute, poisons)?;
                 self.forget_oldest()?;
                 self.states.insert(key, state);
             }
-            Some(state) => {
-                if self.areas.is_empty() {
-                    state.make_room(&recording, policy, compute);
-                }
-                state.accept(&recording, policy)?;
-                state.recordings.insert(recording.microbatches, recording);
-            }
+            Some(state) => state.add(program, policy, compute, self.areas.is_empty(), poisons)?,
         }
         Ok(())
+    }
+
+    /// The address of a buffer of a list, by its index there.
+    pub(crate) fn address(&self, key: StepKey<P::Mode>, program: &Program<P::Region>, index: usize) -> u64 {
+        let (state, visit) = (&self.states[&key], program.buffers[index].visit());
+        let planned = state.planned_visit(&self.policy, program.visits[visit].region, program.microbatches);
+        let Some((placed, _)) = state.placement(planned, program.index_in_visit(index)) else {
+            unreachable!("a plan has all buffers of its lists")
+        };
+        self.areas[&placed.area].address() + placed.offset as u64
     }
 
     /// Bytes that the recorded modes need, by area.
@@ -150,15 +154,15 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// Bytes that the recorded modes would need with that pool.
     fn planned_as(&self, mempool: Mempool) -> usize {
-        let mut kinds: BTreeMap<StepKey<P::Mode>, Vec<&Recording<P::Region>>> = BTreeMap::new();
+        let mut kinds: BTreeMap<StepKey<P::Mode>, Vec<&Program<P::Region>>> = BTreeMap::new();
         for (key, state) in &self.states {
-            for recording in state.recordings.values() {
-                kinds.entry(step_key(mempool, key.0, recording.microbatches)).or_default().push(recording);
+            for program in state.programs.values() {
+                kinds.entry(step_key(mempool, key.0, program.microbatches)).or_default().push(program);
             }
         }
         let mut sizes = BTreeMap::new();
-        for recordings in kinds.values() {
-            raise(&mut sizes, &Plan::new(mempool, recordings, &self.policy, self.pool.compute().id()).areas);
+        for programs in kinds.values() {
+            raise(&mut sizes, &Plan::new(mempool, programs, &self.policy, self.pool.compute().id(), false).areas);
         }
         sizes.values().sum()
     }

@@ -18,8 +18,6 @@ pub(crate) struct Placed {
     pub(crate) offsets: Vec<usize>,
     /// Bytes needed.
     pub(crate) total: usize,
-    /// The bytes in use over time.
-    pub(crate) occupied: Occupied,
 }
 
 /// Gives each buffer an offset, such that no two overlap in time and in memory.
@@ -27,20 +25,48 @@ pub(crate) struct Placed {
 /// Largest first, each at the lowest offset that is free for its whole life: within a few percent of the optimum on
 /// layered models (Pisarchyk and Lee, 2020). The result depends on the input alone.
 pub(crate) fn place(intervals: &[Interval]) -> Placed {
-    let mut order: Vec<usize> = (0..intervals.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
-    let mut offsets = vec![0; intervals.len()];
-    let mut occupied = Occupied::new(intervals.iter().map(|interval| interval.first..=interval.last));
-    let mut total = 0;
-    for index in order {
-        let Interval { bytes, first, last } = intervals[index];
-        let size = bytes.next_multiple_of(ALIGNMENT);
-        let offset = occupied.lowest_free(first..=last, size);
-        occupied.occupy(first..=last, offset, offset + size);
-        offsets[index] = offset;
-        total = total.max(offset + size);
+    let mut in_time: Vec<usize> = (0..intervals.len()).collect();
+    in_time.sort_by_key(|&i| intervals[i].first);
+    let mut placed = Placed { offsets: vec![0; intervals.len()], total: 0 };
+    // Buffers before a time at which none is in use do not meet those after it.
+    let mut rest = &mut in_time[..];
+    while let Some(&first) = rest.first() {
+        let mut end = intervals[first].last;
+        let count = rest.iter().take_while(|&&i| {
+            let meets = intervals[i].first <= end;
+            end = if meets { end.max(intervals[i].last) } else { end };
+            meets
+        });
+        let (together, later) = { rest }.split_at_mut(count.count());
+        placed.place_together(intervals, together);
+        rest = later;
     }
-    Placed { offsets, total, occupied }
+    placed
+}
+
+impl Placed {
+    /// Places the intervals of these indices, which meet no others.
+    fn place_together(&mut self, intervals: &[Interval], indices: &mut [usize]) {
+        indices.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
+        let mut occupied = Occupied::new(indices.iter().map(|&i| intervals[i].first..=intervals[i].last));
+        for &mut index in indices {
+            let Interval { bytes, first, last } = intervals[index];
+            let size = bytes.next_multiple_of(ALIGNMENT);
+            let offset = occupied.lowest_free(first..=last, size);
+            occupied.occupy(first..=last, offset, offset + size);
+            self.offsets[index] = offset;
+            self.total = self.total.max(offset + size);
+        }
+    }
+
+    /// The bytes in use over time.
+    pub(crate) fn occupied(&self, intervals: &[Interval]) -> Occupied {
+        let mut occupied = Occupied::new(intervals.iter().map(|interval| interval.first..=interval.last));
+        for (Interval { bytes, first, last }, offset) in intervals.iter().zip(&self.offsets) {
+            occupied.occupy(*first..=*last, *offset, offset + bytes.next_multiple_of(ALIGNMENT));
+        }
+        occupied
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +122,7 @@ mod tests {
             let intervals: Vec<Interval> = (0..count).map(|_| interval()).collect();
             let placed = place(&intervals);
             assert_eq!((placed.offsets.clone(), placed.total), reference(&intervals), "{intervals:?}");
+            let occupied = placed.occupied(&intervals);
             for _ in 0..20 {
                 let (from, start) = (numbers.below(times), numbers.below(placed.total + 1000));
                 let (to, end) = (from + numbers.below(20), start + 1 + numbers.below(2000));
@@ -103,7 +130,7 @@ mod tests {
                     let taken = offset + interval.bytes.next_multiple_of(ALIGNMENT);
                     interval.first <= to && from <= interval.last && *offset < end && start < taken
                 });
-                assert_eq!(placed.occupied.is_used(from..=to, start, end), in_the_way, "{intervals:?}");
+                assert_eq!(occupied.is_used(from..=to, start, end), in_the_way, "{intervals:?}");
             }
         }
     }

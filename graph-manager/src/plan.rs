@@ -1,4 +1,4 @@
-//! The memory plan: where each buffer of a step lies, from a recording of the step.
+//! The memory plan: where each buffer of a step lies, from the step's list.
 //!
 //! A buffer that is used within one region is scratch. All regions share one scratch area per stream. A buffer of several
 //! streams is in the compute stream's.
@@ -10,11 +10,10 @@ use std::hash::Hash;
 use device::{BufferId, StreamId};
 
 use crate::keys::RegionKey;
-use crate::lifetimes::Lifetime;
 use crate::options::Mempool;
 use crate::placement::{Interval, place};
 use crate::policy::Policy;
-use crate::recording::{RecordedBuffer, Recording};
+use crate::program::{Lifetime, Program};
 use crate::slots::slots;
 
 /// Names an area.
@@ -40,23 +39,35 @@ impl std::fmt::Display for AreaKind {
 }
 
 /// Where a buffer lies.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Placement {
     pub(crate) area: AreaKind,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
-    pub(crate) name: &'static str,
     pub(crate) buffer: BufferId,
 }
 
-/// A buffer, and when it is in use.
-type Used<'r> = (&'r RecordedBuffer, Lifetime);
+/// The place of a buffer of the list: the number of its area, and its place there.
+#[derive(Clone, Copy)]
+struct Place {
+    area: u32,
+    offset: usize,
+}
+
+/// The buffers of an area that are placed together, each with its index and when it is in use.
+type Group = Vec<(usize, Lifetime)>;
 
 /// A memory plan.
 pub(crate) struct Plan<R> {
-    /// By region and number within the region.
-    pub(crate) placements: HashMap<(RegionKey<R>, usize), Placement>,
-    /// Buffers whose memory is free once a region is over.
+    /// The microbatches of the list that it is made from.
+    pub(crate) microbatches: usize,
+    /// By buffer of that list. Only those of visits that stand for others have one.
+    places: Vec<Option<Place>>,
+    /// The area of each number.
+    kinds: Vec<AreaKind>,
+    /// By region: the visit that stands for it.
+    visits: HashMap<RegionKey<R>, u32>,
+    /// Buffers whose memory is free once a region is over. Only where they are poisoned then.
     pub(crate) dead_after: HashMap<RegionKey<R>, Vec<Placement>>,
     pub(crate) areas: BTreeMap<AreaKind, usize>,
     /// Slots by chunk; `None` where memory is planned over the whole step.
@@ -64,35 +75,47 @@ pub(crate) struct Plan<R> {
 }
 
 impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
-    /// For steps as recorded, which differ in the number of microbatches: several in slots, or one over the whole step. In
-    /// slots, the largest stands for all.
+    /// For steps that differ in the number of microbatches: several in slots, or one over the whole step. In slots, the
+    /// largest stands for all. `poisons` says whether dead buffers are needed.
     pub(crate) fn new(
         mempool: Mempool,
-        recordings: &[&Recording<R>],
+        programs: &[&Program<R>],
         policy: &impl Policy<Region = R>,
         compute: StreamId,
+        poisons: bool,
     ) -> Plan<R> {
-        let largest = recordings.iter().max_by_key(|recording| recording.microbatches);
-        let recording = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
-        let slots = (mempool == Mempool::PerMicrobatch).then(|| slots(recordings, policy));
-        let mut plan = Plan { placements: HashMap::new(), dead_after: HashMap::new(), areas: BTreeMap::new(), slots };
+        let largest = programs.iter().max_by_key(|program| program.microbatches);
+        let program = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
+        let slots = (mempool == Mempool::PerMicrobatch).then(|| slots(programs, policy));
+        let mut plan = Plan {
+            microbatches: program.microbatches,
+            places: vec![None; program.buffers.len()],
+            kinds: Vec::new(),
+            visits: HashMap::with_capacity(program.visits.len()),
+            dead_after: HashMap::new(),
+            areas: BTreeMap::new(),
+            slots,
+        };
         let keys: Vec<RegionKey<R>> =
-            recording.order.iter().map(|visit| plan.key(policy, visit.region, recording.microbatches)).collect();
+            program.visits.iter().map(|visit| plan.key(policy, visit.region, program.microbatches)).collect();
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
-        let mut stands_for: HashMap<RegionKey<R>, usize> = HashMap::new();
+        for (visit, key) in keys.iter().enumerate() {
+            plan.visits.entry(*key).or_insert(visit as u32);
+        }
         // By area. All regions share the bytes of scratch, but it is placed for each visit on its own.
-        let mut groups: BTreeMap<(AreaKind, Option<usize>), Vec<Used<'_>>> = BTreeMap::new();
-        for buffer in &recording.buffers {
-            let (visit, key) = (&recording.order[buffer.visit], keys[buffer.visit]);
-            if *stands_for.entry(key).or_insert(buffer.visit) != buffer.visit {
+        let mut groups: BTreeMap<(AreaKind, Option<usize>), Group> = BTreeMap::new();
+        for (index, buffer) in program.buffers.iter().enumerate() {
+            let (at, key) = (buffer.visit(), keys[buffer.visit()]);
+            if plan.visits[&key] as usize != at {
                 continue;
             }
-            let used = recording.used(buffer, compute);
+            let (visit, used) = (&program.visits[at], program.used(index));
+            let (start, end) = (visit.positions().start, visit.positions().end);
             let is_scratch = |used: &Lifetime| {
-                let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
+                let inside = used.first >= start && used.last < end.max(start + 1);
                 // A buffer in use while an inner region runs is not scratch: the inner region has the same bytes.
-                let mut inner = recording.order[buffer.visit + 1..visit.next].iter();
-                inside && !inner.any(|inner| used.first < inner.end && inner.start <= used.last)
+                let meets = |inner: std::ops::Range<u32>| used.first < inner.end && inner.start <= used.last;
+                inside && !program.visits[at + 1..visit.next()].iter().any(|inner| meets(inner.positions()))
             };
             // Scratch of one stream is used in that stream's order.
             let in_its_stream = used.in_its_stream().filter(is_scratch);
@@ -100,14 +123,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             let group = match (policy.instance(visit.region), key.slot) {
                 // A buffer of several streams lives from the fork to the join, so from one operation of the compute stream
                 // to another.
-                _ if scratch => (AreaKind::Scratch(used.stream.unwrap_or(compute)), Some(buffer.visit)),
+                _ if scratch => (AreaKind::Scratch(used.stream().unwrap_or(compute)), Some(at)),
                 (Some(instance), Some(slot)) => (AreaKind::Slot { chunk: instance.chunk, slot }, None),
                 _ => (AreaKind::Step, None),
             };
-            groups.entry(group).or_default().push((buffer, used));
+            groups.entry(group).or_default().push((index, used));
         }
-        for ((area, _), buffers) in &groups {
-            plan.fill(recording, &keys, *area, buffers, compute);
+        for ((area, _), buffers) in groups {
+            plan.fill(program, &keys, area, &buffers, poisons.then_some(compute));
         }
         plan
     }
@@ -124,28 +147,58 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         }
     }
 
+    /// The visit of the planned list that stands for a region.
+    pub(crate) fn visit(&self, key: &RegionKey<R>) -> Option<usize> {
+        self.visits.get(key).map(|visit| *visit as usize)
+    }
+
+    /// Where the buffer of that number of a visit of the planned list lies, and its name.
+    pub(crate) fn placement(
+        &self,
+        program: &Program<R>,
+        visit: usize,
+        index: usize,
+    ) -> Option<(Placement, &'static str)> {
+        let (buffer, name) = program.own(visit, index)?;
+        let Place { area, offset } = self.places[buffer]?;
+        let taken = program.buffers[buffer];
+        Some((Placement { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer }, name))
+    }
+
     fn fill(
         &mut self,
-        recording: &Recording<R>,
+        program: &Program<R>,
         keys: &[RegionKey<R>],
         area: AreaKind,
-        buffers: &[Used<'_>],
-        compute: StreamId,
+        buffers: &[(usize, Lifetime)],
+        poisoned_on: Option<StreamId>,
     ) {
         let intervals: Vec<Interval> = buffers
             .iter()
-            .map(|(buffer, used)| Interval { bytes: buffer.bytes, first: used.first, last: used.last })
+            .map(|(index, used)| {
+                let (bytes, first, last) = (program.buffers[*index].bytes, used.first as usize, used.last as usize);
+                Interval { bytes, first, last }
+            })
             .collect();
         let placed = place(&intervals);
         let size = self.areas.entry(area).or_default();
         *size = placed.total.max(*size);
-        for ((buffer, used), &offset) in buffers.iter().zip(&placed.offsets) {
-            let placement = Placement { area, offset, bytes: buffer.bytes, name: buffer.name, buffer: buffer.buffer };
-            self.placements.insert((keys[buffer.visit], buffer.index), placement.clone());
-            let Some(last) = recording.innermost(used.last) else { continue };
-            let rest = used.last + 1..=recording.order[last].end;
-            let taken_over = placed.occupied.is_used(rest, offset, offset + buffer.bytes);
-            if used.stream == Some(compute) && !taken_over {
+        let number = self.kinds.iter().position(|kind| *kind == area).unwrap_or_else(|| {
+            self.kinds.push(area);
+            self.kinds.len() - 1
+        });
+        for ((index, _), &offset) in buffers.iter().zip(&placed.offsets) {
+            self.places[*index] = Some(Place { area: number as u32, offset });
+        }
+        let Some(compute) = poisoned_on else { return };
+        let occupied = placed.occupied(&intervals);
+        for ((index, used), &offset) in buffers.iter().zip(&placed.offsets) {
+            let (bytes, buffer) = (program.buffers[*index].bytes, program.buffers[*index].buffer);
+            let Some(last) = program.innermost(used.last) else { continue };
+            let rest = used.last as usize + 1..=program.visits[last].positions().end as usize;
+            let taken_over = occupied.is_used(rest, offset, offset + bytes);
+            if used.stream() == Some(compute) && !taken_over {
+                let placement = Placement { area, offset, bytes, buffer };
                 self.dead_after.entry(keys[last]).or_default().push(placement);
             }
         }

@@ -9,7 +9,7 @@ use crate::finally::Finally;
 use crate::frozen;
 use crate::keys::GraphKey;
 use crate::policy::Policy;
-use crate::recording::Visit;
+use crate::program::Visit;
 use crate::state::Captured;
 use crate::tensor_tree::{TensorTree, tensors};
 
@@ -50,36 +50,38 @@ impl<'m, P: Policy> StepContext<'m, P> {
             return body(self, input);
         }
         self.check_unwound()?;
-        let (outer, stream) = (self.current.map(|current| current.visit), self.compute().id());
-        let visit = match &mut self.recorder {
-            Some(recorder) => {
-                let device = self.manager.pool.device();
-                let visit = recorder.recording.begin(region, outer, device.trace_position(), stream);
+        let stream = self.compute().id();
+        let visit = match &mut self.recording {
+            Some(recording) => {
+                let (device, recorder) = (self.manager.pool.device(), &mut recording.recorder);
+                let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
+                let outer = self.current.map(|current| current.visit);
+                let visit = recorder.begin(device, region, outer, stream, captured);
                 // A listener hears whose operations these are.
-                device.set_scope(&recorder.recording.order[visit].name);
+                device.set_scope(&recorder.name(visit));
                 visit
             }
             None => self.expect(region)?,
         };
-        if self.graphs && !self.capturing && self.manager.why_eager(&self.recording().order[visit]).is_none() {
+        if self.graphs && !self.capturing && self.manager.why_eager(&self.program().visits[visit]).is_none() {
             self.join_branch()?;
-            let (state, recording) = (self.state(), self.recording());
-            let key = state.graph_key(&self.manager.policy, self.mode, recording, visit);
+            let (state, program) = (self.state(), self.program());
+            let key = state.graph_key(&self.manager.policy, self.mode, program, visit);
             if !state.graphs.contains_key(&key) {
                 return self.capture((region, visit), key, input, body);
             }
-            let next = recording.order[visit].next;
+            let next = program.visits[visit].next();
             let output = self.replay((region, visit), &key, input, body)?;
             self.position = next;
             self.note_results(visit)?;
             return Ok(output);
         }
-        if self.recorder.is_none() {
+        if self.recording.is_none() {
             self.set_scope(visit);
         }
         let output = self.inside((region, visit), input, |cx, input| cx.work(region, input, body))?;
-        if let Some(recorder) = &mut self.recorder {
-            recorder.recording.end(visit, self.manager.pool.device().trace_position());
+        if let Some(recording) = &mut self.recording {
+            recording.recorder.end(self.manager.pool.device());
         }
         self.note_results(visit)?;
         Ok(output)
@@ -93,7 +95,11 @@ impl<'m, P: Policy> StepContext<'m, P> {
         work: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
         self.enter_branch()?;
-        let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
+        let planned = match self.recording {
+            Some(_) => None,
+            None => self.state().planned_visit(&self.manager.policy, region, self.microbatches),
+        };
+        let outer = self.current.replace(Current { region, visit, planned, taken: 0, part: None });
         let inside = Inside { cx: self, region, outer };
         let cx = &mut *inside.cx;
         cx.forget_deferred();
@@ -213,7 +219,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Names the region that operations belong to from now on.
     fn set_scope(&self, visit: usize) {
-        self.manager.pool.device().set_scope(&self.recording().order[visit].name);
+        self.manager.pool.device().set_scope(&self.program().visits[visit].name);
     }
 
     /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
@@ -240,7 +246,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Overwrites what is dead after this region.
     fn poison(&self, region: P::Region) -> Result<()> {
-        if !self.manager.options.poison || self.recorder.is_some() {
+        if !self.manager.options.poison || self.recording.is_some() {
             return Ok(());
         }
         let plan = &self.state().plan;
@@ -255,7 +261,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Checks that the recorded order has this region next, and moves on.
     fn expect(&mut self, region: P::Region) -> Result<usize> {
         let visit = self.position;
-        match self.recording().order.get(visit) {
+        match self.program().visits.get(visit) {
             Some(expected) if expected.region == region => {
                 self.position += 1;
                 Ok(visit)
@@ -266,7 +272,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Checks that the step has gone through all of the recorded order.
     pub(crate) fn check_complete(&self) -> Result<()> {
-        match self.recording().order.get(self.position) {
+        match self.program().visits.get(self.position) {
             None => Ok(()),
             expected => Err(out_of_order(self.position, expected, "the end of the step")),
         }

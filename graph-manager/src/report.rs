@@ -10,7 +10,6 @@ use crate::buffer_use::BufferUse;
 use crate::error::mib;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::recording::Visit;
 
 /// What a manager captured.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -119,9 +118,9 @@ impl<P: Policy> CudaGraphManager<P> {
     pub fn expected_graphs(&self, mode: P::Mode) -> usize {
         let mut keys = HashSet::new();
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
-            for recording in state.recordings.values() {
-                for (visit, _) in self.submitted(recording).filter(|(_, eager)| eager.is_none()) {
-                    keys.insert((kind.1, state.graph_key(&self.policy, mode, recording, visit)));
+            for program in state.programs.values() {
+                for (visit, _) in self.submitted(program).filter(|(_, eager)| eager.is_none()) {
+                    keys.insert((kind.1, state.graph_key(&self.policy, mode, program, visit)));
                 }
             }
         }
@@ -138,31 +137,33 @@ impl<P: Policy> CudaGraphManager<P> {
             for (key, captured) in graphs {
                 report.graphs.push(GraphReport::new(&captured.graph, mode.clone(), key.code.region.slot));
             }
-            for recording in state.recordings.values() {
-                let (mut order, operations) = (Vec::new(), recording.operations);
+            for program in state.programs.values() {
+                let (mut order, operations) = (Vec::new(), program.operations());
                 let mut eager_operations = operations;
-                for (visit, eager) in self.submitted(recording) {
-                    let region = recording.order[visit].region;
+                for (visit, eager) in self.submitted(program) {
+                    let region = program.visits[visit].region;
                     let microbatch = self.policy.instance(region).map(|instance| instance.microbatch);
                     let mut graph = None;
                     match eager {
                         None => {
-                            eager_operations -= recording.order[visit].operations;
-                            let key = state.graph_key(&self.policy, kind.0, recording, visit);
+                            eager_operations -= program.entries(program.visits[visit].positions());
+                            let key = state.graph_key(&self.policy, kind.0, program, visit);
                             graph = state.graphs.get(&key).map(|captured| first + captured.number);
                         }
                         // A composite region is described by the regions in it.
-                        Some(_) if recording.is_composite(visit) => continue,
+                        Some(_) if program.is_composite(visit) => continue,
                         Some(reason) => report.add_eager(self.policy.kind(region), reason),
                     }
                     if let Some(graph) = graph {
-                        report.graphs[graph].serve(microbatch, recording.bytes(visit));
+                        report.graphs[graph].serve(microbatch, program.bytes(visit));
                     }
-                    let Visit { start, end, .. } = recording.order[visit];
+                    let positions = program.visits[visit].positions();
+                    let (start, end) = (positions.start as usize, positions.end as usize);
                     order.push(Launch { region: region.to_string(), microbatch, graph, start, end });
                 }
-                let buffers = state.plan.buffers(recording, &self.policy, self.pool.compute().id());
-                let (mode, microbatches) = (mode.clone(), recording.microbatches);
+                let planned = &state.programs[&state.plan.microbatches];
+                let buffers = state.plan.buffers(program, planned, &self.policy);
+                let (mode, microbatches) = (mode.clone(), program.microbatches);
                 report.steps.push(StepReport { mode, microbatches, operations, eager_operations, order, buffers });
             }
         }

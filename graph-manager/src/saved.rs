@@ -46,7 +46,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// forward saved twice and nothing read the first value.
     pub fn saved<T: Clone + 'static>(&mut self) -> Result<T> {
         let ((code, part), Current { region, .. }) = self.saved_key("saved")?;
-        let recording = self.recorder.is_some();
+        let recording = self.recording.is_some();
         let saved = self.handover().saved.get_mut(&(code, part));
         if saved.as_ref().is_some_and(|saved| recording && saved.replaces_unread) {
             let (by, part) = (code.region.region, part.map_or(String::new(), |part| format!(" in part {part}")));

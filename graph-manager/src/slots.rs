@@ -4,30 +4,31 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::policy::Policy;
-use crate::recording::Recording;
+use crate::program::Program;
 
 /// When a microbatch is in flight: from its first region to its last.
 struct Flight {
     first_visit: usize,
     last_visit: usize,
-    /// Position in the recording's trace.
-    end: usize,
+    /// Position in the list.
+    end: u32,
 }
 
 /// By chunk and microbatch.
-fn flights<P: Policy>(recording: &Recording<P::Region>, policy: &P) -> BTreeMap<usize, BTreeMap<usize, Flight>> {
+fn flights<P: Policy>(program: &Program<P::Region>, policy: &P) -> BTreeMap<usize, BTreeMap<usize, Flight>> {
     let mut chunks: BTreeMap<usize, BTreeMap<usize, Flight>> = BTreeMap::new();
-    for (at, visit) in recording.order.iter().enumerate() {
+    for (at, visit) in program.visits.iter().enumerate() {
         let Some(instance) = policy.instance(visit.region) else { continue };
-        let begun = Flight { first_visit: at, last_visit: at, end: visit.end };
+        let end = visit.positions().end;
+        let begun = Flight { first_visit: at, last_visit: at, end };
         let flight = chunks.entry(instance.chunk).or_default().entry(instance.microbatch).or_insert(begun);
-        (flight.last_visit, flight.end) = (at, flight.end.max(visit.end));
+        (flight.last_visit, flight.end) = (at, flight.end.max(end));
     }
     chunks
 }
 
 /// By chunk, the largest number of microbatches in flight at any time. It is the number of slots.
-pub(crate) fn in_flight<P: Policy>(recording: &Recording<P::Region>, policy: &P) -> BTreeMap<usize, usize> {
+pub(crate) fn in_flight<P: Policy>(program: &Program<P::Region>, policy: &P) -> BTreeMap<usize, usize> {
     let most = |flights: &BTreeMap<usize, Flight>| {
         let alive = |at: usize| {
             flights.values().filter(|flight| (flight.first_visit..=flight.last_visit).contains(&at)).count()
@@ -35,13 +36,13 @@ pub(crate) fn in_flight<P: Policy>(recording: &Recording<P::Region>, policy: &P)
         // The number grows only where a microbatch begins.
         flights.values().map(|flight| alive(flight.first_visit)).max().unwrap_or(1)
     };
-    flights(recording, policy).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
+    flights(program, policy).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
 }
 
 /// By chunk, the number of slots that hold every one of these steps.
-pub(crate) fn slots<P: Policy>(recordings: &[&Recording<P::Region>], policy: &P) -> BTreeMap<usize, usize> {
+pub(crate) fn slots<P: Policy>(programs: &[&Program<P::Region>], policy: &P) -> BTreeMap<usize, usize> {
     let mut slots = BTreeMap::new();
-    recordings.iter().for_each(|recording| raise(&mut slots, &in_flight(recording, policy)));
+    programs.iter().for_each(|program| raise(&mut slots, &in_flight(program, policy)));
     slots
 }
 
@@ -55,19 +56,19 @@ pub(crate) fn raise<K: Ord + Copy>(numbers: &mut BTreeMap<K, usize>, needed: &BT
 
 /// Fails if a buffer is used after the last region of its microbatch, when another microbatch may have its slot.
 pub(crate) fn check_flights<P: Policy>(
-    recording: &Recording<P::Region>,
+    program: &Program<P::Region>,
     slots: &BTreeMap<usize, usize>,
     policy: &P,
 ) -> Result<()> {
-    let flights = flights(recording, policy);
-    for buffer in &recording.buffers {
-        let visit = &recording.order[buffer.visit];
+    let flights = flights(program, policy);
+    for (at, (buffer, index)) in program.taken_in_order().enumerate() {
+        let visit = &program.visits[buffer.visit()];
         let Some(instance) = policy.instance(visit.region) else { continue };
         let (of_chunk, slots) = (&flights[&instance.chunk], slots.get(&instance.chunk).copied().unwrap_or(1));
         let end = of_chunk[&instance.microbatch].end;
-        if of_chunk.len() > slots && recording.lifetimes.get(&buffer.buffer).is_some_and(|used| used.last >= end) {
-            let problem =
-                format!("buffer `{}` of `{}` is used after its microbatch has ended", buffer.name, visit.name);
+        if of_chunk.len() > slots && program.used(at).last >= end {
+            let name = program.own(buffer.visit(), index).map_or("", |(_, name)| name);
+            let problem = format!("buffer `{name}` of `{}` is used after its microbatch has ended", visit.name);
             return Err(Error::usage(problem, "copy it in a region of the microbatch, or set mempool to Single"));
         }
     }

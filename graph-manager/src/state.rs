@@ -9,15 +9,15 @@ use device::{Graph, Op, StreamId, Tensor};
 use crate::error::{Error, Result};
 use crate::keys::{CodeKey, GraphKey, SavedKey};
 use crate::options::Mempool;
-use crate::plan::Plan;
+use crate::plan::{Placement, Plan};
 use crate::policy::Policy;
-use crate::recording::Recording;
+use crate::program::Program;
 use crate::slots::{check_flights, in_flight, slots};
 
 /// The recordings, plan and graphs of one kind of step.
 pub(crate) struct State<P: Policy> {
     /// By number of microbatches.
-    pub(crate) recordings: BTreeMap<usize, Recording<P::Region>>,
+    pub(crate) programs: BTreeMap<usize, Program<P::Region>>,
     pub(crate) plan: Plan<P::Region>,
     pub(crate) handover: Handover<P>,
     pub(crate) graphs: HashMap<GraphKey<P::Region, P::Variant>, Captured>,
@@ -66,14 +66,15 @@ impl<P: Policy> State<P> {
     /// Plans a step as recorded.
     pub(crate) fn new(
         mempool: Mempool,
-        recording: Recording<P::Region>,
+        program: Program<P::Region>,
         policy: &P,
         compute: StreamId,
+        poisons: bool,
     ) -> Result<State<P>> {
-        let plan = Plan::new(mempool, &[&recording], policy, compute);
-        plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&recording, slots, policy))?;
+        let plan = Plan::new(mempool, &[&program], policy, compute, poisons);
+        plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&program, slots, policy))?;
         Ok(State {
-            recordings: BTreeMap::from([(recording.microbatches, recording)]),
+            programs: BTreeMap::from([(program.microbatches, program)]),
             plan,
             handover: Handover::default(),
             graphs: HashMap::new(),
@@ -107,51 +108,85 @@ impl<P: Policy> State<P> {
         &self,
         policy: &P,
         mode: P::Mode,
-        recording: &Recording<P::Region>,
+        program: &Program<P::Region>,
         visit: usize,
     ) -> GraphKey<P::Region, P::Variant> {
-        let microbatches = recording.microbatches;
+        let microbatches = program.microbatches;
         GraphKey {
-            code: self.code_key(policy, mode, recording.order[visit].region, microbatches),
-            microbatches: recording.is_composite(visit).then_some(microbatches),
+            code: self.code_key(policy, mode, program.visits[visit].region, microbatches),
+            microbatches: program.is_composite(visit).then_some(microbatches),
         }
     }
 
-    /// Plans again where a step with another number of microbatches needs more slots. Even a step with fewer microbatches
-    /// may: in an interleaved pipeline more are in flight if the last group is not whole.
-    pub(crate) fn make_room(&mut self, recording: &Recording<P::Region>, policy: &P, compute: StreamId) {
-        let all: Vec<_> = self.recordings.values().chain([recording]).collect();
-        if self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy)) {
-            self.plan = Plan::new(Mempool::PerMicrobatch, &all, policy, compute);
+    /// Adds a step with another number of microbatches. `may_move`: nothing lies at the planned addresses yet.
+    ///
+    /// # Errors
+    /// It does not fit the plan.
+    pub(crate) fn add(
+        &mut self,
+        program: Program<P::Region>,
+        policy: &P,
+        compute: StreamId,
+        may_move: bool,
+        poisons: bool,
+    ) -> Result<()> {
+        // A step with other microbatches may need more slots, even one with fewer: in an interleaved pipeline more are in
+        // flight if the last group is not whole.
+        let all: Vec<_> = self.programs.values().chain([&program]).collect();
+        let outgrown = may_move && self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy));
+        let plan = outgrown.then(|| Plan::new(Mempool::PerMicrobatch, &all, policy, compute, poisons));
+        match &plan {
+            Some(plan) if plan.microbatches == program.microbatches => accept(&program, plan, &program, policy)?,
+            Some(plan) => accept(&program, plan, &self.programs[&plan.microbatches], policy)?,
+            None => accept(&program, &self.plan, &self.programs[&self.plan.microbatches], policy)?,
         }
-    }
-
-    /// Fails if a step with another number of microbatches does not fit the plan.
-    pub(crate) fn accept(&self, recording: &Recording<P::Region>, policy: &P) -> Result<()> {
-        if let Some(slots) = &self.plan.slots {
-            for (chunk, in_flight) in in_flight(recording, policy) {
-                let slots = slots.get(&chunk).copied().unwrap_or(0);
-                if in_flight > slots {
-                    let problem = format!(
-                        "{in_flight} microbatches are in flight at once, the plan has {}",
-                        counted(slots, "slot")
-                    );
-                    let fix = "record every number of microbatches that will come before the first step";
-                    return Err(Error::usage(problem, fix));
-                }
-            }
-            check_flights(recording, slots, policy)?;
+        if let Some(plan) = plan {
+            self.plan = plan;
         }
-        for buffer in &recording.buffers {
-            let region = recording.order[buffer.visit].region;
-            let key = self.plan.key(policy, region, recording.microbatches);
-            let planned = self.plan.placements.get(&(key, buffer.index));
-            if planned.is_none_or(|planned| planned.bytes != buffer.bytes) {
-                let problem = format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes);
-                let fix = "give each shape a mode of its own, or call CudaGraphManager::reset";
-                return Err(Error::changed(region, problem, fix));
-            }
-        }
+        self.programs.insert(program.microbatches, program);
         Ok(())
     }
+
+    /// The visit of the planned list that stands for a region in a step with so many microbatches.
+    pub(crate) fn planned_visit(&self, policy: &P, region: P::Region, microbatches: usize) -> Option<usize> {
+        self.plan.visit(&self.plan.key(policy, region, microbatches))
+    }
+
+    /// Where the buffer of that number of a visit of the planned list lies, and its name.
+    pub(crate) fn placement(&self, visit: Option<usize>, index: usize) -> Option<(Placement, &'static str)> {
+        self.plan.placement(&self.programs[&self.plan.microbatches], visit?, index)
+    }
+}
+
+/// Fails if a step does not fit a plan, which was made from the `planned` list.
+fn accept<P: Policy>(
+    program: &Program<P::Region>,
+    plan: &Plan<P::Region>,
+    planned: &Program<P::Region>,
+    policy: &P,
+) -> Result<()> {
+    if let Some(slots) = &plan.slots {
+        for (chunk, in_flight) in in_flight(program, policy) {
+            let slots = slots.get(&chunk).copied().unwrap_or(0);
+            if in_flight > slots {
+                let slots = counted(slots, "slot");
+                let problem = format!("{in_flight} microbatches are in flight at once, the plan has {slots}");
+                let fix = "record every number of microbatches that will come before the first step";
+                return Err(Error::usage(problem, fix));
+            }
+        }
+        check_flights(program, slots, policy)?;
+    }
+    for (buffer, index) in program.taken_in_order() {
+        let region = program.visits[buffer.visit()].region;
+        let visit = plan.visit(&plan.key(policy, region, program.microbatches));
+        let known = visit.and_then(|visit| plan.placement(planned, visit, index));
+        if known.is_none_or(|(known, _)| known.bytes != buffer.bytes) {
+            let name = program.own(buffer.visit(), index).map_or("", |(_, name)| name);
+            let problem = format!("buffer `{name}` of {} bytes was not in the plan", buffer.bytes);
+            let fix = "give each shape a mode of its own, or call CudaGraphManager::reset";
+            return Err(Error::changed(region, problem, fix));
+        }
+    }
+    Ok(())
 }

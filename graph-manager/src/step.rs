@@ -1,12 +1,12 @@
 //! The phases of a step: recorded, warming up, captured, replayed.
 
-use crate::context::{Recorder, StepContext};
+use crate::context::{Recording, StepContext};
 use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::recording::Recording;
+use crate::program::Recorder;
 use crate::state::Handover;
 
 /// The code of a step.
@@ -22,14 +22,14 @@ impl<P: Policy> CudaGraphManager<P> {
     /// mode.
     pub fn record(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
         let pool = self.pool.clone();
-        let recording = pool.during(|| {
+        let program = pool.during(|| {
             if pool.is_nested() {
                 let problem = "a step was recorded inside a region of another step";
                 return Err(Error::usage(problem, "run it before, often enough for it to have its graph"));
             }
             let mut cx = StepContext::new(self, mode, microbatches);
-            let recorder = Recorder { recording: Recording::new(microbatches), handover: Handover::default() };
-            cx.recorder = Some(Box::new(recorder));
+            let recorder = Recorder::new(microbatches, pool.compute().id());
+            cx.recording = Some(Box::new(Recording { recorder, handover: Handover::default() }));
             let (device, scope) = (pool.device(), pool.device().scope());
             let _restored = Finally(|| device.set_scope(&scope));
             device.begin_trace();
@@ -37,13 +37,10 @@ impl<P: Policy> CudaGraphManager<P> {
             body(&mut cx)?;
             cx.check_unwound()?;
             cx.check_deferred()?;
-            let recorder = cx.recorder.unwrap_or_else(|| unreachable!("nothing takes it"));
-            let trace = device.end_trace();
-            let recording = recorder.recording.finish(&trace, pool.compute().id());
-            self.check_streams(&recording, &trace)?;
-            Ok(recording)
+            let recording = cx.recording.unwrap_or_else(|| unreachable!("nothing takes it"));
+            recording.recorder.finish(device)
         })?;
-        self.plan(mode, recording)
+        self.plan(mode, program)
     }
 
     /// Records a step unless it was, and makes sure that there is memory for it.
@@ -54,7 +51,7 @@ impl<P: Policy> CudaGraphManager<P> {
         body: Body<'_, P>,
     ) -> Result<StepKey<P::Mode>> {
         let key = self.step_key(mode, microbatches);
-        if !self.states.get(&key).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
+        if !self.states.get(&key).is_some_and(|state| state.programs.contains_key(&microbatches)) {
             self.record(mode, microbatches, body)?;
         }
         self.make_room(key)?;
@@ -75,9 +72,9 @@ impl<P: Policy> CudaGraphManager<P> {
     pub fn rehearse(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
         let key = self.prepare(mode, microbatches, body)?;
         self.pass(mode, microbatches, false, &mut *body)?;
-        let recording = &self.states[&key].recordings[&microbatches];
-        let is_leaf = |(visit, eager): (usize, Option<_>)| eager.is_some() || !recording.is_composite(visit);
-        if self.options.enable && self.submitted(recording).all(is_leaf) {
+        let program = &self.states[&key].programs[&microbatches];
+        let is_leaf = |(visit, eager): (usize, Option<_>)| eager.is_some() || !program.is_composite(visit);
+        if self.options.enable && self.submitted(program).all(is_leaf) {
             (self.before_capture)()?;
             self.pass(mode, microbatches, true, body)?;
         }

@@ -1,9 +1,8 @@
 //! A step run with its graphs and, from the same state, eagerly: both must leave the same bits.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
-use device::{BufferId, Device, Snapshot, Tensor};
+use device::{Device, Snapshot, Tensor};
 
 use crate::apart::Apart;
 use crate::context::StepContext;
@@ -12,7 +11,7 @@ use crate::error::Result;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::recording::{Recording, Write};
+use crate::program::{Program, Write};
 use crate::results::Results;
 use crate::state::Handover;
 use crate::step::Body;
@@ -95,15 +94,14 @@ impl<P: Policy> CudaGraphManager<P> {
             return Ok(Verified::NotYet);
         }
         let device = self.pool.device().clone();
-        let recording = &self.states[&key].recordings[&microbatches];
+        let program = &self.states[&key].programs[&microbatches];
         let apart = match how.memory {
-            EagerMemory::Apart => Some(Rc::new(Apart::new(&device, recording)?)),
+            EagerMemory::Apart => Some(Rc::new(Apart::new(&device, program)?)),
             EagerMemory::Shared => None,
         };
-        let (results, planned) = (self.results_at_end(recording), recording.by_buffer());
-        let before = device.snapshot(recording.state())?;
-        let mut pair =
-            Pair { manager: self, mode, microbatches, key, device, before, planned, apart, of_graphs: None, body };
+        let results = self.results_at_end(program);
+        let before = device.snapshot(program.state())?;
+        let mut pair = Pair { manager: self, mode, microbatches, key, device, before, apart, of_graphs: None, body };
         let found = pair.compare(&results, how.any);
         let restored = pair.device.restore(&pair.before);
         // Where both fail, why the step failed says more.
@@ -115,11 +113,11 @@ impl<P: Policy> CudaGraphManager<P> {
     /// The memory that [`CudaGraphManager::verify`] needs for a step of this kind; 0 if it was not recorded.
     pub fn verification_bytes(&self, mode: P::Mode, microbatches: usize) -> VerificationBytes {
         let state = self.states.get(&self.step_key(mode, microbatches));
-        let Some(recording) = state.and_then(|state| state.recordings.get(&microbatches)) else {
+        let Some(program) = state.and_then(|state| state.programs.get(&microbatches)) else {
             return VerificationBytes::default();
         };
-        let host = recording.state().iter().map(Tensor::bytes).sum();
-        VerificationBytes { host, device: Apart::bytes(recording) }
+        let host = program.state().iter().map(Tensor::bytes).sum();
+        VerificationBytes { host, device: Apart::bytes(program) }
     }
 }
 
@@ -131,8 +129,6 @@ struct Pair<'p, 'b, P: Policy> {
     key: StepKey<P::Mode>,
     device: Device,
     before: Snapshot,
-    /// The buffers of the plan, each with its index in the recording.
-    planned: HashMap<BufferId, usize>,
     apart: Option<Rc<Apart>>,
     /// While the step runs eagerly: what the code of the graphs left.
     of_graphs: Option<Handover<P>>,
@@ -166,7 +162,7 @@ impl<P: Policy> Pair<'_, '_, P> {
         }
         // All ranks look, for each needs the others' transfers.
         let place = |tensor: &Tensor| self.place(tensor, Way::Graphed);
-        let by_region = self.manager.results_by_region(self.recording(), &self.planned, place);
+        let by_region = self.manager.results_by_region(self.program(), place);
         let visible = self.first_difference(&by_region)?;
         let (results, first) = if visible.is_some() { (&by_region, visible) } else { (at_end, differs) };
         let graphed = self.run(Way::Graphed, results, first)?.kept;
@@ -211,37 +207,31 @@ impl<P: Policy> Pair<'_, '_, P> {
         }
     }
 
-    fn recording(&self) -> &Recording<P::Region> {
-        &self.manager.states[&self.key].recordings[&self.microbatches]
+    fn program(&self) -> &Program<P::Region> {
+        &self.manager.states[&self.key].programs[&self.microbatches]
     }
 
     /// Where a tensor of the recording lies when the step is run that way.
     fn place(&self, tensor: &Tensor, way: Way) -> Tensor {
-        let recording = self.recording();
-        let Some(taken) = self.planned.get(&tensor.buffer).map(|&at| &recording.buffers[at]) else { return *tensor };
+        let program = self.program();
+        let Some(index) = program.taken(tensor.buffer) else { return *tensor };
         let start = match self.apart.as_ref().filter(|_| way == Way::Eager) {
-            Some(apart) => apart.address(taken.visit, taken.index),
-            None => {
-                let plan = &self.manager.states[&self.key].plan;
-                let region = recording.order[taken.visit].region;
-                let key = plan.key(&self.manager.policy, region, self.microbatches);
-                let placed = &plan.placements[&(key, taken.index)];
-                self.manager.areas[&placed.area].address() + placed.offset as u64
-            }
+            Some(apart) => apart.address(index),
+            None => self.manager.address(self.key, program, index),
         };
-        Tensor { address: start + (tensor.address - taken.address), ..*tensor }
+        Tensor { address: start + (tensor.address - program.buffers[index].address), ..*tensor }
     }
 
     /// The result of that number, with its bytes in both steps.
     fn difference(&self, results: &Results, number: usize, bytes: [&[u8]; 2], hidden_by_waits: bool) -> Difference {
-        let recording = self.recording();
+        let program = self.program();
         let mut noted = results.after.values().flatten().chain(&results.at_end);
         let Some(Write { position, op, tensor }) = noted.nth(number) else { unreachable!("it was noted") };
-        let region = recording.innermost(*position).map_or("step".into(), |at| recording.order[at].name.to_string());
+        let region = program.innermost(*position).map_or("step".into(), |at| program.visits[at].name.to_string());
         Difference {
             region,
             operation: op,
-            tensor: self.device.buffer_name(tensor.buffer).to_string(),
+            tensor: self.device.buffer_name(tensor.buffer),
             address: self.place(tensor, Way::Graphed).address,
             dtype: tensor.dtype,
             elements: tensor.elements(),

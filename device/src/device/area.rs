@@ -1,13 +1,11 @@
 //! Memory at fixed addresses, and the names of the buffers in it.
 
-use std::rc::Rc;
-
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::host::memory::{HostBlock, available};
 use crate::sync_debug::Hindrance;
-use crate::{Accesses, BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
+use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
 pub struct Area {
@@ -68,21 +66,21 @@ impl Device {
     }
 
     /// Names a buffer that memory will be planned for.
-    pub(crate) fn name_buffer(&self, name: &str) -> BufferId {
+    pub(crate) fn name_buffer(&self, name: BufferName) -> BufferId {
         let mut core = self.core();
-        core.buffers.push(name.into());
+        core.buffers.push(name);
         BufferId::new(core.number, core.buffers.len() - 1)
     }
 
     /// A buffer's name.
-    pub fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
+    pub fn buffer_name(&self, buffer: BufferId) -> String {
         self.peek().buffer_name(buffer)
     }
 
     /// A tensor with an address but no memory, for tracing.
-    pub fn virtual_tensor(&self, name: &str, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+    pub fn virtual_tensor(&self, name: impl Into<BufferName>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
         let shape = shape.into();
-        let buffer = self.name_buffer(name);
+        let buffer = self.name_buffer(name.into());
         let address = self.core().virtual_range((shape.elements() * dtype.size()).next_multiple_of(ALIGNMENT));
         Tensor { address, shape, dtype, buffer }
     }
@@ -117,10 +115,10 @@ impl Device {
 }
 
 impl Core {
-    pub(crate) fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
+    pub(crate) fn buffer_name(&self, buffer: BufferId) -> String {
         match self.has(buffer) {
-            true => self.buffers[buffer.number()].clone(),
-            false => format!("buffer {} of another device", buffer.number()).into(),
+            true => self.buffers[buffer.number()].to_string(),
+            false => format!("buffer {} of another device", buffer.number()),
         }
     }
 
@@ -155,7 +153,7 @@ impl Core {
         if inside {
             return Ok(());
         }
-        Err(CheckError::Freed { user: user.into(), buffer: self.buffer_name(tensor.buffer).to_string() }.into())
+        Err(CheckError::Freed { user: user.into(), buffer: self.buffer_name(tensor.buffer) }.into())
     }
 
     fn free(&mut self, start: u64) {
@@ -202,7 +200,7 @@ impl Area {
     /// # Panics
     /// If it does not fit: offsets come from plans.
     pub fn tensor(&self, name: &str, offset: usize, shape: impl Into<Shape>, dtype: DType) -> Tensor {
-        let buffer = self.device.name_buffer(name);
+        let buffer = self.device.name_buffer(name.into());
         self.place(buffer, offset, shape, dtype)
     }
 

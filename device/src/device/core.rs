@@ -11,7 +11,7 @@ use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
-use crate::{CaptureRule, Error, Progress, Result, StreamId};
+use crate::{BufferName, CaptureRule, Error, Progress, Result, StreamId};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
@@ -38,7 +38,7 @@ pub(crate) struct Core {
     /// Areas that were dropped while a stream captured. What was captured may use them, and on a GPU memory cannot be freed
     /// then. They are freed when no stream captures.
     pub(super) freed_later: Vec<u64>,
-    pub(crate) buffers: Vec<Rc<str>>,
+    pub(crate) buffers: Vec<BufferName>,
     pub(super) next_virtual: u64,
     pub(super) allocations: u64,
     /// The most bytes that an operation traced so far allocates while it runs, on the host.

@@ -178,9 +178,11 @@ impl Device {
         self.peek().trace.is_some()
     }
 
-    /// Number of events noted so far.
-    pub fn trace_position(&self) -> usize {
-        self.peek().trace.as_ref().map_or(0, Vec::len)
+    /// Moves what was noted since the last call to the end of `events`.
+    pub fn take_trace(&self, events: &mut Vec<TraceEvent>) {
+        if let Some(trace) = &mut self.core().trace {
+            events.append(trace);
+        }
     }
 
     /// Ends the trace and returns what was noted.

@@ -1,20 +1,18 @@
 //! Submissions that are noted instead of run. Plans are made from them.
 
-use crate::{Accesses, BufferId, Op, StreamId, Tensor};
+use crate::{Accesses, Op, StreamId};
 
 /// Something submitted while tracing, in submission order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum TraceEvent {
     /// An operation would have run.
     Operation {
         /// Its stream.
         stream: StreamId,
-        /// Its name.
-        name: &'static str,
-        /// Buffers it reads or writes.
-        buffers: Vec<BufferId>,
-        /// What it writes.
-        writes: Vec<Tensor>,
+        /// The operation.
+        op: Op,
+        /// What it reads and writes.
+        accesses: Accesses,
     },
     /// A copy between host and device would have run. A graph cannot have one.
     HostCopy {
@@ -22,10 +20,8 @@ pub enum TraceEvent {
         stream: StreamId,
         /// What it is called.
         name: &'static str,
-        /// The buffer that it reads or writes.
-        buffers: Vec<BufferId>,
-        /// What it writes.
-        writes: Vec<Tensor>,
+        /// What it reads or writes.
+        accesses: Accesses,
     },
     /// An event was recorded on a stream.
     Record {
@@ -41,18 +37,6 @@ pub enum TraceEvent {
         /// The event's number.
         event: u64,
     },
-}
-
-impl TraceEvent {
-    /// The event of an operation that was submitted to `stream`.
-    pub(crate) fn operation(stream: StreamId, name: &'static str, accesses: Accesses) -> TraceEvent {
-        TraceEvent::Operation { stream, name, buffers: accesses.buffers(), writes: accesses.writes }
-    }
-
-    /// The event of a copy between host and device on `stream`.
-    pub(crate) fn host_copy(stream: StreamId, name: &'static str, accesses: Accesses) -> TraceEvent {
-        TraceEvent::HostCopy { stream, name, buffers: accesses.buffers(), writes: accesses.writes }
-    }
 }
 
 /// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its values. It

@@ -64,7 +64,10 @@ impl Graph {
         let mut core = self.device.core();
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
-            let operation = |node: &Node| TraceEvent::operation(stream.id(), node.op.name(), node.accesses.clone());
+            let operation = |Node { op, accesses, .. }: &Node| {
+                let (op, accesses) = (op.clone(), accesses.clone());
+                TraceEvent::Operation { stream: stream.id(), op, accesses }
+            };
             trace.extend(self.nodes.iter().map(operation));
             return Ok(());
         }

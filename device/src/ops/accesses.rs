@@ -1,6 +1,6 @@
 //! What an operation reads and writes.
 
-use crate::{BufferId, Tensor};
+use crate::Tensor;
 
 /// The tensors an operation reads and those it writes; one that is updated in place is in both.
 #[derive(Clone, Debug, Default)]
@@ -27,11 +27,6 @@ impl Accesses {
     pub fn writes(mut self, tensors: impl IntoIterator<Item = Tensor>) -> Accesses {
         self.writes.extend(tensors);
         self
-    }
-
-    /// The buffers of all tensors.
-    pub(crate) fn buffers(&self) -> Vec<BufferId> {
-        self.reads.iter().chain(&self.writes).map(|tensor| tensor.buffer).collect()
     }
 
     /// Whether one writes memory that the other reads or writes, so that their order matters.

@@ -101,7 +101,7 @@ impl Stream {
     fn is_noted(&self, core: &mut Core, name: &'static str, accesses: &Accesses) -> Result<bool> {
         core.check_owns(name, accesses)?;
         if let Some(trace) = &mut core.trace {
-            trace.push(TraceEvent::host_copy(self.id, name, accesses.clone()));
+            trace.push(TraceEvent::HostCopy { stream: self.id, name, accesses: accesses.clone() });
             return Ok(true);
         }
         Ok(core.dry)

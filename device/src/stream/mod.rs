@@ -102,14 +102,16 @@ impl Stream {
             let accesses = op.accesses();
             core.check_owns(op.name(), &accesses)?;
             let core = &mut *core;
-            core.trace.get_or_insert_default().push(TraceEvent::operation(self.id, op.name(), accesses));
             if let Some(listener) = &mut core.listener {
                 listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
             }
             if let DeviceBackend::Host(pool) = &core.backend {
                 core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, pool));
             }
-            return core.streams[self.id.index()].backend.prepare(&op, &core.backend);
+            core.streams[self.id.index()].backend.prepare(&op, &core.backend)?;
+            let event = TraceEvent::Operation { stream: self.id, op, accesses };
+            core.trace.get_or_insert_default().push(event);
+            return Ok(());
         }
         if core.dry {
             return Ok(());

@@ -1,0 +1,265 @@
+//! Which entries wait for which. The order follows from four rules:
+//!
+//! - **Data**: where an entry writes bytes that another reads or writes, the later one waits for the earlier one.
+//! - **Queue**: entries of a queue run in turn.
+//! - **Place**: an entry on another queue than its region's starts no earlier than the region's entry before it in the list,
+//!   and than what that queue waited for since.
+//! - **End**: what other queues were given is done where a join says so.
+//!
+//! An entry waits for no more than one entry of another queue, and for none that it knows to be done from other waits.
+
+use std::collections::{BTreeMap, HashMap};
+
+use device::StreamId;
+
+use super::Program;
+use super::expand::{Expanded, Step};
+
+/// An entry that waits for one of another queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// The position of the one that waits.
+    pub(crate) position: u32,
+    /// The position of the other.
+    pub(crate) on: u32,
+}
+
+/// The queue after whose entries one on `queue` comes, in a region that runs on `of_region`. The second lane comes after the
+/// compute stream.
+pub(super) fn base(queue: StreamId, of_region: StreamId, compute: StreamId) -> Option<StreamId> {
+    let base = if queue == of_region { compute } else { of_region };
+    (queue != base).then_some(base)
+}
+
+/// The waits of a list, and what is done when.
+pub(super) struct Order {
+    pub(super) waits: Vec<Wait>,
+    queues: Vec<Queue>,
+    /// By position: the queue of the entry.
+    queue_of: Vec<u8>,
+}
+
+/// A queue up to the entry that the walk has reached.
+#[derive(Default)]
+struct Queue {
+    /// Positions of its entries.
+    entries: Vec<u32>,
+    /// By queue: all its entries before that position are done before what comes next here.
+    clock: Vec<u32>,
+    /// Positions at which the clock changed, and what it was from then on.
+    changed: Vec<u32>,
+    clocks: Vec<u32>,
+    /// Entries that joins name, for the next entry.
+    pending: Vec<u32>,
+}
+
+impl Queue {
+    /// The last entry before a position.
+    fn before(&self, position: u32) -> Option<u32> {
+        let count = self.entries.partition_point(|entry| *entry < position);
+        count.checked_sub(1).map(|at| self.entries[at])
+    }
+
+    /// What is done before its entry at that position.
+    fn clock_at(&self, position: u32) -> &[u32] {
+        let count = self.changed.partition_point(|changed| *changed <= position);
+        let width = self.clock.len();
+        count.checked_sub(1).map_or(&[], |at| &self.clocks[at * width..(at + 1) * width])
+    }
+}
+
+impl Order {
+    /// The clock of the entry at that position, the entry itself included, given to `each` by queue.
+    pub(super) fn done_with(&self, position: u32, mut each: impl FnMut(usize, u32)) {
+        let queue = self.queue_of[position as usize] as usize;
+        self.queues[queue].clock_at(position).iter().enumerate().for_each(|(of, until)| each(of, *until));
+        each(queue, position + 1);
+    }
+
+    /// The last entry of a queue before a position.
+    pub(super) fn last_before(&self, queue: usize, position: u32) -> Option<u32> {
+        self.queues[queue].before(position)
+    }
+
+    /// The order of a list.
+    pub(super) fn of<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>) -> Order {
+        let width = program.queues.len();
+        let queue = || Queue { clock: vec![0; width], ..Queue::default() };
+        let mut order = Order {
+            waits: Vec::new(),
+            queues: (0..width).map(|_| queue()).collect(),
+            queue_of: vec![u8::MAX; program.length as usize],
+        };
+        let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
+        let shared = program.shared();
+        let (mut data, mut required) = (Data::default(), Vec::new());
+        program.walk(|position, step| match step {
+            Step::Join(join) => {
+                let before = numbers.get(&join.of).and_then(|of| order.queues[*of].before(join.until));
+                if let (Some(by), Some(before)) = (numbers.get(&join.by), before) {
+                    order.queues[*by].pending.push(before);
+                }
+            }
+            Step::Entry(expanded) => {
+                let Expanded { visit, entry, .. } = &expanded;
+                let queue = numbers[&entry.queue];
+                required.append(&mut order.queues[queue].pending);
+                let of_region = program.visits.get(*visit as usize).map_or(program.queues[0], |visit| visit.stream);
+                let base = base(entry.queue, of_region, program.queues[0]).and_then(|base| numbers.get(&base));
+                if let Some(base) = base.filter(|_| entry.placed).map(|base| &order.queues[*base]) {
+                    required.extend(base.entries.last());
+                    required.extend(&base.pending);
+                }
+                for (index, each) in expanded.uses() {
+                    if let Some(address) = program.shared_address(&shared, index) {
+                        let range = address + each.start..address + each.end;
+                        data.touch(range, each.writes, position, queue, &order.queue_of, &mut required);
+                    }
+                }
+                order.submit(position, queue, &mut required);
+            }
+        });
+        order.queues.iter_mut().for_each(|queue| queue.pending.clear());
+        order
+    }
+
+    /// Adds an entry that comes after the `required` ones, and keeps the waits that do not follow from others.
+    fn submit(&mut self, position: u32, queue: usize, required: &mut Vec<u32>) {
+        // A later entry may know an earlier one to be done, and never the other way round.
+        required.sort_unstable_by_key(|on| std::cmp::Reverse(*on));
+        let mut clock = std::mem::take(&mut self.queues[queue].clock);
+        let first = self.waits.len();
+        for on in required.drain(..) {
+            let of = self.queue_of[on as usize] as usize;
+            if of == queue || clock[of] > on {
+                continue;
+            }
+            self.waits.push(Wait { position, on });
+            self.done_with(on, |of, until| clock[of] = clock[of].max(until));
+        }
+        let own = &mut self.queues[queue];
+        own.clock = clock;
+        if self.waits.len() > first {
+            own.changed.push(position);
+            own.clocks.extend(&own.clock);
+        }
+        own.entries.push(position);
+        self.queue_of[position as usize] = queue as u8;
+    }
+}
+
+/// The last uses of ranges of bytes.
+#[derive(Default)]
+struct Data(BTreeMap<u64, Cell>);
+
+#[derive(Clone, Default)]
+struct Cell {
+    end: u64,
+    written: Option<u32>,
+    /// The last read of each queue since.
+    reads: Vec<(u8, u32)>,
+}
+
+impl Data {
+    /// Makes `at` a border between cells.
+    fn split(&mut self, at: u64) {
+        if let Some((_, cell)) = self.0.range_mut(..at).next_back()
+            && cell.end > at
+        {
+            let right = cell.clone();
+            cell.end = at;
+            self.0.insert(at, right);
+        }
+    }
+
+    /// An entry reads or writes these bytes: adds the entries that it comes after.
+    fn touch(
+        &mut self,
+        range: std::ops::Range<u64>,
+        writes: bool,
+        position: u32,
+        queue: usize,
+        queue_of: &[u8],
+        required: &mut Vec<u32>,
+    ) {
+        if range.is_empty() {
+            return;
+        }
+        let mut after = |cell: &Cell| {
+            let reads = cell.reads.iter().filter(|_| writes).map(|(_, read)| *read);
+            let others = cell.written.into_iter().chain(reads);
+            required.extend(others.filter(|on| usize::from(queue_of[*on as usize]) != queue && *on != position));
+        };
+        let note = |cell: &mut Cell| {
+            if writes {
+                cell.written = Some(position);
+                cell.reads.clear();
+            } else {
+                let queue = queue as u8;
+                match cell.reads.iter_mut().find(|(of, _)| *of == queue) {
+                    Some((_, read)) => *read = position,
+                    None => cell.reads.push((queue, position)),
+                }
+            }
+        };
+        // Most ranges are used as a whole.
+        if let Some(cell) = self.0.get_mut(&range.start)
+            && cell.end == range.end
+        {
+            after(cell);
+            note(cell);
+            return;
+        }
+        self.split(range.start);
+        self.split(range.end);
+        let (mut at, mut gaps) = (range.start, Vec::new());
+        for (&start, cell) in self.0.range_mut(range.clone()) {
+            if start > at {
+                gaps.push((at, start));
+            }
+            after(cell);
+            note(cell);
+            at = cell.end;
+        }
+        if at < range.end {
+            gaps.push((at, range.end));
+        }
+        for (start, end) in gaps {
+            let mut cell = Cell { end, ..Cell::default() };
+            note(&mut cell);
+            self.0.insert(start, cell);
+        }
+    }
+}
+
+/// Which buffers several queues use.
+pub(super) struct Shared {
+    taken: Vec<bool>,
+    outside: Vec<bool>,
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
+    /// Which buffers several queues use, one of which writes. Others need no rule of data: their queue orders them.
+    fn shared(&self) -> Shared {
+        let mut queues = [vec![0u64; self.buffers.len()], vec![0u64; self.outside.len()]];
+        self.walk(|_, step| {
+            let Step::Entry(expanded) = step else { return };
+            let queue = self.queues.iter().position(|queue| *queue == expanded.entry.queue).unwrap_or(0);
+            for (index, each) in expanded.uses() {
+                let mask = &mut queues[usize::from(!Self::is_taken(index))][(index & !super::OUTSIDE) as usize];
+                *mask |= 1 << queue | u64::from(each.writes) << 63;
+            }
+        });
+        let is_shared = |mask: &u64| mask >> 63 == 1 && (mask & (u64::MAX >> 1)).count_ones() > 1;
+        let [taken, _] = &queues;
+        Shared { taken: taken.iter().map(is_shared).collect(), outside: vec![true; self.outside.len()] }
+    }
+
+    /// The address that a use's bytes are counted from, if its order follows from its data.
+    fn shared_address(&self, shared: &Shared, index: u32) -> Option<u64> {
+        if Self::is_taken(index) {
+            return shared.taken[index as usize].then(|| self.buffers[index as usize].address);
+        }
+        shared.outside[(index & !super::OUTSIDE) as usize].then_some(0)
+    }
+}

@@ -1,0 +1,415 @@
+//! From submissions to a list.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::mem::{discriminant, take};
+
+use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
+
+use super::body::{Body, Entry, Item, Own, Use, Work};
+use super::spaces::{Digest, Reached, Streams};
+use super::{Held, Join, NONE, OUTSIDE, Program, Taken, Visit};
+use crate::error::{Error, Result};
+
+/// A step that is being recorded.
+pub(crate) struct Recorder<R> {
+    program: Program<R>,
+    /// Bodies by digest.
+    bodies: HashMap<u64, Vec<u32>>,
+    /// The visits under way, the innermost last. The first is the outermost, which is no visit.
+    open: Vec<Open>,
+    streams: Streams,
+    /// What was submitted and is not in the list yet.
+    heard: Vec<TraceEvent>,
+    /// Of buffers that regions take and of others: the visit that has mentioned it last, and its number there.
+    mentions: [Vec<(u32, u32)>; 2],
+    outside: HashMap<BufferId, u32>,
+    /// Buffers that code outside of the step reads, each with the position until which it does.
+    kept: Vec<(u32, u32)>,
+    /// What `clip_scale` has written.
+    clipped: RefCell<Vec<BufferId>>,
+    /// The first work that a graph would leave out.
+    left_out: Option<LeftOut>,
+}
+
+/// A visit under way.
+struct Open {
+    visit: u32,
+    stream: StreamId,
+    /// Where it is part of a graph: the visit that becomes the graph.
+    graph: Option<Graph>,
+    items: Vec<Item>,
+    uses: Vec<Use>,
+    own: Vec<Own>,
+    table: Vec<u32>,
+    digest: Digest,
+}
+
+/// A visit that becomes a graph.
+#[derive(Clone, Copy)]
+struct Graph {
+    visit: u32,
+    stream: StreamId,
+    /// The count of submissions when it began.
+    since: u64,
+}
+
+/// Work of a visit that its graph would not have.
+struct LeftOut {
+    visit: u32,
+    operation: &'static str,
+    stream: StreamId,
+}
+
+impl Open {
+    fn new(visit: u32, stream: StreamId, graph: Option<Graph>) -> Open {
+        let (items, uses, own, table) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Open { visit, stream, graph, items, uses, own, table, digest: Digest::default() }
+    }
+}
+
+impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
+    pub(crate) fn new(microbatches: usize, compute: StreamId) -> Recorder<R> {
+        let program = Program {
+            microbatches,
+            visits: Vec::new(),
+            outermost: Held::default(),
+            bodies: Vec::new(),
+            tables: Vec::new(),
+            buffers: Vec::new(),
+            by_number: Vec::new(),
+            first_number: 0,
+            outside: Vec::new(),
+            joins: Vec::new(),
+            queues: vec![compute],
+            length: 0,
+            waits: Vec::new(),
+            lifetimes: Vec::new(),
+        };
+        Recorder {
+            program,
+            bodies: HashMap::new(),
+            open: vec![Open::new(NONE, compute, None)],
+            streams: Streams::default(),
+            heard: Vec::new(),
+            mentions: [Vec::new(), Vec::new()],
+            outside: HashMap::new(),
+            kept: Vec::new(),
+            clipped: RefCell::default(),
+            left_out: None,
+        }
+    }
+
+    /// Refuses an update before which nothing has written its status: on the device it would skip every step in silence.
+    pub(crate) fn check_clipped(&self, op: &Op) -> device::Result<()> {
+        let status = match op {
+            Op::ClipScale(clip) => {
+                self.clipped.borrow_mut().push(clip.status.buffer);
+                return Ok(());
+            }
+            Op::AdamW(update) => update.status.buffer,
+            Op::Lion(update) => update.status.buffer,
+            Op::Sgd(update) => update.status.buffer,
+            Op::NesterovMomentum(update) => update.status.buffer,
+            Op::DecayedStep(update) => update.status.buffer,
+            _ => return Ok(()),
+        };
+        if self.clipped.borrow().contains(&status) {
+            return Ok(());
+        }
+        let problem = "no clip_scale comes before it in the step, so it would never update. Fix: submit square_sum and \
+                       clip_scale with this status first, also without clipping";
+        Err(device::Error::operation(op.name(), problem))
+    }
+
+    /// Begins a visit on that stream; returns its index. `captured` says whether the region becomes a graph, unless it is part of one.
+    pub(crate) fn begin(
+        &mut self,
+        device: &Device,
+        region: R,
+        outer: Option<usize>,
+        stream: StreamId,
+        captured: bool,
+    ) -> usize {
+        self.hear(device);
+        // An error has left these, and the step goes on.
+        while self.top().visit != outer.map_or(NONE, |outer| outer as u32) {
+            self.end(device);
+        }
+        let visit = self.program.visits.len() as u32;
+        let outer = self.top();
+        outer.items.push(Item::Inner);
+        outer.digest.add(2);
+        let (outer, graph) = (outer.visit, outer.graph);
+        let graph = graph.or_else(|| captured.then_some(Graph { visit, stream, since: self.streams.submitted }));
+        let (start, taken) = (self.program.length, self.program.buffers.len() as u32);
+        let name = region.to_string().into();
+        let held = Held::default();
+        self.program.visits.push(Visit {
+            region,
+            name,
+            outer,
+            next: 0,
+            start,
+            end: start,
+            stream,
+            taken: (taken, taken),
+            held,
+        });
+        self.open.push(Open::new(visit, stream, graph));
+        visit as usize
+    }
+
+    /// Ends the innermost visit.
+    pub(crate) fn end(&mut self, device: &Device) {
+        self.hear(device);
+        let Some(open) = self.open.pop() else { unreachable!("a visit ends after it has begun") };
+        let at = open.visit as usize;
+        let held = self.hold(open);
+        let (next, taken, end) =
+            (self.program.visits.len() as u32, self.program.buffers.len() as u32, self.program.length);
+        let visit = &mut self.program.visits[at];
+        (visit.next, visit.end, visit.taken.1, visit.held) = (next, end, taken, held);
+    }
+
+    /// What a visit's region is called.
+    pub(crate) fn name(&self, visit: usize) -> std::rc::Rc<str> {
+        self.program.visits[visit].name.clone()
+    }
+
+    /// The innermost visit takes a buffer.
+    pub(crate) fn take(&mut self, device: &Device, name: &'static str, tensor: &Tensor) {
+        self.hear(device);
+        let program = &mut self.program;
+        let number = tensor.buffer.number();
+        if program.buffers.is_empty() {
+            program.first_number = number;
+        }
+        let (index, bytes) = (program.buffers.len() as u32, tensor.bytes());
+        program.by_number.resize(number - program.first_number, NONE);
+        program.by_number.push(index);
+        let (buffer, address, taken_at) = (tensor.buffer, tensor.address, program.length);
+        let visit = self.top().visit;
+        self.program.buffers.push(Taken { bytes, address, buffer, visit, taken_at });
+        self.mentions[0].push((NONE - 1, 0));
+        let local = self.local(index);
+        let open = self.top();
+        open.own.push(Own { local, name, bytes });
+        open.digest.add(bytes as u64);
+        open.digest.add(name.as_ptr() as u64);
+    }
+
+    /// Keeps the memory of these tensors up to here, for code outside of the step.
+    pub(crate) fn keep(&mut self, device: &Device, tensors: &[Tensor]) {
+        self.hear(device);
+        let taken = tensors.iter().filter_map(|tensor| self.program.taken(tensor.buffer));
+        self.kept.extend(taken.map(|index| (index as u32, self.program.length)));
+    }
+
+    /// The whole list, with what follows from it.
+    ///
+    /// # Errors
+    /// [`Error::LeftOut`].
+    pub(crate) fn finish(mut self, device: &Device) -> Result<Program<R>> {
+        self.hear(device);
+        if let Some(LeftOut { visit, operation, stream }) = self.left_out {
+            let region = self.program.visits[visit as usize].name.to_string();
+            let stream = device.stream_name(stream).to_string();
+            return Err(Error::LeftOut { region, operation, stream });
+        }
+        while let Some(open) = self.open.pop() {
+            self.program.outermost = self.hold(open);
+        }
+        let mut program = self.program;
+        program.tables.shrink_to_fit();
+        program.order_and_lifetimes(&self.kept);
+        Ok(program)
+    }
+
+    fn top(&mut self) -> &mut Open {
+        self.open.last_mut().unwrap_or_else(|| unreachable!("the outermost is open until the end"))
+    }
+
+    /// Lists what was submitted since the last call.
+    fn hear(&mut self, device: &Device) {
+        let mut heard = take(&mut self.heard);
+        device.take_trace(&mut heard);
+        for event in heard.drain(..) {
+            match event {
+                TraceEvent::Operation { stream, op, accesses } => self.entry(stream, Work::Op(op), &accesses),
+                TraceEvent::HostCopy { stream, name, accesses } => {
+                    self.entry(stream, Work::HostCopy(name, accesses.clone()), &accesses);
+                }
+                TraceEvent::Record { stream, event } => self.streams.record(stream, event, self.program.length),
+                TraceEvent::Wait { stream, event } => self.wait(stream, event),
+            }
+        }
+        self.heard = heard;
+    }
+
+    fn compute(&self) -> StreamId {
+        self.program.queues[0]
+    }
+
+    /// The queue whose entries an entry on `queue` comes after.
+    fn base(&self, queue: StreamId) -> Option<StreamId> {
+        let of_region = self.open.last().map_or(self.compute(), |open| open.stream);
+        super::order::base(queue, of_region, self.compute())
+    }
+
+    fn wait(&mut self, stream: StreamId, event: u64) {
+        let of_region = self.top().stream;
+        let Some(reached) = self.streams.wait(stream, event) else { return };
+        if stream == of_region || stream == self.compute() {
+            reached.joins.iter().for_each(|&(of, until)| self.join(stream, of, until));
+            self.streams.of(stream).unspent.extend(reached.joins);
+        } else {
+            // Where its next entry comes after all that its base was given, that says it already.
+            self.streams.of(stream).pending.push(reached);
+        }
+    }
+
+    fn join(&mut self, by: StreamId, of: StreamId, until: u32) {
+        let position = self.program.length;
+        self.program.joins.push(Join { position, by, of, until });
+        self.program.length += 1;
+        let open = self.top();
+        open.items.push(Item::Join { by, of });
+        open.digest.add(u64::from(by.0) << 32 | u64::from(of.0) << 8 | 3);
+    }
+
+    fn entry(&mut self, queue: StreamId, work: Work, accesses: &Accesses) {
+        let base = self.base(queue);
+        let placed = base.is_none_or(|base| self.streams.knows_all(queue, base));
+        for Reached { from, joins } in take(&mut self.streams.of(queue).pending) {
+            if !(placed && Some(from) == base) {
+                joins.iter().for_each(|&(of, until)| self.join(queue, of, until));
+            }
+        }
+        let graph = self.top().graph;
+        if let Some(Graph { visit, stream, since }) = graph
+            && self.left_out.is_none()
+            && queue != stream
+            && self.streams.of(queue).forked_from(stream) <= since
+        {
+            let operation = match &work {
+                Work::Op(op) => op.name(),
+                Work::HostCopy(name, _) => name,
+            };
+            self.left_out = Some(LeftOut { visit, operation, stream: queue });
+        }
+        if !self.program.queues.contains(&queue) {
+            self.program.queues.push(queue);
+        }
+        self.streams.submit(queue, self.program.length);
+        self.program.length += 1;
+        let begin = self.top().uses.len() as u32;
+        for (tensors, writes) in [(&accesses.reads, false), (&accesses.writes, true)] {
+            for tensor in tensors {
+                let (local, base) = self.mention(tensor.buffer);
+                let (start, end) = (tensor.range().start - base, tensor.range().end - base);
+                self.top().uses.push(Use { local, writes, start, end });
+            }
+        }
+        let mut digest = take(&mut self.top().digest);
+        digest.add(u64::from(queue.0) << 8 | u64::from(placed) << 1 | 1);
+        let work = match work {
+            Work::Op(op) => {
+                digest.add_hash(&discriminant(&op));
+                Work::Op(op.map(|tensor| {
+                    let (local, base) = self.mention(tensor.buffer);
+                    digest.add(u64::from(local));
+                    digest.add(tensor.address - base);
+                    digest.add_hash(&(tensor.shape, tensor.dtype));
+                    tensor
+                }))
+            }
+            copy => copy,
+        };
+        let open = self.top();
+        open.digest = digest;
+        let uses = begin..open.uses.len() as u32;
+        open.items.push(Item::Entry(Box::new(Entry { queue, placed, work, uses })));
+    }
+
+    /// A buffer's number in the innermost visit, and the address that its bytes are counted from.
+    fn mention(&mut self, buffer: BufferId) -> (u32, u64) {
+        if let Some(index) = self.program.taken(buffer) {
+            return (self.local(index as u32), self.program.buffers[index].address);
+        }
+        let next = self.program.outside.len() as u32;
+        let index = *self.outside.entry(buffer).or_insert(next);
+        if index == next {
+            self.program.outside.push(buffer);
+            self.mentions[1].push((NONE - 1, 0));
+        }
+        (self.local(index | OUTSIDE), 0)
+    }
+
+    /// The number of a buffer in the innermost visit's table.
+    fn local(&mut self, index: u32) -> u32 {
+        let open = self.open.last_mut().unwrap_or_else(|| unreachable!("the outermost is open until the end"));
+        let mention = &mut self.mentions[usize::from(index & OUTSIDE != 0)][(index & !OUTSIDE) as usize];
+        if mention.0 != open.visit {
+            *mention = (open.visit, open.table.len() as u32);
+            open.table.push(index);
+            if index & OUTSIDE != 0 {
+                open.digest.add(u64::from(index));
+            }
+        }
+        mention.1
+    }
+
+    /// The body of a visit that is over, which others may have too.
+    fn hold(&mut self, open: Open) -> Held {
+        let Open { items, uses, own, table: mut meant, digest, .. } = open;
+        let table = self.program.tables.len() as u32;
+        self.program.tables.append(&mut meant);
+        let known = self.bodies.entry(digest.value()).or_default();
+        let mentions = self.program.tables.len() as u32 - table;
+        for &body in known.iter() {
+            if self.program.is_same(body, &items, &uses, &own, table) {
+                return Held { body, table };
+            }
+        }
+        let body = self.program.bodies.len() as u32;
+        known.push(body);
+        self.program.bodies.push(Body { items, uses, own, table, mentions });
+        Held { body, table }
+    }
+}
+
+impl<R: Copy + Eq + Hash + std::fmt::Display> Program<R> {
+    /// Whether a visit with that table does what a body says.
+    fn is_same(&self, body: u32, items: &[Item], uses: &[Use], own: &[Own], table: u32) -> bool {
+        let body = &self.bodies[body as usize];
+        let mentions = self.tables.len() - table as usize;
+        let same_shape = body.items.len() == items.len()
+            && body.mentions as usize == mentions
+            && body.uses == uses
+            && body.own == own;
+        if !same_shape {
+            return false;
+        }
+        let ours = &self.tables[table as usize..];
+        let theirs = &self.tables[body.table as usize..][..mentions];
+        let alike = |(a, b): (&u32, &u32)| a == b || Self::is_taken(*a) && Self::is_taken(*b);
+        if !ours.iter().zip(theirs).all(alike) {
+            return false;
+        }
+        body.items.iter().zip(items).all(|pair| match pair {
+            (Item::Inner, Item::Inner) => true,
+            (Item::Join { by, of }, Item::Join { by: now_by, of: now_of }) => (by, of) == (now_by, now_of),
+            (Item::Entry(was), Item::Entry(is)) => {
+                let same = (was.queue, was.placed, &was.uses) == (is.queue, is.placed, &is.uses);
+                same && match (&was.work, &is.work) {
+                    (Work::Op(was), Work::Op(is)) => was.clone().map(|tensor| self.meant(body, table, tensor)) == *is,
+                    (Work::HostCopy(was, _), Work::HostCopy(is, _)) => was == is,
+                    _ => false,
+                }
+            }
+            _ => false,
+        })
+    }
+}

@@ -1,0 +1,53 @@
+//! What a list leaves written.
+
+use device::{BufferId, DType, Shape, Tensor};
+
+use super::expand::Step;
+use super::{OUTSIDE, Program};
+
+/// A tensor that an entry writes. In a buffer that a region took it has an address of the recording's own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Write {
+    pub(crate) position: u32,
+    /// The entry's name.
+    pub(crate) op: &'static str,
+    pub(crate) tensor: Tensor,
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
+    /// What entries write, in order.
+    pub(crate) fn writes(&self) -> Vec<Write> {
+        let mut writes = Vec::new();
+        self.list(|listed| {
+            let (position, op) = (listed.position, listed.name);
+            writes.extend(listed.accesses.writes.into_iter().map(|tensor| Write { position, op, tensor }));
+        });
+        writes
+    }
+
+    /// The bytes outside of the plan that the step writes, each once: its state.
+    pub(crate) fn state(&self) -> Vec<Tensor> {
+        let mut ranges: Vec<(BufferId, u64, u64)> = Vec::new();
+        self.walk(|_, step| {
+            let Step::Entry(entry) = step else { return };
+            let written = entry.uses().filter(|(index, each)| !Self::is_taken(*index) && each.writes);
+            ranges.extend(written.map(|(index, each)| {
+                let buffer = self.outside[(index & !OUTSIDE) as usize];
+                (buffer, each.start, each.end)
+            }));
+        });
+        ranges.sort_unstable();
+        let mut merged: Vec<(BufferId, u64, u64)> = Vec::new();
+        for (buffer, start, end) in ranges {
+            match merged.last_mut().filter(|(of, _, until)| *of == buffer && start <= *until) {
+                Some((.., until)) => *until = end.max(*until),
+                None => merged.push((buffer, start, end)),
+            }
+        }
+        let bytes = |(buffer, address, end): (BufferId, u64, u64)| {
+            let shape = Shape::new(&[(end - address) as usize]);
+            Tensor { address, shape, dtype: DType::U8, buffer }
+        };
+        merged.into_iter().map(bytes).collect()
+    }
+}

@@ -1,0 +1,177 @@
+//! What a recording has to know of streams and events.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+
+use device::StreamId;
+
+/// Streams, by number.
+#[derive(Default)]
+pub(super) struct Streams {
+    all: Vec<Stream>,
+    points: HashMap<u64, Point>,
+    /// Submissions so far.
+    pub(super) submitted: u64,
+}
+
+/// What is known of a stream.
+#[derive(Default)]
+pub(super) struct Stream {
+    /// The position after its last entry; 0 without one.
+    end: u32,
+    /// By stream: all that it was given before that position is done before what comes here.
+    known: Vec<u32>,
+    /// By stream: the count of submissions at the latest event there that something here waits for, directly or through others.
+    forked: Vec<u64>,
+    /// What its next entry waits for, in no join yet.
+    pub(super) pending: Vec<Reached>,
+    /// The joins by it since its last entry.
+    pub(super) unspent: Vec<(StreamId, u32)>,
+}
+
+/// What a stream waits for.
+#[derive(Clone)]
+pub(super) struct Reached {
+    /// The stream of the event.
+    pub(super) from: StreamId,
+    /// Streams, each with the position before which all that it was given is done.
+    pub(super) joins: Vec<(StreamId, u32)>,
+}
+
+/// An event as it was last recorded.
+#[derive(Default)]
+struct Point {
+    known: Vec<u32>,
+    forked: Vec<u64>,
+    joins: Vec<(StreamId, u32)>,
+    from: Option<StreamId>,
+}
+
+fn raise<T: Copy + Ord + Default>(into: &mut Vec<T>, from: &[T]) {
+    if into.len() < from.len() {
+        into.resize(from.len(), T::default());
+    }
+    into.iter_mut().zip(from).for_each(|(into, from)| *into = (*into).max(*from));
+}
+
+fn set<T: Copy + Default>(into: &mut Vec<T>, at: StreamId, value: T) {
+    let at = at.0 as usize;
+    if into.len() <= at {
+        into.resize(at + 1, T::default());
+    }
+    into[at] = value;
+}
+
+impl Stream {
+    /// The count of submissions at the latest event of `stream` that something here waits for.
+    pub(super) fn forked_from(&self, stream: StreamId) -> u64 {
+        self.forked.get(stream.0 as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Streams {
+    pub(super) fn of(&mut self, stream: StreamId) -> &mut Stream {
+        let at = stream.0 as usize;
+        if self.all.len() <= at {
+            self.all.resize_with(at + 1, Stream::default);
+        }
+        &mut self.all[at]
+    }
+
+    /// Whether what comes on `stream` waits for all that `base` was given.
+    pub(super) fn knows_all(&mut self, stream: StreamId, base: StreamId) -> bool {
+        let end = self.of(base).end;
+        end == 0 || self.of(stream).known.get(base.0 as usize).is_some_and(|known| *known >= end)
+    }
+
+    /// An entry at that position.
+    pub(super) fn submit(&mut self, stream: StreamId, position: u32) {
+        self.submitted += 1;
+        let stream = self.of(stream);
+        stream.end = position + 1;
+        stream.unspent.clear();
+    }
+
+    /// An event is recorded where the list has that length.
+    pub(super) fn record(&mut self, stream: StreamId, event: u64, length: u32) {
+        self.submitted += 1;
+        let (now, mut point) = (self.submitted, self.points.remove(&event).unwrap_or_default());
+        let of = self.of(stream);
+        point.known.clone_from(&of.known);
+        point.forked.clone_from(&of.forked);
+        point.joins.clear();
+        point.joins.push((stream, length));
+        point.joins.extend(&of.unspent);
+        point.joins.extend(of.pending.iter().flat_map(|reached| &reached.joins));
+        point.from = Some(stream);
+        set(&mut point.known, stream, length);
+        set(&mut point.forked, stream, now);
+        self.points.insert(event, point);
+    }
+
+    /// A stream waits for an event. Returns what it waits for, unless all of that is known to be done or nothing was recorded.
+    pub(super) fn wait(&mut self, stream: StreamId, event: u64) -> Option<Reached> {
+        self.submitted += 1;
+        let point = self.points.remove(&event)?;
+        let ends: Vec<u32> = self.all.iter().map(|stream| stream.end).collect();
+        let of = self.of(stream);
+        let known = |of: &Stream, at: usize| of.known.get(at).copied().unwrap_or(0);
+        let gains = point.known.iter().enumerate().any(|(at, until)| {
+            at != stream.0 as usize && *until > known(of, at) && ends.get(at).is_some_and(|end| *end > known(of, at))
+        });
+        raise(&mut of.known, &point.known);
+        raise(&mut of.forked, &point.forked);
+        let from = point.from.unwrap_or(stream);
+        let reached = gains.then(|| Reached { from, joins: point.joins.clone() });
+        self.points.insert(event, point);
+        reached
+    }
+}
+
+/// A number that equal sequences of numbers have.
+#[derive(Default)]
+pub(super) struct Digest(u64);
+
+impl Digest {
+    pub(super) fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    pub(super) fn add_hash(&mut self, value: &impl Hash) {
+        value.hash(self);
+    }
+
+    pub(super) fn value(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+}
+
+impl Hasher for Digest {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.add(u64::from(*byte)));
+    }
+
+    fn write_u8(&mut self, word: u8) {
+        self.add(u64::from(word));
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.add(u64::from(word));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.add(word);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.add(word as u64);
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.add(word as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.value()
+    }
+}
