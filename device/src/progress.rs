@@ -51,6 +51,14 @@ pub struct ProgressMark {
     pub(crate) value: u32,
 }
 
+/// Of the same device's marks, on the same track, with the same value.
+impl PartialEq for ProgressMark {
+    fn eq(&self, other: &ProgressMark) -> bool {
+        let one = Arc::ptr_eq(&self.progress.shared, &other.progress.shared);
+        one && (self.track, self.value) == (other.track, other.value)
+    }
+}
+
 impl ProgressMark {
     /// What the host device does with it.
     pub(crate) fn leave(&self) {

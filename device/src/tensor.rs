@@ -93,7 +93,7 @@ impl BufferId {
 }
 
 /// A dense, row-major view of device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
     /// Device address of the first element, in bytes.
     pub address: u64,

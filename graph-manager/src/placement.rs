@@ -29,17 +29,14 @@ pub(crate) fn place(intervals: &[Interval]) -> Placed {
     in_time.sort_by_key(|&i| intervals[i].first);
     let mut placed = Placed { offsets: vec![0; intervals.len()], total: 0 };
     // Buffers before a time at which none is in use do not meet those after it.
-    let mut rest = &mut in_time[..];
-    while let Some(&first) = rest.first() {
-        let mut end = intervals[first].last;
-        let count = rest.iter().take_while(|&&i| {
-            let meets = intervals[i].first <= end;
-            end = if meets { end.max(intervals[i].last) } else { end };
-            meets
-        });
-        let (together, later) = { rest }.split_at_mut(count.count());
-        placed.place_together(intervals, together);
-        rest = later;
+    let mut next = 0;
+    while next < in_time.len() {
+        let (first, mut end) = (next, intervals[in_time[next]].last);
+        while next < in_time.len() && intervals[in_time[next]].first <= end {
+            end = end.max(intervals[in_time[next]].last);
+            next += 1;
+        }
+        placed.place_together(intervals, &mut in_time[first..next]);
     }
     placed
 }

@@ -2,9 +2,9 @@
 
 use super::{HostTensors, Pool};
 use crate::Result;
-use crate::ops::{Custom, Operation};
+use crate::ops::Custom;
 
 /// See [`CustomOp`](crate::ops::CustomOp).
 pub(super) fn custom(op: &Custom, pool: &Pool) -> Result<()> {
-    op.op().run_host(&mut HostTensors::new(op.name(), op.declared(), pool))
+    op.op().run_host(&mut HostTensors::new(op, pool))
 }

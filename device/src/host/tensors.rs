@@ -3,23 +3,23 @@
 use std::ops::Range;
 
 use super::{Pool, view};
-use crate::{Accesses, Element, Error, Result, Tensor};
+use crate::ops::{Custom, Operation};
+use crate::{Element, Error, Result, Tensor};
 
 /// The tensors that a custom operation declared, as slices of host memory, and the device's threads.
 ///
 /// A slice can be taken of a declared tensor or of a part of one. Memory that is taken to write is taken once and by
 /// nobody else: for an update in place take only [`HostTensors::write`], whose slice holds the values so far.
 pub struct HostTensors<'a> {
-    op: &'static str,
-    accesses: &'a Accesses,
+    op: &'a Custom,
     pool: &'a Pool,
-    /// Memory that slices were taken of, and whether to write.
+    /// Placed memory that slices were taken of, and whether to write.
     taken: Vec<(Range<u64>, bool)>,
 }
 
 impl<'a> HostTensors<'a> {
-    pub(super) fn new(op: &'static str, accesses: &'a Accesses, pool: &'a Pool) -> HostTensors<'a> {
-        HostTensors { op, accesses, pool, taken: Vec::new() }
+    pub(super) fn new(op: &'a Custom, pool: &'a Pool) -> HostTensors<'a> {
+        HostTensors { op, pool, taken: Vec::new() }
     }
 
     /// The device's threads.
@@ -32,8 +32,8 @@ impl<'a> HostTensors<'a> {
     /// # Errors
     /// The tensor is not declared so, is of another type than `T`, or was taken to write.
     pub fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<&'a [T]> {
-        self.take::<T>(tensor, false)?;
-        Ok(view::read(tensor))
+        let placed = self.take::<T>(tensor, false)?;
+        Ok(view::read(&placed))
     }
 
     /// The elements of a tensor that the operation declared to write. They hold its values so far, which mean something
@@ -42,23 +42,26 @@ impl<'a> HostTensors<'a> {
     /// # Errors
     /// The tensor is not declared so, is of another type than `T`, or was taken before.
     pub fn write<T: Element>(&mut self, tensor: &Tensor) -> Result<&'a mut [T]> {
-        self.take::<T>(tensor, true)?;
-        Ok(view::write(tensor))
+        let placed = self.take::<T>(tensor, true)?;
+        Ok(view::write(&placed))
     }
 
-    /// Checks that a slice may be taken, and notes it.
-    fn take<T: Element>(&mut self, tensor: &Tensor, to_write: bool) -> Result<()> {
-        let (verb, declared) = if to_write { ("write", &self.accesses.writes) } else { ("read", &self.accesses.reads) };
-        let refuse = |problem: String| Err(Error::operation(self.op, problem));
+    /// Checks that a slice may be taken, and notes it. Returns the tensor where it is placed.
+    fn take<T: Element>(&mut self, tensor: &Tensor, to_write: bool) -> Result<Tensor> {
+        let (verb, placed) = match to_write {
+            true => ("write", self.op.placed_write(tensor)),
+            false => ("read", self.op.placed_read(tensor)),
+        };
+        let refuse = |problem: String| Err(Error::operation(self.op.name(), problem));
         let shape = tensor.shape;
         if tensor.dtype != T::DTYPE {
             return refuse(format!("took a tensor {shape:?} of {} as {}", tensor.dtype, T::DTYPE));
         }
-        if !declared.iter().any(|declared| declared.contains(tensor)) {
+        let Some(placed) = placed else {
             let rule = format!("Rule: an operation takes the tensors that CustomOp::accesses declares to {verb}");
             return refuse(format!("took a tensor {shape:?} to {verb}. {rule}. Fix: declare it"));
-        }
-        let range = tensor.range();
+        };
+        let range = placed.range();
         if !range.start.is_multiple_of(align_of::<T>() as u64) {
             return refuse(format!("took a tensor {shape:?} that does not begin at a whole {}", T::DTYPE));
         }
@@ -69,6 +72,6 @@ impl<'a> HostTensors<'a> {
             return refuse(format!("took a tensor {shape:?} to {verb}, and took its memory before. {rule}"));
         }
         self.taken.push((range, to_write));
-        Ok(())
+        Ok(placed)
     }
 }

@@ -3,7 +3,7 @@
 use crate::Tensor;
 
 /// The tensors an operation reads and those it writes; one that is updated in place is in both.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accesses {
     /// Read.
     pub reads: Vec<Tensor>,
@@ -27,6 +27,11 @@ impl Accesses {
     pub fn writes(mut self, tensors: impl IntoIterator<Item = Tensor>) -> Accesses {
         self.writes.extend(tensors);
         self
+    }
+
+    /// All tensors: those read, then those written.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Tensor> {
+        self.reads.iter().chain(&self.writes)
     }
 
     /// Whether one writes memory that the other reads or writes, so that their order matters.

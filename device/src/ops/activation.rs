@@ -1,6 +1,6 @@
 //! Activation functions.
 
-use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use super::{Accesses, Operation, ensure, ensure_elements, ensure_float, visit_all};
 use crate::{Result, Tensor};
 
 /// Which function an [`Activation`] applies.
@@ -13,7 +13,7 @@ pub enum ActivationKind {
 }
 
 /// `output = f(input)`, elementwise.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Activation {
     /// The function.
     pub kind: ActivationKind,
@@ -34,10 +34,14 @@ impl Operation for Activation {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output]);
+    }
 }
 
 /// `grad_input = grad_output * f'(input)`, elementwise.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ActivationBackward {
     /// The function.
     pub kind: ActivationKind,
@@ -64,6 +68,10 @@ impl Operation for ActivationBackward {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input, self.grad_output], [self.grad_input])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.grad_output, &mut self.grad_input]);
+    }
 }
 
 /// Which function of its gate a [`Glu`] applies.
@@ -76,7 +84,7 @@ pub enum Gate {
 }
 
 /// A gated linear unit: `output = f(gate) * up`, with each row of `input` holding `[gate | up]` (Shazeer, 2020).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Glu {
     /// The function.
     pub gate: Gate,
@@ -103,10 +111,14 @@ impl Operation for Glu {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output]);
+    }
 }
 
 /// Gradient of [`Glu`] with respect to `[gate | up]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GluBackward {
     /// The function.
     pub gate: Gate,
@@ -137,5 +149,9 @@ impl Operation for GluBackward {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input, self.grad_output], [self.grad_input]).writes(self.output)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.grad_output, &mut self.grad_input, &mut self.output]);
     }
 }

@@ -1,7 +1,8 @@
 //! Causal attention over packed QKV.
 
 use super::{
-    Accesses, DropoutSite, Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads,
+    Accesses, DropoutSite, Mask, Operation, Scores, Visit, ensure, ensure_dtype, ensure_elements, ensure_float,
+    ensure_heads, visit_all,
 };
 use crate::{DType, Result, Tensor};
 
@@ -10,7 +11,7 @@ use crate::{DType, Result, Tensor};
 ///
 /// Each row of `qkv` holds `[query heads | key heads | value heads]`; with fewer key and value heads, query head `h`
 /// uses key head `h / (heads / kv_heads)` (GQA, Ainslie et al., 2023). Scores, softmax and sums are f32.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
     pub qkv: Tensor,
@@ -34,12 +35,18 @@ pub struct Attention {
 }
 
 /// The documents of samples that hold several, one after the other. A query sees only keys of its own document.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Documents {
     /// `(batch, seq)`, i32: the position of each token in its document; 0 begins a document.
     pub position_ids: Tensor,
     /// No sample has more documents; at most [`Documents::MOST`].
     pub most: usize,
+}
+
+impl Visit for Documents {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.position_ids);
+    }
 }
 
 impl Documents {
@@ -141,10 +148,14 @@ impl Operation for Attention {
             .reads(self.documents.map(|documents| documents.position_ids))
             .reads(self.dropout.map(|site| site.record))
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.qkv, &mut self.output, &mut self.stats, &mut self.documents, &mut self.dropout]);
+    }
 }
 
 /// Gradient of [`Attention`] with respect to packed QKV; probabilities are recomputed from `stats`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AttentionBackward {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
     pub qkv: Tensor,
@@ -187,5 +198,20 @@ impl Operation for AttentionBackward {
         Accesses::new([self.qkv, self.output, self.stats, self.grad_output], [self.grad_qkv])
             .reads(self.documents.map(|documents| documents.position_ids))
             .reads(self.dropout.map(|site| site.record))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.qkv,
+                &mut self.output,
+                &mut self.stats,
+                &mut self.grad_output,
+                &mut self.grad_qkv,
+                &mut self.documents,
+                &mut self.dropout,
+            ],
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     Accesses, Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
+    visit_all,
 };
 use crate::{DType, Result, Tensor};
 
@@ -12,7 +13,7 @@ use crate::{DType, Result, Tensor};
 /// Later rows are never read.
 /// The position lies in device memory, so that one graph serves every token. A `start` outside of `0 ..= capacity -
 /// rows` is a mistake of the caller and is clamped to that range.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttention {
     /// `(batch, rows, (heads + 2 kv_heads) * head_dim)`: rows of `[query heads | key heads | value heads]`.
     pub qkv: Tensor,
@@ -77,11 +78,15 @@ impl Operation for CachedAttention {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv, self.cache, self.start], [self.cache, self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.qkv, &mut self.cache, &mut self.start, &mut self.output]);
+    }
 }
 
 /// `output = table[start .. start + rows]`, with `start` in device memory. A `start` that would leave the table is a
 /// mistake of the caller and is clamped.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TakeRows {
     /// `(rows or more, ...)`.
     pub table: Tensor,
@@ -107,5 +112,9 @@ impl Operation for TakeRows {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.table, self.start], [self.output])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.table, &mut self.start, &mut self.output]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, DType, Request, Result, Tensor};
 
@@ -57,6 +57,14 @@ impl Collective {
     }
 }
 
+/// Communicators are compared by identity.
+impl PartialEq for Collective {
+    fn eq(&self, other: &Collective) -> bool {
+        let one = std::ptr::addr_eq(Rc::as_ptr(&self.communicator), Rc::as_ptr(&other.communicator));
+        one && (self.kind, self.input, self.output) == (other.kind, other.input, other.output)
+    }
+}
+
 impl Operation for Collective {
     const NAME: &'static str = "collective";
 
@@ -93,5 +101,9 @@ impl Operation for Collective {
     fn accesses(&self) -> Accesses {
         let (takes, gives) = self.takes_and_gives();
         Accesses::default().reads(takes.then_some(self.input)).writes(gives.then_some(self.output))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output]);
     }
 }

@@ -1,6 +1,6 @@
 //! Scalars that the host gives to a step: small blocks written by value, so that no graph holds a host scalar.
 
-use super::{Accesses, Operation, ensure_dtype, ensure_elements};
+use super::{Accesses, Operation, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// The control block of a step, as it lies in device memory.
@@ -73,7 +73,7 @@ pub struct SampleRecord {
 }
 
 /// Writes the control block; submitted eagerly at the start of each step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WriteControl {
     /// u8, `size_of::<Control>()` bytes.
     pub control: Tensor,
@@ -92,10 +92,14 @@ impl Operation for WriteControl {
     fn accesses(&self) -> Accesses {
         Accesses::new([], [self.control])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.control);
+    }
 }
 
 /// `record = (control.step, control.first_sample + offset)`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WriteSampleRecord {
     /// u8, a [`Control`].
     pub control: Tensor,
@@ -116,5 +120,9 @@ impl Operation for WriteSampleRecord {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.control], [self.record])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.control, &mut self.record]);
     }
 }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::rc::Rc;
 
-use super::{Accesses, Operation};
-use crate::Result;
+use super::{Accesses, Operation, ensure};
 use crate::cuda::{CudaLaunch, GpuProperties};
 use crate::host::HostTensors;
+use crate::{Result, Tensor};
 
 /// An operation of a caller's own. It is submitted, recorded, captured, replayed and checked like the others.
 ///
@@ -84,7 +84,8 @@ pub trait CustomOp: fmt::Debug {
     /// The tensors it reads and those it writes. A tensor that is updated in place is in both. Memory that it needs
     /// only while it runs is a tensor that it writes.
     ///
-    /// Called once, when the operation becomes an [`Op`](super::Op).
+    /// Called once, when the operation becomes an [`Op`](super::Op). Where that is mapped to other tensors, the operation
+    /// goes on to name these.
     fn accesses(&self) -> Accesses;
 
     /// Runs it on the host device, to its end. `tensors` gives access to the declared tensors, and to the device's
@@ -108,17 +109,22 @@ pub trait CustomOp: fmt::Debug {
 }
 
 /// A [`CustomOp`] with the accesses it declared when it was made into an operation.
+///
+/// The caller's operation names the tensors as they were declared. [`Op::map`](super::Op::map) places them elsewhere. Where
+/// the operation runs, a declared tensor, or a part of one, stands for the same bytes of the placed one.
 #[derive(Clone, Debug)]
 pub struct Custom {
     op: Rc<dyn CustomOp>,
-    accesses: Accesses,
+    declared: Accesses,
+    /// As many as declared, in the same order.
+    placed: Accesses,
 }
 
 impl Custom {
     /// The operation, ready to submit. Anything that implements [`CustomOp`] can also be submitted as it is.
     pub fn new(op: Rc<dyn CustomOp>) -> Custom {
-        let accesses = op.accesses();
-        Custom { op, accesses }
+        let declared = op.accesses();
+        Custom { op, placed: declared.clone(), declared }
     }
 
     /// The caller's operation.
@@ -128,7 +134,31 @@ impl Custom {
 
     /// What it declared to read and write.
     pub fn declared(&self) -> &Accesses {
-        &self.accesses
+        &self.declared
+    }
+
+    /// Where a declared tensor that is read, or a part of one, lies. `None` if it is not declared.
+    pub(crate) fn placed_read(&self, part: &Tensor) -> Option<Tensor> {
+        placed(part, &self.declared.reads, &self.placed.reads)
+    }
+
+    /// Where a declared tensor that is written, or a part of one, lies. `None` if it is not declared.
+    pub(crate) fn placed_write(&self, part: &Tensor) -> Option<Tensor> {
+        placed(part, &self.declared.writes, &self.placed.writes)
+    }
+}
+
+/// The bytes of a placed tensor that a part of the declared one stands for.
+fn placed(part: &Tensor, declared: &[Tensor], placed: &[Tensor]) -> Option<Tensor> {
+    let (from, to) = declared.iter().zip(placed).find(|(declared, _)| declared.contains(part))?;
+    Some(Tensor { address: to.address + (part.address - from.address), buffer: to.buffer, ..*part })
+}
+
+/// Callers' operations are compared by identity.
+impl PartialEq for Custom {
+    fn eq(&self, other: &Custom) -> bool {
+        let one = std::ptr::addr_eq(Rc::as_ptr(&self.op), Rc::as_ptr(&other.op));
+        one && self.placed == other.placed && self.declared == other.declared
     }
 }
 
@@ -140,10 +170,20 @@ impl Operation for Custom {
     }
 
     fn check(&self) -> Result<()> {
+        for (from, to) in self.declared.all().zip(self.placed.all()) {
+            ensure(self.name(), (from.shape, from.dtype) == (to.shape, to.dtype), || {
+                let (from, to) = [from, to].map(|tensor| format!("{:?} of {}", tensor.shape, tensor.dtype)).into();
+                format!("declared a tensor {from}, which was placed in one {to}: a placed tensor keeps shape and type")
+            })?;
+        }
         self.op.check()
     }
 
     fn accesses(&self) -> Accesses {
-        self.accesses.clone()
+        self.placed.clone()
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        self.placed.reads.iter_mut().chain(&mut self.placed.writes).for_each(visit);
     }
 }

@@ -1,6 +1,6 @@
 //! Dropout whose mask is a function of what is dropped, not of the state of a generator.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// Where in the model a mask is drawn. Together with the step and the global sample number, which are read from
@@ -24,6 +24,12 @@ pub struct DropoutSite {
     pub record: Tensor,
     /// Which part of the batch's tokens, channels and heads it is applied to.
     pub part: DropoutPart,
+}
+
+impl Visit for DropoutSite {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.record);
+    }
 }
 
 impl DropoutSite {
@@ -62,7 +68,7 @@ pub struct DropoutPart {
 /// The outermost axis is samples, the innermost is channels, and the axes between are tokens. A tensor that has only
 /// some of the rows may have any axes before the channels. [`DropoutPart`] says which rows and channels a tensor has. `output` may be
 /// `input`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Dropout {
     /// `(batch, ..., channels)`.
     pub input: Tensor,
@@ -101,10 +107,14 @@ impl Operation for Dropout {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input, self.site.record], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output, &mut self.site]);
+    }
 }
 
 /// `output = max(input, 0) * mask / (1 - rate)`: a ReLU, NaN staying NaN, and the [`Dropout`] after it. Axes as there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReluDropout {
     /// `(batch, ..., channels)`.
     pub input: Tensor,
@@ -130,11 +140,15 @@ impl Operation for ReluDropout {
     fn accesses(&self) -> Accesses {
         self.dropout().accesses()
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output, &mut self.site]);
+    }
 }
 
 /// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output`, but 0 where `output` is 0
 /// or less. A value that was dropped is 0, so the mask is not needed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReluDropoutBackward {
     /// The forward's output, any shape.
     pub output: Tensor,
@@ -158,5 +172,9 @@ impl Operation for ReluDropoutBackward {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.output, self.grad_output], [self.grad_input])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.output, &mut self.grad_output, &mut self.grad_input]);
     }
 }

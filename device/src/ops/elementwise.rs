@@ -1,10 +1,10 @@
 //! Copies, sums and constants.
 
-use super::{Accesses, Operation, ensure, ensure_apart, ensure_elements, ensure_float};
+use super::{Accesses, Operation, Visit, ensure, ensure_apart, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// `output = a + b`, elementwise. `output` may be `a`, and must not overlap with `a` or `b` otherwise.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Add {
     /// Any shape.
     pub a: Tensor,
@@ -29,10 +29,14 @@ impl Operation for Add {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.a, self.b], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.a, &mut self.b, &mut self.output]);
+    }
 }
 
 /// `output = input`, converted if the floating types differ (round to nearest even). They must not overlap.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Copy {
     /// Any shape and type.
     pub input: Tensor,
@@ -57,11 +61,15 @@ impl Operation for Copy {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output]);
+    }
 }
 
 /// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`. Ranges may overlap. f32 is converted
 /// where the outputs are bf16 (round to nearest even).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CopyColumns {
     /// `(rows, width)`, i32 or f32.
     pub input: Tensor,
@@ -70,12 +78,18 @@ pub struct CopyColumns {
 }
 
 /// Columns of a [`CopyColumns`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ColumnRange {
     /// First column in the input.
     pub first: usize,
     /// `(rows, columns)`.
     pub output: Tensor,
+}
+
+impl Visit for ColumnRange {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.output);
+    }
 }
 
 impl CopyColumns {
@@ -107,6 +121,10 @@ impl Operation for CopyColumns {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input], self.parts.iter().flatten().map(|part| part.output))
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.parts]);
+    }
 }
 
 /// `output = value` everywhere; f32 or bf16.
@@ -116,6 +134,13 @@ pub struct Fill {
     pub output: Tensor,
     /// The constant; it is part of the graph, so it never changes between steps.
     pub value: f32,
+}
+
+/// The value is compared by its bits: NaN is itself, and 0 is not -0.
+impl PartialEq for Fill {
+    fn eq(&self, other: &Fill) -> bool {
+        self.output == other.output && self.value.to_bits() == other.value.to_bits()
+    }
 }
 
 impl Operation for Fill {
@@ -128,11 +153,15 @@ impl Operation for Fill {
     fn accesses(&self) -> Accesses {
         Accesses::new([], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.output);
+    }
 }
 
 /// Every byte of `output` becomes 0xFF: NaN in any floating type, an impossible token as i32.
 /// Marks memory whose values are dead, so that a stray read shows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Poison {
     /// Any shape and type.
     pub output: Tensor,
@@ -148,12 +177,16 @@ impl Operation for Poison {
     fn accesses(&self) -> Accesses {
         Accesses::new([], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.output);
+    }
 }
 
 /// Bias gradient: `grad_bias[c] (+)= sum over rows of grad_output[row, c]`.
 ///
 /// Rows are summed in fixed chunks, in f32, so the bits depend on the shape alone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BiasGrad {
     /// `(rows, c)`, f32 or bf16.
     pub grad_output: Tensor,
@@ -174,5 +207,9 @@ impl Operation for BiasGrad {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.grad_output], [self.grad_bias]).reads(self.accumulate.then_some(self.grad_bias))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.grad_output, &mut self.grad_bias]);
     }
 }

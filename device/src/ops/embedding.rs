@@ -1,13 +1,13 @@
 //! Token and position embedding.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// `output[b, s] = scale * table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
 ///
 /// The row of a token outside the table is 0: the token is another rank's, or a mistake of the data reader, which
 /// checks ids.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
     /// `(batch, seq)`, i32.
     pub tokens: Tensor,
@@ -41,6 +41,13 @@ impl Operation for Embedding {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.tokens, self.table], [self.output]).reads(self.positions).reads(self.position_ids)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [&mut self.tokens, &mut self.table, &mut self.positions, &mut self.position_ids, &mut self.output],
+        );
+    }
 }
 
 fn check_tokens(
@@ -67,7 +74,7 @@ fn check_tokens(
 ///
 /// Both gradients are added to, never overwritten: a batch touches few of the table's rows, and the table may be tied
 /// to the head. Where positions have ids, their gradient is that of a table whose tokens are these ids.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingBackward {
     /// `(batch, seq)`, i32.
     pub tokens: Tensor,
@@ -103,5 +110,9 @@ impl Operation for EmbeddingBackward {
             .writes(self.grad_table)
             .reads(self.grad_positions)
             .writes(self.grad_positions)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tokens, &mut self.grad_output, &mut self.grad_table, &mut self.grad_positions]);
     }
 }

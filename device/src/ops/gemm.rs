@@ -1,6 +1,8 @@
 //! Matrix product.
 
-use super::{Accesses, Fp8Matrix, Operation, Scale, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{
+    Accesses, Fp8Matrix, Operation, Scale, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+};
 use crate::{DType, Result, Tensor};
 
 /// `out = epilogue(alpha op(a) @ op(b))`, or `out += alpha op(a) @ op(b)` with `accumulate`.
@@ -10,7 +12,7 @@ use crate::{DType, Result, Tensor};
 /// Products accumulate in f32; `a` and `b` share one type, `out` may be f32 with bf16 factors (wgrad into `main_grad`).
 ///
 /// A matrix may also be some [`Columns`] of a wider tensor. The factors may also be [`Fp8Matrix`]es; see [`Gemm::fp8`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
     /// `(m, k)`, or `(k, m)` when transposed.
     pub a: Tensor,
@@ -83,7 +85,7 @@ impl MatrixPlace {
 }
 
 /// What a product of 8-bit factors has to know beyond them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Scales {
     /// Of `a`. The addresses of scales are multiples of 16.
     pub a: Scale,
@@ -95,8 +97,14 @@ pub struct Fp8Scales {
     pub fast_accumulation: bool,
 }
 
+impl Visit for Fp8Scales {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.a, &mut self.b]);
+    }
+}
+
 /// What a [`Gemm`] does to its product before storing it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Epilogue {
     /// Nothing.
     None,
@@ -116,6 +124,17 @@ pub enum Epilogue {
         /// `(m, n)`, of `out`'s type, written if present: `gelu(pre)`, for a forward that did not save it.
         activated: Option<Tensor>,
     },
+}
+
+impl Visit for Epilogue {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        match self {
+            Epilogue::None => {}
+            Epilogue::Bias(bias) => visit(bias),
+            Epilogue::BiasGelu { bias, pre } => visit_all(visit, [bias, pre]),
+            Epilogue::GeluBackward { pre, activated } => visit_all(visit, [pre, activated]),
+        }
+    }
 }
 
 impl Gemm {
@@ -281,5 +300,9 @@ impl Operation for Gemm {
             Epilogue::BiasGelu { bias, pre } => base.reads([bias]).writes([pre]),
             Epilogue::GeluBackward { pre, activated } => base.reads([pre]).writes(activated),
         }
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.a, &mut self.b, &mut self.out, &mut self.epilogue, &mut self.fp8]);
     }
 }

@@ -1,6 +1,6 @@
 //! Normalisation of queries and keys, head by head.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// Channels of a head, at most: as many as the CUDA kernels keep in registers.
@@ -10,7 +10,7 @@ const MOST_CHANNELS: usize = 512;
 /// [`Rotary`](super::Rotary). Nothing is rounded in between.
 ///
 /// Each row holds `[query heads | key heads | value heads]`. Values are copied.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HeadNorm {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
     pub input: Tensor,
@@ -72,10 +72,17 @@ impl Operation for HeadNorm {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input, self.query_weight, self.key_weight], [self.output]).reads(self.table)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [&mut self.input, &mut self.output, &mut self.query_weight, &mut self.key_weight, &mut self.table],
+        );
+    }
 }
 
 /// Gradient of [`HeadNorm`], and the gradients of its weights: sums over all rows and heads, in f32, in a fixed order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HeadNormBackward {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
     pub input: Tensor,
@@ -126,5 +133,20 @@ impl Operation for HeadNormBackward {
             .reads(self.table)
             .reads(sums.into_iter().flatten().filter(|_| self.accumulate))
             .writes(sums.into_iter().flatten())
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.input,
+                &mut self.grad,
+                &mut self.query_weight,
+                &mut self.key_weight,
+                &mut self.table,
+                &mut self.grad_query_weight,
+                &mut self.grad_key_weight,
+            ],
+        );
     }
 }

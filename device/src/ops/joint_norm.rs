@@ -1,11 +1,11 @@
 //! Normalisation of queries and keys over all heads at once, whose heads ranks may share.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape};
+use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// For each row the sum over all channels of the query heads, and that of the key heads: of the squares, or with a `gradient`
 /// of the products of value, weight and gradient. Ranks that share the heads then add up these sums.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HeadSums {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`: rows of `[query heads | key heads | value heads]`.
     pub input: Tensor,
@@ -20,7 +20,7 @@ pub struct HeadSums {
 }
 
 /// The gradient of what [`JointNorm`] wrote, and its weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightedGradient {
     /// As the norm's input.
     pub grad: Tensor,
@@ -30,9 +30,15 @@ pub struct WeightedGradient {
     pub key_weight: Tensor,
 }
 
+impl Visit for WeightedGradient {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.grad, &mut self.query_weight, &mut self.key_weight]);
+    }
+}
+
 /// RMSNorm of all query channels of a row together, and of all key channels (OLMo 2; Team OLMo, 2024), from the sums of their
 /// squares over all ranks. Values are copied.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JointNorm {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`: rows of `[query heads | key heads | value heads]`.
     pub input: Tensor,
@@ -98,6 +104,10 @@ impl Operation for HeadSums {
         let gradient = self.gradient.map(|gradient| [gradient.grad, gradient.query_weight, gradient.key_weight]);
         Accesses::new([self.input], [self.sums]).reads(gradient.into_iter().flatten())
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.gradient, &mut self.sums]);
+    }
 }
 
 impl Operation for JointNorm {
@@ -112,10 +122,17 @@ impl Operation for JointNorm {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input, self.query_weight, self.key_weight, self.squares], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [&mut self.input, &mut self.output, &mut self.query_weight, &mut self.key_weight, &mut self.squares],
+        );
+    }
 }
 
 /// Gradient of [`JointNorm`], and the gradients of its weights: sums over all rows, in f32, in a fixed order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JointNormBackward {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
     pub input: Tensor,
@@ -167,5 +184,21 @@ impl Operation for JointNormBackward {
         Accesses::new(reads, [self.grad])
             .reads(grads.into_iter().flatten().filter(|_| self.accumulate))
             .writes(grads.into_iter().flatten())
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.input,
+                &mut self.grad,
+                &mut self.query_weight,
+                &mut self.key_weight,
+                &mut self.squares,
+                &mut self.products,
+                &mut self.grad_query_weight,
+                &mut self.grad_key_weight,
+            ],
+        );
     }
 }

@@ -1,16 +1,22 @@
 //! Losses, each with its gradient in the same pass.
 
-use super::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, Visit, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`, which keeps logits from growing. Its gradient is added
 /// to that of the cross-entropy, and it is not part of `losses` there. Rows that have no loss have no z-loss.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ZLoss {
     /// What the squares are multiplied by.
     pub multiplier: f32,
     /// `(rows)`, f32, written.
     pub losses: Tensor,
+}
+
+impl Visit for ZLoss {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.losses);
+    }
 }
 
 impl ZLoss {
@@ -29,7 +35,7 @@ impl ZLoss {
 /// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row whose target is
 /// negative has loss and gradient 0. So has a row whose target is `vocab` or more, which is a mistake of the data
 /// reader. Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.
     pub logits: Tensor,
@@ -70,12 +76,16 @@ impl Operation for CrossEntropy {
             .writes(self.control.map(|_| self.logits))
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.logits, &mut self.targets, &mut self.losses, &mut self.z_loss, &mut self.control]);
+    }
 }
 
 /// Mean squared error per row: `losses[i] = mean over f of (prediction - target)^2`, in f32.
 ///
 /// With `grad`, `grad_prediction = 2 (prediction - target) / f * grad_scale`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Mse {
     /// `(rows, f)`.
     pub prediction: Tensor,
@@ -107,10 +117,14 @@ impl Operation for Mse {
             .reads(self.grad.map(|(_, control)| control))
             .writes(self.grad.map(|(grad, _)| grad))
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.prediction, &mut self.target, &mut self.losses, &mut self.grad]);
+    }
 }
 
 /// `total (+)= sum(input)`, accumulated in f64 in fixed chunks and rounded once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SumInto {
     /// Any shape, f32.
     pub input: Tensor,
@@ -131,5 +145,9 @@ impl Operation for SumInto {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input], [self.total]).reads(self.accumulate.then_some(self.total))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.total]);
     }
 }

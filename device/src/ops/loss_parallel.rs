@@ -3,7 +3,7 @@
 //! the gradient of its columns.
 
 use super::loss::ZLoss;
-use super::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// A rank's columns of the logits of a whole vocabulary.
@@ -25,7 +25,7 @@ impl VocabPart {
 /// The first half, of logits after the `soft_cap`: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of
 /// `exp(logits[i] - stats[0, i])`, and `stats[2, i]` the target's logit if it is one of these columns, else 0. Padding
 /// does not count. Without any real column the largest is the lowest finite f32.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropyPart {
     /// `(rows, columns)`, f32 or bf16.
     pub logits: Tensor,
@@ -41,7 +41,7 @@ pub struct CrossEntropyPart {
 
 /// The second half: losses from the `stats` of all ranks' [`CrossEntropyPart`]. With `control`, `logits` is overwritten
 /// by its gradient. [`super::CrossEntropy`] defines both.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropyJoin {
     /// `(rows, columns)`, f32 or bf16; overwritten by the gradient with `control`.
     pub logits: Tensor,
@@ -81,6 +81,10 @@ impl Operation for CrossEntropyPart {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.logits, self.targets], [self.stats])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.logits, &mut self.targets, &mut self.stats]);
+    }
 }
 
 impl Operation for CrossEntropyJoin {
@@ -104,5 +108,19 @@ impl Operation for CrossEntropyJoin {
             .reads(self.control.map(|_| self.logits))
             .writes(self.control.map(|_| self.logits))
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.logits,
+                &mut self.targets,
+                &mut self.stats,
+                &mut self.losses,
+                &mut self.z_loss,
+                &mut self.control,
+            ],
+        );
     }
 }

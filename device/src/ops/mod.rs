@@ -37,6 +37,7 @@ mod scores;
 mod skip_step;
 mod soft_cap;
 mod transpose_fp8;
+mod visit;
 mod work;
 
 pub use accesses::Accesses;
@@ -75,6 +76,7 @@ pub use skip_step::SkipStep;
 pub use soft_cap::SoftCap;
 pub(crate) use soft_cap::check_cap;
 pub use transpose_fp8::TransposeFp8;
+use visit::{Visit, visit_all};
 
 pub use crate::communicator::CollectiveKind;
 pub use crate::progress::ProgressMark;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::optimizer::check_parameter;
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// A gradient and its momentum, f32, of the same number of elements.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MomentumTensors {
     /// `main_grad`; becomes the direction.
     pub grad: Tensor,
@@ -15,9 +15,15 @@ pub struct MomentumTensors {
     pub momentum: Tensor,
 }
 
+impl Visit for MomentumTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.grad, &mut self.momentum]);
+    }
+}
+
 /// Nesterov momentum as `torch.optim.Muon` computes it, with `g` the clipped gradient: `m = beta * m + (1 - beta) * g`, then
 /// `grad = beta * m + (1 - beta) * g`. Writes nothing if `status.applies` is 0.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NesterovMomentum {
     /// All tensors of this rank.
     pub tensors: Arc<[MomentumTensors]>,
@@ -41,10 +47,14 @@ impl Operation for NesterovMomentum {
         let both = || self.tensors.iter().flat_map(|each| [each.grad, each.momentum]);
         Accesses::new(both(), both()).reads([self.status])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.status]);
+    }
 }
 
 /// A part of a matrix that begins at a row and a column.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// `(rows, columns)` of the whole matrix, f32 or bf16.
     pub matrix: Tensor,
@@ -52,6 +62,12 @@ pub struct Block {
     pub row: usize,
     /// First column.
     pub column: usize,
+}
+
+impl Visit for Block {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.matrix);
+    }
 }
 
 impl Block {
@@ -63,7 +79,7 @@ impl Block {
 
 /// `to = from * factor / max(norm, 1e-7)`, for blocks of `(rows, columns)`; the rest of `to`'s matrix keeps its values. `norm`
 /// is the root of `square_sum`, or without one there is no division.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ScaleBlock {
     /// Read.
     pub from: Block,
@@ -101,10 +117,14 @@ impl Operation for ScaleBlock {
         let is_part = self.rows * self.columns < to.elements();
         Accesses::new([from], [to]).reads(is_part.then_some(to)).reads(self.square_sum)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.from, &mut self.to, &mut self.square_sum]);
+    }
 }
 
 /// `output = a * identity + b * x + c * x^2`, for a square matrix `x`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MatrixPolynomial {
     /// `(n, n)`, f32 or bf16.
     pub x: Tensor,
@@ -132,10 +152,14 @@ impl Operation for MatrixPolynomial {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.x, self.square], [self.output])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.x, &mut self.square, &mut self.output]);
+    }
 }
 
 /// One parameter as its update sees it; all tensors have the same number of elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DecayedTensors {
     /// f32 master weights, updated.
     pub master: Tensor,
@@ -149,9 +173,15 @@ pub struct DecayedTensors {
     pub lr_multiplier: f32,
 }
 
+impl Visit for DecayedTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.direction]);
+    }
+}
+
 /// `w = w * (1 - lr * decay) - lr * direction`, nothing if `status.applies` is 0. `lr` is the control block's learning rate times
 /// the parameter's multiplier.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DecayedStep {
     /// All parameters of this rank.
     pub tensors: Arc<[DecayedTensors]>,
@@ -179,5 +209,9 @@ impl Operation for DecayedStep {
             all.writes.extend(each.compute);
         }
         all
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
     }
 }

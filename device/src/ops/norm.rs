@@ -1,6 +1,6 @@
 //! Normalisation over the hidden axis, with the residual add before it.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// Which normalisation.
@@ -28,7 +28,7 @@ impl NormKind {
 ///
 /// The statistics are those of `sum` as stored, that is after rounding to its type. Without `residual` the sum is the
 /// input itself and `sum` is absent.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
     /// Which normalisation.
     pub kind: NormKind,
@@ -94,6 +94,22 @@ impl Operation for Norm {
             .writes(self.output)
             .writes(self.mean)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.input,
+                &mut self.residual,
+                &mut self.sum,
+                &mut self.weight,
+                &mut self.bias,
+                &mut self.output,
+                &mut self.mean,
+                &mut self.rstd,
+            ],
+        );
+    }
 }
 
 /// A LayerNorm's means are f32, one a row.
@@ -112,7 +128,7 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
 ///
 /// `grad_residual` is also the gradient of what is added to `sum` later. If that is the output of a linear layer, the sum
 /// of `grad_residual` over the rows is the gradient of the layer's bias.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NormBackward {
     /// Which normalisation.
     pub kind: NormKind,
@@ -198,5 +214,23 @@ impl Operation for NormBackward {
             .reads(self.mean)
             .reads(self.grad_residual)
             .writes(self.all_parts())
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.input,
+                &mut self.weight,
+                &mut self.mean,
+                &mut self.rstd,
+                &mut self.grad_output,
+                &mut self.grad_residual,
+                &mut self.grad_input,
+                &mut self.weight_parts,
+                &mut self.bias_parts,
+                &mut self.residual_parts,
+            ],
+        );
     }
 }

@@ -11,13 +11,16 @@ use super::{
     ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows,
     TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
 };
-use crate::Result;
+use crate::{Result, Tensor};
 
 /// An enum over all operations, a conversion from each, and methods that ask the operation.
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Any operation.
-        #[derive(Clone, Debug)]
+        ///
+        /// Two are equal if they do the same with the same tensors. Tensors are equal if address, shape, type and buffer are.
+        /// Communicators, and the callers' own operations, are compared by identity.
+        #[derive(Clone, Debug, PartialEq)]
         pub enum Op { $($(#[$doc])* $name($name)),* }
 
         $(impl From<$name> for Op {
@@ -25,6 +28,9 @@ macro_rules! operations {
         })*
 
         impl Op {
+            /// How many kinds of operations there are.
+            pub const KINDS: usize = [$(stringify!($name)),*].len();
+
             /// The operation's name.
             pub fn name(&self) -> &'static str {
                 match self { $(Op::$name(op) => op.name()),* }
@@ -41,6 +47,23 @@ macro_rules! operations {
             /// What it reads and writes.
             pub fn accesses(&self) -> Accesses {
                 match self { $(Op::$name(op) => op.accesses()),* }
+            }
+
+            /// Shows `visit` every tensor that it names, which `visit` may replace. The order is always the same. A tensor
+            /// that is named twice is shown twice.
+            ///
+            /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant): what a hash
+            /// can be made of.
+            pub fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+                match self { $(Op::$name(op) => op.visit(visit)),* }
+            }
+
+            /// The same operation on other tensors: each that it names becomes what `place` makes of it. It keeps its shape
+            /// and type.
+            #[must_use]
+            pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {
+                self.visit(&mut |tensor| *tensor = place(*tensor));
+                self
             }
         }
     };

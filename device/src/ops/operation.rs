@@ -1,10 +1,10 @@
 //! What every operation tells about itself.
 
 use super::Accesses;
-use crate::Result;
+use crate::{Result, Tensor};
 
 /// What every operation tells about itself.
-pub trait Operation: Clone {
+pub trait Operation: Clone + PartialEq {
     /// Its name in errors, reports and traces.
     const NAME: &'static str;
 
@@ -21,4 +21,8 @@ pub trait Operation: Clone {
 
     /// What it reads and writes.
     fn accesses(&self) -> Accesses;
+
+    /// Shows `visit` every tensor that it names, which `visit` may replace. The order is always the same. A tensor that is
+    /// named twice is shown twice.
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor));
 }

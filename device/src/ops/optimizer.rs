@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements};
+use super::{Accesses, Operation, Status, Visit, ensure, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// `total (+)= sum of x^2` over all tensors, accumulated in f64 in fixed chunks and rounded once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SquareSum {
     /// f32, any shapes.
     pub inputs: Arc<[Tensor]>,
@@ -28,11 +28,15 @@ impl Operation for SquareSum {
     fn accesses(&self) -> Accesses {
         Accesses::new(self.inputs.iter().copied(), [self.total])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.inputs, &mut self.total]);
+    }
 }
 
 /// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite` and
 /// `applies`, `grad_factor = min(1, clip / (norm + 1e-6)) * inverse_loss_scale`, and `applied` or `skipped` advanced by one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClipScale {
     /// `(1)`, f32.
     pub square_sum: Tensor,
@@ -54,6 +58,10 @@ impl Operation for ClipScale {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.square_sum, self.control, self.status], [self.status])
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.square_sum, &mut self.control, &mut self.status]);
+    }
 }
 
 /// Fails unless master weights and gradient are f32, state is f32, or bf16 where the operation takes that, and these and the
@@ -74,7 +82,7 @@ pub(super) fn check_parameter(
 }
 
 /// One parameter as AdamW sees it; all tensors have the same number of elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AdamWTensors {
     /// f32 master weights, updated.
     pub master: Tensor,
@@ -92,13 +100,22 @@ pub struct AdamWTensors {
     pub lr_multiplier: f32,
 }
 
+impl Visit for AdamWTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [&mut self.master, &mut self.compute, &mut self.grad, &mut self.exp_avg, &mut self.exp_avg_sq],
+        );
+    }
+}
+
 /// AdamW (Loshchilov and Hutter, 2019) over all parameters in one pass, as `torch.optim.AdamW` computes it:
 /// `w -= lr * decay * w`, then `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
 ///
 /// Moments in bf16 are computed in f32, used for the weights, then rounded to nearest even.
 /// The gradient is multiplied by `status.grad_factor`, `t = status.applied`, bias corrections are f64. `lr` is the control
 /// block's learning rate times the parameter's multiplier. Nothing is written when `status.applies` is 0.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     /// All parameters of this rank.
     pub tensors: Arc<[AdamWTensors]>,
@@ -134,10 +151,14 @@ impl Operation for AdamW {
         }
         all
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
+    }
 }
 
 /// One parameter as Lion sees it; all tensors have the same number of elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LionTensors {
     /// f32 master weights, updated.
     pub master: Tensor,
@@ -153,10 +174,16 @@ pub struct LionTensors {
     pub lr_multiplier: f32,
 }
 
+impl Visit for LionTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.grad, &mut self.exp_avg]);
+    }
+}
+
 /// Lion (Chen et al., 2023, algorithm 2): `w -= lr * (sign(b1 * m + (1 - b1) * g) + decay * w)`, then
 /// `m = b2 * m + (1 - b2) * g`. The gradient is multiplied by `status.grad_factor`, the learning rate by the parameter's
 /// multiplier. Nothing is written when `status.applies` is 0.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Lion {
     /// All parameters of this rank.
     pub tensors: Arc<[LionTensors]>,
@@ -190,10 +217,14 @@ impl Operation for Lion {
         }
         all
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
+    }
 }
 
 /// One parameter as SGD sees it; all tensors have the same number of elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SgdTensors {
     /// f32 master weights, updated.
     pub master: Tensor,
@@ -209,10 +240,16 @@ pub struct SgdTensors {
     pub lr_multiplier: f32,
 }
 
+impl Visit for SgdTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.grad, &mut self.momentum]);
+    }
+}
+
 /// SGD as `torch.optim.SGD` computes it: `g += decay * w`, `b = momentum * b + g`, `w -= lr * b`
 /// (without momentum `w -= lr * g`). The buffer starts at 0, which equals PyTorch's first step `b = g`. The learning rate is
 /// multiplied by the parameter's multiplier.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
     /// All parameters of this rank.
     pub tensors: Arc<[SgdTensors]>,
@@ -248,5 +285,9 @@ impl Operation for Sgd {
             all.writes.extend(each.momentum);
         }
         all
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
     }
 }

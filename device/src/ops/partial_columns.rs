@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Accesses, Operation, ensure_dtype, ensure_elements};
+use super::{Accesses, Operation, Visit, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// A sum of columns in parts, and where the whole goes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialColumns {
     /// `(parts, columns)`, f32.
     pub partial: Tensor,
@@ -14,8 +14,14 @@ pub struct PartialColumns {
     pub output: Tensor,
 }
 
+impl Visit for PartialColumns {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.partial, &mut self.output]);
+    }
+}
+
 /// `output (+)= sum of partial over its parts`, for each of several sums. Parts are added in a fixed order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AddPartialColumns {
     /// The sums.
     pub sums: Arc<[PartialColumns]>,
@@ -39,5 +45,9 @@ impl Operation for AddPartialColumns {
         let outputs = || self.sums.iter().map(|sum| sum.output);
         let base = Accesses::new(self.sums.iter().map(|sum| sum.partial), outputs());
         if self.accumulate { base.reads(outputs()) } else { base }
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        self.sums.visit(visit);
     }
 }

@@ -1,7 +1,7 @@
 //! Progress marks as operations.
 
 use super::{Accesses, Operation};
-use crate::{ProgressMark, Result};
+use crate::{ProgressMark, Result, Tensor};
 
 impl Operation for ProgressMark {
     const NAME: &'static str = "mark";
@@ -13,4 +13,6 @@ impl Operation for ProgressMark {
     fn accesses(&self) -> Accesses {
         Accesses::default()
     }
+
+    fn visit(&mut self, _visit: &mut dyn FnMut(&mut Tensor)) {}
 }

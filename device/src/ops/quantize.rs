@@ -5,11 +5,13 @@
 //! one.
 
 use super::norm::check_mean;
-use super::{Accesses, ActivationKind, Gate, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{
+    Accesses, ActivationKind, Gate, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+};
 use crate::{DType, Result, Shape, Tensor};
 
 /// A matrix in an 8-bit floating type, with its scale.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Matrix {
     /// `(rows, columns)`, of [`DType::F8E4M3`] or [`DType::F8E5M2`].
     pub values: Tensor,
@@ -17,8 +19,14 @@ pub struct Fp8Matrix {
     pub scale: Scale,
 }
 
+impl Visit for Fp8Matrix {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.values, &mut self.scale]);
+    }
+}
+
 /// The scales of an [`Fp8Matrix`], f32.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// `(1)`: the same for all values. Whoever quantises reads it. 0 means that it is not known yet: all values become 0.
     Tensor(Tensor),
@@ -32,6 +40,16 @@ pub enum Scale {
     /// `(ceil(rows / 128), ceil(columns / 128))`, each row padded with zeros to a multiple of 4: one for each block of
     /// 128 x 128 values, fewer at the ends. Its value is as for [`Scale::Groups`], [`Scale::block_shape`] is the shape.
     Blocks(Tensor),
+}
+
+impl Visit for Scale {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        match self {
+            Scale::Tensor(tensor) | Scale::Rows(tensor) | Scale::Groups(tensor) | Scale::Blocks(tensor) => {
+                visit(tensor)
+            }
+        }
+    }
 }
 
 impl Scale {
@@ -62,7 +80,7 @@ impl Fp8Matrix {
 
 /// What is quantised: a matrix `(rows, columns)` that lies in memory, or that is computed from others and never stored
 /// itself. The inputs are bf16 or f32, all of one type; values are computed in f32.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantizeSource {
     /// `(rows, columns)`.
     Stored(Tensor),
@@ -115,6 +133,22 @@ pub enum QuantizeSource {
         /// `(rows, columns / 2)`.
         grad_output: Tensor,
     },
+}
+
+impl Visit for QuantizeSource {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        match self {
+            QuantizeSource::Stored(input)
+            | QuantizeSource::Rounded(input)
+            | QuantizeSource::Activation { input, .. }
+            | QuantizeSource::Glu { input, .. } => visit(input),
+            QuantizeSource::Norm { input, mean, rstd, weight, bias, .. } => {
+                visit_all(visit, [input, mean, rstd, weight, bias]);
+            }
+            QuantizeSource::ActivationBackward { input, grad_output, .. }
+            | QuantizeSource::GluBackward { input, grad_output, .. } => visit_all(visit, [input, grad_output]),
+        }
+    }
 }
 
 impl QuantizeSource {
@@ -205,7 +239,7 @@ impl QuantizeSource {
 /// column sums, which are a bias gradient where the matrix is the gradient of a linear layer's output.
 ///
 /// A value `x` becomes the number nearest to `x * (1 / scale)`. Each output is optional.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Quantize {
     /// The matrix `(rows, columns)`.
     pub source: QuantizeSource,
@@ -263,6 +297,10 @@ impl Operation for Quantize {
         }
         all.reads(self.amax).writes(self.amax).reads(self.sums.filter(|_| self.accumulate)).writes(self.sums)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.source, &mut self.rows, &mut self.columns, &mut self.amax, &mut self.sums]);
+    }
 }
 
 /// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type. It is 0,
@@ -270,7 +308,7 @@ impl Operation for Quantize {
 ///
 /// Where ranks have parts of a matrix, the largest of their scales is that of the whole. A maximum over ranks may drop NaN;
 /// the bytes of a value that is not finite are NaN whatever the scale.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MakeScale {
     /// The matrix `(rows, columns)`.
     pub source: QuantizeSource,
@@ -296,6 +334,10 @@ impl Operation for MakeScale {
         let known = self.keep_known.then_some(self.scale);
         Accesses::new(self.source.reads(), [self.scale]).reads(known)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.source, &mut self.scale]);
+    }
 }
 
 /// New scales of many tensors from their largest magnitudes: `scale = amax * 2^margin / largest`. Sets the magnitudes to 0
@@ -304,7 +346,7 @@ impl Operation for MakeScale {
 /// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the last
 /// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where the history is
 /// empty, a scale that is 0 or not finite becomes `default`, and another one stays.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.
     pub amax: Tensor,
@@ -338,5 +380,9 @@ impl Operation for UpdateScales {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.amax, self.history, self.largest, self.scale], [self.amax, self.history, self.scale])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.amax, &mut self.history, &mut self.largest, &mut self.scale]);
     }
 }

@@ -1,6 +1,6 @@
 //! What 8-bit copies lose: values beyond the largest number of the type, and values too small for it.
 
-use super::{Accesses, Fp8Matrix, Operation, QuantizeSource, Scale, ensure, ensure_dtype, ensure_elements};
+use super::{Accesses, Fp8Matrix, Operation, QuantizeSource, Scale, ensure, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// Counts over the values of a matrix, as they lie in device memory.
@@ -23,7 +23,7 @@ pub struct QuantizeCounts {
 const BYTES: usize = size_of::<QuantizeCounts>();
 
 /// Counts what a copy in 8 bits lost, and adds that to earlier counts. Reads source and copy; changes neither.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CountQuantized {
     /// The matrix `(rows, columns)`.
     pub source: QuantizeSource,
@@ -53,10 +53,14 @@ impl Operation for CountQuantized {
         Accesses::new(self.source.reads().into_iter().chain([self.copy.values, self.counts]), [self.counts])
             .reads(scale)
     }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.source, &mut self.copy, &mut self.counts]);
+    }
 }
 
 /// Sums of counts by kind, as f32: of all `values`, of those that `saturated`, of those that `underflowed`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SumCounts {
     /// u8, `n` [`QuantizeCounts`] of kinds 0, 1, ..., 0, 1, ...
     pub counts: Tensor,
@@ -81,6 +85,10 @@ impl Operation for SumCounts {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.counts], [self.sums])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.counts, &mut self.sums]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_shape};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// Rotates queries and keys of a packed QKV tensor in place (Su et al., 2021), in the half-split form of GPT-NeoX and
@@ -8,7 +8,7 @@ use crate::{DType, Result, Tensor};
 ///
 /// Each row of `qkv` holds `[query heads | key heads | value heads]`; values are left alone. The inverse rotation is
 /// the backward.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, updated in place.
     pub qkv: Tensor,
@@ -38,5 +38,9 @@ impl Operation for Rotary {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv, self.table], [self.qkv])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.qkv, &mut self.table]);
     }
 }

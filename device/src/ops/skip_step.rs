@@ -1,6 +1,6 @@
 //! Steps that make no update because their loss or gradient norm is a spike.
 
-use super::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements};
+use super::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// Skips the update of a spike: a step whose loss or gradient norm is more than `sigma_factor` standard deviations above
@@ -11,7 +11,7 @@ use crate::{DType, Result, Tensor};
 /// no spike for long. Until half of the interval is known, and at least two steps, there are no spikes. Mean and deviation
 /// (of a sample, so with one degree of freedom less) are of the steps before this one, in f64, summed from the oldest step
 /// to the newest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SkipStep {
     /// `(1)`, f32: the sum of the losses of all ranks.
     pub loss_sum: Tensor,
@@ -52,5 +52,9 @@ impl Operation for SkipStep {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.loss_sum, self.history, self.control, self.status], [self.history, self.status])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.loss_sum, &mut self.history, &mut self.control, &mut self.status]);
     }
 }

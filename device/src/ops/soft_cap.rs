@@ -5,7 +5,7 @@ use crate::{Result, Tensor};
 
 /// `values = cap * tanh(values / cap)`, elementwise and in place (Gemma Team, 2024). For logits that are sampled from; the
 /// operations of the cross-entropy bound them themselves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SoftCap {
     /// Any shape, updated.
     pub values: Tensor,
@@ -23,6 +23,10 @@ impl Operation for SoftCap {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.values], [self.values])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.values);
     }
 }
 

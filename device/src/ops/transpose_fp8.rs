@@ -1,11 +1,11 @@
 //! The transposed copy of an 8-bit matrix.
 
-use super::{Accesses, Operation, ensure};
+use super::{Accesses, Operation, ensure, visit_all};
 use crate::{Result, Tensor};
 
 /// Transposes a matrix in an 8-bit floating type. [`Quantize`](super::Quantize) makes both copies of a matrix in one pass;
 /// this is for a matrix that came from other ranks in 8 bits. The scale of the whole tensor stays what it was.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TransposeFp8 {
     /// `(rows, columns)`.
     pub input: Tensor,
@@ -29,5 +29,9 @@ impl Operation for TransposeFp8 {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input], [self.output])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.output]);
     }
 }

@@ -9,6 +9,7 @@ mod copies;
 mod custom;
 mod extremes;
 mod kernels_compile;
+mod op_values;
 mod ops_attention;
 mod ops_cache;
 mod ops_dense;

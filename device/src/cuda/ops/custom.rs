@@ -3,7 +3,7 @@
 use crate::cuda::kernels::Arg;
 use crate::cuda::{CudaDevice, CudaLaunch, CustomKernels, GpuProperties, KernelArgument, Queue};
 use crate::ops::{Custom, Operation};
-use crate::{Accesses, Error, Result};
+use crate::{Error, Result};
 
 /// The launch of a custom operation.
 ///
@@ -43,21 +43,22 @@ pub(super) fn prepare(op: &Custom, cuda: &CudaDevice) -> Result<()> {
 /// See [`CustomOp`](crate::ops::CustomOp).
 pub(super) fn custom(op: &Custom, kernels: &CustomKernels, queue: &Queue<'_>) -> Result<()> {
     let launch = launch_of(op, queue.gpu())?;
-    let arguments = arguments(op.name(), &launch, op.declared())?;
+    let arguments = arguments(op, &launch)?;
     kernels.load(&launch.kernel, queue.gpu())?;
     kernels.launch(queue.stream, &launch, &arguments)
 }
 
-/// The arguments, once it is clear that every tensor among them was declared.
-fn arguments(op: &'static str, launch: &CudaLaunch, accesses: &Accesses) -> Result<Vec<Arg>> {
+/// The arguments, with tensors where they are placed, once it is clear that every tensor among them was declared.
+fn arguments(op: &Custom, launch: &CudaLaunch) -> Result<Vec<Arg>> {
     let argument = |(at, argument): (usize, &KernelArgument)| match *argument {
         KernelArgument::Tensor(tensor) => {
-            if !accesses.reads.iter().chain(&accesses.writes).any(|declared| declared.contains(&tensor)) {
+            let Some(placed) = op.placed_read(&tensor).or_else(|| op.placed_write(&tensor)) else {
                 let rule = "Rule: a kernel gets the tensors that CustomOp::accesses declares. Fix: declare it";
                 let shape = tensor.shape;
-                return Err(Error::operation(op, format!("argument {at} is an undeclared tensor {shape:?}. {rule}")));
-            }
-            Ok(Arg::Pointer(tensor.address))
+                let problem = format!("argument {at} is an undeclared tensor {shape:?}. {rule}");
+                return Err(Error::operation(op.name(), problem));
+            };
+            Ok(Arg::Pointer(placed.address))
         }
         KernelArgument::Null => Ok(Arg::Pointer(0)),
         KernelArgument::U32(value) => Ok(Arg::U32(value)),
@@ -76,10 +77,10 @@ mod tests {
     use super::*;
     use crate::cuda::CudaKernel;
     use crate::ops::CustomOp;
-    use crate::{BufferId, DType, HostTensors, Tensor};
+    use crate::{Accesses, BufferId, DType, HostTensors, Op, Tensor};
 
     #[derive(Debug)]
-    struct HostOnly;
+    struct HostOnly(Accesses);
 
     impl CustomOp for HostOnly {
         fn name(&self) -> &'static str {
@@ -91,12 +92,16 @@ mod tests {
         }
 
         fn accesses(&self) -> Accesses {
-            Accesses::default()
+            self.0.clone()
         }
 
         fn run_host(&self, _tensors: &mut HostTensors<'_>) -> Result<()> {
             Ok(())
         }
+    }
+
+    fn host_only(reads: impl IntoIterator<Item = Tensor>, writes: impl IntoIterator<Item = Tensor>) -> Custom {
+        Custom::new(Rc::new(HostOnly(Accesses::new(reads, writes))))
     }
 
     #[test]
@@ -111,26 +116,28 @@ mod tests {
             shared_bytes: 1 << 17,
             driver_version: 13000,
         };
-        let message = launch_of(&Custom::new(Rc::new(HostOnly)), &gpu).unwrap_err().to_string();
+        let message = launch_of(&host_only([], []), &gpu).unwrap_err().to_string();
         assert!(message.starts_with("host_only: has no CUDA side"), "{message}");
         assert!(message.contains("Rule:") && message.contains("Fix: implement CustomOp::cuda_launch"), "{message}");
     }
 
+    fn tensor(address: u64, elements: usize) -> Tensor {
+        Tensor { address, shape: [elements].into(), dtype: DType::F32, buffer: BufferId::NOTHING }
+    }
+
+    /// The arguments that a kernel gets for these.
+    fn given(op: &Custom, arguments: impl IntoIterator<Item = KernelArgument>) -> Result<Vec<Arg>> {
+        let kernel = CudaKernel { file: "k.cu", source: "", function: "k" };
+        let arguments = arguments.into_iter().collect();
+        let launch = CudaLaunch { kernel, blocks: (1, 1, 1), threads: (1, 1, 1), shared_bytes: 0, arguments };
+        super::arguments(op, &launch)
+    }
+
     #[test]
     fn a_kernel_gets_declared_tensors_and_parts_of_them_alone() {
-        let tensor = |address, elements| Tensor {
-            address,
-            shape: [elements].into(),
-            dtype: DType::F32,
-            buffer: BufferId::NOTHING,
-        };
         let (x, y) = (tensor(1024, 16), tensor(4096, 16));
-        let given = |argument: KernelArgument| {
-            let kernel = CudaKernel { file: "k.cu", source: "", function: "k" };
-            let arguments = vec![y.into(), argument];
-            let launch = CudaLaunch { kernel, blocks: (1, 1, 1), threads: (1, 1, 1), shared_bytes: 0, arguments };
-            arguments_of(&launch, &Accesses::new([x], [y]))
-        };
+        let op = host_only([x], [y]);
+        let given = |argument: KernelArgument| given(&op, [y.into(), argument]);
         assert_eq!(given(x.into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(1024)]);
         assert_eq!(given(x.narrow(4, 8).into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(1024 + 16)]);
         assert_eq!(given(None.into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(0)]);
@@ -145,7 +152,15 @@ mod tests {
         }
     }
 
-    fn arguments_of(launch: &CudaLaunch, accesses: &Accesses) -> Result<Vec<Arg>> {
-        arguments("k", launch, accesses)
+    #[test]
+    fn a_kernel_gets_tensors_where_they_are_placed() {
+        let (x, y) = (tensor(1024, 16), tensor(4096, 16));
+        let op =
+            Op::from(host_only([x, y], [y])).map(|tensor| Tensor { address: tensor.address + (1 << 20), ..tensor });
+        let Op::Custom(op) = op else { panic!("another kind") };
+        let arguments = given(&op, [y.narrow(2, 3).into(), x.into()]).unwrap();
+        assert_eq!(arguments, [Arg::Pointer((1 << 20) + 4096 + 8), Arg::Pointer((1 << 20) + 1024)]);
+        let message = given(&op, [tensor((1 << 20) + 1024, 16).into()]).unwrap_err().to_string();
+        assert!(message.contains("argument 0 is an undeclared tensor"), "{message}");
     }
 }

@@ -333,3 +333,68 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::mem::discriminant;
+
+    use device::ops::{CrossEntropyJoin, CrossEntropyPart, Poison, VocabPart, ZLoss};
+    use device::{Device, HostOptions, Op, Result, Tensor};
+
+    use super::*;
+
+    /// How far tensors are moved.
+    const SHIFT: u64 = 1 << 40;
+
+    /// Operations without a trial.
+    fn others(b: &mut Workbench) -> Result<[Op; 3]> {
+        let (logits, targets) = (b.output([4, 8], DType::F32)?, b.integers([4], &[1; 4])?);
+        let (stats, losses) = (b.output([1, 3, 4], DType::F32)?, b.output([4], DType::F32)?);
+        let z_loss = Some(ZLoss { multiplier: 0.1, losses: b.output([4], DType::F32)? });
+        let (part, soft_cap) = (VocabPart { first_token: 0, vocab: 8 }, Some(30.0));
+        let control = Some(b.output([32], DType::U8)?);
+        Ok([
+            CrossEntropyPart { logits, targets, stats, part, soft_cap }.into(),
+            CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control }.into(),
+            Poison { output: losses }.into(),
+        ])
+    }
+
+    /// The numbers after each `label` in the operation's text, which has all its fields.
+    fn numbers(op: &Op, label: &str) -> Vec<u64> {
+        let number = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|word| word.parse().ok());
+        format!("{op:?}").split(label).skip(1).map(|rest| number(rest).unwrap()).collect()
+    }
+
+    #[test]
+    fn an_operation_of_every_kind_is_mapped_and_compared_with_all_its_tensors() {
+        let device = Device::host(HostOptions { dry: true, ..HostOptions::default() }).unwrap();
+        let elsewhere = device.virtual_tensor("elsewhere", [1], DType::U8).buffer;
+        let shift = |tensor: Tensor| Tensor { address: tensor.address + SHIFT, buffer: elsewhere, ..tensor };
+        let shifted = |tensors: &[Tensor]| tensors.iter().copied().map(shift).collect::<Vec<_>>();
+        let mut bench = Workbench::new(&device);
+        let mut ops: Vec<Op> = others(&mut bench).unwrap().into();
+        ops.extend(all(true).iter().map(|case| (case.make)(&mut bench).unwrap()));
+        let kinds: HashSet<_> = ops.iter().map(discriminant).collect();
+        assert_eq!(kinds.len() + 3, Op::KINDS, "collectives, callers' operations and marks are tested in `device`");
+        for op in ops {
+            let moved = op.clone().map(shift);
+            let addresses: Vec<u64> = numbers(&op, "address: ").into_iter().map(|address| address + SHIFT).collect();
+            assert_eq!(numbers(&moved, "address: "), addresses, "{op:?}");
+            assert!(numbers(&moved, "BufferId(").windows(2).all(|pair| pair[0] == pair[1]), "{moved:?}");
+            let (before, after) = (op.accesses(), moved.accesses());
+            assert_eq!((after.reads, after.writes), (shifted(&before.reads), shifted(&before.writes)), "{op:?}");
+
+            let mut tensors = Vec::new();
+            op.clone().visit(&mut |tensor| tensors.push(*tensor));
+            let mut back = tensors.iter().copied();
+            assert!(op == op.clone() && moved.map(|_| back.next().unwrap()) == op, "{op:?}");
+            for changed in 0..tensors.len() {
+                let mut at = 0..;
+                let other = op.clone().map(|tensor| if at.next() == Some(changed) { shift(tensor) } else { tensor });
+                assert!(other != op, "tensor {changed} of {op:?} is not compared");
+            }
+        }
+    }
+}
