@@ -7,6 +7,7 @@ mod capture_rules;
 mod checker;
 mod copies;
 mod custom;
+mod custom_mapped;
 mod extremes;
 mod kernels_compile;
 mod op_values;
