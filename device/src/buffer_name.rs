@@ -1,14 +1,17 @@
 //! What buffers are called.
 
+use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
 use std::rc::Rc;
+
+use crate::BufferId;
 
 /// A buffer's name in messages and reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BufferName {
     /// A name of its own.
     Own(Rc<str>),
-    /// Its name in the region that takes it. A long step has a million of them, so the region's name is shared.
+    /// Its name in the region that takes it.
     Within(Rc<str>, &'static str),
 }
 
@@ -24,5 +27,56 @@ impl Display for BufferName {
             BufferName::Own(name) => f.write_str(name),
             BufferName::Within(region, name) => write!(f, "{region}/{name}"),
         }
+    }
+}
+
+/// The names of a device's buffers. A long step has a million buffers, so each text is there once: a region's name, and a
+/// name within regions.
+#[derive(Default)]
+pub(crate) struct BufferNames {
+    /// By the number of the buffer: the numbers of two texts. The second is `NONE` for a name of its own.
+    buffers: Vec<(u32, u32)>,
+    texts: Vec<Rc<str>>,
+    within: HashMap<&'static str, u32>,
+    /// The region of the last name within a region, and its number.
+    last: Option<(Rc<str>, u32)>,
+}
+
+/// Stands for no text.
+const NONE: u32 = u32::MAX;
+
+impl BufferNames {
+    /// Adds a name; returns its number.
+    pub(crate) fn add(&mut self, name: BufferName) -> usize {
+        let entry = match name {
+            BufferName::Own(name) => (self.text(name), NONE),
+            BufferName::Within(region, name) => {
+                let known = self.last.as_ref().filter(|(last, _)| Rc::ptr_eq(last, &region)).map(|(_, number)| *number);
+                let number = known.unwrap_or_else(|| self.text(region.clone()));
+                self.last = Some((region, number));
+                let known = self.within.get(name).copied();
+                let own = known.unwrap_or_else(|| {
+                    let own = self.text(name.into());
+                    self.within.insert(name, own);
+                    own
+                });
+                (number, own)
+            }
+        };
+        self.buffers.push(entry);
+        self.buffers.len() - 1
+    }
+
+    /// The name of a buffer of this device.
+    pub(crate) fn of(&self, buffer: BufferId) -> String {
+        match self.buffers[buffer.number()] {
+            (own, NONE) => self.texts[own as usize].to_string(),
+            (region, own) => format!("{}/{}", self.texts[region as usize], self.texts[own as usize]),
+        }
+    }
+
+    fn text(&mut self, text: Rc<str>) -> u32 {
+        self.texts.push(text);
+        self.texts.len() as u32 - 1
     }
 }

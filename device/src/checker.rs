@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::{Accesses, BufferId, BufferName, CheckError, Node, Result, StreamId, Tensor};
+use crate::{Accesses, BufferId, BufferNames, CheckError, Node, Result, StreamId, Tensor};
 
 /// A vector clock: how far each stream has come, by its number.
 type Clock = Vec<u64>;
@@ -106,12 +106,8 @@ impl MemoryMap {
     }
 }
 
-fn name(buffer: BufferId, names: &[BufferName]) -> String {
-    names[buffer.number()].to_string()
-}
-
-fn race(buffer: BufferId, first: &Access, second: &Access, names: &[BufferName]) -> CheckError {
-    CheckError::Race { buffer: name(buffer, names), first: first.label.to_string(), second: second.label.to_string() }
+fn race(buffer: BufferId, first: &Access, second: &Access, names: &BufferNames) -> CheckError {
+    CheckError::Race { buffer: names.of(buffer), first: first.label.to_string(), second: second.label.to_string() }
 }
 
 /// Checks one read of a cell and notes it.
@@ -120,22 +116,22 @@ fn read_cell(
     buffer: BufferId,
     by: &Access,
     clock: &Clock,
-    names: &[BufferName],
+    names: &BufferNames,
     checked: &mut Checked,
 ) -> Result<()> {
     if cell.freed {
-        return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
+        return Err(CheckError::Freed { user: by.label.to_string(), buffer: names.of(buffer) }.into());
     }
     match &cell.written {
         None => {
-            return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: name(buffer, names) }.into());
+            return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: names.of(buffer) }.into());
         }
         Some((owner, writer)) if *owner != buffer => {
             return Err(CheckError::Overwritten {
                 reader: by.label.to_string(),
-                buffer: name(buffer, names),
+                buffer: names.of(buffer),
                 writer: writer.label.to_string(),
-                owner: name(*owner, names),
+                owner: names.of(*owner),
             }
             .into());
         }
@@ -155,11 +151,11 @@ fn write_cell(
     buffer: BufferId,
     by: &Access,
     clock: &Clock,
-    names: &[BufferName],
+    names: &BufferNames,
     checked: &mut Checked,
 ) -> Result<()> {
     if cell.freed {
-        return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
+        return Err(CheckError::Freed { user: by.label.to_string(), buffer: names.of(buffer) }.into());
     }
     let earlier = cell.reads.iter().chain(cell.written.iter().map(|(_, writer)| writer));
     if let Some(first) = earlier.into_iter().find(|access| !access.before(clock)) {
@@ -226,7 +222,7 @@ impl Checker {
         stream: StreamId,
         label: &Rc<str>,
         accesses: &Accesses,
-        names: &[BufferName],
+        names: &BufferNames,
     ) -> Result<()> {
         self.checked.eager += 1;
         let (time, clock) = self.advance(stream);
@@ -245,7 +241,7 @@ impl Checker {
     }
 
     /// A launch of an analysed graph on a stream.
-    pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &[BufferName]) -> Result<()> {
+    pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &BufferNames) -> Result<()> {
         self.checked.launches += 1;
         let (time, clock) = self.advance(stream);
         let access =
@@ -301,7 +297,7 @@ impl Checker {
         self.memory.replace(tensor.range(), cell);
     }
 
-    pub(crate) fn host_read(&mut self, tensor: &Tensor, names: &[BufferName]) -> Result<()> {
+    pub(crate) fn host_read(&mut self, tensor: &Tensor, names: &BufferNames) -> Result<()> {
         self.host[0] += 1;
         let by = Access { stream: 0, time: self.host[0], label: "download".into() };
         let clock = self.host.clone();
@@ -339,7 +335,7 @@ pub(crate) struct Effects {
 ///
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.
-pub(crate) fn graph_effects(nodes: &[Node], names: &[BufferName], checked: &mut Checked) -> Result<Effects> {
+pub(crate) fn graph_effects(nodes: &[Node], names: &BufferNames, checked: &mut Checked) -> Result<Effects> {
     let mut memory = MemoryMap::default();
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());

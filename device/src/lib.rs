@@ -29,6 +29,7 @@ mod timeline;
 pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;
 pub use buffer_name::BufferName;
+pub(crate) use buffer_name::BufferNames;
 pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Snapshot, Submission, TraceEvent};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use device::{BufferName, DType, Event, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, OUTSIDE, Result};
-use crate::keys::{CodeKey, RegionKey, StepKey};
+use crate::keys::{CodeKey, RegionKey, SavedKey, StepKey};
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::program::{Program, Recorder};
@@ -45,6 +45,8 @@ pub struct StepContext<'m, P: Policy> {
 /// A recording under way.
 pub(crate) struct Recording<P: Policy> {
     pub(crate) recorder: Recorder<P::Region>,
+    /// What visits under way have read of what forwards saved: each with the visit.
+    pub(crate) read: Vec<(usize, SavedKey<P::Region, P::Variant>)>,
     pub(crate) handover: Handover<P>,
 }
 

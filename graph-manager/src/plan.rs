@@ -11,7 +11,7 @@ use device::{BufferId, StreamId};
 
 use crate::keys::RegionKey;
 use crate::options::Mempool;
-use crate::placement::{Interval, place};
+use crate::placement::{Interval, Placer};
 use crate::policy::Policy;
 use crate::program::{Lifetime, Program};
 use crate::slots::slots;
@@ -47,12 +47,15 @@ pub(crate) struct Placement {
     pub(crate) buffer: BufferId,
 }
 
-/// The place of a buffer of the list: the number of its area, and its place there.
+/// The place of a buffer of the list.
 #[derive(Clone, Copy)]
 struct Place {
+    /// The number of its area; `UNPLANNED` without a place.
     area: u32,
     offset: usize,
 }
+
+const UNPLANNED: u32 = u32::MAX;
 
 /// The buffers of an area that are placed together, each with its index and when it is in use.
 type Group = Vec<(usize, Lifetime)>;
@@ -62,7 +65,7 @@ pub(crate) struct Plan<R> {
     /// The microbatches of the list that it is made from.
     pub(crate) microbatches: usize,
     /// By buffer of that list. Only those of visits that stand for others have one.
-    places: Vec<Option<Place>>,
+    places: Vec<Place>,
     /// The area of each number.
     kinds: Vec<AreaKind>,
     /// By region: the visit that stands for it.
@@ -89,7 +92,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         let slots = (mempool == Mempool::PerMicrobatch).then(|| slots(programs, policy));
         let mut plan = Plan {
             microbatches: program.microbatches,
-            places: vec![None; program.buffers.len()],
+            places: vec![Place { area: UNPLANNED, offset: 0 }; program.buffers.len()],
             kinds: Vec::new(),
             visits: HashMap::with_capacity(program.visits.len()),
             dead_after: HashMap::new(),
@@ -102,35 +105,45 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         for (visit, key) in keys.iter().enumerate() {
             plan.visits.entry(*key).or_insert(visit as u32);
         }
-        // By area. All regions share the bytes of scratch, but it is placed for each visit on its own.
-        let mut groups: BTreeMap<(AreaKind, Option<usize>), Group> = BTreeMap::new();
-        for (index, buffer) in program.buffers.iter().enumerate() {
-            let (at, key) = (buffer.visit(), keys[buffer.visit()]);
-            if plan.visits[&key] as usize != at {
+        let (mut placer, poisoned) = (Placer::default(), poisons.then_some((&keys[..], compute)));
+        let mut outlive: BTreeMap<AreaKind, Group> = BTreeMap::new();
+        for (at, visit) in program.visits.iter().enumerate() {
+            let key = &keys[at];
+            if plan.visits[key] as usize != at {
                 continue;
             }
-            let (visit, used) = (&program.visits[at], program.used(index));
             let (start, end) = (visit.positions().start, visit.positions().end);
+            let inside = &program.visits[at + 1..visit.next()];
             let is_scratch = |used: &Lifetime| {
-                let inside = used.first >= start && used.last < end.max(start + 1);
                 // A buffer in use while an inner region runs is not scratch: the inner region has the same bytes.
                 let meets = |inner: std::ops::Range<u32>| used.first < inner.end && inner.start <= used.last;
-                inside && !program.visits[at + 1..visit.next()].iter().any(|inner| meets(inner.positions()))
+                let in_time = used.first >= start && used.last < end.max(start + 1);
+                in_time && !inside.iter().any(|inner| meets(inner.positions()))
             };
-            // Scratch of one stream is used in that stream's order.
-            let in_its_stream = used.in_its_stream().filter(is_scratch);
-            let (used, scratch) = (in_its_stream.unwrap_or(used), in_its_stream.is_some() || is_scratch(&used));
-            let group = match (policy.instance(visit.region), key.slot) {
-                // A buffer of several streams lives from the fork to the join, so from one operation of the compute stream
-                // to another.
-                _ if scratch => (AreaKind::Scratch(used.stream().unwrap_or(compute)), Some(at)),
-                (Some(instance), Some(slot)) => (AreaKind::Slot { chunk: instance.chunk, slot }, None),
-                _ => (AreaKind::Step, None),
-            };
-            groups.entry(group).or_default().push((index, used));
+            // All regions share the bytes of scratch, but it is placed for each visit on its own.
+            let mut scratch: BTreeMap<StreamId, Group> = BTreeMap::new();
+            for (index, _) in program.owned(at) {
+                let used = program.used(index);
+                // Scratch of one stream is used in that stream's order.
+                if let Some(used) = used.in_its_stream().filter(is_scratch).or_else(|| Some(used).filter(is_scratch)) {
+                    // A buffer of several streams lives from the fork to the join, so from one operation of the compute
+                    // stream to another.
+                    scratch.entry(used.stream().unwrap_or(compute)).or_default().push((index, used));
+                    continue;
+                }
+                let area = match (policy.instance(visit.region), key.slot) {
+                    (Some(instance), Some(slot)) => AreaKind::Slot { chunk: instance.chunk, slot },
+                    _ => AreaKind::Step,
+                };
+                outlive.entry(area).or_default().push((index, used));
+            }
+            for (stream, group) in scratch {
+                plan.fill(program, &mut placer, AreaKind::Scratch(stream), &group, poisoned);
+            }
         }
-        for ((area, _), buffers) in groups {
-            plan.fill(program, &keys, area, &buffers, poisons.then_some(compute));
+        for (area, mut group) in outlive {
+            group.sort_unstable_by_key(|(index, _)| *index);
+            plan.fill(program, &mut placer, area, &group, poisoned);
         }
         plan
     }
@@ -160,27 +173,29 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         index: usize,
     ) -> Option<(Placement, &'static str)> {
         let (buffer, name) = program.own(visit, index)?;
-        let Place { area, offset } = self.places[buffer]?;
+        let Place { area, offset } = self.places[buffer];
+        if area == UNPLANNED {
+            return None;
+        }
         let taken = program.buffers[buffer];
         Some((Placement { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer }, name))
     }
 
+    /// Places buffers of one area. Where dead ones are `poisoned`, the regions of the visits and the compute stream say when.
     fn fill(
         &mut self,
         program: &Program<R>,
-        keys: &[RegionKey<R>],
+        placer: &mut Placer,
         area: AreaKind,
         buffers: &[(usize, Lifetime)],
-        poisoned_on: Option<StreamId>,
+        poisoned: Option<(&[RegionKey<R>], StreamId)>,
     ) {
-        let intervals: Vec<Interval> = buffers
-            .iter()
-            .map(|(index, used)| {
-                let (bytes, first, last) = (program.buffers[*index].bytes, used.first as usize, used.last as usize);
-                Interval { bytes, first, last }
-            })
-            .collect();
-        let placed = place(&intervals);
+        let interval = |(index, used): &(usize, Lifetime)| {
+            let (bytes, first, last) = (program.buffers[*index].bytes, used.first as usize, used.last as usize);
+            Interval { bytes, first, last }
+        };
+        let intervals: Vec<Interval> = buffers.iter().map(interval).collect();
+        let placed = placer.place(&intervals);
         let size = self.areas.entry(area).or_default();
         *size = placed.total.max(*size);
         let number = self.kinds.iter().position(|kind| *kind == area).unwrap_or_else(|| {
@@ -188,9 +203,9 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             self.kinds.len() - 1
         });
         for ((index, _), &offset) in buffers.iter().zip(&placed.offsets) {
-            self.places[*index] = Some(Place { area: number as u32, offset });
+            self.places[*index] = Place { area: number as u32, offset };
         }
-        let Some(compute) = poisoned_on else { return };
+        let Some((keys, compute)) = poisoned else { return };
         let occupied = placed.occupied(&intervals);
         for ((index, used), &offset) in buffers.iter().zip(&placed.offsets) {
             let (bytes, buffer) = (program.buffers[*index].bytes, program.buffers[*index].buffer);

@@ -82,6 +82,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let output = self.inside((region, visit), input, |cx, input| cx.work(region, input, body))?;
         if let Some(recording) = &mut self.recording {
             recording.recorder.end(self.manager.pool.device());
+            self.forget_read(region, visit);
         }
         self.note_results(visit)?;
         Ok(output)

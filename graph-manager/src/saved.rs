@@ -39,14 +39,17 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(())
     }
 
-    /// What the layer's forward saved for this microbatch.
+    /// What the layer's forward saved for this microbatch. Besides the forward, one region reads it: the backward.
     ///
     /// # Errors
     /// [`Error::Usage`] in a region that [`Policy::saved_by`] does not know, or if forward saved no `T`; while recording, if
     /// forward saved twice and nothing read the first value.
     pub fn saved<T: Clone + 'static>(&mut self) -> Result<T> {
-        let ((code, part), Current { region, .. }) = self.saved_key("saved")?;
+        let ((code, part), Current { region, visit, .. }) = self.saved_key("saved")?;
         let recording = self.recording.is_some();
+        if let Some(recording) = &mut self.recording {
+            recording.read.push((visit, (code, part)));
+        }
         let saved = self.handover().saved.get_mut(&(code, part));
         if saved.as_ref().is_some_and(|saved| recording && saved.replaces_unread) {
             let (by, part) = (code.region.region, part.map_or(String::new(), |part| format!(" in part {part}")));
@@ -62,6 +65,18 @@ impl<'m, P: Policy> StepContext<'m, P> {
             let fix = "call save_for_backward in the region that Policy::saved_by answers, with a value of that type";
             Error::usage(problem, fix)
         })
+    }
+
+    /// After a visit of a recording. A backward is the only one to read what its forward saved, so the values that it has
+    /// read can go: those of all microbatches together are large.
+    pub(crate) fn forget_read(&mut self, region: P::Region, visit: usize) {
+        let saves = self.manager.policy.saved_by(region) == Some(region);
+        let Some(recording) = &mut self.recording else { return };
+        while let Some((_, key)) = recording.read.pop_if(|(by, _)| *by == visit) {
+            if !saves {
+                recording.handover.saved.remove(&key);
+            }
+        }
     }
 
     fn saved_key(&self, what: &str) -> Result<Saving<P>> {

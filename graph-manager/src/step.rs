@@ -29,7 +29,8 @@ impl<P: Policy> CudaGraphManager<P> {
             }
             let mut cx = StepContext::new(self, mode, microbatches);
             let recorder = Recorder::new(microbatches, pool.compute().id());
-            cx.recording = Some(Box::new(Recording { recorder, handover: Handover::default() }));
+            let (read, handover) = (Vec::new(), Handover::default());
+            cx.recording = Some(Box::new(Recording { recorder, read, handover }));
             let (device, scope) = (pool.device(), pool.device().scope());
             let _restored = Finally(|| device.set_scope(&scope));
             device.begin_trace();
@@ -37,8 +38,10 @@ impl<P: Policy> CudaGraphManager<P> {
             body(&mut cx)?;
             cx.check_unwound()?;
             cx.check_deferred()?;
-            let recording = cx.recording.unwrap_or_else(|| unreachable!("nothing takes it"));
-            recording.recorder.finish(device)
+            let recording = cx.recording.take().unwrap_or_else(|| unreachable!("nothing takes it"));
+            let Recording { recorder, handover, .. } = *recording;
+            drop(handover);
+            recorder.finish(device)
         })?;
         self.plan(mode, program)
     }

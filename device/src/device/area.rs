@@ -68,8 +68,8 @@ impl Device {
     /// Names a buffer that memory will be planned for.
     pub(crate) fn name_buffer(&self, name: BufferName) -> BufferId {
         let mut core = self.core();
-        core.buffers.push(name);
-        BufferId::new(core.number, core.buffers.len() - 1)
+        let number = core.buffers.add(name);
+        BufferId::new(core.number, number)
     }
 
     /// A buffer's name.
@@ -117,7 +117,7 @@ impl Device {
 impl Core {
     pub(crate) fn buffer_name(&self, buffer: BufferId) -> String {
         match self.has(buffer) {
-            true => self.buffers[buffer.number()].to_string(),
+            true => self.buffers.of(buffer),
             false => format!("buffer {} of another device", buffer.number()),
         }
     }

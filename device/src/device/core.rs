@@ -11,7 +11,7 @@ use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
-use crate::{BufferName, CaptureRule, Error, Progress, Result, StreamId};
+use crate::{BufferNames, CaptureRule, Error, Progress, Result, StreamId};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
@@ -38,7 +38,7 @@ pub(crate) struct Core {
     /// Areas that were dropped while a stream captured. What was captured may use them, and on a GPU memory cannot be freed
     /// then. They are freed when no stream captures.
     pub(super) freed_later: Vec<u64>,
-    pub(crate) buffers: Vec<BufferName>,
+    pub(crate) buffers: BufferNames,
     pub(super) next_virtual: u64,
     pub(super) allocations: u64,
     /// The most bytes that an operation traced so far allocates while it runs, on the host.
@@ -77,7 +77,7 @@ impl Core {
             frees: 0,
             areas: BTreeMap::new(),
             freed_later: Vec::new(),
-            buffers: vec!["nothing".into()],
+            buffers: BufferNames::default(),
             next_virtual: VIRTUAL,
             allocations: 0,
             host_scratch: 0,
@@ -85,6 +85,7 @@ impl Core {
             sync_watch: Rc::default(),
             backend,
         };
+        core.buffers.add("nothing".into());
         core.add_stream("default", Priority::Compute);
         core
     }

@@ -38,10 +38,10 @@ impl Lifetime {
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// Finds the order of the list, and when each buffer is in use. Code outside of the step reads the buffers `kept` up to
-    /// these positions.
-    pub(super) fn order_and_lifetimes(&mut self, kept: &[(u32, u32)]) {
+    /// these positions. Buffers are taken at those of `taken_at`.
+    pub(super) fn order_and_lifetimes(&mut self, taken_at: Vec<u32>, kept: &[(u32, u32)]) {
         let order = Order::of(self);
-        self.lifetimes = lifetimes(self, &order);
+        self.lifetimes = lifetimes(self, taken_at, &order);
         for &(buffer, until) in kept {
             let used = &mut self.lifetimes[buffer as usize];
             used.last = used.last.max(until);
@@ -55,10 +55,15 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
 /// First and last use of every buffer. Work on a side stream may start once all is done that its stream waited for. It
 /// may go on until the compute stream waits for it, directly or through another stream. Without such a wait it may last to
 /// the end of the step. A buffer that nothing uses is there where it was taken.
-fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>, order: &Order) -> Vec<Lifetime> {
+fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
+    program: &Program<R>,
+    taken_at: Vec<u32>,
+    order: &Order,
+) -> Vec<Lifetime> {
     let compute = program.queues[0];
     let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
-    let mut lifetimes: Vec<Option<Lifetime>> = vec![None; program.buffers.len()];
+    let mut lifetimes: Vec<Lifetime> = taken_at.into_iter().map(|at| Lifetime::at(at, compute)).collect();
+    let mut is_used = vec![false; program.buffers.len()];
     // By queue: all that compute was given before that position is done before what comes next here.
     let mut since = vec![0; program.queues.len()];
     // The position after the last entry or join of compute.
@@ -67,12 +72,11 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Progr
     let mut open: Vec<VecDeque<(u32, u32)>> = vec![VecDeque::new(); program.queues.len()];
     let mut waits = order.waits.iter().peekable();
     // Compute waits at `position` for the entry `on`, and for what that waited for.
-    let arrive = |position, on, open: &mut Vec<VecDeque<(u32, u32)>>, lifetimes: &mut Vec<Option<Lifetime>>| {
+    let arrive = |position, on, open: &mut Vec<VecDeque<(u32, u32)>>, lifetimes: &mut Vec<Lifetime>| {
         order.done_with(on, |queue, until| {
             while let Some((_, buffer)) = open[queue].pop_front_if(|(submitted, _)| *submitted < until) {
-                if let Some(used) = &mut lifetimes[buffer as usize] {
-                    used.last = used.last.max(position);
-                }
+                let used = &mut lifetimes[buffer as usize];
+                used.last = used.last.max(position);
             }
         });
     };
@@ -107,8 +111,10 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Progr
             }
             let first = if entry.queue == compute { position } else { since[queue] };
             for (index, _) in expanded.uses().filter(|(index, _)| Program::<R>::is_taken(*index)) {
-                let now = Lifetime { first, ..Lifetime::at(position, entry.queue) };
-                let used = lifetimes[index as usize].get_or_insert(now);
+                let used = &mut lifetimes[index as usize];
+                if !std::mem::replace(&mut is_used[index as usize], true) {
+                    *used = Lifetime { first, ..Lifetime::at(position, entry.queue) };
+                }
                 (used.first, used.last) = (used.first.min(first), used.last.max(position));
                 used.in_stream.1 = position;
                 if used.stream != entry.queue.0 {
@@ -121,12 +127,7 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Progr
         }
     });
     for (_, buffer) in open.into_iter().flatten() {
-        if let Some(used) = &mut lifetimes[buffer as usize] {
-            used.last = program.length;
-        }
+        lifetimes[buffer as usize].last = program.length;
     }
-    let unused = |(at, used): (usize, Option<Lifetime>)| {
-        used.unwrap_or_else(|| Lifetime::at(program.buffers[at].taken_at, compute))
-    };
-    lifetimes.into_iter().enumerate().map(unused).collect()
+    lifetimes
 }

@@ -95,8 +95,6 @@ pub(crate) struct Taken {
     pub(crate) buffer: BufferId,
     /// Index of the visit that takes it.
     visit: u32,
-    /// Position at which it is taken.
-    pub(crate) taken_at: u32,
 }
 
 /// Stands for no index.
@@ -170,6 +168,13 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         Some((self.tables[(table + own.local) as usize] as usize, own.name))
     }
 
+    /// The buffers that a visit takes, in that order: index and name of each.
+    pub(crate) fn owned(&self, visit: usize) -> impl Iterator<Item = (usize, &'static str)> {
+        let Held { body, table } = self.visits[visit].held;
+        let own = self.bodies[body as usize].own.iter();
+        own.map(move |own| (self.tables[(table + own.local) as usize] as usize, own.name))
+    }
+
     /// The buffers in the order in which regions take them, each with its number among those of its visit.
     pub(crate) fn taken_in_order(&self) -> impl Iterator<Item = (&Taken, usize)> {
         let mut counts = vec![0; self.visits.len()];
@@ -182,10 +187,8 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
 
     /// The number of a buffer among those of its visit.
     pub(crate) fn index_in_visit(&self, buffer: usize) -> usize {
-        let Held { body, table } = self.visits[self.buffers[buffer].visit()].held;
-        let own = self.bodies[body as usize].own.iter();
-        let is_it = |own: &body::Own| self.tables[(table + own.local) as usize] as usize == buffer;
-        { own }.position(is_it).unwrap_or_else(|| unreachable!("a visit has the buffers that it takes"))
+        let mut owned = self.owned(self.buffers[buffer].visit());
+        owned.position(|(own, _)| own == buffer).unwrap_or_else(|| unreachable!("a visit has the buffers that it takes"))
     }
 
     /// When a buffer is in use.

@@ -9,10 +9,11 @@
 //! An entry waits for no more than one entry of another queue, and for none that it knows to be done from other waits.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use device::StreamId;
 
-use super::Program;
+use super::{NONE, Program};
 use super::expand::{Expanded, Step};
 
 /// An entry that waits for one of another queue.
@@ -91,7 +92,7 @@ impl Order {
             queue_of: vec![u8::MAX; program.length as usize],
         };
         let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
-        let shared = program.shared();
+        let last_use = shared(program);
         let (mut data, mut required) = (Data::default(), Vec::new());
         program.walk(|position, step| match step {
             Step::Join(join) => {
@@ -110,13 +111,18 @@ impl Order {
                     required.extend(base.entries.last());
                     required.extend(&base.pending);
                 }
-                for (index, each) in expanded.uses() {
-                    if let Some(address) = program.shared_address(&shared, index) {
-                        let range = address + each.start..address + each.end;
-                        data.touch(range, each.writes, position, queue, &order.queue_of, &mut required);
-                    }
+                let taken = |index: u32| Program::<R>::is_taken(index).then(|| &program.buffers[index as usize]);
+                let orders = |(index, _): &(u32, _)| taken(*index).is_none() || last_use[*index as usize] != NONE;
+                for (index, each) in expanded.uses().filter(orders) {
+                    let address = taken(index).map_or(0, |taken| taken.address);
+                    let range = address + each.start..address + each.end;
+                    data.touch(range, each.writes, position, queue, &order.queue_of, &mut required);
                 }
                 order.submit(position, queue, &mut required);
+                let over = expanded.uses().filter_map(|(index, _)| taken(index).map(|taken| (index, taken)));
+                for (_, taken) in over.filter(|(index, _)| last_use[*index as usize] == position) {
+                    data.forget(taken.address..taken.address + taken.bytes as u64);
+                }
             }
         });
         order.queues.iter_mut().for_each(|queue| queue.pending.clear());
@@ -172,10 +178,17 @@ impl Data {
         }
     }
 
+    /// Nothing will use these bytes again.
+    fn forget(&mut self, range: Range<u64>) {
+        while let Some(start) = self.0.range(range.clone()).next().map(|(start, _)| *start) {
+            self.0.remove(&start);
+        }
+    }
+
     /// An entry reads or writes these bytes: adds the entries that it comes after.
     fn touch(
         &mut self,
-        range: std::ops::Range<u64>,
+        range: Range<u64>,
         writes: bool,
         position: u32,
         queue: usize,
@@ -232,34 +245,20 @@ impl Data {
     }
 }
 
-/// Which buffers several queues use.
-pub(super) struct Shared {
-    taken: Vec<bool>,
-    outside: Vec<bool>,
-}
-
-impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// Which buffers several queues use, one of which writes. Others need no rule of data: their queue orders them.
-    fn shared(&self) -> Shared {
-        let mut queues = [vec![0u64; self.buffers.len()], vec![0u64; self.outside.len()]];
-        self.walk(|_, step| {
-            let Step::Entry(expanded) = step else { return };
-            let queue = self.queues.iter().position(|queue| *queue == expanded.entry.queue).unwrap_or(0);
-            for (index, each) in expanded.uses() {
-                let mask = &mut queues[usize::from(!Self::is_taken(index))][(index & !super::OUTSIDE) as usize];
-                *mask |= 1 << queue | u64::from(each.writes) << 63;
-            }
-        });
-        let is_shared = |mask: &u64| mask >> 63 == 1 && (mask & (u64::MAX >> 1)).count_ones() > 1;
-        let [taken, _] = &queues;
-        Shared { taken: taken.iter().map(is_shared).collect(), outside: vec![true; self.outside.len()] }
-    }
-
-    /// The address that a use's bytes are counted from, if its order follows from its data.
-    fn shared_address(&self, shared: &Shared, index: u32) -> Option<u64> {
-        if Self::is_taken(index) {
-            return shared.taken[index as usize].then(|| self.buffers[index as usize].address);
+/// By buffer that a region takes: the position of its last use, if several queues use it and one of them writes; else
+/// `NONE`. The queue of the others orders them.
+fn shared<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>) -> Vec<u32> {
+    const WRITTEN: u32 = 1 << 31;
+    let mut used = vec![(0u32, NONE); program.buffers.len()];
+    program.walk(|position, step| {
+        let Step::Entry(expanded) = step else { return };
+        let queue = program.queues.iter().position(|queue| *queue == expanded.entry.queue).unwrap_or(0);
+        for (index, each) in expanded.uses().filter(|(index, _)| Program::<R>::is_taken(*index)) {
+            let (by, last) = &mut used[index as usize];
+            *by |= 1 << queue.min(30) | if each.writes { WRITTEN } else { 0 };
+            *last = position;
         }
-        shared.outside[(index & !super::OUTSIDE) as usize].then_some(0)
-    }
+    });
+    let is_shared = |by: u32| by & WRITTEN != 0 && (by & !WRITTEN).count_ones() > 1;
+    used.into_iter().map(|(by, last)| if is_shared(by) { last } else { NONE }).collect()
 }

@@ -27,6 +27,8 @@ pub(crate) struct Recorder<R> {
     outside: HashMap<BufferId, u32>,
     /// Buffers that code outside of the step reads, each with the position until which it does.
     kept: Vec<(u32, u32)>,
+    /// By buffer that a region takes: the position at which it does.
+    taken_at: Vec<u32>,
     /// What `clip_scale` has written.
     clipped: RefCell<Vec<BufferId>>,
     /// The first work that a graph would leave out.
@@ -96,6 +98,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             mentions: [Vec::new(), Vec::new()],
             outside: HashMap::new(),
             kept: Vec::new(),
+            taken_at: Vec::new(),
             clipped: RefCell::default(),
             left_out: None,
         }
@@ -189,9 +192,10 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         let (index, bytes) = (program.buffers.len() as u32, tensor.bytes());
         program.by_number.resize(number - program.first_number, NONE);
         program.by_number.push(index);
-        let (buffer, address, taken_at) = (tensor.buffer, tensor.address, program.length);
+        let (buffer, address) = (tensor.buffer, tensor.address);
+        self.taken_at.push(self.program.length);
         let visit = self.top().visit;
-        self.program.buffers.push(Taken { bytes, address, buffer, visit, taken_at });
+        self.program.buffers.push(Taken { bytes, address, buffer, visit });
         self.mentions[0].push((NONE - 1, 0));
         let local = self.local(index);
         let open = self.top();
@@ -221,9 +225,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         while let Some(open) = self.open.pop() {
             self.program.outermost = self.hold(open);
         }
-        let mut program = self.program;
-        program.tables.shrink_to_fit();
-        program.order_and_lifetimes(&self.kept);
+        let Recorder { mut program, kept, taken_at, .. } = self;
+        program.order_and_lifetimes(taken_at, &kept);
         Ok(program)
     }
 
