@@ -48,6 +48,7 @@ pub use options::{ManagerOptions, Mempool};
 pub use order::{Call, CallOrder, Pass};
 pub use policy::{CaptureAll, Instance, NoVariant, Policy};
 pub use pool::Pool;
+pub use program::ListedEntry;
 pub use random::{Masks, RandomState};
 pub use report::{EagerReport, GraphReport, Launch, MemoryUse, Report, StepReport};
 pub use side_stream::{Fork, SideStream};

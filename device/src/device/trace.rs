@@ -1,5 +1,7 @@
 //! Submissions that are noted instead of run. Plans are made from them.
 
+use std::rc::Rc;
+
 use crate::{Accesses, Op, StreamId};
 
 /// Something submitted while tracing, in submission order.
@@ -13,6 +15,8 @@ pub enum TraceEvent {
         op: Op,
         /// What it reads and writes.
         accesses: Accesses,
+        /// The scope that it belongs to.
+        scope: Rc<str>,
     },
     /// A copy between host and device would have run. A graph cannot have one.
     HostCopy {

@@ -65,8 +65,8 @@ impl Graph {
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
             let operation = |Node { op, accesses, .. }: &Node| {
-                let (op, accesses) = (op.clone(), accesses.clone());
-                TraceEvent::Operation { stream: stream.id(), op, accesses }
+                let (op, accesses, scope) = (op.clone(), accesses.clone(), core.scope.clone());
+                TraceEvent::Operation { stream: stream.id(), op, accesses, scope }
             };
             trace.extend(self.nodes.iter().map(operation));
             return Ok(());

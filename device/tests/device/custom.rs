@@ -139,7 +139,7 @@ fn a_trace_has_the_buffers_of_a_custom_operation_and_runs_nothing() {
     device.begin_trace();
     stream.submit(Axpy { a: 0.5, x, y }).unwrap();
     let trace = device.end_trace();
-    let [TraceEvent::Operation { stream: of, op, accesses }] = &trace[..] else { panic!("{trace:?}") };
+    let [TraceEvent::Operation { stream: of, op, accesses, .. }] = &trace[..] else { panic!("{trace:?}") };
     assert_eq!((*of, op.name()), (stream.id(), "axpy"));
     assert_eq!((&accesses.reads[..], &accesses.writes[..]), (&[x, y][..], &[y][..]));
 }

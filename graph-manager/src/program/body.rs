@@ -1,6 +1,7 @@
 //! What visits of regions have in common: what they submit, on buffers that each visit has its own of.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use device::{Accesses, Op, StreamId};
 
@@ -36,6 +37,8 @@ pub(super) struct Entry {
     /// when.
     pub(super) placed: bool,
     pub(super) work: Work,
+    /// What timelines call its place, if that is not its region.
+    pub(super) label: Option<Rc<str>>,
     /// Which of the body's uses are its own.
     pub(super) uses: Range<u32>,
 }

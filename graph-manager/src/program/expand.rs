@@ -1,8 +1,6 @@
 //! The list from its beginning to its end.
 
-use device::{Accesses, Op, StreamId};
-
-use super::body::{Body, Entry, Item, Use, Work};
+use super::body::{Body, Entry, Item, Use};
 use super::{Held, Join, NONE, OUTSIDE, Program};
 
 /// An entry with the buffers that its visit means.
@@ -10,8 +8,8 @@ pub(super) struct Expanded<'p> {
     /// Index of the visit; `NONE` outside of all.
     pub(super) visit: u32,
     pub(super) entry: &'p Entry,
-    body: &'p Body,
-    table: u32,
+    pub(super) body: &'p Body,
+    pub(super) table: u32,
     tables: &'p [u32],
 }
 
@@ -19,19 +17,6 @@ pub(super) struct Expanded<'p> {
 pub(super) enum Step<'p> {
     Entry(Expanded<'p>),
     Join(&'p Join),
-}
-
-/// An entry of the list, for those who read it.
-pub(crate) struct Listed {
-    pub(crate) position: u32,
-    /// Index of its visit; `None` outside of all regions.
-    pub(crate) visit: Option<usize>,
-    pub(crate) queue: StreamId,
-    /// `None` for a copy between host and device.
-    pub(crate) op: Option<Op>,
-    /// What it is called.
-    pub(crate) name: &'static str,
-    pub(crate) accesses: Accesses,
 }
 
 impl<'p> Expanded<'p> {
@@ -74,27 +59,6 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
             }
             position += 1;
         }
-    }
-
-    /// The entries in order, with the tensors of the recording.
-    pub(crate) fn list(&self, mut each: impl FnMut(Listed)) {
-        self.walk(|position, step| {
-            let Step::Entry(Expanded { visit, entry, body, table, .. }) = step else { return };
-            let meant = |tensor| self.meant(body, table, tensor);
-            let (op, name, accesses) = match &entry.work {
-                Work::Op(op) => {
-                    let op = op.clone().map(meant);
-                    let (name, accesses) = (op.name(), op.accesses());
-                    (Some(op), name, accesses)
-                }
-                Work::HostCopy(name, of) => {
-                    let (reads, writes) = (of.reads.iter().map(|x| meant(*x)), of.writes.iter().map(|x| meant(*x)));
-                    (None, *name, Accesses::new(reads, writes))
-                }
-            };
-            let visit = (visit != NONE).then_some(visit as usize);
-            each(Listed { position, visit, queue: entry.queue, op, name, accesses });
-        });
     }
 
     /// Whether an index of a table is that of a buffer that a region takes.

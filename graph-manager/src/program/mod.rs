@@ -11,6 +11,7 @@ mod body;
 mod expand;
 mod joined;
 mod lifetimes;
+mod list;
 mod order;
 mod recorder;
 mod results;
@@ -22,9 +23,9 @@ use std::rc::Rc;
 use device::{BufferId, StreamId, Tensor};
 
 use body::Body;
-pub(crate) use expand::Listed;
 pub(crate) use joined::Join;
 pub(crate) use lifetimes::Lifetime;
+pub use list::ListedEntry;
 pub(crate) use order::Wait;
 pub(crate) use results::Write;
 pub(crate) use recorder::Recorder;
@@ -204,11 +205,6 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
             at = self.visits[at].outer()?;
         }
         Some(at)
-    }
-
-    /// Bodies that the list is made of.
-    pub(crate) fn different_visits(&self) -> usize {
-        self.bodies.len()
     }
 
     /// Whether the step can be planned: each region comes once, and belongs to a microbatch that the step has.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem::{discriminant, take};
+use std::rc::Rc;
 
 use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
 
@@ -177,7 +178,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     }
 
     /// What a visit's region is called.
-    pub(crate) fn name(&self, visit: usize) -> std::rc::Rc<str> {
+    pub(crate) fn name(&self, visit: usize) -> Rc<str> {
         self.program.visits[visit].name.clone()
     }
 
@@ -240,9 +241,13 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         device.take_trace(&mut heard);
         for event in heard.drain(..) {
             match event {
-                TraceEvent::Operation { stream, op, accesses } => self.entry(stream, Work::Op(op), &accesses),
+                TraceEvent::Operation { stream, op, accesses, scope } => {
+                    // Regions set the scope when they begin.
+                    let is_own = self.program.visits.last().is_none_or(|visit| visit.name == scope);
+                    self.entry(stream, Work::Op(op), &accesses, (!is_own).then_some(scope));
+                }
                 TraceEvent::HostCopy { stream, name, accesses } => {
-                    self.entry(stream, Work::HostCopy(name, accesses.clone()), &accesses);
+                    self.entry(stream, Work::HostCopy(name, accesses.clone()), &accesses, None);
                 }
                 TraceEvent::Record { stream, event } => self.streams.record(stream, event, self.program.length),
                 TraceEvent::Wait { stream, event } => self.wait(stream, event),
@@ -282,7 +287,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(u64::from(by.0) << 32 | u64::from(of.0) << 8 | 3);
     }
 
-    fn entry(&mut self, queue: StreamId, work: Work, accesses: &Accesses) {
+    fn entry(&mut self, queue: StreamId, work: Work, accesses: &Accesses, label: Option<Rc<str>>) {
         let base = self.base(queue);
         let placed = base.is_none_or(|base| self.streams.knows_all(queue, base));
         for Reached { from, joins } in take(&mut self.streams.of(queue).pending) {
@@ -317,6 +322,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         }
         let mut digest = take(&mut self.top().digest);
         digest.add(u64::from(queue.0) << 8 | u64::from(placed) << 1 | 1);
+        digest.add_hash(&label);
         let work = match work {
             Work::Op(op) => {
                 digest.add_hash(&discriminant(&op));
@@ -333,7 +339,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         let open = self.top();
         open.digest = digest;
         let uses = begin..open.uses.len() as u32;
-        open.items.push(Item::Entry(Box::new(Entry { queue, placed, work, uses })));
+        open.items.push(Item::Entry(Box::new(Entry { queue, placed, work, label, uses })));
     }
 
     /// A buffer's number in the innermost visit, and the address that its bytes are counted from.
@@ -405,7 +411,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Program<R> {
             (Item::Inner, Item::Inner) => true,
             (Item::Join { by, of }, Item::Join { by: now_by, of: now_of }) => (by, of) == (now_by, now_of),
             (Item::Entry(was), Item::Entry(is)) => {
-                let same = (was.queue, was.placed, &was.uses) == (is.queue, is.placed, &is.uses);
+                let same = (was.queue, was.placed, &was.uses, &was.label) == (is.queue, is.placed, &is.uses, &is.label);
                 same && match (&was.work, &is.work) {
                     (Work::Op(was), Work::Op(is)) => was.clone().map(|tensor| self.meant(body, table, tensor)) == *is,
                     (Work::HostCopy(was, _), Work::HostCopy(is, _)) => was == is,

@@ -2,7 +2,8 @@
 
 use device::{BufferId, DType, Shape, Tensor};
 
-use super::expand::Step;
+use super::body::Work;
+use super::expand::{Expanded, Step};
 use super::{OUTSIDE, Program};
 
 /// A tensor that an entry writes. In a buffer that a region took it has an address of the recording's own.
@@ -18,9 +19,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// What entries write, in order.
     pub(crate) fn writes(&self) -> Vec<Write> {
         let mut writes = Vec::new();
-        self.list(|listed| {
-            let (position, op) = (listed.position, listed.name);
-            writes.extend(listed.accesses.writes.into_iter().map(|tensor| Write { position, op, tensor }));
+        self.walk(|position, step| {
+            let Step::Entry(Expanded { entry, body, table, .. }) = step else { return };
+            let (op, tensors) = match &entry.work {
+                Work::Op(op) => (op.name(), op.accesses().writes),
+                Work::HostCopy(name, accesses) => (*name, accesses.writes.clone()),
+            };
+            let write = |tensor| Write { position, op, tensor: self.meant(body, table, tensor) };
+            writes.extend(tensors.into_iter().map(write));
         });
         writes
     }

@@ -1,11 +1,11 @@
 //! A rank of any run on paper: its stage is recorded on the dry host device, and its communicators transfer nothing.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
 use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
+use engine::regions::Mode;
 use parallel::{Axis, PipelineGroups};
 
 use crate::config::plan::RunPlan;
@@ -119,17 +119,15 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
     let mut communicators = Communicators::default();
     for &rank in ranks {
         let device = dry_device()?;
-        let heard = Builder::new(plan.clone(), network.clone(), ranks.into(), std::mem::take(&mut communicators));
-        let heard = Rc::new(RefCell::new(heard));
-        let hears = heard.clone();
-        device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
         let (group, taken) = group(&plan, rank, network)?;
         let mut stage = recorded_stage(&plan, &device, &group)?;
-        device.listen(None);
         let memory = Memory::of(&mut stage, taken);
-        let submitted = heard.borrow().submitted();
+        let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
+        let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };
+        stage.graphs().list(mode, plan.batch.microbatches(), |entry| builder.add(&entry));
+        let submitted = builder.submitted();
         let nodes;
-        (nodes, communicators) = heard.borrow_mut().take();
+        (nodes, communicators) = builder.take();
         steps.push(RankStep { memory, nodes, submitted });
     }
     Ok(steps)

@@ -1,10 +1,11 @@
-//! A rank's step as a graph of priced operations, made from what it submits while it is recorded.
+//! A rank's step as a graph of priced operations, made from its list.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use device::ops::Collective;
-use device::{Op, StreamId, Submission};
+use device::{Op, StreamId};
+use graph_manager::ListedEntry;
 
 use crate::config::plan::RunPlan;
 use crate::predict::network::Network;
@@ -92,7 +93,7 @@ impl Communicators {
     }
 }
 
-/// Makes a rank's graph from its submissions.
+/// Makes a rank's graph from its list.
 pub(super) struct Builder {
     plan: Rc<RunPlan>,
     network: Network,
@@ -101,10 +102,8 @@ pub(super) struct Builder {
     nodes: Vec<Node>,
     /// By name of a region: whether NCCL transfers in it.
     regions: HashMap<String, bool>,
-    /// By stream: what its next operation waits for.
-    tails: HashMap<StreamId, Vec<u32>>,
-    /// By event: what those who wait for it wait for.
-    events: HashMap<u64, Vec<u32>>,
+    /// By queue: its last operation.
+    last: HashMap<StreamId, u32>,
     /// By communicator: its number, the transfers so far, its members, and how many of them are simulated.
     groups: HashMap<*const (), Group>,
     communicators: Communicators,
@@ -133,8 +132,7 @@ impl Builder {
             simulated,
             nodes: Vec::new(),
             regions: HashMap::new(),
-            tails: HashMap::new(),
-            events: HashMap::new(),
+            last: HashMap::new(),
             groups: HashMap::new(),
             communicators,
         }
@@ -152,32 +150,21 @@ impl Builder {
         (std::mem::take(&mut self.nodes), std::mem::take(&mut self.communicators))
     }
 
-    pub(super) fn hear(&mut self, submission: Submission<'_>) {
-        match submission {
-            Submission::Operation { stream, op, scope } => {
-                let (work, nccl) = match op {
-                    Op::Collective(transfer) => self.transfer(transfer),
-                    op => (Work::Compute(self.price(op)), false),
-                };
-                match self.regions.get_mut(scope) {
-                    Some(known) => *known |= nccl,
-                    None => _ = self.regions.insert(scope.to_string(), nccl),
-                }
-                let here = self.nodes.len() as u32;
-                let mut after = self.tails.insert(stream, vec![here]).unwrap_or_default();
-                after.sort_unstable();
-                after.dedup();
-                self.nodes.push(Node { work, phase: Phase::of(scope), after });
-            }
-            Submission::Record { stream, event } => {
-                self.events.insert(event, self.tails.get(&stream).cloned().unwrap_or_default());
-            }
-            Submission::Wait { stream, event } => {
-                if let Some(before) = self.events.get(&event) {
-                    self.tails.entry(stream).or_default().extend(before);
-                }
-            }
+    /// Adds the next entry of the list.
+    pub(super) fn add(&mut self, entry: &ListedEntry) {
+        let (work, nccl) = match &entry.op {
+            Some(Op::Collective(transfer)) => self.transfer(transfer),
+            Some(op) => (Work::Compute(self.price(op)), false),
+            // A copy between host and device passes beside the work.
+            None => (Work::Transfer { seconds: 0.0, meeting: None }, false),
+        };
+        match self.regions.get_mut(&*entry.region) {
+            Some(known) => *known |= nccl,
+            None => _ = self.regions.insert(entry.region.to_string(), nccl),
         }
+        let before = self.last.insert(entry.queue, entry.number as u32);
+        let after = before.into_iter().chain(entry.waits.iter().map(|on| *on as u32)).collect();
+        self.nodes.push(Node { work, phase: Phase::of(&entry.region), after });
     }
 
     fn price(&self, op: &Op) -> Price {

@@ -1,12 +1,14 @@
-//! A step in words: as it is recorded, and as it is captured and launched.
+//! A step in words: as it is recorded, and as it is captured and launched. What is heard of its submissions, with the order
+//! that events give, must be what its list says, with the order that follows from rules.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::rc::Rc;
 
-use device::{BufferId, Device, HostOptions, StreamId, Submission};
-use graph_manager::BufferUse;
+use device::{BufferId, Device, HostOptions, Op, StreamId, Submission};
+use engine::regions::Mode;
+use graph_manager::{BufferUse, ListedEntry};
 
 use crate::models::Run;
 
@@ -26,6 +28,8 @@ struct Heard {
     /// What the next operation of a stream waits for, and what an event stands for.
     tails: HashMap<StreamId, Ancestors>,
     events: HashMap<u64, Ancestors>,
+    /// By entry of a list: it and what it waits for.
+    entries: Vec<Ancestors>,
 }
 
 fn join(all: &mut Ancestors, more: &Ancestors) {
@@ -37,20 +41,9 @@ impl Heard {
     fn hear(&mut self, submission: Submission<'_>) {
         match submission {
             Submission::Operation { stream, op, scope } => {
-                let known = self.streams.iter().position(|known| *known == stream);
-                let number = known.unwrap_or_else(|| {
-                    self.streams.push(stream);
-                    self.streams.len() - 1
-                });
-                let at = self.operations.len();
-                self.operations.push((number, format!("{scope}: {op:?}")));
-                let accesses = op.accesses();
-                let tensors = accesses.reads.iter().chain(&accesses.writes);
-                self.buffers.extend(tensors.map(|tensor| (format!("{:?}", tensor.buffer), tensor.buffer)));
-                let before = self.tails.entry(stream).or_default();
-                self.ancestors.push(before.clone());
-                before.resize(before.len().max(at / 64 + 1), 0);
-                before[at / 64] |= 1 << (at % 64);
+                let before = self.tails.remove(&stream).unwrap_or_default();
+                let done = self.operation(stream, op, scope, before);
+                self.tails.insert(stream, done);
             }
             Submission::Record { stream, event } => {
                 let tail = self.tails.get(&stream).cloned().unwrap_or_default();
@@ -61,6 +54,37 @@ impl Heard {
                 join(self.tails.entry(stream).or_default(), &before);
             }
         }
+    }
+
+    /// Adds an operation; returns it and what it waits for.
+    fn operation(&mut self, stream: StreamId, op: &Op, scope: &str, before: Ancestors) -> Ancestors {
+        let known = self.streams.iter().position(|known| *known == stream);
+        let number = known.unwrap_or_else(|| {
+            self.streams.push(stream);
+            self.streams.len() - 1
+        });
+        let at = self.operations.len();
+        self.operations.push((number, format!("{scope}: {op:?}")));
+        let accesses = op.accesses();
+        let tensors = accesses.reads.iter().chain(&accesses.writes);
+        self.buffers.extend(tensors.map(|tensor| (format!("{:?}", tensor.buffer), tensor.buffer)));
+        let mut done = before.clone();
+        self.ancestors.push(before);
+        done.resize(done.len().max(at / 64 + 1), 0);
+        done[at / 64] |= 1 << (at % 64);
+        done
+    }
+
+    /// An entry of a list, which says what it waits for.
+    fn read(&mut self, entry: &ListedEntry) {
+        let mut before = self.tails.remove(&entry.queue).unwrap_or_default();
+        entry.waits.iter().for_each(|on| join(&mut before, &self.entries[*on]));
+        let done = match &entry.op {
+            Some(op) => self.operation(entry.queue, op, &entry.region, before),
+            None => before,
+        };
+        self.entries.push(done.clone());
+        self.tails.insert(entry.queue, done);
     }
 
     /// The operations of each stream in turn, and for each what it waits for, whatever events say it.
@@ -122,6 +146,18 @@ impl Buffers<'_> {
     }
 }
 
+/// Fails with the first line in which what was submitted and the step's list differ. Their scopes may: what a region submits
+/// after one inside it has ended, the device still counts to that one.
+fn same(what: &str, submitted: &str, listed: &str) {
+    let op = |line: &str| match line.splitn(3, ": ").collect::<Vec<_>>()[..] {
+        [stream, _, op] => format!("{stream}: {op}"),
+        _ => line.to_string(),
+    };
+    let differs = submitted.lines().zip(listed.lines()).find(|(submitted, listed)| op(submitted) != op(listed));
+    assert!(differs.is_none(), "{what}: submitted, and in the list: {differs:#?}");
+    assert_eq!(submitted.lines().count(), listed.lines().count(), "{what}");
+}
+
 /// A run's steps as they are recorded, without memory: operations, order, and planned memory. Training, evaluation, a step
 /// that measures, and one with half as many microbatches, as in a ramp-up.
 pub fn recorded(run: &Run) -> [String; 3] {
@@ -141,6 +177,17 @@ pub fn recorded(run: &Run) -> [String; 3] {
         .unwrap();
         device.listen(None);
         let [these, after] = heard.borrow().written(&device);
+        let mut listed = Heard::default();
+        let (mode, microbatches) = match kind {
+            "evaluate" => (Mode::Evaluate, run.microbatches),
+            "measure" => (Mode::Measure, run.microbatches),
+            "fewer microbatches" => (Mode::Train, run.microbatches.div_ceil(2)),
+            _ => (Mode::Train, run.microbatches),
+        };
+        stage.graphs().list(mode, microbatches, |entry| listed.read(&entry));
+        let [in_list, order_of_list] = listed.written(&device);
+        same("operations", &these, &in_list);
+        same("order", &after, &order_of_list);
         let _ = write!(operations, "{kind}\n{these}");
         let _ = write!(order, "{kind}\n{after}");
     }

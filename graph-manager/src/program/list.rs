@@ -1,0 +1,84 @@
+//! The list as others read it.
+
+use std::rc::Rc;
+
+use device::{Accesses, Op, StreamId};
+
+use super::body::Work;
+use super::expand::{Expanded, Step};
+use super::{NONE, Program};
+use crate::manager::CudaGraphManager;
+use crate::policy::Policy;
+
+/// An entry of a step's list: an operation or a copy between host and device.
+///
+/// It comes after the entry before it on its queue, and after those that it waits for. That is the order of the whole list:
+/// no wait follows from others. Buffers of the plan have addresses of the recording's own.
+#[derive(Clone, Debug)]
+pub struct ListedEntry {
+    /// How many entries come before it.
+    pub number: usize,
+    /// Its region, or a name of its own for timelines; empty outside of all.
+    pub region: Rc<str>,
+    /// Its queue.
+    pub queue: StreamId,
+    /// What it is called.
+    pub name: &'static str,
+    /// The operation. `None` for a copy between host and device.
+    pub op: Option<Op>,
+    /// What it reads and writes.
+    pub accesses: Accesses,
+    /// The entries of other queues that it waits for, by number.
+    pub waits: Vec<usize>,
+}
+
+impl<P: Policy> CudaGraphManager<P> {
+    /// The list of a recorded step with so many microbatches. Empty if it was not recorded.
+    pub fn list(&self, mode: P::Mode, microbatches: usize, each: impl FnMut(ListedEntry)) {
+        let state = self.states.get(&self.step_key(mode, microbatches));
+        if let Some(program) = state.and_then(|state| state.programs.get(&microbatches)) {
+            program.list(each);
+        }
+    }
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
+    /// The entries in order, with the tensors of the recording.
+    pub(crate) fn list(&self, mut each: impl FnMut(ListedEntry)) {
+        // By position: the number of the entry.
+        let mut numbers: Vec<u32> = Vec::with_capacity(self.length as usize);
+        let (mut number, mut waits, outside): (_, _, Rc<str>) = (0, self.waits.iter().peekable(), "".into());
+        self.walk(|position, step| {
+            numbers.push(number);
+            let Step::Entry(Expanded { visit, entry, body, table, .. }) = step else { return };
+            let meant = |tensor| self.meant(body, table, tensor);
+            let (op, name, accesses) = match &entry.work {
+                Work::Op(op) => {
+                    let op = op.clone().map(meant);
+                    let (name, accesses) = (op.name(), op.accesses());
+                    (Some(op), name, accesses)
+                }
+                Work::HostCopy(name, of) => {
+                    let (reads, writes) = (of.reads.iter().map(|x| meant(*x)), of.writes.iter().map(|x| meant(*x)));
+                    (None, *name, Accesses::new(reads, writes))
+                }
+            };
+            let mut on = Vec::new();
+            while let Some(wait) = waits.next_if(|wait| wait.position == position) {
+                on.push(numbers[wait.on as usize] as usize);
+            }
+            let region = if visit == NONE { &outside } else { &self.visits[visit as usize].name };
+            let region = entry.label.as_ref().unwrap_or(region);
+            each(ListedEntry {
+                number: number as usize,
+                region: region.clone(),
+                queue: entry.queue,
+                name,
+                op,
+                accesses,
+                waits: on,
+            });
+            number += 1;
+        });
+    }
+}
