@@ -336,7 +336,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{BTreeSet, HashSet};
     use std::mem::discriminant;
 
     use device::ops::{CrossEntropyJoin, CrossEntropyPart, Poison, VocabPart, ZLoss};
@@ -347,8 +347,8 @@ mod tests {
     /// How far tensors are moved.
     const SHIFT: u64 = 1 << 40;
 
-    /// Operations without a trial.
-    fn others(b: &mut Workbench) -> Result<[Op; 3]> {
+    /// Operations without a trial, or whose trials leave a tensor out.
+    fn others(b: &mut Workbench) -> Result<[Op; 4]> {
         let (logits, targets) = (b.output([4, 8], DType::F32)?, b.integers([4], &[1; 4])?);
         let (stats, losses) = (b.output([1, 3, 4], DType::F32)?, b.output([4], DType::F32)?);
         let z_loss = Some(ZLoss { multiplier: 0.1, losses: b.output([4], DType::F32)? });
@@ -358,6 +358,20 @@ mod tests {
             CrossEntropyPart { logits, targets, stats, part, soft_cap }.into(),
             CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control }.into(),
             Poison { output: losses }.into(),
+            NormBackward {
+                kind: NormKind::Layer,
+                input: b.output([4, 8], DType::F32)?,
+                weight: b.output([8], DType::F32)?,
+                mean: Some(b.output([4], DType::F32)?),
+                rstd: b.output([4], DType::F32)?,
+                grad_output: b.output([4, 8], DType::F32)?,
+                grad_residual: Some(b.output([4, 8], DType::F32)?),
+                grad_input: b.output([4, 8], DType::F32)?,
+                weight_parts: Some(b.output([2, 8], DType::F32)?),
+                bias_parts: Some(b.output([2, 8], DType::F32)?),
+                residual_parts: Some(b.output([2, 8], DType::F32)?),
+            }
+            .into(),
         ])
     }
 
@@ -365,6 +379,25 @@ mod tests {
     fn numbers(op: &Op, label: &str) -> Vec<u64> {
         let number = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|word| word.parse().ok());
         format!("{op:?}").split(label).skip(1).map(|rest| number(rest).unwrap()).collect()
+    }
+
+    /// The optional fields of each kind that no operation has.
+    fn left_out(ops: &[Op]) -> BTreeSet<String> {
+        let (mut absent, mut present) = (BTreeSet::new(), BTreeSet::new());
+        for op in ops {
+            let text = format!("{op:?}");
+            let (kind, fields) = text.split_once('(').unwrap();
+            let parts: Vec<&str> = fields.split(": ").collect();
+            for pair in parts.windows(2) {
+                let field = format!("{kind}.{}", pair[0].rsplit(' ').next().unwrap());
+                if pair[1].starts_with("None") {
+                    absent.insert(field)
+                } else {
+                    present.insert(field)
+                };
+            }
+        }
+        &absent - &present
     }
 
     #[test]
@@ -378,6 +411,7 @@ mod tests {
         ops.extend(all(true).iter().map(|case| (case.make)(&mut bench).unwrap()));
         let kinds: HashSet<_> = ops.iter().map(discriminant).collect();
         assert_eq!(kinds.len() + 3, Op::KINDS, "collectives, callers' operations and marks are tested in `device`");
+        assert_eq!(left_out(&ops), BTreeSet::new());
         for op in ops {
             let moved = op.clone().map(shift);
             let addresses: Vec<u64> = numbers(&op, "address: ").into_iter().map(|address| address + SHIFT).collect();
