@@ -66,6 +66,28 @@ pub enum Error {
         /// What it did.
         does: &'static str,
     },
+    /// A call that reads, waits or allocates was made by code that is recorded.
+    #[error(
+        "{call} while a step is recorded. Rule: a recording runs nothing, so values are not there yet, and what works at \
+         once would work outside of the step. Fix: do it before or after the step, or leave it out of the recording \
+         (StepContext::is_recording, Device::is_tracing)"
+    )]
+    Recording {
+        /// The call.
+        call: String,
+    },
+    /// A tensor was used that has no memory yet.
+    #[error(
+        "{user}: buffer `{buffer}` has no address yet. Rule: work runs at addresses, and a buffer that a recording took, or \
+         that was made while nothing is allocated, has none until it is bound to memory. Fix: do it while the step is \
+         recorded, or bind the buffer first (Op::map)"
+    )]
+    Unbound {
+        /// The operation, copy or graph.
+        user: String,
+        /// The buffer.
+        buffer: String,
+    },
     /// A communicator failed.
     #[error("{collective} on {communicator}: {problem}")]
     Communication {
@@ -82,6 +104,11 @@ impl Error {
     /// An operation that refuses its tensors.
     pub fn operation(op: &'static str, problem: impl Into<String>) -> Error {
         Error::Operation { op, problem: problem.into() }
+    }
+
+    /// A call that code made while it was recorded.
+    pub(crate) fn recording(call: impl Into<String>) -> Error {
+        Error::Recording { call: call.into() }
     }
 
     /// A use of what another device made.

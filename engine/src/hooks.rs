@@ -33,7 +33,8 @@ impl Display for HookPlace {
 /// Code of the user that runs in forward passes, for each microbatch.
 pub trait ForwardHook {
     /// Whether it may become part of a graph, or the reason why not. A hook that only submits operations may. A hook that
-    /// reads values or does other work on the host may not: a replay of a graph calls no code.
+    /// reads values or does other work on the host may not: a replay of a graph calls no code. One that reads all the same
+    /// is refused when the step is recorded.
     ///
     /// # Errors
     /// The reason, as the report of graphs states it.

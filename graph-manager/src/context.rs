@@ -95,7 +95,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.microbatches
     }
 
-    /// Whether the step is recorded: nothing runs.
+    /// Whether the step is recorded: nothing runs. Then there are no values to read and nothing to wait for, and code that
+    /// does so fails. Code of a region that is not captured may leave it out.
     pub fn is_recording(&self) -> bool {
         self.recording.is_some()
     }

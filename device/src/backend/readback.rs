@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use crate::cuda::PendingCopy;
 use crate::sync_debug::{Hindrance, SyncWatch};
-use crate::{Element, Result};
+use crate::{Element, Error, Result};
 
 /// A copy to the host that may still be under way.
 pub struct Readback<T> {
@@ -15,6 +15,8 @@ pub struct Readback<T> {
 enum Values<T> {
     Arrived(Vec<T>),
     Pending(PendingCopy),
+    /// The copy was recorded: there are no values. The call that recorded it.
+    Recorded(String),
 }
 
 impl<T: Element> Readback<T> {
@@ -26,10 +28,15 @@ impl<T: Element> Readback<T> {
         Readback { values: Values::Pending(copy), watch }
     }
 
+    /// A copy that was only recorded by `call`.
+    pub(crate) fn recorded(call: String, watch: Rc<SyncWatch>) -> Readback<T> {
+        Readback { values: Values::Recorded(call), watch }
+    }
+
     /// Waits for the copy and returns its values.
     ///
     /// # Errors
-    /// On CUDA, a fault of the GPU's work before the copy.
+    /// [`Error::Recording`] for a copy that was recorded: it has no values. On CUDA, a fault of the GPU's work before the copy.
     pub fn wait(self) -> Result<Vec<T>> {
         if self.watch.is_on() {
             self.watch.note(Hindrance::Waits, "Readback::wait".into(), "")?;
@@ -37,6 +44,7 @@ impl<T: Element> Readback<T> {
         match self.values {
             Values::Arrived(values) => Ok(values),
             Values::Pending(copy) => copy.wait(),
+            Values::Recorded(call) => Err(Error::recording(call)),
         }
     }
 }

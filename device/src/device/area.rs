@@ -1,6 +1,6 @@
 //! Memory at fixed addresses, and the names of the buffers in it.
 
-use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
+use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, VIRTUAL};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::host::memory::{HostBlock, available};
@@ -18,9 +18,10 @@ impl Device {
     /// Allocates `bytes` of memory at an address that stays fixed until the area is dropped.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or [`CaptureRule::Allocation`] while a stream captures.
+    /// [`Error::OutOfMemory`], [`Error::Recording`], or [`CaptureRule::Allocation`] while a stream captures.
     pub fn allocate(&self, name: &str, bytes: usize) -> Result<Area> {
         let mut core = self.core();
+        core.refuse_while_recording(|| format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
         core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
         core.hinders(Hindrance::Allocates, || format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
@@ -77,7 +78,7 @@ impl Device {
         self.peek().buffer_name(buffer)
     }
 
-    /// A tensor with an address but no memory, for tracing.
+    /// A tensor with no memory, for tracing: its address stands for the buffer, and nothing runs at it.
     pub fn virtual_tensor(&self, name: impl Into<BufferName>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
         let shape = shape.into();
         let buffer = self.name_buffer(name.into());
@@ -145,15 +146,21 @@ impl Core {
         start
     }
 
-    /// Fails unless the tensor lies in memory of this device that is allocated.
+    /// Fails unless the tensor has an address, and lies in memory of this device that is allocated.
     pub(crate) fn check_live(&self, user: &str, tensor: &Tensor) -> Result<()> {
         self.check_own(user, tensor)?;
+        let named = || (user.to_string(), self.buffer_name(tensor.buffer).to_string());
+        if VIRTUAL.contains(&tensor.address) {
+            let (user, buffer) = named();
+            return Err(Error::Unbound { user, buffer });
+        }
         let area = self.areas.range(..=tensor.address).next_back();
         let inside = area.zip(tensor.checked_range()).is_some_and(|((_, area), range)| range.end <= area.end);
         if inside {
             return Ok(());
         }
-        Err(CheckError::Freed { user: user.into(), buffer: self.buffer_name(tensor.buffer) }.into())
+        let (user, buffer) = named();
+        Err(CheckError::Freed { user, buffer }.into())
     }
 
     fn free(&mut self, start: u64) {

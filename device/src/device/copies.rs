@@ -11,7 +11,7 @@ impl Device {
     /// Waits for everything submitted before, then writes host data to a tensor: for set-up, not for steps.
     ///
     /// # Errors
-    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type or size that differs.
+    /// [`Error::Recording`]; [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type or size that differs.
     pub fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
         self.check_image::<T>("upload", tensor, data.len())?;
         self.blocks("upload", tensor)?;
@@ -34,7 +34,7 @@ impl Device {
     /// Waits for everything submitted before, then sets every byte of a tensor to 0: for set-up, not for steps.
     ///
     /// # Errors
-    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
+    /// [`Error::Recording`]; [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
     pub fn zero(&self, tensor: &Tensor) -> Result<()> {
         self.blocks("zero", tensor)?;
         self.finish()?;
@@ -57,7 +57,7 @@ impl Device {
     /// steps.
     ///
     /// # Errors
-    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type that differs; freed
+    /// [`Error::Recording`]; [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type that differs; freed
     /// memory.
     pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
         self.check_image::<T>("download", tensor, tensor.elements())?;
@@ -79,16 +79,22 @@ impl Device {
     }
 
     /// Notes a call that waits for a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Recording`]; [`Error::Hinders`].
     fn blocks(&self, call: &str, tensor: &Tensor) -> Result<()> {
         let core = self.core();
-        core.hinders(Hindrance::Waits, || format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer)))
+        let call = || format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer));
+        core.refuse_while_recording(call)?;
+        core.hinders(Hindrance::Waits, call)
     }
 
     /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.
     ///
     /// # Errors
-    /// The system cannot lock that much.
+    /// [`Error::Recording`]; the system cannot lock that much.
     pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
+        self.core().refuse_while_recording(|| "Device::staging".into())?;
         self.core().hinders(Hindrance::Allocates, || "Device::staging".into())?;
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(Staging::default()),

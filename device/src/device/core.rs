@@ -78,7 +78,7 @@ impl Core {
             areas: BTreeMap::new(),
             freed_later: Vec::new(),
             buffers: BufferNames::default(),
-            next_virtual: VIRTUAL,
+            next_virtual: VIRTUAL.start,
             allocations: 0,
             host_scratch: 0,
             reordered: 0,
@@ -99,6 +99,11 @@ impl Core {
     /// The name of an operation in its region.
     pub(crate) fn label(&self, op: &str) -> Rc<str> {
         if self.scope.is_empty() { op.into() } else { format!("{}/{op}", self.scope).into() }
+    }
+
+    /// Fails if a step is recorded: the call would do nothing.
+    pub(crate) fn refuse_while_recording(&self, call: impl FnOnce() -> String) -> Result<()> {
+        if self.trace.is_some() { Err(Error::recording(call())) } else { Ok(()) }
     }
 
     /// Fails, and spoils the captures under way, if any stream captures.

@@ -99,8 +99,9 @@ impl Device {
     /// Blocks until everything submitted to any stream is done.
     ///
     /// # Errors
-    /// [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
+    /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
     pub fn synchronize(&self) -> Result<()> {
+        self.core().refuse_while_recording(|| "Device::synchronize".into())?;
         self.core().hinders(Hindrance::Waits, || "Device::synchronize".into())?;
         self.finish()
     }
@@ -163,7 +164,8 @@ impl Device {
         self.peek().reordered
     }
 
-    /// From now on submissions are noted instead of run.
+    /// From now on submissions are noted instead of run: a step is recorded. Calls that read, wait or allocate fail with
+    /// [`Error::Recording`].
     pub fn begin_trace(&self) {
         self.core().trace = Some(Vec::new());
     }

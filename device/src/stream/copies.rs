@@ -69,7 +69,8 @@ impl Stream {
         core.hindered_since(before, || format!("a copy to `{}`", core.buffer_name(tensor.buffer)))
     }
 
-    /// Copies a tensor to the host, in stream order. [`Readback::wait`] returns the values.
+    /// Copies a tensor to the host, in stream order. [`Readback::wait`] returns the values; there are none of a copy that was
+    /// recorded.
     ///
     /// # Errors
     /// [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.
@@ -79,7 +80,11 @@ impl Stream {
         let core = &mut *core;
         let accesses = Accesses::new([*tensor], []);
         if self.is_noted(core, "read", &accesses)? {
-            return Ok(Readback::arrived(vec![T::zeroed(); tensor.elements()], core.sync_watch()));
+            let call = || format!("Readback::wait for `{}`, which was read", core.buffer_name(tensor.buffer));
+            return Ok(match core.trace {
+                Some(_) => Readback::recorded(call(), core.sync_watch()),
+                None => Readback::arrived(vec![T::zeroed(); tensor.elements()], core.sync_watch()),
+            });
         }
         if core.streams[self.id.index()].capture.is_some() {
             core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;

@@ -61,11 +61,12 @@ impl Event {
     /// Blocks the host until the work before the event is done.
     ///
     /// # Errors
-    /// [`CaptureRule::Synchronization`] while a stream captures; [`CaptureRule::CapturedEvent`] if it was recorded in a
-    /// capture.
+    /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while a stream captures; [`CaptureRule::CapturedEvent`] if it
+    /// was recorded in a capture.
     pub fn synchronize(&self, device: &Device) -> Result<()> {
         let mut core = device.core();
-        if core.trace.is_some() || core.dry {
+        core.refuse_while_recording(|| "Event::synchronize".into())?;
+        if core.dry {
             return Ok(());
         }
         core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;

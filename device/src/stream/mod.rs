@@ -65,8 +65,8 @@ impl Stream {
     /// Runs `op` after everything submitted to this stream before, or records it while the stream captures.
     ///
     /// # Errors
-    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit, a capture rule, a checker's finding,
-    /// a failed collective.
+    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit,
+    /// [`Error::Unbound`](crate::Error::Unbound), a capture rule, a checker's finding, a failed collective.
     pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;
@@ -153,13 +153,15 @@ impl Stream {
     /// Blocks the host until this stream's work is done.
     ///
     /// # Errors
-    /// [`CaptureRule::Synchronization`] while any stream captures; a failed collective.
+    /// [`Error::Recording`](crate::Error::Recording); [`CaptureRule::Synchronization`] while any stream captures; a failed
+    /// collective.
     pub fn synchronize(&self) -> Result<()> {
         let mut core = self.device.core();
-        if core.trace.is_some() || core.dry {
+        let name = core.streams[self.id.index()].name.clone();
+        core.refuse_while_recording(|| format!("Stream::synchronize of stream `{name}`"))?;
+        if core.dry {
             return Ok(());
         }
-        let name = core.streams[self.id.index()].name.clone();
         core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
         core.hinders(Hindrance::Waits, || format!("Stream::synchronize of stream `{name}`"))?;
         core.streams[self.id.index()].backend.finish()?;

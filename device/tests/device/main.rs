@@ -34,4 +34,6 @@ mod ops_transpose_fp8;
 mod peer_rounds;
 mod peers_on_host;
 mod quantize_reference;
+mod recording;
 mod sync_debug;
+mod unbound;

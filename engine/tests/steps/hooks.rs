@@ -149,3 +149,27 @@ fn a_hook_that_reads_is_refused_where_nothing_can_go_around_it() {
     assert!(blocks.contains("backward recomputes whole blocks"), "{blocks}");
     assert_eq!(refused(Scope::PerLayer, Some(1), &PLACES[..2]), "");
 }
+
+/// Says that it only submits, and reads.
+struct ReadsInSecret;
+
+impl ForwardHook for ReadsInSecret {
+    fn capturable(&self) -> std::result::Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn run(&self, cx: &mut StepContext<'_>, _: HookPlace, _: usize, value: &Hidden) -> Result<()> {
+        Ok(cx.compute().read::<f32>(&value.x)?.wait().map(drop)?)
+    }
+}
+
+#[test]
+fn a_hook_that_reads_and_says_that_it_does_not_is_refused_when_the_step_is_recorded() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        let graphs = GraphOptions { scope, ..GraphOptions::default() };
+        let run = hooked(Run::new(Kind::Gpt, 1, graphs), &Rc::new(ReadsInSecret), &PLACES[..2]);
+        let text = run.stage(&run.device()).record(1, false).unwrap_err().to_string();
+        let named = text.contains("layer 0") && text.contains("Readback::wait for `");
+        assert!(named && text.contains("while a step is recorded. Rule: "), "{scope:?}: {text}");
+    }
+}

@@ -65,12 +65,63 @@ fn an_input_that_moved_after_capture_is_refused_unless_boundaries_are_copied() {
 }
 
 #[test]
+fn code_that_allocates_waits_or_reads_is_refused_when_the_step_is_recorded_with_its_region_and_runs_nothing() {
+    let toy = toy();
+    let sums = toy.sums;
+    let read = |cx: &mut StepContext<'_>| Ok(cx.compute().read::<f32>(&sums)?.wait().map(drop)?);
+    let cases: [(&str, &dyn Fn(&mut StepContext<'_>) -> Result<()>); 4] = [
+        ("Device::allocate of `sneaky`, 64 bytes,", &|_| Ok(toy.device.allocate("sneaky", 64).map(drop)?)),
+        ("Stream::synchronize of stream `compute`", &|cx| Ok(cx.compute().synchronize()?)),
+        ("Device::download of `sums`", &|_| Ok(toy.device.download::<f32>(&sums).map(drop)?)),
+        ("Readback::wait for `sums`, which was read", &read),
+    ];
+    toy.device.zero(&sums).unwrap();
+    for (call, code) in cases {
+        for enable in [true, false] {
+            let mut manager = toy.manager(ManagerOptions { enable, ..ManagerOptions::default() });
+            let step = manager.step(Mode::Train, 1, &mut |cx| {
+                cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                    cx.run(Fill { output: sums, value: 5.0 })?;
+                    code(cx)
+                })
+            });
+            let text = step.unwrap_err().to_string();
+            let start = format!("forward of layer 0, microbatch 0: {call} while a step is recorded. Rule: ");
+            assert!(text.starts_with(&start) && text.contains("Fix: "), "{text}");
+            assert!(toy.device.download::<f32>(&sums).unwrap().iter().all(|sum| *sum == 0.0));
+        }
+    }
+}
+
+#[test]
+fn eager_code_that_asks_whether_the_step_is_recorded_may_wait_and_read() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions { enable: false, ..ManagerOptions::default() });
+    let mut seen = Vec::new();
+    for value in [1.0, 2.0, 3.0] {
+        let step = manager.step(Mode::Train, 1, &mut |cx| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                cx.run(Fill { output: toy.sums, value })?;
+                if !cx.is_recording() {
+                    seen.push(cx.compute().read::<f32>(&toy.sums)?.wait()?[0]);
+                }
+                Ok(())
+            })
+        });
+        step.unwrap();
+    }
+    assert_eq!(seen, [1.0, 2.0, 3.0]);
+}
+
+#[test]
 fn allocating_inside_a_region_fails_at_its_capture() {
     let toy = toy();
     let mut manager = toy.manager(ManagerOptions::default());
     let mut step = |cx: &mut StepContext<'_>| {
         cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            toy.device.allocate("sneaky", 64)?;
+            if !cx.is_recording() {
+                toy.device.allocate("sneaky", 64)?;
+            }
             cx.run(Fill { output: toy.sums, value: 0.0 })
         })
     };
