@@ -1,13 +1,13 @@
 //! What a device runs on.
 
 use crate::cuda::{Counters, CudaDevice, accept};
-use crate::host::Pool;
+use crate::host::HostDevice;
 use crate::{Op, Result};
 
 /// What a device runs on.
 pub(crate) enum DeviceBackend {
     /// The threads of this process.
-    Host(Pool),
+    Host(HostDevice),
     /// A GPU.
     Cuda(Box<CudaDevice>),
 }

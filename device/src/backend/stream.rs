@@ -55,9 +55,9 @@ impl StreamBackend {
     pub(crate) fn run(&mut self, op: &Op, device: &DeviceBackend, capturing: bool, note: Note) -> Result<()> {
         match (self, device) {
             (StreamBackend::Host(_), DeviceBackend::Host(_)) if capturing => Ok(()),
-            (StreamBackend::Host(stream), DeviceBackend::Host(pool)) => {
+            (StreamBackend::Host(stream), DeviceBackend::Host(host)) => {
                 let span = if let Note::Host(span) = note { Some(span) } else { None };
-                stream.run(op, pool, span)
+                stream.run(op, host, span)
             }
             (StreamBackend::Cuda(stream), DeviceBackend::Cuda(cuda)) => stream.run(op, cuda, capturing),
             _ => unreachable!("a stream is of its device's kind"),

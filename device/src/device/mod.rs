@@ -21,7 +21,7 @@ pub use trace::{Listener, Submission, TraceEvent};
 
 use crate::backend::DeviceBackend;
 use crate::cuda::{CudaDevice, CudaOptions};
-use crate::host::Pool;
+use crate::host::{HostDevice, Pool};
 use crate::sync_debug::Hindrance;
 use crate::{CaptureRule, Error, Progress, Result};
 
@@ -37,7 +37,7 @@ pub struct HostOptions {
     /// Threads of its pool; at least 1.
     pub threads: usize,
     /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory
-    /// that nothing has written.
+    /// that nothing has written. Hold kernels to the memory that their operations declare.
     pub check: bool,
     /// Allocate and run nothing: sizes and orders only.
     pub dry: bool,
@@ -57,7 +57,7 @@ impl Device {
     pub fn host(options: HostOptions) -> Result<Device> {
         let pool = Pool::new(options.threads)
             .map_err(|e| Error::operation("device", format!("cannot start {} threads: {e}", options.threads)))?;
-        Ok(Device::new(DeviceBackend::Host(pool), options.check, options.dry))
+        Ok(Device::new(DeviceBackend::Host(HostDevice { pool, check: options.check }), options.check, options.dry))
     }
 
     /// A GPU of this machine, used from this thread alone. A thread uses one GPU.

@@ -116,7 +116,7 @@ impl Graph {
     /// Runs the nodes in `order`. A transfer runs asynchronously until a node that depends on it, or until the end. As
     /// on a stream, transfers of unrelated memory overlap.
     fn run(&self, core: &Core, order: impl Iterator<Item = usize>) -> Result<()> {
-        let DeviceBackend::Host(pool) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
+        let DeviceBackend::Host(host) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
         let mut under_way = UnderWay::default();
         let timed = core.recorder.is_running();
         for index in order {
@@ -131,7 +131,7 @@ impl Graph {
             if let Op::Collective(collective) = &node.op {
                 under_way.transfers.push((index, collective.start()?, note));
             } else {
-                host::run(&node.op, pool)?;
+                host::run(&node.op, host)?;
                 core.progress.iter().for_each(Progress::advance);
             }
         }

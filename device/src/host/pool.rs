@@ -25,6 +25,14 @@ impl Pool {
         self.threads.as_ref().map_or(1, |pool| pool.current_num_threads())
     }
 
+    /// Calls `work` on the calling thread, and on each thread of the pool.
+    pub(super) fn on_all_threads(&self, work: impl Fn() + Sync) {
+        work();
+        if let Some(pool) = &self.threads {
+            pool.broadcast(|_| work());
+        }
+    }
+
     /// Calls `work(i, chunk)` for each chunk of `size` elements of `data` (the last may be shorter), in parallel.
     pub fn for_each_chunk<T: Send>(&self, data: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Send + Sync) {
         use rayon::prelude::*;

@@ -1,11 +1,19 @@
 //! From an operation to the function that runs it.
 
 use super::{
-    Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, head_norm, joint_norm, loss,
-    loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, soft_cap, transpose_fp8, view,
+    Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, gemm, head_norm, joint_norm,
+    loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, soft_cap, transpose_fp8,
+    view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
+
+/// What operations of a host device run on.
+pub(crate) struct HostDevice {
+    pub(crate) pool: Pool,
+    /// Hold kernels to what their operations declare.
+    pub(crate) check: bool,
+}
 
 /// Runs a checked operation to its end on the calling thread and the pool's.
 ///
@@ -13,7 +21,12 @@ use crate::{Op, Result};
 ///
 /// # Errors
 /// A custom operation's.
-pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
+///
+/// # Panics
+/// If the device checks, and the kernel takes memory that the operation did not declare.
+pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
+    let pool = &device.pool;
+    let _held = device.check.then(|| declared::hold(op, pool));
     match op {
         Op::Custom(op) => return custom::custom(op, pool),
         Op::Gemm(op) => gemm::gemm(op, pool),

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::clock::OpenSpan;
-use super::run::run;
-use super::{Pool, view};
+use super::run::{HostDevice, run};
+use super::view;
 use crate::ops::Operation;
 use crate::{Accesses, Element, Op, Request, Result, Tensor};
 
@@ -32,7 +32,7 @@ impl HostStream {
     }
 
     /// Runs an operation to its end, or starts a collective. `span` is dropped when the operation is done.
-    pub(crate) fn run(&mut self, op: &Op, pool: &Pool, span: Option<OpenSpan>) -> Result<()> {
+    pub(crate) fn run(&mut self, op: &Op, device: &HostDevice, span: Option<OpenSpan>) -> Result<()> {
         if let Op::Collective(collective) = op {
             // Transfers of unrelated memory may overlap: nobody can observe the order of a stream from outside.
             let accesses = collective.accesses();
@@ -48,7 +48,7 @@ impl HostStream {
             if !matches!(op, Op::ProgressMark(_)) {
                 self.finish()?;
             }
-            run(op, pool)?;
+            run(op, device)?;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@
 
 use std::borrow::Cow;
 
+use super::declared::{check_read, check_write};
 use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
 /// The elements of `tensor`, to read.
@@ -22,12 +23,14 @@ use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 /// The lifetime is chosen by the caller, and must end with the operation: kernels keep no slice.
 ///
 /// # Panics
-/// If the tensor is of another type than `T`, or begins within an element: the kernel has a bug.
+/// If the tensor is of another type than `T`, or begins within an element, or the device checks and the operation that runs
+/// did not declare the tensor: the kernel has a bug.
 pub(crate) fn read<'a, T: Element>(tensor: &Tensor) -> &'a [T] {
     assert!(tensor.dtype == T::DTYPE && tensor.address.is_multiple_of(align_of::<T>() as u64));
     if tensor.elements() == 0 {
         return &[];
     }
+    check_read(tensor);
     // SAFETY: the range lies in memory that is allocated and initialised (1), and it is aligned, see above. Nobody writes
     // to it while the slice lives: not another operation (2), not this one, which takes a slice to write only of memory
     // that no other slice of it has, and not a transfer (3).
@@ -44,6 +47,7 @@ pub(crate) fn write<'a, T: Element>(tensor: &Tensor) -> &'a mut [T] {
     if tensor.elements() == 0 {
         return &mut [];
     }
+    check_write(tensor);
     // SAFETY: as in `read`. The operation has no other slice of this range, see above.
     unsafe { std::slice::from_raw_parts_mut(tensor.address as *mut T, tensor.elements()) }
 }

@@ -105,8 +105,8 @@ impl Stream {
             if let Some(listener) = &mut core.listener {
                 listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
             }
-            if let DeviceBackend::Host(pool) = &core.backend {
-                core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, pool));
+            if let DeviceBackend::Host(host) = &core.backend {
+                core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, &host.pool));
             }
             core.streams[self.id.index()].backend.prepare(&op, &core.backend)?;
             let event = TraceEvent::Operation { stream: self.id, op, accesses, scope: core.scope.clone() };
