@@ -28,8 +28,8 @@ macro_rules! operations {
         })*
 
         impl Op {
-            /// How many kinds of operations there are.
-            pub const KINDS: usize = [$(stringify!($name)),*].len();
+            /// The names of all operations.
+            pub const NAMES: &[&str] = &[$(<$name as Operation>::NAME),*];
 
             /// The operation's name.
             pub fn name(&self) -> &'static str {

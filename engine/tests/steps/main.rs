@@ -27,6 +27,7 @@ mod minimal_example;
 mod mlp_graph;
 mod moments;
 mod muon;
+mod one_sequence;
 mod overlap;
 mod packing;
 mod parameter_groups;

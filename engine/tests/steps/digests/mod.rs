@@ -8,7 +8,7 @@
 //! Bits of losses and weights depend on the processor's instructions, so they are not stored. `bench/same_bits.py COMMIT`
 //! builds another commit and compares them on one machine.
 
-mod cases;
+pub mod cases;
 mod digest;
 mod recorded;
 

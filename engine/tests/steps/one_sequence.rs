@@ -1,0 +1,241 @@
+//! Ranks have one sequence of transfers on each communicator. Libraries match transfers by their order alone: two ranks that
+//! begin them in different orders wait for each other for ever, or add values of one tensor to those of another.
+//!
+//! All ranks' steps are recorded, in every layout and setting of the digests. Two things must hold. Each two members of a
+//! communicator submit the same transfers to it in the same order, of those that both take part in. And on each rank a
+//! transfer is ordered after the one before it on the same communicator, by its stream or by events.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::rc::Rc;
+
+use device::ops::{Collective, CollectiveKind};
+use device::{DType, Device, HostOptions, Op, Progress, StreamId, Submission};
+
+use crate::digests::cases::{Case, cases, settings};
+use crate::models::Run;
+
+/// A communicator by its name and its members' world ranks, in the group's order.
+type Group = (String, Vec<usize>);
+
+/// A transfer, as all ranks that take part in it see it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Transfer {
+    kind: &'static str,
+    /// The sender and the receiver of a message.
+    between: Option<(usize, usize)>,
+    dtype: DType,
+    /// Of a part, where ranks gather.
+    elements: usize,
+}
+
+impl Transfer {
+    fn of(op: &Collective) -> Transfer {
+        let me = op.communicator.rank();
+        let (kind, between) = match op.kind {
+            CollectiveKind::Send { to } => ("message", Some((me, to))),
+            CollectiveKind::Receive { from } => ("message", Some((from, me))),
+            kind => (kind.name(), None),
+        };
+        Transfer { kind, between, dtype: op.input.dtype, elements: op.input.elements() }
+    }
+
+    /// Whether these two members of the group take part.
+    fn has_both(&self, a: usize, b: usize) -> bool {
+        self.between.is_none_or(|pair| pair == (a, b) || pair == (b, a))
+    }
+}
+
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} {}", self.kind, self.elements, self.dtype)?;
+        self.between.map_or(Ok(()), |(from, to)| write!(f, " from member {from} to {to}"))
+    }
+}
+
+/// What a rank submits to a communicator, in order, each with its region. `Err`: it is not ordered after the one before.
+type Sequence = Vec<(Transfer, String, Result<(), String>)>;
+
+/// How many transfers of each stream are done.
+type Clock = HashMap<StreamId, usize>;
+
+fn join(clock: &mut Clock, other: &Clock) {
+    other.iter().for_each(|(stream, done)| {
+        let known = clock.entry(*stream).or_default();
+        *known = (*known).max(*done);
+    });
+}
+
+/// What is submitted while a step is recorded.
+#[derive(Default)]
+struct Heard {
+    sequences: BTreeMap<Group, Sequence>,
+    /// By communicator: the last transfer's stream, and its number there.
+    last: HashMap<Group, (StreamId, usize)>,
+    /// What is done before the next work of a stream, and before an event.
+    streams: HashMap<StreamId, Clock>,
+    events: HashMap<u64, Clock>,
+}
+
+impl Heard {
+    fn hear(&mut self, submission: Submission<'_>) {
+        match submission {
+            Submission::Operation { stream, op: Op::Collective(op), scope } => self.transfer(stream, op, scope),
+            Submission::Operation { .. } => {}
+            Submission::Record { stream, event } => {
+                self.events.insert(event, self.streams.get(&stream).cloned().unwrap_or_default());
+            }
+            Submission::Wait { stream, event } => {
+                let before = self.events.get(&event).cloned().unwrap_or_default();
+                join(self.streams.entry(stream).or_default(), &before);
+            }
+        }
+    }
+
+    fn transfer(&mut self, stream: StreamId, op: &Collective, scope: &str) {
+        let group: Group = (op.communicator.name().into(), op.communicator.members());
+        let clock = self.streams.entry(stream).or_default();
+        let is_after = |(other, number): &(StreamId, usize)| clock.get(other).is_some_and(|done| done >= number);
+        let ordered = match self.last.get(&group) {
+            Some(last) if !is_after(last) => Err(format!("stream {} does not wait for stream {}", stream.0, last.0.0)),
+            _ => Ok(()),
+        };
+        let number = clock.entry(stream).or_default();
+        *number += 1;
+        self.last.insert(group.clone(), (stream, *number));
+        self.sequences.entry(group).or_default().push((Transfer::of(op), scope.into(), ordered));
+    }
+}
+
+/// The sequences of a rank, by kind of step.
+type Steps = [(&'static str, BTreeMap<Group, Sequence>); 4];
+
+/// Records a rank's steps without memory: training, evaluation, a step that measures, and one with half as many microbatches.
+fn recorded(run: &Run) -> Steps {
+    let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
+    if run.watched {
+        device.watch(Progress::default()).unwrap();
+    }
+    let mut stage = run.stage(&device);
+    ["train", "evaluate", "measure", "fewer microbatches"].map(|kind| {
+        let heard: Rc<RefCell<Heard>> = Rc::default();
+        let hears = heard.clone();
+        device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
+        match kind {
+            "train" => stage.record(run.microbatches, false),
+            "evaluate" => stage.record_evaluation(run.microbatches),
+            "measure" => stage.record_measured(run.microbatches),
+            _ => stage.record(run.microbatches.div_ceil(2), false),
+        }
+        .unwrap();
+        device.listen(None);
+        (kind, heard.take().sequences)
+    })
+}
+
+/// The sequences of all ranks.
+fn of_all_ranks(case: &Case, setting: &str) -> Vec<Steps> {
+    case.layout.on_ranks(|| case.run(setting), |run| recorded(&run))
+}
+
+/// What is wrong with the sequences of all ranks. Nothing, where they fit.
+fn problems(ranks: &[Steps]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for step in 0..ranks[0].len() {
+        let kind = ranks[0][step].0;
+        let empty = Sequence::new();
+        let sequence = |rank: usize, group: &Group| ranks[rank][step].1.get(group).unwrap_or(&empty);
+        for (rank, group) in
+            (0..ranks.len()).flat_map(|rank| ranks[rank][step].1.keys().map(move |group| (rank, group)))
+        {
+            let (name, members) = group;
+            let mut say = |problem: String| problems.push(format!("{kind}, `{name}` of ranks {members:?}: {problem}"));
+            for (transfer, scope, ordered) in sequence(rank, group) {
+                if let Err(why) = ordered {
+                    say(format!("{transfer} in {scope} on rank {rank} may begin before the one before it: {why}"));
+                }
+            }
+            let me = members.iter().position(|member| *member == rank).unwrap();
+            // Each pair once, and a member that submits nothing with those that do.
+            for (other, &other_rank) in members.iter().enumerate().filter(|(_, other)| **other != rank) {
+                let both = |rank| sequence(rank, group).iter().filter(|(transfer, ..)| transfer.has_both(me, other));
+                let (ours, theirs): (Vec<_>, Vec<_>) = (both(rank).collect(), both(other_rank).collect());
+                if other < me && !theirs.is_empty() {
+                    continue;
+                }
+                let differs = |at: &usize| ours.get(*at).map(|each| each.0) != theirs.get(*at).map(|each| each.0);
+                if let Some(at) = (0..ours.len().max(theirs.len())).find(differs) {
+                    let text = |each: Option<&&(Transfer, String, _)>| {
+                        each.map_or("nothing".into(), |(transfer, scope, _)| format!("{transfer} in {scope}"))
+                    };
+                    let (ours, theirs) = (text(ours.get(at)), text(theirs.get(at)));
+                    say(format!("transfer {at} is {ours} on rank {rank}, and {theirs} on rank {other_rank}"));
+                }
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
+    let mut all = Vec::new();
+    for case in cases().iter().filter(|case| case.layout.grid().ranks() > 1) {
+        for setting in settings() {
+            let ranks = of_all_ranks(case, setting);
+            let found = problems(&ranks);
+            all.extend(found.into_iter().map(|problem| format!("{}, {setting}, {problem}", case.name)));
+            for (kind, sequences) in ranks.iter().flatten() {
+                assert!(*kind == "evaluate" || !sequences.is_empty(), "{}: no transfers in {kind}", case.name);
+            }
+        }
+    }
+    assert!(all.is_empty(), "{} problems:\n{}", all.len(), all.join("\n"));
+}
+
+#[test]
+fn a_rank_with_another_sequence_than_its_partners_is_found() {
+    let all = cases();
+    let named = |name: &str| of_all_ranks(all.iter().find(|case| case.name == name).unwrap(), "per layer");
+    let changed = |name: &str, communicator: &str, change: fn(&mut Sequence)| {
+        let mut ranks = named(name);
+        assert_eq!(problems(&ranks), [""; 0]);
+        let (_, sequences) = &mut ranks[1][0];
+        let (_, sequence) = sequences.iter_mut().find(|(group, _)| group.0 == communicator).unwrap();
+        change(sequence);
+        problems(&ranks).join("\n")
+    };
+    // The first two that are not equal.
+    let swap = |sequence: &mut Sequence| {
+        let at = (1..sequence.len()).find(|&at| sequence[at - 1].0 != sequence[at].0).unwrap();
+        sequence.swap(at - 1, at);
+    };
+    let text = changed("data 2, distributed optimizer", "data", swap);
+    assert!(text.contains("train, `data` of ranks [0, 1]: transfer ") && text.contains("on rank 1"), "{text}");
+    let text = changed("tensor 2, data 2", "tensor", |sequence| _ = sequence.pop());
+    assert!(text.contains("and nothing on rank 1"), "{text}");
+    let text = changed("stages 2", "forward", |sequence| sequence[0].0.elements += 1);
+    assert!(text.contains("transfer 0 is message of ") && text.contains("from member 0 to 1"), "{text}");
+    let text = changed("stages 2", "forward", Vec::clear);
+    assert!(text.contains("and nothing on rank 1"), "{text}");
+}
+
+#[test]
+fn transfers_of_a_communicator_on_two_streams_that_do_not_wait_are_found() {
+    let mut heard = Heard::default();
+    let device = Device::host(HostOptions { dry: true, ..HostOptions::default() }).unwrap();
+    let tensor = device.virtual_tensor("values", [4], DType::F32);
+    let rank = parallel::ThreadWorld::ranks(1, std::time::Duration::from_secs(1)).remove(0);
+    let op: Op = Collective::in_place(CollectiveKind::AllReduceSum, rank.communicator("data"), tensor).into();
+    let (first, second) = (device.stream("first").id(), device.stream("second").id());
+    let submit = |stream| Submission::Operation { stream, op: &op, scope: "layer" };
+    heard.hear(submit(first));
+    heard.hear(Submission::Record { stream: first, event: 7 });
+    heard.hear(submit(first));
+    heard.hear(Submission::Wait { stream: second, event: 7 });
+    heard.hear(submit(second));
+    heard.hear(submit(second));
+    let found: Vec<bool> = heard.sequences.values().flatten().map(|(.., ordered)| ordered.is_ok()).collect();
+    assert_eq!(found, [true, true, false, true], "the event was recorded before the second transfer");
+}
