@@ -77,9 +77,8 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
                 Epilogue::Bias(tensor) | Epilogue::GeluBackward { pre: tensor, .. } => to_f32(&tensor),
                 _ => Vec::new().into(),
             };
-            let keep = op.accumulate || place_out.columns < place_out.stride;
             pool.for_each_chunk(out, TILE_ROWS * place_out.stride, |tile, out| {
-                in_f32(out, keep, |to| {
+                in_f32(out, op.accumulate, place_out, |to| {
                     product(tile, to.len() / place_out.stride, to, op.accumulate);
                     match op.epilogue {
                         Epilogue::Bias(_) => {
@@ -102,13 +101,18 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
     }
 }
 
-/// Lets `work` compute f32 values in place when `T` is f32, and in scratch that is rounded afterwards when not.
-fn in_f32<T: Float>(out: &mut [T], keep: bool, work: impl FnOnce(&mut [f32])) {
+/// Lets `work` compute f32 values in place when `T` is f32, and in scratch when not. Of that only the columns of `place` are
+/// rounded to `out`: the others keep their bits.
+fn in_f32<T: Float>(out: &mut [T], accumulate: bool, place: MatrixPlace, work: impl FnOnce(&mut [f32])) {
     if T::DTYPE == DType::F32 {
         work(bytemuck::cast_slice_mut(out));
         return;
     }
-    let mut scratch: Vec<f32> = if keep { out.iter().map(|x| x.to_f32()).collect() } else { vec![0.0; out.len()] };
+    let mut scratch: Vec<f32> =
+        if accumulate { out.iter().map(|x| x.to_f32()).collect() } else { vec![0.0; out.len()] };
     work(&mut scratch);
-    out.iter_mut().zip(&scratch).for_each(|(out, x)| *out = T::from_f32(*x));
+    let columns = place.first..place.first + place.columns;
+    for (out, row) in out.chunks_mut(place.stride).zip(scratch.chunks(place.stride)) {
+        out[columns.clone()].iter_mut().zip(&row[columns.clone()]).for_each(|(out, x)| *out = T::from_f32(*x));
+    }
 }

@@ -3,7 +3,7 @@
 use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers, rounded};
 use device::DType::{Bf16, F32};
 use device::ops::*;
-use device::{DType, Tensor};
+use device::{DType, Tensor, bf16};
 use proptest::prelude::*;
 
 fn matmul(a: &[f64], b: &[f64], (m, n, k): (usize, usize, usize), ta: bool, tb: bool) -> Vec<f64> {
@@ -457,4 +457,19 @@ fn shapes_that_do_not_fit_are_refused_with_both_shapes() {
         let message = t.stream.submit(copy).unwrap_err().to_string();
         assert!(message.starts_with("copy_columns:") && message.contains(needle), "{message}");
     }
+}
+
+#[test]
+fn columns_that_a_product_leaves_out_keep_their_bits() {
+    let t = bench(1);
+    // A NaN that a conversion to f32 and back would change.
+    let (kept, rows) = (bf16::from_bits(0xff81), 3);
+    let [a, b] = [t.put(&[rows, 2], Bf16, &[1.0; 6]), t.put(&[4, 2], Bf16, &[1.0; 8])];
+    let out = t.empty(&[rows, 7], Bf16);
+    t.device.upload(&out, &[kept; 21]).unwrap();
+    let columns = GemmColumns { out: Some(Columns { first: 2, count: 4 }), ..GemmColumns::ALL };
+    t.run(Gemm { columns, ..Gemm::linear(a, b, out, Epilogue::None) });
+    let row = [0xff81, 0xff81, 0x4000, 0x4000, 0x4000, 0x4000, 0xff81];
+    let bits: Vec<u16> = t.device.download::<bf16>(&out).unwrap().into_iter().map(bf16::to_bits).collect();
+    assert_eq!(bits, row.repeat(rows));
 }

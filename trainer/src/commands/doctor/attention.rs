@@ -80,25 +80,33 @@ fn head_norms(s: Sizes, turns: bool, weight_offset: f32, dtype: DType, add: AddT
             Ok(HeadNorm { input, output, query_weight, key_weight, weight_offset, table, heads, kv_heads, eps }.into())
         }),
     );
-    add(
-        &format!("{name} backward"),
-        Box::new(move |b| {
-            let (input, grad, table) = (b.input(shape, dtype)?, b.input(shape, dtype)?, table(b)?);
-            Ok(HeadNormBackward {
-                input,
-                grad,
-                query_weight: b.input([head_dim], dtype)?,
-                key_weight: b.input([head_dim], dtype)?,
-                weight_offset,
-                table,
-                grad_query_weight: Some(b.input([head_dim], DType::F32)?),
-                grad_key_weight: Some(b.input([head_dim], DType::F32)?),
-                heads,
-                kv_heads,
-                eps: 1e-6,
-                accumulate: turns,
-            }
-            .into())
-        }),
-    );
+    for frozen in [false, true] {
+        add(
+            &format!("{name} backward{}", if frozen { ", frozen" } else { "" }),
+            Box::new(move |b| {
+                let (input, grad, table) = (b.input(shape, dtype)?, b.input(shape, dtype)?, table(b)?);
+                let mut sums = || match turns {
+                    _ if frozen => Ok(None),
+                    true => b.input([head_dim], DType::F32).map(Some),
+                    false => b.output([head_dim], DType::F32).map(Some),
+                };
+                let (grad_query_weight, grad_key_weight) = (sums()?, sums()?);
+                Ok(HeadNormBackward {
+                    input,
+                    grad,
+                    query_weight: b.input([head_dim], dtype)?,
+                    key_weight: b.input([head_dim], dtype)?,
+                    weight_offset,
+                    table,
+                    grad_query_weight,
+                    grad_key_weight,
+                    heads,
+                    kv_heads,
+                    eps: 1e-6,
+                    accumulate: turns,
+                }
+                .into())
+            }),
+        );
+    }
 }

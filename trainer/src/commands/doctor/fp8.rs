@@ -60,6 +60,49 @@ pub(super) fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
             }),
         );
     }
+    for (label, known) in [("", 0.0), (" that is known", 0.02)] {
+        add(
+            &format!("make_scale, kept{label}"),
+            Box::new(move |bench| {
+                let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+                let scale = bench.between([1], known, known)?;
+                Ok(MakeScale { source, dtype: DType::F8E4M3, scale, keep_known: true }.into())
+            }),
+        );
+    }
+    for (label, transposes) in [("rows", false), ("columns", true)] {
+        add(
+            &format!("quantize, {label} alone"),
+            Box::new(move |bench| {
+                let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+                let scale = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
+                let shape = if transposes { [width, rows] } else { [rows, width] };
+                let copy = Fp8Matrix { values: bench.output(shape, DType::F8E4M3)?, scale };
+                let (rows, columns) = if transposes { (None, Some(copy)) } else { (Some(copy), None) };
+                Ok(Quantize { source, rows, columns, amax: None, sums: None, accumulate: false }.into())
+            }),
+        );
+    }
+    add(
+        "quantize, sums accumulated",
+        Box::new(move |bench| {
+            let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+            let scale = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
+            let copy = |values| Some(Fp8Matrix { values, scale });
+            let columns = copy(bench.output([width, rows], DType::F8E5M2)?);
+            let (rows, sums) = (copy(bench.output([rows, width], DType::F8E5M2)?), bench.input([width], DType::F32)?);
+            Ok(Quantize { source, rows, columns, amax: None, sums: Some(sums), accumulate: true }.into())
+        }),
+    );
+    add(
+        "count_quantized, a scale a row",
+        Box::new(move |bench| {
+            let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+            let values = bench.scaled([rows, width], DType::F8E4M3, 0.01)?;
+            let copy = Fp8Matrix { values, scale: Scale::Rows(bench.between([rows], 0.01, 0.02)?) };
+            Ok(CountQuantized { source, copy, counts: bench.block(&QuantizeCounts::default())? }.into())
+        }),
+    );
     for dtype in [DType::F8E4M3, DType::F8E5M2] {
         add(
             &format!("count_quantized, {dtype}"),

@@ -35,9 +35,9 @@ pub(super) fn joint_norms(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Ok(JointNorm { input, output, query_weight, key_weight, squares, heads, kv_heads, ranks: 1, eps }.into())
         }),
     );
-    for accumulate in [false, true] {
+    for (label, frozen, accumulate) in [("", false, false), (", adding", false, true), (", frozen", true, false)] {
         add(
-            if accumulate { "norm of all heads backward, adding" } else { "norm of all heads backward" },
+            &format!("norm of all heads backward{label}"),
             Box::new(move |b| {
                 let (input, grad) = (b.input(shape, dtype)?, b.input(shape, dtype)?);
                 let (query_weight, key_weight) = (b.input([queries], dtype)?, b.input([keys], dtype)?);
@@ -45,6 +45,12 @@ pub(super) fn joint_norms(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 b.run(HeadSums { input, gradient: None, sums: squares, heads, kv_heads })?;
                 let gradient = Some(WeightedGradient { grad, query_weight, key_weight });
                 b.run(HeadSums { input, gradient, sums: products, heads, kv_heads })?;
+                let mut sums = |channels: usize| match accumulate {
+                    _ if frozen => Ok(None),
+                    true => b.input([channels], DType::F32).map(Some),
+                    false => b.output([channels], DType::F32).map(Some),
+                };
+                let (grad_query_weight, grad_key_weight) = (sums(queries)?, sums(keys)?);
                 Ok(JointNormBackward {
                     input,
                     grad,
@@ -52,8 +58,8 @@ pub(super) fn joint_norms(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     key_weight,
                     squares,
                     products,
-                    grad_query_weight: Some(b.input([queries], DType::F32)?),
-                    grad_key_weight: Some(b.input([keys], DType::F32)?),
+                    grad_query_weight,
+                    grad_key_weight,
                     heads,
                     kv_heads,
                     ranks: 1,

@@ -11,11 +11,15 @@ mod fp8;
 mod fp8_blocks;
 mod fp8_products;
 mod generation;
+mod guard;
 mod joint_norm;
+#[cfg(test)]
+mod mapped;
 mod rates;
 mod sizes;
 mod table;
 mod transfers;
+mod trial;
 mod updates;
 mod workbench;
 
@@ -25,7 +29,7 @@ use std::rc::Rc;
 use common::format::counted;
 use common::terminal::{print, say, shows_status, status, warn};
 use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions, why_no_gpu};
-use device::{Communicator, DType, Device, HostOptions, Op};
+use device::{Communicator, Device};
 use engine::precision::Precision;
 use serde::Serialize;
 
@@ -34,7 +38,8 @@ use crate::report::gpu_peak::peak_tflops;
 use cases::Case;
 pub(crate) use command::{command, request, run};
 use rates::Unit;
-use workbench::{Workbench, Written, distance};
+use trial::operation;
+use workbench::Workbench;
 
 /// What to check.
 #[derive(Clone, Debug)]
@@ -79,16 +84,6 @@ pub enum Verdict {
 impl Verdict {
     fn of(ok: bool) -> Verdict {
         if ok { Verdict::Ok } else { Verdict::Fail }
-    }
-}
-
-/// The largest relative L2 distance between two devices. They add in different orders, and bf16 rounds the sum to 8 bits.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::Bf16 => 1e-2,
-        // Products have outputs in bf16. A value beside the middle of two 8-bit numbers may go to either.
-        DType::F8E4M3 | DType::F8E5M2 => 1e-2,
-        _ => 1e-5,
     }
 }
 
@@ -170,60 +165,6 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
         facts.push(fact(name, version.unwrap_or_else(missing), verdict));
     }
     facts
-}
-
-/// Runs an operation on the host, on the device, and captured on the device, from the same inputs.
-fn operation(case: &Case, device: &Device) -> Finding {
-    let compare = || -> device::Result<(f64, bool)> {
-        let host = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
-        let theirs = eager(case, &host)?;
-        let ours = eager(case, device)?;
-        let replayed = captured(case, device)?;
-        Ok((distance(&ours, &theirs), same(&replayed, &ours)))
-    };
-    let name = format!("{}, {}", case.name, case.dtype);
-    let about = "operation";
-    match compare() {
-        Ok((error, same)) => {
-            let ok = error <= tolerance(case.dtype) && (same || may_differ(case, device));
-            let replay = if same { "the same bits replayed" } else { "other bits replayed" };
-            Finding { about, name, value: format!("relative error {error:.1e}, {replay}"), verdict: Verdict::of(ok) }
-        }
-        Err(error) => Finding { about, name, value: error.to_string(), verdict: Verdict::Fail },
-    }
-}
-
-/// Whether the operation may give other bits each time. cuDNN's default backward attention adds dQ in the order in which its
-/// blocks finish.
-fn may_differ(case: &Case, device: &Device) -> bool {
-    device.gpu().is_some() && case.name.starts_with("attention backward")
-}
-
-fn same(a: &Written, b: &Written) -> bool {
-    a.iter().zip(b).all(|(a, b)| a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits()))
-}
-
-fn eager(case: &Case, device: &Device) -> device::Result<Written> {
-    let mut bench = Workbench::new(device);
-    let op = (case.make)(&mut bench)?;
-    bench.run(op.clone())?;
-    bench.written(&op)
-}
-
-fn captured(case: &Case, device: &Device) -> device::Result<Written> {
-    let mut bench = Workbench::new(device);
-    let op: Op = (case.make)(&mut bench)?;
-    bench.prepare(&op)?;
-    device.synchronize()?;
-    bench.stream.begin_capture()?;
-    let submitted = bench.stream.submit(op.clone());
-    if submitted.is_err() {
-        bench.stream.abandon_capture();
-    }
-    submitted?;
-    let graph = bench.stream.end_capture(&case.name)?;
-    graph.launch(&bench.stream)?;
-    bench.written(&op)
 }
 
 fn rates(device: &Device, group: Option<&Rc<dyn Communicator>>) -> Vec<Finding> {

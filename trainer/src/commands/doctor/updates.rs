@@ -5,10 +5,10 @@ use device::ops::{
     MatrixPolynomial, MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SkipStep,
     SquareSum, Status, SumInto, WriteControl, WriteSampleRecord,
 };
-use device::{DType, Result, Tensor};
+use device::{DType, Result, Shape, Tensor};
 
 use super::sizes::{CONTROL, Sizes};
-use super::workbench::AddTrial;
+use super::workbench::{AddTrial, Workbench};
 
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let shapes = [vec![s.ffn, s.hidden()], vec![s.ffn], vec![7, 3]];
@@ -21,12 +21,19 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 Ok(SumInto { input, total: b.input([1], DType::F32)?, accumulate: true }.into())
             }),
         );
+        add(
+            "sum_into, overwriting",
+            Box::new(move |b| {
+                let input = b.input([s.rows(), s.ffn], DType::F32)?;
+                Ok(SumInto { input, total: b.output([1], DType::F32)?, accumulate: false }.into())
+            }),
+        );
         let shapes = shapes.clone();
         add(
             "square_sum",
             Box::new(move |b| {
                 let inputs: Result<Vec<Tensor>> =
-                    shapes.iter().map(|shape| b.input(device::Shape::new(shape), DType::F32)).collect();
+                    shapes.iter().map(|shape| b.input(Shape::new(shape), DType::F32)).collect();
                 Ok(SquareSum { inputs: inputs?.into(), total: b.output([1], DType::F32)? }.into())
             }),
         );
@@ -69,64 +76,21 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+    blocks(dtype, &mut *add);
     let status = Status { applied: 3, finite: 1, applies: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
-    // Where results are compared as bf16, moments are in bf16 too.
-    let moment_types: &[DType] = if compute { &[DType::F32, DType::Bf16] } else { &[DType::F32] };
-    for &moments in moment_types {
-        let all = shapes.clone();
-        add(
-            if moments == DType::F32 { "adamw" } else { "adamw, moments in bf16" },
-            Box::new(move |b| {
-                let mut tensors = Vec::new();
-                for (i, shape) in all.iter().enumerate() {
-                    let shape = device::Shape::new(shape);
-                    let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
-                    let (exp_avg, exp_avg_sq) = (b.input(shape, moments)?, b.output(shape, moments)?);
-                    let squares = b.between(shape, 0.0, 1.0)?;
-                    b.run(Copy { input: squares, output: exp_avg_sq })?;
-                    let compute = if compute { Some(b.output(shape, dtype)?) } else { None };
-                    let weight_decay = if i == 0 { 0.1 } else { 0.0 };
-                    tensors.push(AdamWTensors {
-                        master,
-                        compute,
-                        grad,
-                        exp_avg,
-                        exp_avg_sq,
-                        weight_decay,
-                        lr_multiplier: 0.5,
-                    });
-                }
-                let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
-                Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
-            }),
-        );
-    }
-    let all = shapes.clone();
+    optimizers(&shapes, dtype, status, &mut *add);
+    let none = Status { applies: 0, ..status };
+    optimizers(&shapes, dtype, none, &mut |name, make| add(&format!("{name}, no update"), make));
+}
+
+/// What Muon does with matrices.
+fn blocks(dtype: DType, add: AddTrial<'_>) {
     add(
-        "lion",
+        "scale_block, into a part",
         Box::new(move |b| {
-            let mut tensors = Vec::new();
-            for shape in &all {
-                let shape = device::Shape::new(shape);
-                tensors.push(LionTensors {
-                    master: b.input(shape, DType::F32)?,
-                    grad: b.input(shape, DType::F32)?,
-                    exp_avg: b.input(shape, DType::F32)?,
-                    compute: if compute { Some(b.output(shape, dtype)?) } else { None },
-                    weight_decay: 0.1,
-                    lr_multiplier: 0.5,
-                });
-            }
-            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
-            Ok(Lion { tensors: tensors.into(), beta1: 0.9, beta2: 0.99, control, status }.into())
-        }),
-    );
-    add(
-        "nesterov_momentum",
-        Box::new(move |b| {
-            let tensors =
-                [MomentumTensors { grad: b.input([300], DType::F32)?, momentum: b.input([300], DType::F32)? }];
-            Ok(NesterovMomentum { tensors: tensors.into(), beta: 0.95, status: b.block(&status)? }.into())
+            let (from, matrix) = (Block::first(b.input([32, 64], dtype)?), b.input([40, 70], DType::F32)?);
+            let to = Block { matrix, row: 5, column: 2 };
+            Ok(ScaleBlock { from, to, rows: 32, columns: 64, factor: 1.5, square_sum: None }.into())
         }),
     );
     add(
@@ -147,12 +111,84 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Ok(MatrixPolynomial { x, square, coefficients: [3.4, -4.8, 2.0], output }.into())
         }),
     );
+}
+
+/// Updates of all optimizers. Nothing is written if the status says so.
+fn optimizers(shapes: &[Vec<usize>], dtype: DType, status: Status, add: AddTrial<'_>) {
+    let compute = dtype == DType::Bf16;
+    // The weights that layers compute with.
+    let weights = move |b: &mut Workbench, shape: Shape| match (compute, status.applies) {
+        (false, _) => Ok(None),
+        (true, 0) => b.output_in_part(shape, dtype).map(Some),
+        (true, _) => b.output(shape, dtype).map(Some),
+    };
+    // Where results are compared as bf16, moments are in bf16 too.
+    let moment_types: &[DType] = if compute { &[DType::F32, DType::Bf16] } else { &[DType::F32] };
+    for &moments in moment_types {
+        let all = shapes.to_vec();
+        add(
+            if moments == DType::F32 { "adamw" } else { "adamw, moments in bf16" },
+            Box::new(move |b| {
+                let mut tensors = Vec::new();
+                for (i, shape) in all.iter().enumerate() {
+                    let shape = Shape::new(shape);
+                    let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
+                    let (exp_avg, exp_avg_sq) = (b.input(shape, moments)?, b.output(shape, moments)?);
+                    let squares = b.between(shape, 0.0, 1.0)?;
+                    b.run(Copy { input: squares, output: exp_avg_sq })?;
+                    let compute = weights(b, shape)?;
+                    let weight_decay = if i == 0 { 0.1 } else { 0.0 };
+                    tensors.push(AdamWTensors {
+                        master,
+                        compute,
+                        grad,
+                        exp_avg,
+                        exp_avg_sq,
+                        weight_decay,
+                        lr_multiplier: 0.5,
+                    });
+                }
+                let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+                Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
+            }),
+        );
+    }
+    for &moments in moment_types {
+        let all = shapes.to_vec();
+        add(
+            if moments == DType::F32 { "lion" } else { "lion, moments in bf16" },
+            Box::new(move |b| {
+                let mut tensors = Vec::new();
+                for shape in &all {
+                    let shape = Shape::new(shape);
+                    tensors.push(LionTensors {
+                        master: b.input(shape, DType::F32)?,
+                        grad: b.input(shape, DType::F32)?,
+                        exp_avg: b.input(shape, moments)?,
+                        compute: weights(b, shape)?,
+                        weight_decay: 0.1,
+                        lr_multiplier: 0.5,
+                    });
+                }
+                let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+                Ok(Lion { tensors: tensors.into(), beta1: 0.9, beta2: 0.99, control, status }.into())
+            }),
+        );
+    }
+    add(
+        "nesterov_momentum",
+        Box::new(move |b| {
+            let tensors =
+                [MomentumTensors { grad: b.input([300], DType::F32)?, momentum: b.input([300], DType::F32)? }];
+            Ok(NesterovMomentum { tensors: tensors.into(), beta: 0.95, status: b.block(&status)? }.into())
+        }),
+    );
     add(
         "decayed_step",
         Box::new(move |b| {
             let tensors = [DecayedTensors {
                 master: b.input([300], DType::F32)?,
-                compute: if compute { Some(b.output([300], dtype)?) } else { None },
+                compute: weights(b, [300].into())?,
                 direction: b.input([300], DType::F32)?,
                 weight_decay: 0.1,
                 lr_multiplier: 0.5,
@@ -162,18 +198,18 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         }),
     );
     for momentum in [0.0f32, 0.9] {
-        let all = shapes.clone();
+        let all = shapes.to_vec();
         add(
             if momentum == 0.0 { "sgd" } else { "sgd with momentum" },
             Box::new(move |b| {
                 let mut tensors = Vec::new();
                 for shape in &all {
-                    let shape = device::Shape::new(shape);
+                    let shape = Shape::new(shape);
                     tensors.push(SgdTensors {
                         master: b.input(shape, DType::F32)?,
                         grad: b.input(shape, DType::F32)?,
                         momentum: if momentum != 0.0 { Some(b.input(shape, DType::F32)?) } else { None },
-                        compute: if compute { Some(b.output(shape, dtype)?) } else { None },
+                        compute: weights(b, shape)?,
                         weight_decay: 0.1,
                         lr_multiplier: 0.5,
                     });

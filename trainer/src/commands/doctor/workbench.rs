@@ -1,7 +1,8 @@
 //! Runs one operation on a device. Its tensors have the same values on every device.
 
-use device::{Area, DType, Device, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
+use device::{DType, Device, Element, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
 
+use super::guard::{Guarded, Poison, as_bytes};
 use crate::run::random::uniform;
 
 /// Makes an operation and its tensors on a workbench.
@@ -10,24 +11,61 @@ pub(super) type Make = Box<dyn Fn(&mut Workbench) -> Result<Op>>;
 /// Adds a trial, by its name.
 pub(super) type AddTrial<'a> = &'a mut dyn FnMut(&str, Make);
 
+/// Which poison lies around the tensors of a trial.
+#[derive(Clone, Copy)]
+pub(super) struct Poisons {
+    pub(super) all: Poison,
+    /// Around and in the tensor of this number there is another one.
+    pub(super) other: Option<(usize, Poison)>,
+}
+
+impl Poisons {
+    pub(super) fn all(poison: Poison) -> Poisons {
+        Poisons { all: poison, other: None }
+    }
+
+    fn of(&self, number: usize) -> Poison {
+        self.other.filter(|(other, _)| *other == number).map_or(self.all, |(_, poison)| poison)
+    }
+}
+
 /// A device, a stream, and the tensors of one trial.
 pub(super) struct Workbench {
     pub(super) device: Device,
     pub(super) stream: Stream,
-    areas: Vec<Area>,
+    poisons: Poisons,
+    tensors: Vec<Guarded>,
 }
 
-/// The values that an operation wrote, by tensor.
-pub(super) type Written = Vec<Vec<f64>>;
+/// A tensor that an operation wrote.
+pub(super) struct WrittenTensor {
+    /// Its number, shape and type.
+    pub(super) name: String,
+    pub(super) values: Vec<f64>,
+    /// For each element, whether it is the poison that was there before.
+    poisoned: Vec<bool>,
+    /// Some elements may be.
+    in_part: bool,
+}
+
+/// What an operation wrote.
+pub(super) type Written = Vec<WrittenTensor>;
 
 impl Workbench {
     pub(super) fn new(device: &Device) -> Workbench {
-        Workbench { device: device.clone(), stream: device.stream("doctor"), areas: Vec::new() }
+        Workbench::poisoned(device, Poisons::all(Poison::NotANumber))
+    }
+
+    /// A workbench on which operations run among such poison.
+    pub(super) fn poisoned(device: &Device, poisons: Poisons) -> Workbench {
+        Workbench { device: device.clone(), stream: device.stream("doctor"), poisons, tensors: Vec::new() }
     }
 
     fn allocate(&mut self, shape: Shape, dtype: DType) -> Result<Tensor> {
-        let name = format!("tensor {}", self.areas.len());
-        self.device.allocate_tensor(&mut self.areas, &name, shape, dtype)
+        let guarded = Guarded::new(&self.device, self.tensors.len(), shape, dtype)?;
+        let tensor = guarded.tensor;
+        self.tensors.push(guarded);
+        Ok(tensor)
     }
 
     /// A tensor with values uniform in `[-1, 1)`, a function of the number of tensors before it.
@@ -38,7 +76,7 @@ impl Workbench {
     /// As [`Workbench::input`], with values multiplied by `scale`.
     pub(super) fn scaled(&mut self, shape: impl Into<Shape>, dtype: DType, scale: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), dtype)?;
-        let stream = self.areas.len() as u64;
+        let stream = self.tensors.len() as u64;
         let values: Vec<f32> =
             (0..tensor.elements()).map(|i| scale * (2.0 * uniform(stream, i as u64) - 1.0)).collect();
         match dtype {
@@ -55,7 +93,7 @@ impl Workbench {
     /// An f32 tensor with values uniform between two numbers.
     pub(super) fn between(&mut self, shape: impl Into<Shape>, low: f32, high: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), DType::F32)?;
-        let stream = self.areas.len() as u64;
+        let stream = self.tensors.len() as u64;
         let value = |i: usize| low + (high - low) * uniform(stream, i as u64);
         self.device.upload(&tensor, &(0..tensor.elements()).map(value).collect::<Vec<f32>>())?;
         Ok(tensor)
@@ -89,11 +127,36 @@ impl Workbench {
         Ok(tensor)
     }
 
-    /// Runs an operation.
+    /// As [`Workbench::output`]. The operation may leave some elements alone.
+    pub(super) fn output_in_part(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        let tensor = self.output(shape, dtype)?;
+        self.tensors.iter_mut().filter(|of| of.has(&tensor)).for_each(|of| of.written_in_part = true);
+        Ok(tensor)
+    }
+
+    /// Runs an operation among poison. What it does not write keeps its values.
     pub(super) fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         self.prepare(&op)?;
-        self.stream.submit(op)
+        let values: Vec<Vec<u8>> = self.tensors.iter().map(|of| of.values(&self.device)).collect::<Result<_>>()?;
+        self.among_poison(&op, || self.stream.submit(op.clone()))?;
+        let writes = op.accesses().writes;
+        self.tensors.iter().zip(values).try_for_each(|(of, values)| of.restore(&self.device, &writes, &values))
+    }
+
+    /// Runs `work`, which does what the operation does, among poison.
+    ///
+    /// # Errors
+    /// Those of `work`; bytes changed that the operation does not declare to write.
+    pub(super) fn among_poison(&self, op: &Op, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let accesses = op.accesses();
+        let tensors = || self.tensors.iter().enumerate();
+        let poison =
+            |(number, of): (usize, &Guarded)| of.poison(&self.device, &accesses.reads, self.poisons.of(number));
+        let before: Vec<Vec<u8>> = tensors().map(poison).collect::<Result<_>>()?;
+        work()?;
+        let mut kept = self.tensors.iter().zip(before);
+        kept.try_for_each(|(of, before)| of.check_kept(&self.device, op, &accesses.writes, before))
     }
 
     /// Lets libraries choose their algorithms, as recording a step does.
@@ -104,21 +167,46 @@ impl Workbench {
         prepared
     }
 
-    /// The values of the tensors that an operation writes.
+    /// What an operation wrote that ran among poison.
     pub(super) fn written(&self, op: &Op) -> Result<Written> {
-        op.accesses().writes.iter().map(|tensor| self.numbers(tensor)).collect()
+        let accesses = op.accesses();
+        let of_tensor = |tensor: &Tensor| {
+            let bytes = self.device.download::<u8>(&as_bytes(tensor))?;
+            let values = numbers(tensor.dtype, &bytes);
+            let Some((number, of)) = self.tensors.iter().enumerate().find(|(_, of)| of.has(tensor)) else {
+                unreachable!("a trial's tensors are the workbench's")
+            };
+            let poisoned = match accesses.reads.contains(tensor) {
+                true => vec![false; values.len()],
+                false => of.poisoned(tensor, &bytes, self.poisons.of(number)),
+            };
+            Ok(WrittenTensor { name: of.describe(), values, poisoned, in_part: of.written_in_part })
+        };
+        accesses.writes.iter().map(of_tensor).collect()
     }
 
-    fn numbers(&self, tensor: &Tensor) -> Result<Vec<f64>> {
-        let flat = tensor.reshape([tensor.elements()]);
-        Ok(match tensor.dtype {
-            DType::F32 => self.device.download::<f32>(&flat)?.into_iter().map(f64::from).collect(),
-            DType::Bf16 => self.device.download::<bf16>(&flat)?.into_iter().map(f64::from).collect(),
-            DType::I32 => self.device.download::<i32>(&flat)?.into_iter().map(f64::from).collect(),
-            DType::F8E4M3 => self.device.download::<F8E4M3>(&flat)?.into_iter().map(|x| x.to_f32().into()).collect(),
-            DType::F8E5M2 => self.device.download::<F8E5M2>(&flat)?.into_iter().map(|x| x.to_f32().into()).collect(),
-            DType::U8 => self.device.download::<u8>(&flat)?.into_iter().map(f64::from).collect(),
-        })
+    /// The tensors with bytes that an operation does not declare to read, in and around them: their numbers, and words.
+    pub(super) fn undeclared(&self, op: &Op) -> Vec<(usize, String)> {
+        let reads = op.accesses().reads;
+        let name = |(number, of): (usize, &Guarded)| {
+            let beside = if of.is_one_of(&reads) { "bytes beside " } else { "" };
+            (number, format!("{beside}{}", of.describe()))
+        };
+        self.tensors.iter().enumerate().map(name).collect()
+    }
+}
+
+fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    fn of<T: Element>(bytes: &[u8], number: impl Fn(T) -> f64) -> Vec<f64> {
+        bytes.chunks_exact(size_of::<T>()).map(|bytes| number(bytemuck::pod_read_unaligned(bytes))).collect()
+    }
+    match dtype {
+        DType::F32 => of::<f32>(bytes, f64::from),
+        DType::Bf16 => of::<bf16>(bytes, f64::from),
+        DType::I32 => of::<i32>(bytes, f64::from),
+        DType::F8E4M3 => of::<F8E4M3>(bytes, |x| x.to_f32().into()),
+        DType::F8E5M2 => of::<F8E5M2>(bytes, |x| x.to_f32().into()),
+        DType::U8 => of::<u8>(bytes, f64::from),
     }
 }
 
@@ -126,15 +214,38 @@ fn rounded<T: Float>(values: &[f32]) -> Vec<T> {
     values.iter().map(|&x| T::from_f32(x)).collect()
 }
 
-/// The largest relative L2 distance between corresponding tensors; infinite if any value is NaN.
+/// Whether both have the same bits, but for poison.
+pub(super) fn same(a: &Written, b: &Written) -> bool {
+    let of_tensor = |(a, b): (&WrittenTensor, &WrittenTensor)| {
+        let poison = a.poisoned.iter().zip(&b.poisoned).map(|(a, b)| *a && *b);
+        a.values.iter().zip(&b.values).zip(poison).all(|((a, b), poison)| poison || a.to_bits() == b.to_bits())
+    };
+    a.iter().zip(b).all(of_tensor)
+}
+
+/// A tensor of which the operation left alone what it should write: the elements are poison in a run among one kind of poison,
+/// and in a run among the other.
+pub(super) fn left_alone<'a>(a: &'a Written, b: &Written) -> Option<&'a WrittenTensor> {
+    let pairs = a.iter().zip(b).filter(|(a, _)| !a.in_part);
+    let mut left = pairs.filter(|(a, b)| a.poisoned.iter().zip(&b.poisoned).any(|(a, b)| *a && *b));
+    left.next().map(|(a, _)| a)
+}
+
+/// The largest relative L2 distance between corresponding tensors that were written among the same poison; infinite if any
+/// value is NaN that is no poison.
 pub(super) fn distance(ours: &Written, theirs: &Written) -> f64 {
-    let one = |(a, b): (&Vec<f64>, &Vec<f64>)| {
-        if a.iter().zip(b).any(|(x, y)| x.is_nan() || y.is_nan()) {
-            return f64::INFINITY;
+    let one = |(a, b): (&WrittenTensor, &WrittenTensor)| {
+        let poison = a.poisoned.iter().zip(&b.poisoned).map(|(a, b)| *a && *b);
+        let pairs = a.values.iter().zip(&b.values).zip(poison).filter(|(_, poison)| !poison);
+        let (mut square, mut norm) = (0.0, 0.0);
+        for ((x, y), _) in pairs {
+            if x.is_nan() || y.is_nan() {
+                return f64::INFINITY;
+            }
+            square += (x - y) * (x - y);
+            norm += y * y;
         }
-        let square: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
-        let norm: f64 = b.iter().map(|y| y * y).sum();
-        if square == 0.0 { 0.0 } else { (square / norm.max(1e-300)).sqrt() }
+        if square == 0.0 { 0.0 } else { (square / f64::max(norm, 1e-300)).sqrt() }
     };
     ours.iter().zip(theirs).map(one).fold(0.0, f64::max)
 }
