@@ -382,7 +382,7 @@ mod tests {
     const WITHOUT: [(&str, &str); 3] = [
         ("collective", "it needs several ranks: `transfers` tries it"),
         ("custom", "it is a caller's own: `HostTensors` holds it to what it declares"),
-        ("progress_mark", "it reads and writes no tensor"),
+        ("mark", "it reads and writes no tensor"),
     ];
 
     #[test]

@@ -2,6 +2,7 @@
 //! operation runs, its guards, the tensors that it does not declare and those that it only writes are poisoned.
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use device::{Area, DType, Device, Error, Op, Result, Shape, Tensor};
 
@@ -17,12 +18,29 @@ pub(super) enum Poison {
     Large,
 }
 
+/// Places after which poison repeats itself: twice a prime number.
+const PERIOD: usize = 2 * 65521;
+
 impl Poison {
     /// The poison in and around the tensor of this number.
     fn bytes(self, number: usize, count: usize) -> Vec<u8> {
+        static PERIODS: LazyLock<[Vec<u8>; 2]> =
+            LazyLock::new(|| [Poison::NotANumber, Poison::Large].map(Poison::period));
+        // Tensors begin at other places of the period.
+        let (period, start) = (&PERIODS[self as usize], 2 * (number * 9973 % (PERIOD / 2)));
+        let mut bytes = Vec::with_capacity(count + PERIOD);
+        bytes.extend_from_slice(&period[start..]);
+        while bytes.len() < count {
+            bytes.extend_from_slice(period);
+        }
+        bytes.truncate(count);
+        bytes
+    }
+
+    fn period(self) -> Vec<u8> {
         let pair = |at: u32| {
             // The 32-bit mixer of Wellons (hash-prospector).
-            let mut mixed = at ^ ((number as u32) << 24);
+            let mut mixed = at;
             mixed = (mixed ^ (mixed >> 16)).wrapping_mul(0x7feb_352d);
             mixed = (mixed ^ (mixed >> 15)).wrapping_mul(0x846c_a68b);
             match self {
@@ -30,10 +48,7 @@ impl Poison {
                 Poison::Large => [(mixed >> 25) as u8, 0x5a],
             }
         };
-        let mut bytes = vec![0; count.next_multiple_of(2)];
-        bytes.chunks_exact_mut(2).zip(0..).for_each(|(bytes, at)| bytes.copy_from_slice(&pair(at)));
-        bytes.truncate(count);
-        bytes
+        (0..PERIOD as u32 / 2).flat_map(pair).collect()
     }
 }
 
@@ -131,9 +146,16 @@ impl Guarded {
 
     /// For each element of a tensor in this one, whether it is the poison that was there.
     pub(super) fn poisoned(&self, tensor: &Tensor, bytes: &[u8], poison: Poison) -> Vec<bool> {
-        let (size, place) = (tensor.dtype.size(), self.place(tensor));
-        let poison = poison.bytes(self.number, place.end);
-        bytes.chunks(size).zip(poison[place].chunks(size)).map(|(now, poison)| now == poison).collect()
+        fn equal<const N: usize>(a: &[u8], b: &[u8]) -> Vec<bool> {
+            a.as_chunks::<N>().0.iter().zip(b.as_chunks::<N>().0).map(|(a, b)| a == b).collect()
+        }
+        let place = self.place(tensor);
+        let poison = &poison.bytes(self.number, place.end)[place];
+        match tensor.dtype.size() {
+            1 => equal::<1>(bytes, poison),
+            2 => equal::<2>(bytes, poison),
+            _ => equal::<4>(bytes, poison),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use device::{DType, Device, Element, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
 
 use super::guard::{Guarded, Poison, as_bytes};
-use crate::run::random::uniform;
+use crate::run::random::uniforms;
 
 /// Makes an operation and its tensors on a workbench.
 pub(super) type Make = Box<dyn Fn(&mut Workbench) -> Result<Op>>;
@@ -77,8 +77,7 @@ impl Workbench {
     pub(super) fn scaled(&mut self, shape: impl Into<Shape>, dtype: DType, scale: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), dtype)?;
         let stream = self.tensors.len() as u64;
-        let values: Vec<f32> =
-            (0..tensor.elements()).map(|i| scale * (2.0 * uniform(stream, i as u64) - 1.0)).collect();
+        let values: Vec<f32> = uniforms(stream).map(|x| scale * (2.0 * x - 1.0)).take(tensor.elements()).collect();
         match dtype {
             DType::Bf16 => {
                 self.device.upload(&tensor, &rounded::<bf16>(&values))?;
@@ -94,8 +93,8 @@ impl Workbench {
     pub(super) fn between(&mut self, shape: impl Into<Shape>, low: f32, high: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), DType::F32)?;
         let stream = self.tensors.len() as u64;
-        let value = |i: usize| low + (high - low) * uniform(stream, i as u64);
-        self.device.upload(&tensor, &(0..tensor.elements()).map(value).collect::<Vec<f32>>())?;
+        let values: Vec<f32> = uniforms(stream).map(|x| low + (high - low) * x).take(tensor.elements()).collect();
+        self.device.upload(&tensor, &values)?;
         Ok(tensor)
     }
 
