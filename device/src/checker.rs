@@ -241,7 +241,13 @@ impl Checker {
     }
 
     /// A launch of an analysed graph on a stream.
-    pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &BufferNames) -> Result<()> {
+    pub(crate) fn launch(
+        &mut self,
+        stream: StreamId,
+        graph: &str,
+        effects: &Effects,
+        names: &BufferNames,
+    ) -> Result<()> {
         self.checked.launches += 1;
         let (time, clock) = self.advance(stream);
         let access =

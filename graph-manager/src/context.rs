@@ -198,7 +198,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
                 match self.trial.as_ref().and_then(|trial| trial.apart()) {
                     Some(apart) => {
                         let program = self.program();
-                        let Some((taken, _)) = program.own(visit, index) else { unreachable!("the step repeats its list") };
+                        let Some((taken, _)) = program.own(visit, index) else {
+                            unreachable!("the step repeats its list")
+                        };
                         Ok(apart.place(taken, program.buffers[taken].buffer, shape, dtype))
                     }
                     None => Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype)),

@@ -25,11 +25,7 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// What a recorded step leaves written after each region. Where the memory of a buffer is used again within the
     /// region, its values are gone at the region's end. `place` says where a tensor of the recording lies in the plan.
-    pub(crate) fn results_by_region(
-        &self,
-        program: &Program<P::Region>,
-        place: impl Fn(&Tensor) -> Tensor,
-    ) -> Results {
+    pub(crate) fn results_by_region(&self, program: &Program<P::Region>, place: impl Fn(&Tensor) -> Tensor) -> Results {
         let all = program.writes();
         let mut after = BTreeMap::new();
         for (visit, eager) in self.submitted(program) {

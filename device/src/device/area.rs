@@ -149,7 +149,7 @@ impl Core {
     /// Fails unless the tensor has an address, and lies in memory of this device that is allocated.
     pub(crate) fn check_live(&self, user: &str, tensor: &Tensor) -> Result<()> {
         self.check_own(user, tensor)?;
-        let named = || (user.to_string(), self.buffer_name(tensor.buffer).to_string());
+        let named = || (user.to_string(), self.buffer_name(tensor.buffer));
         if VIRTUAL.contains(&tensor.address) {
             let (user, buffer) = named();
             return Err(Error::Unbound { user, buffer });

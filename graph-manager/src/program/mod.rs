@@ -27,8 +27,8 @@ pub(crate) use joined::Join;
 pub(crate) use lifetimes::Lifetime;
 pub use list::ListedEntry;
 pub(crate) use order::Wait;
-pub(crate) use results::Write;
 pub(crate) use recorder::Recorder;
+pub(crate) use results::Write;
 
 use crate::error::{Error, Result};
 use crate::policy::Policy;
@@ -189,7 +189,9 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// The number of a buffer among those of its visit.
     pub(crate) fn index_in_visit(&self, buffer: usize) -> usize {
         let mut owned = self.owned(self.buffers[buffer].visit());
-        owned.position(|(own, _)| own == buffer).unwrap_or_else(|| unreachable!("a visit has the buffers that it takes"))
+        owned
+            .position(|(own, _)| own == buffer)
+            .unwrap_or_else(|| unreachable!("a visit has the buffers that it takes"))
     }
 
     /// When a buffer is in use.

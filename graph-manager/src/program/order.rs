@@ -13,8 +13,8 @@ use std::ops::Range;
 
 use device::StreamId;
 
-use super::{NONE, Program};
 use super::expand::{Expanded, Step};
+use super::{NONE, Program};
 
 /// An entry that waits for one of another queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

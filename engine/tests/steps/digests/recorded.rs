@@ -137,7 +137,8 @@ impl Buffers<'_> {
             let (buffer, rest) = rest.split_once(" }").unwrap();
             let (address, buffer) = (address.parse::<u64>().unwrap(), buffer.to_string());
             let next = self.known.len();
-            let name = self.used.get(&buffer).map_or("undeclared".to_string(), |buffer| self.device.buffer_name(*buffer));
+            let name =
+                self.used.get(&buffer).map_or("undeclared".to_string(), |buffer| self.device.buffer_name(*buffer));
             let (name, base) = self.known.entry(buffer).or_insert_with(|| (format!("{next} {name}"), address));
             let offset = address as i64 - *base as i64;
             let _ = write!(named, "[{name} {offset:+} {fields}]{rest}");
