@@ -195,16 +195,14 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
         match self.state().placement(planned, index) {
             Some((at, planned_name)) if at.bytes == bytes && planned_name == name => {
-                match self.trial.as_ref().and_then(|trial| trial.apart()) {
-                    Some(apart) => {
-                        let program = self.program();
-                        let Some((taken, _)) = program.own(visit, index) else {
-                            unreachable!("the step repeats its list")
-                        };
-                        Ok(apart.place(taken, program.buffers[taken].buffer, shape, dtype))
-                    }
-                    None => Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype)),
-                }
+                let program = self.program();
+                let own = |visit| program.own(visit, index).map(|(own, _)| (own, program.buffers[own].buffer));
+                let address = match self.trial.as_ref().and_then(|trial| trial.apart()) {
+                    Some(apart) => own(visit).and_then(|(own, buffer)| Some((apart.address(own)?, buffer))),
+                    None => self.state().address(planned, index).map(|address| (address, at.buffer)),
+                };
+                let (address, buffer) = address.unwrap_or_else(|| unreachable!("a step that runs has memory"));
+                Ok(Tensor { address, shape, dtype, buffer })
             }
             planned => {
                 let planned = planned.map_or("none".into(), |(at, name)| format!("`{name}` of {} bytes", at.bytes));

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
-mod apart;
 mod aside;
+mod binding;
 mod branch;
 mod buffer_use;
 mod callables;
@@ -14,6 +14,7 @@ mod finally;
 mod frozen;
 mod keys;
 mod lane;
+mod lists;
 mod manager;
 mod occupied;
 mod options;

@@ -133,16 +133,6 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// The address of a buffer of a list, by its index there.
-    pub(crate) fn address(&self, key: StepKey<P::Mode>, program: &Program<P::Region>, index: usize) -> u64 {
-        let (state, visit) = (&self.states[&key], program.buffers[index].visit());
-        let planned = state.planned_visit(&self.policy, program.visits[visit].region, program.microbatches);
-        let Some((placed, _)) = state.placement(planned, program.index_in_visit(index)) else {
-            unreachable!("a plan has all buffers of its lists")
-        };
-        self.areas[&placed.area].address() + placed.offset as u64
-    }
-
     /// Bytes that the recorded modes need, by area.
     pub(crate) fn planned(&self) -> BTreeMap<AreaKind, usize> {
         let mut sizes = BTreeMap::new();
@@ -191,6 +181,7 @@ impl<P: Policy> CudaGraphManager<P> {
             };
             self.areas.insert(kind, area.map_err(|error| self.out_of_memory(error))?);
         }
+        self.states.values_mut().for_each(|state| state.bind(&self.areas));
         Ok(())
     }
 
@@ -212,6 +203,11 @@ impl<P: Policy> CudaGraphManager<P> {
     pub(crate) fn make_room(&mut self, key: StepKey<P::Mode>) -> Result<()> {
         let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
         if self.states[&key].plan.areas.iter().all(fits) {
+            if self.states[&key].binding.is_none() {
+                let areas = std::mem::take(&mut self.areas);
+                self.state_mut(key).bind(&areas);
+                self.areas = areas;
+            }
             return Ok(());
         }
         if !self.areas.is_empty() {

@@ -173,12 +173,17 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         index: usize,
     ) -> Option<(Placement, &'static str)> {
         let (buffer, name) = program.own(visit, index)?;
+        Some((self.place_of(program, buffer)?, name))
+    }
+
+    /// Where a buffer of the planned list lies.
+    pub(crate) fn place_of(&self, program: &Program<R>, buffer: usize) -> Option<Placement> {
         let Place { area, offset } = self.places[buffer];
         if area == UNPLANNED {
             return None;
         }
         let taken = program.buffers[buffer];
-        Some((Placement { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer }, name))
+        Some(Placement { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer })
     }
 
     /// Places buffers of one area. Where dead ones are `poisoned`, the regions of the visits and the compute stream say when.

@@ -2,14 +2,16 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
 use common::format::counted;
-use device::{Graph, Op, StreamId, Tensor};
+use device::{Area, Graph, Op, StreamId, Tensor};
 
+use crate::binding::Binding;
 use crate::error::{Error, Result};
 use crate::keys::{CodeKey, GraphKey, SavedKey};
 use crate::options::Mempool;
-use crate::plan::{Placement, Plan};
+use crate::plan::{AreaKind, Placement, Plan};
 use crate::policy::Policy;
 use crate::program::Program;
 use crate::slots::{check_flights, in_flight, slots};
@@ -19,6 +21,8 @@ pub(crate) struct State<P: Policy> {
     /// By number of microbatches.
     pub(crate) programs: BTreeMap<usize, Program<P::Region>>,
     pub(crate) plan: Plan<P::Region>,
+    /// Where the planned list lies; `None` without memory.
+    pub(crate) binding: Option<Binding>,
     pub(crate) handover: Handover<P>,
     pub(crate) graphs: HashMap<GraphKey<P::Region, P::Variant>, Captured>,
     /// Steps done.
@@ -76,6 +80,7 @@ impl<P: Policy> State<P> {
         Ok(State {
             programs: BTreeMap::from([(program.microbatches, program)]),
             plan,
+            binding: None,
             handover: Handover::default(),
             graphs: HashMap::new(),
             steps: 0,
@@ -144,6 +149,8 @@ impl<P: Policy> State<P> {
             self.plan = plan;
         }
         self.programs.insert(program.microbatches, program);
+        // The planned list may be another.
+        self.binding = None;
         Ok(())
     }
 
@@ -155,6 +162,35 @@ impl<P: Policy> State<P> {
     /// Where the buffer of that number of a visit of the planned list lies, and its name.
     pub(crate) fn placement(&self, visit: Option<usize>, index: usize) -> Option<(Placement, &'static str)> {
         self.plan.placement(&self.programs[&self.plan.microbatches], visit?, index)
+    }
+
+    /// Binds the planned list to the areas of its plan.
+    pub(crate) fn bind(&mut self, areas: &BTreeMap<AreaKind, Rc<Area>>) {
+        let program = &self.programs[&self.plan.microbatches];
+        let address = |index: usize| {
+            let placed = self.plan.place_of(program, index)?;
+            Some(areas[&placed.area].address() + placed.offset as u64)
+        };
+        self.binding = Some(Binding::new((0..program.buffers.len()).map(address)));
+    }
+
+    /// The address of the buffer of that number of a visit of the planned list.
+    pub(crate) fn address(&self, visit: Option<usize>, index: usize) -> Option<u64> {
+        let (at, _) = self.programs[&self.plan.microbatches].own(visit?, index)?;
+        self.binding.as_ref()?.address(at)
+    }
+
+    /// A tensor of a list at its planned address, as the buffer that stands for its own in all microbatches of a slot. Other
+    /// tensors stay. `None` without memory.
+    pub(crate) fn bound(&self, program: &Program<P::Region>, policy: &P, tensor: Tensor) -> Option<Tensor> {
+        let Some(index) = program.taken(tensor.buffer) else { return Some(tensor) };
+        let visit = &program.visits[program.buffers[index].visit()];
+        let stands_for_it = self.planned_visit(policy, visit.region, program.microbatches);
+        let planned = &self.programs[&self.plan.microbatches];
+        let (at, _) = planned.own(stands_for_it?, program.index_in_visit(index))?;
+        let start = self.binding.as_ref()?.address(at)?;
+        let address = start + (tensor.address - program.buffers[index].address);
+        Some(Tensor { address, buffer: planned.buffers[at].buffer, ..tensor })
     }
 }
 

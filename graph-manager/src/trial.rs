@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use device::{Device, Tensor};
 
-use crate::apart::Apart;
+use crate::binding::Binding;
 use crate::error::Result;
 
 /// A step that is run to be compared.
 #[derive(Default)]
 pub(crate) struct Trial {
     /// Memory apart from the plan, for an eager step.
-    pub(crate) apart: Option<Rc<Apart>>,
+    pub(crate) apart: Option<Rc<Binding>>,
     /// By visit: what to note after the region.
     pub(crate) after: BTreeMap<usize, Vec<Tensor>>,
     /// What to note at the end of the step.
@@ -26,7 +26,7 @@ pub(crate) struct Trial {
 
 impl Trial {
     /// The memory of an eager step.
-    pub(crate) fn apart(&self) -> Option<&Apart> {
+    pub(crate) fn apart(&self) -> Option<&Binding> {
         self.apart.as_deref()
     }
 

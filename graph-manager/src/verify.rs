@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use device::{Device, Snapshot, Tensor};
 
-use crate::apart::Apart;
+use crate::binding::Binding;
 use crate::context::StepContext;
 use crate::difference::{Difference, DifferingValues};
 use crate::error::Result;
@@ -95,9 +95,12 @@ impl<P: Policy> CudaGraphManager<P> {
         }
         let device = self.pool.device().clone();
         let program = &self.states[&key].programs[&microbatches];
-        let apart = match how.memory {
-            EagerMemory::Apart => Some(Rc::new(Apart::new(&device, program)?)),
-            EagerMemory::Shared => None,
+        let (_area, apart) = match how.memory {
+            EagerMemory::Apart => {
+                let (area, binding) = Binding::apart(&device, program)?;
+                (Some(area), Some(Rc::new(binding)))
+            }
+            EagerMemory::Shared => (None, None),
         };
         let results = self.results_at_end(program);
         let before = device.snapshot(program.state())?;
@@ -117,7 +120,7 @@ impl<P: Policy> CudaGraphManager<P> {
             return VerificationBytes::default();
         };
         let host = program.state().iter().map(Tensor::bytes).sum();
-        VerificationBytes { host, device: Apart::bytes(program) }
+        VerificationBytes { host, device: Binding::bytes_apart(program) }
     }
 }
 
@@ -129,7 +132,7 @@ struct Pair<'p, 'b, P: Policy> {
     key: StepKey<P::Mode>,
     device: Device,
     before: Snapshot,
-    apart: Option<Rc<Apart>>,
+    apart: Option<Rc<Binding>>,
     /// While the step runs eagerly: what the code of the graphs left.
     of_graphs: Option<Handover<P>>,
     body: Body<'b, P>,
@@ -213,13 +216,18 @@ impl<P: Policy> Pair<'_, '_, P> {
 
     /// Where a tensor of the recording lies when the step is run that way.
     fn place(&self, tensor: &Tensor, way: Way) -> Tensor {
-        let program = self.program();
-        let Some(index) = program.taken(tensor.buffer) else { return *tensor };
-        let start = match self.apart.as_ref().filter(|_| way == Way::Eager) {
-            Some(apart) => apart.address(index),
-            None => self.manager.address(self.key, program, index),
+        let (program, state) = (self.program(), &self.manager.states[&self.key]);
+        let placed = match self.apart.as_ref().filter(|_| way == Way::Eager) {
+            None => state.bound(program, &self.manager.policy, *tensor).map(|bound| bound.address),
+            Some(apart) => match program.taken(tensor.buffer) {
+                None => Some(tensor.address),
+                Some(index) => {
+                    apart.address(index).map(|start| start + (tensor.address - program.buffers[index].address))
+                }
+            },
         };
-        Tensor { address: start + (tensor.address - program.buffers[index].address), ..*tensor }
+        let address = placed.unwrap_or_else(|| unreachable!("a step that runs has memory for all its buffers"));
+        Tensor { address, ..*tensor }
     }
 
     /// The result of that number, with its bytes in both steps.

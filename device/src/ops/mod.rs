@@ -1,6 +1,7 @@
 //! The operations. Each is a plain value that names its tensors: submitting it to a stream runs it there,
 //! or records it while the stream captures. What an operation reads and writes is part of its value, so the
-//! same list serves the host kernels, the CUDA kernels, the memory plan and the graph checker.
+//! same list serves the host kernels, the CUDA kernels, the memory plan and the graph checker. Operations can be compared,
+//! and mapped to other tensors.
 //!
 //! Shapes are written `(batch, seq, hidden)`; matrices are row-major. Floating operations load f32 or bf16,
 //! compute in f32 and round once when storing, unless their documentation says otherwise.

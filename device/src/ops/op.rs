@@ -58,8 +58,8 @@ macro_rules! operations {
                 match self { $(Op::$name(op) => op.visit(visit)),* }
             }
 
-            /// The same operation on other tensors: each that it names becomes what `place` makes of it. It keeps its shape
-            /// and type.
+            /// The same operation on other tensors: each that it names becomes what `place` makes of it. `place` keeps shapes
+            /// and types, and gives the same answer where a tensor is named again.
             #[must_use]
             pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {
                 self.visit(&mut |tensor| *tensor = place(*tensor));

@@ -1,7 +1,8 @@
 //! The list from its beginning to its end.
 
 use super::body::{Body, Entry, Item, Use};
-use super::{Held, Join, NONE, OUTSIDE, Program};
+use super::data::{Held, NONE, OUTSIDE, Program};
+use super::joined::Join;
 
 /// An entry with the buffers that its visit means.
 pub(super) struct Expanded<'p> {

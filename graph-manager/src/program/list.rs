@@ -5,10 +5,8 @@ use std::rc::Rc;
 use device::{Accesses, Op, StreamId};
 
 use super::body::Work;
+use super::data::{NONE, Program};
 use super::expand::{Expanded, Step};
-use super::{NONE, Program};
-use crate::manager::CudaGraphManager;
-use crate::policy::Policy;
 
 /// An entry of a step's list: an operation or a copy between host and device.
 ///
@@ -18,6 +16,8 @@ use crate::policy::Policy;
 pub struct ListedEntry {
     /// How many entries come before it.
     pub number: usize,
+    /// Index of its region's visit, counted in the order in which regions begin; `None` outside of all.
+    pub visit: Option<usize>,
     /// Its region, or a name of its own for timelines; empty outside of all.
     pub region: Rc<str>,
     /// Its queue.
@@ -30,16 +30,6 @@ pub struct ListedEntry {
     pub accesses: Accesses,
     /// The entries of other queues that it waits for, by number.
     pub waits: Vec<usize>,
-}
-
-impl<P: Policy> CudaGraphManager<P> {
-    /// The list of a recorded step with so many microbatches. Empty if it was not recorded.
-    pub fn list(&self, mode: P::Mode, microbatches: usize, each: impl FnMut(ListedEntry)) {
-        let state = self.states.get(&self.step_key(mode, microbatches));
-        if let Some(program) = state.and_then(|state| state.programs.get(&microbatches)) {
-            program.list(each);
-        }
-    }
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
@@ -71,6 +61,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
             let region = entry.label.as_ref().unwrap_or(region);
             each(ListedEntry {
                 number: number as usize,
+                visit: (visit != NONE).then_some(visit as usize),
                 region: region.clone(),
                 queue: entry.queue,
                 name,

@@ -13,17 +13,8 @@ use std::ops::Range;
 
 use device::StreamId;
 
+use super::data::{NONE, Program, Wait};
 use super::expand::{Expanded, Step};
-use super::{NONE, Program};
-
-/// An entry that waits for one of another queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wait {
-    /// The position of the one that waits.
-    pub(crate) position: u32,
-    /// The position of the other.
-    pub(crate) on: u32,
-}
 
 /// The queue after whose entries one on `queue` comes, in a region that runs on `of_region`. The second lane comes after the
 /// compute stream.

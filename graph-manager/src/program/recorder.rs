@@ -9,8 +9,10 @@ use std::rc::Rc;
 use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
 
 use super::body::{Body, Entry, Item, Own, Use, Work};
+use super::data::{Held, NONE, OUTSIDE, Program, Taken, Visit};
+use super::joined::Join;
+use super::order::base;
 use super::spaces::{Digest, Reached, Streams};
-use super::{Held, Join, NONE, OUTSIDE, Program, Taken, Visit};
 use crate::error::{Error, Result};
 
 /// A step that is being recorded.
@@ -263,7 +265,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// The queue whose entries an entry on `queue` comes after.
     fn base(&self, queue: StreamId) -> Option<StreamId> {
         let of_region = self.open.last().map_or(self.compute(), |open| open.stream);
-        super::order::base(queue, of_region, self.compute())
+        base(queue, of_region, self.compute())
     }
 
     fn wait(&mut self, stream: StreamId, event: u64) {

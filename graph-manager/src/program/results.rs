@@ -3,8 +3,8 @@
 use device::{BufferId, DType, Shape, Tensor};
 
 use super::body::Work;
+use super::data::{OUTSIDE, Program};
 use super::expand::{Expanded, Step};
-use super::{OUTSIDE, Program};
 
 /// A tensor that an entry writes. In a buffer that a region took it has an address of the recording's own.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@ mod external;
 mod handover;
 mod lanes;
 mod left_out;
+mod list_order;
 mod mistakes;
 mod other_device;
 mod panics;

@@ -64,12 +64,15 @@ fn an_input_that_moved_after_capture_is_refused_unless_boundaries_are_copied() {
     }
 }
 
+/// A call, and code that makes it.
+type Case<'a> = (&'a str, &'a dyn Fn(&mut StepContext<'_>) -> Result<()>);
+
 #[test]
 fn code_that_allocates_waits_or_reads_is_refused_when_the_step_is_recorded_with_its_region_and_runs_nothing() {
     let toy = toy();
     let sums = toy.sums;
     let read = |cx: &mut StepContext<'_>| Ok(cx.compute().read::<f32>(&sums)?.wait().map(drop)?);
-    let cases: [(&str, &dyn Fn(&mut StepContext<'_>) -> Result<()>); 4] = [
+    let cases: [Case<'_>; 4] = [
         ("Device::allocate of `sneaky`, 64 bytes,", &|_| Ok(toy.device.allocate("sneaky", 64).map(drop)?)),
         ("Stream::synchronize of stream `compute`", &|cx| Ok(cx.compute().synchronize()?)),
         ("Device::download of `sums`", &|_| Ok(toy.device.download::<f32>(&sums).map(drop)?)),

@@ -21,8 +21,8 @@ struct RankReport<'r> {
     report: &'r graph_manager::Report,
 }
 
-/// What all ranks captured, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in `.dot`, and a
-/// picture of the order of replays on each stage, ending in `.svg`. All ranks call it together.
+/// What all ranks captured, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in `.dot`, a
+/// picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending in `.txt`. All ranks call it together.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -44,13 +44,14 @@ pub(crate) fn write_graph_report(
     if rank != 0 {
         return Ok(());
     }
-    let [dot, svg] = beside(path);
+    let [dot, svg, list] = beside(path);
     write_file(path, format!("{{\"ranks\": [\n{}\n]}}\n", reports.join(",\n"))).map_err(failed(path))?;
     write_file(&dot, report.dot()).map_err(failed(&dot))?;
-    write_file(&svg, replay_picture(&parts)).map_err(failed(&svg))
+    write_file(&svg, replay_picture(&parts)).map_err(failed(&svg))?;
+    write_file(&list, stage.graphs().lists()).map_err(failed(&list))
 }
 
 /// The files that are written beside the JSON.
-pub(crate) fn beside(path: &Path) -> [std::path::PathBuf; 2] {
-    [path.with_extension("dot"), path.with_extension("svg")]
+pub(crate) fn beside(path: &Path) -> [std::path::PathBuf; 3] {
+    ["dot", "svg", "txt"].map(|extension| path.with_extension(extension))
 }

@@ -14,7 +14,7 @@ const CRATES: &[&[&str]] =
 const FOLDERS: &[(&str, &[&[&str]])] = &[
     ("common", &[&["terminal"]]),
     ("device", &[&["cuda", "host", "ops", "timeline"], &["backend"], &["device", "graph", "stream"]]),
-    ("graph-manager", &[]),
+    ("graph-manager", &[&["program"]]),
     ("parallel", &[&["mpi"]]),
     ("data", &[&["formats"], &["sources", "text"]]),
     ("launch", &[&["job"], &["watch"]]),

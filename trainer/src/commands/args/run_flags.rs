@@ -14,6 +14,7 @@ use crate::config::options::{Kind, OPTIONS, OptionSpec, find};
 use crate::config::request::TrainRequest;
 use crate::config::{Layers, recipes};
 use crate::hf::Pretrained;
+use crate::report::graph_report::beside;
 
 /// Adds the flags of a training run to a command.
 pub(crate) fn with_run_flags(mut command: Command) -> Command {
@@ -44,7 +45,7 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
         .arg(text_flag(
             "graph-report",
             "FILE",
-            "Writes all graphs to FILE as JSON, and as Graphviz to the file beside it that ends in .dot",
+            "Writes all graphs to FILE as JSON; beside it, ending in .dot, .svg and .txt, Graphviz, a picture and the step as a list",
         ))
         .arg(
             Arg::new("log")
@@ -108,10 +109,10 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Re
     let config = layers.resolve();
     megatron_flags::check_agreement(matches, &config)?;
     let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
-    if let Some(path) = graph_report.as_ref().filter(|path| path.extension().is_some_and(|end| end == "dot")) {
+    if let Some(path) = graph_report.as_ref().filter(|path| beside(path).contains(path)) {
         return Err(UserError::new(
             format!("--graph-report {}", path.display()),
-            "the file is JSON; Graphviz goes to the same name ending in .dot",
+            "the file is JSON; the same name ending in .dot, .svg and .txt is for other forms",
             format!("--graph-report {}", path.with_extension("json").display()),
         ));
     }

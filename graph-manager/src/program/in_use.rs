@@ -4,37 +4,10 @@ use std::collections::{HashMap, VecDeque};
 
 use device::StreamId;
 
+use super::data::Program;
 use super::expand::{Expanded, Step};
+use super::lifetime::{Lifetime, SEVERAL};
 use super::order::{Order, base};
-use super::{NONE, Program};
-
-/// When a buffer is in use, in positions of the list.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lifetime {
-    pub(crate) first: u32,
-    pub(crate) last: u32,
-    /// Its first and last use in the order of its stream. Only work of the same stream may go by these.
-    in_stream: (u32, u32),
-    /// The stream of all its uses; `NONE` where several streams use it.
-    stream: u32,
-}
-
-impl Lifetime {
-    /// In use at a position.
-    fn at(position: u32, stream: StreamId) -> Lifetime {
-        Lifetime { first: position, last: position, in_stream: (position, position), stream: stream.0 }
-    }
-
-    /// The stream of all its uses; `None` where several streams use it.
-    pub(crate) fn stream(&self) -> Option<StreamId> {
-        (self.stream != NONE).then_some(StreamId(self.stream))
-    }
-
-    /// As other buffers of its only stream see it.
-    pub(crate) fn in_its_stream(self) -> Option<Lifetime> {
-        self.stream().map(|_| Lifetime { first: self.in_stream.0, last: self.in_stream.1, ..self })
-    }
-}
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// Finds the order of the list, and when each buffer is in use. Code outside of the step reads the buffers `kept` up to
@@ -118,7 +91,7 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
                 (used.first, used.last) = (used.first.min(first), used.last.max(position));
                 used.in_stream.1 = position;
                 if used.stream != entry.queue.0 {
-                    used.stream = NONE;
+                    used.stream = SEVERAL;
                 }
                 if entry.queue != compute {
                     open[queue].push_back((position, index));

@@ -1,0 +1,227 @@
+//! The list itself.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use device::{BufferId, StreamId, Tensor};
+
+use super::body::Body;
+use super::joined::Join;
+use super::lifetime::Lifetime;
+
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+
+/// One kind of step with a number of microbatches, as one pass over its code in which nothing ran submitted it.
+pub(crate) struct Program<R> {
+    pub(crate) microbatches: usize,
+    /// The regions, in the order in which they begin.
+    pub(crate) visits: Vec<Visit<R>>,
+    /// What is submitted outside of all regions, and where regions are.
+    pub(super) outermost: Held,
+    pub(super) bodies: Vec<Body>,
+    /// The buffers that the visits mean, by number within each.
+    pub(super) tables: Vec<u32>,
+    /// The buffers that regions take, in that order.
+    pub(crate) buffers: Vec<Taken>,
+    /// By the number of a buffer on its device, less that of the first: its index in `buffers`.
+    pub(super) by_number: Vec<u32>,
+    pub(super) first_number: usize,
+    /// Other buffers that the step uses, such as weights.
+    pub(super) outside: Vec<BufferId>,
+    pub(super) joins: Vec<Join>,
+    /// Queues that entries are on. The first is the compute stream.
+    pub(super) queues: Vec<StreamId>,
+    /// Entries and joins.
+    pub(super) length: u32,
+    /// What entries wait for besides the entry before them on their queue. No wait follows from others.
+    pub(crate) waits: Vec<Wait>,
+    /// By index in `buffers`.
+    pub(super) lifetimes: Vec<Lifetime>,
+}
+
+/// A region's turn in a step.
+pub(crate) struct Visit<R> {
+    pub(crate) region: R,
+    /// The region in words.
+    pub(crate) name: Rc<str>,
+    /// Index of the visit that this one is directly inside of.
+    pub(super) outer: u32,
+    /// Index of the first visit after this one that is not inside it.
+    pub(super) next: u32,
+    /// Positions of what was submitted.
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// The stream that the region runs on.
+    pub(crate) stream: StreamId,
+    /// Which of the buffers the region and those inside it take.
+    pub(super) taken: (u32, u32),
+    pub(super) held: Held,
+}
+
+/// A body, and where its table begins.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Held {
+    pub(super) body: u32,
+    pub(super) table: u32,
+}
+
+/// A buffer that a region takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) bytes: usize,
+    /// Where it begins among the recording's own addresses.
+    pub(crate) address: u64,
+    pub(crate) buffer: BufferId,
+    /// Index of the visit that takes it.
+    pub(super) visit: u32,
+}
+
+/// An entry that waits for one of another queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// The position of the one that waits.
+    pub(crate) position: u32,
+    /// The position of the other.
+    pub(crate) on: u32,
+}
+
+/// Stands for no index.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Marks an index in a table as one of `outside`.
+pub(super) const OUTSIDE: u32 = 1 << 31;
+
+impl Taken {
+    /// Index of the visit that takes it.
+    pub(crate) fn visit(&self) -> usize {
+        self.visit as usize
+    }
+}
+
+impl<R> Visit<R> {
+    /// Index of the visit that this one is directly inside of.
+    pub(crate) fn outer(&self) -> Option<usize> {
+        (self.outer != NONE).then_some(self.outer as usize)
+    }
+
+    /// Index of the first visit after this one that is not inside it.
+    pub(crate) fn next(&self) -> usize {
+        self.next as usize
+    }
+
+    /// Positions of what is submitted in it.
+    pub(crate) fn positions(&self) -> Range<u32> {
+        self.start..self.end
+    }
+
+    /// Whether nothing is submitted in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
+    /// Whether a region has others inside it.
+    pub(crate) fn is_composite(&self, visit: usize) -> bool {
+        self.visits[visit].next() > visit + 1
+    }
+
+    /// Operations and copies between those positions.
+    pub(crate) fn entries(&self, positions: Range<u32>) -> usize {
+        let before = |position: u32| self.joins.partition_point(|join| join.position < position);
+        positions.len() - (before(positions.end) - before(positions.start))
+    }
+
+    /// Operations and copies of the whole step.
+    pub(crate) fn operations(&self) -> usize {
+        self.entries(0..self.length)
+    }
+
+    /// Bytes of the buffers that a region takes, those of the regions inside it included.
+    pub(crate) fn bytes(&self, visit: usize) -> usize {
+        let (start, end) = self.visits[visit].taken;
+        self.buffers[start as usize..end as usize].iter().map(|buffer| buffer.bytes).sum()
+    }
+
+    /// The index of a buffer that a region takes. `None` for others, such as weights.
+    pub(crate) fn taken(&self, buffer: BufferId) -> Option<usize> {
+        let number = buffer.number().checked_sub(self.first_number)?;
+        self.by_number.get(number).copied().filter(|index| *index != NONE).map(|index| index as usize)
+    }
+
+    /// The buffer of that number of a visit: its index in `buffers` and its name.
+    pub(crate) fn own(&self, visit: usize, index: usize) -> Option<(usize, &'static str)> {
+        let Held { body, table } = self.visits[visit].held;
+        let own = self.bodies[body as usize].own.get(index)?;
+        Some((self.tables[(table + own.local) as usize] as usize, own.name))
+    }
+
+    /// The buffers that a visit takes, in that order: index and name of each.
+    pub(crate) fn owned(&self, visit: usize) -> impl Iterator<Item = (usize, &'static str)> {
+        let Held { body, table } = self.visits[visit].held;
+        let own = self.bodies[body as usize].own.iter();
+        own.map(move |own| (self.tables[(table + own.local) as usize] as usize, own.name))
+    }
+
+    /// The buffers in the order in which regions take them, each with its number among those of its visit.
+    pub(crate) fn taken_in_order(&self) -> impl Iterator<Item = (&Taken, usize)> {
+        let mut counts = vec![0; self.visits.len()];
+        self.buffers.iter().map(move |buffer| {
+            let count: &mut usize = &mut counts[buffer.visit()];
+            *count += 1;
+            (buffer, *count - 1)
+        })
+    }
+
+    /// The number of a buffer among those of its visit.
+    pub(crate) fn index_in_visit(&self, buffer: usize) -> usize {
+        let mut owned = self.owned(self.buffers[buffer].visit());
+        owned
+            .position(|(own, _)| own == buffer)
+            .unwrap_or_else(|| unreachable!("a visit has the buffers that it takes"))
+    }
+
+    /// When a buffer is in use.
+    pub(crate) fn used(&self, buffer: usize) -> Lifetime {
+        self.lifetimes[buffer]
+    }
+
+    /// Index of the innermost region that contains a position.
+    pub(crate) fn innermost(&self, position: u32) -> Option<usize> {
+        let begun = self.visits.partition_point(|visit| visit.start <= position);
+        let mut at = begun.checked_sub(1)?;
+        while position >= self.visits[at].end {
+            at = self.visits[at].outer()?;
+        }
+        Some(at)
+    }
+
+    /// Whether the step can be planned: each region comes once, and belongs to a microbatch that the step has.
+    pub(crate) fn check(&self, policy: &impl Policy<Region = R>) -> Result<()> {
+        let mut seen = std::collections::HashSet::with_capacity(self.visits.len());
+        for Visit { region, name, .. } in &self.visits {
+            if !seen.insert(*region) {
+                let problem = format!("region `{name}` comes twice in a step");
+                let fix = "give each visit a region of its own, for buffers and graphs belong to the region";
+                return Err(Error::usage(problem, fix));
+            }
+            let (microbatch, of) = (policy.instance(*region).map(|instance| instance.microbatch), self.microbatches);
+            if let Some(microbatch) = microbatch.filter(|microbatch| *microbatch >= of) {
+                let problem =
+                    format!("region `{name}` is of microbatch {microbatch}, counted from 0, in a step of {of}");
+                return Err(Error::usage(problem, "pass the number of microbatches to the manager's step"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A tensor of the body's first visit, as it is in the visit with that table.
+    pub(super) fn meant(&self, body: &Body, table: u32, tensor: Tensor) -> Tensor {
+        let Some(first) = self.taken(tensor.buffer) else { return tensor };
+        let of_body = &self.tables[body.table as usize..(body.table + body.mentions) as usize];
+        let Some(local) = of_body.iter().position(|&index| index == first as u32) else { return tensor };
+        let (from, to) = (self.buffers[first], self.buffers[self.tables[table as usize + local] as usize]);
+        Tensor { address: to.address + (tensor.address - from.address), buffer: to.buffer, ..tensor }
+    }
+}

@@ -1,0 +1,34 @@
+//! When a buffer is in use.
+
+use device::StreamId;
+
+/// Stands for several streams.
+pub(super) const SEVERAL: u32 = u32::MAX;
+
+/// When a buffer is in use, in positions of the list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lifetime {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+    /// Its first and last use in the order of its stream. Only work of the same stream may go by these.
+    pub(super) in_stream: (u32, u32),
+    /// The stream of all its uses; `SEVERAL` where several streams use it.
+    pub(super) stream: u32,
+}
+
+impl Lifetime {
+    /// In use at a position.
+    pub(super) fn at(position: u32, stream: StreamId) -> Lifetime {
+        Lifetime { first: position, last: position, in_stream: (position, position), stream: stream.0 }
+    }
+
+    /// The stream of all its uses; `None` where several streams use it.
+    pub(crate) fn stream(&self) -> Option<StreamId> {
+        (self.stream != SEVERAL).then_some(StreamId(self.stream))
+    }
+
+    /// As other buffers of its only stream see it.
+    pub(crate) fn in_its_stream(self) -> Option<Lifetime> {
+        self.stream().map(|_| Lifetime { first: self.in_stream.0, last: self.in_stream.1, ..self })
+    }
+}
