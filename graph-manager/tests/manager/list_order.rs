@@ -151,7 +151,7 @@ fn random_lists_have_the_same_result_in_every_order_that_their_waits_allow() {
             assert_eq!(values(&bench, order.iter().map(|at| listed[*at].1.clone())), in_turn, "{order:?}, seed {seed}");
         }
     }
-    assert!(reordered > 100 && waits > 300, "{reordered} other orders, {waits} waits");
+    assert!(reordered > 50 && waits > 300, "{reordered} other orders, {waits} waits");
 }
 
 #[test]
