@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Pool;
-use crate::{Accesses, Op, Tensor};
+use crate::{Accesses, Tensor};
 
 struct Declared {
     op: &'static str,
@@ -45,10 +45,9 @@ thread_local! {
 pub(super) struct Held<'p>(&'p Pool);
 
 /// From now on the threads of `pool`, and this one, take only memory that the operation declared.
-pub(super) fn hold<'p>(op: &Op, pool: &'p Pool) -> Held<'p> {
-    let accesses = op.accesses();
+pub(super) fn hold<'p>(op: &'static str, accesses: Accesses, pool: &'p Pool) -> Held<'p> {
     let taken = accesses.writes.iter().map(|_| AtomicBool::new(false)).collect();
-    let declared = Arc::new(Declared { op: op.name(), accesses, taken });
+    let declared = Arc::new(Declared { op, accesses, taken });
     pool.on_all_threads(|| DECLARED.set(Some(declared.clone())));
     Held(pool)
 }
@@ -92,7 +91,6 @@ fn check(tensor: &Tensor, verb: &str, is_declared: fn(&Declared, &Tensor) -> boo
 mod tests {
     use super::*;
     use crate::host::view;
-    use crate::ops::{Add, Copy};
     use crate::{BufferId, DType};
 
     /// A tensor of two numbers that lie here.
@@ -102,11 +100,11 @@ mod tests {
     }
 
     /// Whether a kernel that does this is stopped, on the thread that calls it and on a thread of the pool.
-    fn is_refused(op: &Op, kernel: impl Fn() + Sync) -> [bool; 2] {
+    fn is_refused(declared: &Accesses, kernel: impl Fn() + Sync) -> [bool; 2] {
         [1, 2].map(|threads| {
             let pool = Pool::new(threads).unwrap();
             let run = || {
-                let _held = hold(op, &pool);
+                let _held = hold("copy", declared.clone(), &pool);
                 // Two tasks, so that the pool's threads run them.
                 pool.map(2, |task| {
                     if task == 0 {
@@ -124,7 +122,7 @@ mod tests {
     fn a_kernel_takes_only_what_its_operation_declares_on_every_thread() {
         let (mut input, mut output, mut other) = ([1.0, 2.0], [0.0; 2], [3.0; 2]);
         let [input, output, other] = [&mut input, &mut output, &mut other].map(tensor);
-        let copy: Op = Copy { input, output }.into();
+        let copy = Accesses::new([input], [output]);
         let read = |tensor: &Tensor| _ = view::read::<f32>(tensor);
         let write = |tensor: &Tensor| _ = view::write::<f32>(tensor);
         assert_eq!(is_refused(&copy, || (read(&input), write(&output)).0), [false; 2]);
@@ -134,7 +132,7 @@ mod tests {
         assert_eq!(is_refused(&copy, || write(&input)), [true; 2], "it is only read");
         assert_eq!(is_refused(&copy, || read(&output)), [true; 2], "it is only written");
         assert_eq!(is_refused(&copy, || (write(&output), read(&output)).1), [false; 2], "the kernel has written it");
-        let in_place: Op = Add { a: output, b: input, output }.into();
+        let in_place = Accesses::new([input, output], [output]);
         assert_eq!(is_refused(&in_place, || (read(&output), write(&output)).1), [false; 2]);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct HostDevice {
 /// If the device checks, and the kernel takes memory that the operation did not declare.
 pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
     let pool = &device.pool;
-    let _held = device.check.then(|| declared::hold(op, pool));
+    let _held = device.check.then(|| declared::hold(op.name(), op.accesses(), pool));
     match op {
         Op::Custom(op) => return custom::custom(op, pool),
         Op::Gemm(op) => gemm::gemm(op, pool),

@@ -109,16 +109,17 @@ impl Heard {
 }
 
 /// The sequences of a rank, by kind of step.
-type Steps = [(&'static str, BTreeMap<Group, Sequence>); 4];
+type Steps = [(&'static str, BTreeMap<Group, Sequence>); 5];
 
-/// Records a rank's steps without memory: training, evaluation, a step that measures, and one with half as many microbatches.
+/// Records a rank's steps without memory: training, evaluation, a step that measures, one with half as many microbatches, and
+/// the one that stages rehearse.
 fn recorded(run: &Run) -> Steps {
     let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
     if run.watched {
         device.watch(Progress::default()).unwrap();
     }
     let mut stage = run.stage(&device);
-    ["train", "evaluate", "measure", "fewer microbatches"].map(|kind| {
+    ["train", "evaluate", "measure", "fewer microbatches", "rehearsal"].map(|kind| {
         let heard: Rc<RefCell<Heard>> = Rc::default();
         let hears = heard.clone();
         device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
@@ -126,7 +127,9 @@ fn recorded(run: &Run) -> Steps {
             "train" => stage.record(run.microbatches, false),
             "evaluate" => stage.record_evaluation(run.microbatches),
             "measure" => stage.record_measured(run.microbatches),
-            _ => stage.record(run.microbatches.div_ceil(2), false),
+            "fewer microbatches" => stage.record(run.microbatches.div_ceil(2), false),
+            // On a stage that has no recording yet: the rehearsal is recorded.
+            _ => run.stage(&device).rehearse(&[run.microbatches], false),
         }
         .unwrap();
         device.listen(None);
@@ -188,6 +191,8 @@ fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
             all.extend(found.into_iter().map(|problem| format!("{}, {setting}, {problem}", case.name)));
             for (kind, sequences) in ranks.iter().flatten() {
                 assert!(*kind == "evaluate" || !sequences.is_empty(), "{}: no transfers in {kind}", case.name);
+                let messages = sequences.values().flatten().any(|(transfer, ..)| transfer.between.is_some());
+                assert!(*kind != "rehearsal" || !messages, "{}: a rehearsal sends nothing between stages", case.name);
             }
         }
     }

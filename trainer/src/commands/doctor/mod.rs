@@ -7,6 +7,7 @@ mod cases;
 mod command;
 mod documents;
 mod ends;
+mod finding;
 mod fp8;
 mod fp8_blocks;
 mod fp8_products;
@@ -31,12 +32,12 @@ use common::terminal::{print, say, shows_status, status, warn};
 use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions, why_no_gpu};
 use device::{Communicator, Device};
 use engine::precision::Precision;
-use serde::Serialize;
 
 use crate::config::DeviceChoice;
 use crate::report::gpu_peak::peak_tflops;
 use cases::Case;
 pub(crate) use command::{command, request, run};
+pub use finding::{Finding, Verdict};
 use rates::Unit;
 use trial::operation;
 use workbench::Workbench;
@@ -54,37 +55,6 @@ pub struct DoctorRequest {
     pub verbose: bool,
     /// Instead of checking: measure the GPU and write the file that `trainer plan` reads.
     pub card: Option<PathBuf>,
-}
-
-/// One finding.
-#[derive(Clone, Debug, Serialize)]
-pub struct Finding {
-    /// Its subject: `machine`, `operation`, `rate` or `ranks`.
-    pub about: &'static str,
-    /// What was checked.
-    pub name: String,
-    /// What was found.
-    pub value: String,
-    /// What it means for training.
-    pub verdict: Verdict,
-}
-
-/// What a finding means for training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// All is well.
-    Ok,
-    /// Training works, but slower or on one GPU only.
-    Lacks,
-    /// A wrong result, or training is impossible.
-    Fail,
-}
-
-impl Verdict {
-    fn of(ok: bool) -> Verdict {
-        if ok { Verdict::Ok } else { Verdict::Fail }
-    }
 }
 
 /// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` are all

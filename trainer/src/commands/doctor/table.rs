@@ -1,6 +1,6 @@
 //! What the doctor prints: one line for what passed in a group of checks, and every other check in full.
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 
 /// The groups of checks, in order: the subject of their findings.
 const GROUPS: [&str; 4] = ["machine", "operation", "ranks", "rate"];

@@ -6,9 +6,9 @@ use device::cuda::StreamHandle;
 use device::ops::{Collective, CollectiveKind, Copy};
 use device::{Communicator, DType, Device, Request, Result, Tensor, bf16};
 
+use super::finding::{Finding, Verdict};
 use super::rates::{Rate, Unit, seconds};
 use super::workbench::Workbench;
-use super::{Finding, Verdict};
 
 /// What makes transfers: a name for them, and a communicator.
 type Path = (&'static str, Rc<dyn Communicator>);

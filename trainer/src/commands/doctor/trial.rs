@@ -7,9 +7,9 @@
 use device::{DType, Device, HostOptions, Op, Result};
 
 use super::cases::Case;
+use super::finding::{Finding, Verdict};
 use super::guard::Poison;
 use super::workbench::{Poisons, Workbench, Written, distance, left_alone, same};
-use super::{Finding, Verdict};
 
 /// The largest relative L2 distance between two devices. They add in different orders, and bf16 rounds the sum to 8 bits.
 fn tolerance(dtype: DType) -> f64 {
