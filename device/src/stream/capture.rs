@@ -13,9 +13,12 @@ impl Stream {
     /// run.
     ///
     /// # Errors
-    /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already.
+    /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already;
+    /// [`Error::Recording`].
     pub fn begin_capture(&self) -> Result<()> {
         let mut core = self.device.core();
+        let stream = core.streams[self.id.index()].name.clone();
+        core.refuse_while_recording(|| format!("Stream::begin_capture of stream `{stream}`"))?;
         if self.id == StreamId::DEFAULT {
             return Err(Error::capture(CaptureRule::Implicit, "a capture was begun on the default stream"));
         }

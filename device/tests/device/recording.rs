@@ -29,6 +29,14 @@ fn calls_that_read_write_wait_or_allocate_at_once_are_refused_while_a_step_is_re
         ("Device::synchronize", Box::new(|| device.snapshot([x]).map(drop))),
         ("Device::synchronize", Box::new(|| device.restore(&before))),
         ("Device::allocate of `late`, 16 bytes,", Box::new(|| device.allocate("late", 16).map(drop))),
+        (
+            "Stream::begin_capture of stream `ops`",
+            Box::new(|| {
+                stream.begin_capture()?;
+                stream.abandon_capture();
+                Ok(())
+            }),
+        ),
         ("Device::staging", Box::new(|| device.staging([64]).map(drop))),
         ("Readback::wait for `x`, which was read", Box::new(|| stream.read::<f32>(&x)?.wait().map(drop))),
     ];

@@ -35,33 +35,24 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
 ) -> Vec<Lifetime> {
     let compute = program.queues[0];
     let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
-    let mut lifetimes: Vec<Lifetime> = taken_at.into_iter().map(|at| Lifetime::at(at, compute)).collect();
-    let mut is_used = vec![false; program.buffers.len()];
-    // By queue: all that compute was given before that position is done before what comes next here.
-    let mut since = vec![0; program.queues.len()];
-    // The position after the last entry or join of compute.
-    let mut compute_at = 0;
-    // Uses on side streams that compute has not waited for yet, in the order of each.
-    let mut open: Vec<VecDeque<(u32, u32)>> = vec![VecDeque::new(); program.queues.len()];
-    let mut waits = order.waits.iter().peekable();
-    // Compute waits at `position` for the entry `on`, and for what that waited for.
-    let arrive = |position, on, open: &mut Vec<VecDeque<(u32, u32)>>, lifetimes: &mut Vec<Lifetime>| {
-        order.done_with(on, |queue, until| {
-            while let Some((_, buffer)) = open[queue].pop_front_if(|(submitted, _)| *submitted < until) {
-                let used = &mut lifetimes[buffer as usize];
-                used.last = used.last.max(position);
-            }
-        });
+    let mut uses = Uses {
+        order,
+        lifetimes: taken_at.into_iter().map(|at| Lifetime::at(at, compute)).collect(),
+        is_used: vec![false; program.buffers.len()],
+        since: vec![0; program.queues.len()],
+        compute_at: 0,
+        open: vec![VecDeque::new(); program.queues.len()],
     };
+    let mut waits = order.waits.iter().peekable();
     program.walk(|position, step| match step {
         Step::Join(join) if join.by == compute => {
-            compute_at = position + 1;
+            uses.compute_at = position + 1;
             let on = numbers.get(&join.of).and_then(|of| order.last_before(*of, join.until));
-            on.into_iter().for_each(|on| arrive(position, on, &mut open, &mut lifetimes));
+            on.into_iter().for_each(|on| uses.arrive(position, on));
         }
         Step::Join(join) => {
             if let (Some(by), true) = (numbers.get(&join.by), join.of == compute) {
-                since[*by] = since[*by].max(join.until);
+                uses.since[*by] = uses.since[*by].max(join.until);
             }
         }
         Step::Entry(expanded) => {
@@ -69,38 +60,76 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
             let queue = numbers[&entry.queue];
             while let Some(wait) = waits.next_if(|wait| wait.position == position) {
                 if entry.queue == compute {
-                    arrive(position, wait.on, &mut open, &mut lifetimes);
+                    uses.arrive(position, wait.on);
                 }
             }
-            if entry.queue == compute {
-                compute_at = position + 1;
-            } else if entry.placed {
-                let of_region = program.visits.get(*visit as usize).map_or(compute, |visit| visit.stream);
-                let place = match base(entry.queue, of_region, compute) {
-                    Some(base) if base != compute => numbers.get(&base).map_or(0, |base| since[*base]),
-                    _ => compute_at,
-                };
-                since[queue] = since[queue].max(place);
-            }
-            let first = if entry.queue == compute { position } else { since[queue] };
+            let of_region = program.visits.get(*visit as usize).map_or(compute, |visit| visit.stream);
+            let base = base(entry.queue, of_region, compute).filter(|_| entry.placed);
+            let first = uses.submit(position, queue, base.and_then(|base| numbers.get(&base).copied()));
             for (index, _) in expanded.uses().filter(|(index, _)| Program::<R>::is_taken(*index)) {
-                let used = &mut lifetimes[index as usize];
-                if !std::mem::replace(&mut is_used[index as usize], true) {
-                    *used = Lifetime { first, ..Lifetime::at(position, entry.queue) };
-                }
-                (used.first, used.last) = (used.first.min(first), used.last.max(position));
-                used.in_stream.1 = position;
-                if used.stream != entry.queue.0 {
-                    used.stream = SEVERAL;
-                }
-                if entry.queue != compute {
-                    open[queue].push_back((position, index));
-                }
+                uses.touch(index, Lifetime { first, ..Lifetime::at(position, entry.queue) }, queue);
             }
         }
     });
-    for (_, buffer) in open.into_iter().flatten() {
-        lifetimes[buffer as usize].last = program.length;
+    for (_, buffer) in uses.open.into_iter().flatten() {
+        uses.lifetimes[buffer as usize].last = program.length;
     }
-    lifetimes
+    uses.lifetimes
+}
+
+/// The uses of buffers up to the entry that the walk has reached. Queue 0 is the compute stream.
+struct Uses<'o> {
+    order: &'o Order,
+    lifetimes: Vec<Lifetime>,
+    is_used: Vec<bool>,
+    /// By queue: all that compute was given before that position is done before what comes next here.
+    since: Vec<u32>,
+    /// The position after the last entry or join of compute.
+    compute_at: u32,
+    /// By queue: uses that compute has not waited for yet, with their positions.
+    open: Vec<VecDeque<(u32, u32)>>,
+}
+
+impl Uses<'_> {
+    /// Compute waits at `position` for the entry `on`, and for what that waited for.
+    fn arrive(&mut self, position: u32, on: u32) {
+        let Uses { order, lifetimes, open, .. } = self;
+        order.done_with(on, |queue, until| {
+            while let Some((_, buffer)) = open[queue].pop_front_if(|(submitted, _)| *submitted < until) {
+                let used = &mut lifetimes[buffer as usize];
+                used.last = used.last.max(position);
+            }
+        });
+    }
+
+    /// An entry, which comes after what `base` was given. Returns from when on it may run.
+    fn submit(&mut self, position: u32, queue: usize, base: Option<usize>) -> u32 {
+        if queue == 0 {
+            self.compute_at = position + 1;
+            return position;
+        }
+        let place = match base {
+            Some(0) => self.compute_at,
+            Some(base) => self.since[base],
+            None => 0,
+        };
+        self.since[queue] = self.since[queue].max(place);
+        self.since[queue]
+    }
+
+    /// A use of a buffer by an entry, in time as `now` says.
+    fn touch(&mut self, index: u32, now: Lifetime, queue: usize) {
+        let used = &mut self.lifetimes[index as usize];
+        if !std::mem::replace(&mut self.is_used[index as usize], true) {
+            *used = now;
+        }
+        (used.first, used.last) = (used.first.min(now.first), used.last.max(now.last));
+        used.in_stream.1 = now.last;
+        if used.stream != now.stream {
+            used.stream = SEVERAL;
+        }
+        if queue != 0 {
+            self.open[queue].push_back((now.last, index));
+        }
+    }
 }

@@ -9,6 +9,7 @@
 
 mod body;
 mod data;
+mod digest;
 mod expand;
 mod in_use;
 mod joined;
@@ -17,7 +18,7 @@ mod list;
 mod order;
 mod recorder;
 mod results;
-mod spaces;
+mod streams;
 mod text;
 
 pub(crate) use data::{Program, Taken, Visit};

@@ -10,9 +10,10 @@ use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
 
 use super::body::{Body, Entry, Item, Own, Use, Work};
 use super::data::{Held, NONE, OUTSIDE, Program, Taken, Visit};
+use super::digest::Digest;
 use super::joined::Join;
 use super::order::base;
-use super::spaces::{Digest, Reached, Streams};
+use super::streams::{Reached, Streams};
 use crate::error::{Error, Result};
 
 /// A step that is being recorded.
