@@ -13,7 +13,8 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// The list in words: a heading, and a line for each entry. A region that does what another does on other buffers has one
     /// line that names the other.
     pub(crate) fn write(&self, mode: &impl Debug, device: &Device, text: &mut String) {
-        let (entries, microbatches) = (counted(self.operations(), "entry"), counted(self.microbatches, "microbatch"));
+        let (entries, microbatches) =
+            (counted(self.operations(), "operation"), counted(self.microbatches, "microbatch"));
         let (regions, different) = (self.visits.len(), self.bodies.len());
         let _ =
             writeln!(text, "{mode:?}, {microbatches}: {entries} in {regions} regions, {different} of them different");
@@ -40,10 +41,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
 }
 
 fn line(device: &Device, entry: &ListedEntry, text: &mut String) {
-    let ListedEntry { number, queue, name, accesses, waits, .. } = entry;
+    let ListedEntry { number, queue, name, accesses, waits, region, .. } = entry;
     let named = |tensors: &[Tensor]| {
-        let each =
-            |tensor: &Tensor| format!("{} {:?} {}", device.buffer_name(tensor.buffer), tensor.shape, tensor.dtype);
+        let each = |tensor: &Tensor| {
+            let name = device.buffer_name(tensor.buffer);
+            // The region's own buffers need no region.
+            let own = name.strip_prefix(&**region).and_then(|name| name.strip_prefix('/'));
+            format!("{} {:?} {}", own.unwrap_or(&name), tensor.shape, tensor.dtype)
+        };
         tensors.iter().map(each).collect::<Vec<_>>().join(", ")
     };
     let _ = write!(text, "  {number} {} {name}", device.stream_name(*queue));

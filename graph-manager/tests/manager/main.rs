@@ -12,6 +12,7 @@ mod handover;
 mod lanes;
 mod left_out;
 mod list_order;
+mod listed;
 mod mistakes;
 mod other_device;
 mod panics;
