@@ -46,9 +46,12 @@ pub struct StepContext<'m, P: Policy> {
 pub(crate) struct Recording<P: Policy> {
     pub(crate) recorder: Recorder<P::Region>,
     /// What visits under way have read of what forwards saved: each with the visit.
-    pub(crate) read: Vec<(usize, SavedKey<P::Region, P::Variant>)>,
+    pub(crate) read: Vec<Read<P>>,
     pub(crate) handover: Handover<P>,
 }
+
+/// A visit, and the key of what it has read.
+type Read<P> = (usize, SavedKey<<P as Policy>::Region, <P as Policy>::Variant>);
 
 #[derive(Clone, Copy)]
 pub(crate) struct Current<R> {

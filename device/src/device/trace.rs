@@ -12,7 +12,7 @@ pub enum TraceEvent {
         /// Its stream.
         stream: StreamId,
         /// The operation.
-        op: Op,
+        op: Box<Op>,
         /// What it reads and writes.
         accesses: Accesses,
         /// The scope that it belongs to.

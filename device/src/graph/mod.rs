@@ -65,7 +65,7 @@ impl Graph {
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
             let operation = |Node { op, accesses, .. }: &Node| {
-                let (op, accesses, scope) = (op.clone(), accesses.clone(), core.scope.clone());
+                let (op, accesses, scope) = (Box::new(op.clone()), accesses.clone(), core.scope.clone());
                 TraceEvent::Operation { stream: stream.id(), op, accesses, scope }
             };
             trace.extend(self.nodes.iter().map(operation));

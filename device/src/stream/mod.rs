@@ -109,7 +109,8 @@ impl Stream {
                 core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, &host.pool));
             }
             core.streams[self.id.index()].backend.prepare(&op, &core.backend)?;
-            let event = TraceEvent::Operation { stream: self.id, op, accesses, scope: core.scope.clone() };
+            let (op, scope) = (Box::new(op), core.scope.clone());
+            let event = TraceEvent::Operation { stream: self.id, op, accesses, scope };
             core.trace.get_or_insert_default().push(event);
             return Ok(());
         }

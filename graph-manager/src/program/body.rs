@@ -20,7 +20,7 @@ pub(super) struct Body {
 
 /// A piece of a body.
 pub(super) enum Item {
-    Entry(Box<Entry>),
+    Entry(Entry),
     /// A join. The program has its position.
     Join {
         by: StreamId,
@@ -45,7 +45,7 @@ pub(super) struct Entry {
 
 /// What an entry does.
 pub(super) enum Work {
-    Op(Op),
+    Op(Box<Op>),
     /// A copy between host and device. A graph cannot have one.
     HostCopy(&'static str, Accesses),
 }

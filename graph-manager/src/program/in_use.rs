@@ -95,7 +95,8 @@ impl Uses<'_> {
     fn arrive(&mut self, position: u32, on: u32) {
         let Uses { order, lifetimes, open, .. } = self;
         order.done_with(on, |queue, until| {
-            while let Some((_, buffer)) = open[queue].pop_front_if(|(submitted, _)| *submitted < until) {
+            let count = open[queue].partition_point(|(submitted, _)| *submitted < until);
+            for (_, buffer) in open[queue].drain(..count) {
                 let used = &mut lifetimes[buffer as usize];
                 used.last = used.last.max(position);
             }

@@ -44,7 +44,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
             let meant = |tensor| self.meant(body, table, tensor);
             let (op, name, accesses) = match &entry.work {
                 Work::Op(op) => {
-                    let op = op.clone().map(meant);
+                    let op = Op::clone(op).map(meant);
                     let (name, accesses) = (op.name(), op.accesses());
                     (Some(op), name, accesses)
                 }

@@ -327,22 +327,22 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         digest.add(u64::from(queue.0) << 8 | u64::from(placed) << 1 | 1);
         digest.add_hash(&label);
         let work = match work {
-            Work::Op(op) => {
-                digest.add_hash(&discriminant(&op));
-                Work::Op(op.map(|tensor| {
+            Work::Op(mut op) => {
+                digest.add_hash(&discriminant(&*op));
+                op.visit(&mut |tensor| {
                     let (local, base) = self.mention(tensor.buffer);
                     digest.add(u64::from(local));
                     digest.add(tensor.address - base);
                     digest.add_hash(&(tensor.shape, tensor.dtype));
-                    tensor
-                }))
+                });
+                Work::Op(op)
             }
             copy => copy,
         };
         let open = self.top();
         open.digest = digest;
         let uses = begin..open.uses.len() as u32;
-        open.items.push(Item::Entry(Box::new(Entry { queue, placed, work, label, uses })));
+        open.items.push(Item::Entry(Entry { queue, placed, work, label, uses }));
     }
 
     /// A buffer's number in the innermost visit, and the address that its bytes are counted from.
@@ -416,7 +416,9 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Program<R> {
             (Item::Entry(was), Item::Entry(is)) => {
                 let same = (was.queue, was.placed, &was.uses, &was.label) == (is.queue, is.placed, &is.uses, &is.label);
                 same && match (&was.work, &is.work) {
-                    (Work::Op(was), Work::Op(is)) => was.clone().map(|tensor| self.meant(body, table, tensor)) == *is,
+                    (Work::Op(was), Work::Op(is)) => {
+                        Op::clone(was).map(|tensor| self.meant(body, table, tensor)) == **is
+                    }
                     (Work::HostCopy(was, _), Work::HostCopy(is, _)) => was == is,
                     _ => false,
                 }
