@@ -28,7 +28,7 @@ pub(super) struct Order {
     pub(super) waits: Vec<Wait>,
     queues: Vec<Queue>,
     /// By position: the queue of the entry.
-    queue_of: Vec<u8>,
+    queue_of: Vec<u16>,
 }
 
 /// A queue up to the entry that the walk has reached.
@@ -80,7 +80,7 @@ impl Order {
         let mut order = Order {
             waits: Vec::new(),
             queues: (0..width).map(|_| queue()).collect(),
-            queue_of: vec![u8::MAX; program.length as usize],
+            queue_of: vec![u16::MAX; program.length as usize],
         };
         let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
         let last_use = shared(program);
@@ -141,7 +141,7 @@ impl Order {
             own.clocks.extend(&own.clock);
         }
         own.entries.push(position);
-        self.queue_of[position as usize] = queue as u8;
+        self.queue_of[position as usize] = queue as u16;
     }
 }
 
@@ -154,7 +154,7 @@ struct Cell {
     end: u64,
     written: Option<u32>,
     /// The last read of each queue since.
-    reads: Vec<(u8, u32)>,
+    reads: Vec<(u16, u32)>,
 }
 
 impl Data {
@@ -183,7 +183,7 @@ impl Data {
         writes: bool,
         position: u32,
         queue: usize,
-        queue_of: &[u8],
+        queue_of: &[u16],
         required: &mut Vec<u32>,
     ) {
         if range.is_empty() {
@@ -199,7 +199,7 @@ impl Data {
                 cell.written = Some(position);
                 cell.reads.clear();
             } else {
-                let queue = queue as u8;
+                let queue = queue as u16;
                 match cell.reads.iter_mut().find(|(of, _)| *of == queue) {
                     Some((_, read)) => *read = position,
                     None => cell.reads.push((queue, position)),
@@ -240,13 +240,16 @@ impl Data {
 /// `NONE`. The queue of the others orders them.
 fn shared<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>) -> Vec<u32> {
     const WRITTEN: u32 = 1 << 31;
+    const BITS: usize = 30;
     let mut used = vec![(0u32, NONE); program.buffers.len()];
     program.walk(|position, step| {
         let Step::Entry(expanded) = step else { return };
         let queue = program.queues.iter().position(|queue| *queue == expanded.entry.queue).unwrap_or(0);
         for (index, each) in expanded.uses().filter(|(index, _)| Program::<R>::is_taken(*index)) {
             let (by, last) = &mut used[index as usize];
-            *by |= 1 << queue.min(30) | if each.writes { WRITTEN } else { 0 };
+            // Queues beyond the bits count as several.
+            let bits = if queue < BITS { 1 << queue } else { 1 << BITS | 1 };
+            *by |= bits | if each.writes { WRITTEN } else { 0 };
             *last = position;
         }
     });
