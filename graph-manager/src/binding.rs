@@ -1,5 +1,5 @@
-//! Where the buffers of a list lie. A list is bound to its plan, to memory apart from it for a verification, and anew where areas
-//! move.
+//! Where the buffers of a list lie. A list is bound to the areas of its plan, and anew when they move. For a verification it
+//! is bound to memory apart from them.
 
 use device::{ALIGNMENT, Area, Device};
 
@@ -20,7 +20,10 @@ impl Binding {
         Binding { addresses: addresses.map(|address| address.unwrap_or(UNBOUND)).collect() }
     }
 
-    /// Each buffer has bytes of its own in an area, whose size comes with it. Nothing is planned, so no mistake of a plan shows.
+    /// Allocates an area in which each buffer has bytes of its own. No mistake of a plan shows there.
+    ///
+    /// # Errors
+    /// Out of memory.
     pub(crate) fn apart<R>(device: &Device, program: &Program<R>) -> Result<(Area, Binding)> {
         let area = device.allocate("memory of a step that is verified", Binding::bytes_apart(program))?;
         let mut end = area.address();

@@ -55,8 +55,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             Some(recording) => {
                 let (device, recorder) = (self.manager.pool.device(), &mut recording.recorder);
                 let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
-                let outer = self.current.map(|current| current.visit);
-                let visit = recorder.begin(device, region, outer, stream, captured);
+                let visit = recorder.begin(device, region, stream, captured);
                 // A listener hears whose operations these are.
                 device.set_scope(&recorder.name(visit));
                 visit
@@ -79,11 +78,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
         if self.recording.is_none() {
             self.set_scope(visit);
         }
-        let output = self.inside((region, visit), input, |cx, input| cx.work(region, input, body))?;
+        let output = self.inside((region, visit), input, |cx, input| cx.work(region, input, body));
+        // Also where it failed: the step may go on.
         if let Some(recording) = &mut self.recording {
             recording.recorder.end(self.manager.pool.device());
             self.forget_read(region, visit);
         }
+        let output = output?;
         self.note_results(visit)?;
         Ok(output)
     }

@@ -14,6 +14,7 @@ use device::ops::{Collective, CollectiveKind};
 use device::{DType, Device, HostOptions, Op, Progress, StreamId, Submission};
 
 use crate::digests::cases::{Case, cases, settings};
+use crate::digests::recorded::record;
 use crate::models::Run;
 
 /// A communicator by its name and its members' world ranks, in the group's order.
@@ -124,14 +125,10 @@ fn recorded(run: &Run) -> Steps {
         let hears = heard.clone();
         device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
         match kind {
-            "train" => stage.record(run.microbatches, false),
-            "evaluate" => stage.record_evaluation(run.microbatches),
-            "measure" => stage.record_measured(run.microbatches),
-            "fewer microbatches" => stage.record(run.microbatches.div_ceil(2), false),
             // On a stage that has no recording yet: the rehearsal is recorded.
-            _ => run.stage(&device).rehearse(&[run.microbatches], false),
+            "rehearsal" => run.stage(&device).rehearse(&[run.microbatches], false).unwrap(),
+            kind => record(&mut stage, run, kind),
         }
-        .unwrap();
         device.listen(None);
         (kind, heard.take().sequences)
     })

@@ -130,20 +130,10 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         Err(device::Error::operation(op.name(), problem))
     }
 
-    /// Begins a visit on that stream; returns its index. `captured` says whether the region becomes a graph, unless it is part of one.
-    pub(crate) fn begin(
-        &mut self,
-        device: &Device,
-        region: R,
-        outer: Option<usize>,
-        stream: StreamId,
-        captured: bool,
-    ) -> usize {
+    /// Begins a visit within the innermost one, on that stream; returns its index. A region that is `captured` becomes a
+    /// graph, unless it is part of one.
+    pub(crate) fn begin(&mut self, device: &Device, region: R, stream: StreamId, captured: bool) -> usize {
         self.hear(device);
-        // An error has left these, and the step goes on.
-        while self.top().visit != outer.map_or(NONE, |outer| outer as u32) {
-            self.end(device);
-        }
         let visit = self.program.visits.len() as u32;
         let outer = self.top();
         outer.items.push(Item::Inner);
@@ -226,8 +216,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             let stream = device.stream_name(stream).to_string();
             return Err(Error::LeftOut { region, operation, stream });
         }
-        while let Some(open) = self.open.pop() {
-            self.program.outermost = self.hold(open);
+        if let Some(outermost) = self.open.pop() {
+            self.program.outermost = self.hold(outermost);
         }
         let Recorder { mut program, kept, taken_at, .. } = self;
         program.order_and_lifetimes(taken_at, &kept);

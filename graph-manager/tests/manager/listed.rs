@@ -50,3 +50,34 @@ fn a_list_has_a_line_for_each_operation_and_one_for_a_region_that_repeats_anothe
         ]
     );
 }
+
+#[test]
+fn a_region_that_failed_has_ended_where_the_step_goes_on() {
+    let device = Device::host(HostOptions { dry: true, ..HostOptions::default() }).unwrap();
+    let memory = device.allocate("total", 16).unwrap();
+    let output = memory.tensor("total", 0, [4], DType::F32);
+    let options = ManagerOptions { enable: false, ..ManagerOptions::default() };
+    let mut manager = CudaGraphManager::new(device.stream("compute"), options, CaptureAll::<&str>::default()).unwrap();
+    let fill = |value| Fill { output, value };
+    let step = &mut |cx: &mut graph_manager::StepContext<'_, CaptureAll<&'static str>>| {
+        cx.region("outer", (), |cx, ()| {
+            let failed = cx.region("inner", (), |cx, ()| {
+                cx.run(fill(1.0))?;
+                cx.run(Add { a: output, b: output, output: output.narrow(0, 1) })
+            });
+            assert!(failed.is_err());
+            cx.run(fill(2.0))
+        })?;
+        cx.run(fill(3.0))?;
+        let failed = cx.region("last", (), |cx, ()| {
+            cx.run(fill(4.0))?;
+            cx.run(Add { a: output, b: output, output: output.narrow(0, 1) })
+        });
+        assert!(failed.is_err());
+        Ok(())
+    };
+    manager.record("step", 1, step).unwrap();
+    let mut regions = Vec::new();
+    manager.list("step", 1, |entry| regions.push((entry.name, entry.visit)));
+    assert_eq!(regions, [("fill", Some(1)), ("fill", Some(0)), ("fill", None), ("fill", Some(2))]);
+}

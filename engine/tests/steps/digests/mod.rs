@@ -10,7 +10,7 @@
 
 pub mod cases;
 mod digest;
-mod recorded;
+pub mod recorded;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use device::{BufferId, Device, HostOptions, Op, StreamId, Submission};
 use engine::regions::Mode;
+use engine::step::Stage;
 use graph_manager::{BufferUse, ListedEntry};
 
 use crate::models::Run;
@@ -159,23 +160,32 @@ fn same(what: &str, submitted: &str, listed: &str) {
     assert_eq!(submitted.lines().count(), listed.lines().count(), "{what}");
 }
 
+/// The kinds of steps that are recorded.
+pub const KINDS: [&str; 4] = ["train", "evaluate", "measure", "fewer microbatches"];
+
+/// Records a run's step of that kind.
+pub fn record(stage: &mut Stage, run: &Run, kind: &str) {
+    match kind {
+        "train" => stage.record(run.microbatches, false),
+        "evaluate" => stage.record_evaluation(run.microbatches),
+        "measure" => stage.record_measured(run.microbatches),
+        "fewer microbatches" => stage.record(run.microbatches.div_ceil(2), false),
+        _ => unreachable!("{kind} is no kind"),
+    }
+    .unwrap();
+}
+
 /// A run's steps as they are recorded, without memory: operations, order, and planned memory. Training, evaluation, a step
 /// that measures, and one with half as many microbatches, as in a ramp-up.
 pub fn recorded(run: &Run) -> [String; 3] {
     let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
     let mut stage = run.stage(&device);
     let [mut operations, mut order] = [const { String::new() }; 2];
-    for kind in ["train", "evaluate", "measure", "fewer microbatches"] {
+    for kind in KINDS {
         let heard: Rc<RefCell<Heard>> = Rc::default();
         let hears = heard.clone();
         device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
-        match kind {
-            "train" => stage.record(run.microbatches, false),
-            "evaluate" => stage.record_evaluation(run.microbatches),
-            "measure" => stage.record_measured(run.microbatches),
-            _ => stage.record(run.microbatches.div_ceil(2), false),
-        }
-        .unwrap();
+        record(&mut stage, run, kind);
         device.listen(None);
         let [these, after] = heard.borrow().written(&device);
         let mut listed = Heard::default();
