@@ -1,6 +1,6 @@
 //! A step as a list.
 //!
-//! The list has what one pass over the step's code submitted: operations and copies between host and device, each on a queue, and
+//! The list is the submissions of one pass over the step's code: operations and copies between host and device, each on a queue, and
 //! **joins**, where a queue waits for all that another has been given so far. Entries and joins are counted together: a
 //! **position** is a place in the list.
 //!
