@@ -26,7 +26,11 @@ def listening_ports(process):
         except OSError:
             pass
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+        try:
+            lines = Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue  # a machine without IPv6, or a process that has just ended
+        for line in lines:
             words = line.split()
             port = int(words[1].rsplit(":", 1)[1], 16)
             if words[3] == "0A" and port and f"socket:[{words[9]}]" in own:
