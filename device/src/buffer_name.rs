@@ -75,6 +75,21 @@ impl BufferNames {
         }
     }
 
+    /// The number of names so far.
+    pub(crate) fn len(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Forgets all names but the first `len`, so that their numbers are given again.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        let used = |&(own, within): &(u32, u32)| own.max(if within == NONE { 0 } else { within }) as usize + 1;
+        self.buffers.truncate(len);
+        let texts = self.buffers.iter().map(used).max().unwrap_or(0);
+        self.texts.truncate(texts);
+        self.within.retain(|_, number| (*number as usize) < texts);
+        self.last = None;
+    }
+
     fn text(&mut self, text: Rc<str>) -> u32 {
         self.texts.push(text);
         self.texts.len() as u32 - 1

@@ -69,8 +69,8 @@ pub enum Error {
     /// A call that reads, waits or allocates was made by code that is recorded.
     #[error(
         "{call} while a step is recorded. Rule: a recording runs nothing, so values are not there yet, and what works at \
-         once would work outside of the step. Fix: do it before or after the step, or leave it out of the recording \
-         (StepContext::is_recording, Device::is_tracing)"
+         once would work outside of the step. Fix: do it before or after the step, or in its place by \
+         StepContext::host_call"
     )]
     Recording {
         /// The call.

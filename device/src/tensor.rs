@@ -69,6 +69,21 @@ impl BufferId {
     /// No buffer of any device: for a tensor that is only an address and a shape.
     pub const NOTHING: BufferId = BufferId(0);
 
+    /// No buffer of any device either: the buffer of that number in a table of somebody's own. An operation that names it
+    /// cannot be submitted before it is mapped to other tensors.
+    ///
+    /// # Panics
+    /// A number of 67 million or more.
+    pub fn placeholder(number: u32) -> BufferId {
+        assert!(number < (1 << BufferId::NUMBER_BITS) - 1, "a table has fewer buffers");
+        BufferId(number + 1)
+    }
+
+    /// The number of a [placeholder](BufferId::placeholder). `None` for buffers of devices.
+    pub fn placeholder_number(self) -> Option<u32> {
+        if self.0 >> BufferId::NUMBER_BITS == 0 { self.0.checked_sub(1) } else { None }
+    }
+
     /// Bits for the buffer; those above are for the device. An operation holds many tensors, so an id is four bytes.
     const NUMBER_BITS: u32 = 26;
 

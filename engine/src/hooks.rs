@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt::{Debug, Display, Formatter};
 use std::rc::Rc;
 
+use device::Stream;
 use graph_manager::Result;
 
 use crate::graph_options::GraphModule;
 use crate::model::Hidden;
-use crate::regions::Region;
+use crate::regions::{Mode, Region};
 use crate::step_policy::StepContext;
 
 /// Where a hook runs: after a layer, or after a module of a block.
@@ -30,41 +31,74 @@ impl Display for HookPlace {
     }
 }
 
-/// Code of the user that runs in forward passes, for each microbatch.
-pub trait ForwardHook {
-    /// Whether it may become part of a graph, or the reason why not. A hook that only submits operations may. A hook that
-    /// reads values or does other work on the host may not: a replay of a graph calls no code. One that reads all the same
-    /// is refused when the step is recorded.
-    ///
-    /// # Errors
-    /// The reason, as the report of graphs states it.
-    fn capturable(&self) -> std::result::Result<(), &'static str>;
+/// What a hook is called with: the output of a forward.
+#[derive(Clone, Copy, Debug)]
+pub struct HookCall {
+    /// What the forward was of.
+    pub place: HookPlace,
+    /// The microbatch.
+    pub microbatch: usize,
+    /// What the step is for.
+    pub mode: Mode,
+    /// The output. A hook must not change it.
+    pub value: Hidden,
+}
 
-    /// Runs after the forward at `place`. It must not change `value`. Where it is not capturable, it does not run while a
-    /// step is recorded, nor after [`Stage::let_hooks_read`](crate::step::Stage::let_hooks_read) said so.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn run(&self, cx: &mut StepContext<'_>, place: HookPlace, microbatch: usize, value: &Hidden) -> Result<()>;
+type Submits = dyn Fn(&mut StepContext<'_>, &HookCall) -> Result<()>;
+type Reads = dyn Fn(&Stream, &HookCall) -> Result<()>;
+
+/// Code of the user that runs after forwards, for each microbatch.
+#[derive(Clone)]
+pub enum Hook {
+    /// Submits operations. It is called when the step is recorded; what it submits becomes part of graphs.
+    Submits(Rc<Submits>),
+    /// Is called in each step, and may read values, wait, and do any work on the host. Its stream has been given all that
+    /// comes before. Graphs go around it. It is not called after [`Stage::let_hooks_read`](crate::step::Stage::let_hooks_read)
+    /// said so.
+    Reads {
+        /// Why it cannot be part of a graph, as the report of graphs states it.
+        reason: &'static str,
+        /// The code.
+        call: Rc<Reads>,
+    },
+}
+
+impl Hook {
+    /// A hook that submits operations.
+    pub fn submits(call: impl Fn(&mut StepContext<'_>, &HookCall) -> Result<()> + 'static) -> Hook {
+        Hook::Submits(Rc::new(call))
+    }
+
+    /// A hook that reads values, for this `reason` outside of graphs.
+    pub fn reads(reason: &'static str, call: impl Fn(&Stream, &HookCall) -> Result<()> + 'static) -> Hook {
+        Hook::Reads { reason, call: Rc::new(call) }
+    }
+
+    fn capturable(&self) -> std::result::Result<(), &'static str> {
+        match self {
+            Hook::Submits(_) => Ok(()),
+            Hook::Reads { reason, .. } => Err(reason),
+        }
+    }
 }
 
 /// The hooks of a model, by place. The default has none.
 #[derive(Clone, Default)]
 pub struct Hooks {
-    by_place: Rc<BTreeMap<HookPlace, Rc<dyn ForwardHook>>>,
-    /// Hooks that read do not run.
+    by_place: Rc<BTreeMap<HookPlace, Hook>>,
+    /// Hooks that read are not called.
     paused: Rc<Cell<bool>>,
 }
 
 impl Hooks {
     /// Hooks at these places. Those of layers that another pipeline stage has do not run here. The head has no output.
-    pub fn new(hooks: impl IntoIterator<Item = (HookPlace, Rc<dyn ForwardHook>)>) -> Hooks {
+    pub fn new(hooks: impl IntoIterator<Item = (HookPlace, Hook)>) -> Hooks {
         Hooks { by_place: Rc::new(hooks.into_iter().collect()), paused: Rc::default() }
     }
 
-    /// Whether the hook at that place may become part of a graph; see [`ForwardHook::capturable`].
+    /// Whether the hook at that place may become part of a graph, or the reason why not.
     pub(crate) fn capturable(&self, place: HookPlace) -> std::result::Result<(), &'static str> {
-        self.by_place.get(&place).map_or(Ok(()), |hook| hook.capturable())
+        self.by_place.get(&place).map_or(Ok(()), Hook::capturable)
     }
 
     /// See [`Stage::let_hooks_read`](crate::step::Stage::let_hooks_read).
@@ -102,9 +136,13 @@ pub(crate) fn after_module(cx: &mut StepContext<'_>, module: GraphModule, output
 fn run(cx: &mut StepContext<'_>, place: HookPlace, microbatch: usize, output: Hidden) -> Result<()> {
     let hooks = cx.policy().hooks();
     let Some(hook) = hooks.by_place.get(&place).cloned() else { return Ok(()) };
-    let rests = hook.capturable().is_err() && (cx.is_recording() || hooks.paused.get());
-    cx.region(Region::Hook { place, microbatch }, output, |cx, output| match rests {
-        true => Ok(()),
-        false => hook.run(cx, place, microbatch, &output),
+    let (mode, paused) = (cx.mode(), hooks.paused.clone());
+    let call_with = move |value| HookCall { place, microbatch, mode, value };
+    cx.region(Region::Hook { place, microbatch }, output, |cx, output| match hook {
+        Hook::Submits(submit) => submit(cx, &call_with(output)),
+        Hook::Reads { call, .. } => cx.host_call("hook", output, (), move |stream, value, ()| match paused.get() {
+            true => Ok(()),
+            false => call(stream, &call_with(value)),
+        }),
     })
 }

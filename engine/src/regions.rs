@@ -74,7 +74,7 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// A [`ForwardHook`](crate::hooks::ForwardHook).
+    /// A [`Hook`](crate::hooks::Hook).
     Hook {
         /// What it runs after.
         place: HookPlace,
@@ -125,20 +125,6 @@ pub enum Pass {
     Backward,
     /// [`Region::WeightGradients`].
     WeightGradients,
-}
-
-/// What a region does in some steps or microbatches and not in others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Variant {
-    /// The first microbatch's forward gathers weights.
-    pub gathers: bool,
-    /// The first microbatch's forward makes the 8-bit copies of weights.
-    pub quantizes: bool,
-    /// The last region to add to its layer's gradients reduces them: the last microbatch's backward, or its weight gradients
-    /// where backwards are split.
-    pub reduces: bool,
-    /// Gradients of the step's first microbatch overwrite `main_grad`. Those of later ones are added to it.
-    pub overwrites: bool,
 }
 
 impl Region {
@@ -236,18 +222,5 @@ impl std::fmt::Display for Pass {
             Pass::Backward => "backward",
             Pass::WeightGradients => "weights",
         })
-    }
-}
-
-impl std::fmt::Display for Variant {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let words = [
-            (self.gathers, "gathering"),
-            (self.quantizes, "quantizing"),
-            (self.reduces, "reducing"),
-            (self.overwrites, "overwriting"),
-        ];
-        let words: Vec<&str> = words.iter().filter(|(does, _)| *does).map(|(_, word)| *word).collect();
-        f.write_str(&words.join(", "))
     }
 }

@@ -24,7 +24,7 @@ use crate::step_policy::StepPolicy;
 pub use build::{StageGroups, StageOptions};
 use metrics::Extras;
 pub use metrics::{PendingMetrics, StepResult};
-use program::{Run, StepProgram};
+use program::StepProgram;
 pub use settings::StepSettings;
 
 /// One rank's share of a training run: its layers, their optimizer, and the graphs that run them.
@@ -92,7 +92,7 @@ impl Stage {
             self.compute.submit(progress.step(settings.step))?;
         }
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(mode, settings.microbatches, &mut |cx| self.program.train(cx, Run::Real))?;
+        self.graphs.step(mode, settings.microbatches, &mut |cx| self.program.train(cx))?;
         Ok(losses)
     }
 
@@ -103,7 +103,7 @@ impl Stage {
     /// As [`Stage::train_step`].
     pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))?;
+        self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
         self.read_numbers(losses, Mode::Evaluate)
     }
 

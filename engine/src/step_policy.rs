@@ -5,7 +5,7 @@ use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
 use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use crate::hooks::Hooks;
-use crate::regions::{Mode, Pass, Region, Variant};
+use crate::regions::{Mode, Pass, Region};
 
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
@@ -24,12 +24,8 @@ pub struct StepShape {
     pub chunks: Vec<usize>,
     /// Backwards defer weight gradients to [`Region::WeightGradients`], which then complete a layer's gradients.
     pub splits_backward: bool,
-    /// In the last microbatch, the regions that complete gradients also reduce them. So they have graphs of their own.
+    /// In the last microbatch, the regions that complete gradients also reduce them.
     pub reduces: bool,
-    /// In the first microbatch, forward regions also gather weights. So they have graphs of their own.
-    pub gathers: bool,
-    /// In the first microbatch, forward regions also make 8-bit copies of weights. So they have graphs of their own.
-    pub quantizes: bool,
     /// A layer's weight gradients may be computed next to the backwards of the layers before it.
     pub branch_outlives_layers: bool,
     /// The user's code in forward.
@@ -130,6 +126,11 @@ impl StepPolicy {
         self.captures_layers
     }
 
+    /// Whether the modules of this layer have regions of their own.
+    pub(crate) fn divides(&self, layer: usize) -> bool {
+        self.layer_graphs(layer) == LayerGraphs::Modules
+    }
+
     /// The user's code in forward.
     pub(crate) fn hooks(&self) -> &Hooks {
         &self.shape.hooks
@@ -188,14 +189,6 @@ impl StepPolicy {
 impl Policy for StepPolicy {
     type Region = Region;
     type Mode = Mode;
-    type Variant = Variant;
-
-    fn is_region(&self, region: Region) -> bool {
-        match region {
-            Region::Module { layer, .. } => self.layer_graphs(layer) == LayerGraphs::Modules,
-            _ => true,
-        }
-    }
 
     fn captured(&self, region: Region) -> Result<(), &'static str> {
         let per_layer = self.scope == Scope::PerLayer;
@@ -231,41 +224,6 @@ impl Policy for StepPolicy {
     fn instance(&self, region: Region) -> Option<Instance<Region>> {
         let (layer, microbatch) = region.place()?;
         Some(Instance { microbatch, first: region.with_microbatch(0), chunk: self.chunk_of(layer) })
-    }
-
-    fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Variant {
-        let (train, shape) = (mode.trains(), &self.shape);
-        let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
-        let Some((_, microbatch)) = region.place() else { return Variant::default() };
-        let first = microbatch == 0;
-        let (gathers, quantizes, overwrites) = (shape.gathers && first, shape.quantizes && first, train && first);
-        match region {
-            // Of all forwards, that of the head alone computes gradients. The embedding's backward always adds to its gradient,
-            // and still gets a graph of its own for the first microbatch: a second one costs little.
-            Region::Forward { layer, .. } if layer + 1 == shape.layers => {
-                Variant { gathers, quantizes, reduces: false, overwrites }
-            }
-            Region::Forward { .. } => Variant { gathers, quantizes, ..Variant::default() },
-            Region::Backward { .. } => {
-                Variant { reduces: !shape.splits_backward && last(microbatch), overwrites, ..Variant::default() }
-            }
-            Region::WeightGradients { .. } => Variant { reduces: last(microbatch), overwrites, ..Variant::default() },
-            Region::Module { pass: Pass::Forward, .. } => Variant { quantizes, ..Variant::default() },
-            Region::Module { .. } => Variant { overwrites, ..Variant::default() },
-            _ => Variant::default(),
-        }
-    }
-
-    fn saved_by(&self, region: Region) -> Option<Region> {
-        match region {
-            Region::Forward { layer, microbatch } | Region::Backward { layer, microbatch } => {
-                Some(Region::Forward { layer, microbatch })
-            }
-            Region::Module { module, pass: Pass::Forward | Pass::Backward, layer, microbatch } => {
-                Some(Region::Module { module, pass: Pass::Forward, layer, microbatch })
-            }
-            _ => None,
-        }
     }
 
     fn deferred_by(&self, region: Region) -> Option<Region> {

@@ -25,10 +25,10 @@ impl ByHand {
         let pool = Pool::new(mlp.compute.clone());
         let (network, same) = (mlp.network.clone(), mlp.network.clone());
         let gradients = Capture::new(&pool, "gradients", 1, ONE_SHAPE, move |cx, input: Tensor| {
-            let prediction = network.forward(cx, input)?;
+            let (prediction, saved) = network.forward(cx, input)?;
             let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
             cx.run(network.loss(prediction, grad))?;
-            network.backward(cx, grad)?;
+            network.backward(cx, saved, grad)?;
             Ok(prediction)
         })?;
         let update = Capture::new(&pool, "update", 1, ONE_SHAPE, move |cx, ()| same.update_in(cx))?;

@@ -7,7 +7,6 @@
 
 mod shared;
 
-use device::Tensor;
 use graph_manager::{
     Call, CallOrder, CudaGraphManager, EveryCall, GraphedCallables, Layer, ManagerOptions, Mempool, Pass, Pool, Report,
     Result, StepContext, graph_callables,
@@ -78,22 +77,25 @@ impl Way for Eager {
         let blocks = mlp.network.each_block();
         self.0.step((), MICROBATCHES, &mut |cx: &mut StepContext<'_, EveryCall>| {
             let call = |pass, layer, microbatch| Call { pass, layer, microbatch };
-            let mut predictions: Vec<Tensor> = Vec::new();
+            let mut predictions = Vec::new();
             for microbatch in 0..MICROBATCHES {
-                let mut x = rows(mlp.input, microbatch, MICROBATCHES);
+                let (mut x, mut all) = (rows(mlp.input, microbatch, MICROBATCHES), Vec::new());
                 for (at, block) in blocks.iter().enumerate() {
-                    x = cx.region(call(Pass::Forward, at, microbatch), x, |cx, x| block.forward(cx, x))?;
+                    let call = call(Pass::Forward, at, microbatch);
+                    let (output, saved) = cx.region(call, x, |cx, x| block.forward(cx, x))?;
+                    all.push(saved);
+                    x = output;
                 }
-                predictions.push(x);
+                predictions.push((x, all));
             }
-            for (microbatch, &prediction) in predictions.iter().enumerate() {
+            for (microbatch, (prediction, all)) in predictions.into_iter().enumerate() {
                 let grad = rows(mlp.prediction_grad, microbatch, MICROBATCHES);
                 cx.run(mlp.network.loss_of(microbatch, MICROBATCHES, prediction, grad))?;
                 let mut grad = Some(grad);
-                for (at, block) in blocks.iter().enumerate().rev() {
+                for (at, (block, saved)) in blocks.iter().zip(all).enumerate().rev() {
                     let Some(of_output) = grad else { break };
                     let call = call(Pass::Backward, at, microbatch);
-                    grad = cx.region(call, of_output, |cx, grad| block.backward(cx, grad))?;
+                    grad = cx.region(call, of_output, |cx, grad| block.backward(cx, saved, grad))?;
                 }
             }
             mlp.network.update_in(cx)

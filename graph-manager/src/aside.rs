@@ -10,9 +10,6 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Runs regions on the second lane: in their order, after all that was submitted so far, and next to what follows. The
     /// same regions run aside in each step of a mode. What they fork and what follows must not share a side stream.
     ///
-    /// Eager steps wait for them at once: their kernels are too far apart to overlap, and the first step may do what later
-    /// steps find done.
-    ///
     /// # Errors
     /// What `regions` returns; errors of the device; [`Error::Usage`] within regions that run aside.
     pub fn aside<T>(&mut self, regions: impl FnOnce(&mut StepContext<'m, P>) -> Result<T>) -> Result<(T, Aside)> {
@@ -28,9 +25,6 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let output = regions(self);
         self.is_aside = false;
         let aside = pool.lane().under_way()?;
-        if !self.graphs && self.recording.is_none() {
-            pool.lane().join(&aside, pool.compute())?;
-        }
         Ok((output?, aside))
     }
 

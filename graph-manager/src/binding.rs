@@ -1,23 +1,32 @@
 //! Where the buffers of a list lie. A list is bound to the areas of its plan, and anew when they move. For a verification it
 //! is bound to memory apart from them.
 
-use device::{ALIGNMENT, Area, Device};
+use std::fmt::Display;
+use std::hash::Hash;
+
+use device::{ALIGNMENT, Area, BufferId, Device, Tensor};
 
 use crate::error::Result;
 use crate::program::{Program, Taken};
 
 /// The addresses of a list's buffers.
 pub(crate) struct Binding {
-    /// By index of the buffer; `UNBOUND` for one that has no place of its own.
-    addresses: Vec<u64>,
+    /// By index of the buffer.
+    places: Vec<Place>,
 }
 
-const UNBOUND: u64 = 0;
+/// Where a buffer lies.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) address: u64,
+    /// The buffer whose values lie there: in a plan, the one that stands for it in all microbatches of a slot.
+    pub(crate) buffer: BufferId,
+}
 
 impl Binding {
-    /// Buffers lie at these addresses; `None` for one that has no place of its own.
-    pub(crate) fn new(addresses: impl Iterator<Item = Option<u64>>) -> Binding {
-        Binding { addresses: addresses.map(|address| address.unwrap_or(UNBOUND)).collect() }
+    /// Buffers lie at these places, in the order in which the list takes them.
+    pub(crate) fn new(places: Vec<Place>) -> Binding {
+        Binding { places }
     }
 
     /// Allocates an area in which each buffer has bytes of its own. No mistake of a plan shows there.
@@ -27,12 +36,13 @@ impl Binding {
     pub(crate) fn apart<R>(device: &Device, program: &Program<R>) -> Result<(Area, Binding)> {
         let area = device.allocate("memory of a step that is verified", Binding::bytes_apart(program))?;
         let mut end = area.address();
-        let address = |buffer: &Taken| {
-            end += buffer.bytes.next_multiple_of(ALIGNMENT) as u64;
-            end - buffer.bytes.next_multiple_of(ALIGNMENT) as u64
+        let place = |taken: &Taken| {
+            let place = Place { address: end, buffer: taken.buffer };
+            end += taken.bytes.next_multiple_of(ALIGNMENT) as u64;
+            place
         };
-        let addresses = program.buffers.iter().map(address).collect();
-        Ok((area, Binding { addresses }))
+        let places = program.buffers.iter().map(place).collect();
+        Ok((area, Binding { places }))
     }
 
     /// The bytes of memory apart.
@@ -40,8 +50,30 @@ impl Binding {
         program.buffers.iter().map(|buffer| buffer.bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Where a buffer lies.
-    pub(crate) fn address(&self, index: usize) -> Option<u64> {
-        self.addresses.get(index).copied().filter(|address| *address != UNBOUND)
+    /// A tensor of a list's body where it lies in the visit with that table. Buffers that no region takes stay.
+    pub(crate) fn place<R: Copy + Eq + Hash + Display>(
+        &self,
+        program: &Program<R>,
+        table: u32,
+        tensor: Tensor,
+    ) -> Tensor {
+        match program.meant(table, &tensor) {
+            Some(index) => {
+                let Place { address, buffer } = self.places[index];
+                Tensor { address: address + tensor.address, buffer, ..tensor }
+            }
+            None => tensor,
+        }
+    }
+
+    /// A tensor of the recording where it lies.
+    pub(crate) fn bound<R: Copy + Eq + Hash + Display>(&self, program: &Program<R>, tensor: Tensor) -> Tensor {
+        match program.taken(tensor.buffer) {
+            Some(index) => {
+                let Place { address, buffer } = self.places[index];
+                Tensor { address: address + (tensor.address - program.buffers[index].address), buffer, ..tensor }
+            }
+            None => tensor,
+        }
     }
 }

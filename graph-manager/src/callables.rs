@@ -1,19 +1,22 @@
 //! Layers as graphs, made ahead of time: `make_graphed_callables` of PyTorch and of Transformer Engine.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use common::format::counted;
-use device::{DType, Tensor};
+use device::{CheckError, DType, Tensor};
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
 use crate::options::ManagerOptions;
 use crate::order::{Call, CallOrder, Pass};
-use crate::policy::{Instance, NoVariant, Policy};
+use crate::policy::{Instance, Policy};
 use crate::pool::Pool;
+use crate::program::Part;
 use crate::report::Report;
+use crate::run::Run;
 use crate::tensor_tree::TensorTree;
 
 /// Work with an explicit forward and backward: a layer, several, or a part of one. Implement it for every policy, with
@@ -25,20 +28,21 @@ pub trait Layer<P: Policy> {
     type Output: TensorTree;
     /// What backward returns.
     type InputGrad: TensorTree;
+    /// What forward leaves for backward, such as the tensors that it needs.
+    type Saved;
 
-    /// Output from input. What backward needs goes to [`StepContext::save_for_backward`]. A layer made of layers calls each
-    /// within a [`StepContext::part`], in forward and backward.
+    /// Output from input, and what backward needs.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<Self::Output>;
+    fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<(Self::Output, Self::Saved)>;
 
-    /// The input's gradient from the output's. Gradients of weights are added to memory of the layer's own, by
-    /// [`StepContext::defer`] if they may be computed later.
+    /// The input's gradient from the output's, and from what forward left for it. Gradients of weights are added to memory of
+    /// the layer's own, by [`StepContext::defer`] if they may be computed later.
     ///
     /// # Errors
     /// Errors of the device.
-    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Self::Output) -> Result<Self::InputGrad>;
+    fn backward(&self, cx: &mut StepContext<'_, P>, saved: Self::Saved, grad: Self::Output) -> Result<Self::InputGrad>;
 }
 
 /// The policy of [`GraphedCallables`]: every call is a graph.
@@ -50,14 +54,9 @@ pub struct EveryCall {
 impl Policy for EveryCall {
     type Region = Call;
     type Mode = ();
-    type Variant = NoVariant;
 
     fn instance(&self, call: Call) -> Option<Instance<Call>> {
         Some(Instance { microbatch: call.microbatch, first: Call { microbatch: 0, ..call }, chunk: call.layer })
-    }
-
-    fn saved_by(&self, call: Call) -> Option<Call> {
-        Some(Call { pass: Pass::Forward, ..call })
     }
 
     fn deferred_by(&self, call: Call) -> Option<Call> {
@@ -80,6 +79,8 @@ struct Group {
     manager: CudaGraphManager<EveryCall>,
     layers: Range<usize>,
     order: CallOrder,
+    /// By call: the index of its region, and what it returns, with tensors of the recording.
+    recorded: Vec<(usize, Box<dyn Any>)>,
     /// Index of the next call in the order.
     next: usize,
 }
@@ -103,15 +104,16 @@ struct Group {
 ///     type Input = Tensor;
 ///     type Output = Tensor;
 ///     type InputGrad = Tensor;
+///     type Saved = ();
 ///
-///     fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<Tensor> {
+///     fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, ())> {
 ///         let y = cx.tensor("y", x.shape, DType::F32)?;
 ///         cx.run(Add { a: x, b: x, output: y })?;
-///         Ok(y)
+///         Ok((y, ()))
 ///     }
 ///
-///     fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<Tensor> {
-///         Layer::<P>::forward(self, cx, grad)
+///     fn backward(&self, cx: &mut StepContext<'_, P>, (): (), grad: Tensor) -> Result<Tensor> {
+///         Ok(Layer::<P>::forward(self, cx, grad)?.0)
 ///     }
 /// }
 ///
@@ -156,7 +158,7 @@ pub fn graph_callables<L: Layer<EveryCall>>(
     for (range, order) in orders {
         let policy = EveryCall { splits_backward: order.calls.iter().any(|call| call.pass == Pass::WeightGradients) };
         let manager = CudaGraphManager::in_pool(pool, ManagerOptions::for_one_plan(warm_up), policy)?;
-        let mut group = Group { manager, layers: range, order, next: 0 };
+        let mut group = Group { manager, layers: range, order, recorded: Vec::new(), next: 0 };
         group.capture(&layers, samples, warm_up)?;
         groups.push(group);
     }
@@ -169,7 +171,7 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
     /// # Errors
     /// An out-of-order error that names the call that is due; an input of another shape.
     pub fn forward(&mut self, layer: usize, input: L::Input) -> Result<L::Output> {
-        self.call(Pass::Forward, layer, input, L::forward)
+        self.call(Pass::Forward, layer, &input)
     }
 
     /// Replays the backward of a layer for its next microbatch. `grad` is the gradient of what its forward returned.
@@ -177,7 +179,7 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
     /// # Errors
     /// As [`GraphedCallables::forward`].
     pub fn backward(&mut self, layer: usize, grad: L::Output) -> Result<L::InputGrad> {
-        self.call(Pass::Backward, layer, grad, L::backward)
+        self.call(Pass::Backward, layer, &grad)
     }
 
     /// Replays what the backward of a layer has deferred for its next microbatch. Only with an order that has such calls.
@@ -185,7 +187,7 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
     /// # Errors
     /// As [`GraphedCallables::forward`].
     pub fn weight_gradients(&mut self, layer: usize) -> Result<()> {
-        self.call(Pass::WeightGradients, layer, (), |_, cx, ()| cx.run_deferred())
+        self.call(Pass::WeightGradients, layer, &())
     }
 
     /// What was captured, by group of layers that share memory.
@@ -193,13 +195,7 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
         self.groups.iter().map(|group| group.manager.report()).collect()
     }
 
-    fn call<I: TensorTree, O: TensorTree>(
-        &mut self,
-        pass: Pass,
-        layer: usize,
-        input: I,
-        body: impl for<'m> FnOnce(&L, &mut StepContext<'m, EveryCall>, I) -> Result<O>,
-    ) -> Result<O> {
+    fn call<O: TensorTree>(&mut self, pass: Pass, layer: usize, input: &impl TensorTree) -> Result<O> {
         let Some(group) = self.groups.iter_mut().find(|group| group.layers.contains(&layer)) else {
             let problem = format!("layer {layer} was called, of {}", self.layers.len());
             return Err(Error::usage(problem, "count layers from 0"));
@@ -208,68 +204,142 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
         if group.order.calls.len() == 2 && pass == Pass::Forward {
             group.next = 0;
         }
-        let done = |call: &&Call| (call.pass, call.layer) == (pass, layer);
-        let microbatch = group.order.calls[..group.next].iter().filter(done).count();
-        let output = group.manager.pass((), group.order.microbatches, true, |cx| {
-            cx.position = group.next;
-            cx.region(Call { pass, layer, microbatch }, input, |cx, input| body(&self.layers[layer], cx, input))
-        })?;
-        group.next = (group.next + 1) % group.order.calls.len();
-        Ok(output)
+        group.call(pass, layer, input)
     }
 }
 
 impl Group {
-    /// Goes through the order: recorded, `warm_up` times eagerly, and once to capture it.
+    /// Makes the list of the order, and runs it: `warm_up` times eagerly, and once to capture it.
     fn capture<L: Layer<EveryCall>>(&mut self, layers: &[L], samples: &[L::Input], warm_up: usize) -> Result<()> {
-        let Group { manager, order, .. } = self;
+        let Group { manager, order, recorded, .. } = self;
         let (microbatches, device) = (order.microbatches, manager.pool.device().clone());
-        let mut largest = 0;
-        let mut virtual_zeros = |of: Tensor| {
+        // Gradients of 0 have memory once the largest is known.
+        let (mut largest, mut made) = (0, HashSet::new());
+        let mut zeros = |of: Tensor| {
             largest = largest.max(of.bytes());
-            device.virtual_tensor("gradient", of.shape, of.dtype)
+            let zeros = device.virtual_tensor("gradient", of.shape, of.dtype);
+            made.insert(zeros.buffer);
+            zeros
         };
-        manager.record((), microbatches, &mut |cx| pass(cx, order, layers, samples, &mut virtual_zeros))?;
+        let mut outputs = Vec::new();
+        manager.record((), microbatches, &mut |cx| {
+            outputs = pass(cx, order, layers, samples, &mut zeros)?;
+            Ok(())
+        })?;
+        let regions = manager.outermost((), microbatches);
+        *recorded = regions.into_iter().zip(outputs).collect();
         let area = device.allocate("gradients of 0", largest)?;
         let zero = area.tensor("gradients of 0", 0, [largest], DType::U8);
         device.zero(&zero)?;
+        let input = |_, _, recorded: Tensor| match made.contains(&recorded.buffer) {
+            true => area.place(zero.buffer, 0, recorded.shape, recorded.dtype),
+            false => recorded,
+        };
         for _ in 0..=warm_up {
-            manager.step((), microbatches, &mut |cx| {
-                pass(cx, order, layers, samples, &mut |of| area.place(zero.buffer, 0, of.shape, of.dtype))
-            })?;
+            let unrecorded = &mut |_: &mut StepContext<'_, EveryCall>| unreachable!("its list was made above");
+            manager.step_from::<()>((), microbatches, unrecorded, &input)?;
         }
         // The area of zeros is given back here, and the copies from it must be done.
         manager.pool.compute().synchronize()?;
         Ok(())
     }
+
+    /// Runs the next call of the order, if it is this one.
+    fn call<O: TensorTree>(&mut self, pass: Pass, layer: usize, input: &impl TensorTree) -> Result<O> {
+        let Group { manager, order, recorded, next, .. } = self;
+        let done = |call: &&Call| (call.pass, call.layer) == (pass, layer);
+        let microbatch = order.calls[..*next].iter().filter(done).count();
+        let (call, expected) = (Call { pass, layer, microbatch }, order.calls[*next]);
+        if call != expected {
+            let (position, expected, actual) = (*next, expected.to_string(), call.to_string());
+            return Err(device::Error::from(CheckError::OutOfOrder { position, expected, actual }).into());
+        }
+        let (region, output) = &recorded[*next];
+        let inputs = manager.check_inputs((), order.microbatches, *region, input)?;
+        let replaced = |_, number: usize, _| inputs[number];
+        let run = Run { part: Part::Visit(*region as u32), input: &replaced, ..Run::all(true) };
+        let key = manager.step_key((), order.microbatches);
+        manager.run(key, order.microbatches, &run, None)?;
+        let Some(output) = output.downcast_ref::<O>() else { unreachable!("a call returns what it was recorded with") };
+        let binding = manager.binding(key, order.microbatches);
+        let program = &manager.states[&key].programs[&order.microbatches];
+        let output = output.map(&mut |_, tensor| Ok(binding.bound(program, tensor)))?;
+        *next = (*next + 1) % order.calls.len();
+        Ok(output)
+    }
 }
 
-/// One pass through an order, with sample inputs, and `zeros` for gradients of outputs.
+impl CudaGraphManager<EveryCall> {
+    /// The regions of a recorded step that are in no other.
+    fn outermost(&self, mode: (), microbatches: usize) -> Vec<usize> {
+        let visits = &self.states[&self.step_key(mode, microbatches)].programs[&microbatches].visits;
+        (0..visits.len()).filter(|visit| visits[*visit].outer().is_none()).collect()
+    }
+
+    /// The tensors of an input, if a region was recorded with such.
+    fn check_inputs(
+        &self,
+        mode: (),
+        microbatches: usize,
+        region: usize,
+        input: &impl TensorTree,
+    ) -> Result<Vec<Tensor>> {
+        let program = &self.states[&self.step_key(mode, microbatches)].programs[&microbatches];
+        let (mut expected, mut inputs) = (program.inputs(region), Vec::new());
+        let refuse = |problem: String| {
+            Error::changed(program.visits[region].region, problem, "pass inputs of the shapes that were recorded")
+        };
+        input.map(&mut |name, tensor| {
+            if expected.next() != Some((tensor.shape, tensor.dtype)) {
+                return Err(refuse(format!("input `{name}` has another number, shape or type than when recorded")));
+            }
+            inputs.push(tensor);
+            Ok(tensor)
+        })?;
+        match expected.next() {
+            None => Ok(inputs),
+            Some(_) => Err(refuse("it has fewer inputs than when recorded".into())),
+        }
+    }
+}
+
+/// One pass through an order, with sample inputs, and `zeros` for gradients of outputs. Returns what each call returned.
 fn pass<L: Layer<EveryCall>>(
     cx: &mut StepContext<'_, EveryCall>,
     order: &CallOrder,
     layers: &[L],
     samples: &[L::Input],
     zeros: &mut dyn FnMut(Tensor) -> Tensor,
-) -> Result<()> {
-    let mut outputs: HashMap<(usize, usize), L::Output> = HashMap::new();
+) -> Result<Vec<Box<dyn Any>>> {
+    let mut in_flight: HashMap<(usize, usize), (L::Output, L::Saved)> = HashMap::new();
     let mut last_grad: Option<L::InputGrad> = None;
+    let mut returned: Vec<Box<dyn Any>> = Vec::new();
     for &call in &order.calls {
         let at = (call.layer, call.microbatch);
         let layer = &layers[call.layer];
         match call.pass {
             Pass::Forward => {
                 let sample = samples[call.layer].clone();
-                outputs.insert(at, cx.region(call, sample, |cx, input| layer.forward(cx, input))?);
+                let (output, saved) = cx.region(call, sample, |cx, input| layer.forward(cx, input))?;
+                returned.push(Box::new(output.clone()));
+                in_flight.insert(at, (output, saved));
             }
             Pass::Backward => {
-                let Some(output) = outputs.remove(&at) else { continue };
+                let Some((output, saved)) = in_flight.remove(&at) else {
+                    unreachable!("an order has the forward first")
+                };
                 cx.keep(&(output.clone(), last_grad.take()))?;
                 let grad = output.map(&mut |_, tensor| Ok(zeros(tensor)))?;
-                last_grad = Some(cx.region(call, grad, |cx, grad| layer.backward(cx, grad))?);
+                let grad = cx.region(call, grad, |cx, grad| layer.backward(cx, saved, grad))?;
+                returned.push(Box::new(grad.clone()));
+                last_grad = Some(grad);
             }
-            Pass::WeightGradients => cx.region(call, (), |cx, ()| cx.run_deferred())?,
+            Pass::WeightGradients => {
+                cx.region(call, (), |cx, ()| cx.run_deferred())?;
+                returned.push(Box::new(()));
+            }
         }
     }
-    cx.keep(&last_grad)
+    cx.keep(&last_grad)?;
+    Ok(returned)
 }

@@ -9,7 +9,7 @@ use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
 use crate::options::ManagerOptions;
-use crate::policy::{NoVariant, Policy};
+use crate::policy::Policy;
 use crate::pool::Pool;
 use crate::report::Report;
 use crate::tensor_tree::{TensorTree, tensors};
@@ -25,12 +25,6 @@ pub struct ByHand;
 impl Policy for ByHand {
     type Region = &'static str;
     type Mode = Signature;
-    type Variant = NoVariant;
-
-    /// A capture may hold a forward and its backward: tell layers apart by [`StepContext::part`].
-    fn saved_by(&self, region: &'static str) -> Option<&'static str> {
-        Some(region)
-    }
 }
 
 /// What a capture runs.
@@ -109,14 +103,10 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
             let fix = "run it before, once more than it has warm-up runs, with inputs of this shape";
             return Err(Error::usage(problem, fix));
         }
-        let (name, body, mut output) = (self.name, &mut self.body, None);
-        self.manager.step(signature, 1, &mut |cx| {
-            let returned = cx.region(name, input.clone(), &mut *body)?;
-            cx.keep(&returned)?;
-            output = Some(returned);
-            Ok(())
-        })?;
-        Ok(output.unwrap_or_else(|| unreachable!("a step calls its code")))
+        let (name, body, inputs) = (self.name, &mut self.body, tensors(&input)?);
+        let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, input.clone(), &mut *body);
+        // Regions inside have inputs of their own.
+        self.manager.step_from(signature, 1, step, &|visit, number, own| if visit == 0 { inputs[number] } else { own })
     }
 
     /// Does the work, and copies what it returns to `output`, which later runs leave alone.

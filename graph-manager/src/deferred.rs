@@ -7,7 +7,6 @@ use device::Op;
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
-use crate::keys::CodeKey;
 use crate::policy::Policy;
 
 impl<P: Policy> StepContext<'_, P> {
@@ -19,8 +18,8 @@ impl<P: Policy> StepContext<'_, P> {
     /// Errors of the device.
     pub fn defer(&mut self, op: impl Into<Op>) -> Result<()> {
         match self.own_deferred() {
-            Some(key) => {
-                self.handover().deferred.entry(key).or_default().push(op.into());
+            Some(region) => {
+                self.deferred.entry(region).or_default().push(op.into());
                 Ok(())
             }
             None => self.branch(op),
@@ -33,32 +32,21 @@ impl<P: Policy> StepContext<'_, P> {
     /// Errors of the device.
     pub fn run_deferred(&mut self) -> Result<()> {
         let by = self.current.and_then(|current| self.manager.policy.deferred_by(current.region));
-        let Some(key) = by.map(|by| self.code_key(by)) else { return Ok(()) };
-        let ops = match &mut self.recording {
-            // What is left at the end of the recording never ran.
-            Some(recording) => recording.handover.deferred.remove(&key),
-            None => self.handover().deferred.get(&key).cloned(),
-        };
+        // What is left at the end never ran.
+        let ops = by.and_then(|by| self.deferred.remove(&by));
         ops.unwrap_or_default().into_iter().try_for_each(|op| self.run(op))
-    }
-
-    /// At the start of a region that defers: what the slot's microbatch before deferred has run.
-    pub(crate) fn forget_deferred(&mut self) {
-        if let Some(key) = self.own_deferred() {
-            self.handover().deferred.remove(&key);
-        }
     }
 
     /// Fails if the recorded step deferred operations that it never ran.
     pub(crate) fn check_deferred(&mut self) -> Result<()> {
-        let Some(key) = self.handover().deferred.keys().next() else { return Ok(()) };
-        let problem = format!("{}: the step ends before its deferred operations run", key.region.region);
+        let Some(region) = self.deferred.keys().next() else { return Ok(()) };
+        let problem = format!("{region}: the step ends before its deferred operations run");
         Err(Error::usage(problem, "call run_deferred in a region for which Policy::deferred_by names this one"))
     }
 
-    /// The key of the current region's list, if it defers.
-    fn own_deferred(&self) -> Option<CodeKey<P::Region, P::Variant>> {
+    /// The current region, if it defers.
+    fn own_deferred(&self) -> Option<P::Region> {
         let region = self.current?.region;
-        (self.manager.policy.deferred_by(region)? == region).then(|| self.code_key(region))
+        (self.manager.policy.deferred_by(region)? == region).then_some(region)
     }
 }

@@ -26,15 +26,15 @@ pub enum Error {
         /// What to do.
         fix: &'static str,
     },
-    /// A replayed region's code would now do something else than its graph.
+    /// The code of a step would now do something else than its list.
     #[error(
-        "{region}: {problem}. Rule: a graph repeats what was captured. Fix: keep what changes in device memory, such as a \
-         control block or a static buffer, or leave the region out of the graphs"
+        "{region}: {problem}. Rule: a step repeats the list that its code made once. Fix: keep what changes in device \
+         memory, such as a control block or a static buffer, or do it in a host call (StepContext::host_call)"
     )]
     Frozen {
         /// The region.
         region: String,
-        /// The operation, and the field that differs.
+        /// The operation, and what differs.
         problem: String,
     },
     /// A captured region works on a stream that its graph does not include: a replay would leave this work out.

@@ -20,20 +20,11 @@ pub(crate) struct RegionKey<R> {
     pub(crate) slot: Option<usize>,
 }
 
-/// A region's code: what it saves and defers depends on the variant too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CodeKey<R, V> {
-    pub(crate) region: RegionKey<R>,
-    pub(crate) variant: V,
-}
-
-/// What a region's code saves, by the part of the region's layer that saved it.
-pub(crate) type SavedKey<R, V> = (CodeKey<R, V>, Option<usize>);
-
 /// Tells the graphs of one kind of step apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct GraphKey<R, V> {
-    pub(crate) code: CodeKey<R, V>,
-    /// For a region that contains others, which may be those of all microbatches.
-    pub(crate) microbatches: Option<usize>,
+pub(crate) struct GraphKey<R> {
+    pub(crate) region: RegionKey<R>,
+    /// A digest of what the region submits, and where. A region may do more in some microbatches than in others, such as
+    /// overwrite in the first. Then it has several graphs.
+    pub(crate) does: u64,
 }

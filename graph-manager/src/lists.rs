@@ -18,30 +18,25 @@ impl<P: Policy> CudaGraphManager<P> {
     ///
     /// # Errors
     /// [`Error::Usage`] before the step has memory.
-    pub fn bound_list(&self, mode: P::Mode, microbatches: usize, mut each: impl FnMut(ListedEntry)) -> Result<()> {
-        let state = self.states.get(&self.step_key(mode, microbatches));
-        let Some((state, program)) = state.and_then(|state| Some((state, state.programs.get(&microbatches)?))) else {
-            return Ok(());
-        };
-        let mut unbound = false;
+    pub fn bound_list(&mut self, mode: P::Mode, microbatches: usize, mut each: impl FnMut(ListedEntry)) -> Result<()> {
+        let key = self.step_key(mode, microbatches);
+        let Some(state) = self.states.get(&key) else { return Ok(()) };
+        let Some(program) = state.programs.get(&microbatches).cloned() else { return Ok(()) };
+        let planned = &state.plan.areas;
+        if !planned.iter().all(|(kind, bytes)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes)) {
+            let problem = "a list was bound before its step has memory";
+            return Err(Error::usage(problem, "call allocate, or run a step, first"));
+        }
+        let binding = self.binding(key, microbatches);
         program.list(|entry| {
-            let mut place = |tensor| {
-                state.bound(program, &self.policy, tensor).unwrap_or_else(|| {
-                    unbound = true;
-                    tensor
-                })
-            };
-            let op = entry.op.map(|op| op.map(&mut place));
+            let op = entry.op.map(|op| op.map(|tensor| binding.bound(&program, tensor)));
             let mut accesses = entry.accesses;
-            accesses.reads.iter_mut().chain(&mut accesses.writes).for_each(|tensor| *tensor = place(*tensor));
+            for tensor in accesses.reads.iter_mut().chain(&mut accesses.writes) {
+                *tensor = binding.bound(&program, *tensor);
+            }
             each(ListedEntry { op, accesses, ..entry });
         });
-        match unbound {
-            true => {
-                Err(Error::usage("a list was bound before its step has memory", "call allocate, or run a step, first"))
-            }
-            false => Ok(()),
-        }
+        Ok(())
     }
 
     /// The lists of all recorded steps in words. A line for each entry: its number, its queue, what it is called, the other

@@ -1,10 +1,12 @@
 //! The manager: what it owns, and the memory that its steps need.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use device::{Area, Stream};
+use device::{Area, Event, Stream};
 
+use crate::binding::Binding;
 use crate::error::{Error, Result};
 use crate::keys::{StepKey, step_key};
 use crate::options::{ManagerOptions, Mempool};
@@ -15,13 +17,15 @@ use crate::program::{Program, Visit};
 use crate::slots::raise;
 use crate::state::State;
 
-/// Runs steps. The first pass over a step is a recording in which nothing runs, and from which memory is planned. Then
-/// come eager warm-up steps. After them each region is captured and launched where the step first meets it, and from then
-/// on replayed.
+/// Runs steps. The code of a step is called once: it makes the step's list, and nothing runs. The list says the order in which
+/// layers run; memory is planned from it. Then come warm-up steps, in which the list is submitted. After them each region is
+/// captured and launched where the step first meets it, and from then on replayed.
 pub struct CudaGraphManager<P: Policy> {
     // Fields drop in order: graphs before the memory they point into.
     pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
     pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
+    /// For waits between queues.
+    pub(crate) events: Vec<Event>,
     pub(crate) pool: Pool,
     pub(crate) options: ManagerOptions,
     pub(crate) policy: P,
@@ -59,6 +63,7 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(CudaGraphManager {
             states: BTreeMap::new(),
             areas: BTreeMap::new(),
+            events: Vec::new(),
             pool: pool.clone(),
             options,
             policy,
@@ -118,17 +123,17 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 
     /// Files a list: it is planned, or fits the plan of an earlier one.
-    pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>) -> Result<()> {
+    pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>, output: Box<dyn Any>) -> Result<()> {
         program.check(&self.policy)?;
         let key = self.step_key(mode, program.microbatches);
         let (policy, compute, poisons) = (&self.policy, self.pool.compute().id(), self.options.poison);
         match self.states.get_mut(&key) {
             None => {
-                let state = State::new(self.options.mempool, program, policy, compute, poisons)?;
+                let state = State::new(self.options.mempool, program, output, policy, compute, poisons)?;
                 self.forget_oldest()?;
                 self.states.insert(key, state);
             }
-            Some(state) => state.add(program, policy, compute, self.areas.is_empty(), poisons)?,
+            Some(state) => state.add(program, output, policy, compute, self.areas.is_empty(), poisons)?,
         }
         Ok(())
     }
@@ -147,7 +152,7 @@ impl<P: Policy> CudaGraphManager<P> {
         let mut kinds: BTreeMap<StepKey<P::Mode>, Vec<&Program<P::Region>>> = BTreeMap::new();
         for (key, state) in &self.states {
             for program in state.programs.values() {
-                kinds.entry(step_key(mempool, key.0, program.microbatches)).or_default().push(program);
+                kinds.entry(step_key(mempool, key.0, program.microbatches)).or_default().push(&**program);
             }
         }
         let mut sizes = BTreeMap::new();
@@ -181,8 +186,19 @@ impl<P: Policy> CudaGraphManager<P> {
             };
             self.areas.insert(kind, area.map_err(|error| self.out_of_memory(error))?);
         }
-        self.states.values_mut().for_each(|state| state.bind(&self.areas));
+        self.states.values_mut().for_each(|state| state.bindings.clear());
         Ok(())
+    }
+
+    /// Where the buffers of a recorded step lie.
+    pub(crate) fn binding(&mut self, key: StepKey<P::Mode>, microbatches: usize) -> Rc<Binding> {
+        let state = &self.states[&key];
+        if let Some(binding) = state.bindings.get(&microbatches) {
+            return binding.clone();
+        }
+        let binding = Rc::new(state.bind(&self.areas, &self.policy, microbatches));
+        self.state_mut(key).bindings.insert(microbatches, binding.clone());
+        binding
     }
 
     /// Says what the plan needs, and what the other pool would.
@@ -203,11 +219,6 @@ impl<P: Policy> CudaGraphManager<P> {
     pub(crate) fn make_room(&mut self, key: StepKey<P::Mode>) -> Result<()> {
         let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
         if self.states[&key].plan.areas.iter().all(fits) {
-            if self.states[&key].binding.is_none() {
-                let areas = std::mem::take(&mut self.areas);
-                self.state_mut(key).bind(&areas);
-                self.areas = areas;
-            }
             return Ok(());
         }
         if !self.areas.is_empty() {

@@ -186,6 +186,12 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         Some(Placement { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer })
     }
 
+    /// Gives a buffer the place of another.
+    #[cfg(test)]
+    pub(crate) fn misplace(&mut self, buffer: usize, of: usize) {
+        self.places[buffer] = self.places[of];
+    }
+
     /// Places buffers of one area. Where dead ones are `poisoned`, the regions of the visits and the compute stream say when.
     fn fill(
         &mut self,

@@ -59,7 +59,7 @@ pub struct Launch {
 /// One graph.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct GraphReport {
-    /// Its region, and its variant unless that is the default.
+    /// The region that it was captured from.
     pub name: String,
     /// The mode of the steps that replay it.
     pub mode: String,
@@ -114,14 +114,13 @@ impl<P: Policy> CudaGraphManager<P> {
         planned.map(|(kind, bytes)| MemoryUse { area: kind.to_string(), bytes }).collect()
     }
 
-    /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and variant.
+    /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and by what it does.
     pub fn expected_graphs(&self, mode: P::Mode) -> usize {
         let mut keys = HashSet::new();
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
             for program in state.programs.values() {
-                for (visit, _) in self.submitted(program).filter(|(_, eager)| eager.is_none()) {
-                    keys.insert((kind.1, state.graph_key(&self.policy, mode, program, visit)));
-                }
+                let captured = self.submitted(program).filter(|(_, eager)| eager.is_none()).map(|(visit, _)| visit);
+                keys.extend(state.graph_keys(&self.policy, program, captured).into_iter().map(|key| (kind.1, key)));
             }
         }
         keys.len()
@@ -132,13 +131,18 @@ impl<P: Policy> CudaGraphManager<P> {
         let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory: self.memory(), steps: Vec::new() };
         for (kind, state) in &self.states {
             let (mode, first) = (format!("{:?}", kind.0), report.graphs.len());
-            let mut graphs: Vec<_> = state.graphs.iter().collect();
+            let captured = |number: u32| state.graphs[number as usize].as_ref();
+            let mut graphs: Vec<_> =
+                state.graph_numbers.iter().filter_map(|(key, number)| Some((key, captured(*number)?))).collect();
             graphs.sort_by_key(|(_, captured)| captured.number);
             for (key, captured) in graphs {
-                report.graphs.push(GraphReport::new(&captured.graph, mode.clone(), key.code.region.slot));
+                report.graphs.push(GraphReport::new(&captured.graph, mode.clone(), key.region.slot));
             }
             for program in state.programs.values() {
                 let (mut order, operations) = (Vec::new(), program.operations());
+                let captured_visits = self.submitted(program).filter(|(_, eager)| eager.is_none());
+                let keys = state.graph_keys(&self.policy, program, captured_visits.map(|(visit, _)| visit));
+                let mut keys = keys.into_iter();
                 let mut eager_operations = operations;
                 for (visit, eager) in self.submitted(program) {
                     let region = program.visits[visit].region;
@@ -147,8 +151,9 @@ impl<P: Policy> CudaGraphManager<P> {
                     match eager {
                         None => {
                             eager_operations -= program.entries(program.visits[visit].positions());
-                            let key = state.graph_key(&self.policy, kind.0, program, visit);
-                            graph = state.graphs.get(&key).map(|captured| first + captured.number);
+                            let number = keys.next().and_then(|key| state.graph_numbers.get(&key));
+                            let captured = number.and_then(|number| captured(*number));
+                            graph = captured.map(|captured| first + captured.number);
                         }
                         // A composite region is described by the regions in it.
                         Some(_) if program.is_composite(visit) => continue,

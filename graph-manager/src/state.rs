@@ -2,29 +2,36 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 use std::rc::Rc;
 
 use common::format::counted;
-use device::{Area, Graph, Op, StreamId, Tensor};
+use device::{Area, Graph, StreamId};
 
-use crate::binding::Binding;
+use crate::binding::{Binding, Place};
 use crate::error::{Error, Result};
-use crate::keys::{CodeKey, GraphKey, SavedKey};
+use crate::keys::GraphKey;
 use crate::options::Mempool;
 use crate::plan::{AreaKind, Placement, Plan};
 use crate::policy::Policy;
-use crate::program::Program;
+use crate::program::{Part, Program, Schedule};
 use crate::slots::{check_flights, in_flight, slots};
 
 /// The recordings, plan and graphs of one kind of step.
 pub(crate) struct State<P: Policy> {
     /// By number of microbatches.
-    pub(crate) programs: BTreeMap<usize, Program<P::Region>>,
+    pub(crate) programs: BTreeMap<usize, Rc<Program<P::Region>>>,
+    /// What the code of each returned, with tensors of the recording.
+    pub(crate) outputs: BTreeMap<usize, Box<dyn Any>>,
     pub(crate) plan: Plan<P::Region>,
-    /// Where the planned list lies; `None` without memory.
-    pub(crate) binding: Option<Binding>,
-    pub(crate) handover: Handover<P>,
-    pub(crate) graphs: HashMap<GraphKey<P::Region, P::Variant>, Captured>,
+    /// Where the lists lie that have run, by number of microbatches.
+    pub(crate) bindings: BTreeMap<usize, Rc<Binding>>,
+    /// What the host does to run a list or a part of it, by number of microbatches, and with graphs or without.
+    pub(crate) schedules: HashMap<(usize, bool, Part), Rc<Schedule>>,
+    /// The numbers of graphs.
+    pub(crate) graph_numbers: HashMap<GraphKey<P::Region>, u32>,
+    /// By number; `None` where it is not captured yet.
+    pub(crate) graphs: Vec<Option<Captured>>,
     /// Steps done.
     pub(crate) steps: usize,
     /// Whether its first capture has begun.
@@ -33,37 +40,11 @@ pub(crate) struct State<P: Policy> {
     pub(crate) last_used: u64,
 }
 
-/// What the code of one region leaves for another: values saved for backward, and deferred operations. A replayed region
-/// runs no code, so what its capture left stays.
-pub(crate) struct Handover<P: Policy> {
-    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Saved>,
-    /// By the region that deferred them, in the order of submission.
-    pub(crate) deferred: HashMap<CodeKey<P::Region, P::Variant>, Vec<Op>>,
-}
-
-/// A value that was saved for backward.
-pub(crate) struct Saved {
-    pub(crate) value: Box<dyn Any>,
-    /// Index in the recorded order of the region that saved it.
-    pub(crate) by: usize,
-    pub(crate) is_read: bool,
-    /// The same region saved a value before that nothing had read.
-    pub(crate) replaces_unread: bool,
-}
-
-impl<P: Policy> Default for Handover<P> {
-    fn default() -> Handover<P> {
-        Handover { saved: HashMap::new(), deferred: HashMap::new() }
-    }
-}
-
-/// A region's graph, what it was captured with and what it returned.
+/// A region's graph.
 pub(crate) struct Captured {
     /// How many were captured before it.
     pub(crate) number: usize,
     pub(crate) graph: Graph,
-    pub(crate) inputs: Vec<Tensor>,
-    pub(crate) output: Box<dyn Any>,
 }
 
 impl<P: Policy> State<P> {
@@ -71,6 +52,7 @@ impl<P: Policy> State<P> {
     pub(crate) fn new(
         mempool: Mempool,
         program: Program<P::Region>,
+        output: Box<dyn Any>,
         policy: &P,
         compute: StreamId,
         poisons: bool,
@@ -78,49 +60,56 @@ impl<P: Policy> State<P> {
         let plan = Plan::new(mempool, &[&program], policy, compute, poisons);
         plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&program, slots, policy))?;
         Ok(State {
-            programs: BTreeMap::from([(program.microbatches, program)]),
+            outputs: BTreeMap::from([(program.microbatches, output)]),
+            programs: BTreeMap::from([(program.microbatches, Rc::new(program))]),
             plan,
-            binding: None,
-            handover: Handover::default(),
-            graphs: HashMap::new(),
+            bindings: BTreeMap::new(),
+            schedules: HashMap::new(),
+            graph_numbers: HashMap::new(),
+            graphs: Vec::new(),
             steps: 0,
             begun: false,
             last_used: 0,
         })
     }
 
-    /// Forgets graphs, and values that point into memory.
+    /// Forgets graphs.
     pub(crate) fn forget_graphs(&mut self) {
         self.graphs.clear();
-        self.handover = Handover::default();
+        self.graph_numbers.clear();
+        self.schedules.clear();
         self.begun = false;
     }
 
-    /// The key of a region's code in a step with so many microbatches.
-    pub(crate) fn code_key(
+    /// The keys of the graphs of these visits of a list, in turn.
+    pub(crate) fn graph_keys(
         &self,
         policy: &P,
-        mode: P::Mode,
-        region: P::Region,
-        microbatches: usize,
-    ) -> CodeKey<P::Region, P::Variant> {
-        let variant = policy.variant(mode, region, microbatches);
-        CodeKey { region: self.plan.key(policy, region, microbatches), variant }
+        program: &Program<P::Region>,
+        captured: impl IntoIterator<Item = usize>,
+    ) -> Vec<GraphKey<P::Region>> {
+        let places = self.places(policy, program);
+        let digest = program.digests(|index, hasher| (places[index].area, places[index].offset).hash(hasher));
+        let key = |visit: usize| GraphKey {
+            region: self.plan.key(policy, program.visits[visit].region, program.microbatches),
+            does: digest(visit),
+        };
+        captured.into_iter().map(key).collect()
     }
 
-    /// The key of the graph of the region at this index of the recorded order.
-    pub(crate) fn graph_key(
-        &self,
-        policy: &P,
-        mode: P::Mode,
-        program: &Program<P::Region>,
-        visit: usize,
-    ) -> GraphKey<P::Region, P::Variant> {
-        let microbatches = program.microbatches;
-        GraphKey {
-            code: self.code_key(policy, mode, program.visits[visit].region, microbatches),
-            microbatches: program.is_composite(visit).then_some(microbatches),
+    /// By buffer of a list: its place in the plan.
+    fn places(&self, policy: &P, program: &Program<P::Region>) -> Vec<Placement> {
+        let planned = &self.programs[&self.plan.microbatches];
+        let unplanned = || unreachable!("a step that does not fit its plan is not accepted");
+        let mut places = vec![None; program.buffers.len()];
+        for (at, visit) in program.visits.iter().enumerate() {
+            let stands_for_it = self.plan.visit(&self.plan.key(policy, visit.region, program.microbatches));
+            for (number, (index, _)) in program.owned(at).enumerate() {
+                let placed = stands_for_it.and_then(|visit| self.plan.placement(planned, visit, number));
+                places[index] = Some(placed.unwrap_or_else(unplanned).0);
+            }
         }
+        places.into_iter().map(|place| place.unwrap_or_else(|| unreachable!("a visit takes each buffer"))).collect()
     }
 
     /// Adds a step with another number of microbatches. `may_move`: nothing lies at the planned addresses yet.
@@ -130,6 +119,7 @@ impl<P: Policy> State<P> {
     pub(crate) fn add(
         &mut self,
         program: Program<P::Region>,
+        output: Box<dyn Any>,
         policy: &P,
         compute: StreamId,
         may_move: bool,
@@ -137,7 +127,7 @@ impl<P: Policy> State<P> {
     ) -> Result<()> {
         // A step with other microbatches may need more slots, even one with fewer: in an interleaved pipeline more are in
         // flight if the last group is not whole.
-        let all: Vec<_> = self.programs.values().chain([&program]).collect();
+        let all: Vec<_> = self.programs.values().map(|program| &**program).chain([&program]).collect();
         let outgrown = may_move && self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy));
         let plan = outgrown.then(|| Plan::new(Mempool::PerMicrobatch, &all, policy, compute, poisons));
         match &plan {
@@ -148,49 +138,20 @@ impl<P: Policy> State<P> {
         if let Some(plan) = plan {
             self.plan = plan;
         }
-        self.programs.insert(program.microbatches, program);
+        self.outputs.insert(program.microbatches, output);
+        self.programs.insert(program.microbatches, Rc::new(program));
         // The planned list may be another.
-        self.binding = None;
+        self.bindings.clear();
         Ok(())
     }
 
-    /// The visit of the planned list that stands for a region in a step with so many microbatches.
-    pub(crate) fn planned_visit(&self, policy: &P, region: P::Region, microbatches: usize) -> Option<usize> {
-        self.plan.visit(&self.plan.key(policy, region, microbatches))
-    }
-
-    /// Where the buffer of that number of a visit of the planned list lies, and its name.
-    pub(crate) fn placement(&self, visit: Option<usize>, index: usize) -> Option<(Placement, &'static str)> {
-        self.plan.placement(&self.programs[&self.plan.microbatches], visit?, index)
-    }
-
-    /// Binds the planned list to the areas of its plan.
-    pub(crate) fn bind(&mut self, areas: &BTreeMap<AreaKind, Rc<Area>>) {
-        let program = &self.programs[&self.plan.microbatches];
-        let address = |index: usize| {
-            let placed = self.plan.place_of(program, index)?;
-            Some(areas[&placed.area].address() + placed.offset as u64)
+    /// Where the buffers of a list lie in the areas of the plan.
+    pub(crate) fn bind(&self, areas: &BTreeMap<AreaKind, Rc<Area>>, policy: &P, microbatches: usize) -> Binding {
+        let place = |placed: Placement| Place {
+            address: areas[&placed.area].address() + placed.offset as u64,
+            buffer: placed.buffer,
         };
-        self.binding = Some(Binding::new((0..program.buffers.len()).map(address)));
-    }
-
-    /// The address of the buffer of that number of a visit of the planned list.
-    pub(crate) fn address(&self, visit: Option<usize>, index: usize) -> Option<u64> {
-        let (at, _) = self.programs[&self.plan.microbatches].own(visit?, index)?;
-        self.binding.as_ref()?.address(at)
-    }
-
-    /// A tensor of a list at its planned address, as the buffer that stands for its own in all microbatches of a slot. Other
-    /// tensors stay. `None` without memory.
-    pub(crate) fn bound(&self, program: &Program<P::Region>, policy: &P, tensor: Tensor) -> Option<Tensor> {
-        let Some(index) = program.taken(tensor.buffer) else { return Some(tensor) };
-        let visit = &program.visits[program.buffers[index].visit()];
-        let stands_for_it = self.planned_visit(policy, visit.region, program.microbatches);
-        let planned = &self.programs[&self.plan.microbatches];
-        let (at, _) = planned.own(stands_for_it?, program.index_in_visit(index))?;
-        let start = self.binding.as_ref()?.address(at)?;
-        let address = start + (tensor.address - program.buffers[index].address);
-        Some(Tensor { address, buffer: planned.buffers[at].buffer, ..tensor })
+        Binding::new(self.places(policy, &self.programs[&microbatches]).into_iter().map(place).collect())
     }
 }
 
@@ -213,7 +174,7 @@ fn accept<P: Policy>(
         }
         check_flights(program, slots, policy)?;
     }
-    for (buffer, index) in program.taken_in_order() {
+    for (at, (buffer, index)) in program.taken_in_order().enumerate() {
         let region = program.visits[buffer.visit()].region;
         let visit = plan.visit(&plan.key(policy, region, program.microbatches));
         let known = visit.and_then(|visit| plan.placement(planned, visit, index));
@@ -221,6 +182,13 @@ fn accept<P: Policy>(
             let name = program.own(buffer.visit(), index).map_or("", |(_, name)| name);
             let problem = format!("buffer `{name}` of {} bytes was not in the plan", buffer.bytes);
             let fix = "give each shape a mode of its own, or call CudaGraphManager::reset";
+            return Err(Error::changed(region, problem, fix));
+        }
+        let stands_for_it = visit.and_then(|visit| planned.own(visit, index));
+        if let Some((_, name)) = stands_for_it.filter(|(other, _)| program.is_kept(at) && !planned.is_kept(*other)) {
+            let problem =
+                format!("buffer `{name}` is kept to the end of the step, and was not when memory was planned");
+            let fix = "return it from steps with every number of microbatches, or set mempool to Single";
             return Err(Error::changed(region, problem, fix));
         }
     }

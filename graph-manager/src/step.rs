@@ -1,57 +1,70 @@
 //! The phases of a step: recorded, warming up, captured, replayed.
 
-use crate::context::{Recording, StepContext};
+use std::any::Any;
+
+use device::CheckError;
+
+use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::program::Recorder;
-use crate::state::Handover;
+use crate::program::{Difference, Program, Recorder, difference};
+use crate::run::Run;
+use crate::tensor_tree::TensorTree;
 
-/// The code of a step.
-pub(crate) type Body<'b, P> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<()>;
+/// The code of a step. It is called to make the step's list, and again only to check it.
+pub(crate) type Body<'b, P, O> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<O>;
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Goes through a step without running it, and plans its memory. Record every mode, each with every number of
+    /// Makes the list of a step without running it, and plans its memory. Record every mode, each with every number of
     /// microbatches that will come, before the first [`CudaGraphManager::step`], which allocates: where a later one needs
     /// more memory, all graphs are captured again.
     ///
     /// # Errors
     /// What `body` returns; [`Error::Usage`] when the step cannot be planned, or does not fit an earlier recording of the
     /// mode.
-    pub fn record(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
+    pub fn record<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P, O>) -> Result<()> {
+        let (program, output) = self.recorded(microbatches, mode, body)?;
+        self.plan(mode, program, Box::new(output) as Box<dyn Any>)
+    }
+
+    /// The list that the code of a step makes, and what it returns.
+    pub(crate) fn recorded<O: TensorTree>(
+        &mut self,
+        microbatches: usize,
+        mode: P::Mode,
+        body: Body<'_, P, O>,
+    ) -> Result<(Program<P::Region>, O)> {
         let pool = self.pool.clone();
-        let program = pool.during(|| {
+        pool.during(|| {
             if pool.is_nested() {
                 let problem = "a step was recorded inside a region of another step";
                 return Err(Error::usage(problem, "run it before, often enough for it to have its graph"));
             }
-            let mut cx = StepContext::new(self, mode, microbatches);
             let recorder = Recorder::new(microbatches, pool.compute().id());
-            let (read, handover) = (Vec::new(), Handover::default());
-            cx.recording = Some(Box::new(Recording { recorder, read, handover }));
+            let mut cx = StepContext::new(self, mode, microbatches, recorder);
             let (device, scope) = (pool.device(), pool.device().scope());
             let _restored = Finally(|| device.set_scope(&scope));
             device.begin_trace();
             let _ended = Finally(|| drop(device.end_trace()));
-            body(&mut cx)?;
+            let output = body(&mut cx)?;
             cx.check_unwound()?;
+            cx.join_branch()?;
+            cx.keep(&output)?;
             cx.check_deferred()?;
-            let recording = cx.recording.take().unwrap_or_else(|| unreachable!("nothing takes it"));
-            let Recording { recorder, handover, .. } = *recording;
-            drop(handover);
-            recorder.finish(device)
-        })?;
-        self.plan(mode, program)
+            let program = cx.recorder.finish(device)?;
+            Ok((program, output))
+        })
     }
 
     /// Records a step unless it was, and makes sure that there is memory for it.
-    pub(crate) fn prepare(
+    pub(crate) fn prepare<O: TensorTree>(
         &mut self,
         mode: P::Mode,
         microbatches: usize,
-        body: Body<'_, P>,
+        body: Body<'_, P, O>,
     ) -> Result<StepKey<P::Mode>> {
         let key = self.step_key(mode, microbatches);
         if !self.states.get(&key).is_some_and(|state| state.programs.contains_key(&microbatches)) {
@@ -63,64 +76,108 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(key)
     }
 
-    /// Goes through the beginning of a step before the first real one: once eagerly, and once more to capture its regions
-    /// if no captured region contains others.
+    /// Runs a step before the first real one: once eagerly, and once more to capture its regions if no captured region
+    /// contains others.
     ///
     /// A driver may have to finish all work on a GPU before it loads a kernel or instantiates a graph. If that work
-    /// includes transfers that wait for other ranks, which wait in turn, a first step might never end. So `body` leaves out
-    /// such transfers. It ends before what must not be done twice, which is captured in its real step.
+    /// includes transfers that wait for other ranks, which wait in turn, a first step might never end. So sends to other ranks
+    /// and receives are left out. So are the regions for which `leaves_out` answers true: what must not be done twice. They,
+    /// and captured regions that send or receive, are captured in the first real steps.
     ///
     /// # Errors
     /// As [`CudaGraphManager::step`].
-    pub fn rehearse(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
+    pub fn rehearse<O: TensorTree>(
+        &mut self,
+        mode: P::Mode,
+        microbatches: usize,
+        body: Body<'_, P, O>,
+        leaves_out: impl Fn(P::Region) -> bool,
+    ) -> Result<()> {
         let key = self.prepare(mode, microbatches, body)?;
-        self.pass(mode, microbatches, false, &mut *body)?;
-        let program = &self.states[&key].programs[&microbatches];
-        let is_leaf = |(visit, eager): (usize, Option<_>)| eager.is_some() || !program.is_composite(visit);
-        if self.options.enable && self.submitted(program).all(is_leaf) {
+        let program = self.states[&key].programs[&microbatches].clone();
+        let mut left_out: Vec<bool> = Vec::with_capacity(program.visits.len());
+        for visit in &program.visits {
+            let around = visit.outer().is_some_and(|outer| left_out[outer]);
+            left_out.push(around || leaves_out(visit.region));
+        }
+        self.run(key, microbatches, &Run { left_out: Some(&left_out), ..Run::all(false) }, None)?;
+        let is_leaf =
+            |(visit, eager): (usize, Option<_>)| eager.is_some() || left_out[visit] || !program.is_composite(visit);
+        if self.options.enable && self.submitted(&program).all(is_leaf) {
             (self.before_capture)()?;
-            self.pass(mode, microbatches, true, body)?;
+            self.run(key, microbatches, &Run { left_out: Some(&left_out), ..Run::all(true) }, None)?;
         }
         Ok(())
     }
 
-    /// Runs one step.
+    /// Runs one step, and returns what its code returned: tensors are at their addresses in the step, and stay as they are
+    /// until the next one. The first step of a kind calls the code to make the list of the step; later ones run the list and
+    /// call no code. What changes from step to step lies in device memory, or is done in a
+    /// [host call](StepContext::host_call).
     ///
     /// # Errors
-    /// What `body` returns; [`Error::Changed`] or an out-of-order error when the step differs from its recording. After
-    /// an error the step is half done: its numbers mean nothing.
-    pub fn step(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
-        let key = self.prepare(mode, microbatches, body)?;
+    /// What `body` returns; errors of the device; with [`check_replays`](crate::ManagerOptions::check_replays),
+    /// [`Error::Frozen`] or an out-of-order error where the code would now make another list. After an error the step is half
+    /// done: its numbers mean nothing.
+    pub fn step<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P, O>) -> Result<O> {
+        self.step_from(mode, microbatches, body, &|_, _, recorded| recorded)
+    }
+
+    /// As [`CudaGraphManager::step`], with other tensors in place of the recorded inputs that regions copy: see [`Run::input`].
+    pub(crate) fn step_from<O: TensorTree>(
+        &mut self,
+        mode: P::Mode,
+        microbatches: usize,
+        body: Body<'_, P, O>,
+        input: &dyn Fn(usize, usize, device::Tensor) -> device::Tensor,
+    ) -> Result<O> {
+        let key = self.prepare(mode, microbatches, &mut *body)?;
         let graphs = self.options.enable && self.states[&key].steps >= self.options.warmup_steps;
         if graphs && !std::mem::replace(&mut self.state_mut(key).begun, true) {
             (self.before_capture)()?;
         }
-        let result = self.pass(mode, microbatches, graphs, |cx| body(cx).and_then(|()| cx.check_complete()));
+        if graphs && self.options.check_replays {
+            self.compare(key, microbatches, body)?;
+        }
         // A step that failed has not warmed up what the capture needs.
-        self.state_mut(key).steps += usize::from(result.is_ok());
-        result
+        self.run(key, microbatches, &Run { input, ..Run::all(graphs) }, None)?;
+        self.state_mut(key).steps += 1;
+        self.output(key, microbatches)
     }
 
-    /// Goes through the code of a step, or a part of it, and leaves the device as it was, however it ends. With `graphs`,
-    /// its regions are captured or replayed.
-    pub(crate) fn pass<T>(
+    /// Fails if the code of a step would now make another list.
+    pub(crate) fn compare<O: TensorTree>(
         &mut self,
-        mode: P::Mode,
+        key: StepKey<P::Mode>,
         microbatches: usize,
-        graphs: bool,
-        body: impl FnOnce(&mut StepContext<'_, P>) -> Result<T>,
-    ) -> Result<T> {
-        let pool = self.pool.clone();
-        let scope = pool.device().scope();
-        let _restored = Finally(|| pool.device().set_scope(&scope));
-        let mut cx = StepContext::new(self, mode, microbatches);
-        cx.graphs = graphs;
-        pool.during(|| {
-            let output = body(&mut cx)?;
-            cx.check_unwound()?;
-            cx.join_branch()?;
-            Ok(output)
-        })
+        body: Body<'_, P, O>,
+    ) -> Result<()> {
+        let device = self.pool.device().clone();
+        let made = device.buffers_made();
+        // A device has numbers for so many buffers, and a step may be compared any number of times.
+        let _forgotten = Finally(|| device.forget_buffers_since(made));
+        let (now, _) = self.recorded(microbatches, key.0, body)?;
+        let program = &self.states[&key].programs[&microbatches];
+        match difference(program, &now) {
+            None => {}
+            Some(Difference::Region { region, problem }) => return Err(Error::Frozen { region, problem }),
+            Some(Difference::Order { position, expected, actual }) => {
+                return Err(device::Error::from(CheckError::OutOfOrder { position, expected, actual }).into());
+            }
+        }
+        self.compared += self.submitted(program).filter(|(_, eager)| eager.is_none()).count() as u64;
+        Ok(())
+    }
+
+    /// What the code of a step returned, with tensors where they lie.
+    fn output<O: TensorTree>(&mut self, key: StepKey<P::Mode>, microbatches: usize) -> Result<O> {
+        let binding = self.binding(key, microbatches);
+        let state = &self.states[&key];
+        let Some(recorded) = state.outputs[&microbatches].downcast_ref::<O>() else {
+            let problem = format!("a step was recorded with another output type than {}", std::any::type_name::<O>());
+            return Err(Error::usage(problem, "return the same type from the code of a step each time"));
+        };
+        recorded.map(&mut |_, tensor| Ok(binding.bound(&state.programs[&microbatches], tensor)))
     }
 
     /// Whether steps of that kind no longer warm up or capture.

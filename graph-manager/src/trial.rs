@@ -1,18 +1,14 @@
 //! A step that is run to be compared: what its regions leave is noted while it runs.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use device::{Device, Tensor};
 
-use crate::binding::Binding;
 use crate::error::Result;
 
 /// A step that is run to be compared.
 #[derive(Default)]
 pub(crate) struct Trial {
-    /// Memory apart from the plan, for an eager step.
-    pub(crate) apart: Option<Rc<Binding>>,
     /// By visit: what to note after the region.
     pub(crate) after: BTreeMap<usize, Vec<Tensor>>,
     /// What to note at the end of the step.
@@ -25,11 +21,6 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// The memory of an eager step.
-    pub(crate) fn apart(&self) -> Option<&Binding> {
-        self.apart.as_deref()
-    }
-
     /// Notes what these tensors hold. The work that writes them must have ended.
     pub(crate) fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
         for tensor in tensors {

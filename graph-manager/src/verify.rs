@@ -5,7 +5,6 @@ use std::rc::Rc;
 use device::{Device, Snapshot, Tensor};
 
 use crate::binding::Binding;
-use crate::context::StepContext;
 use crate::difference::{Difference, DifferingValues};
 use crate::error::Result;
 use crate::keys::StepKey;
@@ -13,8 +12,9 @@ use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::program::{Program, Write};
 use crate::results::Results;
-use crate::state::Handover;
+use crate::run::Run;
 use crate::step::Body;
+use crate::tensor_tree::TensorTree;
 use crate::trial::Trial;
 
 /// How a step is verified.
@@ -54,7 +54,7 @@ pub struct VerificationBytes {
 /// What a verification found.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verified {
-    /// Nothing was run: steps of this kind have no graphs yet.
+    /// Nothing was run: steps of this kind have no graphs yet, or another rank's code would make another list.
     NotYet,
     /// Both steps left the same bits.
     Same {
@@ -68,43 +68,51 @@ pub enum Verified {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Runs a step with its graphs and, from the same state, eagerly, and compares all that both leave. Then the state is as
-    /// before: run the step itself with [`CudaGraphManager::step`].
+    /// Calls the code of a step once more, and fails if it would make another list. Then runs the step with its graphs and,
+    /// from the same state, by submitting its list, and compares all that both leave. Then the state is as before: run the step
+    /// itself with [`CudaGraphManager::step`].
     ///
     /// The state is what the step's operations write outside of its plan, such as weights, gradients and counters. It is put
-    /// aside in the host's memory. What else the code of the step reads, such as host values, must be the same in both runs.
+    /// aside in the host's memory. What host calls read must be the same in both runs.
     ///
     /// If the bits differ, both steps run again, and the host waits after each region to look at what it leaves. So the first
     /// region is found that does something else as a graph. All ranks of a step call it together.
     ///
     /// # Errors
-    /// As [`CudaGraphManager::step`]; out of memory.
-    pub fn verify(
+    /// As [`CudaGraphManager::step`]; out of memory; [`Error::Frozen`](crate::Error::Frozen), or an out-of-order error, where
+    /// the code would now make another list.
+    pub fn verify<O: TensorTree>(
         &mut self,
         mode: P::Mode,
         microbatches: usize,
         how: &Verification<'_>,
-        body: Body<'_, P>,
+        body: Body<'_, P, O>,
     ) -> Result<Verified> {
         if !self.options.enable || !self.is_settled(mode, microbatches) {
             return Ok(Verified::NotYet);
         }
-        let key = self.prepare(mode, microbatches, body)?;
+        let key = self.prepare(mode, microbatches, &mut *body)?;
         if !self.states[&key].begun {
             return Ok(Verified::NotYet);
         }
+        // A rank alone would wait for the others' transfers for ever.
+        let frozen = self.compare(key, microbatches, body).err();
+        if (how.any)(frozen.is_some()) {
+            return frozen.map_or(Ok(Verified::NotYet), Err);
+        }
         let device = self.pool.device().clone();
-        let program = &self.states[&key].programs[&microbatches];
+        let program = self.states[&key].programs[&microbatches].clone();
         let (_area, apart) = match how.memory {
             EagerMemory::Apart => {
-                let (area, binding) = Binding::apart(&device, program)?;
+                let (area, binding) = Binding::apart(&device, &program)?;
                 (Some(area), Some(Rc::new(binding)))
             }
             EagerMemory::Shared => (None, None),
         };
-        let results = self.results_at_end(program);
+        let planned = self.binding(key, microbatches);
+        let results = self.results_at_end(&program);
         let before = device.snapshot(program.state())?;
-        let mut pair = Pair { manager: self, mode, microbatches, key, device, before, apart, of_graphs: None, body };
+        let mut pair = Pair { manager: self, program, key, device, before, planned, apart };
         let found = pair.compare(&results, how.any);
         let restored = pair.device.restore(&pair.before);
         // Where both fail, why the step failed says more.
@@ -125,24 +133,20 @@ impl<P: Policy> CudaGraphManager<P> {
 }
 
 /// A step that is run with graphs and eagerly, in turn, from the same state.
-struct Pair<'p, 'b, P: Policy> {
+struct Pair<'p, P: Policy> {
     manager: &'p mut CudaGraphManager<P>,
-    mode: P::Mode,
-    microbatches: usize,
+    program: Rc<Program<P::Region>>,
     key: StepKey<P::Mode>,
     device: Device,
     before: Snapshot,
+    planned: Rc<Binding>,
     apart: Option<Rc<Binding>>,
-    /// While the step runs eagerly: what the code of the graphs left.
-    of_graphs: Option<Handover<P>>,
-    body: Body<'b, P>,
 }
 
-/// Where the code of the step panics, the state goes back too.
-impl<P: Policy> Drop for Pair<'_, '_, P> {
+/// Where a host call of the step panics, the state goes back too.
+impl<P: Policy> Drop for Pair<'_, P> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.hand_back();
             self.device.restore(&self.before).unwrap_or_else(|error| tracing::warn!("{error}"));
         }
     }
@@ -155,7 +159,7 @@ enum Way {
     Eager,
 }
 
-impl<P: Policy> Pair<'_, '_, P> {
+impl<P: Policy> Pair<'_, P> {
     fn compare(&mut self, at_end: &Results, any: &dyn Fn(bool) -> bool) -> Result<Verified> {
         let bytes = at_end.at_end.iter().map(|write| write.tensor.bytes()).sum();
         let same = Verified::Same { tensors: at_end.at_end.len(), bytes };
@@ -165,7 +169,7 @@ impl<P: Policy> Pair<'_, '_, P> {
         }
         // All ranks look, for each needs the others' transfers.
         let place = |tensor: &Tensor| self.place(tensor, Way::Graphed);
-        let by_region = self.manager.results_by_region(self.program(), place);
+        let by_region = self.manager.results_by_region(&self.program, place);
         let visible = self.first_difference(&by_region)?;
         let (results, first) = if visible.is_some() { (&by_region, visible) } else { (at_end, differs) };
         let graphed = self.run(Way::Graphed, results, first)?.kept;
@@ -187,52 +191,26 @@ impl<P: Policy> Pair<'_, '_, P> {
         self.device.restore(&self.before)?;
         let placed = |writes: &Vec<Write>| writes.iter().map(|write| self.place(&write.tensor, way)).collect();
         let after = results.after.iter().map(|(visit, writes)| (*visit, placed(writes))).collect();
+        let mut trial = Trial { after, at_end: placed(&results.at_end), keeps, ..Trial::default() };
         let apart = self.apart.clone().filter(|_| way == Way::Eager);
-        let trial = Trial { apart, after, at_end: placed(&results.at_end), keeps, ..Trial::default() };
-        // The code leaves addresses for later regions. Those of an eager step are for that step alone.
-        if way == Way::Eager {
-            self.of_graphs = Some(std::mem::take(&mut self.manager.state_mut(self.key).handover));
-        }
-        let Pair { manager, mode, microbatches, body, .. } = self;
-        let result = manager.pass(*mode, *microbatches, way == Way::Graphed, |cx| {
-            cx.trial = Some(Box::new(trial));
-            body(cx)?;
-            cx.check_complete()?;
-            cx.note_end()
-        });
-        self.hand_back();
-        result
-    }
-
-    fn hand_back(&mut self) {
-        if let Some(of_graphs) = self.of_graphs.take() {
-            self.manager.state_mut(self.key).handover = of_graphs;
-        }
-    }
-
-    fn program(&self) -> &Program<P::Region> {
-        &self.manager.states[&self.key].programs[&self.microbatches]
+        let run = Run { apart, ..Run::all(way == Way::Graphed) };
+        self.manager.run(self.key, self.program.microbatches, &run, Some(&mut trial))?;
+        self.device.synchronize()?;
+        let at_end = std::mem::take(&mut trial.at_end);
+        trial.note(&self.device, &at_end)?;
+        Ok(trial)
     }
 
     /// Where a tensor of the recording lies when the step is run that way.
     fn place(&self, tensor: &Tensor, way: Way) -> Tensor {
-        let (program, state) = (self.program(), &self.manager.states[&self.key]);
-        let placed = match self.apart.as_ref().filter(|_| way == Way::Eager) {
-            None => state.bound(program, &self.manager.policy, *tensor).map(|bound| bound.address),
-            Some(apart) => match program.taken(tensor.buffer) {
-                None => Some(tensor.address),
-                Some(index) => {
-                    apart.address(index).map(|start| start + (tensor.address - program.buffers[index].address))
-                }
-            },
-        };
-        let address = placed.unwrap_or_else(|| unreachable!("a step that runs has memory for all its buffers"));
-        Tensor { address, ..*tensor }
+        let binding = self.apart.as_ref().filter(|_| way == Way::Eager).unwrap_or(&self.planned);
+        // Under the name of its own microbatch.
+        Tensor { buffer: tensor.buffer, ..binding.bound(&self.program, *tensor) }
     }
 
     /// The result of that number, with its bytes in both steps.
     fn difference(&self, results: &Results, number: usize, bytes: [&[u8]; 2], hidden_by_waits: bool) -> Difference {
-        let program = self.program();
+        let program = &self.program;
         let mut noted = results.after.values().flatten().chain(&results.at_end);
         let Some(Write { position, op, tensor }) = noted.nth(number) else { unreachable!("it was noted") };
         let region = program.innermost(*position).map_or("step".into(), |at| program.visits[at].name.to_string());
@@ -249,27 +227,50 @@ impl<P: Policy> Pair<'_, '_, P> {
     }
 }
 
-impl<P: Policy> StepContext<'_, P> {
-    /// After a region of a trial: notes what it leaves. The host waits for the region's stream alone: other streams may wait
-    /// for what this rank has yet to send.
-    pub(crate) fn note_results(&mut self, visit: usize) -> Result<()> {
-        let Some(mut trial) = self.trial.take() else { return Ok(()) };
-        let mut noted = Ok(());
-        if let Some(tensors) = trial.after.remove(&visit) {
-            noted = self.compute().synchronize().map_err(Into::into);
-            noted = noted.and_then(|()| trial.note(self.manager.pool.device(), &tensors));
-        }
-        self.trial = Some(trial);
-        noted
+#[cfg(test)]
+mod tests {
+    use device::ops::{Copy, Fill};
+    use device::{DType, Device, HostOptions};
+
+    use super::{EagerMemory, Verification, Verified};
+    use crate::manager::CudaGraphManager;
+    use crate::options::ManagerOptions;
+    use crate::policy::CaptureAll;
+
+    /// A difference of a step whose plan gives the memory of a buffer to another too early.
+    fn found(memory: EagerMemory) -> Verified {
+        let device = Device::host(HostOptions::default()).unwrap();
+        let area = device.allocate("totals", 512).unwrap();
+        let totals = area.tensor("totals", 0, [2, 64], DType::F32);
+        let policy = CaptureAll::<&'static str>::default();
+        let mut manager = CudaGraphManager::new(device.stream("compute"), ManagerOptions::default(), policy).unwrap();
+        let step = &mut |cx: &mut crate::StepContext<'_, CaptureAll<&'static str>>| {
+            let early = cx.region("first", (), |cx, ()| {
+                let early = cx.tensor("early", [64], DType::F32)?;
+                cx.run(Fill { output: early, value: 1.0 })?;
+                Ok(early)
+            })?;
+            let late = cx.region("second", (), |cx, ()| {
+                let late = cx.tensor("late", [64], DType::F32)?;
+                cx.run(Fill { output: late, value: 2.0 })?;
+                Ok(late)
+            })?;
+            cx.region("third", early, |cx, input| cx.run(Copy { input, output: totals.at(0) }))?;
+            cx.region("fourth", late, |cx, input| cx.run(Copy { input, output: totals.at(1) }))
+        };
+        manager.record("step", 1, step).unwrap();
+        manager.states.values_mut().for_each(|state| state.plan.misplace(1, 0));
+        (0..3).for_each(|_| manager.step("step", 1, step).unwrap());
+        manager.verify("step", 1, &Verification { memory, ..Verification::default() }, step).unwrap()
     }
 
-    /// At the end of a trial: notes what the step leaves.
-    pub(crate) fn note_end(&mut self) -> Result<Trial> {
-        let mut trial = self.trial.take().unwrap_or_default();
-        let device = self.manager.pool.device();
-        device.synchronize()?;
-        let tensors = std::mem::take(&mut trial.at_end);
-        trial.note(device, &tensors)?;
-        Ok(*trial)
+    #[test]
+    fn a_buffer_that_the_plan_gives_back_early_is_found_in_memory_apart() {
+        let Verified::Differs(difference) = found(EagerMemory::Apart) else { panic!("nothing was found") };
+        let words = "third: `totals` (64 x f32, written by `copy`) has other bits with graphs: 64 elements differ, the first at \
+                     index 0: 2.0 with graphs, 1.0 without";
+        assert_eq!(difference.to_string(), words);
+        // A plan that is wrong is wrong in both ways.
+        assert!(matches!(found(EagerMemory::Shared), Verified::Same { .. }));
     }
 }

@@ -78,6 +78,17 @@ impl Device {
         self.peek().buffer_name(buffer)
     }
 
+    /// The number of buffers named so far, for [`Device::forget_buffers_since`].
+    pub fn buffers_made(&self) -> usize {
+        self.peek().buffers.len()
+    }
+
+    /// Forgets the buffers that were named since there were `made` of them, and gives their numbers again. No tensor of them
+    /// may be used any more.
+    pub fn forget_buffers_since(&self, made: usize) {
+        self.core().buffers.truncate(made);
+    }
+
     /// A tensor with no memory, for tracing: its address stands for the buffer, and nothing runs at it.
     pub fn virtual_tensor(&self, name: impl Into<BufferName>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
         let shape = shape.into();

@@ -44,6 +44,11 @@ impl Device {
         Stream { device: self.clone(), id }
     }
 
+    /// The stream of that name. A stream lasts as long as its device.
+    pub fn stream_named(&self, id: StreamId) -> Stream {
+        Stream { device: self.clone(), id }
+    }
+
     /// CUDA's legacy default stream, which waits for all others. It exists so that its use during a capture can be
     /// refused.
     pub fn default_stream(&self) -> Stream {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8};
-use device::{Communicator, DType, Shape, Tensor};
+use device::{Communicator, DType, Op, Shape, Tensor};
 use graph_manager::Result;
 
 use super::counts::CountCell;
@@ -136,13 +136,14 @@ impl Operand {
             true => Some(delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?),
             false => None,
         };
-        // The first step of a run has no history: its scale is that of its first microbatch. The first real step is always
-        // eager, also after a rehearsal, so graphs know all delayed scales.
-        let known = delayed.is_some() && cx.uses_graphs();
-        if let Some(scale) = one_scale.filter(|_| !known) {
-            cx.run(MakeScale { source, dtype, scale, keep_known: delayed.is_some() })?;
+        if let Some(scale) = one_scale {
+            let keep_known = delayed.is_some();
+            // The first step of a run has no history: its scale is that of its first microbatch. Later steps know all delayed
+            // scales.
+            let mut run = |op: Op| if keep_known { cx.run_early(op) } else { cx.run(op) };
+            run(MakeScale { source, dtype, scale, keep_known }.into())?;
             if let Some(ranks) = shared_by {
-                cx.run(Collective::in_place(CollectiveKind::AllReduceMax, ranks.clone(), scale))?;
+                run(Collective::in_place(CollectiveKind::AllReduceMax, ranks.clone(), scale).into())?;
             }
         }
         let mut matrix = |scaling: Option<Scaling>, [name, scale_name]: [&'static str; 2], shape: Shape| {
@@ -162,7 +163,7 @@ impl Operand {
         // What forward has seen need not enter again. Of rows with scales of their own it has seen no magnitude.
         let seen = again && (copies.rows() || recipe.scaling() == Scaling::Tensor);
         let amax = one_scale.and(delayed).filter(|_| !seen).map(|cell| cell.amax);
-        let accumulate = !cx.variant().overwrites;
+        let accumulate = sums.is_some() && !cx.is_first_microbatch();
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
         if let Some(rows) = rows.filter(|_| !again) {
             counts.count(cx, source, rows)?;

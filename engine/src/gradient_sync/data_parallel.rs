@@ -122,9 +122,14 @@ impl DataParallelSync {
         self.gather(cx, self.after(layer))
     }
 
+    /// Whether weights are gathered: each rank updates a part of them.
+    pub fn gathers(&self) -> bool {
+        self.shard.is_part()
+    }
+
     /// Whether all weights are gathered from the beginning of a step on.
     pub fn gathers_ahead(&self, cx: &StepContext<'_>) -> bool {
-        self.shard.is_part() && !self.shares_buffers && !cx.policy().captures_layers()
+        self.gathers() && !self.shares_buffers && !cx.policy().captures_layers()
     }
 
     /// Starts to gather all buckets but those of the first layer, in the order of layers.
@@ -143,9 +148,11 @@ impl DataParallelSync {
     /// # Errors
     /// A failed collective.
     pub fn wait_for(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
-        match self.layers.iter().position(|&here| here == layer) {
+        let has_buckets = self.buckets.iter().any(|bucket| bucket.layer == layer);
+        match self.layers.iter().position(|&here| here == layer).filter(|_| has_buckets) {
+            // Those of the first layer were gathered after the last update.
+            Some(0) | None => Ok(()),
             Some(at) => cx.wait(&self.gathered[at]),
-            None => Ok(()),
         }
     }
 

@@ -87,10 +87,6 @@ impl Lora {
     }
 }
 
-/// Linear layers of a block.
-const LAYERS: usize = 4;
-/// Adapters save values under part numbers from here on. Blocks number their own parts from 0.
-const FIRST_PART: usize = 1 << 32;
 /// Most adapters of a linear layer: queries, keys and values.
 const MOST: usize = 3;
 
@@ -156,8 +152,7 @@ impl AdapterSpec {
         let first_channel = if row_parallel { parallel.rank() * a.weight.shape.last() } else { 0 };
         let part = DropoutPart { first_channel, ..DropoutPart::default() };
         let dropout = builder.of.dropout(self.dropout, block + 1, 3 + self.layer as u16, part);
-        let part = FIRST_PART + block * LAYERS + self.layer;
-        Adapter { a, b, rank: self.rank, scale: self.scale, columns, width: size(0..packed.len()), dropout, part }
+        Adapter { a, b, rank: self.rank, scale: self.scale, columns, width: size(0..packed.len()), dropout }
     }
 
     /// Parameters, whole.
@@ -181,18 +176,22 @@ pub(super) struct Adapter {
     /// Outputs of the layer.
     width: usize,
     dropout: DropoutLayer,
-    /// What it saves is filed under this number.
-    part: usize,
 }
 
-/// What forward saves for backward, and backward for the gradients of the weights.
+/// What an adapter's forward leaves for its backward.
 #[derive(Clone, Copy)]
-struct SavedAdapter {
+pub(crate) struct SavedAdapter {
     /// `(..., adapters * rank)`: `alpha / rank * A dropout(x)`.
     low: Tensor,
-    /// Its gradient, times `alpha / rank`, once it is computed.
-    grad_low: Option<Tensor>,
     dropout: Option<DropoutSite>,
+}
+
+/// What the gradients of an adapter's weights are computed from.
+#[derive(Clone, Copy)]
+pub(crate) struct AdapterGradient {
+    saved: SavedAdapter,
+    /// `(..., adapters * rank)`: the gradient of `low`, times `alpha / rank`.
+    grad_low: Tensor,
 }
 
 /// One of a layer's adapters.
@@ -223,7 +222,7 @@ impl Adapter {
         })
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. `record` is the microbatch's
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`; returns what backward needs. `record` is the microbatch's
     /// `SampleRecord`, if there is dropout.
     pub(super) fn forward(
         &self,
@@ -231,52 +230,67 @@ impl Adapter {
         input: Tensor,
         output: Tensor,
         record: Option<Tensor>,
-    ) -> Result<()> {
-        let dropout = self.dropout.site(cx, record);
-        let dropped = dropout_backward(cx, "lora_input", input, dropout)?;
-        let low = tensor_like(cx, "lora_low", &input, self.a.weight.shape.rows())?;
-        cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })?;
+    ) -> Result<SavedAdapter> {
+        let saved = self.prepare_backward(cx, input, record)?;
+        let low = saved.low;
         for One { low: columns, output: to, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: columns, out: to, ..GemmColumns::ALL };
             let b = self.b.weight.narrow(first, count);
             cx.run(Gemm { columns, accumulate: true, ..Gemm::linear(low, b, output, Epilogue::None) })?;
         }
-        match cx.mode().trains() {
-            true => cx.part(self.part, |cx| cx.save_for_backward(SavedAdapter { low, grad_low: None, dropout })),
-            false => Ok(()),
-        }
+        Ok(saved)
+    }
+
+    /// As [`Adapter::forward`], as far as backward needs it.
+    pub(super) fn prepare_backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        record: Option<Tensor>,
+    ) -> Result<SavedAdapter> {
+        let dropout = self.dropout.site(cx, record);
+        let dropped = dropout_backward(cx, "lora_input", input, dropout)?;
+        let low = tensor_like(cx, "lora_low", &input, self.a.weight.shape.rows())?;
+        cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })?;
+        Ok(SavedAdapter { low, dropout })
     }
 
     /// Adds to the gradient of the layer's input, for the gradient `(..., out)` of its output.
     pub(super) fn input_gradient(
         &self,
         cx: &mut StepContext<'_>,
+        saved: SavedAdapter,
         grad_output: Tensor,
         grad_input: Tensor,
-    ) -> Result<()> {
-        let saved: SavedAdapter = cx.part(self.part, |cx| cx.saved())?;
+    ) -> Result<AdapterGradient> {
         let grad_low = tensor_like(cx, "lora_grad_low", &grad_output, self.a.weight.shape.rows())?;
         for One { low, output, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: output, out: low, ..GemmColumns::ALL };
             let product = Gemm::dgrad(grad_output, self.b.weight.narrow(first, count), grad_low, Epilogue::None);
             cx.run(Gemm { columns, alpha: self.scale, ..product })?;
         }
-        cx.part(self.part, |cx| cx.save_for_backward(SavedAdapter { grad_low: Some(grad_low), ..saved }))?;
         let product = |to| Gemm::dgrad(grad_low, self.a.weight, to, Epilogue::None);
-        let Some(site) = saved.dropout else {
-            return cx.run(Gemm { accumulate: true, ..product(grad_input) });
-        };
-        let through = cx.tensor("lora_grad_input", grad_input.shape, grad_input.dtype)?;
-        cx.run(product(through))?;
-        cx.run(Dropout { input: through, output: through, site })?;
-        cx.run(Add { a: grad_input, b: through, output: grad_input })
+        match saved.dropout {
+            None => cx.run(Gemm { accumulate: true, ..product(grad_input) })?,
+            Some(site) => {
+                let through = cx.tensor("lora_grad_input", grad_input.shape, grad_input.dtype)?;
+                cx.run(product(through))?;
+                cx.run(Dropout { input: through, output: through, site })?;
+                cx.run(Add { a: grad_input, b: through, output: grad_input })?;
+            }
+        }
+        Ok(AdapterGradient { saved, grad_low })
     }
 
     /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its output.
-    pub(super) fn weight_gradients(&self, cx: &mut StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
-        let saved: SavedAdapter = cx.part(self.part, |cx| cx.saved())?;
-        let Some(grad_low) = saved.grad_low else { unreachable!("the input gradient is computed first") };
-        let accumulate = !cx.variant().overwrites;
+    pub(super) fn weight_gradients(
+        &self,
+        cx: &mut StepContext<'_>,
+        AdapterGradient { saved, grad_low }: AdapterGradient,
+        input: Tensor,
+        grad_output: Tensor,
+    ) -> Result<()> {
+        let accumulate = !cx.is_first_microbatch();
         if let Some(grad) = self.a.grad {
             let dropped = dropout_backward(cx, "lora_input_again", input, saved.dropout)?;
             cx.defer(Gemm::wgrad(grad_low, dropped, grad, accumulate))?;

@@ -9,13 +9,14 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::attention::CausalAttentionSpec;
-use super::branch::Branch;
+use super::branch::{Branch, SavedBranch};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::hidden::Hidden;
 use super::layer::Layer;
 use super::norm::NormSpec;
 use super::part::PartSpec;
 use super::pending::{PendingSums, PendingWeightGradients};
+use super::saved::Saved;
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
 use crate::graph_options::GraphModule;
@@ -85,55 +86,58 @@ impl Block {
     /// A block over its parameters.
     pub(crate) fn build(builder: &LayerBuilder<'_>, block: usize) -> Block {
         let mut branches: Vec<Branch> = Vec::new();
-        let parts = parts(builder.of.shape);
-        let first = block * parts.len();
-        for (at, spec) in parts.into_iter().enumerate() {
+        for spec in parts(builder.of.shape) {
             let norms = spec.norms(builder.of.shape, block);
             let [norm, output_norm] = norms.map(|norm| norm.map(|norm| norm.build(builder.params)));
             let mut part = spec.part.build(builder, block);
             // The norm before the part sees the gradient of what the part added to the stream.
             let sees_output = norm.is_some() && output_norm.is_none();
             let output_bias = if sees_output { part.leave_bias_to_norm() } else { None };
-            branches.push(Branch { module: spec.module, number: first + at, norm, part, output_norm, output_bias });
+            branches.push(Branch { module: spec.module, norm, part, output_norm, output_bias });
         }
         Block { branches }
     }
 
     /// Runs the forward as far as backward needs it, without the block's output. In the last part this saves the matrix
     /// product that computes the output.
-    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
-        let mut hidden = input;
+    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Saved> {
+        let (mut hidden, mut all) = (input, Vec::new());
         for (at, branch) in self.branches.iter().enumerate() {
             if at + 1 < self.branches.len() {
-                hidden = branch.forward(cx, hidden)?;
+                let (output, saved) = branch.forward(cx, hidden)?;
+                all.push(saved);
+                hidden = output;
             } else {
-                branch.prepare_backward(cx, hidden)?;
+                all.push(branch.prepare_backward(cx, hidden)?);
             }
         }
-        Ok(())
+        Ok(Saved::new(all))
     }
 }
 
 impl Layer for Block {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let mut hidden = input;
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
+        let (mut hidden, mut all) = (input, Vec::new());
         for branch in &self.branches {
-            hidden = cx.region(branch.region(cx), hidden, |cx, hidden| branch.forward(cx, hidden))?;
-            after_module(cx, branch.module, hidden)?;
+            let (output, saved) = branch.within(cx, hidden, |cx, hidden| branch.forward(cx, hidden))?;
+            after_module(cx, branch.module, output)?;
+            all.push(saved);
+            hidden = output;
         }
-        Ok(hidden)
+        Ok((hidden, Saved::new(all)))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
+        let saved: &Vec<SavedBranch> = saved.get();
         let (mut grad, mut pending) = (grad, PendingWeightGradients::none());
         let mut sums = PendingSums::default();
-        for branch in self.branches.iter().rev() {
-            let region = branch.region(cx);
+        for (branch, saved) in self.branches.iter().zip(saved).rev() {
+            let has_region = branch.region(cx).is_some();
             let before = std::mem::replace(&mut pending, PendingWeightGradients::none());
-            grad = cx.region(region, grad, |cx, grad| {
-                let (grad, left) = branch.backward(cx, grad, before, &mut sums)?;
-                if cx.current_region() == Some(region) {
-                    // A replay of the next region would not run this code, so nothing may be left for it.
+            grad = branch.within(cx, grad, |cx, grad| {
+                let (grad, left) = branch.backward(cx, saved, grad, before, &mut sums)?;
+                if has_region {
+                    // The region may have a graph of its own, and nothing of it may be done elsewhere.
                     left.compute(cx)?;
                     std::mem::take(&mut sums).add_up(cx)?;
                 } else {
@@ -149,11 +153,9 @@ impl Layer for Block {
 
     fn weight_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         for branch in self.branches.iter().rev() {
-            let region = branch.region(cx);
-            cx.region(region, (), |cx, ()| match cx.current_region() == Some(region) {
-                true => cx.run_deferred(),
-                false => Ok(()),
-            })?;
+            if let Some(region) = branch.region(cx) {
+                cx.region(region, (), |cx, ()| cx.run_deferred())?;
+            }
         }
         // Without regions of their own, the modules' operations were deferred by the layer.
         cx.run_deferred()

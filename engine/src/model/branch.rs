@@ -3,12 +3,13 @@
 
 use device::Tensor;
 use device::ops::{Add, QuantizeSource};
-use graph_manager::Result;
+use graph_manager::{Result, TensorTree};
 
 use super::hidden::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
-use super::part::{BlockPart, DecodeStep, Saved, SavedInput};
+use super::part::{BlockPart, DecodeStep, SavedInput};
 use super::pending::{PendingSums, PendingWeightGradients};
+use super::saved::Saved;
 use crate::graph_options::GraphModule;
 use crate::params::Param;
 use crate::regions::Region;
@@ -17,8 +18,6 @@ use crate::step_policy::StepContext;
 /// A part with its norms. What the branch computes is added to the residual stream by whoever reads the stream next.
 pub(crate) struct Branch {
     pub(crate) module: GraphModule,
-    /// Its number over the whole model. What it saves is filed under this number.
-    pub(crate) number: usize,
     /// Of the residual stream, before the part; `None` if the part reads the stream itself.
     pub(crate) norm: Option<NormLayer>,
     pub(crate) part: Box<dyn BlockPart>,
@@ -28,9 +27,8 @@ pub(crate) struct Branch {
     pub(crate) output_bias: Option<Param>,
 }
 
-/// What a branch saves for its backward.
-#[derive(Clone)]
-struct SavedBranch {
+/// What a branch leaves for its backward.
+pub(crate) struct SavedBranch {
     stream: SavedStream,
     part: Saved,
     output: Option<SavedNorm>,
@@ -45,11 +43,23 @@ enum SavedStream {
 }
 
 impl Branch {
-    /// The module's region within the region of its layer.
-    pub(crate) fn region(&self, cx: &StepContext<'_>) -> Region {
-        match cx.current_region().and_then(|region| region.of_module(self.module)) {
-            Some(region) => region,
-            None => unreachable!("a block runs in a forward, backward or weight gradients of its layer"),
+    /// The module's region within the region of its layer, where it has one of its own.
+    pub(crate) fn region(&self, cx: &StepContext<'_>) -> Option<Region> {
+        let of_layer = cx.current_region()?;
+        let (layer, _) = of_layer.place()?;
+        of_layer.of_module(self.module).filter(|_| cx.policy().divides(layer))
+    }
+
+    /// Does the work of the module, in its region if it has one.
+    pub(crate) fn within<'m, I: TensorTree, O>(
+        &self,
+        cx: &mut StepContext<'m>,
+        input: I,
+        work: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
+    ) -> Result<O> {
+        match self.region(cx) {
+            Some(region) => cx.region(region, input, work),
+            None => work(cx, input),
         }
     }
 
@@ -78,12 +88,11 @@ impl Branch {
         Ok((x, normed, SavedStream::Normed(saved)))
     }
 
-    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedBranch)> {
         let (x, normed, stream) = self.read(cx, input.x, input.delta)?;
         let (delta, part) = self.part.forward(cx, normed, input.samples)?;
         let (delta, output) = self.normalise_output(cx, delta)?;
-        self.save(cx, SavedBranch { stream, part, output })?;
-        Ok(Hidden { x, delta: Some(delta), ..input })
+        Ok((Hidden { x, delta: Some(delta), ..input }, SavedBranch { stream, part, output }))
     }
 
     /// What the branch adds to the residual stream, from what the part computed.
@@ -94,17 +103,13 @@ impl Branch {
     }
 
     /// The forward as far as backward needs it. Only the backward of an output norm needs what the part computes.
-    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
+    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<SavedBranch> {
         if self.output_norm.is_some() {
-            return self.forward(cx, input).map(|_| ());
+            return self.forward(cx, input).map(|(_, saved)| saved);
         }
         let (_, normed, stream) = self.read(cx, input.x, input.delta)?;
         let part = self.part.prepare_backward(cx, normed, input.samples)?;
-        self.save(cx, SavedBranch { stream, part, output: None })
-    }
-
-    fn save(&self, cx: &mut StepContext<'_>, saved: SavedBranch) -> Result<()> {
-        cx.part(self.number, |cx| cx.save_for_backward(saved))
+        Ok(SavedBranch { stream, part, output: None })
     }
 
     /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`]. The
@@ -112,11 +117,11 @@ impl Branch {
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
+        saved: &SavedBranch,
         grad: Tensor,
         pending: PendingWeightGradients,
         sums: &mut PendingSums,
     ) -> Result<(Tensor, PendingWeightGradients)> {
-        let saved: SavedBranch = cx.part(self.number, |cx| cx.saved())?;
         let grad_output = match (&self.output_norm, &saved.output) {
             (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None, sums)?,
             _ => grad,

@@ -9,6 +9,7 @@ use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::hidden::Hidden;
 use super::layer::Layer;
 use super::position::Position;
+use super::saved::Saved;
 use super::tensor_parallel::TensorParallelRegion;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -48,8 +49,7 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) region: TensorParallelRegion,
 }
 
-#[derive(Clone)]
-struct Saved {
+struct SavedTokens {
     /// `(batch, seq)`, i32.
     tokens: Tensor,
     position_ids: Option<Tensor>,
@@ -74,7 +74,7 @@ impl EmbeddingLayer {
 
 impl Layer for EmbeddingLayer {
     /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism this rank's rows of it.
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let all = self.region.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);
         let position_ids = input.samples.documents.map(|documents| documents.position_ids);
@@ -90,13 +90,13 @@ impl Layer for EmbeddingLayer {
         // One rank's table has the token, the others add zeros: the sum is exact.
         let x = self.region.reduce(cx, "embedded_here", all)?;
         drop_in_place(cx, x, dropout)?;
-        cx.save_for_backward(Saved { tokens: input.x, position_ids, dropout })?;
-        Ok(Hidden { x, delta: None, ..input })
+        let saved = SavedTokens { tokens: input.x, position_ids, dropout };
+        Ok((Hidden { x, delta: None, ..input }, Saved::new(saved)))
     }
 
     /// `grad` is that of the embedded tokens; nothing comes before them.
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let saved: Saved = cx.saved()?;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
+        let saved: &SavedTokens = saved.get();
         let (grad_table, grad_positions) = (self.table.grad, self.positions.and_then(|positions| positions.grad));
         if grad_table.is_none() && grad_positions.is_none() {
             return Ok(grad);

@@ -14,6 +14,7 @@ use super::hidden::Hidden;
 use super::layer::LossHead;
 use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::pending::PendingSums;
+use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
@@ -57,8 +58,7 @@ pub(crate) struct LanguageHead {
     step: StepTensors,
 }
 
-#[derive(Clone, Copy)]
-struct Saved {
+struct SavedHead {
     norm: SavedNorm,
     /// `(batch, seq, hidden)`; where ranks share the vocabulary, this rank's part of the sum.
     grad_normed: Tensor,
@@ -82,7 +82,7 @@ impl LanguageHead {
 }
 
 impl LossHead for LanguageHead {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Tensor> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Tensor, Saved)> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let normed = self.region.gather_rows(cx, "all_normed", normed)?;
         let targets = input.loss_targets();
@@ -104,7 +104,7 @@ impl LossHead for LanguageHead {
             if let Some(grad_normed) = grad_normed {
                 // The loss left the logits' gradient in their place.
                 if let Some(grad_table) = self.table.grad {
-                    let wgrad = Gemm::wgrad(logits, part(normed), grad_table, !cx.variant().overwrites || first > 0);
+                    let wgrad = Gemm::wgrad(logits, part(normed), grad_table, !cx.is_first_microbatch() || first > 0);
                     // The next piece's logits take the place of these.
                     if first + piece < rows { cx.run(wgrad)? } else { cx.branch(wgrad)? }
                 }
@@ -115,14 +115,12 @@ impl LossHead for LanguageHead {
         if let Some((input, total)) = z_loss {
             cx.run(SumInto { input, total, accumulate: true })?;
         }
-        if let Some(grad_normed) = grad_normed {
-            cx.save_for_backward(Saved { norm, grad_normed })?;
-        }
-        Ok(losses)
+        let saved = grad_normed.map(|grad_normed| SavedHead { norm, grad_normed });
+        Ok((losses, Saved::new(saved)))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
-        let saved: Saved = cx.saved()?;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor> {
+        let Some(saved) = saved.get::<Option<SavedHead>>() else { unreachable!("a training step has a backward") };
         let grad_normed = self.region.reduce(cx, "grad_normed_here", saved.grad_normed)?;
         let mut sums = PendingSums::default();
         let grad = self.norm.backward(cx, &saved.norm, grad_normed, None, None, &mut sums)?;
@@ -166,26 +164,25 @@ pub(crate) struct RegressionHead {
 }
 
 impl LossHead for RegressionHead {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Tensor> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Tensor, Saved)> {
         let losses = cx.tensor("losses", [input.x.shape.rows()], DType::F32)?;
         let mut grad = None;
         if cx.mode().trains() {
-            let tensor = cx.tensor("grad_prediction", input.x.shape, input.x.dtype)?;
-            cx.save_for_backward((losses, tensor))?;
-            grad = Some((tensor, self.step.control));
+            grad = Some(cx.tensor("grad_prediction", input.x.shape, input.x.dtype)?);
         }
-        cx.run(Mse { prediction: input.x, target: input.loss_targets(), losses, grad })?;
-        if !cx.mode().trains() {
+        let into = grad.map(|grad| (grad, self.step.control));
+        cx.run(Mse { prediction: input.x, target: input.loss_targets(), losses, grad: into })?;
+        if grad.is_none() {
             cx.run(self.sum(losses))?;
         }
-        Ok(losses)
+        Ok((losses, Saved::new((losses, grad))))
     }
 
     /// The losses are summed here in training, because backward has a branch that goes on next to the layers before.
-    fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
-        let (losses, grad): (Tensor, Tensor) = cx.saved()?;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor> {
+        let &(losses, grad): &(Tensor, Option<Tensor>) = saved.get();
         cx.branch(self.sum(losses))?;
-        Ok(grad)
+        Ok(grad.unwrap_or_else(|| unreachable!("a training step has a backward")))
     }
 }
 

@@ -4,24 +4,26 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::hidden::Hidden;
+use super::saved::Saved;
 use crate::step_policy::StepContext;
 
 /// A layer: an explicit forward and an explicit backward, nothing else.
 ///
-/// Both submit operations to `cx` and take their buffers from it. What backward needs, forward passes to it with
-/// [`StepContext::save_for_backward`]. Backward passes gradients of weights to [`StepContext::defer`].
+/// Both submit operations to `cx` and take their buffers from it. Backward passes gradients of weights to
+/// [`StepContext::defer`].
 pub trait Layer {
-    /// Computes the output from the input.
+    /// Computes the output from the input. Also returns what backward needs.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden>;
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)>;
 
-    /// Computes the input's gradient from the output's, and the parameters' `main_grad`.
+    /// Computes the input's gradient from the output's, and the parameters' `main_grad`. `saved` is what forward returned for
+    /// the same microbatch.
     ///
     /// # Errors
     /// Errors of the device.
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor>;
 
     /// Computes the weight gradients that backward deferred.
     ///
@@ -35,15 +37,16 @@ pub trait Layer {
 /// The last layer of a model, which computes the losses. Nothing comes after it: backward begins here.
 pub trait LossHead {
     /// Computes the losses. In evaluation it adds them to the step's loss sum; in training it does so, or backward
-    /// does. Returns them, f32, one for each target.
+    /// does. Returns them, f32, one for each target, and what backward needs.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Tensor>;
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Tensor, Saved)>;
 
     /// The input's gradient, and the parameters' `main_grad`. The gradient of each loss is the control block's `grad_scale`.
+    /// `saved` is what forward returned for the same microbatch of a training step.
     ///
     /// # Errors
     /// Errors of the device.
-    fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor>;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor>;
 }

@@ -102,7 +102,7 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
         arrays.f32((*name).into(), &[1], &[scale]);
     }
 
-    let shape = StepShape { layers: 1, quantizes: true, ..StepShape::default() };
+    let shape = StepShape { layers: 1, ..StepShape::default() };
     let compute = device.stream("compute");
     let mut graphs = StepPolicy::manager(compute, &GraphOptions::default(), shape).unwrap();
     let mut first = None;
@@ -114,8 +114,8 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
                     let input = linear.input(cx, input, Copies::Both)?;
                     linear.forward(cx, &input, results.output, None)?;
                     let grad_output = linear.grad_output(cx, grad_output)?;
-                    linear.dgrad(cx, &grad_output, results.grad_input, Epilogue::None)?;
-                    linear.wgrad(cx, input, grad_output)
+                    linear.dgrad(cx, &grad_output, results.grad_input, Epilogue::None, None)?;
+                    linear.wgrad(cx, input, grad_output, None)
                 })
             })
             .unwrap();

@@ -12,6 +12,7 @@ use super::layer::Layer;
 use super::linear::{Linear, LinearSpec};
 use super::position::RotaryTables;
 use super::sample_row::SampleRow;
+use super::saved::Saved;
 use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::Operand;
 use crate::layer_partition::StageLayers;
@@ -107,8 +108,7 @@ struct Perceptron {
     dropout: DropoutLayer,
 }
 
-#[derive(Clone, Copy)]
-struct Saved {
+struct SavedPerceptron {
     /// `(batch, in)`.
     input: Tensor,
     /// `(batch, out)`, after activation and dropout.
@@ -118,7 +118,7 @@ struct Saved {
 
 impl Layer for Perceptron {
     /// From `(batch, in)` to `(batch, out)`.
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let output = self.linear.output(cx, "output", &input.x)?;
         self.linear.forward(cx, &Operand::Plain(input.x), output, input.samples.record)?;
         let dropout = self.dropout.site(cx, input.samples.record);
@@ -131,12 +131,11 @@ impl Layer for Perceptron {
                 cx.run(Activation { kind: ActivationKind::Relu, input: output, output: x })?;
             }
         }
-        cx.save_for_backward(Saved { input: input.x, output: x, dropout })?;
-        Ok(Hidden { x, ..input })
+        Ok((Hidden { x, ..input }, Saved::new(SavedPerceptron { input: input.x, output: x, dropout })))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let saved: Saved = cx.saved()?;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
+        let saved: &SavedPerceptron = saved.get();
         let mut grad_product = grad;
         if self.activated {
             grad_product = cx.tensor("grad_product", saved.output.shape, grad.dtype)?;
@@ -153,7 +152,7 @@ impl Layer for Perceptron {
         let mut grad_input = grad_product;
         if !self.first {
             grad_input = self.linear.input_gradient(cx, "grad_input", &grad_product)?;
-            self.linear.dgrad(cx, &Operand::Plain(grad_product), grad_input, Epilogue::None)?;
+            self.linear.dgrad(cx, &Operand::Plain(grad_product), grad_input, Epilogue::None, None)?;
         }
         if let Some(bias) = self.linear.bias_gradient(cx, grad_product) {
             cx.run(bias)?;

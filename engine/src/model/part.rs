@@ -1,9 +1,6 @@
 //! What a block's part is: a kind of part before it has memory ([`PartSpec`]), and the part over its parameters
 //! ([`BlockPart`]). Each kind has both in one file of `attention/` or `feed_forward/`.
 
-use std::any::Any;
-use std::rc::Rc;
-
 use device::Tensor;
 use graph_manager::Result;
 
@@ -13,6 +10,7 @@ use super::linear::Linear;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::pending::{PendingInput, PendingWeightGradients};
 use super::position::RotaryTables;
+use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
@@ -90,25 +88,6 @@ pub(crate) trait BlockPart {
     /// the norm returns its bias, and no longer computes the bias's gradient.
     fn leave_bias_to_norm(&mut self) -> Option<Param> {
         None
-    }
-}
-
-/// What a part's forward saves for its backward: a type of the part's own.
-#[derive(Clone)]
-pub(crate) struct Saved(Rc<dyn Any>);
-
-impl Saved {
-    /// Wraps what a part saves.
-    pub(crate) fn new<T: Copy + 'static>(value: T) -> Saved {
-        Saved(Rc::new(value))
-    }
-
-    /// What the part saved.
-    pub(crate) fn get<T: Copy + 'static>(&self) -> T {
-        match self.0.downcast_ref::<T>() {
-            Some(value) => *value,
-            None => unreachable!("a part gets back what its own forward saved"),
-        }
     }
 }
 

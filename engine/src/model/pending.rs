@@ -4,6 +4,7 @@ use device::Tensor;
 use device::ops::{AddPartialColumns, Fp8Matrix, PartialColumns, QuantizeSource, Scale};
 use graph_manager::Result;
 
+use super::adapter::AdapterGradient;
 use super::linear::Linear;
 use super::tensor_parallel::{PendingTransfer, TensorParallelRegion};
 use crate::fp8::{Copies, Operand};
@@ -90,12 +91,17 @@ impl PendingInput {
 
 /// Weight gradients of a linear layer that are not computed yet. They will be, while a transfer runs.
 #[must_use]
-pub(crate) struct PendingWeightGradients(Option<(Linear, Operand, Operand)>);
+pub(crate) struct PendingWeightGradients(Option<(Linear, Operand, Operand, Option<AdapterGradient>)>);
 
 impl PendingWeightGradients {
-    /// Those of this layer, from its input and its output gradient.
-    pub(super) fn of(linear: Linear, input: Operand, grad_output: Operand) -> PendingWeightGradients {
-        PendingWeightGradients(Some((linear, input, grad_output)))
+    /// Those of this layer, from its input, its output gradient and what its adapter's input gradient left.
+    pub(super) fn of(
+        linear: Linear,
+        input: Operand,
+        grad_output: Operand,
+        adapter: Option<AdapterGradient>,
+    ) -> PendingWeightGradients {
+        PendingWeightGradients(Some((linear, input, grad_output, adapter)))
     }
 
     /// Nothing is left to compute.
@@ -136,8 +142,8 @@ impl PendingWeightGradients {
 
     /// Computes them, if any are left.
     pub(crate) fn compute(self, cx: &mut StepContext<'_>) -> Result<()> {
-        let Some((linear, input, grad_output)) = self.0 else { return Ok(()) };
-        linear.wgrad(cx, input, grad_output)
+        let Some((linear, input, grad_output, adapter)) = self.0 else { return Ok(()) };
+        linear.wgrad(cx, input, grad_output, adapter)
     }
 }
 
@@ -159,6 +165,6 @@ impl PendingSums {
         if self.0.is_empty() {
             return Ok(());
         }
-        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: !cx.variant().overwrites })
+        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: !cx.is_first_microbatch() })
     }
 }

@@ -6,6 +6,7 @@ use graph_manager::Result;
 use super::block::Block;
 use super::hidden::Hidden;
 use super::layer::Layer;
+use super::saved::Saved;
 use crate::step_policy::StepContext;
 
 /// A few blocks as one layer (Chen et al., 2016). Its forward saves only the layer's input; its backward recomputes the
@@ -18,28 +19,26 @@ pub(crate) struct RecomputedBlocks {
 }
 
 impl Layer for RecomputedBlocks {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let mut hidden = input;
         for block in &self.blocks {
-            hidden = block.forward(cx, hidden)?;
+            (hidden, _) = block.forward(cx, hidden)?;
         }
-        cx.save_for_backward(input)?;
-        Ok(hidden)
+        Ok((hidden, Saved::new(input)))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let mut hidden: Hidden = cx.saved()?;
+    fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
+        let (mut hidden, mut all): (Hidden, _) = (*saved.get(), Vec::new());
         for (at, block) in self.blocks.iter().enumerate() {
             if at + 1 < self.blocks.len() {
-                hidden = block.forward(cx, hidden)?;
+                let (output, saved) = block.forward(cx, hidden)?;
+                all.push(saved);
+                hidden = output;
             } else {
-                block.prepare_backward(cx, hidden)?;
+                all.push(block.prepare_backward(cx, hidden)?);
             }
         }
-        let mut grad = grad;
-        for block in self.blocks.iter().rev() {
-            grad = block.backward(cx, grad)?;
-        }
-        Ok(grad)
+        let mut blocks = self.blocks.iter().zip(&all).rev();
+        blocks.try_fold(grad, |grad, (block, saved)| block.backward(cx, saved, grad))
     }
 }

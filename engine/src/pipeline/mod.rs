@@ -82,15 +82,19 @@ impl Pipeline {
         schedule.overlaps().then(|| schedule.ahead(self.stage.stage()))
     }
 
+    /// Whether backwards leave weight gradients to tasks of their own.
+    pub fn splits_backward(&self) -> bool {
+        self.stage.schedule().splits_backward()
+    }
+
     /// All stages; `None` if this is the only one.
     pub fn all_stages(&self) -> Option<&Rc<dyn Communicator>> {
         self.all_stages.as_ref()
     }
 
-    /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`. With `rehearse` nothing is
-    /// sent or received: the receive buffers keep the values that they have.
-    pub fn start_step(&self, tasks: &[Task], overlaps: bool, rehearse: bool) -> Transfers<'_> {
-        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, overlaps, rehearse)
+    /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`.
+    pub fn start_step(&self, tasks: &[Task], overlaps: bool) -> Transfers<'_> {
+        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, overlaps)
     }
 
     /// Sums the gradients of the parameter that the first and the last stage both have. It comes after all backwards and

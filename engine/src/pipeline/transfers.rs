@@ -31,7 +31,6 @@ struct Channel<'p> {
     receives: ReceiveQueue,
     /// The last send is under way: the compute stream does not wait for it yet.
     sending: bool,
-    rehearse: bool,
 }
 
 impl<'p> Transfers<'p> {
@@ -40,11 +39,10 @@ impl<'p> Transfers<'p> {
         [forward, backward]: [&'p Link; 2],
         tasks: &[Task],
         overlaps: bool,
-        rehearse: bool,
     ) -> Transfers<'p> {
         let channel = |link, direction| {
             let receives = stage.receive_queue(direction, tasks);
-            Channel { link, receives, sending: false, rehearse }
+            Channel { link, receives, sending: false }
         };
         Transfers {
             stage,
@@ -153,10 +151,8 @@ impl Channel<'_> {
             end.stream.device().set_scope(&format!("{} receive {number}", end.name));
             cx.compute().record(&end.free)?;
             end.stream.wait(&end.free)?;
-            if !self.rehearse {
-                let kind = CollectiveKind::Receive { from: 0 };
-                end.stream.submit(Collective::in_place(kind, end.communicator.clone(), end.buffers[at]))?;
-            }
+            let kind = CollectiveKind::Receive { from: 0 };
+            end.stream.submit(Collective::in_place(kind, end.communicator.clone(), end.buffers[at]))?;
             end.stream.record(&end.received[at])?;
         }
         Ok(())
@@ -182,10 +178,8 @@ impl Channel<'_> {
         fill(cx, end.buffer)?;
         cx.compute().record(&end.ready)?;
         end.stream.wait(&end.ready)?;
-        if !self.rehearse {
-            let kind = CollectiveKind::Send { to: 1 };
-            end.stream.submit(Collective::in_place(kind, end.communicator.clone(), end.buffer))?;
-        }
+        let kind = CollectiveKind::Send { to: 1 };
+        end.stream.submit(Collective::in_place(kind, end.communicator.clone(), end.buffer))?;
         end.stream.record(&end.sent)?;
         self.sending = true;
         Ok(())

@@ -151,8 +151,6 @@ impl Stage {
             chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
             splits_backward: options.pipeline.schedule().splits_backward(),
             reduces: data_parallel.is_some() || partial_gradients.is_some(),
-            gathers: shard.is_part(),
-            quantizes: params.fp8_bytes() > 0,
             branch_outlives_layers: architecture.branch_outlives_layers,
             hooks: options.hooks,
         };

@@ -11,11 +11,11 @@ use parallel::Task;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::hooks::after_layer;
 use crate::inputs::Inputs;
-use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
+use crate::model::{Chunk, Hidden, LossHead, Model, Saved, StepTensors};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::pipeline::{Pipeline, Transfers};
-use crate::regions::{Mode, Region};
+use crate::regions::{Mode, Pass, Region};
 use crate::step_policy::StepContext;
 
 /// What a step of this rank runs, and the memory that it runs on.
@@ -40,42 +40,40 @@ pub(super) struct StepProgram {
     pub(super) kept_losses: Option<Tensor>,
 }
 
-/// Whether a step is a real one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Run {
-    Real,
-    /// Stages send and receive nothing, and no weight changes. Sums over ranks run.
-    Rehearsal,
+/// What a chunk's forward of a microbatch leaves.
+struct Forwarded {
+    microbatch: usize,
+    /// The output, up to the head.
+    hidden: Hidden,
+    /// By layer: what its backward needs.
+    saved: Vec<Saved>,
 }
 
 /// The step as regions, from the whole to its parts.
 impl StepProgram {
     /// A training step.
-    pub(super) fn train(&self, cx: &mut StepContext<'_>, run: Run) -> Result<()> {
+    pub(super) fn train(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let tasks = self.pipeline.tasks(cx.microbatches())?;
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
                 self.gather_weights(cx)?;
-                self.run_tasks(cx, &tasks, run)?;
+                self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| self.finish_gradients(cx))
             })?;
-            match run {
-                Run::Real => cx.region(Region::Optimizer, (), |cx, ()| self.update(cx)),
-                Run::Rehearsal => Ok(()),
-            }
+            cx.region(Region::Optimizer, (), |cx, ()| self.update(cx))
         })
     }
 
     /// An evaluation step: the forwards of a training step.
-    pub(super) fn evaluate(&self, cx: &mut StepContext<'_>, run: Run) -> Result<()> {
+    pub(super) fn evaluate(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let mut tasks = self.pipeline.tasks(cx.microbatches())?;
         tasks.retain(|task| matches!(task, Task::Forward { .. }));
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
                 self.gather_weights(cx)?;
-                self.run_tasks(cx, &tasks, run)?;
+                self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     if let Some(data_parallel) = &self.data_parallel {
                         data_parallel.sum(cx, self.loss_sums)?;
@@ -115,25 +113,24 @@ impl StepProgram {
 
     /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside.
     /// Gradients are added in the same order as otherwise.
-    fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task], run: Run) -> Result<()> {
+    fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task]) -> Result<()> {
         let trains = cx.mode().trains();
         let overlap = self.pipeline.ahead_of_overlap().filter(|_| trains);
-        let mut transfers = self.pipeline.start_step(tasks, overlap.is_some(), run == Run::Rehearsal);
+        let mut transfers = self.pipeline.start_step(tasks, overlap.is_some());
         // The forward that runs next to the coming backward.
         let mut aside = None;
-        // The head's inputs of forwards that wait for their backward. The head runs there: it adds to gradients.
-        let mut to_head = VecDeque::new();
+        // What forwards left for their backwards, by chunk: microbatches go backward in the order in which they went forward.
+        let mut in_flight: Vec<VecDeque<Forwarded>> = self.model.chunks.iter().map(|_| VecDeque::new()).collect();
         transfers.receive_ahead(cx, 0)?;
         for (at, &task) in tasks.iter().enumerate() {
             let (chunk, microbatch, begun) = (&self.model.chunks[task.chunk()], task.microbatch(), at + 1);
-            let _span = tracing::debug_span!("microbatch", microbatch).entered();
             match task {
                 Task::Forward { .. } => {
-                    let hidden = match overlap {
+                    let forwarded = match overlap {
                         None => self.forward_task(cx, &mut transfers, task, begun)?,
                         Some(ahead) => {
                             transfers.receive_ahead(cx, begun)?;
-                            let (hidden, under_way) =
+                            let (forwarded, under_way) =
                                 cx.aside(|cx| self.forward_task(cx, &mut transfers, task, begun))?;
                             // The first `ahead` tasks are forwards with no backward beside them. They run aside too: a
                             // region's graph belongs to one lane.
@@ -142,17 +139,23 @@ impl StepProgram {
                             } else {
                                 aside = Some(under_way);
                             }
-                            hidden
+                            forwarded
                         }
                     };
                     match chunk.head.as_deref() {
-                        Some(_) if trains => to_head.push_back(hidden),
-                        Some(head) => self.loss(cx, head, chunk.last(), microbatch, hidden)?,
+                        _ if trains => in_flight[task.chunk()].push_back(forwarded),
+                        Some(head) => {
+                            self.loss(cx, head, chunk.last(), microbatch, forwarded.hidden)?;
+                        }
                         None => {}
                     }
                 }
                 Task::Backward { .. } => {
-                    self.backward_task(cx, &mut transfers, task, begun, &mut to_head)?;
+                    let oldest = in_flight[task.chunk()].pop_front();
+                    let Some(forwarded) = oldest.filter(|oldest| oldest.microbatch == microbatch) else {
+                        unreachable!("microbatches go backward in the order in which they went forward")
+                    };
+                    self.backward_task(cx, &mut transfers, task, begun, forwarded)?;
                     if let Some(forward) = aside.take() {
                         cx.join_aside(forward)?;
                     }
@@ -174,32 +177,31 @@ impl StepProgram {
         transfers: &mut Transfers<'_>,
         task: Task,
         begun: usize,
-    ) -> Result<Hidden> {
+    ) -> Result<Forwarded> {
         let chunk = &self.model.chunks[task.chunk()];
         let hidden = self.inputs.place(cx, transfers, task, chunk)?;
         transfers.receive_ahead(cx, begun)?;
-        let hidden = self.forward(cx, chunk, task.microbatch(), hidden)?;
-        transfers.send_activations(cx, task, chunk.last(), &hidden)?;
-        Ok(hidden)
+        let forwarded = self.forward(cx, chunk, task.microbatch(), hidden)?;
+        transfers.send_activations(cx, task, chunk.last(), &forwarded.hidden)?;
+        Ok(forwarded)
     }
 
     /// Runs a microbatch backward through a chunk, from its losses or from the gradient of the next part of the model,
-    /// and sends the gradient to the part before.
+    /// and sends the gradient to the part before. The head's forward runs here: it adds to gradients.
     fn backward_task(
         &self,
         cx: &mut StepContext<'_>,
         transfers: &mut Transfers<'_>,
         task: Task,
         begun: usize,
-        to_head: &mut VecDeque<Hidden>,
+        Forwarded { hidden, saved, .. }: Forwarded,
     ) -> Result<()> {
         let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
         let grad = match chunk.head.as_deref() {
             Some(head) => {
                 transfers.receive_ahead(cx, begun)?;
-                let Some(hidden) = to_head.pop_front() else { unreachable!("forwards come before backwards") };
-                self.loss(cx, head, chunk.last(), microbatch, hidden)?;
-                self.loss_backward(cx, head, chunk.last(), microbatch)?
+                let saved = self.loss(cx, head, chunk.last(), microbatch, hidden)?;
+                self.loss_backward(cx, head, chunk.last(), microbatch, &saved)?
             }
             None => {
                 let grad = transfers.receive_gradient(cx, task, chunk.last())?;
@@ -207,7 +209,7 @@ impl StepProgram {
                 grad
             }
         };
-        let grad = self.backward(cx, chunk, microbatch, grad)?;
+        let grad = self.backward(cx, chunk, microbatch, &saved, grad)?;
         transfers.send_gradient(cx, task, chunk.first, grad)
     }
 
@@ -218,18 +220,21 @@ impl StepProgram {
         chunk: &Chunk,
         microbatch: usize,
         mut hidden: Hidden,
-    ) -> Result<Hidden> {
+    ) -> Result<Forwarded> {
+        let mut all = Vec::new();
         for (layer, module) in (chunk.first..).zip(&chunk.layers) {
-            let _span = tracing::debug_span!("layer", layer).entered();
-            hidden = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
+            let (output, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
                 self.gather_during(cx, layer, |cx| module.forward(cx, hidden))
             })?;
-            after_layer(cx, layer, microbatch, hidden)?;
+            after_layer(cx, layer, microbatch, output)?;
+            all.push(saved);
+            hidden = output;
         }
-        Ok(hidden)
+        Ok(Forwarded { microbatch, hidden, saved: all })
     }
 
-    /// Computes a microbatch's losses. An evaluation keeps them for the host if there is a place for them.
+    /// Computes a microbatch's losses; returns what their backward needs. An evaluation keeps the losses for the host if there
+    /// is a place for them.
     fn loss(
         &self,
         cx: &mut StepContext<'_>,
@@ -237,15 +242,16 @@ impl StepProgram {
         layer: usize,
         microbatch: usize,
         hidden: Hidden,
-    ) -> Result<()> {
-        let _span = tracing::debug_span!("layer", layer).entered();
-        let losses = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
+    ) -> Result<Saved> {
+        let (losses, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
             self.gather_during(cx, layer, |cx| head.forward(cx, hidden))
         })?;
-        let Some(kept) = self.kept_losses.filter(|_| cx.mode() == Mode::Evaluate) else { return Ok(()) };
-        cx.region(Region::Losses { layer, microbatch }, losses, |cx, input| {
-            cx.run(Copy { input, output: kept.at(microbatch) })
-        })
+        if let Some(kept) = self.kept_losses.filter(|_| cx.mode() == Mode::Evaluate) {
+            cx.region(Region::Losses { layer, microbatch }, losses, |cx, input| {
+                cx.run(Copy { input, output: kept.at(microbatch) })
+            })?;
+        }
+        Ok(saved)
     }
 
     /// Begins a microbatch's backward at its losses. Returns the gradient of the head's input.
@@ -255,20 +261,29 @@ impl StepProgram {
         head: &dyn LossHead,
         layer: usize,
         microbatch: usize,
+        saved: &Saved,
     ) -> Result<Tensor> {
-        let _span = tracing::debug_span!("layer", layer).entered();
         cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| {
-            self.reduce_during(cx, layer, |cx| head.backward(cx))
+            let completes = self.completes(cx, microbatch, Pass::Backward);
+            self.reduce_during(cx, layer, completes, |cx| head.backward(cx, saved))
         })
     }
 
     /// Runs a chunk's layers backward, from the gradient of its last output to the gradient of its first input.
-    fn backward(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize, mut grad: Tensor) -> Result<Tensor> {
-        for (at, module) in chunk.layers.iter().enumerate().rev() {
+    /// `saved` has what the forward of each layer left.
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        chunk: &Chunk,
+        microbatch: usize,
+        saved: &[Saved],
+        mut grad: Tensor,
+    ) -> Result<Tensor> {
+        for (at, (module, saved)) in chunk.layers.iter().zip(saved).enumerate().rev() {
             let layer = chunk.first + at;
-            let _span = tracing::debug_span!("layer", layer).entered();
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                self.reduce_during(cx, layer, |cx| module.backward(cx, grad))
+                let completes = self.completes(cx, microbatch, Pass::Backward);
+                self.reduce_during(cx, layer, completes, |cx| module.backward(cx, saved, grad))
             })?;
         }
         Ok(grad)
@@ -277,15 +292,21 @@ impl StepProgram {
     /// Computes the weight gradients that a chunk's backward deferred, layer by layer in the same order.
     fn weight_gradients(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
         for layer in (chunk.first..=chunk.last()).rev() {
-            let _span = tracing::debug_span!("layer", layer).entered();
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
-                self.reduce_during(cx, layer, |cx| match chunk.layers.get(layer - chunk.first) {
+                let completes = self.completes(cx, microbatch, Pass::WeightGradients);
+                self.reduce_during(cx, layer, completes, |cx| match chunk.layers.get(layer - chunk.first) {
                     Some(module) => module.weight_gradients(cx),
                     None => cx.run_deferred(),
                 })
             })?;
         }
         Ok(())
+    }
+
+    /// Whether this pass of a microbatch is the last work of the step that adds to a layer's gradients.
+    fn completes(&self, cx: &StepContext<'_>, microbatch: usize, pass: Pass) -> bool {
+        let last_pass = if self.pipeline.splits_backward() { Pass::WeightGradients } else { Pass::Backward };
+        pass == last_pass && microbatch + 1 == cx.microbatches()
     }
 
     /// Runs a layer's forward. In the first microbatch it waits until its weights are gathered from the data-parallel
@@ -296,7 +317,8 @@ impl StepProgram {
         layer: usize,
         forward: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        let Some(ranks) = self.data_parallel.as_ref().filter(|_| cx.variant().gathers) else { return forward(cx) };
+        let ranks = self.data_parallel.as_ref().filter(|ranks| ranks.gathers() && cx.is_first_microbatch());
+        let Some(ranks) = ranks else { return forward(cx) };
         if ranks.gathers_ahead(cx) {
             ranks.wait_for(cx, layer)?;
             return forward(cx);
@@ -307,16 +329,17 @@ impl StepProgram {
         Ok(output)
     }
 
-    /// Runs work that adds to a layer's gradients. If it is the last such work of the step, the buckets that the previous
+    /// Runs work that adds to a layer's gradients. If it `completes` them, as the last such work of the step, the buckets that the previous
     /// region completed are reduced over the data-parallel ranks meanwhile. Where layers have graphs of their own, the end of the
     /// graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
     fn reduce_during<T>(
         &self,
         cx: &mut StepContext<'_>,
         layer: usize,
+        completes: bool,
         work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        if !cx.variant().reduces {
+        if !completes {
             return work(cx);
         }
         let reduction = self.data_parallel.as_ref().map(|ranks| ranks.start(cx, layer)).transpose()?;

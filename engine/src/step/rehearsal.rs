@@ -2,8 +2,8 @@
 
 use graph_manager::Result;
 
-use super::{Run, Stage, StepSettings};
-use crate::regions::Mode;
+use super::{Stage, StepSettings};
+use crate::regions::{Mode, Region};
 
 impl Stage {
     /// Records a training step of `microbatches` microbatches, and with `evaluates` an evaluation step too. No operation
@@ -12,9 +12,9 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn record(&mut self, microbatches: usize, evaluates: bool) -> Result<()> {
-        self.graphs.record(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Real))?;
+        self.graphs.record(Mode::Train, microbatches, &mut |cx| self.program.train(cx))?;
         if evaluates {
-            self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))?;
+            self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx))?;
         }
         Ok(())
     }
@@ -24,7 +24,7 @@ impl Stage {
     /// # Errors
     /// As [`Stage::evaluate`].
     pub fn record_evaluation(&mut self, microbatches: usize) -> Result<()> {
-        self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))
+        self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx))
     }
 
     /// Records a step of `microbatches` microbatches that [measures](Stage::measured_step).
@@ -33,7 +33,7 @@ impl Stage {
     /// As [`Stage::train_step`].
     pub fn record_measured(&mut self, microbatches: usize) -> Result<()> {
         self.measures = true;
-        self.graphs.record(Mode::Measure, microbatches, &mut |cx| self.program.train(cx, Run::Real))
+        self.graphs.record(Mode::Measure, microbatches, &mut |cx| self.program.train(cx))
     }
 
     /// Runs a step without sends and receives between stages, and without update, for each of these numbers of microbatches. With `evaluates` it also
@@ -52,14 +52,13 @@ impl Stage {
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
             self.write_inputs(rehearsed(microbatches), None)?;
-            self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Rehearsal))?;
+            let program = &self.program;
+            self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| program.train(cx), updates)?;
             if self.measures {
-                let program = &self.program;
-                self.graphs.rehearse(Mode::Measure, microbatches, &mut |cx| program.train(cx, Run::Rehearsal))?;
+                self.graphs.rehearse(Mode::Measure, microbatches, &mut |cx| program.train(cx), updates)?;
             }
             if evaluates && at == 0 {
-                let program = &self.program;
-                self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| program.evaluate(cx, Run::Rehearsal))?;
+                self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| program.evaluate(cx), updates)?;
             }
         }
         match scales {
@@ -75,8 +74,13 @@ impl Stage {
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
         self.program.inputs.clear(self.device())?;
         self.write_inputs(rehearsed(microbatches), None)?;
-        self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Rehearsal))
+        self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx), updates)
     }
+}
+
+/// The region that a rehearsal leaves out: it changes weights.
+fn updates(region: Region) -> bool {
+    region == Region::Optimizer
 }
 
 /// What the host decides for a rehearsal.

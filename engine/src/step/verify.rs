@@ -3,11 +3,11 @@
 use device::{HostValues, Tensor};
 use graph_manager::{Difference, Result, Verification, VerificationBytes, Verified};
 
-use super::{Run, Stage, StepSettings};
+use super::{Stage, StepSettings};
 use crate::regions::Mode;
 
 impl Stage {
-    /// Runs a training step with its graphs and, from the same state, eagerly, and compares all that both leave: weights,
+    /// Runs a training step with its graphs and, from the same state, without, and compares all that both leave: weights,
     /// gradients, optimizer state, 8-bit copies and scales, loss. Then all of it is as before, and the step itself can be run.
     /// `mode` is that of the step. All ranks call it together; see
     /// [`CudaGraphManager::verify`](graph_manager::CudaGraphManager::verify).
@@ -23,7 +23,7 @@ impl Stage {
     ) -> Result<Verified> {
         self.write_inputs(settings, batch)?;
         let program = &self.program;
-        let found = self.graphs.verify(mode, settings.microbatches, how, &mut |cx| program.train(cx, Run::Real))?;
+        let found = self.graphs.verify(mode, settings.microbatches, how, &mut |cx| program.train(cx))?;
         Ok(match found {
             Verified::Differs(mut difference) => {
                 difference.tensor = self.name_of(&difference);

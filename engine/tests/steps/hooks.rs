@@ -1,52 +1,41 @@
 //! Code of the user in forward passes: graphs go around it, and no bit changes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use device::ops::Copy;
 use engine::graph_options::{GraphModule, GraphOptions, Scope};
-use engine::hooks::{ForwardHook, HookPlace, Hooks};
-use engine::model::{GptShape, Hidden};
+use engine::hooks::{Hook, HookCall, HookPlace, Hooks};
+use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::regions::Mode;
-use engine::step_policy::StepContext;
-use graph_manager::Result;
 
 use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
 
-/// Reads the sum of the residual stream and what is to be added to it.
-#[derive(Default)]
-struct Reads(RefCell<Vec<(HookPlace, usize, f32)>>);
+/// What a hook has read: the sum of the residual stream and what is to be added to it.
+type Seen = Rc<RefCell<Vec<(HookPlace, usize, f32)>>>;
 
-impl ForwardHook for Reads {
-    fn capturable(&self) -> std::result::Result<(), &'static str> {
-        Err("it reads values")
-    }
-
-    fn run(&self, cx: &mut StepContext<'_>, place: HookPlace, microbatch: usize, value: &Hidden) -> Result<()> {
+/// Reads such sums.
+fn reads(seen: &Seen) -> Hook {
+    let seen = seen.clone();
+    Hook::reads("it reads values", move |stream, call| {
         let mut sum = 0.0;
-        for tensor in [Some(value.x), value.delta].into_iter().flatten() {
-            sum += cx.compute().read::<f32>(&tensor)?.wait()?.iter().sum::<f32>();
+        for tensor in [Some(call.value.x), call.value.delta].into_iter().flatten() {
+            sum += stream.read::<f32>(&tensor)?.wait()?.iter().sum::<f32>();
         }
-        self.0.borrow_mut().push((place, microbatch, sum));
+        seen.borrow_mut().push((call.place, call.microbatch, sum));
         Ok(())
-    }
+    })
 }
 
 /// Submits an operation and counts how often its code ran.
-#[derive(Default)]
-struct Submits(RefCell<usize>);
-
-impl ForwardHook for Submits {
-    fn capturable(&self) -> std::result::Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn run(&self, cx: &mut StepContext<'_>, _: HookPlace, _: usize, value: &Hidden) -> Result<()> {
-        *self.0.borrow_mut() += 1;
+fn submits(runs: &Rc<Cell<usize>>) -> Hook {
+    let runs = runs.clone();
+    Hook::submits(move |cx, HookCall { value, .. }| {
+        runs.set(runs.get() + 1);
         let output = cx.tensor("copy of the hook", value.x.shape, value.x.dtype)?;
         cx.run(Copy { input: value.x, output })
-    }
+    })
 }
 
 const ATTENTION: HookPlace = HookPlace { layer: 2, module: Some(GraphModule::Attention) };
@@ -54,16 +43,15 @@ const ATTENTION: HookPlace = HookPlace { layer: 2, module: Some(GraphModule::Att
 /// After the embedding, after a block, and between the modules of a block.
 const PLACES: [HookPlace; 3] = [HookPlace { layer: 0, module: None }, HookPlace { layer: 1, module: None }, ATTENTION];
 
-fn hooked(run: Run, hook: &Rc<impl ForwardHook + 'static>, places: &[HookPlace]) -> Run {
-    let at = |place: &HookPlace| (*place, hook.clone() as Rc<dyn ForwardHook>);
-    Run { hooks: Hooks::new(places.iter().map(at)), ..run }
+fn hooked(run: Run, hook: &Hook, places: &[HookPlace]) -> Run {
+    Run { hooks: Hooks::new(places.iter().map(|place| (*place, hook.clone()))), ..run }
 }
 
 /// The run with hooks: they read values, or where the whole step is one graph they submit operations.
 pub fn with_hooks(run: Run) -> Run {
     match run.graphs.scope {
-        Scope::PerLayer => hooked(run, &Rc::new(Reads::default()), &PLACES),
-        Scope::FullIteration => hooked(run, &Rc::new(Submits::default()), &PLACES),
+        Scope::PerLayer => hooked(run, &reads(&Seen::default()), &PLACES),
+        Scope::FullIteration => hooked(run, &submits(&Rc::default()), &PLACES),
     }
 }
 
@@ -73,10 +61,10 @@ fn hooks_see_the_same_values_in_every_setting_and_change_no_bit() {
     let (losses, weights) = plain.train();
     let mut seen = None;
     for (name, graphs) in all_settings().into_iter().filter(|(_, graphs)| graphs.scope == Scope::PerLayer) {
-        let hook = Rc::new(Reads::default());
-        let run = hooked(Run { steps: 4, ..Run::new(Kind::Gpt, 2, graphs) }, &hook, &PLACES);
+        let sums = Seen::default();
+        let run = hooked(Run { steps: 4, ..Run::new(Kind::Gpt, 2, graphs) }, &reads(&sums), &PLACES);
         assert!(run.train() == (losses.clone(), weights.clone()), "{name}");
-        let values = hook.0.take();
+        let values = sums.take();
         assert_eq!(values.len(), PLACES.len() * 2 * 4, "{name}");
         let first: Vec<_> = values[..PLACES.len()].iter().map(|value| (value.0, value.1)).collect();
         assert_eq!(first, PLACES.map(|place| (place, 0)), "{name}");
@@ -91,8 +79,8 @@ fn every_layout_runs_the_hooks_of_its_layers() {
         let run = || Run { steps: 3, shape: shape(), ..Run::new(Kind::Gpt, 2, GraphOptions::default()) };
         let plain = layout.on_ranks(run, |run| run.train());
         let with_hooks = layout.on_ranks(run, |run| {
-            let hook = Rc::new(Reads::default());
-            (hooked(run, &hook, &PLACES).train(), hook.0.take().len())
+            let seen = Seen::default();
+            (hooked(run, &reads(&seen), &PLACES).train(), seen.take().len())
         });
         let (trained, calls): (Vec<_>, Vec<_>) = with_hooks.into_iter().unzip();
         assert!(trained == plain, "{layout:?}");
@@ -102,7 +90,7 @@ fn every_layout_runs_the_hooks_of_its_layers() {
 
 #[test]
 fn graphs_go_around_a_hook_that_reads_and_the_report_says_why() {
-    let hook = Rc::new(Reads::default());
+    let hook = reads(&Seen::default());
     let run = hooked(Run::new(Kind::Gpt, 2, GraphOptions::default()), &hook, &PLACES);
     let device = run.device();
     let mut stage = run.stage(&device);
@@ -122,16 +110,16 @@ fn graphs_go_around_a_hook_that_reads_and_the_report_says_why() {
 }
 
 #[test]
-fn a_hook_that_only_submits_is_part_of_graphs_and_its_code_is_not_called_by_replays() {
+fn a_hook_that_only_submits_is_part_of_graphs_and_its_code_is_called_once() {
     let losses = |run: &Run| run.train().0;
     let plain = losses(&Run { steps: 6, ..Run::new(Kind::Gpt, 1, GraphOptions::default()) });
     for scope in [Scope::PerLayer, Scope::FullIteration] {
-        let hook = Rc::new(Submits::default());
+        let runs = Rc::default();
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
-        let run = hooked(Run { steps: 6, ..Run::new(Kind::Gpt, 1, graphs) }, &hook, &PLACES);
+        let run = hooked(Run { steps: 6, ..Run::new(Kind::Gpt, 1, graphs) }, &submits(&runs), &PLACES);
         assert_eq!(losses(&run), plain, "{scope:?}");
-        // Recorded, run eagerly and captured; not once more in four replays.
-        assert_eq!(hook.0.take(), 3 * PLACES.len(), "{scope:?}");
+        // Recorded; not once more in six steps.
+        assert_eq!(runs.get(), PLACES.len(), "{scope:?}");
     }
 }
 
@@ -139,7 +127,7 @@ fn a_hook_that_only_submits_is_part_of_graphs_and_its_code_is_not_called_by_repl
 fn a_hook_that_reads_is_refused_where_nothing_can_go_around_it() {
     let refused = |scope, recompute, places: &[HookPlace]| {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
-        let run = hooked(Run { recompute, ..Run::new(Kind::Gpt, 1, graphs) }, &Rc::new(Reads::default()), places);
+        let run = hooked(Run { recompute, ..Run::new(Kind::Gpt, 1, graphs) }, &reads(&Seen::default()), places);
         run.try_stage(&run.device()).err().map(|error| error.to_string()).unwrap_or_default()
     };
     let whole = refused(Scope::FullIteration, None, &PLACES);
@@ -150,24 +138,12 @@ fn a_hook_that_reads_is_refused_where_nothing_can_go_around_it() {
     assert_eq!(refused(Scope::PerLayer, Some(1), &PLACES[..2]), "");
 }
 
-/// Says that it only submits, and reads.
-struct ReadsInSecret;
-
-impl ForwardHook for ReadsInSecret {
-    fn capturable(&self) -> std::result::Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn run(&self, cx: &mut StepContext<'_>, _: HookPlace, _: usize, value: &Hidden) -> Result<()> {
-        Ok(cx.compute().read::<f32>(&value.x)?.wait().map(drop)?)
-    }
-}
-
 #[test]
 fn a_hook_that_reads_and_says_that_it_does_not_is_refused_when_the_step_is_recorded() {
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
-        let run = hooked(Run::new(Kind::Gpt, 1, graphs), &Rc::new(ReadsInSecret), &PLACES[..2]);
+        let hook = Hook::submits(|cx, call| Ok(cx.compute().read::<f32>(&call.value.x)?.wait().map(drop)?));
+        let run = hooked(Run::new(Kind::Gpt, 1, graphs), &hook, &PLACES[..2]);
         let text = run.stage(&run.device()).record(1, false).unwrap_err().to_string();
         let named = text.contains("layer 0") && text.contains("Readback::wait for `");
         assert!(named && text.contains("while a step is recorded. Rule: "), "{scope:?}: {text}");

@@ -19,7 +19,7 @@ use device::ops::{
 };
 use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor};
 use graph_manager::{
-    CudaGraphManager, Layer, ManagerOptions, NoVariant, Policy, Pool, RandomState, Report, Result, StepContext,
+    CaptureAll, CudaGraphManager, Layer, ManagerOptions, Policy, Pool, RandomState, Report, Result, StepContext,
 };
 
 const RELU: ActivationKind = ActivationKind::Relu;
@@ -43,23 +43,29 @@ impl<P: Policy> Layer<P> for Block {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = Option<Tensor>;
+    /// The input, and its product with the weight.
+    type Saved = (Tensor, Tensor);
 
     /// `(batch, in)` to `(batch, out)`.
-    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<Tensor> {
+    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<(Tensor, (Tensor, Tensor))> {
         let shape = [input.shape.rows(), self.weight.shape.rows()];
         let product = cx.tensor("product", shape, DType::F32)?;
         cx.run(Gemm::linear(input, self.weight, product, Epilogue::Bias(self.bias)))?;
-        cx.save_for_backward((input, product))?;
-        let Some(site) = self.dropout else { return Ok(product) };
+        let saved = (input, product);
+        let Some(site) = self.dropout else { return Ok((product, saved)) };
         let output = cx.tensor("output", shape, DType::F32)?;
         cx.run(Activation { kind: RELU, input: product, output })?;
         cx.run(Dropout { input: output, output, site })?;
-        Ok(output)
+        Ok((output, saved))
     }
 
     /// The gradient of the output, `(batch, out)`, to that of the input, `(batch, in)`.
-    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<Option<Tensor>> {
-        let (input, product): (Tensor, Tensor) = cx.saved()?;
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_, P>,
+        (input, product): (Tensor, Tensor),
+        grad: Tensor,
+    ) -> Result<Option<Tensor>> {
         let mut grad_product = grad;
         if let Some(site) = self.dropout {
             grad_product = cx.tensor("grad_product", product.shape, DType::F32)?;
@@ -96,17 +102,24 @@ impl<P: Policy> Layer<P> for Network {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = ();
+    /// What each block leaves.
+    type Saved = Vec<(Tensor, Tensor)>;
 
-    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<Tensor> {
-        let mut blocks = self.blocks.iter().enumerate();
-        blocks.try_fold(input, |x, (at, block)| cx.part(at, |cx| block.forward(cx, x)))
+    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<(Tensor, Vec<(Tensor, Tensor)>)> {
+        let (mut x, mut all) = (input, Vec::new());
+        for block in self.blocks.iter() {
+            let (output, saved) = block.forward(cx, x)?;
+            all.push(saved);
+            x = output;
+        }
+        Ok((x, all))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<()> {
+    fn backward(&self, cx: &mut StepContext<'_, P>, saved: Vec<(Tensor, Tensor)>, grad: Tensor) -> Result<()> {
         let mut grad = Some(grad);
-        for (at, block) in self.blocks.iter().enumerate().rev() {
+        for (block, saved) in self.blocks.iter().zip(saved).rev() {
             let Some(output_grad) = grad else { break };
-            grad = cx.part(at, |cx| block.backward(cx, output_grad))?;
+            grad = block.backward(cx, saved, output_grad)?;
         }
         Ok(())
     }
@@ -122,13 +135,14 @@ impl<P: Policy> Layer<P> for OneBlock {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = Option<Tensor>;
+    type Saved = (Tensor, Tensor);
 
-    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<Tensor> {
+    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<(Tensor, (Tensor, Tensor))> {
         self.of.blocks[self.at].forward(cx, input)
     }
 
-    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<Option<Tensor>> {
-        self.of.blocks[self.at].backward(cx, grad)
+    fn backward(&self, cx: &mut StepContext<'_, P>, saved: (Tensor, Tensor), grad: Tensor) -> Result<Option<Tensor>> {
+        self.of.blocks[self.at].backward(cx, saved, grad)
     }
 }
 
@@ -168,10 +182,10 @@ impl Network {
 
     /// Forward, loss, backward and update, within a region. `input` is `(batch, 4096)`.
     pub fn whole_step<P: Policy>(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<()> {
-        let prediction = self.forward(cx, input)?;
+        let (prediction, saved) = self.forward(cx, input)?;
         let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
         cx.run(self.loss(prediction, grad))?;
-        self.backward(cx, grad)?;
+        self.backward(cx, saved, grad)?;
         self.update_in(cx)
     }
 
@@ -277,21 +291,8 @@ pub trait Way {
     fn reports(&self) -> Vec<Report>;
 }
 
-/// Regions named by strings; a region's backward reads what the region saved.
-pub struct Named;
-
-impl Policy for Named {
-    type Region = &'static str;
-    type Mode = &'static str;
-    type Variant = NoVariant;
-
-    fn saved_by(&self, region: &'static str) -> Option<&'static str> {
-        Some(region)
-    }
-}
-
-/// Without graphs: the same code, submitted anew each step.
-struct Eager(CudaGraphManager<Named>);
+/// Without graphs: the same list, submitted anew each step.
+struct Eager(CudaGraphManager<CaptureAll<&'static str>>);
 
 impl Way for Eager {
     fn step(&mut self, mlp: &Mlp) -> Result<()> {
@@ -307,7 +308,7 @@ impl Way for Eager {
 pub fn run<W: Way>(name: &str, make: impl Fn(&Mlp) -> Result<W>) -> Result<()> {
     let eager = |mlp: &Mlp| {
         let off = ManagerOptions { enable: false, ..ManagerOptions::default() };
-        Ok(Eager(CudaGraphManager::new(mlp.compute.clone(), off, Named)?))
+        Ok(Eager(CudaGraphManager::new(mlp.compute.clone(), off, CaptureAll::default())?))
     };
     run_beside(name, eager, make)
 }

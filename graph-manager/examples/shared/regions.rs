@@ -3,7 +3,7 @@
 use std::fmt::{Display, Formatter};
 
 use device::DType;
-use graph_manager::{CudaGraphManager, Layer, ManagerOptions, NoVariant, Policy, Report, Result, StepContext};
+use graph_manager::{CudaGraphManager, Layer, ManagerOptions, Policy, Report, Result, StepContext};
 
 use super::{Mlp, Way};
 
@@ -22,7 +22,7 @@ impl Display for Region {
     }
 }
 
-/// Which regions become graphs. A backward reads what the forward of its block saved.
+/// Which regions become graphs.
 pub enum Captured {
     All,
     Block(usize),
@@ -31,20 +31,12 @@ pub enum Captured {
 impl Policy for Captured {
     type Region = Region;
     type Mode = ();
-    type Variant = NoVariant;
 
     fn captured(&self, region: Region) -> std::result::Result<(), &'static str> {
         match (self, region) {
             (Captured::All, _) => Ok(()),
             (Captured::Block(only), Region::Forward(block) | Region::Backward(block)) if *only == block => Ok(()),
             (Captured::Block(_), _) => Err("it is not of the chosen block"),
-        }
-    }
-
-    fn saved_by(&self, region: Region) -> Option<Region> {
-        match region {
-            Region::Forward(block) | Region::Backward(block) => Some(Region::Forward(block)),
-            Region::Loss | Region::Update => None,
         }
     }
 }
@@ -70,18 +62,20 @@ impl Way for ByRegion {
 
 fn step(cx: &mut StepContext<'_, Captured>, mlp: &Mlp) -> Result<()> {
     let network = &mlp.network;
-    let mut x = mlp.input;
+    let (mut x, mut all) = (mlp.input, Vec::new());
     for (at, block) in network.blocks.iter().enumerate() {
-        x = cx.region(Region::Forward(at), x, |cx, x| block.forward(cx, x))?;
+        let (output, saved) = cx.region(Region::Forward(at), x, |cx, x| block.forward(cx, x))?;
+        all.push(saved);
+        x = output;
     }
     let mut grad = cx.region(Region::Loss, x, |cx, prediction| {
         let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
         cx.run(network.loss(prediction, grad))?;
         Ok(Some(grad))
     })?;
-    for (at, block) in network.blocks.iter().enumerate().rev() {
+    for (at, (block, saved)) in network.blocks.iter().zip(all).enumerate().rev() {
         let Some(of_output) = grad else { break };
-        grad = cx.region(Region::Backward(at), of_output, |cx, grad| block.backward(cx, grad))?;
+        grad = cx.region(Region::Backward(at), of_output, |cx, grad| block.backward(cx, saved, grad))?;
     }
     cx.region(Region::Update, (), |cx, ()| network.update_in(cx))
 }

@@ -3,12 +3,15 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{Accesses, Op, StreamId};
+use device::{Op, StreamId};
 
-/// What is submitted in a region, apart from what the regions inside it submit. Tensors are those of the first visit that
-/// had this body.
+use super::host_call::HostCall;
+
+/// What is submitted in a region, apart from what the regions inside it submit.
 pub(super) struct Body {
     pub(super) items: Vec<Item>,
+    /// How many of the first items copy the region's inputs. They come before its graph.
+    pub(super) inputs: u32,
     /// What entries read and write.
     pub(super) uses: Vec<Use>,
     /// The buffers that the region takes, in that order.
@@ -31,23 +34,27 @@ pub(super) enum Item {
 }
 
 /// An operation or a copy on a queue.
-pub(super) struct Entry {
-    pub(super) queue: StreamId,
+pub(crate) struct Entry {
+    pub(crate) queue: StreamId,
     /// On another queue than the region's: it starts no earlier than the region's entry before it. Where it does, joins say
     /// when.
     pub(super) placed: bool,
-    pub(super) work: Work,
+    pub(crate) work: Work,
+    /// Steps with graphs leave it out: they find what it left.
+    pub(crate) early: bool,
     /// What timelines call its place, if that is not its region.
-    pub(super) label: Option<Rc<str>>,
+    pub(crate) label: Option<Rc<str>>,
     /// Which of the body's uses are its own.
     pub(super) uses: Range<u32>,
 }
 
 /// What an entry does.
-pub(super) enum Work {
+pub(crate) enum Work {
+    /// Its tensors in buffers that regions take name the buffer by its number in the visit's table, as a placeholder, and
+    /// have addresses from the buffer's beginning.
     Op(Box<Op>),
-    /// A copy between host and device. A graph cannot have one.
-    HostCopy(&'static str, Accesses),
+    /// A graph cannot have it.
+    Host(Rc<HostCall>),
 }
 
 /// Bytes that an entry reads or writes.

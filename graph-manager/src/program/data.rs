@@ -30,7 +30,7 @@ pub(crate) struct Program<R> {
     /// Other buffers that the step uses, such as weights.
     pub(super) outside: Vec<BufferId>,
     pub(super) joins: Vec<Join>,
-    /// Queues that entries are on. The first is the compute stream.
+    /// Queues that entries and regions are on. The first is the compute stream.
     pub(super) queues: Vec<StreamId>,
     /// Entries and joins.
     pub(super) length: u32,
@@ -174,17 +174,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         })
     }
 
-    /// The number of a buffer among those of its visit.
-    pub(crate) fn index_in_visit(&self, buffer: usize) -> usize {
-        let mut owned = self.owned(self.buffers[buffer].visit());
-        owned
-            .position(|(own, _)| own == buffer)
-            .unwrap_or_else(|| unreachable!("a visit has the buffers that it takes"))
-    }
-
     /// When a buffer is in use.
     pub(crate) fn used(&self, buffer: usize) -> Lifetime {
         self.lifetimes[buffer]
+    }
+
+    /// Whether a buffer is in use up to the end of the step.
+    pub(crate) fn is_kept(&self, buffer: usize) -> bool {
+        self.lifetimes[buffer].last >= self.length
     }
 
     /// Index of the innermost region that contains a position.
@@ -216,12 +213,21 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         Ok(())
     }
 
-    /// A tensor of the body's first visit, as it is in the visit with that table.
-    pub(super) fn meant(&self, body: &Body, table: u32, tensor: Tensor) -> Tensor {
-        let Some(first) = self.taken(tensor.buffer) else { return tensor };
-        let of_body = &self.tables[body.table as usize..(body.table + body.mentions) as usize];
-        let Some(local) = of_body.iter().position(|&index| index == first as u32) else { return tensor };
-        let (from, to) = (self.buffers[first], self.buffers[self.tables[table as usize + local] as usize]);
-        Tensor { address: to.address + (tensor.address - from.address), buffer: to.buffer, ..tensor }
+    /// The buffer that a tensor of a body means in the visit with that table: its index. `None` for a buffer that no region
+    /// takes.
+    pub(crate) fn meant(&self, table: u32, tensor: &Tensor) -> Option<usize> {
+        let local = tensor.buffer.placeholder_number()?;
+        Some(self.tables[(table + local) as usize] as usize)
+    }
+
+    /// A tensor of a body as the visit with that table recorded it.
+    pub(super) fn recorded(&self, table: u32, tensor: Tensor) -> Tensor {
+        match self.meant(table, &tensor) {
+            Some(index) => {
+                let Taken { address, buffer, .. } = self.buffers[index];
+                Tensor { address: address + tensor.address, buffer, ..tensor }
+            }
+            None => tensor,
+        }
     }
 }

@@ -9,8 +9,8 @@ pub(super) struct Expanded<'p> {
     /// Index of the visit; `NONE` outside of all.
     pub(super) visit: u32,
     pub(super) entry: &'p Entry,
-    pub(super) body: &'p Body,
     pub(super) table: u32,
+    body: &'p Body,
     tables: &'p [u32],
 }
 

@@ -8,7 +8,7 @@ use super::body::Work;
 use super::data::{NONE, Program};
 use super::expand::{Expanded, Step};
 
-/// An entry of a step's list: an operation or a copy between host and device.
+/// An entry of a step's list: an operation or a call of the host.
 ///
 /// It comes after the entry before it on its queue, and after those that it waits for. That is the order of the whole list:
 /// no wait follows from others. Buffers of the plan have addresses of the recording's own.
@@ -24,7 +24,7 @@ pub struct ListedEntry {
     pub queue: StreamId,
     /// What it is called.
     pub name: &'static str,
-    /// The operation. `None` for a copy between host and device.
+    /// The operation. `None` for a call of the host.
     pub op: Option<Op>,
     /// What it reads and writes.
     pub accesses: Accesses,
@@ -40,18 +40,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         let (mut number, mut waits, outside): (_, _, Rc<str>) = (0, self.waits.iter().peekable(), "".into());
         self.walk(|position, step| {
             numbers.push(number);
-            let Step::Entry(Expanded { visit, entry, body, table, .. }) = step else { return };
-            let meant = |tensor| self.meant(body, table, tensor);
+            let Step::Entry(Expanded { visit, entry, table, .. }) = step else { return };
             let (op, name, accesses) = match &entry.work {
                 Work::Op(op) => {
-                    let op = Op::clone(op).map(meant);
+                    let op = Op::clone(op).map(|tensor| self.recorded(table, tensor));
                     let (name, accesses) = (op.name(), op.accesses());
                     (Some(op), name, accesses)
                 }
-                Work::HostCopy(name, of) => {
-                    let (reads, writes) = (of.reads.iter().map(|x| meant(*x)), of.writes.iter().map(|x| meant(*x)));
-                    (None, *name, Accesses::new(reads, writes))
-                }
+                Work::Host(call) => (None, call.name, call.accesses.clone()),
             };
             let mut on = Vec::new();
             while let Some(wait) = waits.next_if(|wait| wait.position == position) {

@@ -1,6 +1,6 @@
 //! A step as a list.
 //!
-//! The list is the submissions of one pass over the step's code: operations and copies between host and device, each on a queue, and
+//! The list is the submissions of one pass over the step's code: operations, and calls of the host, each on a queue, and
 //! **joins**, where a queue waits for all that another has been given so far. Entries and joins are counted together: a
 //! **position** is a place in the list.
 //!
@@ -10,7 +10,10 @@
 mod body;
 mod data;
 mod digest;
+mod does;
 mod expand;
+mod frozen;
+mod host_call;
 mod in_use;
 mod joined;
 mod lifetime;
@@ -18,11 +21,16 @@ mod list;
 mod order;
 mod recorder;
 mod results;
+mod schedule;
 mod streams;
 mod text;
 
+pub(crate) use body::Work;
 pub(crate) use data::{Program, Taken, Visit};
+pub(crate) use frozen::{Difference, difference};
+pub(crate) use host_call::HostCall;
 pub(crate) use lifetime::Lifetime;
 pub use list::ListedEntry;
 pub(crate) use recorder::Recorder;
 pub(crate) use results::Write;
+pub(crate) use schedule::{Action, Part, Schedule};

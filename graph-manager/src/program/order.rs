@@ -73,15 +73,21 @@ impl Order {
         self.queues[queue].before(position)
     }
 
+    /// An order on so many queues, of up to so many entries.
+    pub(super) fn empty(width: usize, length: usize) -> Order {
+        let queue = || Queue { clock: vec![0; width], ..Queue::default() };
+        let queues = (0..width).map(|_| queue()).collect();
+        Order { waits: Vec::new(), queues, queue_of: vec![u16::MAX; length] }
+    }
+
+    /// The queue of an entry.
+    pub(super) fn queue_of(&self, position: u32) -> usize {
+        self.queue_of[position as usize].into()
+    }
+
     /// The order of a list.
     pub(super) fn of<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>) -> Order {
-        let width = program.queues.len();
-        let queue = || Queue { clock: vec![0; width], ..Queue::default() };
-        let mut order = Order {
-            waits: Vec::new(),
-            queues: (0..width).map(|_| queue()).collect(),
-            queue_of: vec![u16::MAX; program.length as usize],
-        };
+        let mut order = Order::empty(program.queues.len(), program.length as usize);
         let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
         let last_use = shared(program);
         let (mut data, mut required) = (Data::default(), Vec::new());
@@ -121,7 +127,7 @@ impl Order {
     }
 
     /// Adds an entry that comes after the `required` ones, and keeps the waits that do not follow from others.
-    fn submit(&mut self, position: u32, queue: usize, required: &mut Vec<u32>) {
+    pub(super) fn submit(&mut self, position: u32, queue: usize, required: &mut Vec<u32>) {
         // A later entry may know an earlier one to be done, and never the other way round.
         required.sort_unstable_by_key(|on| std::cmp::Reverse(*on));
         let mut clock = std::mem::take(&mut self.queues[queue].clock);

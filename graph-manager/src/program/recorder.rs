@@ -11,10 +11,11 @@ use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
 use super::body::{Body, Entry, Item, Own, Use, Work};
 use super::data::{Held, NONE, OUTSIDE, Program, Taken, Visit};
 use super::digest::Digest;
+use super::host_call::HostCall;
 use super::joined::Join;
 use super::order::base;
 use super::streams::{Reached, Streams};
-use crate::error::{Error, Result};
+use crate::error::{Error, OUTSIDE as OUTSIDE_REGIONS, Result};
 
 /// A step that is being recorded.
 pub(crate) struct Recorder<R> {
@@ -35,8 +36,22 @@ pub(crate) struct Recorder<R> {
     taken_at: Vec<u32>,
     /// What `clip_scale` has written.
     clipped: RefCell<Vec<BufferId>>,
-    /// The first work that a graph would leave out.
-    left_out: Option<LeftOut>,
+    /// Steps with graphs leave out what is submitted now.
+    early: bool,
+    /// The first mistake: its visit, and what is wrong.
+    refused: Option<(u32, Refused)>,
+}
+
+/// What a list cannot have.
+enum Refused {
+    /// An operation of a region that becomes a graph, on a stream that the graph would not have.
+    LeftOut(&'static str, StreamId),
+    /// A copy between host and device, by its name.
+    HostCopy(&'static str, BufferId),
+    /// A wait for an event that was not recorded in the step.
+    UnknownEvent(StreamId),
+    /// A call of the host in a region that becomes a graph.
+    HostCall(&'static str),
 }
 
 /// A visit under way.
@@ -46,6 +61,7 @@ struct Open {
     /// Where it is part of a graph: the visit that becomes the graph.
     graph: Option<Graph>,
     items: Vec<Item>,
+    inputs: u32,
     uses: Vec<Use>,
     own: Vec<Own>,
     table: Vec<u32>,
@@ -61,17 +77,10 @@ struct Graph {
     since: u64,
 }
 
-/// Work of a visit that its graph would not have.
-struct LeftOut {
-    visit: u32,
-    operation: &'static str,
-    stream: StreamId,
-}
-
 impl Open {
     fn new(visit: u32, stream: StreamId, graph: Option<Graph>) -> Open {
         let (items, uses, own, table) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Open { visit, stream, graph, items, uses, own, table, digest: Digest::default() }
+        Open { visit, stream, graph, items, inputs: 0, uses, own, table, digest: Digest::default() }
     }
 }
 
@@ -104,7 +113,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             kept: Vec::new(),
             taken_at: Vec::new(),
             clipped: RefCell::default(),
-            left_out: None,
+            early: false,
+            refused: None,
         }
     }
 
@@ -141,6 +151,9 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         let (outer, graph) = (outer.visit, outer.graph);
         let graph = graph.or_else(|| captured.then_some(Graph { visit, stream, since: self.streams.submitted }));
         let (start, taken) = (self.program.length, self.program.buffers.len() as u32);
+        if !self.program.queues.contains(&stream) {
+            self.program.queues.push(stream);
+        }
         let name = region.to_string().into();
         let held = Held::default();
         self.program.visits.push(Visit {
@@ -198,6 +211,31 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(name.as_ptr() as u64);
     }
 
+    /// The innermost visit has submitted copies of its inputs, and nothing else.
+    pub(crate) fn inputs_are_copied(&mut self, device: &Device) {
+        self.hear(device);
+        let open = self.top();
+        open.inputs = open.items.len() as u32;
+        open.digest.add(u64::from(open.inputs));
+    }
+
+    /// Steps with graphs leave out what was submitted since the last call.
+    pub(crate) fn hear_early(&mut self, device: &Device) {
+        self.early = true;
+        self.hear(device);
+        self.early = false;
+    }
+
+    /// A call of the host comes next, after all that the region's stream was given.
+    pub(crate) fn host_call(&mut self, device: &Device, call: HostCall) {
+        self.hear(device);
+        let (queue, accesses) = (self.top().stream, call.accesses.clone());
+        if self.top().graph.is_some() {
+            self.refuse(Refused::HostCall(call.name));
+        }
+        self.entry(queue, Work::Host(Rc::new(call)), &accesses, None);
+    }
+
     /// Keeps the memory of these tensors up to here, for code outside of the step.
     pub(crate) fn keep(&mut self, device: &Device, tensors: &[Tensor]) {
         self.hear(device);
@@ -208,13 +246,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// The whole list, with what follows from it.
     ///
     /// # Errors
-    /// [`Error::LeftOut`].
+    /// What a list cannot have.
     pub(crate) fn finish(mut self, device: &Device) -> Result<Program<R>> {
         self.hear(device);
-        if let Some(LeftOut { visit, operation, stream }) = self.left_out {
-            let region = self.program.visits[visit as usize].name.to_string();
-            let stream = device.stream_name(stream).to_string();
-            return Err(Error::LeftOut { region, operation, stream });
+        if let Some((visit, refused)) = &self.refused {
+            return Err(self.refusal(device, *visit, refused));
         }
         if let Some(outermost) = self.open.pop() {
             self.program.outermost = self.hold(outermost);
@@ -224,12 +260,43 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         Ok(program)
     }
 
+    /// Notes the first mistake.
+    fn refuse(&mut self, what: Refused) {
+        let visit = self.top().visit;
+        self.refused.get_or_insert((visit, what));
+    }
+
+    fn refusal(&self, device: &Device, visit: u32, refused: &Refused) -> Error {
+        let region =
+            self.program.visits.get(visit as usize).map_or(OUTSIDE_REGIONS.into(), |visit| visit.name.to_string());
+        match refused {
+            Refused::LeftOut(operation, stream) => {
+                Error::LeftOut { region, operation, stream: device.stream_name(*stream).to_string() }
+            }
+            Refused::HostCopy(name, buffer) => {
+                let call = format!("Stream::{name} of `{}`", device.buffer_name(*buffer));
+                Error::Device { region, source: device::Error::Recording { call } }
+            }
+            Refused::UnknownEvent(stream) => {
+                let stream = device.stream_name(*stream);
+                let problem =
+                    format!("{region}: stream `{stream}` waits for an event that the step has not recorded before");
+                Error::usage(problem, "wait before the step, or record the event within it")
+            }
+            Refused::HostCall(name) => {
+                let problem =
+                    format!("{region}: it becomes a graph, and calls the host (`{name}`): a replay would not");
+                Error::usage(problem, "have Policy::captured leave the region out of graphs")
+            }
+        }
+    }
+
     fn top(&mut self) -> &mut Open {
         self.open.last_mut().unwrap_or_else(|| unreachable!("the outermost is open until the end"))
     }
 
     /// Lists what was submitted since the last call.
-    fn hear(&mut self, device: &Device) {
+    pub(crate) fn hear(&mut self, device: &Device) {
         let mut heard = take(&mut self.heard);
         device.take_trace(&mut heard);
         for event in heard.drain(..) {
@@ -239,8 +306,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
                     let is_own = self.program.visits.last().is_none_or(|visit| visit.name == scope);
                     self.entry(stream, Work::Op(op), &accesses, (!is_own).then_some(scope));
                 }
-                TraceEvent::HostCopy { stream, name, accesses } => {
-                    self.entry(stream, Work::HostCopy(name, accesses.clone()), &accesses, None);
+                TraceEvent::HostCopy { name, accesses, .. } => {
+                    let buffer = accesses
+                        .reads
+                        .iter()
+                        .chain(&accesses.writes)
+                        .next()
+                        .map_or(BufferId::NOTHING, |tensor| tensor.buffer);
+                    self.refuse(Refused::HostCopy(name, buffer));
                 }
                 TraceEvent::Record { stream, event } => self.streams.record(stream, event, self.program.length),
                 TraceEvent::Wait { stream, event } => self.wait(stream, event),
@@ -261,6 +334,9 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
 
     fn wait(&mut self, stream: StreamId, event: u64) {
         let of_region = self.top().stream;
+        if !self.streams.has_recorded(event) {
+            return self.refuse(Refused::UnknownEvent(stream));
+        }
         let Some(reached) = self.streams.wait(stream, event) else { return };
         if stream == of_region || stream == self.compute() {
             reached.joins.iter().for_each(|&(of, until)| self.join(stream, of, until));
@@ -289,16 +365,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             }
         }
         let graph = self.top().graph;
-        if let Some(Graph { visit, stream, since }) = graph
-            && self.left_out.is_none()
+        if let (Some(Graph { visit, stream, since }), Work::Op(op)) = (graph, &work)
             && queue != stream
             && self.streams.of(queue).forked_from(stream) <= since
         {
-            let operation = match &work {
-                Work::Op(op) => op.name(),
-                Work::HostCopy(name, _) => name,
-            };
-            self.left_out = Some(LeftOut { visit, operation, stream: queue });
+            self.refused.get_or_insert((visit, Refused::LeftOut(op.name(), queue)));
         }
         if !self.program.queues.contains(&queue) {
             self.program.queues.push(queue);
@@ -314,7 +385,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             }
         }
         let mut digest = take(&mut self.top().digest);
-        digest.add(u64::from(queue.0) << 8 | u64::from(placed) << 1 | 1);
+        let early = self.early;
+        digest.add(u64::from(queue.0) << 8 | u64::from(early) << 2 | u64::from(placed) << 1 | 1);
         digest.add_hash(&label);
         let work = match work {
             Work::Op(mut op) => {
@@ -324,15 +396,19 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
                     digest.add(u64::from(local));
                     digest.add(tensor.address - base);
                     digest.add_hash(&(tensor.shape, tensor.dtype));
+                    if base > 0 {
+                        tensor.address -= base;
+                        tensor.buffer = BufferId::placeholder(local);
+                    }
                 });
                 Work::Op(op)
             }
-            copy => copy,
+            call => call,
         };
         let open = self.top();
         open.digest = digest;
         let uses = begin..open.uses.len() as u32;
-        open.items.push(Item::Entry(Entry { queue, placed, work, label, uses }));
+        open.items.push(Item::Entry(Entry { queue, placed, work, early, label, uses }));
     }
 
     /// A buffer's number in the innermost visit, and the address that its bytes are counted from.
@@ -365,19 +441,21 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
 
     /// The body of a visit that is over, which others may have too.
     fn hold(&mut self, open: Open) -> Held {
-        let Open { items, uses, own, table: mut meant, digest, .. } = open;
+        let Open { items, inputs, uses, own, table: mut meant, digest, .. } = open;
         let table = self.program.tables.len() as u32;
         self.program.tables.append(&mut meant);
         let known = self.bodies.entry(digest.value()).or_default();
         let mentions = self.program.tables.len() as u32 - table;
         for &body in known.iter() {
-            if self.program.is_same(body, &items, &uses, &own, table) {
+            if self.program.bodies[body as usize].inputs == inputs
+                && self.program.is_same(body, &items, &uses, &own, table)
+            {
                 return Held { body, table };
             }
         }
         let body = self.program.bodies.len() as u32;
         known.push(body);
-        self.program.bodies.push(Body { items, uses, own, table, mentions });
+        self.program.bodies.push(Body { items, inputs, uses, own, table, mentions });
         Held { body, table }
     }
 }
@@ -404,12 +482,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Program<R> {
             (Item::Inner, Item::Inner) => true,
             (Item::Join { by, of }, Item::Join { by: now_by, of: now_of }) => (by, of) == (now_by, now_of),
             (Item::Entry(was), Item::Entry(is)) => {
-                let same = (was.queue, was.placed, &was.uses, &was.label) == (is.queue, is.placed, &is.uses, &is.label);
+                let same = (was.queue, was.placed, was.early, &was.uses, &was.label)
+                    == (is.queue, is.placed, is.early, &is.uses, &is.label);
                 same && match (&was.work, &is.work) {
-                    (Work::Op(was), Work::Op(is)) => {
-                        Op::clone(was).map(|tensor| self.meant(body, table, tensor)) == **is
-                    }
-                    (Work::HostCopy(was, _), Work::HostCopy(is, _)) => was == is,
+                    (Work::Op(was), Work::Op(is)) => was == is,
+                    (Work::Host(was), Work::Host(is)) => Rc::ptr_eq(was, is),
                     _ => false,
                 }
             }

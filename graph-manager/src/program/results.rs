@@ -20,12 +20,12 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     pub(crate) fn writes(&self) -> Vec<Write> {
         let mut writes = Vec::new();
         self.walk(|position, step| {
-            let Step::Entry(Expanded { entry, body, table, .. }) = step else { return };
+            let Step::Entry(Expanded { entry, table, .. }) = step else { return };
             let (op, tensors) = match &entry.work {
                 Work::Op(op) => (op.name(), op.accesses().writes),
-                Work::HostCopy(name, accesses) => (*name, accesses.writes.clone()),
+                Work::Host(call) => (call.name, call.accesses.writes.clone()),
             };
-            let write = |tensor| Write { position, op, tensor: self.meant(body, table, tensor) };
+            let write = |tensor| Write { position, op, tensor: self.recorded(table, tensor) };
             writes.extend(tensors.into_iter().map(write));
         });
         writes

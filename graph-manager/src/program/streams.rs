@@ -108,6 +108,11 @@ impl Streams {
         self.points.insert(event, point);
     }
 
+    /// Whether an event was recorded.
+    pub(super) fn has_recorded(&self, event: u64) -> bool {
+        self.points.contains_key(&event)
+    }
+
     /// A stream waits for an event. Returns what it waits for, unless all of that is known to be done or nothing was recorded.
     pub(super) fn wait(&mut self, stream: StreamId, event: u64) -> Option<Reached> {
         self.submitted += 1;

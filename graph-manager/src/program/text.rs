@@ -41,7 +41,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
 }
 
 fn line(device: &Device, entry: &ListedEntry, text: &mut String) {
-    let ListedEntry { number, queue, name, accesses, waits, region, .. } = entry;
+    let ListedEntry { number, queue, name, op, accesses, waits, region, .. } = entry;
     let named = |tensors: &[Tensor]| {
         let each = |tensor: &Tensor| {
             let name = device.buffer_name(tensor.buffer);
@@ -52,6 +52,9 @@ fn line(device: &Device, entry: &ListedEntry, text: &mut String) {
         tensors.iter().map(each).collect::<Vec<_>>().join(", ")
     };
     let _ = write!(text, "  {number} {} {name}", device.stream_name(*queue));
+    if op.is_none() {
+        text.push_str(", on the host");
+    }
     if !waits.is_empty() {
         let waits: Vec<String> = waits.iter().map(usize::to_string).collect();
         let _ = write!(text, ", after {}", waits.join(", "));

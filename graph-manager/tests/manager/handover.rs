@@ -1,10 +1,10 @@
-//! What one region leaves for another: saved values and deferred operations.
+//! What one region leaves for another: deferred operations.
 
+use device::DType;
 use device::ops::{Add, Copy};
-use device::{DType, Tensor};
 use graph_manager::{ManagerOptions, Mempool};
 
-use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
+use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy_with};
 
 #[test]
 fn deferred_operations_are_nodes_of_the_region_that_runs_them() {
@@ -52,22 +52,4 @@ fn what_a_deferred_operation_reads_is_kept_until_it_has_run() {
             assert!(sum.iter().zip(&expected).all(|(sum, x)| *sum == 2.0 * x), "{mempool:?}");
         }
     }
-}
-
-#[test]
-fn parts_of_a_layer_save_apart() {
-    let toy = toy();
-    let mut manager = toy.manager(ManagerOptions::default());
-    let mut step = |cx: &mut StepContext<'_>| {
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            cx.save_for_backward(toy.inputs.at(0))?;
-            cx.part(1, |cx| cx.save_for_backward(toy.inputs.at(1)))
-        })?;
-        cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            let (whole, part): (Tensor, Tensor) = (cx.saved()?, cx.part(1, |cx| cx.saved())?);
-            assert_eq!((whole, part), (toy.inputs.at(0), toy.inputs.at(1)));
-            Ok(())
-        })
-    };
-    (0..3).for_each(|_| manager.step(Mode::Train, 1, &mut step).unwrap());
 }

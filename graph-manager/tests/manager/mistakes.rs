@@ -4,12 +4,17 @@ use device::ops::{Copy, Fill};
 use device::{DType, Tensor};
 use graph_manager::{CudaGraphManager, Error, ManagerOptions, Mempool, Result};
 
-use crate::toy::{Manager, Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
+use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
+
+/// With checks on: a step's code is called again before each step with graphs.
+fn checked() -> ManagerOptions {
+    ManagerOptions { check_replays: true, ..ManagerOptions::default() }
+}
 
 #[test]
-fn a_replay_out_of_order_names_what_was_expected_and_what_came() {
+fn with_checks_code_in_another_order_is_refused_and_names_what_was_expected_and_what_came() {
     let toy = toy();
-    let mut manager = toy.manager(ManagerOptions::default());
+    let mut manager = toy.manager(checked());
     for _ in 0..3 {
         toy.train(&mut manager, 2, 0).unwrap();
     }
@@ -19,13 +24,31 @@ fn a_replay_out_of_order_names_what_was_expected_and_what_came() {
 }
 
 #[test]
-fn a_step_that_ends_early_is_out_of_order_too() {
+fn with_checks_code_that_ends_early_is_out_of_order_too() {
     let toy = toy();
-    let mut manager = toy.manager(ManagerOptions::default());
-    toy.train(&mut manager, 2, 0).unwrap();
+    let mut manager = toy.manager(checked());
+    (0..2).for_each(|_| toy.train(&mut manager, 2, 0).unwrap());
     let mut half = |cx: &mut StepContext<'_>| cx.region(Region::Step, (), |_, ()| Ok(()));
     let error = manager.step(Mode::Train, 2, &mut half).unwrap_err().to_string();
     assert!(error.contains("expects `begin`, got `the end of the step`"), "{error}");
+}
+
+#[test]
+fn without_checks_a_step_is_its_list_whatever_its_code_would_do_now() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    toy.train(&mut manager, 2, 0).unwrap();
+    let sums = toy.device.download::<f32>(&toy.sums).unwrap();
+    for _ in 0..3 {
+        let mut called = false;
+        let step = manager.step(Mode::Train, 2, &mut |_| {
+            called = true;
+            Ok(())
+        });
+        step.unwrap();
+        assert!(!called);
+        assert_eq!(toy.device.download::<f32>(&toy.sums).unwrap(), sums);
+    }
 }
 
 /// One captured region that reads `input`.
@@ -38,29 +61,20 @@ fn reader(cx: &mut StepContext<'_>, input: Tensor) -> Result<Tensor> {
 }
 
 #[test]
-fn an_input_that_moved_after_capture_is_refused_unless_boundaries_are_copied() {
+fn an_input_that_moved_after_the_recording_is_refused_with_checks() {
     for share_io_buffers in [true, false] {
         let toy = toy();
-        let mut manager = toy.manager(ManagerOptions { share_io_buffers, ..ManagerOptions::default() });
-        let step = |manager: &mut Manager, row: usize| -> Result<Vec<f32>> {
-            let mut output = None;
-            manager.step(Mode::Evaluate, 1, &mut |cx| {
-                output = Some(reader(cx, toy.inputs.at(row))?);
-                Ok(())
-            })?;
-            Ok(toy.device.download(&output.unwrap())?)
+        let mut manager = toy.manager(ManagerOptions { share_io_buffers, ..checked() });
+        let mut step = |row: usize| -> Result<Vec<f32>> {
+            let output = manager.step(Mode::Evaluate, 1, &mut |cx| reader(cx, toy.inputs.at(row)))?;
+            Ok(toy.device.download(&output)?)
         };
-        for row in [0, 0, 0] {
-            step(&mut manager, row).unwrap();
+        for _ in 0..3 {
+            assert_eq!(step(0).unwrap(), toy.device.download::<f32>(&toy.inputs.at(0)).unwrap());
         }
-        let moved = step(&mut manager, 5);
-        if share_io_buffers {
-            let error = moved.unwrap_err().to_string();
-            assert!(error.contains("input `tensor` lies at another address"), "{error}");
-            assert!(error.contains("share_io_buffers = false"), "{error}");
-        } else {
-            assert_eq!(moved.unwrap(), toy.device.download::<f32>(&toy.inputs.at(5)).unwrap());
-        }
+        let error = step(5).unwrap_err();
+        let words = "forward of layer 0, microbatch 0: operation 0, `copy`: `address` was ";
+        assert!(matches!(error, Error::Frozen { .. }) && error.to_string().starts_with(words), "{error}");
     }
 }
 
@@ -72,7 +86,9 @@ fn code_that_allocates_waits_or_reads_is_refused_when_the_step_is_recorded_with_
     let toy = toy();
     let sums = toy.sums;
     let read = |cx: &mut StepContext<'_>| Ok(cx.compute().read::<f32>(&sums)?.wait().map(drop)?);
-    let cases: [Case<'_>; 4] = [
+    let cases: [Case<'_>; 6] = [
+        ("Stream::write of `sums`", &|cx| Ok(cx.compute().write(&sums, &vec![1.0_f32; sums.elements()])?)),
+        ("Stream::read of `sums`", &|cx| Ok(cx.compute().read::<f32>(&sums).map(drop)?)),
         ("Device::allocate of `sneaky`, 64 bytes,", &|_| Ok(toy.device.allocate("sneaky", 64).map(drop)?)),
         ("Stream::synchronize of stream `compute`", &|cx| Ok(cx.compute().synchronize()?)),
         ("Device::download of `sums`", &|_| Ok(toy.device.download::<f32>(&sums).map(drop)?)),
@@ -97,43 +113,6 @@ fn code_that_allocates_waits_or_reads_is_refused_when_the_step_is_recorded_with_
 }
 
 #[test]
-fn eager_code_that_asks_whether_the_step_is_recorded_may_wait_and_read() {
-    let toy = toy();
-    let mut manager = toy.manager(ManagerOptions { enable: false, ..ManagerOptions::default() });
-    let mut seen = Vec::new();
-    for value in [1.0, 2.0, 3.0] {
-        let step = manager.step(Mode::Train, 1, &mut |cx| {
-            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-                cx.run(Fill { output: toy.sums, value })?;
-                if !cx.is_recording() {
-                    seen.push(cx.compute().read::<f32>(&toy.sums)?.wait()?[0]);
-                }
-                Ok(())
-            })
-        });
-        step.unwrap();
-    }
-    assert_eq!(seen, [1.0, 2.0, 3.0]);
-}
-
-#[test]
-fn allocating_inside_a_region_fails_at_its_capture() {
-    let toy = toy();
-    let mut manager = toy.manager(ManagerOptions::default());
-    let mut step = |cx: &mut StepContext<'_>| {
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            if !cx.is_recording() {
-                toy.device.allocate("sneaky", 64)?;
-            }
-            cx.run(Fill { output: toy.sums, value: 0.0 })
-        })
-    };
-    manager.step(Mode::Train, 1, &mut step).unwrap();
-    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err();
-    assert!(matches!(error, Error::Device { .. }) && error.to_string().contains("`sneaky`"), "{error}");
-}
-
-#[test]
 fn a_buffer_taken_outside_of_a_region_is_refused() {
     let toy = toy();
     let mut manager = toy.manager(ManagerOptions::default());
@@ -143,18 +122,21 @@ fn a_buffer_taken_outside_of_a_region_is_refused() {
 }
 
 #[test]
-fn a_buffer_that_changes_size_is_named() {
+fn with_checks_a_buffer_that_changes_size_is_named() {
     let toy = toy();
-    let mut manager = toy.manager(ManagerOptions { enable: false, ..ManagerOptions::default() });
+    let mut manager = toy.manager(checked());
     let mut size = 8;
     let mut step = |cx: &mut StepContext<'_>| {
         size += 1;
         cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            cx.tensor("grows", [size], DType::F32).map(|_| ())
+            let output = cx.tensor("grows", [size], DType::F32)?;
+            cx.run(Fill { output, value: 1.0 })
         })
     };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
     let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
-    assert!(error.contains("`grows` of 40 bytes, the recorded step took `grows` of 36 bytes"), "{error}");
+    let words = "it took `grows` of 36 bytes when recorded, the code now takes `grows` of 40 bytes";
+    assert!(error.starts_with(&format!("forward of layer 0, microbatch 0: {words}")), "{error}");
 }
 
 #[test]
@@ -163,26 +145,6 @@ fn graphs_without_a_warm_up_step_are_refused() {
     let options = ManagerOptions { warmup_steps: 0, ..ManagerOptions::default() };
     let error = CudaGraphManager::new(toy.compute.clone(), options, toy.policy).err().unwrap().to_string();
     assert!(error.contains("warmup_steps is 0") && error.contains("Fix:"), "{error}");
-}
-
-#[test]
-fn a_replay_with_more_fewer_or_other_inputs_than_at_capture_is_refused() {
-    let toy = toy();
-    let whole = Some(toy.inputs.at(0));
-    let part = Some(toy.inputs.at(0).view(0, [WIDTH / 2]));
-    for (at_capture, then) in [(None, whole), (whole, None), (whole, part)] {
-        let mut manager = toy.manager(ManagerOptions::default());
-        let mut step = |input: Option<Tensor>| {
-            manager.step(Mode::Train, 1, &mut |cx: &mut StepContext<'_>| {
-                cx.region(Region::Forward { layer: 0, microbatch: 0 }, input, |cx, _| {
-                    cx.run(Fill { output: toy.sum(), value: 1.0 })
-                })
-            })
-        };
-        (0..3).for_each(|_| step(at_capture).unwrap());
-        let error = step(then).unwrap_err();
-        assert!(matches!(error, Error::Changed { .. }) && error.to_string().contains("than at capture"), "{error}");
-    }
 }
 
 #[test]
@@ -195,25 +157,20 @@ fn more_microbatches_in_flight_than_slots_are_refused() {
 }
 
 #[test]
-fn a_region_that_fails_while_it_is_captured_leaves_the_stream_free() {
+fn code_that_fails_while_it_is_recorded_leaves_the_manager_ready_for_the_next_step() {
     let toy = toy();
     let mut manager = toy.manager(ManagerOptions::default());
-    let mut fails = false;
-    let mut step = |cx: &mut StepContext<'_>| {
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            cx.run(Fill { output: toy.sum(), value: 1.0 })?;
-            if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
+    let mut step = |fails: bool| {
+        manager.step(Mode::Train, 1, &mut |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                cx.run(Fill { output: toy.sum(), value: 1.0 })?;
+                if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
+            })
         })
     };
-    manager.step(Mode::Train, 1, &mut step).unwrap();
-    fails = true;
-    let mut step = |cx: &mut StepContext<'_>| {
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            cx.run(Fill { output: toy.sum(), value: 1.0 })?;
-            if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
-        })
-    };
-    assert!(manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string().contains("made to fail"));
+    assert!(step(true).unwrap_err().to_string().contains("made to fail"));
+    assert!(!toy.device.is_tracing());
+    (0..3).for_each(|_| step(false).unwrap());
     assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![1.0; WIDTH]);
 }
 
@@ -248,21 +205,6 @@ fn deferred_operations_that_never_run_are_refused() {
         cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.defer(Fill { output, value: 0.0 }))
     });
     assert!(error.contains("backward of layer 0, microbatch 0: the step ends before its deferred"), "{error}");
-}
-
-#[test]
-fn saving_where_the_policy_knows_no_forward_is_refused() {
-    let error = refused(|cx| cx.region(Region::Begin, (), |cx, ()| cx.save_for_backward(1)));
-    assert!(error.contains("begin: `save_for_backward`") && error.contains("Policy::saved_by"), "{error}");
-}
-
-#[test]
-fn reading_what_no_forward_saved_names_the_type() {
-    let error = refused(|cx| {
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.save_for_backward(1_u8))?;
-        cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.saved::<f32>().map(|_| ()))
-    });
-    assert!(error.contains("backward of layer 0, microbatch 0: no f32 was saved"), "{error}");
 }
 
 #[test]

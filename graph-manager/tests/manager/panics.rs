@@ -2,10 +2,13 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 use device::ops::{Add, Fill};
 use device::{Area, DType, Device, Stream, Tensor};
-use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions, Pool, Result, StepContext, Verification, Verified};
+use graph_manager::{
+    CaptureAll, CudaGraphManager, ManagerOptions, Policy, Pool, Result, StepContext, Verification, Verified,
+};
 
 use crate::toy::checked_device;
 
@@ -60,12 +63,13 @@ impl Bench {
 }
 
 #[test]
-fn a_step_whose_code_panicked_in_any_phase_leaves_the_manager_ready_for_the_next() {
-    // The first run of the code is the recording, the second the warm-up, the third the capture.
+fn a_step_whose_code_panicked_leaves_the_manager_ready_for_the_next() {
+    // The first run of the code makes the list, the others check it.
     for run in 1..=3 {
         let bench = bench();
         let pool = Pool::new(bench.compute.clone());
-        let mut manager = CudaGraphManager::in_pool(&pool, ManagerOptions::default(), All::default()).unwrap();
+        let options = ManagerOptions { check_replays: true, ..ManagerOptions::default() };
+        let mut manager = CudaGraphManager::in_pool(&pool, options, All::default()).unwrap();
         bench.panics.set(Some(run));
         let mut caught = 0;
         for step in 0..8 {
@@ -106,18 +110,51 @@ fn a_panic_that_is_caught_within_the_step_ends_the_step_with_an_error() {
 }
 
 #[test]
-fn a_verification_whose_code_panicked_puts_the_state_back() {
+fn a_panic_in_a_host_call_leaves_the_manager_ready_for_the_next_step_and_a_verification_puts_the_state_back() {
     let bench = bench();
-    let mut manager = CudaGraphManager::new(bench.compute.clone(), ManagerOptions::default(), All::default()).unwrap();
+    let options = ManagerOptions::default();
+    let mut manager = CudaGraphManager::new(bench.compute.clone(), options, OnlyInner).unwrap();
+    let panics = Rc::new(Cell::new(false));
+    let call = panics.clone();
+    let mut step = |cx: &mut StepContext<'_, OnlyInner>| {
+        let panics = call.clone();
+        let (total, three) = (bench.total, [4]);
+        cx.region("outer", (), |cx, ()| {
+            cx.region("inner", (), |cx, ()| {
+                let three = cx.tensor("three", three, DType::F32)?;
+                cx.run(Fill { output: three, value: 3.0 })?;
+                cx.run(Add { a: total, b: three, output: total })
+            })?;
+            cx.host_call("panics", (), (), move |_, (), ()| {
+                assert!(!panics.get(), "the user's code panics");
+                Ok(())
+            })
+        })
+    };
     for _ in 0..3 {
-        manager.step("step", 1, &mut |cx| bench.step(cx)).unwrap();
+        manager.step("step", 1, &mut step).unwrap();
     }
-    // The step with graphs runs no code, the eager one does.
-    bench.panics.set(Some(bench.runs.get() + 1));
-    let mut verify = || manager.verify("step", 1, &Verification::default(), &mut |cx| bench.step(cx));
-    assert!(catch_unwind(AssertUnwindSafe(&mut verify)).is_err());
+    panics.set(true);
+    let verified = catch_unwind(AssertUnwindSafe(|| manager.verify("step", 1, &Verification::default(), &mut step)));
+    assert!(verified.is_err());
     assert_eq!(bench.total(), 9.0);
-    assert!(matches!(verify(), Ok(Verified::Same { .. })));
-    manager.step("step", 1, &mut |cx| bench.step(cx)).unwrap();
-    assert_eq!(bench.total(), 12.0);
+    assert!(catch_unwind(AssertUnwindSafe(|| manager.step("step", 1, &mut step))).is_err());
+    assert!(!bench.compute.is_capturing() && &*bench.device.scope() == "");
+    panics.set(false);
+    let before = bench.total();
+    assert!(matches!(manager.verify("step", 1, &Verification::default(), &mut step), Ok(Verified::Same { .. })));
+    manager.step("step", 1, &mut step).unwrap();
+    assert_eq!(bench.total(), before + 3.0);
+}
+
+/// `inner` becomes a graph.
+struct OnlyInner;
+
+impl Policy for OnlyInner {
+    type Region = &'static str;
+    type Mode = &'static str;
+
+    fn captured(&self, region: &'static str) -> std::result::Result<(), &'static str> {
+        if region == "inner" { Ok(()) } else { Err("it calls the host") }
+    }
 }

@@ -1,4 +1,4 @@
-//! Where the buffers of a step lie, as its tensors show it.
+//! Where the buffers of a step lie.
 
 use std::cmp::Reverse;
 
@@ -45,11 +45,13 @@ fn planned(buffers: &[Buffer]) -> (Vec<usize>, usize) {
         Ok(())
     });
     step.unwrap();
-    let addresses: Vec<u64> = tensors.iter().map(|tensor| tensor.unwrap().address).collect();
-    let start = *addresses.iter().min().unwrap();
     let [area] = &manager.memory()[..] else { panic!("{:?}", manager.memory()) };
     assert_eq!(area.area, "step");
-    (addresses.iter().map(|address| (address - start) as usize).collect(), area.bytes)
+    // The report has buffers in the order in which regions take them.
+    let taken = (0..regions).flat_map(|region| (0..buffers.len()).filter(move |at| buffers[*at].first == region));
+    let mut offsets = vec![0; buffers.len()];
+    taken.zip(&manager.report().steps[0].buffers).for_each(|(at, planned)| offsets[at] = planned.offset);
+    (offsets, area.bytes)
 }
 
 /// Largest first, each at the lowest offset that is free for its whole life, by trying all that could be it.

@@ -48,16 +48,6 @@ pub enum Mode {
     Evaluate,
 }
 
-/// Whether the step has a single microbatch, which overwrites the sum instead of adding to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Overwrites(pub bool);
-
-impl Display for Overwrites {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0 { "overwriting" } else { "" })
-    }
-}
-
 /// How the toy's regions are captured.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ToyPolicy {
@@ -73,7 +63,6 @@ pub struct ToyPolicy {
 impl Policy for ToyPolicy {
     type Region = Region;
     type Mode = Mode;
-    type Variant = Overwrites;
 
     fn captured(&self, region: Region) -> std::result::Result<(), &'static str> {
         match region {
@@ -94,20 +83,6 @@ impl Policy for ToyPolicy {
             Region::Step | Region::Begin | Region::Optimizer => return None,
         };
         Some(Instance { microbatch, first, chunk: 0 })
-    }
-
-    fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Overwrites {
-        let sums = matches!(region, Region::Backward { .. } | Region::WeightGrads { .. });
-        Overwrites(mode == Mode::Train && sums && microbatches == 1)
-    }
-
-    fn saved_by(&self, region: Region) -> Option<Region> {
-        match region {
-            Region::Forward { layer, microbatch } | Region::Backward { layer, microbatch } => {
-                Some(Region::Forward { layer, microbatch })
-            }
-            _ => None,
-        }
     }
 
     fn deferred_by(&self, region: Region) -> Option<Region> {
@@ -170,34 +145,37 @@ impl Toy {
         self.sums.at(0)
     }
 
-    fn forward(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Tensor> {
+    /// The output, and the input of each layer.
+    fn forward(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<(Tensor, Vec<Tensor>)> {
+        let mut inputs = Vec::new();
         let mut x = cx.region(Region::Inputs { microbatch }, (), |cx, ()| {
             let x = cx.tensor("x", [WIDTH], DType::F32)?;
             cx.run(Copy { input: self.inputs.at(microbatch), output: x })?;
             Ok(x)
         })?;
         for layer in 0..LAYERS {
-            x = cx.region(Region::Forward { layer, microbatch }, x, |cx, x| {
+            let (output, input) = cx.region(Region::Forward { layer, microbatch }, x, |cx, x| {
                 let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
                 let y = cx.tensor("y", [WIDTH], DType::F32)?;
                 cx.run(Add { a: x, b: x, output: scratch })?;
                 cx.run(Add { a: scratch, b: x, output: y })?;
-                cx.save_for_backward(x)?;
-                Ok(y)
+                Ok((y, x))
             })?;
+            inputs.push(input);
+            x = output;
         }
-        Ok(x)
+        Ok((x, inputs))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, microbatch: usize, y: Tensor) -> Result<()> {
+    fn backward(&self, cx: &mut StepContext<'_>, microbatch: usize, y: Tensor, inputs: &[Tensor]) -> Result<()> {
         let mut grad = y;
         for layer in (0..LAYERS).rev() {
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                let saved: Tensor = cx.saved()?;
                 let out = cx.tensor("grad", [WIDTH], DType::F32)?;
-                cx.run(Add { a: grad, b: saved, output: out })?;
+                cx.run(Add { a: grad, b: inputs[layer], output: out })?;
                 let sum = self.sums.at(layer);
-                if cx.variant().0 {
+                // The only microbatch of a step overwrites the sum.
+                if cx.mode() == Mode::Train && cx.microbatches() == 1 {
                     cx.defer(Copy { input: out, output: sum })?;
                 } else {
                     cx.defer(Add { a: sum, b: out, output: sum })?;
@@ -227,7 +205,8 @@ impl Toy {
                     outputs.push(self.forward(cx, m)?);
                 }
                 if m >= ahead && m - ahead < microbatches {
-                    self.backward(cx, m - ahead, outputs[m - ahead])?;
+                    let (output, inputs) = &outputs[m - ahead];
+                    self.backward(cx, m - ahead, *output, inputs)?;
                 }
                 if m > ahead {
                     self.weight_grads(cx, m - ahead - 1)?;

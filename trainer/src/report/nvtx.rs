@@ -1,4 +1,4 @@
-//! Names of steps, microbatches and layers for NVIDIA's profilers, as NVTX ranges on the host's row.
+//! Names of steps and regions for NVIDIA's profilers, as NVTX ranges on the host's row.
 
 use std::fmt::{Debug, Write};
 
@@ -20,7 +20,7 @@ pub(super) fn ranges<S: Subscriber + for<'s> LookupSpan<'s>>() -> Option<impl La
 
 struct Ranges;
 
-/// A span's name and values, such as `layer 3`.
+/// A span's name and values, such as `step 3`. A region is called by its own name.
 struct Name(String);
 
 impl Visit for Name {
@@ -33,6 +33,9 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Ranges {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let mut name = Name(attributes.metadata().name().into());
         attributes.record(&mut name);
+        if let Some(region) = name.0.strip_prefix("region ") {
+            name.0 = region.into();
+        }
         if let Some(span) = context.span(id) {
             span.extensions_mut().insert(name);
         }

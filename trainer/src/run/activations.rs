@@ -1,12 +1,8 @@
 //! Prints outputs of layers and modules: a few numbers of each.
 
-use std::rc::Rc;
-
 use common::terminal::{PRINTED, say};
 use device::{DType, Float, Stream, Tensor, bf16};
-use engine::hooks::{ForwardHook, HookPlace, Hooks};
-use engine::model::Hidden;
-use engine::step_policy::StepContext;
+use engine::hooks::{Hook, HookCall, HookPlace, Hooks};
 use graph_manager::Result;
 use parallel::Axis;
 
@@ -19,35 +15,25 @@ pub(super) fn hooks(plan: &RunPlan, group: &ProcessGroup) -> Hooks {
     let grid = &plan.parallel.grid;
     let prints = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
     let hook = |(name, place): &(String, HookPlace)| {
-        let hook = PrintedOutput { name: name.clone(), prints };
-        (*place, Rc::new(hook) as Rc<dyn ForwardHook>)
+        let name = name.clone();
+        let print = move |stream: &Stream, call: &HookCall| match prints && call.mode.trains() {
+            true => print(&name, stream, call),
+            false => Ok(()),
+        };
+        (*place, Hook::reads("the host waits for what it prints", print))
     };
     Hooks::new(plan.printed.0.iter().map(hook))
 }
 
-struct PrintedOutput {
-    name: String,
-    prints: bool,
-}
-
-impl ForwardHook for PrintedOutput {
-    fn capturable(&self) -> std::result::Result<(), &'static str> {
-        Err("the host waits for what it prints")
+fn print(name: &str, stream: &Stream, HookCall { microbatch, value, .. }: &HookCall) -> Result<()> {
+    let mut values = read(stream, &value.x)?;
+    if let Some(delta) = value.delta {
+        values.iter_mut().zip(read(stream, &delta)?).for_each(|(value, delta)| *value += delta);
     }
-
-    fn run(&self, cx: &mut StepContext<'_>, _: HookPlace, microbatch: usize, value: &Hidden) -> Result<()> {
-        if !self.prints || !cx.mode().trains() {
-            return Ok(());
-        }
-        let mut values = read(cx.compute(), &value.x)?;
-        if let Some(delta) = value.delta {
-            values.iter_mut().zip(read(cx.compute(), &delta)?).for_each(|(value, delta)| *value += delta);
-        }
-        let line = format!("{}, microbatch {microbatch}: {}", self.name, Numbers::of(&values));
-        say(&line);
-        tracing::info!(target: PRINTED, "{line}");
-        Ok(())
-    }
+    let line = format!("{name}, microbatch {microbatch}: {}", Numbers::of(&values));
+    say(&line);
+    tracing::info!(target: PRINTED, "{line}");
+    Ok(())
 }
 
 fn read(stream: &Stream, tensor: &Tensor) -> Result<Vec<f32>> {

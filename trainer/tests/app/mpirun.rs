@@ -206,7 +206,8 @@ fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
         let captured = events.iter().find(|event| event["fields"]["message"] == "captured").unwrap();
         let spans: Vec<&str> =
             captured["spans"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
-        assert_eq!(spans, ["step", "microbatch", "layer"], "rank {rank}: {captured}");
+        assert_eq!(spans, ["step", "region"], "rank {rank}: {captured}");
+        assert!(captured["span"]["region"].as_str().unwrap().contains(" of layer "), "rank {rank}: {captured}");
     }
 }
 

@@ -30,7 +30,7 @@ int InitializeInjectionNvtx2(const void *(*tables)(unsigned)) {
 "#;
 
 #[test]
-fn steps_microbatches_and_layers_are_ranges_for_a_profiler() {
+fn steps_and_regions_are_ranges_for_a_profiler() {
     let folder = Folder::new("nvtx");
     std::fs::write(folder.path("profiler.c"), PROFILER).unwrap();
     let compiled = Command::new("cc")
@@ -59,7 +59,8 @@ fn steps_microbatches_and_layers_are_ranges_for_a_profiler() {
     for step in ["push step 1", "push step 3"] {
         let (_, of_step) = ranges.split_once(&format!("{step}\n")).unwrap_or_else(|| panic!("{ranges}"));
         let of_step = of_step.split("push step").next().unwrap();
-        for (name, times) in [("push microbatch 1", 2), ("push layer 2", 4), ("push layer 0", 4)] {
+        let forward = "push forward of layer 2, microbatch 1";
+        for (name, times) in [(forward, 1), ("push backward of layer 0, microbatch 1", 1), ("push optimizer", 1)] {
             assert_eq!(of_step.lines().filter(|line| *line == name).count(), times, "{name}: {of_step}");
         }
     }

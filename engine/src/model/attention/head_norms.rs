@@ -99,7 +99,7 @@ impl HeadNorms {
             heads: self.heads,
             kv_heads: self.kv_heads,
             eps: self.eps,
-            accumulate: !cx.variant().overwrites,
+            accumulate: !cx.is_first_microbatch(),
         })
     }
 }

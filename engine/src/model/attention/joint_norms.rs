@@ -94,7 +94,7 @@ impl JointNorms {
             kv_heads: self.kv_heads,
             ranks: self.parallel.size(),
             eps: self.eps,
-            accumulate: !cx.variant().overwrites,
+            accumulate: !cx.is_first_microbatch(),
         })
     }
 

@@ -10,6 +10,7 @@ use device::{DType, Tensor};
 use graph_manager::Result;
 
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
+use super::adapter::SavedAdapter;
 use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
@@ -17,8 +18,9 @@ use super::hidden::Samples;
 use super::linear::{Linear, LinearSpec};
 use super::lora::Lora;
 use super::norm::Normed;
-use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
+use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
 use super::pending::PendingWeightGradients;
+use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::{Packed, TensorParallelRegion};
 use super::token_cost::TokenCost;
@@ -114,7 +116,6 @@ struct CausalAttention {
     recompute: bool,
 }
 
-#[derive(Clone, Copy)]
 struct SavedAttention {
     /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
     /// backward recomputes them.
@@ -129,6 +130,8 @@ struct SavedAttention {
     documents: Option<Documents>,
     probabilities: Option<DropoutSite>,
     output: Option<DropoutSite>,
+    /// Of the layer before attention, and of the one after it.
+    adapters: [Option<SavedAdapter>; 2],
 }
 
 /// What backward keeps of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
@@ -147,7 +150,7 @@ impl BlockPart for CausalAttention {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
-        self.qkv.forward(cx, &input, projected_qkv, record)?;
+        let qkv_adapter = self.qkv.forward(cx, &input, projected_qkv, record)?;
         let ready = self.make_ready(cx, projected_qkv, self.rotary)?;
         let qkv = ready.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
@@ -166,16 +169,16 @@ impl BlockPart for CausalAttention {
         })?;
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
-        let delta = self.projection.forward_row_parallel(cx, &projected, record, names, &self.region)?;
+        let (delta, adapter) = self.projection.forward_row_parallel(cx, &projected, record, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let projected = projected.for_weight_gradient();
         let normed_again = self.recompute && !self.norms.is_none();
         let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(ready) };
-        Ok((
-            delta,
-            Saved::new(SavedAttention { normed, qkv, context, projected, stats, documents, probabilities, output }),
-        ))
+        let adapters = [qkv_adapter, adapter];
+        let saved =
+            SavedAttention { normed, qkv, context, projected, stats, documents, probabilities, output, adapters };
+        Ok((delta, Saved::new(saved)))
     }
 
     fn backward(
@@ -186,7 +189,7 @@ impl BlockPart for CausalAttention {
         saved: &Saved,
         pending: PendingWeightGradients,
     ) -> Result<(Tensor, PendingWeightGradients)> {
-        let saved: SavedAttention = saved.get();
+        let saved: &SavedAttention = saved.get();
         let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
         let projection = &self.projection;
         let name = "all_grad_attention_out";
@@ -194,10 +197,19 @@ impl BlockPart for CausalAttention {
 
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.region)?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
-        // First, so that it need not wait for the input gradient.
-        let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
-        let pending = pending.compute_unless(projection.input_gradient_first(&self.region), cx)?;
-        projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
+        let [of_qkv, of_projection] = saved.adapters;
+        let pending = match projection.input_gradient_first(&self.region) {
+            true => {
+                let adapter = projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None, of_projection)?;
+                PendingWeightGradients::of(*projection, saved.projected, grad_delta, adapter)
+            }
+            false => {
+                // First, so that it need not wait for the input gradient.
+                projection.wgrad(cx, saved.projected, grad_delta, None)?;
+                projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None, None)?;
+                PendingWeightGradients::none()
+            }
+        };
         let ready = match saved.qkv.ready {
             Some(ready) => ready,
             None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
@@ -220,7 +232,8 @@ impl BlockPart for CausalAttention {
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
-        let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;
+        let (grad_normed, own) =
+            self.qkv.backward_column_parallel(cx, normed, grad_qkv, of_qkv, names, &self.region)?;
         pending.compute(cx)?;
         own.compute(cx)?;
         Ok((grad_normed.join(cx)?, PendingWeightGradients::none()))

@@ -5,6 +5,7 @@ use device::ops::{DropoutSite, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
 use crate::fp8::{Copies, Operand};
+use crate::model::adapter::{AdapterGradient, SavedAdapter};
 use crate::model::buffers::tensor_like;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
@@ -12,8 +13,9 @@ use crate::model::hidden::Samples;
 use crate::model::linear::{Linear, LinearSpec};
 use crate::model::lora::Lora;
 use crate::model::norm::Normed;
-use crate::model::part::{BlockPart, PartSpec, Saved, SavedInput};
+use crate::model::part::{BlockPart, PartSpec, SavedInput};
 use crate::model::pending::PendingWeightGradients;
+use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
 use crate::model::tensor_parallel::{Packed, TensorParallelRegion};
 use crate::model::token_cost::TokenCost;
@@ -35,17 +37,27 @@ pub(super) trait Activation {
     /// The gradient of `pre` from that of what `down` multiplies `(batch, seq, ffn)`, as [`Activation::source`].
     fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource;
 
-    /// `activated` from `input` through `up`. Leaves in `pre` what backward starts from.
+    /// `activated` from `input` through `up`. Leaves in `pre` what backward starts from. Returns what `up` does.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()>;
+    fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        up: &Linear,
+        tensors: ActivationForward<'_>,
+    ) -> Result<Option<SavedAdapter>>;
 
-    /// `grad_pre` through `down` and the activation.
+    /// `grad_pre` through `down` and the activation. Returns what `down` does.
     ///
     /// # Errors
     /// Errors of the device.
-    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()>;
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        down: &Linear,
+        tensors: ActivationBackward,
+    ) -> Result<Option<AdapterGradient>>;
 }
 
 /// The tensors of an activation's forward.
@@ -72,6 +84,8 @@ pub(super) struct ActivationBackward {
     pub(super) activated: Tensor,
     /// `activated` was not saved. Backward writes it, to the bits of the forward.
     pub(super) recompute: bool,
+    /// Of the forward through `down`.
+    pub(super) adapter: Option<SavedAdapter>,
 }
 
 /// A dense feed-forward layer before it has memory.
@@ -134,7 +148,6 @@ struct DenseFeedForward {
     recompute: bool,
 }
 
-#[derive(Clone, Copy)]
 struct SavedFeedForward {
     /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
     /// backward recomputes them.
@@ -144,6 +157,10 @@ struct SavedFeedForward {
     /// `(batch, seq, ffn)`, unless it is recomputed.
     activated: Option<Operand>,
     output: Option<DropoutSite>,
+    /// Of the first matrix.
+    of_up: Option<SavedAdapter>,
+    /// Of the second.
+    of_down: Option<SavedAdapter>,
 }
 
 impl DenseFeedForward {
@@ -156,39 +173,41 @@ impl DenseFeedForward {
     ) -> Result<(Operand, SavedFeedForward)> {
         let (input, normed) = self.up.normed_input(cx, normed, !self.recompute, &self.region)?;
         let pre = self.up.output(cx, "pre_activation", input.rows())?;
-        let activated = match self.down.is_8_bit() {
+        let (activated, of_up) = match self.down.is_8_bit() {
             true => {
-                self.up.forward(cx, &input, pre, record)?;
+                let of_up = self.up.forward(cx, &input, pre, record)?;
                 let copies = Copies::of_input(cx, !self.recompute);
-                self.down.computed_input(cx, self.activation.source(pre), copies)?
+                (self.down.computed_input(cx, self.activation.source(pre), copies)?, of_up)
             }
             false => {
                 let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
                 let tensors = ActivationForward { input: &input, pre, activated, record };
-                self.activation.forward(cx, &self.up, tensors)?;
-                Operand::Plain(activated)
+                let of_up = self.activation.forward(cx, &self.up, tensors)?;
+                (Operand::Plain(activated), of_up)
             }
         };
-        let saved = (!self.recompute).then(|| activated.for_weight_gradient());
-        Ok((activated, SavedFeedForward { normed, pre, activated: saved, output: self.output.site(cx, record) }))
+        let (saved, output) =
+            ((!self.recompute).then(|| activated.for_weight_gradient()), self.output.site(cx, record));
+        Ok((activated, SavedFeedForward { normed, pre, activated: saved, output, of_up, of_down: None }))
     }
 
-    /// Backward through the second matrix and the activation: the gradient of `pre`, and the activated values.
+    /// Backward through the second matrix and the activation: the gradient of `pre`, the activated values, and what the matrix
+    /// returns.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,
         grad_output: Operand,
         saved: &SavedFeedForward,
-    ) -> Result<[Operand; 2]> {
+    ) -> Result<(Operand, Operand, Option<AdapterGradient>)> {
         if self.down.is_8_bit() {
             let grad_activated = self.down.input_gradient(cx, "grad_activated", grad_output.rows())?;
-            self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
+            let adapter = self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, saved.of_down)?;
             let activated = match saved.activated {
                 Some(activated) => activated,
                 None => self.down.computed_input(cx, self.activation.source(saved.pre), Copies::Columns)?,
             };
             let source = self.activation.backward_source(saved.pre, grad_activated);
-            return Ok([self.up.computed_grad_output(cx, source)?, activated]);
+            return Ok((self.up.computed_grad_output(cx, source)?, activated, adapter));
         }
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad_output.rows().dtype)?;
         let activated = match saved.activated {
@@ -196,9 +215,10 @@ impl DenseFeedForward {
             None => tensor_like(cx, "activated", &saved.pre, self.down.input_width())?,
         };
         let recompute = saved.activated.is_none();
-        let tensors = ActivationBackward { grad_output, pre: saved.pre, grad_pre, activated, recompute };
-        self.activation.backward(cx, &self.down, tensors)?;
-        Ok([Operand::Plain(grad_pre), Operand::Plain(activated)])
+        let (pre, adapter) = (saved.pre, saved.of_down);
+        let tensors = ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter };
+        let adapter = self.activation.backward(cx, &self.down, tensors)?;
+        Ok((Operand::Plain(grad_pre), Operand::Plain(activated), adapter))
     }
 }
 
@@ -207,13 +227,15 @@ impl BlockPart for DenseFeedForward {
         let record = samples.record;
         let (activated, saved) = self.activate(cx, normed, record)?;
         let names = ["ffn_out", "ffn_out_here"];
-        let delta = self.down.forward_row_parallel(cx, &activated, record, names, &self.region)?;
+        let (delta, of_down) = self.down.forward_row_parallel(cx, &activated, record, names, &self.region)?;
         drop_in_place(cx, delta, saved.output)?;
-        Ok((delta, Saved::new(saved)))
+        Ok((delta, Saved::new(SavedFeedForward { of_down, ..saved })))
     }
 
     fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved> {
-        self.activate(cx, normed, samples.record).map(|(_, saved)| Saved::new(saved))
+        let (activated, saved) = self.activate(cx, normed, samples.record)?;
+        let of_down = self.down.prepare_backward(cx, &activated, samples.record)?;
+        Ok(Saved::new(SavedFeedForward { of_down, ..saved }))
     }
 
     fn backward(
@@ -224,17 +246,18 @@ impl BlockPart for DenseFeedForward {
         saved: &Saved,
         pending: PendingWeightGradients,
     ) -> Result<(Tensor, PendingWeightGradients)> {
-        let saved: SavedFeedForward = saved.get();
+        let saved: &SavedFeedForward = saved.get();
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
         let name = "all_grad_ffn_out";
         let grad_delta = self.down.gathered_grad_output(cx, name, grad_delta, pending, &self.region)?;
 
         let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.region)?;
-        let [grad_pre, activated] = self.backward_to_pre(cx, grad_delta, &saved)?;
-        let pending = PendingWeightGradients::of(self.down, activated, grad_delta);
+        let (grad_pre, activated, adapter) = self.backward_to_pre(cx, grad_delta, saved)?;
+        let pending = PendingWeightGradients::of(self.down, activated, grad_delta, adapter);
         let pending = pending.compute_unless(self.down.input_gradient_first(&self.region), cx)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
-        let (grad_normed, own) = self.up.backward_column_parallel(cx, normed, grad_pre, names, &self.region)?;
+        let (grad_normed, own) =
+            self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.region)?;
         pending.compute(cx)?;
         // With sequence parallelism a gather comes next. Otherwise the sum under way is the last transfer.
         let own = own.compute_unless(self.region.parallel.splits_rows(), cx)?;

@@ -5,6 +5,7 @@ use device::ops::{self, ActivationKind, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
 use super::dense::{Activation, ActivationBackward, ActivationForward};
+use crate::model::adapter::{AdapterGradient, SavedAdapter};
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
@@ -27,31 +28,40 @@ impl Activation for Gelu {
         QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input: pre, grad_output }
     }
 
-    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
+    fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        up: &Linear,
+        tensors: ActivationForward<'_>,
+    ) -> Result<Option<SavedAdapter>> {
         let ActivationForward { input, pre, activated, record } = tensors;
-        match up.bias {
-            Some(bias) if !up.has_adapter() => {
-                up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre })
-            }
-            _ => {
-                up.forward(cx, input, pre, record)?;
-                cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })
-            }
+        if let Some(bias) = up.bias.filter(|_| !up.has_adapter()) {
+            up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre })?;
+            return Ok(None);
         }
+        let saved = up.forward(cx, input, pre, record)?;
+        cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })?;
+        Ok(saved)
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
-        let ActivationBackward { grad_output, pre, grad_pre, activated, recompute } = tensors;
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        down: &Linear,
+        tensors: ActivationBackward,
+    ) -> Result<Option<AdapterGradient>> {
+        let ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter } = tensors;
         let kind = ActivationKind::Gelu;
         if !down.has_adapter() {
             let epilogue = Epilogue::GeluBackward { pre, activated: recompute.then_some(activated) };
-            return down.dgrad(cx, &grad_output, grad_pre, epilogue);
+            return down.dgrad(cx, &grad_output, grad_pre, epilogue, None);
         }
         let grad_activated = down.input_gradient(cx, "grad_activated", grad_output.rows())?;
-        down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
+        let gradient = down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
         if recompute {
             cx.run(ops::Activation { kind, input: pre, output: activated })?;
         }
-        cx.run(ops::ActivationBackward { kind, input: pre, grad_output: grad_activated, grad_input: grad_pre })
+        cx.run(ops::ActivationBackward { kind, input: pre, grad_output: grad_activated, grad_input: grad_pre })?;
+        Ok(gradient)
     }
 }

@@ -10,7 +10,7 @@ use device::ops::{
 use device::{Communicator, Tensor};
 use graph_manager::Result;
 
-use super::adapter::Adapter;
+use super::adapter::{Adapter, AdapterGradient, SavedAdapter};
 use super::buffers::with_width;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
@@ -229,7 +229,7 @@ impl Linear {
 
     /// Makes the 8-bit copies of the weight, if the step has not made them.
     fn quantize_weight(&self, cx: &StepContext<'_>, fp8: &Fp8Param) -> Result<()> {
-        if !cx.variant().quantizes {
+        if !cx.is_first_microbatch() {
             return Ok(());
         }
         let columns = cx.mode().trains().then_some(fp8.columns);
@@ -264,20 +264,37 @@ impl Linear {
     }
 
     /// `output` `(..., out)` from `input` `(..., in)`. `record` is the microbatch's `SampleRecord`, for dropout of adapters.
+    /// Returns what their backward needs.
     pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
         input: &Operand,
         output: Tensor,
         record: Option<Tensor>,
-    ) -> Result<()> {
+    ) -> Result<Option<SavedAdapter>> {
         self.forward_through(cx, input, output, add_bias(self.bias))?;
         self.adapt(cx, input, output, record)
     }
 
     /// What adapters add to `output` `(..., out)`.
-    fn adapt(&self, cx: &mut StepContext<'_>, input: &Operand, output: Tensor, record: Option<Tensor>) -> Result<()> {
-        self.adapter.map_or(Ok(()), |adapter| adapter.forward(cx, input.plain(), output, record))
+    fn adapt(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: &Operand,
+        output: Tensor,
+        record: Option<Tensor>,
+    ) -> Result<Option<SavedAdapter>> {
+        self.adapter.map(|adapter| adapter.forward(cx, input.plain(), output, record)).transpose()
+    }
+
+    /// What the adapters' backward needs, for a backward that recomputes its forward without the layer's output.
+    pub(crate) fn prepare_backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: &Operand,
+        record: Option<Tensor>,
+    ) -> Result<Option<SavedAdapter>> {
+        self.adapter.map(|adapter| adapter.prepare_backward(cx, input.plain(), record)).transpose()
     }
 
     /// The product of `input` `(..., in)` with the weight, through an epilogue. Without adapters.
@@ -299,8 +316,8 @@ impl Linear {
     }
 
     /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism this
-    /// rank's rows of it. The first rank adds the bias. `record` is as in [`Linear::forward`], `names` are those of the
-    /// product and of this rank's rows.
+    /// rank's rows of it. The first rank adds the bias. `record` and the second value are as in [`Linear::forward`], `names` are
+    /// those of the product and of this rank's rows.
     pub(crate) fn forward_row_parallel(
         &self,
         cx: &mut StepContext<'_>,
@@ -308,38 +325,39 @@ impl Linear {
         record: Option<Tensor>,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<SavedAdapter>)> {
         let output = self.output(cx, names[0], input.rows())?;
         self.forward_through(cx, input, output, add_bias(region.parallel.on_first_rank(self.bias)))?;
-        self.adapt(cx, input, output, record)?;
-        region.reduce(cx, names[1], output)
+        let saved = self.adapt(cx, input, output, record)?;
+        Ok((region.reduce(cx, names[1], output)?, saved))
     }
 
     /// Backward of a column-parallel layer, from the gradient `(..., out)` of its output. Takes the layer's input while its
     /// rows are still being gathered. Returns the pending sum of the input gradient over the ranks: `(batch, seq, in)`, or this
     /// rank's rows with sequence parallelism. Also the weight gradients, to be computed during that sum or a later transfer;
-    /// they are under way already where no other rank shares the layer. `names` are those of the input gradient and of this
-    /// rank's rows.
+    /// they are under way already where no other rank shares the layer. `adapter` is what forward returned, `names` are those of
+    /// the input gradient and of this rank's rows.
     pub(crate) fn backward_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
         input: PendingInput,
         grad_output: Operand,
+        adapter: Option<SavedAdapter>,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<(PendingTransfer, PendingWeightGradients)> {
         let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
         if self.input_gradient_first(region) {
-            self.dgrad(cx, &grad_output, grad_input, Epilogue::None)?;
+            let adapter = self.dgrad(cx, &grad_output, grad_input, Epilogue::None, adapter)?;
             // Joined before the next transfer starts: a later join would wait for that transfer too.
             let input = input.join(cx, self)?;
             let sum = region.reduce_async(cx, names[1], grad_input)?;
-            return Ok((sum, PendingWeightGradients::of(*self, input, grad_output)));
+            return Ok((sum, PendingWeightGradients::of(*self, input, grad_output, adapter)));
         }
         let input = input.join(cx, self)?;
         // First, so that they need not wait for the input gradient.
-        self.wgrad(cx, input, grad_output)?;
-        self.dgrad(cx, &grad_output, grad_input, Epilogue::None)?;
+        self.wgrad(cx, input, grad_output, None)?;
+        self.dgrad(cx, &grad_output, grad_input, Epilogue::None, None)?;
         Ok((region.reduce_async(cx, names[1], grad_input)?, PendingWeightGradients::none()))
     }
 
@@ -349,15 +367,19 @@ impl Linear {
     }
 
     /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue. A layer with adapters takes none.
+    /// `adapter` is what forward returned; returns what the gradients of the adapters' weights are computed from.
     pub(crate) fn dgrad(
         &self,
         cx: &mut StepContext<'_>,
         grad_output: &Operand,
         grad_input: Tensor,
         epilogue: Epilogue,
-    ) -> Result<()> {
+        adapter: Option<SavedAdapter>,
+    ) -> Result<Option<AdapterGradient>> {
         self.product_for_input(cx, grad_output, grad_input, epilogue)?;
-        self.adapter.map_or(Ok(()), |adapter| adapter.input_gradient(cx, grad_output.plain(), grad_input))
+        let Some(own) = self.adapter else { return Ok(None) };
+        let Some(saved) = adapter else { unreachable!("an adapter's forward comes before its backward") };
+        own.input_gradient(cx, saved, grad_output.plain(), grad_input).map(Some)
     }
 
     fn product_for_input(
@@ -375,12 +397,19 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight, bias and adapters. A step whose backward is split runs them later, so nothing in the layer may write
+    /// The gradients of weight, bias and adapters; `adapter` is what [`Linear::dgrad`] returned. A step whose backward is split runs them later, so nothing in the layer may write
     /// to `input` or `grad_output` after this call.
-    pub(crate) fn wgrad(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
+    pub(crate) fn wgrad(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Operand,
+        grad_output: Operand,
+        adapter: Option<AdapterGradient>,
+    ) -> Result<()> {
         self.weight_gradient(cx, input, grad_output)?;
-        if let Some(adapter) = self.adapter {
-            adapter.weight_gradients(cx, input.plain(), grad_output.plain())?;
+        if let Some(own) = self.adapter {
+            let Some(gradient) = adapter else { unreachable!("an adapter's input gradient comes first") };
+            own.weight_gradients(cx, gradient, input.plain(), grad_output.plain())?;
         }
         match grad_output {
             Operand::Plain(grad_output) => self.bias_gradient(cx, grad_output).map_or(Ok(()), |op| cx.defer(op)),
@@ -392,7 +421,7 @@ impl Linear {
     /// The gradient of the weight alone, unless it is frozen. See [`Linear::wgrad`].
     pub(crate) fn weight_gradient(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         let Some(grad_weight) = self.weight.grad else { return Ok(()) };
-        let accumulate = !cx.variant().overwrites;
+        let accumulate = !cx.is_first_microbatch();
         if let (Operand::Fp8 { columns: Some(input), .. }, Operand::Fp8 { columns: Some(grad), .. }) =
             (input, grad_output)
         {
@@ -403,7 +432,7 @@ impl Linear {
 
     /// The operation that computes the gradient of the bias, if this layer computes it.
     pub(crate) fn bias_gradient(&self, cx: &StepContext<'_>, grad_output: Tensor) -> Option<BiasGrad> {
-        let accumulate = !cx.variant().overwrites;
+        let accumulate = !cx.is_first_microbatch();
         self.bias_grad().map(|grad_bias| BiasGrad { grad_output, grad_bias, accumulate })
     }
 }

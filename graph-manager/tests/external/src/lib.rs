@@ -32,8 +32,10 @@ impl<P: Policy> Layer<P> for Block {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = Tensor;
+    /// The input, and its product with the weight.
+    type Saved = (Tensor, Tensor);
 
-    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<Tensor> {
+    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<(Tensor, (Tensor, Tensor))> {
         let shape = [input.shape.rows(), self.weight.shape.rows()];
         let product = cx.tensor("product", shape, DType::F32)?;
         let output = cx.tensor("output", shape, DType::F32)?;
@@ -42,12 +44,15 @@ impl<P: Policy> Layer<P> for Block {
         if let Some(site) = self.dropout {
             cx.run(Dropout { input: output, output, site })?;
         }
-        cx.save_for_backward((input, product))?;
-        Ok(output)
+        Ok((output, (input, product)))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_, P>, mut grad: Tensor) -> Result<Tensor> {
-        let (input, product): (Tensor, Tensor) = cx.saved()?;
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_, P>,
+        (input, product): (Tensor, Tensor),
+        mut grad: Tensor,
+    ) -> Result<Tensor> {
         let grad_product = cx.tensor("grad_product", product.shape, DType::F32)?;
         let grad_input = cx.tensor("grad_input", input.shape, DType::F32)?;
         if let Some(site) = self.dropout {
@@ -75,25 +80,34 @@ impl<P: Policy> Layer<P> for Network {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = Tensor;
+    type Saved = [(Tensor, Tensor); 3];
 
-    fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<Tensor> {
-        let mut blocks = self.blocks.iter().enumerate();
-        blocks.try_fold(input, |x, (at, block)| cx.part(at, |cx| block.forward(cx, x)))
+    fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, [(Tensor, Tensor); 3])> {
+        let [first, second, third] = &self.blocks;
+        let (x, of_first) = first.forward(cx, x)?;
+        let (x, of_second) = second.forward(cx, x)?;
+        let (x, of_third) = third.forward(cx, x)?;
+        Ok((x, [of_first, of_second, of_third]))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<Tensor> {
-        let mut blocks = self.blocks.iter().enumerate().rev();
-        blocks.try_fold(grad, |grad, (at, block)| cx.part(at, |cx| block.backward(cx, grad)))
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_, P>,
+        saved: [(Tensor, Tensor); 3],
+        grad: Tensor,
+    ) -> Result<Tensor> {
+        let mut blocks = self.blocks.iter().zip(saved).rev();
+        blocks.try_fold(grad, |grad, (block, saved)| block.backward(cx, saved, grad))
     }
 }
 
 impl Network {
     /// Forward, loss, backward and update, within a region.
     pub fn step<P: Policy>(&self, cx: &mut StepContext<'_, P>, [input, target, losses]: [Tensor; 3]) -> Result<()> {
-        let prediction = self.forward(cx, input)?;
+        let (prediction, saved) = self.forward(cx, input)?;
         let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
         cx.run(self.loss(prediction, target, losses, grad))?;
-        self.backward(cx, grad)?;
+        self.backward(cx, saved, grad)?;
         self.update().try_for_each(|op| cx.run(op))
     }
 

@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 
 use device::DType;
 use external::{Training, report};
-use graph_manager::{CudaGraphManager, Layer, ManagerOptions, NoVariant, Policy, Result, StepContext};
+use graph_manager::{CudaGraphManager, Layer, ManagerOptions, Policy, Result, StepContext};
 
 /// The pieces of a step. Blocks are counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,7 +32,6 @@ struct OnlyTheSecond;
 impl Policy for OnlyTheSecond {
     type Region = Region;
     type Mode = &'static str;
-    type Variant = NoVariant;
 
     fn captured(&self, region: Region) -> std::result::Result<(), &'static str> {
         match region {
@@ -40,28 +39,23 @@ impl Policy for OnlyTheSecond {
             _ => Err("only the second block is captured"),
         }
     }
-
-    fn saved_by(&self, region: Region) -> Option<Region> {
-        match region {
-            Region::Forward(block) | Region::Backward(block) => Some(Region::Forward(block)),
-            Region::Loss | Region::Update => None,
-        }
-    }
 }
 
 fn step(cx: &mut StepContext<'_, OnlyTheSecond>, training: &Training) -> Result<()> {
     let Training { network, input, target, losses, .. } = training;
-    let mut x = *input;
+    let (mut x, mut all) = (*input, Vec::new());
     for (at, block) in network.blocks.iter().enumerate() {
-        x = cx.region(Region::Forward(at), x, |cx, x| block.forward(cx, x))?;
+        let (output, saved) = cx.region(Region::Forward(at), x, |cx, x| block.forward(cx, x))?;
+        all.push(saved);
+        x = output;
     }
     let mut grad = cx.region(Region::Loss, x, |cx, prediction| {
         let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
         cx.run(network.loss(prediction, *target, *losses, grad))?;
         Ok(grad)
     })?;
-    for (at, block) in network.blocks.iter().enumerate().rev() {
-        grad = cx.region(Region::Backward(at), grad, |cx, grad| block.backward(cx, grad))?;
+    for (at, (block, saved)) in network.blocks.iter().zip(all).enumerate().rev() {
+        grad = cx.region(Region::Backward(at), grad, |cx, grad| block.backward(cx, saved, grad))?;
     }
     cx.region(Region::Update, (), |cx, ()| network.update().try_for_each(|op| cx.run(op)))
 }

@@ -17,7 +17,7 @@ fn train(warm_up: usize) -> Result<(Vec<f32>, Vec<f32>, usize)> {
     })?;
     let network = training.network.without_dropout();
     let mut validate = Capture::new(&training.pool, "validate", warm_up, NonZeroUsize::MIN, move |cx, ()| {
-        let prediction = network.forward(cx, input)?;
+        let (prediction, _) = network.forward(cx, input)?;
         let losses = cx.tensor("losses", [prediction.shape.rows()], DType::F32)?;
         let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
         cx.run(network.loss(prediction, target, losses, grad))?;

@@ -13,21 +13,31 @@ pub struct Layer {
     pub grad: Tensor,
 }
 
+/// What a forward leaves for its backward.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    input: Tensor,
+    product: Tensor,
+}
+
 impl Layer {
-    /// `(batch, in)` to `(batch, out)`.
-    pub fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, input: Tensor) -> Result<Tensor> {
+    /// `(batch, in)` to `(batch, out)`, and what backward needs.
+    pub fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = [input.shape.rows(), self.weight.shape.rows()];
         let product = cx.tensor("product", shape, DType::F32)?;
         let output = cx.tensor("output", shape, DType::F32)?;
         cx.run(Gemm::linear(input, self.weight, product, Epilogue::None))?;
         cx.run(SquaredRelu { input: product, output })?;
-        cx.save_for_backward((input, product))?;
-        Ok(output)
+        Ok((output, Saved { input, product }))
     }
 
     /// The output's gradient, `(batch, out)`, to the input's, `(batch, in)`.
-    pub fn backward(&self, cx: &mut StepContext<'_, NetworkPolicy>, grad_output: Tensor) -> Result<Tensor> {
-        let (input, product): (Tensor, Tensor) = cx.saved()?;
+    pub fn backward(
+        &self,
+        cx: &mut StepContext<'_, NetworkPolicy>,
+        Saved { input, product }: Saved,
+        grad_output: Tensor,
+    ) -> Result<Tensor> {
         let grad_product = cx.tensor("grad_product", product.shape, DType::F32)?;
         let grad_input = cx.tensor("grad_input", input.shape, DType::F32)?;
         cx.run(SquaredReluBackward { input: product, grad_output, grad_input: grad_product })?;

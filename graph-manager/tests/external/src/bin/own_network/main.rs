@@ -10,7 +10,7 @@ use device::cuda::CudaOptions;
 use device::ops::{Add, Control, Copy, Fill, Mse, SumInto, WriteControl};
 use device::{Area, DType, Device, HostOptions, Tensor};
 use graph_manager::{CudaGraphManager, ManagerOptions, Result, StepContext};
-use layer::Layer;
+use layer::{Layer, Saved};
 use regions::{NetworkPolicy, Region, Sample};
 
 const BATCH: usize = 8;
@@ -27,6 +27,15 @@ struct Network {
     loss: Tensor,
     control: Tensor,
     _areas: Vec<Area>,
+}
+
+/// A microbatch between its forward and its backward.
+struct InFlight {
+    microbatch: usize,
+    /// What each layer left for its backward.
+    saved: Vec<Saved>,
+    /// `(batch, width)`: the gradient of the loss.
+    grad: Tensor,
 }
 
 impl Network {
@@ -57,12 +66,12 @@ impl Network {
         })?;
         let mut in_flight = None;
         for microbatch in 0..MICROBATCHES {
-            let next = (microbatch, self.forward(cx, microbatch)?);
-            if let Some((microbatch, grad)) = in_flight.replace(next) {
-                self.backward(cx, microbatch, grad)?;
+            let next = self.forward(cx, microbatch)?;
+            if let Some(before) = in_flight.replace(next) {
+                self.backward(cx, before)?;
             }
         }
-        in_flight.map_or(Ok(()), |(microbatch, grad)| self.backward(cx, microbatch, grad))?;
+        in_flight.map_or(Ok(()), |last| self.backward(cx, last))?;
         cx.region(Region::once("update"), (), |cx, ()| {
             // The gradients hold the negative learning rate already, as a factor of the loss.
             self.layers
@@ -71,8 +80,7 @@ impl Network {
         })
     }
 
-    /// The gradient of the loss, `(batch, width)`.
-    fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, microbatch: usize) -> Result<Tensor> {
+    fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, microbatch: usize) -> Result<InFlight> {
         let sample = cx.region(Region::of("inputs", 0, microbatch), (), |cx, ()| {
             let sample = Sample {
                 input: cx.tensor("input", [BATCH, WIDTH], DType::F32)?,
@@ -82,22 +90,28 @@ impl Network {
             cx.run(Copy { input: self.targets.at(microbatch), output: sample.target })?;
             Ok(sample)
         })?;
-        let mut x = sample.input;
+        let (mut x, mut saved) = (sample.input, Vec::new());
         for (at, layer) in self.layers.iter().enumerate() {
-            x = cx.region(Region::of("forward", at, microbatch), x, |cx, x| layer.forward(cx, x))?;
+            let (output, of_layer) =
+                cx.region(Region::of("forward", at, microbatch), x, |cx, x| layer.forward(cx, x))?;
+            saved.push(of_layer);
+            x = output;
         }
-        cx.region(Region::of("loss", 0, microbatch), Sample { input: x, ..sample }, |cx, Sample { input, target }| {
+        let grad = cx.region(Region::of("loss", 0, microbatch), Sample { input: x, ..sample }, |cx, Sample { input, target }| {
             let grad = cx.tensor("grad", input.shape, DType::F32)?;
             let losses = cx.tensor("losses", [BATCH], DType::F32)?;
             cx.run(Mse { prediction: input, target, losses, grad: Some((grad, self.control)) })?;
             cx.run(SumInto { input: losses, total: self.loss, accumulate: true })?;
             Ok(grad)
-        })
+        })?;
+        Ok(InFlight { microbatch, saved, grad })
     }
 
-    fn backward(&self, cx: &mut StepContext<'_, NetworkPolicy>, microbatch: usize, mut grad: Tensor) -> Result<()> {
-        for (at, layer) in self.layers.iter().enumerate().rev() {
-            grad = cx.region(Region::of("backward", at, microbatch), grad, |cx, grad| layer.backward(cx, grad))?;
+    fn backward(&self, cx: &mut StepContext<'_, NetworkPolicy>, forward: InFlight) -> Result<()> {
+        let InFlight { microbatch, saved, mut grad } = forward;
+        for (at, (layer, saved)) in self.layers.iter().zip(saved).enumerate().rev() {
+            let region = Region::of("backward", at, microbatch);
+            grad = cx.region(region, grad, |cx, grad| layer.backward(cx, saved, grad))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::fmt::{Display, Formatter};
 
 use device::Tensor;
-use graph_manager::{Instance, NoVariant, Policy, Result, TensorTree};
+use graph_manager::{Instance, Policy, Result, TensorTree};
 
 /// A piece of a step, of a microbatch if it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,6 @@ pub struct NetworkPolicy;
 impl Policy for NetworkPolicy {
     type Region = Region;
     type Mode = &'static str;
-    type Variant = NoVariant;
 
     fn captured(&self, region: Region) -> std::result::Result<(), &'static str> {
         match region.name {
@@ -50,10 +49,6 @@ impl Policy for NetworkPolicy {
     fn instance(&self, region: Region) -> Option<Instance<Region>> {
         let microbatch = region.microbatch?;
         Some(Instance { microbatch, first: Region { microbatch: Some(0), ..region }, chunk: 0 })
-    }
-
-    fn saved_by(&self, region: Region) -> Option<Region> {
-        matches!(region.name, "forward" | "backward").then_some(Region { name: "forward", ..region })
     }
 }
 

@@ -1,0 +1,326 @@
+//! From a list to what the host does, in turn, to run it or a part of it.
+//!
+//! A **unit** is an entry that is submitted, or a visit that is launched as a graph. A unit waits for others where their
+//! entries do. What runs begins after all that its own stream was given before, and ends when all its queues have.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use device::{DType, Op, Shape, StreamId};
+
+use super::body::{Entry, Item, Work};
+use super::data::{Held, NONE, Program};
+use super::order::Order;
+
+/// What the host does next. Queues are numbers of the program's, events are counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// What a queue is given from now on waits for the event.
+    Wait { queue: u16, event: u32 },
+    /// The entry with that number among the items of a visit is submitted. Outside of all visits there is none of that number.
+    Submit { visit: u32, item: u32 },
+    /// The graph of a visit is launched.
+    Launch { visit: u32, graph: u32 },
+    /// A visit that is not part of a graph has ended.
+    End { visit: u32 },
+    /// The event stands for all that the queue was given so far.
+    Record { queue: u16, event: u32 },
+}
+
+/// A part of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Part {
+    All,
+    /// A visit, which may be a graph.
+    Visit(u32),
+    /// What becomes a visit's graph: all but the copies of its inputs.
+    Inside(u32),
+}
+
+/// What the host does to run a list.
+pub(crate) struct Schedule {
+    pub(crate) actions: Vec<Action>,
+    /// The number of events.
+    pub(crate) events: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Unit {
+    /// All that was submitted before.
+    Start,
+    Entry {
+        visit: u32,
+        item: u32,
+    },
+    Graph {
+        visit: u32,
+        graph: u32,
+    },
+    /// The end of all queues.
+    End,
+}
+
+struct Builder<'p, R> {
+    program: &'p Program<R>,
+    numbers: HashMap<StreamId, usize>,
+    /// The positions of the part.
+    positions: Range<u32>,
+    /// By position, counted from the first of the part: its unit.
+    unit_of: Vec<u32>,
+    units: Vec<Unit>,
+    /// Waits between units. The queue of a graph is that of its visit.
+    order: Order,
+    /// By queue: the unit of its last entry.
+    last: Vec<Option<u32>>,
+    /// By queue: whether it has been given a unit.
+    begun: Vec<bool>,
+    /// Visits that ended, each with the number of units before its end.
+    ends: Vec<(u32, u32)>,
+    required: Vec<u32>,
+}
+
+/// A place in a list.
+struct At {
+    /// The visit that an [`Item::Inner`] begins.
+    next_visit: u32,
+    position: u32,
+}
+
+impl Schedule {
+    /// What runs a part of a program, in which some visits are launched as graphs of that number. With `poisons`, what is
+    /// submitted at the end of visits is part of the order: a wait for a queue of regions is for all that it was given before.
+    pub(crate) fn of<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
+        program: &Program<R>,
+        part: Part,
+        poisons: bool,
+        graph: &mut dyn FnMut(usize) -> Option<u32>,
+    ) -> Schedule {
+        let (base, positions) = match part {
+            Part::All => (program.queues[0], 0..program.length),
+            Part::Visit(visit) => (program.visits[visit as usize].stream, program.visits[visit as usize].positions()),
+            Part::Inside(visit) => (program.visits[visit as usize].stream, program.in_graph(visit as usize)),
+        };
+        let (width, length) = (program.queues.len(), positions.len());
+        let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
+        let base = numbers[&base];
+        let mut builder = Builder {
+            program,
+            numbers,
+            unit_of: vec![NONE; length],
+            units: Vec::new(),
+            order: Order::empty(width, length + 2),
+            last: vec![None; width],
+            begun: vec![false; width],
+            ends: Vec::new(),
+            required: Vec::new(),
+            positions: positions.clone(),
+        };
+        builder.add(Unit::Start, base, 0..0, &[]);
+        match part {
+            Part::All => {
+                let mut at = At { next_visit: 0, position: 0 };
+                builder.items(NONE, program.outermost, 0, &mut at, graph);
+            }
+            Part::Visit(visit) => builder.visit(&mut At { next_visit: visit, position: positions.start }, graph),
+            Part::Inside(visit) => {
+                let (held, mut at) =
+                    (program.visits[visit as usize].held, At { next_visit: visit + 1, position: positions.start });
+                let inputs = program.bodies[held.body as usize].inputs;
+                builder.items(visit, held, inputs, &mut at, graph);
+                builder.ends.push((builder.units.len() as u32, visit));
+            }
+        }
+        builder.finish(base, poisons)
+    }
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
+    /// The items of a visit, from that one on.
+    fn items(&mut self, visit: u32, held: Held, first: u32, at: &mut At, graph: &mut dyn FnMut(usize) -> Option<u32>) {
+        let body = &self.program.bodies[held.body as usize];
+        for (number, item) in body.items.iter().enumerate().skip(first as usize) {
+            match item {
+                Item::Join { .. } => at.position += 1,
+                Item::Inner => self.visit(at, graph),
+                Item::Entry(entry) => {
+                    let unit = Unit::Entry { visit, item: number as u32 };
+                    let queue = self.numbers[&entry.queue];
+                    self.add(unit, queue, at.position..at.position + 1, &[queue]);
+                    at.position += 1;
+                }
+            }
+        }
+    }
+
+    /// The visit that begins there.
+    fn visit(&mut self, at: &mut At, graph: &mut dyn FnMut(usize) -> Option<u32>) {
+        let (number, program) = (at.next_visit, self.program);
+        let visit = &program.visits[number as usize];
+        at.next_visit += 1;
+        match graph(number as usize) {
+            None => self.items(number, visit.held, 0, at, graph),
+            Some(graph) => {
+                let in_graph = program.in_graph(number as usize);
+                for item in 0..program.bodies[visit.held.body as usize].inputs {
+                    let queue = self.numbers[&visit.stream];
+                    self.add(Unit::Entry { visit: number, item }, queue, at.position..at.position + 1, &[queue]);
+                    at.position += 1;
+                }
+                let queues = self.queues_of(number as usize);
+                self.add(Unit::Graph { visit: number, graph }, self.numbers[&visit.stream], in_graph, &queues);
+                (at.position, at.next_visit) = (visit.end, visit.next);
+            }
+        }
+        self.ends.push((self.units.len() as u32, number));
+    }
+
+    /// The queues that a visit uses.
+    fn queues_of(&self, visit: usize) -> Vec<usize> {
+        let mut used = vec![false; self.last.len()];
+        for inner in &self.program.visits[visit..self.program.visits[visit].next()] {
+            for item in &self.program.bodies[inner.held.body as usize].items {
+                if let Item::Entry(entry) = item {
+                    used[self.numbers[&entry.queue]] = true;
+                }
+            }
+        }
+        (0..used.len()).filter(|queue| used[*queue]).collect()
+    }
+
+    /// Adds a unit on `stream` with these positions, whose entries are on these queues.
+    fn add(&mut self, unit: Unit, stream: usize, positions: Range<u32>, queues: &[usize]) {
+        let number = self.units.len() as u32;
+        let Builder { program, required, order, .. } = self;
+        let first = program.waits.partition_point(|wait| wait.position < positions.start);
+        let waits = program.waits[first..].iter().take_while(|wait| wait.position < positions.end);
+        // What comes before the part is done when it begins.
+        let on = waits.filter_map(|wait| wait.on.checked_sub(self.positions.start));
+        required.extend(on.map(|on| self.unit_of[on as usize]).filter(|on| *on != NONE && *on != number));
+        // Entries of a queue run in turn, also those of graphs on other streams.
+        let before = queues.iter().filter_map(|queue| self.last[*queue]);
+        required.extend(before.filter(|before| order.queue_of(*before) != stream));
+        if number > 0 && !self.begun[stream] {
+            required.push(0);
+        }
+        order.submit(number, stream, required);
+        self.begun[stream] = true;
+        queues.iter().for_each(|queue| self.last[*queue] = Some(number));
+        for position in positions {
+            self.unit_of[(position - self.positions.start) as usize] = number;
+        }
+        self.units.push(unit);
+    }
+
+    /// The actions, up to the end of all queues on the queue `base`.
+    fn finish(mut self, base: usize, poisons: bool) -> Schedule {
+        let number = self.units.len() as u32;
+        let ends = (0..self.begun.len()).filter(|queue| *queue != base);
+        let mut required: Vec<u32> = ends.filter_map(|queue| self.order.last_before(queue, number)).collect();
+        self.order.submit(number, base, &mut required);
+        self.units.push(Unit::End);
+        // By unit: the last one that waits for it.
+        let mut last_wait = vec![NONE; self.units.len()];
+        self.order.waits.iter().for_each(|wait| last_wait[wait.on as usize] = wait.position);
+        let (mut actions, mut events) = (Vec::new(), Events::default());
+        let mut poisoned = vec![false; self.begun.len()];
+        for visit in self.program.visits.iter().filter(|_| poisons) {
+            poisoned[self.numbers[&visit.stream]] = true;
+        }
+        let (mut waits, mut ends) = (self.order.waits.iter().peekable(), self.ends.iter().peekable());
+        let mut event_of: HashMap<u32, u32> = HashMap::new();
+        for (number, unit) in (0..).zip(&self.units) {
+            let queue = self.order.queue_of(number) as u16;
+            while let Some(wait) = waits.next_if(|wait| wait.position == number) {
+                let of = self.order.queue_of(wait.on);
+                if poisoned[of] {
+                    let event = events.take();
+                    actions.extend([Action::Record { queue: of as u16, event }, Action::Wait { queue, event }]);
+                    events.give_back(event);
+                    continue;
+                }
+                let event = event_of[&wait.on];
+                actions.push(Action::Wait { queue, event });
+                if last_wait[wait.on as usize] == number {
+                    event_of.remove(&wait.on);
+                    events.give_back(event);
+                }
+            }
+            match *unit {
+                Unit::Start | Unit::End => {}
+                Unit::Entry { visit, item } => actions.push(Action::Submit { visit, item }),
+                Unit::Graph { visit, graph } => actions.push(Action::Launch { visit, graph }),
+            }
+            while let Some(&(_, visit)) = ends.next_if(|(units, _)| *units == number + 1) {
+                actions.push(Action::End { visit });
+            }
+            if last_wait[number as usize] != NONE && !poisoned[usize::from(queue)] {
+                let event = events.take();
+                event_of.insert(number, event);
+                actions.push(Action::Record { queue, event });
+            }
+        }
+        Schedule { actions, events: events.count as usize }
+    }
+}
+
+/// Events by number. A number is used again once nothing waits for it any more.
+#[derive(Default)]
+struct Events {
+    free: Vec<u32>,
+    count: u32,
+}
+
+impl Events {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.count += 1;
+            self.count - 1
+        })
+    }
+
+    fn give_back(&mut self, event: u32) {
+        self.free.push(event);
+    }
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
+    /// The positions of what becomes a visit's graph: all but the copies of its inputs.
+    pub(crate) fn in_graph(&self, visit: usize) -> Range<u32> {
+        let visit = &self.visits[visit];
+        visit.start + self.bodies[visit.held.body as usize].inputs..visit.end
+    }
+
+    /// An entry that an action names, with the table of its visit. Also which of the region's inputs it copies, if it does.
+    pub(crate) fn entry(&self, visit: u32, item: u32) -> (&Entry, u32, Option<usize>) {
+        let held = self.visits.get(visit as usize).map_or(self.outermost, |visit| visit.held);
+        let body = &self.bodies[held.body as usize];
+        let Item::Entry(entry) = &body.items[item as usize] else { unreachable!("an action names an entry") };
+        (entry, held.table, (item < body.inputs).then_some(item as usize))
+    }
+
+    /// The operations of a visit and of those inside it.
+    pub(crate) fn operations_in(&self, visit: usize) -> impl Iterator<Item = &Op> {
+        let bodies = self.visits[visit..self.visits[visit].next()].iter().map(|visit| visit.held.body);
+        bodies.flat_map(|body| &self.bodies[body as usize].items).filter_map(|item| match item {
+            Item::Entry(Entry { work: Work::Op(op), .. }) => Some(&**op),
+            _ => None,
+        })
+    }
+
+    /// The shapes and types of the inputs that a visit copies.
+    pub(crate) fn inputs(&self, visit: usize) -> impl Iterator<Item = (Shape, DType)> {
+        let body = &self.bodies[self.visits[visit].held.body as usize];
+        body.items[..body.inputs as usize].iter().filter_map(|item| match item {
+            Item::Entry(Entry { work: Work::Op(op), .. }) => match &**op {
+                Op::Copy(copy) => Some((copy.output.shape, copy.output.dtype)),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+
+    /// Its queues, by number.
+    pub(crate) fn queues(&self) -> &[StreamId] {
+        &self.queues
+    }
+}

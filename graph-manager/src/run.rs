@@ -1,0 +1,281 @@
+//! A list, or a part of it, is run: entries are submitted, and graphs captured at first use and launched.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use device::ops::{CollectiveKind, Copy, Poison};
+use device::{DType, Device, Op, Stream, StreamId, Tensor};
+
+use tracing::span::EnteredSpan;
+
+use crate::binding::Binding;
+use crate::error::{Error, Result};
+use crate::finally::Finally;
+use crate::keys::{GraphKey, StepKey};
+use crate::manager::CudaGraphManager;
+use crate::policy::Policy;
+use crate::program::{Action, Part, Program, Schedule, Work};
+use crate::state::Captured;
+use crate::trial::Trial;
+
+/// How a list is run.
+pub(crate) struct Run<'w> {
+    /// Captured regions are launched as graphs; else everything is submitted.
+    pub(crate) graphs: bool,
+    pub(crate) part: Part,
+    /// Memory apart from the plan.
+    pub(crate) apart: Option<Rc<Binding>>,
+    /// The visits that are left out, in a rehearsal. Transfers from one rank to another are left out too.
+    pub(crate) left_out: Option<&'w [bool]>,
+    /// The input of that number that a visit copies, in place of the one that was recorded.
+    pub(crate) input: &'w dyn Fn(usize, usize, Tensor) -> Tensor,
+}
+
+impl Run<'_> {
+    /// All of the list, as it was recorded.
+    pub(crate) fn all(graphs: bool) -> Run<'static> {
+        Run { graphs, part: Part::All, apart: None, left_out: None, input: &|_, _, recorded| recorded }
+    }
+}
+
+impl<P: Policy> CudaGraphManager<P> {
+    /// Runs a list, and notes in a trial what it leaves. The device is as before, however it ends.
+    pub(crate) fn run(
+        &mut self,
+        key: StepKey<P::Mode>,
+        microbatches: usize,
+        run: &Run<'_>,
+        trial: Option<&mut Trial>,
+    ) -> Result<()> {
+        let (pool, scope) = (self.pool.clone(), self.pool.device().scope());
+        let _restored = Finally(|| pool.device().set_scope(&scope));
+        pool.during(|| {
+            let program = self.states[&key].programs[&microbatches].clone();
+            let binding = match &run.apart {
+                Some(apart) => apart.clone(),
+                None => self.binding(key, microbatches),
+            };
+            let schedule = self.schedule(key, microbatches, run);
+            let device = pool.device().clone();
+            let done = Cell::new(false);
+            let _joined = Finally(|| {
+                if !done.get() {
+                    join_all(pool.device(), program.queues());
+                }
+            });
+            let program = program.clone();
+            let mut under_way =
+                UnderWay { manager: self, device, key, program, binding, run, trial, capturing: false, told: None };
+            under_way.play(&schedule, 0)?;
+            done.set(true);
+            Ok(())
+        })
+    }
+
+    /// What the host does to run a list.
+    fn schedule(&mut self, key: StepKey<P::Mode>, microbatches: usize, run: &Run<'_>) -> Rc<Schedule> {
+        let of = (microbatches, run.graphs, run.part);
+        if let Some(schedule) = self.states[&key].schedules.get(&of) {
+            return schedule.clone();
+        }
+        let program = self.states[&key].programs[&microbatches].clone();
+        let mut numbers = std::mem::take(&mut self.state_mut(key).graph_numbers);
+        let is_graph = |visit: &usize| run.graphs && self.why_eager(&program.visits[*visit]).is_none();
+        let captured: Vec<usize> = (0..program.visits.len()).filter(is_graph).collect();
+        let keys = self.states[&key].graph_keys(&self.policy, &program, captured.iter().copied());
+        let graph_of: HashMap<usize, GraphKey<P::Region>> = captured.into_iter().zip(keys).collect();
+        let schedule = Rc::new(Schedule::of(&program, run.part, self.options.poison, &mut |visit| {
+            let (graph, next) = (graph_of.get(&visit)?, numbers.len() as u32);
+            Some(*numbers.entry(*graph).or_insert(next))
+        }));
+        let state = self.state_mut(key);
+        state.graphs.resize_with(numbers.len(), || None);
+        state.graph_numbers = numbers;
+        // A long step without graphs takes memory, and is seldom run again where there are graphs.
+        if run.graphs {
+            state.schedules.retain(|(_, graphs, _), _| *graphs);
+        }
+        state.schedules.insert(of, schedule.clone());
+        schedule
+    }
+}
+
+/// A list that is being run.
+struct UnderWay<'u, P: Policy> {
+    manager: &'u mut CudaGraphManager<P>,
+    device: Device,
+    key: StepKey<P::Mode>,
+    program: Rc<Program<P::Region>>,
+    binding: Rc<Binding>,
+    run: &'u Run<'u>,
+    trial: Option<&'u mut Trial>,
+    /// The inside of a graph is being captured.
+    capturing: bool,
+    /// The visit whose region is told to who traces the host, such as a profiler.
+    told: Option<(usize, EnteredSpan)>,
+}
+
+impl<P: Policy> UnderWay<'_, P> {
+    /// Does what a schedule says. Its events are those of the manager from `first_event` on.
+    fn play(&mut self, schedule: &Schedule, first_event: usize) -> Result<()> {
+        let needed = first_event + schedule.events;
+        while self.manager.events.len() < needed {
+            self.manager.events.push(self.device.event());
+        }
+        for action in &schedule.actions {
+            match *action {
+                Action::Wait { queue, event } => {
+                    self.queue(queue).wait(&self.manager.events[first_event + event as usize])?;
+                }
+                Action::Record { queue, event } => {
+                    self.queue(queue).record(&self.manager.events[first_event + event as usize])?;
+                }
+                Action::Submit { visit, item } => self.submit(visit, item)?,
+                Action::Launch { visit, graph } => self.launch(visit as usize, graph as usize, needed)?,
+                Action::End { visit } => self.end(visit as usize)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&self, number: u16) -> Stream {
+        self.device.stream_named(self.program.queues()[number as usize])
+    }
+
+    fn is_left_out(&self, visit: usize) -> bool {
+        self.run.left_out.is_some_and(|left_out| left_out.get(visit).copied().unwrap_or(false))
+    }
+
+    /// From here on the host is busy with a visit.
+    fn tell(&mut self, visit: usize) {
+        if self.told.as_ref().is_some_and(|(told, _)| *told == visit) {
+            return;
+        }
+        // The span before ends first.
+        self.told = None;
+        if let Some(visited) = self.program.visits.get(visit) {
+            let span = tracing::debug_span!("region", region = %visited.name).entered();
+            self.told = Some((visit, span));
+        }
+    }
+
+    fn submit(&mut self, visit: u32, item: u32) -> Result<()> {
+        self.tell(visit as usize);
+        let (program, run) = (&*self.program, self.run);
+        let (entry, table, input) = program.entry(visit, item);
+        if entry.early && run.graphs || self.is_left_out(visit as usize) {
+            return Ok(());
+        }
+        let region = program.visits.get(visit as usize).map(|visit| &*visit.name);
+        let within = |error: Error| error.within(region.unwrap_or(crate::error::OUTSIDE));
+        self.device.set_scope(entry.label.as_deref().or(region).unwrap_or_default());
+        let stream = self.device.stream_named(entry.queue);
+        let op = match &entry.work {
+            Work::Host(call) => {
+                return (call.call)(&stream, &|tensor| self.binding.bound(program, tensor)).map_err(within);
+            }
+            Work::Op(op) => op,
+        };
+        if run.left_out.is_some() && goes_to_another_stage(op) {
+            return Ok(());
+        }
+        let mut op = Op::clone(op).map(|tensor| self.binding.place(program, table, tensor));
+        if let (Op::Copy(Copy { input, output }), Some(number)) = (&mut op, input) {
+            *input = (run.input)(visit as usize, number, *input);
+            if input.address == output.address {
+                return Ok(());
+            }
+        }
+        stream.submit_announced(op).map_err(|error| within(error.into()))
+    }
+
+    /// Launches the graph of a visit, which is captured first where there is none.
+    fn launch(&mut self, visit: usize, graph: usize, first_event: usize) -> Result<()> {
+        // A graph that a rehearsal captures is used later, so it must have all transfers.
+        let exchanges = || self.program.operations_in(visit).any(goes_to_another_stage);
+        if self.is_left_out(visit) || self.run.left_out.is_some() && exchanges() {
+            return Ok(());
+        }
+        self.tell(visit);
+        let program = self.program.clone();
+        let visited = &program.visits[visit];
+        if self.device.is_timed() {
+            self.device.set_scope(&visited.name);
+        }
+        let stream = self.device.stream_named(visited.stream);
+        if self.manager.states[&self.key].graphs[graph].is_none() {
+            self.capture(visit, graph, &stream, first_event)?;
+        }
+        let Some(captured) = &self.manager.states[&self.key].graphs[graph] else { unreachable!("it was captured") };
+        let named = |error| Error::from(error).within(captured.graph.name());
+        captured.graph.launch(&stream).map_err(named)
+    }
+
+    fn capture(&mut self, visit: usize, graph: usize, stream: &Stream, first_event: usize) -> Result<()> {
+        let program = self.program.clone();
+        let name = &program.visits[visit].name;
+        let within = |error: Error| error.within(name);
+        let schedule = Schedule::of(&program, Part::Inside(visit as u32), self.manager.options.poison, &mut |_| None);
+        self.device.set_scope(name);
+        stream.begin_capture().map_err(|error| within(error.into()))?;
+        // After `end_capture` there is nothing to abandon.
+        let _unfinished = Finally(|| stream.abandon_capture());
+        self.capturing = true;
+        let played = self.play(&schedule, first_event);
+        self.capturing = false;
+        played?;
+        self.tell(visit);
+        let captured = stream.end_capture(name).map_err(|error| within(error.into()))?;
+        tracing::debug!(graph = %captured.name(), nodes = captured.nodes().len(), "captured");
+        let state = self.manager.state_mut(self.key);
+        let number = state.graphs.iter().flatten().count();
+        state.graphs[graph] = Some(Captured { number, graph: captured });
+        Ok(())
+    }
+
+    /// After a visit that is not part of a graph, or after one inside the graph that is being captured: overwrites what is dead
+    /// from now on, and notes what the visit leaves.
+    fn end(&mut self, visit: usize) -> Result<()> {
+        let visited = &self.program.visits[visit];
+        let stream = self.device.stream_named(visited.stream);
+        if self.manager.options.poison && !self.is_left_out(visit) && self.is_not_in_graph(visit) {
+            self.device.set_scope(&visited.name);
+            let plan = &self.manager.states[&self.key].plan;
+            let key = plan.key(&self.manager.policy, visited.region, self.program.microbatches);
+            for dead in plan.dead_after.get(&key).into_iter().flatten() {
+                let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
+                stream.submit(Poison { output }).map_err(|error| Error::from(error).within(&visited.name))?;
+            }
+        }
+        if self.capturing {
+            return Ok(());
+        }
+        let Some(trial) = self.trial.as_deref_mut() else { return Ok(()) };
+        let Some(tensors) = trial.after.remove(&visit) else { return Ok(()) };
+        // The host waits for the region's stream alone: other streams may wait for what this rank has yet to send.
+        stream.synchronize()?;
+        trial.note(&self.device, &tensors)
+    }
+
+    /// Whether a visit that ends was submitted, or is being captured: a graph has its own poison.
+    fn is_not_in_graph(&self, visit: usize) -> bool {
+        self.capturing || !self.run.graphs || self.manager.why_eager(&self.program.visits[visit]).is_some()
+    }
+}
+
+/// After a step that failed: what the first queue is given next waits for what the others have under way.
+fn join_all(device: &Device, queues: &[StreamId]) {
+    let [first, others @ ..] = queues else { return };
+    for queue in others {
+        let event = device.event();
+        let joined = device.stream_named(*queue).record(&event).and_then(|()| device.stream_named(*first).wait(&event));
+        // Why the step failed says more.
+        joined.unwrap_or_else(|error| tracing::debug!("{error}"));
+    }
+}
+
+/// Whether the operation is a transfer from one rank to another. The other rank takes part when it comes to it.
+fn goes_to_another_stage(op: &Op) -> bool {
+    matches!(op, Op::Collective(transfer) if matches!(transfer.kind, CollectiveKind::Send { .. } | CollectiveKind::Receive { .. }))
+}
