@@ -139,7 +139,7 @@ fn a_panic_in_a_host_call_leaves_the_manager_ready_for_the_next_step_and_a_verif
     assert!(verified.is_err());
     assert_eq!(bench.total(), 9.0);
     assert!(catch_unwind(AssertUnwindSafe(|| manager.step("step", 1, &mut step))).is_err());
-    assert!(!bench.compute.is_capturing() && &*bench.device.scope() == "");
+    assert!(!bench.compute.is_capturing() && bench.device.scope().is_empty());
     panics.set(false);
     let before = bench.total();
     assert!(matches!(manager.verify("step", 1, &Verification::default(), &mut step), Ok(Verified::Same { .. })));
