@@ -71,6 +71,9 @@ use crate::{Result, Tensor};
 /// assert_eq!(device.download::<f32>(&y)?, [14.0, 28.0, 42.0]);
 /// # Ok::<(), Error>(())
 /// ```
+///
+/// Its `Debug` text tells operations apart: regions whose operations have the same text and tensors share a graph. So the
+/// text has every value that `run` depends on, and nothing that changes while the operation runs, such as a counter.
 pub trait CustomOp: fmt::Debug {
     /// Its name in errors, reports and traces.
     fn name(&self) -> &'static str;

@@ -222,8 +222,8 @@ impl Adapter {
         })
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`; returns what backward needs. `record` is the microbatch's
-    /// `SampleRecord`, if there is dropout.
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. Returns the values for backward. `record` is
+    /// the microbatch's `SampleRecord`, if there is dropout.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,

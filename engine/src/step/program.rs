@@ -329,9 +329,9 @@ impl StepProgram {
         Ok(output)
     }
 
-    /// Runs work that adds to a layer's gradients. If it `completes` them, as the last such work of the step, the buckets that the previous
-    /// region completed are reduced over the data-parallel ranks meanwhile. Where layers have graphs of their own, the end of the
-    /// graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
+    /// Runs work that adds to a layer's gradients. Work that `completes` them is the last of the step: meanwhile the buckets
+    /// that the previous region completed are reduced over the data-parallel ranks. Where layers have graphs of their own,
+    /// the end of the graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
     fn reduce_during<T>(
         &self,
         cx: &mut StepContext<'_>,

@@ -151,8 +151,13 @@ impl Linear {
     /// How an input is quantised.
     fn input_as<'p>(cx: &StepContext<'_>, fp8: &'p Fp8Param) -> QuantizeAs<'p> {
         let (dtype, counts) = (fp8.fp8.input(), fp8.counts.input);
-        let again = cx.current_region().is_some_and(Region::is_backward);
+        let again = Linear::is_in_backward(cx);
         QuantizeAs { fp8, dtype, cell: fp8.input, counts, sums: None, again, shared_by: None }
+    }
+
+    /// Whether a backward runs: what it computes of a forward has been computed before.
+    fn is_in_backward(cx: &StepContext<'_>) -> bool {
+        cx.current_region().is_some_and(Region::is_backward)
     }
 
     /// An output gradient `(..., out)` as the products read it. In 8 bits the bias gradient is computed on the way.
@@ -227,9 +232,10 @@ impl Linear {
         }
     }
 
-    /// Makes the 8-bit copies of the weight, if the step has not made them.
+    /// Makes the 8-bit copies of the weight, if the step has not made them: in the first microbatch's forward. A backward that
+    /// recomputes its forward finds them made.
     fn quantize_weight(&self, cx: &StepContext<'_>, fp8: &Fp8Param) -> Result<()> {
-        if !cx.is_first_microbatch() {
+        if !cx.is_first_microbatch() || Linear::is_in_backward(cx) {
             return Ok(());
         }
         let columns = cx.mode().trains().then_some(fp8.columns);
@@ -397,8 +403,8 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight, bias and adapters; `adapter` is what [`Linear::dgrad`] returned. A step whose backward is split runs them later, so nothing in the layer may write
-    /// to `input` or `grad_output` after this call.
+    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has returned `adapter`. A step whose backward is split
+    /// runs them later, so nothing in the layer may write to `input` or `grad_output` after this call.
     pub(crate) fn wgrad(
         &self,
         cx: &mut StepContext<'_>,

@@ -85,7 +85,7 @@ pub fn cases() -> Vec<Case> {
     let (data, tensor, stages) = (Layout::new(1, 1, 1, 2), Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1));
     let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
-    let cases: [(&str, Layout, Change); 44] = [
+    let cases: [(&str, Layout, Change); 46] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
@@ -128,6 +128,11 @@ pub fn cases() -> Vec<Case> {
         ("graphs of some modules", one, modules),
         ("selective recompute", one, |run| reshaped(run, |shape| GptShape { recompute: true, ..shape })),
         ("recompute of two blocks", stages, |run| Run { recompute: Some(2), ..run }),
+        ("fp8 delayed, recompute of two blocks", one, |run| Run { recompute: Some(2), ..fp8(run, Fp8Recipe::Delayed) }),
+        ("LoRA, recompute of two blocks", one, |run| Run {
+            recompute: Some(2),
+            ..reshaped(run, |shape| with_adapters(shape, 0.1))
+        }),
         ("moments in bf16", one, |run| {
             let moments = MomentTypes { exp_avg: DType::Bf16, exp_avg_sq: DType::Bf16 };
             Run { moments, ..run }
