@@ -6,78 +6,6 @@ use graph_manager::{CudaGraphManager, Error, ManagerOptions, Mempool, Result};
 
 use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
 
-/// With checks on: a step's code is called again before each step with graphs.
-fn checked() -> ManagerOptions {
-    ManagerOptions { check_replays: true, ..ManagerOptions::default() }
-}
-
-#[test]
-fn with_checks_code_in_another_order_is_refused_and_names_what_was_expected_and_what_came() {
-    let toy = toy();
-    let mut manager = toy.manager(checked());
-    for _ in 0..3 {
-        toy.train(&mut manager, 2, 0).unwrap();
-    }
-    let error = toy.train(&mut manager, 2, 1).unwrap_err().to_string();
-    let expected = "expects `backward of layer 2, microbatch 0`, got `inputs of microbatch 1`";
-    assert!(error.contains("replay out of order") && error.contains(expected), "{error}");
-}
-
-#[test]
-fn with_checks_code_that_ends_early_is_out_of_order_too() {
-    let toy = toy();
-    let mut manager = toy.manager(checked());
-    (0..2).for_each(|_| toy.train(&mut manager, 2, 0).unwrap());
-    let mut half = |cx: &mut StepContext<'_>| cx.region(Region::Step, (), |_, ()| Ok(()));
-    let error = manager.step(Mode::Train, 2, &mut half).unwrap_err().to_string();
-    assert!(error.contains("expects `begin`, got `the end of the step`"), "{error}");
-}
-
-#[test]
-fn without_checks_a_step_is_its_list_whatever_its_code_would_do_now() {
-    let toy = toy();
-    let mut manager = toy.manager(ManagerOptions::default());
-    toy.train(&mut manager, 2, 0).unwrap();
-    let sums = toy.device.download::<f32>(&toy.sums).unwrap();
-    for _ in 0..3 {
-        let mut called = false;
-        let step = manager.step(Mode::Train, 2, &mut |_| {
-            called = true;
-            Ok(())
-        });
-        step.unwrap();
-        assert!(!called);
-        assert_eq!(toy.device.download::<f32>(&toy.sums).unwrap(), sums);
-    }
-}
-
-/// One captured region that reads `input`.
-fn reader(cx: &mut StepContext<'_>, input: Tensor) -> Result<Tensor> {
-    cx.region(Region::Forward { layer: 0, microbatch: 0 }, input, |cx, input| {
-        let y = cx.tensor("y", [WIDTH], DType::F32)?;
-        cx.run(Copy { input, output: y })?;
-        Ok(y)
-    })
-}
-
-#[test]
-fn an_input_that_moved_after_the_recording_is_refused_with_checks() {
-    for share_io_buffers in [true, false] {
-        let toy = toy();
-        let mut manager = toy.manager(ManagerOptions { share_io_buffers, ..checked() });
-        let mut step = |row: usize| -> Result<Vec<f32>> {
-            let output = manager.step(Mode::Evaluate, 1, &mut |cx| reader(cx, toy.inputs.at(row)))?;
-            Ok(toy.device.download(&output)?)
-        };
-        for _ in 0..3 {
-            assert_eq!(step(0).unwrap(), toy.device.download::<f32>(&toy.inputs.at(0)).unwrap());
-        }
-        let error = step(5).unwrap_err();
-        let words = "forward of layer 0, microbatch 0: operation 0, `copy`: `address` was ";
-        assert!(matches!(error, Error::Frozen { .. }) && error.to_string().starts_with(words), "{error}");
-    }
-}
-
 /// A call, and code that makes it.
 type Case<'a> = (&'a str, &'a dyn Fn(&mut StepContext<'_>) -> Result<()>);
 
@@ -119,24 +47,6 @@ fn a_buffer_taken_outside_of_a_region_is_refused() {
     let mut step = |cx: &mut StepContext<'_>| cx.tensor("lost", [1], DType::F32).map(|_| ());
     let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
     assert!(error.contains("`lost`") && error.contains("StepContext::region"), "{error}");
-}
-
-#[test]
-fn with_checks_a_buffer_that_changes_size_is_named() {
-    let toy = toy();
-    let mut manager = toy.manager(checked());
-    let mut size = 8;
-    let mut step = |cx: &mut StepContext<'_>| {
-        size += 1;
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            let output = cx.tensor("grows", [size], DType::F32)?;
-            cx.run(Fill { output, value: 1.0 })
-        })
-    };
-    manager.step(Mode::Train, 1, &mut step).unwrap();
-    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
-    let words = "it took `grows` of 36 bytes when recorded, the code now takes `grows` of 40 bytes";
-    assert!(error.starts_with(&format!("forward of layer 0, microbatch 0: {words}")), "{error}");
 }
 
 #[test]
