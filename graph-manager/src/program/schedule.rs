@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use device::{DType, Op, Shape, StreamId};
+use device::StreamId;
 
-use super::body::{Entry, Item, Work};
+use super::body::Item;
 use super::data::{Held, NONE, Program};
 use super::order::Order;
 
@@ -280,47 +280,5 @@ impl Events {
 
     fn give_back(&mut self, event: u32) {
         self.free.push(event);
-    }
-}
-
-impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// The positions of what becomes a visit's graph: all but the copies of its inputs.
-    pub(crate) fn in_graph(&self, visit: usize) -> Range<u32> {
-        let visit = &self.visits[visit];
-        visit.start + self.bodies[visit.held.body as usize].inputs..visit.end
-    }
-
-    /// An entry that an action names, with the table of its visit. Also which of the region's inputs it copies, if it does.
-    pub(crate) fn entry(&self, visit: u32, item: u32) -> (&Entry, u32, Option<usize>) {
-        let held = self.visits.get(visit as usize).map_or(self.outermost, |visit| visit.held);
-        let body = &self.bodies[held.body as usize];
-        let Item::Entry(entry) = &body.items[item as usize] else { unreachable!("an action names an entry") };
-        (entry, held.table, (item < body.inputs).then_some(item as usize))
-    }
-
-    /// The operations of a visit and of those inside it.
-    pub(crate) fn operations_in(&self, visit: usize) -> impl Iterator<Item = &Op> {
-        let bodies = self.visits[visit..self.visits[visit].next()].iter().map(|visit| visit.held.body);
-        bodies.flat_map(|body| &self.bodies[body as usize].items).filter_map(|item| match item {
-            Item::Entry(Entry { work: Work::Op(op), .. }) => Some(&**op),
-            _ => None,
-        })
-    }
-
-    /// The shapes and types of the inputs that a visit copies.
-    pub(crate) fn inputs(&self, visit: usize) -> impl Iterator<Item = (Shape, DType)> {
-        let body = &self.bodies[self.visits[visit].held.body as usize];
-        body.items[..body.inputs as usize].iter().filter_map(|item| match item {
-            Item::Entry(Entry { work: Work::Op(op), .. }) => match &**op {
-                Op::Copy(copy) => Some((copy.output.shape, copy.output.dtype)),
-                _ => None,
-            },
-            _ => None,
-        })
-    }
-
-    /// Its queues, by number.
-    pub(crate) fn queues(&self) -> &[StreamId] {
-        &self.queues
     }
 }
