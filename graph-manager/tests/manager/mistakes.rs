@@ -1,7 +1,7 @@
 //! Mistakes that the manager refuses, with the region and the fix.
 
-use device::ops::{Copy, Fill};
 use device::DType;
+use device::ops::{Copy, Fill};
 use graph_manager::{CudaGraphManager, Error, ManagerOptions, Mempool, Result};
 
 use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
