@@ -9,6 +9,7 @@ pub mod layer_partition;
 pub mod model;
 pub mod optimizer;
 pub mod params;
+pub mod passes;
 mod pipeline;
 pub mod precision;
 pub mod regions;

@@ -5,7 +5,7 @@ use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
 use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use crate::hooks::Hooks;
-use crate::regions::{Mode, Pass, Region};
+use crate::regions::{Mode, Region};
 
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
@@ -22,12 +22,6 @@ pub struct StepShape {
     /// The number of the first layer of each chunk. Microbatches in flight are counted for each chunk by itself, so each
     /// chunk has its own slots. Empty if there is only one chunk.
     pub chunks: Vec<usize>,
-    /// Backwards defer weight gradients to [`Region::WeightGradients`], which then complete a layer's gradients.
-    pub splits_backward: bool,
-    /// In the last microbatch, the regions that complete gradients also reduce them.
-    pub reduces: bool,
-    /// A layer's weight gradients may be computed next to the backwards of the layers before it.
-    pub branch_outlives_layers: bool,
     /// The user's code in forward.
     pub hooks: Hooks,
 }
@@ -224,28 +218,6 @@ impl Policy for StepPolicy {
     fn instance(&self, region: Region) -> Option<Instance<Region>> {
         let (layer, microbatch) = region.place()?;
         Some(Instance { microbatch, first: region.with_microbatch(0), chunk: self.chunk_of(layer) })
-    }
-
-    fn deferred_by(&self, region: Region) -> Option<Region> {
-        match region {
-            Region::Backward { layer, microbatch } | Region::WeightGradients { layer, microbatch } => {
-                self.shape.splits_backward.then_some(Region::Backward { layer, microbatch })
-            }
-            Region::Module { module, pass: Pass::Backward | Pass::WeightGradients, layer, microbatch } => {
-                let backward = Region::Module { module, pass: Pass::Backward, layer, microbatch };
-                self.shape.splits_backward.then_some(backward)
-            }
-            _ => None,
-        }
-    }
-
-    fn branch_outlives(&self, region: Region) -> bool {
-        // The first layer's backward is a microbatch's last and waits for all. Reductions read the gradients of the
-        // layer before.
-        matches!(region, Region::Backward { layer, .. } if layer > 0)
-            && self.shape.branch_outlives_layers
-            && !self.shape.reduces
-            && !self.captures_layers
     }
 
     fn kind(&self, region: Region) -> String {

@@ -68,7 +68,7 @@ struct Eager(CudaGraphManager<EveryCall>);
 impl Eager {
     fn new(mlp: &Mlp) -> Result<Eager> {
         let off = ManagerOptions { enable: false, mempool: Mempool::Single, ..ManagerOptions::default() };
-        Ok(Eager(CudaGraphManager::new(mlp.compute.clone(), off, EveryCall::default())?))
+        Ok(Eager(CudaGraphManager::new(mlp.compute.clone(), off, EveryCall)?))
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::lane::Aside;
+use crate::passes::Then;
 use crate::policy::Policy;
 
 impl<'m, P: Policy> StepContext<'m, P> {
@@ -17,8 +18,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             let problem = "regions were run aside within regions that run aside";
             return Err(Error::usage(problem, "run them one after the other: there is one second lane"));
         }
-        // The region around has its own operations on the branch.
-        self.join_branch()?;
+        self.end_piece(Then::Inner)?;
         let pool = self.manager.pool.clone();
         pool.lane().fork(pool.compute())?;
         self.is_aside = true;
@@ -39,6 +39,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// Errors of the device.
     pub fn join_aside(&self, aside: Aside) -> Result<()> {
+        self.end_piece(Then::More)?;
         self.manager.pool.lane().join(&aside, self.manager.pool.compute())
     }
 }

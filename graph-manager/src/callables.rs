@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::rc::Rc;
 
 use common::format::counted;
 use device::{CheckError, DType, Tensor};
@@ -12,11 +13,13 @@ use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
 use crate::options::ManagerOptions;
 use crate::order::{Call, CallOrder, Pass};
+use crate::passes::Sums;
 use crate::policy::{Instance, Policy};
 use crate::pool::Pool;
 use crate::program::Part;
 use crate::report::Report;
 use crate::run::Run;
+use crate::side_stream::SideStream;
 use crate::tensor_tree::TensorTree;
 
 /// Work with an explicit forward and backward: a layer, several, or a part of one. Implement it for every policy, with
@@ -38,7 +41,7 @@ pub trait Layer<P: Policy> {
     fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<(Self::Output, Self::Saved)>;
 
     /// The input's gradient from the output's, and from what forward left for it. Gradients of weights are added to memory of
-    /// the layer's own, by [`StepContext::defer`] if they may be computed later.
+    /// the layer's own. What does so and is not read again runs next to the rest, or later if the order says so.
     ///
     /// # Errors
     /// Errors of the device.
@@ -47,9 +50,7 @@ pub trait Layer<P: Policy> {
 
 /// The policy of [`GraphedCallables`]: every call is a graph.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct EveryCall {
-    splits_backward: bool,
-}
+pub struct EveryCall;
 
 impl Policy for EveryCall {
     type Region = Call;
@@ -57,10 +58,6 @@ impl Policy for EveryCall {
 
     fn instance(&self, call: Call) -> Option<Instance<Call>> {
         Some(Instance { microbatch: call.microbatch, first: Call { microbatch: 0, ..call }, chunk: call.layer })
-    }
-
-    fn deferred_by(&self, call: Call) -> Option<Call> {
-        (self.splits_backward && call.pass != Pass::Forward).then_some(Call { pass: Pass::Backward, ..call })
     }
 }
 
@@ -155,11 +152,11 @@ pub fn graph_callables<L: Layer<EveryCall>>(
         None => (0..layers.len()).map(|layer| (layer..layer + 1, CallOrder::of_one(layer))).collect(),
     };
     let mut groups = Vec::new();
+    let sums = SideStream::background(pool.device(), "sums");
     for (range, order) in orders {
-        let policy = EveryCall { splits_backward: order.calls.iter().any(|call| call.pass == Pass::WeightGradients) };
-        let manager = CudaGraphManager::in_pool(pool, ManagerOptions::for_one_plan(warm_up), policy)?;
+        let manager = CudaGraphManager::in_pool(pool, ManagerOptions::for_one_plan(warm_up), EveryCall)?;
         let mut group = Group { manager, layers: range, order, recorded: Vec::new(), next: 0 };
-        group.capture(&layers, samples, warm_up)?;
+        group.capture(&layers, samples, warm_up, &sums)?;
         groups.push(group);
     }
     Ok(GraphedCallables { layers, groups })
@@ -210,7 +207,13 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
 
 impl Group {
     /// Makes the list of the order, and runs it: `warm_up` times eagerly, and once to capture it.
-    fn capture<L: Layer<EveryCall>>(&mut self, layers: &[L], samples: &[L::Input], warm_up: usize) -> Result<()> {
+    fn capture<L: Layer<EveryCall>>(
+        &mut self,
+        layers: &[L],
+        samples: &[L::Input],
+        warm_up: usize,
+        sums: &Rc<SideStream>,
+    ) -> Result<()> {
         let Group { manager, order, recorded, .. } = self;
         let (microbatches, device) = (order.microbatches, manager.pool.device().clone());
         // Gradients of 0 have memory once the largest is known.
@@ -222,7 +225,9 @@ impl Group {
             zeros
         };
         let mut outputs = Vec::new();
+        let has_later_sums = order.calls.iter().any(|call| call.pass == Pass::WeightGradients);
         manager.record((), microbatches, &mut |cx| {
+            cx.set_passes(vec![Box::new(Sums::new(sums.clone(), has_later_sums))]);
             outputs = pass(cx, order, layers, samples, &mut zeros)?;
             Ok(())
         })?;
@@ -335,7 +340,7 @@ fn pass<L: Layer<EveryCall>>(
                 last_grad = Some(grad);
             }
             Pass::WeightGradients => {
-                cx.region(call, (), |cx, ()| cx.run_deferred())?;
+                cx.region(call, (), |_, ()| Ok(()))?;
                 returned.push(Box::new(()));
             }
         }

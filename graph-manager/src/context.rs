@@ -1,12 +1,13 @@
 //! What a step's code sees: the stream to submit to, buffers from the plan, and side streams.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use device::{Accesses, BufferName, DType, Event, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
+use crate::passes::{Passes, Then};
 use crate::policy::Policy;
 use crate::program::{HostCall, Recorder};
 use crate::side_stream::{Fork, SideStream};
@@ -18,15 +19,10 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) manager: &'m mut CudaGraphManager<P>,
     pub(crate) mode: P::Mode,
     pub(crate) microbatches: usize,
-    pub(crate) recorder: Recorder<P::Region>,
-    /// By the region that deferred them: operations, in the order of submission.
-    pub(crate) deferred: HashMap<P::Region, Vec<Op>>,
+    pub(crate) recorder: RefCell<Recorder<P::Region>>,
+    pub(crate) passes: Passes<P::Region>,
     /// The innermost region.
     pub(crate) current: Option<Current<P::Region>>,
-    /// Operations on the branch that nothing has waited for.
-    pub(crate) on_branch: Option<Fork>,
-    /// They belong to a region that has ended.
-    pub(crate) branch_outlived: bool,
     /// Regions run on the second lane.
     pub(crate) is_aside: bool,
     /// The innermost region that a panic has left.
@@ -52,11 +48,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
             manager,
             mode,
             microbatches,
-            recorder,
-            deferred: HashMap::new(),
+            recorder: RefCell::new(recorder),
+            passes: Passes::none(),
             current: None,
-            on_branch: None,
-            branch_outlived: false,
             is_aside: false,
             unwound: None,
         }
@@ -101,7 +95,10 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// returns the error adds its name.
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
-        self.recorder.check_clipped(&op)?;
+        if self.has_passes() {
+            return self.give(op, false);
+        }
+        self.recorder.borrow().check_clipped(&op)?;
         Ok(self.compute().submit(op)?)
     }
 
@@ -111,9 +108,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// As [`StepContext::run`].
     pub fn run_early(&mut self, op: impl Into<Op>) -> Result<()> {
-        self.recorder.hear(self.manager.pool.device());
+        if self.has_passes() {
+            return self.give(op.into(), true);
+        }
+        self.recorder.borrow_mut().hear(self.manager.pool.device());
         self.run(op)?;
-        self.recorder.hear_early(self.manager.pool.device());
+        self.recorder.borrow_mut().hear_early(self.manager.pool.device());
         Ok(())
     }
 
@@ -130,13 +130,14 @@ impl<'m, P: Policy> StepContext<'m, P> {
         writes: W,
         call: impl Fn(&Stream, R, W) -> Result<()> + 'static,
     ) -> Result<()> {
+        self.end_piece(Then::More)?;
         let accesses = Accesses::new(tensors(&reads)?, tensors(&writes)?);
         let call = Box::new(move |stream: &Stream, place: &dyn Fn(Tensor) -> Tensor| {
             let (reads, writes) =
                 (reads.map(&mut |_, tensor| Ok(place(tensor)))?, writes.map(&mut |_, tensor| Ok(place(tensor)))?);
             call(stream, reads, writes)
         });
-        self.recorder.host_call(self.manager.pool.device(), HostCall { name, accesses, call });
+        self.recorder.borrow_mut().host_call(self.manager.pool.device(), HostCall { name, accesses, call });
         Ok(())
     }
 
@@ -151,6 +152,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// Errors of the device.
     pub fn fork(&self, side: &Rc<SideStream>, work: impl IntoIterator<Item = Op>) -> Result<Fork> {
+        self.end_piece(Then::More)?;
         Ok(Fork::start(side, self.compute(), work.into_iter().collect())?)
     }
 
@@ -159,6 +161,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// Errors of the device, such as a failed transfer.
     pub fn join(&self, fork: Fork) -> Result<()> {
+        self.end_piece(Then::More)?;
         Ok(fork.join(self.compute())?)
     }
 
@@ -167,6 +170,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// Errors of the device, such as a failed transfer.
     pub fn wait(&self, event: &Event) -> Result<()> {
+        self.end_piece(Then::More)?;
         Ok(self.compute().wait(event)?)
     }
 
@@ -180,15 +184,15 @@ impl<'m, P: Policy> StepContext<'m, P> {
             return Err(Error::usage(problem, "take it inside StepContext::region"));
         };
         let device = self.manager.pool.device();
-        let region = self.recorder.name(current.visit);
+        let region = self.recorder.borrow().name(current.visit);
         let tensor = device.virtual_tensor(BufferName::Within(region, name), shape, dtype);
-        self.recorder.take(device, name, &tensor);
+        self.recorder.borrow_mut().take(device, name, &tensor);
         Ok(tensor)
     }
 
     /// Keeps the memory of tensors up to here, for code outside of the step that reads what a region returned.
     pub(crate) fn keep(&mut self, tree: &impl TensorTree) -> Result<()> {
-        self.recorder.keep(self.manager.pool.device(), &tensors(tree)?);
+        self.recorder.borrow_mut().keep(self.manager.pool.device(), &tensors(tree)?);
         Ok(())
     }
 

@@ -2,12 +2,10 @@
 
 mod aside;
 mod binding;
-mod branch;
 mod buffer_use;
 mod callables;
 mod capture;
 mod context;
-mod deferred;
 mod difference;
 mod error;
 mod finally;
@@ -18,6 +16,7 @@ mod manager;
 mod occupied;
 mod options;
 mod order;
+mod passes;
 mod placement;
 mod plan;
 mod policy;
@@ -46,6 +45,7 @@ pub use lane::Aside;
 pub use manager::CudaGraphManager;
 pub use options::{ManagerOptions, Mempool};
 pub use order::{Call, CallOrder, Pass};
+pub use passes::{Piece, PieceEntry, StepPass, Then};
 pub use policy::{CaptureAll, Instance, Policy};
 pub use pool::Pool;
 pub use program::ListedEntry;

@@ -26,21 +26,6 @@ pub trait Policy: 'static {
         None
     }
 
-    /// The region whose deferred operations run here: for a region that computes weight gradients the backward of the same
-    /// layer and microbatch. A region that defers names itself. Where the answer is `None`,
-    /// [`StepContext::defer`](crate::StepContext::defer) runs the operation at once.
-    fn deferred_by(&self, _region: Self::Region) -> Option<Self::Region> {
-        None
-    }
-
-    /// Whether the region's operations on the [branch](crate::StepContext::branch) may go on past its end. Whichever
-    /// ends first waits for them: the next region that answers false, the region around both, or the step. Until then
-    /// nothing may write tensors that they read, or read tensors that they write. A region with a graph of its own
-    /// answers false.
-    fn branch_outlives(&self, _region: Self::Region) -> bool {
-        false
-    }
-
     /// What regions of this kind are called in the report's list of eager regions.
     fn kind(&self, region: Self::Region) -> String {
         region.to_string()

@@ -24,7 +24,6 @@ struct Shared {
     /// Whether a step of the pool is under way.
     busy: Cell<bool>,
     side: Rc<SideStream>,
-    branch: Rc<SideStream>,
     lane: Lane,
     compute: Stream,
 }
@@ -33,10 +32,9 @@ impl Pool {
     /// A pool of graphs that are launched on `compute`.
     pub fn new(compute: Stream) -> Pool {
         let side = SideStream::new(compute.device(), "side");
-        let branch = SideStream::background(compute.device(), "branch");
         let lane = Lane::new(compute.device());
         let (scratch, busy) = (RefCell::default(), Cell::new(false));
-        Pool { shared: Rc::new(Shared { scratch, busy, side, branch, lane, compute }) }
+        Pool { shared: Rc::new(Shared { scratch, busy, side, lane, compute }) }
     }
 
     /// The stream that its graphs are launched on.
@@ -60,10 +58,6 @@ impl Pool {
 
     pub(crate) fn lane(&self) -> &Lane {
         &self.shared.lane
-    }
-
-    pub(crate) fn branch(&self) -> &Rc<SideStream> {
-        &self.shared.branch
     }
 
     /// Whether a region of some step is being recorded or captured.

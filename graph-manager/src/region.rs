@@ -4,6 +4,7 @@ use device::ops::Copy;
 
 use crate::context::{Current, StepContext};
 use crate::error::Result;
+use crate::passes::Then;
 use crate::policy::Policy;
 use crate::tensor_tree::TensorTree;
 
@@ -35,13 +36,14 @@ impl<'m, P: Policy> StepContext<'m, P> {
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
         self.check_unwound()?;
+        self.end_piece(Then::Inner)?;
         let (device, stream) = (self.manager.pool.device().clone(), self.compute().id());
         let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
-        let visit = self.recorder.begin(&device, region, stream, captured);
-        device.set_scope(&self.recorder.name(visit));
+        let visit = self.recorder.borrow_mut().begin(&device, region, stream, captured);
+        device.set_scope(&self.recorder.borrow().name(visit));
         let output = self.inside(region, visit, input, body);
         // Also where it failed: the step may go on.
-        self.recorder.end(&device);
+        self.recorder.borrow_mut().end(&device);
         output
     }
 
@@ -53,14 +55,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        self.enter_branch()?;
         let outer = self.current.replace(Current { region, visit });
         let inside = Inside { cx: self, region, outer };
         let cx = &mut *inside.cx;
         let result = cx.own_inputs(region, input).and_then(|input| {
             cx.mark(region)?;
             let output = body(cx, input)?;
-            cx.leave_branch(region)?;
+            cx.end_piece(Then::End)?;
             Ok(output)
         });
         result.map_err(|error| error.within(region))
@@ -74,10 +75,10 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
         let own = input.map(&mut |name, tensor| {
             let own = self.tensor(name, tensor.shape, tensor.dtype)?;
-            self.run(Copy { input: tensor, output: own })?;
+            self.compute().submit(Copy { input: tensor, output: own })?;
             Ok(own)
         })?;
-        self.recorder.inputs_are_copied(self.manager.pool.device());
+        self.recorder.borrow_mut().inputs_are_copied(self.manager.pool.device());
         Ok(own)
     }
 
@@ -85,7 +86,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     fn mark(&self, region: P::Region) -> Result<()> {
         let Some(progress) = self.manager.pool.device().progress().filter(|_| !self.is_aside) else { return Ok(()) };
         match self.manager.policy.mark(region) {
-            Some(name) => self.run(progress.region(&name)),
+            Some(name) => Ok(self.compute().submit(progress.region(&name))?),
             None => Ok(()),
         }
     }

@@ -27,7 +27,7 @@ impl SideStream {
     }
 
     /// A stream of that name. Where both are ready, the compute stream's work starts before its own.
-    pub(crate) fn background(device: &Device, name: &str) -> Rc<SideStream> {
+    pub fn background(device: &Device, name: &str) -> Rc<SideStream> {
         SideStream::of(device, device.background_stream(name))
     }
 
@@ -49,6 +49,11 @@ impl Fork {
         work.iter().try_for_each(|op| compute.announce(op))?;
         work.into_iter().try_for_each(|op| side.stream.submit_announced(op))?;
         Ok(Fork { side: Some(side.clone()) })
+    }
+
+    /// All that the stream was given.
+    pub(crate) fn under_way(side: &Rc<SideStream>) -> Fork {
+        Fork { side: Some(side.clone()) }
     }
 
     /// Leaves the operations under way. The next join of their stream waits for them too; it must come before the graph ends.

@@ -51,10 +51,9 @@ impl<P: Policy> CudaGraphManager<P> {
             let _ended = Finally(|| drop(device.end_trace()));
             let output = body(&mut cx)?;
             cx.check_unwound()?;
-            cx.join_branch()?;
             cx.keep(&output)?;
-            cx.check_deferred()?;
-            let program = cx.recorder.finish(device)?;
+            cx.check_moved()?;
+            let program = cx.recorder.into_inner().finish(device)?;
             Ok((program, output))
         })
     }

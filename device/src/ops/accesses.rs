@@ -35,7 +35,7 @@ impl Accesses {
     }
 
     /// Whether one writes memory that the other reads or writes, so that their order matters.
-    pub(crate) fn conflicts(&self, other: &Accesses) -> bool {
+    pub fn conflicts(&self, other: &Accesses) -> bool {
         let meet = |a: &[Tensor], b: &[Tensor]| a.iter().any(|a| b.iter().any(|b| overlap(a, b)));
         meet(&self.writes, &other.writes) || meet(&self.writes, &other.reads) || meet(&self.reads, &other.writes)
     }

@@ -93,7 +93,7 @@ impl DataParallelSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
+    pub fn start(&self, cx: &mut StepContext<'_>, layer: usize) -> Result<Fork> {
         self.reduce(cx, self.after(layer), &[])
     }
 
@@ -101,16 +101,18 @@ impl DataParallelSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        cx.join(self.reduce(cx, self.layers.first().copied(), others)?)
+    pub fn finish(&self, cx: &mut StepContext<'_>, others: &[Tensor]) -> Result<()> {
+        let last = self.reduce(cx, self.layers.first().copied(), others)?;
+        cx.join(last)
     }
 
     /// Sums one tensor over the ranks, and joins.
     ///
     /// # Errors
     /// A failed collective.
-    pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
-        cx.join(self.reduce(cx, None, &[tensor])?)
+    pub fn sum(&self, cx: &mut StepContext<'_>, tensor: Tensor) -> Result<()> {
+        let sum = self.reduce(cx, None, &[tensor])?;
+        cx.join(sum)
     }
 
     /// Starts to gather the buckets that the layer after `layer` is the first to read. It is called inside the forward
@@ -118,7 +120,7 @@ impl DataParallelSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
+    pub fn gather_next(&self, cx: &mut StepContext<'_>, layer: usize) -> Result<Fork> {
         self.gather(cx, self.after(layer))
     }
 
@@ -136,7 +138,7 @@ impl DataParallelSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn gather_all(&self, cx: &StepContext<'_>) -> Result<()> {
+    pub fn gather_all(&self, cx: &mut StepContext<'_>) -> Result<()> {
         for (&layer, gathered) in self.layers.iter().zip(&self.gathered).skip(1) {
             self.gather(cx, Some(layer))?.leave_until(gathered)?;
         }
@@ -147,7 +149,7 @@ impl DataParallelSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn wait_for(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
+    pub fn wait_for(&self, cx: &mut StepContext<'_>, layer: usize) -> Result<()> {
         let has_buckets = self.buckets.iter().any(|bucket| bucket.layer == layer);
         match self.layers.iter().position(|&here| here == layer).filter(|_| has_buckets) {
             // Those of the first layer were gathered after the last update.
@@ -161,11 +163,12 @@ impl DataParallelSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn gather_first(&self, cx: &StepContext<'_>) -> Result<()> {
-        cx.join(self.gather(cx, self.layers.first().copied())?)
+    pub fn gather_first(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        let first = self.gather(cx, self.layers.first().copied())?;
+        cx.join(first)
     }
 
-    fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
+    fn gather(&self, cx: &mut StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
         let of_layer = self.buckets.iter().filter(|bucket| self.shard.is_part() && Some(bucket.layer) == layer);
         let transfers = |bucket: &BucketMemory| {
             let gather = Collective {
@@ -177,7 +180,8 @@ impl DataParallelSync {
             let quantized = bucket.quantized.iter().flat_map(|part| self.quantization(cx, part));
             quantized.chain([gather.into()]).collect::<Vec<Op>>()
         };
-        cx.fork(&self.side, of_layer.flat_map(transfers))
+        let work: Vec<Op> = of_layer.flat_map(transfers).collect();
+        cx.fork(&self.side, work)
     }
 
     /// The operations that quantise this rank's part of a bucket, with the scales of the whole weights.
@@ -201,7 +205,7 @@ impl DataParallelSync {
         scales.chain([agree.into()]).chain(part.weights.iter().flat_map(quantize)).collect()
     }
 
-    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {
+    fn reduce(&self, cx: &mut StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {
         let buckets = self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer);
         let sum = |&tensor: &Tensor| {
             Op::from(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor))

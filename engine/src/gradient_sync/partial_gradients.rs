@@ -7,7 +7,7 @@ use device::ops::{Collective, CollectiveKind};
 use device::{Communicator, Tensor};
 use graph_manager::Result;
 
-use crate::params::{ParamSpec, Params};
+use crate::params::Params;
 use crate::step_policy::StepContext;
 
 /// Sums such gradients over the tensor-parallel group, once a step.
@@ -15,17 +15,13 @@ pub struct PartialGradientSync {
     communicator: Rc<dyn Communicator>,
     /// Ranges of `main_grad`, each with the layer whose backward completes it.
     ranges: Vec<(usize, Tensor)>,
-    /// Some of them are gradients of matrices, which are computed on the branch.
-    has_matrices: bool,
 }
 
 impl PartialGradientSync {
     /// `None` where there are no such gradients.
     pub fn new(communicator: Option<Rc<dyn Communicator>>, params: &Params) -> Option<PartialGradientSync> {
         let ranges = params.grad_ranges(|spec| spec.partial_gradient);
-        let mut trained = params.specs.iter().filter(|spec| spec.partial_gradient && !spec.frozen);
-        let has_matrices = trained.any(ParamSpec::is_matrix);
-        (!ranges.is_empty()).then_some(PartialGradientSync { communicator: communicator?, ranges, has_matrices })
+        (!ranges.is_empty()).then_some(PartialGradientSync { communicator: communicator?, ranges })
     }
 
     /// Sums what the backward region of `layer` completed. It is called inside that region, at its end, in the last
@@ -34,9 +30,6 @@ impl PartialGradientSync {
     /// # Errors
     /// A failed collective.
     pub fn sum(&self, cx: &mut StepContext<'_>, layer: usize) -> Result<()> {
-        if self.has_matrices {
-            cx.join_branch()?;
-        }
         for (_, tensor) in self.ranges.iter().filter(|(of, _)| *of == layer) {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), *tensor))?;
         }

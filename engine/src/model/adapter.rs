@@ -293,13 +293,13 @@ impl Adapter {
         let accumulate = !cx.is_first_microbatch();
         if let Some(grad) = self.a.grad {
             let dropped = dropout_backward(cx, "lora_input_again", input, saved.dropout)?;
-            cx.defer(Gemm::wgrad(grad_low, dropped, grad, accumulate))?;
+            cx.run(Gemm::wgrad(grad_low, dropped, grad, accumulate))?;
         }
         let Some(grad) = self.b.grad else { return Ok(()) };
         for One { low, output, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: output, b: low, ..GemmColumns::ALL };
             let product = Gemm::wgrad(grad_output, saved.low, grad.narrow(first, count), accumulate);
-            cx.defer(Gemm { columns, ..product })?;
+            cx.run(Gemm { columns, ..product })?;
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ pub struct Architecture {
     /// A layer's weight gradients may be computed next to the backwards of the layers before it, unless layers have
     /// graphs of their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's
     /// backward ends. No backward may write them.
-    pub branch_outlives_layers: bool,
+    pub gradients_outlive_layers: bool,
     /// Builds the layers.
     pub build: Box<Build>,
 }

@@ -14,8 +14,8 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::hidden::Hidden;
 use super::layer::Layer;
 use super::norm::NormSpec;
+use super::norm_sums::NormSums;
 use super::part::PartSpec;
-use super::pending::{PendingSums, PendingWeightGradients};
 use super::saved::Saved;
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
@@ -129,35 +129,23 @@ impl Layer for Block {
 
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
         let saved: &Vec<SavedBranch> = saved.get();
-        let (mut grad, mut pending) = (grad, PendingWeightGradients::none());
-        let mut sums = PendingSums::default();
+        let (mut grad, mut sums) = (grad, NormSums::default());
         for (branch, saved) in self.branches.iter().zip(saved).rev() {
             let has_region = branch.region(cx).is_some();
-            let before = std::mem::replace(&mut pending, PendingWeightGradients::none());
             grad = branch.within(cx, grad, |cx, grad| {
-                let (grad, left) = branch.backward(cx, saved, grad, before, &mut sums)?;
+                let grad = branch.backward(cx, saved, grad, &mut sums)?;
                 if has_region {
                     // The region may have a graph of its own, and nothing of it may be done elsewhere.
-                    left.compute(cx)?;
                     std::mem::take(&mut sums).add_up(cx)?;
-                } else {
-                    pending = left;
                 }
                 Ok(grad)
             })?;
         }
-        pending.compute(cx)?;
         sums.add_up(cx)?;
         Ok(grad)
     }
 
-    fn weight_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        for branch in self.branches.iter().rev() {
-            if let Some(region) = branch.region(cx) {
-                cx.region(region, (), |cx, ()| cx.run_deferred())?;
-            }
-        }
-        // Without regions of their own, the modules' operations were deferred by the layer.
-        cx.run_deferred()
+    fn weight_gradient_regions(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        self.branches.iter().rev().try_for_each(|branch| branch.within(cx, (), |_, ()| Ok(())))
     }
 }

@@ -7,8 +7,8 @@ use graph_manager::{Result, TensorTree};
 
 use super::hidden::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
+use super::norm_sums::NormSums;
 use super::part::{BlockPart, DecodeStep, SavedInput};
-use super::pending::{PendingSums, PendingWeightGradients};
 use super::saved::Saved;
 use crate::graph_options::GraphModule;
 use crate::params::Param;
@@ -119,9 +119,8 @@ impl Branch {
         cx: &mut StepContext<'_>,
         saved: &SavedBranch,
         grad: Tensor,
-        pending: PendingWeightGradients,
-        sums: &mut PendingSums,
-    ) -> Result<(Tensor, PendingWeightGradients)> {
+        sums: &mut NormSums,
+    ) -> Result<Tensor> {
         let grad_output = match (&self.output_norm, &saved.output) {
             (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None, sums)?,
             _ => grad,
@@ -131,18 +130,17 @@ impl Branch {
             (_, SavedStream::AsItIs(read)) => SavedInput::Stored(read),
             (None, SavedStream::Normed(_)) => unreachable!("without a norm nothing of it is saved"),
         };
-        let (grad_read, pending) = self.part.backward(cx, grad_output, input, &saved.part, pending)?;
-        let grad = match (&self.norm, &saved.stream) {
+        let grad_read = self.part.backward(cx, grad_output, input, &saved.part)?;
+        match (&self.norm, &saved.stream) {
             (Some(norm), SavedStream::Normed(saved)) => {
-                norm.backward(cx, saved, grad_read, Some(grad), self.output_bias, sums)?
+                norm.backward(cx, saved, grad_read, Some(grad), self.output_bias, sums)
             }
             _ => {
                 let output = cx.tensor("grad_residual", grad.shape, grad.dtype)?;
                 cx.run(Add { a: grad_read, b: grad, output })?;
-                output
+                Ok(output)
             }
-        };
-        Ok((grad, pending))
+        }
     }
 
     /// Forward of new tokens in a model that decodes: the residual stream `(1, rows, hidden)` and what is to be added to it,

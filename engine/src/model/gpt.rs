@@ -53,7 +53,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         modules,
         rotary,
         has_z_loss,
-        branch_outlives_layers: false,
+        gradients_outlive_layers: false,
         build: Box::new(build),
     }
 }

@@ -13,7 +13,7 @@ use super::embedding::TOKEN_TABLE;
 use super::hidden::Hidden;
 use super::layer::LossHead;
 use super::norm::{NormLayer, NormSpec, SavedNorm};
-use super::pending::PendingSums;
+use super::norm_sums::NormSums;
 use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
@@ -104,9 +104,8 @@ impl LossHead for LanguageHead {
             if let Some(grad_normed) = grad_normed {
                 // The loss left the logits' gradient in their place.
                 if let Some(grad_table) = self.table.grad {
-                    let wgrad = Gemm::wgrad(logits, part(normed), grad_table, !cx.is_first_microbatch() || first > 0);
-                    // The next piece's logits take the place of these.
-                    if first + piece < rows { cx.run(wgrad)? } else { cx.branch(wgrad)? }
+                    let accumulate = !cx.is_first_microbatch() || first > 0;
+                    cx.run(Gemm::wgrad(logits, part(normed), grad_table, accumulate))?;
                 }
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
             }
@@ -122,7 +121,7 @@ impl LossHead for LanguageHead {
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor> {
         let Some(saved) = saved.get::<Option<SavedHead>>() else { unreachable!("a training step has a backward") };
         let grad_normed = self.region.reduce(cx, "grad_normed_here", saved.grad_normed)?;
-        let mut sums = PendingSums::default();
+        let mut sums = NormSums::default();
         let grad = self.norm.backward(cx, &saved.norm, grad_normed, None, None, &mut sums)?;
         sums.add_up(cx)?;
         Ok(grad)
@@ -178,10 +177,10 @@ impl LossHead for RegressionHead {
         Ok((losses, Saved::new((losses, grad))))
     }
 
-    /// The losses are summed here in training, because backward has a branch that goes on next to the layers before.
+    /// The losses are summed here in training: a backward's sums go on next to the layers before.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor> {
         let &(losses, grad): &(Tensor, Option<Tensor>) = saved.get();
-        cx.branch(self.sum(losses))?;
+        cx.run(self.sum(losses))?;
         Ok(grad.unwrap_or_else(|| unreachable!("a training step has a backward")))
     }
 }

@@ -9,8 +9,8 @@ use crate::step_policy::StepContext;
 
 /// A layer: an explicit forward and an explicit backward, nothing else.
 ///
-/// Both submit operations to `cx` and take their buffers from it. Backward passes gradients of weights to
-/// [`StepContext::defer`].
+/// Both submit operations to `cx` and take their buffers from it. When and beside what these run is decided later, by
+/// [passes](crate::passes).
 pub trait Layer {
     /// Computes the output from the input. Also returns what backward needs.
     ///
@@ -25,12 +25,12 @@ pub trait Layer {
     /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor>;
 
-    /// Computes the weight gradients that backward deferred.
+    /// Begins and ends the regions of its modules that have some of their own, for weight gradients that are computed later.
     ///
     /// # Errors
     /// Errors of the device.
-    fn weight_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        cx.run_deferred()
+    fn weight_gradient_regions(&self, _cx: &mut StepContext<'_>) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -115,7 +115,7 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
                     linear.forward(cx, &input, results.output, None)?;
                     let grad_output = linear.grad_output(cx, grad_output)?;
                     linear.dgrad(cx, &grad_output, results.grad_input, Epilogue::None, None)?;
-                    linear.wgrad(cx, input, grad_output, None)
+                    linear.weight_gradients(cx, input, grad_output, None)
                 })
             })
             .unwrap();

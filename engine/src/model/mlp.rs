@@ -64,7 +64,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         modules: Vec::new(),
         rotary: RotaryTables::NONE,
         has_z_loss: false,
-        branch_outlives_layers: true,
+        gradients_outlive_layers: true,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }
 }

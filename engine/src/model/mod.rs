@@ -28,8 +28,8 @@ mod linear_parity;
 mod lora;
 mod mlp;
 mod norm;
+mod norm_sums;
 mod part;
-mod pending;
 mod position;
 mod recompute;
 mod sample_row;
@@ -37,6 +37,7 @@ mod saved;
 mod shape;
 mod tensor_parallel;
 mod token_cost;
+mod weight_input;
 
 pub use architecture::{Architecture, Build, Chunk, Model, StepTensors};
 pub use decoder::{Cursor, Decoder};

@@ -4,7 +4,7 @@ use device::ops::{Norm, NormBackward, NormKind, PartialColumns, QuantizeSource};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use super::pending::PendingSums;
+use super::norm_sums::NormSums;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
@@ -173,7 +173,7 @@ impl NormLayer {
         grad_output: Tensor,
         grad_residual: Option<Tensor>,
         output_bias: Option<Param>,
-        sums: &mut PendingSums,
+        sums: &mut NormSums,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         let output_bias = output_bias.and_then(|bias| bias.grad);

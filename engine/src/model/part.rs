@@ -8,12 +8,12 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::hidden::Samples;
 use super::linear::Linear;
 use super::norm::{NormLayer, Normed, SavedNorm};
-use super::pending::{PendingInput, PendingWeightGradients};
 use super::position::RotaryTables;
 use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
+use super::weight_input::WeightInput;
 use crate::fp8::Operand;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -48,20 +48,12 @@ pub(crate) trait BlockPart {
         self.forward(cx, normed, samples).map(|(_, saved)| saved)
     }
 
-    /// Computes the gradient of the normed residual stream from `grad`, the gradient of the output. Also computes the
-    /// gradients of the part's parameters, except those that it returns as pending: the caller computes these during its
-    /// next transfer. `pending` are the ones that the next part of the block returned.
+    /// The gradient of the normed residual stream from `grad`, the gradient of the output. Also computes the gradients of the
+    /// part's parameters. Nothing may write what these are computed from afterwards.
     ///
     /// # Errors
     /// Errors of the device.
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        grad: Tensor,
-        input: SavedInput<'_>,
-        saved: &Saved,
-        pending: PendingWeightGradients,
-    ) -> Result<(Tensor, PendingWeightGradients)>;
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor>;
 
     /// Forward of new tokens in a model that decodes.
     ///
@@ -101,7 +93,7 @@ pub(crate) enum SavedInput<'b> {
 
 impl SavedInput<'_> {
     /// What the part read, as the weight gradient of its first layer, `linear`, reads it: as the part `saved` it, as what it
-    /// is computed from, or its rows, which are being gathered when this returns.
+    /// is computed from, or gathered.
     ///
     /// # Errors
     /// Errors of the device.
@@ -112,17 +104,17 @@ impl SavedInput<'_> {
         saved: Option<Operand>,
         linear: &Linear,
         region: &TensorParallelRegion,
-    ) -> Result<PendingInput> {
+    ) -> Result<WeightInput> {
         if let Some(saved) = saved {
-            return PendingInput::saved(cx, name, saved, linear, region);
+            return WeightInput::saved(cx, name, saved, linear, region);
         }
         let read = match self {
             SavedInput::Norm(norm, saved) => norm.output(cx, saved)?,
             SavedInput::Stored(read) => **read,
         };
         match read {
-            Normed::Computed(source) => PendingInput::computed(cx, name, source, linear, region),
-            Normed::Stored(normed) => Ok(PendingInput::Gathering(region.gather_rows_async(cx, name, normed)?)),
+            Normed::Computed(source) => WeightInput::computed(cx, name, source, linear, region),
+            Normed::Stored(normed) => Ok(WeightInput::Gathered(region.gather_rows(cx, name, normed)?)),
         }
     }
 }

@@ -9,17 +9,12 @@
 //! the sum is then a reduce-scatter, and an all-gather comes before the next first matrix. A rank's rows are consecutive
 //! rows `(sample, token)` of the microbatch, whatever samples they belong to. Norms, dropout and residual adds work row by
 //! row, and a rank's rows are contiguous, so no transfer needs a copy.
-//!
-//! In backward most transfers run asynchronously, while the compute stream has work that does not need them:
-//! - The first matrix's input is gathered during the backward of what lies between the two matrices.
-//! - The first matrix's input gradient is summed during weight gradients.
-//! - The gradient that the next part of the block starts from is gathered during weight gradients.
 
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, DropoutPart};
-use device::{Communicator, DType, Op, Shape, Tensor};
-use graph_manager::{Fork, Result};
+use device::{Communicator, DType, Shape, Tensor};
+use graph_manager::Result;
 
 use crate::params::{ParamSpec, ShardGroup, TensorShard};
 use crate::step_policy::StepContext;
@@ -118,11 +113,6 @@ pub(crate) struct TensorParallelRegion {
 }
 
 impl TensorParallelRegion {
-    /// Whether other ranks share the layer.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.parallel.size() > 1
-    }
-
     /// This rank's rows of the residual stream among the microbatch's, for dropout.
     pub(crate) fn dropout_rows(&self) -> DropoutPart {
         let (batch, seq) = self.tokens;
@@ -149,37 +139,12 @@ impl TensorParallelRegion {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
-        let (all, gather) = self.gather(cx, name, rows)?;
-        gather.map_or(Ok(()), |gather| cx.run(gather))?;
-        Ok(all)
-    }
-
-    /// [`TensorParallelRegion::gather_rows`] on the side stream.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn gather_rows_async(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        rows: Tensor,
-    ) -> Result<PendingTransfer> {
-        let (tensor, gather) = self.gather(cx, name, rows)?;
-        Ok(PendingTransfer { tensor, fork: cx.fork(cx.side_stream(), gather.map(Op::from))? })
-    }
-
-    fn gather(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        rows: Tensor,
-    ) -> Result<(Tensor, Option<Collective>)> {
-        let Some(group) = self.parallel.communicator(cx).filter(|_| self.parallel.splits_rows()).cloned() else {
-            return Ok((rows, None));
+        let Some(communicator) = self.parallel.communicator(cx).filter(|_| self.parallel.splits_rows()).cloned() else {
+            return Ok(rows);
         };
         let all = self.tensor(cx, name, rows.shape.last(), rows.dtype)?;
-        let kind = CollectiveKind::AllGather;
-        Ok((all, Some(Collective { kind, communicator: group, input: rows, output: all })))
+        cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input: rows, output: all })?;
+        Ok(all)
     }
 
     /// The sum over the ranks of `(batch, seq, width)`: in place, or with sequence parallelism this rank's rows of it,
@@ -188,58 +153,17 @@ impl TensorParallelRegion {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
-        let (sum, reduction) = self.reduction(cx, name, partial)?;
-        reduction.map_or(Ok(()), |reduction| cx.run(reduction))?;
-        Ok(sum)
-    }
-
-    /// [`TensorParallelRegion::reduce`] on the side stream.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn reduce_async(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        partial: Tensor,
-    ) -> Result<PendingTransfer> {
-        let (tensor, reduction) = self.reduction(cx, name, partial)?;
-        Ok(PendingTransfer { tensor, fork: cx.fork(cx.side_stream(), reduction.map(Op::from))? })
-    }
-
-    fn reduction(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        partial: Tensor,
-    ) -> Result<(Tensor, Option<Collective>)> {
         let ranks = self.parallel.size();
-        let group = self.parallel.communicator(cx).filter(|_| ranks > 1).cloned();
-        let Some(group) = group else { return Ok((partial, None)) };
+        let communicator = self.parallel.communicator(cx).filter(|_| ranks > 1).cloned();
+        let Some(communicator) = communicator else { return Ok(partial) };
         if !self.parallel.sequence {
-            return Ok((partial, Some(Collective::in_place(CollectiveKind::AllReduceSum, group, partial))));
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, communicator, partial))?;
+            return Ok(partial);
         }
         let rows = partial.shape.rows() / ranks;
         let own = cx.tensor(name, Shape::new(&[1, rows, partial.shape.last()]), partial.dtype)?;
         let kind = CollectiveKind::ReduceScatterSum;
-        Ok((own, Some(Collective { kind, communicator: group, input: partial, output: own })))
-    }
-}
-
-/// A transfer on the side stream, and the tensor that it writes.
-#[must_use]
-pub(crate) struct PendingTransfer {
-    tensor: Tensor,
-    fork: Fork,
-}
-
-impl PendingTransfer {
-    /// Makes the compute stream wait for the transfer; returns what it wrote.
-    ///
-    /// # Errors
-    /// A failed transfer.
-    pub(crate) fn join(self, cx: &StepContext<'_>) -> Result<Tensor> {
-        cx.join(self.fork)?;
-        Ok(self.tensor)
+        cx.run(Collective { kind, communicator, input: partial, output: own })?;
+        Ok(own)
     }
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use common::fnv1a;
 use device::host::philox;
 use device::ops::{Fp8Matrix, QuantizeSource};
-use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
+use device::{Area, BufferId, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
@@ -308,6 +308,11 @@ impl Params {
     /// The part of each bucket that this rank updates.
     pub fn optimizer_shard(&self) -> OptimizerShard {
         self.layout.shard
+    }
+
+    /// The buffer that all gradients lie in.
+    pub fn gradient_buffer(&self) -> BufferId {
+        self.grads.buffer
     }
 
     /// The ranges of `main_grad` that belong to the chosen parameters, each with its layer. Parameters of one layer that are

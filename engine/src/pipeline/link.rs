@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use device::{Communicator, Device, Event, Stream, Tensor};
-use graph_manager::Result;
+use device::{Communicator, Device, Event, Tensor};
+use graph_manager::{Result, SideStream};
 
 /// The transfers of one direction. The first stage receives no activations, the last one sends none, and so on.
 #[derive(Default)]
@@ -17,10 +17,8 @@ pub(super) struct ReceiveEnd {
     /// `forward` or `backward`.
     pub(super) name: &'static str,
     pub(super) communicator: Rc<dyn Communicator>,
-    pub(super) stream: Stream,
+    pub(super) side: Rc<SideStream>,
     pub(super) buffers: Vec<Tensor>,
-    /// Recorded when the compute stream has read the buffer that the next receive writes.
-    pub(super) free: Event,
     /// Recorded when the values are in the buffer; one event for each buffer.
     pub(super) received: Vec<Event>,
 }
@@ -28,12 +26,8 @@ pub(super) struct ReceiveEnd {
 /// Where values leave for the neighbour.
 pub(super) struct SendEnd {
     pub(super) communicator: Rc<dyn Communicator>,
-    pub(super) stream: Stream,
+    pub(super) side: Rc<SideStream>,
     pub(super) buffer: Tensor,
-    /// Recorded when the compute stream has written the buffer.
-    pub(super) ready: Event,
-    /// Recorded when the send has read the buffer.
-    pub(super) sent: Event,
 }
 
 impl Link {
@@ -55,17 +49,14 @@ impl Link {
                 communicator,
                 buffers: (0..buffers).map(|_| buffer(&format!("{name} receive buffer"))).collect::<Result<_>>()?,
                 received: (0..buffers).map(|_| device.event()).collect(),
-                stream: device.transfer_stream(&format!("{name} in")),
-                free: device.event(),
+                side: SideStream::new(device, &format!("{name} in")),
             });
         }
         if let Some(communicator) = send {
             link.send = Some(SendEnd {
                 communicator,
                 buffer: buffer(&format!("{name} send buffer"))?,
-                stream: device.transfer_stream(&format!("{name} out")),
-                ready: device.event(),
-                sent: device.event(),
+                side: SideStream::new(device, &format!("{name} out")),
             });
         }
         Ok(link)

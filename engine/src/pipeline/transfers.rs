@@ -8,7 +8,7 @@
 
 use device::Tensor;
 use device::ops::{Add, Collective, CollectiveKind, Copy};
-use graph_manager::Result;
+use graph_manager::{Fork, Result};
 use parallel::{Direction, PipelineStage, ReceiveQueue, Task};
 
 use super::link::Link;
@@ -29,8 +29,8 @@ pub struct Transfers<'p> {
 struct Channel<'p> {
     link: &'p Link,
     receives: ReceiveQueue,
-    /// The last send is under way: the compute stream does not wait for it yet.
-    sending: bool,
+    /// The last send, while the compute stream does not wait for it yet.
+    sending: Option<Fork>,
 }
 
 impl<'p> Transfers<'p> {
@@ -42,7 +42,7 @@ impl<'p> Transfers<'p> {
     ) -> Transfers<'p> {
         let channel = |link, direction| {
             let receives = stage.receive_queue(direction, tasks);
-            Channel { link, receives, sending: false }
+            Channel { link, receives, sending: None }
         };
         Transfers {
             stage,
@@ -60,7 +60,7 @@ impl<'p> Transfers<'p> {
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, begun: usize) -> Result<()> {
+    pub fn receive_ahead(&mut self, cx: &mut StepContext<'_>, begun: usize) -> Result<()> {
         if !self.overlaps || cx.is_aside() || begun == 0 {
             self.forward.receive_ahead(cx, begun)?;
         }
@@ -74,7 +74,7 @@ impl<'p> Transfers<'p> {
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn receive_activations(&mut self, cx: &StepContext<'_>, task: Task) -> Result<Option<Tensor>> {
+    pub fn receive_activations(&mut self, cx: &mut StepContext<'_>, task: Task) -> Result<Option<Tensor>> {
         if !self.stage.receives(task) {
             return Ok(None);
         }
@@ -136,34 +136,32 @@ impl<'p> Transfers<'p> {
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn finish(&mut self, cx: &StepContext<'_>) -> Result<()> {
+    pub fn finish(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
         self.forward.wait_for_send(cx)?;
         self.backward.wait_for_send(cx)
     }
 }
 
 impl Channel<'_> {
-    fn receive_ahead(&mut self, cx: &StepContext<'_>, begun: usize) -> Result<()> {
+    fn receive_ahead(&mut self, cx: &mut StepContext<'_>, begun: usize) -> Result<()> {
         let Some(end) = &self.link.receive else { return Ok(()) };
         for number in self.receives.begin(begun) {
             let at = self.receives.buffer(number);
             // Timelines show it under a name of its own: its values are for a later task.
-            end.stream.device().set_scope(&format!("{} receive {number}", end.name));
-            cx.compute().record(&end.free)?;
-            end.stream.wait(&end.free)?;
+            cx.compute().device().set_scope(&format!("{} receive {number}", end.name));
             let kind = CollectiveKind::Receive { from: 0 };
-            end.stream.submit(Collective::in_place(kind, end.communicator.clone(), end.buffers[at]))?;
-            end.stream.record(&end.received[at])?;
+            let receive = Collective::in_place(kind, end.communicator.clone(), end.buffers[at]);
+            cx.fork(&end.side, [receive.into()])?.leave_until(&end.received[at])?;
         }
         Ok(())
     }
 
     /// The oldest receive's buffer. The compute stream waits for its values.
-    fn received(&mut self, cx: &StepContext<'_>) -> Result<Tensor> {
+    fn received(&mut self, cx: &mut StepContext<'_>) -> Result<Tensor> {
         let Some(end) = &self.link.receive else { unreachable!("a task that receives has a link to receive from") };
         let number = self.receives.take();
         let at = self.receives.buffer(number);
-        cx.compute().wait(&end.received[at])?;
+        cx.wait(&end.received[at])?;
         Ok(end.buffers[at])
     }
 
@@ -176,20 +174,12 @@ impl Channel<'_> {
         self.wait_for_send(cx)?;
         let Some(end) = &self.link.send else { unreachable!("a task that sends has a link to send to") };
         fill(cx, end.buffer)?;
-        cx.compute().record(&end.ready)?;
-        end.stream.wait(&end.ready)?;
-        let kind = CollectiveKind::Send { to: 1 };
-        end.stream.submit(Collective::in_place(kind, end.communicator.clone(), end.buffer))?;
-        end.stream.record(&end.sent)?;
-        self.sending = true;
+        let send = Collective::in_place(CollectiveKind::Send { to: 1 }, end.communicator.clone(), end.buffer);
+        self.sending = Some(cx.fork(&end.side, [send.into()])?);
         Ok(())
     }
 
-    fn wait_for_send(&mut self, cx: &StepContext<'_>) -> Result<()> {
-        if let (true, Some(end)) = (self.sending, &self.link.send) {
-            cx.compute().wait(&end.sent)?;
-            self.sending = false;
-        }
-        Ok(())
+    fn wait_for_send(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
+        self.sending.take().map_or(Ok(()), |send| cx.join(send))
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use device::ops::{Control, Status};
 use device::{Area, Communicator, DType, Device, Tensor};
-use graph_manager::{Error, Result};
+use graph_manager::{Error, Result, SideStream};
 use parallel::{PipelineGroups, PipelineStage};
 
 use super::Stage;
@@ -18,6 +18,7 @@ use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
 use crate::optimizer::{AdamW, MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
 use crate::params::{OptimizerShard, Params};
+use crate::passes::{PassName, Timing};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
 
@@ -48,6 +49,8 @@ pub struct StageOptions {
     pub graphs: GraphOptions,
     /// The user's code in forward.
     pub hooks: Hooks,
+    /// Passes that a step does without, to the same bits.
+    pub left_out: Vec<PassName>,
     /// Evaluations keep the loss of each target for [`Stage::losses`].
     pub keeps_losses: bool,
 }
@@ -67,6 +70,7 @@ impl Default for StageOptions {
             pipeline: PipelineStage::single(),
             graphs: GraphOptions::default(),
             hooks: Hooks::default(),
+            left_out: Vec::new(),
             keeps_losses: false,
         }
     }
@@ -149,13 +153,22 @@ impl Stage {
             modules: architecture.modules.clone(),
             recomputes_blocks: layers.recomputed,
             chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
-            splits_backward: options.pipeline.schedule().splits_backward(),
-            reduces: data_parallel.is_some() || partial_gradients.is_some(),
-            branch_outlives_layers: architecture.branch_outlives_layers,
             hooks: options.hooks,
         };
+        let reduces = data_parallel.is_some() || partial_gradients.is_some();
+        let graphs = StepPolicy::manager(compute.clone(), &options.graphs, shape)?;
+        let captures_layers = graphs.policy().captures_layers();
+        let timing = Timing {
+            left_out: options.left_out,
+            gradients: params.gradient_buffer(),
+            splits_backward: options.pipeline.schedule().splits_backward(),
+            // Reductions read the gradients of the layer before, and no work goes on past the end of a graph.
+            gradients_outlive_layers: architecture.gradients_outlive_layers && !reduces && !captures_layers,
+            weights_queue: SideStream::background(device, "weight gradients"),
+            tensor_parallel: architecture.tensor.group.clone(),
+        };
         Ok(Stage {
-            graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,
+            graphs,
             measures: false,
             losses_per_microbatch: model.losses * ranks,
             program: StepProgram {
@@ -170,6 +183,7 @@ impl Stage {
                 scale_groups,
                 fp8_sums: numbers.fp8_sums,
                 tensors,
+                timing,
                 loss_sums: numbers.loss_sums,
                 kept_losses,
             },

@@ -14,6 +14,7 @@ use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved, StepTensors};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
+use crate::passes::Timing;
 use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Pass, Region};
 use crate::step_policy::StepContext;
@@ -33,6 +34,7 @@ pub(super) struct StepProgram {
     /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
     pub(super) fp8_sums: Tensor,
     pub(super) tensors: StepTensors,
+    pub(super) timing: Timing,
     /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where the architecture has them.
     pub(super) loss_sums: Tensor,
     /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only where
@@ -54,6 +56,7 @@ impl StepProgram {
     /// A training step.
     pub(super) fn train(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let tasks = self.pipeline.tasks(cx.microbatches())?;
+        cx.set_passes(self.timing.passes(cx));
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
@@ -104,7 +107,7 @@ impl StepProgram {
     }
 
     /// Starts to gather the weights that the data-parallel ranks updated, unless each layer's forward does that.
-    fn gather_weights(&self, cx: &StepContext<'_>) -> Result<()> {
+    fn gather_weights(&self, cx: &mut StepContext<'_>) -> Result<()> {
         match &self.data_parallel {
             Some(ranks) if ranks.gathers_ahead(cx) => ranks.gather_all(cx),
             _ => Ok(()),
@@ -295,8 +298,8 @@ impl StepProgram {
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
                 let completes = self.completes(cx, microbatch, Pass::WeightGradients);
                 self.reduce_during(cx, layer, completes, |cx| match chunk.layers.get(layer - chunk.first) {
-                    Some(module) => module.weight_gradients(cx),
-                    None => cx.run_deferred(),
+                    Some(module) => module.weight_gradient_regions(cx),
+                    None => Ok(()),
                 })
             })?;
         }

@@ -22,6 +22,7 @@ mod grad_reduce;
 mod graph_modules;
 mod hooks;
 mod kept_losses;
+mod left_out;
 mod layouts;
 mod lora;
 mod minimal_example;

@@ -3,18 +3,17 @@
 //!
 //! All ranks' steps are recorded, in every layout and setting of the digests. Two things must hold. Each two members of a
 //! communicator submit the same transfers to it in the same order, of those that both take part in. And on each rank a
-//! transfer is ordered after the one before it on the same communicator, by its stream or by events.
+//! transfer is ordered after the one before it on the same communicator, by its queue or by waits.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind};
-use device::{DType, Device, HostOptions, Op, Progress, StreamId, Submission};
+use device::{DType, Device, HostOptions, Op, Progress, StreamId};
+use graph_manager::ListedEntry;
 
 use crate::digests::cases::{Case, cases, settings};
-use crate::digests::recorded::record;
+use crate::digests::recorded::{KINDS, mode, record};
 use crate::models::Run;
 
 /// A communicator by its name and its members' world ranks, in the group's order.
@@ -68,44 +67,39 @@ fn join(clock: &mut Clock, other: &Clock) {
     });
 }
 
-/// What is submitted while a step is recorded.
+/// A step's list, as far as it was read.
 #[derive(Default)]
-struct Heard {
+struct Read {
     sequences: BTreeMap<Group, Sequence>,
-    /// By communicator: the last transfer's stream, and its number there.
+    /// By communicator: the last transfer's queue, and its number there.
     last: HashMap<Group, (StreamId, usize)>,
-    /// What is done before the next work of a stream, and before an event.
-    streams: HashMap<StreamId, Clock>,
-    events: HashMap<u64, Clock>,
+    /// What is done with the last entry of a queue, and with each entry.
+    queues: HashMap<StreamId, Clock>,
+    entries: Vec<Clock>,
 }
 
-impl Heard {
-    fn hear(&mut self, submission: Submission<'_>) {
-        match submission {
-            Submission::Operation { stream, op: Op::Collective(op), scope } => self.transfer(stream, op, scope),
-            Submission::Operation { .. } => {}
-            Submission::Record { stream, event } => {
-                self.events.insert(event, self.streams.get(&stream).cloned().unwrap_or_default());
-            }
-            Submission::Wait { stream, event } => {
-                let before = self.events.get(&event).cloned().unwrap_or_default();
-                join(self.streams.entry(stream).or_default(), &before);
-            }
+impl Read {
+    fn read(&mut self, entry: &ListedEntry) {
+        let mut clock = self.queues.remove(&entry.queue).unwrap_or_default();
+        entry.waits.iter().for_each(|on| join(&mut clock, &self.entries[*on]));
+        if let Some(Op::Collective(op)) = &entry.op {
+            self.transfer(entry.queue, op, &entry.region, &mut clock);
         }
+        self.entries.push(clock.clone());
+        self.queues.insert(entry.queue, clock);
     }
 
-    fn transfer(&mut self, stream: StreamId, op: &Collective, scope: &str) {
+    fn transfer(&mut self, queue: StreamId, op: &Collective, region: &str, clock: &mut Clock) {
         let group: Group = (op.communicator.name().into(), op.communicator.members());
-        let clock = self.streams.entry(stream).or_default();
         let is_after = |(other, number): &(StreamId, usize)| clock.get(other).is_some_and(|done| done >= number);
         let ordered = match self.last.get(&group) {
-            Some(last) if !is_after(last) => Err(format!("stream {} does not wait for stream {}", stream.0, last.0.0)),
+            Some(last) if !is_after(last) => Err(format!("queue {} does not wait for queue {}", queue.0, last.0.0)),
             _ => Ok(()),
         };
-        let number = clock.entry(stream).or_default();
+        let number = clock.entry(queue).or_default();
         *number += 1;
-        self.last.insert(group.clone(), (stream, *number));
-        self.sequences.entry(group).or_default().push((Transfer::of(op), scope.into(), ordered));
+        self.last.insert(group.clone(), (queue, *number));
+        self.sequences.entry(group).or_default().push((Transfer::of(op), region.into(), ordered));
     }
 }
 
@@ -120,13 +114,12 @@ fn recorded(run: &Run) -> Steps {
         device.watch(Progress::default()).unwrap();
     }
     let mut stage = run.stage(&device);
-    ["train", "evaluate", "measure", "fewer microbatches"].map(|kind| {
-        let heard: Rc<RefCell<Heard>> = Rc::default();
-        let hears = heard.clone();
-        device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
+    KINDS.map(|kind| {
         record(&mut stage, run, kind);
-        device.listen(None);
-        (kind, heard.take().sequences)
+        let mut list = Read::default();
+        let (mode, microbatches) = mode(run, kind);
+        stage.graphs().list(mode, microbatches, |entry| list.read(&entry));
+        (kind, list.sequences)
     })
 }
 
@@ -218,20 +211,18 @@ fn a_rank_with_another_sequence_than_its_partners_is_found() {
 }
 
 #[test]
-fn transfers_of_a_communicator_on_two_streams_that_do_not_wait_are_found() {
-    let mut heard = Heard::default();
+fn transfers_of_a_communicator_on_two_queues_that_do_not_wait_are_found() {
     let device = Device::host(HostOptions { dry: true, ..HostOptions::default() }).unwrap();
     let tensor = device.virtual_tensor("values", [4], DType::F32);
     let rank = parallel::ThreadWorld::ranks(1, std::time::Duration::from_secs(1)).remove(0);
     let op: Op = Collective::in_place(CollectiveKind::AllReduceSum, rank.communicator("data"), tensor).into();
     let (first, second) = (device.stream("first").id(), device.stream("second").id());
-    let submit = |stream| Submission::Operation { stream, op: &op, scope: "layer" };
-    heard.hear(submit(first));
-    heard.hear(Submission::Record { stream: first, event: 7 });
-    heard.hear(submit(first));
-    heard.hear(Submission::Wait { stream: second, event: 7 });
-    heard.hear(submit(second));
-    heard.hear(submit(second));
-    let found: Vec<bool> = heard.sequences.values().flatten().map(|(.., ordered)| ordered.is_ok()).collect();
-    assert_eq!(found, [true, true, false, true], "the event was recorded before the second transfer");
+    let (mut list, entries) = (Read::default(), [(first, None), (first, None), (second, Some(0)), (second, None)]);
+    for (number, (queue, on)) in entries.into_iter().enumerate() {
+        let (name, accesses, waits) = (op.name(), op.accesses(), on.into_iter().collect());
+        let (visit, region, op) = (None, "layer".into(), Some(op.clone()));
+        list.read(&ListedEntry { number, visit, region, queue, name, op, accesses, waits });
+    }
+    let found: Vec<bool> = list.sequences.values().flatten().map(|(.., ordered)| ordered.is_ok()).collect();
+    assert_eq!(found, [true, true, false, true], "the third waits for the first, and not for the second");
 }

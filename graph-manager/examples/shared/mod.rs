@@ -74,8 +74,8 @@ impl<P: Policy> Layer<P> for Block {
                 ActivationBackward { kind: RELU, input: product, grad_output: grad_product, grad_input: grad_product };
             cx.run(through)?;
         }
-        cx.defer(Gemm::wgrad(grad_product, input, self.weight_grad, true))?;
-        cx.defer(BiasGrad { grad_output: grad_product, grad_bias: self.bias_grad, accumulate: true })?;
+        cx.run(Gemm::wgrad(grad_product, input, self.weight_grad, true))?;
+        cx.run(BiasGrad { grad_output: grad_product, grad_bias: self.bias_grad, accumulate: true })?;
         if self.is_first {
             return Ok(None);
         }

@@ -188,6 +188,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.program.visits[visit].name.clone()
     }
 
+    /// Whether a region has taken that buffer.
+    pub(crate) fn takes(&self, buffer: BufferId) -> bool {
+        self.program.taken(buffer).is_some()
+    }
+
     /// The innermost visit takes a buffer.
     pub(crate) fn take(&mut self, device: &Device, name: &'static str, tensor: &Tensor) {
         self.hear(device);

@@ -194,7 +194,7 @@ impl<P: Policy> Layer<P> for Tripling {
     fn backward(&self, cx: &mut StepContext<'_, P>, x: Tensor, grad: Tensor) -> Result<Tensor> {
         let out = cx.tensor("grad", grad.shape, DType::F32)?;
         cx.run(Add { a: grad, b: x, output: out })?;
-        cx.defer(Add { a: self.sum, b: grad, output: self.sum })?;
+        cx.run(Add { a: self.sum, b: grad, output: self.sum })?;
         Ok(out)
     }
 }

@@ -65,7 +65,12 @@ fn a_branch_that_changed_is_named() {
 
 #[test]
 fn an_operation_on_another_stream_or_without_its_wait_is_named() {
-    let text = refused(|b, cx| cx.run(fill(b.x, 1.0)), |b, cx| cx.branch(fill(b.x, 1.0)));
+    let aside = |b: &Bench, cx: &mut StepContext<'_>| {
+        let side = cx.side_stream().clone();
+        cx.fork(&side, [fill(b.x, 1.0).into()])?.leave();
+        Ok(())
+    };
+    let text = refused(|b, cx| cx.run(fill(b.x, 1.0)), aside);
     assert!(text.contains("operation 0, `fill`: it is on another stream or waits for others"), "{text}");
     let forks = |b: &Bench, cx: &mut StepContext<'_>, joins: bool| {
         let side = cx.side_stream().clone();

@@ -1,13 +1,13 @@
-//! What one region leaves for another: deferred operations.
+//! What one region leaves for another: operations that a pass puts there.
 
 use device::DType;
 use device::ops::{Add, Copy};
 use graph_manager::{ManagerOptions, Mempool};
 
-use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy_with};
+use crate::toy::{LaterSums, Mode, Region, StepContext, ToyPolicy, WIDTH, toy_with};
 
 #[test]
-fn deferred_operations_are_nodes_of_the_region_that_runs_them() {
+fn operations_are_nodes_of_the_region_that_a_pass_puts_them_in() {
     let toy = toy_with(ToyPolicy { splits_backward: true, ..ToyPolicy::default() });
     let mut manager = toy.manager(ManagerOptions::default());
     (0..2).for_each(|_| toy.train(&mut manager, 2, 0).unwrap());
@@ -23,11 +23,12 @@ fn deferred_operations_are_nodes_of_the_region_that_runs_them() {
 }
 
 #[test]
-fn what_a_deferred_operation_reads_is_kept_until_it_has_run() {
+fn what_a_later_operation_reads_is_kept_until_it_has_run() {
     for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
         let toy = toy_with(ToyPolicy { splits_backward: true, ..ToyPolicy::default() });
         let mut manager = toy.manager(ManagerOptions { mempool, poison: true, ..ManagerOptions::default() });
         let mut step = |cx: &mut StepContext<'_>| {
+            cx.set_passes(vec![Box::new(LaterSums::default())]);
             let x = cx.region(Region::Inputs { microbatch: 0 }, (), |cx, ()| {
                 let x = cx.tensor("x", [WIDTH], DType::F32)?;
                 cx.run(Copy { input: toy.inputs.at(0), output: x })?;
@@ -36,14 +37,14 @@ fn what_a_deferred_operation_reads_is_kept_until_it_has_run() {
             cx.region(Region::Backward { layer: 0, microbatch: 0 }, x, |cx, x| {
                 let twice = cx.tensor("twice", [WIDTH], DType::F32)?;
                 cx.run(Add { a: x, b: x, output: twice })?;
-                cx.defer(Copy { input: twice, output: toy.sum() })
+                cx.run(Copy { input: twice, output: toy.sum() })
             })?;
             // Were `twice` scratch, this would overwrite it.
             cx.region(Region::Forward { layer: 1, microbatch: 0 }, (), |cx, ()| {
                 let other = cx.tensor("other", [WIDTH], DType::F32)?;
                 cx.run(Copy { input: toy.inputs.at(1), output: other })
             })?;
-            cx.region(Region::WeightGrads { layer: 0, microbatch: 0 }, (), |cx, ()| cx.run_deferred())
+            cx.region(Region::WeightGrads { layer: 0, microbatch: 0 }, (), |_, ()| Ok(()))
         };
         let expected: Vec<f32> = toy.device.download(&toy.inputs.at(0)).unwrap();
         for _ in 0..4 {

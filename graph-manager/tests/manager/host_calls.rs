@@ -197,7 +197,8 @@ fn a_step_that_fails_with_work_under_way_on_side_streams_leaves_no_race_for_the_
         let step = manager.step("step", 1, &mut |cx| {
             cx.region("begin", (), |cx, ()| cx.run(fill(bench.x, 1.0)))?;
             cx.region("eager", (), |cx, ()| {
-                cx.branch(bench.count())?;
+                let side = cx.side_stream().clone();
+                cx.fork(&side, [bench.count().into()])?.leave();
                 let fails = fails.clone();
                 cx.host_call("fail", (), (), move |_, (), ()| {
                     if fails.get() { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }

@@ -21,6 +21,7 @@ mod named;
 mod other_device;
 mod outputs;
 mod panics;
+mod passes;
 mod planning;
 mod queues;
 mod random;

@@ -109,15 +109,6 @@ fn a_microbatch_that_the_step_does_not_have_is_refused() {
 }
 
 #[test]
-fn deferred_operations_that_never_run_are_refused() {
-    let error = refused(|cx| {
-        let output = cx.region(Region::Begin, (), |cx, ()| cx.tensor("x", [WIDTH], DType::F32))?;
-        cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.defer(Fill { output, value: 0.0 }))
-    });
-    assert!(error.contains("backward of layer 0, microbatch 0: the step ends before its deferred"), "{error}");
-}
-
-#[test]
 fn a_buffer_in_a_shared_slot_that_outlives_its_microbatch_is_refused() {
     for (mempool, refused) in [(Mempool::PerMicrobatch, true), (Mempool::Single, false)] {
         let toy = toy();

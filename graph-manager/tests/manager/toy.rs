@@ -1,12 +1,15 @@
 //! A toy model whose sums show any misplaced byte, and its regions.
 
+use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
 use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, HostOptions, Stream, Tensor};
-use graph_manager::{CudaGraphManager, Instance, ManagerOptions, Policy, Result, SideStream};
+use graph_manager::{
+    CudaGraphManager, Instance, ManagerOptions, Piece, PieceEntry, Policy, Result, SideStream, StepPass,
+};
 
 pub const LAYERS: usize = 3;
 pub const WIDTH: usize = 64;
@@ -54,10 +57,8 @@ pub struct ToyPolicy {
     /// The step is one graph; else each layer's forward and backward.
     pub whole: bool,
     pub optimizer_is_eager: bool,
-    /// Backwards defer their sums to regions of their own.
+    /// Backwards leave their sums to regions of their own.
     pub splits_backward: bool,
-    /// Operations on the branch outlive forwards and inputs.
-    pub branch_outlives: bool,
 }
 
 impl Policy for ToyPolicy {
@@ -85,21 +86,31 @@ impl Policy for ToyPolicy {
         Some(Instance { microbatch, first, chunk: 0 })
     }
 
-    fn deferred_by(&self, region: Region) -> Option<Region> {
-        match region {
-            Region::Backward { layer, microbatch } | Region::WeightGrads { layer, microbatch } => {
-                self.splits_backward.then_some(Region::Backward { layer, microbatch })
-            }
-            _ => None,
-        }
-    }
-
-    fn branch_outlives(&self, region: Region) -> bool {
-        self.branch_outlives && matches!(region, Region::Forward { .. } | Region::Inputs { .. })
-    }
-
     fn kind(&self, region: Region) -> String {
         region.to_string().split(" of ").next().unwrap_or_default().into()
+    }
+}
+
+/// Keeps what backwards leave outside of the step's buffers for the regions of weight gradients.
+#[derive(Default)]
+pub struct LaterSums(HashMap<(usize, usize), Vec<PieceEntry>>);
+
+impl StepPass<Region> for LaterSums {
+    fn name(&self) -> &'static str {
+        "later sums"
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        match piece.region() {
+            Region::Backward { layer, microbatch } => {
+                let sums = piece.entries.extract_if(.., |entry| entry.writes_outside());
+                self.0.entry((layer, microbatch)).or_default().extend(sums);
+            }
+            Region::WeightGrads { layer, microbatch } => {
+                piece.entries.extend(self.0.remove(&(layer, microbatch)).unwrap_or_default());
+            }
+            _ => {}
+        }
     }
 }
 
@@ -176,9 +187,9 @@ impl Toy {
                 let sum = self.sums.at(layer);
                 // The only microbatch of a step overwrites the sum.
                 if cx.mode() == Mode::Train && cx.microbatches() == 1 {
-                    cx.defer(Copy { input: out, output: sum })?;
+                    cx.run(Copy { input: out, output: sum })?;
                 } else {
-                    cx.defer(Add { a: sum, b: out, output: sum })?;
+                    cx.run(Add { a: sum, b: out, output: sum })?;
                 }
                 Ok(out)
             })?;
@@ -188,14 +199,15 @@ impl Toy {
 
     fn weight_grads(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<()> {
         let layers = if self.policy.splits_backward { LAYERS } else { 0 };
-        (0..layers)
-            .rev()
-            .try_for_each(|layer| cx.region(Region::WeightGrads { layer, microbatch }, (), |cx, ()| cx.run_deferred()))
+        (0..layers).rev().try_for_each(|layer| cx.region(Region::WeightGrads { layer, microbatch }, (), |_, ()| Ok(())))
     }
 
-    /// One step with `ahead` forwards before the first backward, as a pipeline stage has them. Deferred sums run one
-    /// microbatch late.
+    /// One step with `ahead` forwards before the first backward, as a pipeline stage has them. Sums of their own regions run
+    /// one microbatch late.
     pub fn step(&self, cx: &mut StepContext<'_>, ahead: usize) -> Result<()> {
+        if self.policy.splits_backward {
+            cx.set_passes(vec![Box::new(LaterSums::default())]);
+        }
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: self.sums, value: 0.0 }))?;
             let mut outputs = Vec::new();

@@ -168,6 +168,7 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
         graphs: plan.graphs.clone(),
         hooks: activations::hooks(plan, group),
         keeps_losses: plan.keeps_losses,
+        left_out: Vec::new(),
     };
     let architecture = plan.model.part(tensor, plan.layers(group.rank));
     let architecture = architecture.freeze(|name| plan.frozen.has(name)).with_sample(plan.sample_row());

@@ -5,7 +5,7 @@ mod head_norms;
 mod joint_norms;
 mod ready;
 
-use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Epilogue, Mask, Scores};
+use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Mask, Scores};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -19,7 +19,6 @@ use super::linear::{Linear, LinearSpec};
 use super::lora::Lora;
 use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
-use super::pending::PendingWeightGradients;
 use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::{Packed, TensorParallelRegion};
@@ -181,35 +180,17 @@ impl BlockPart for CausalAttention {
         Ok((delta, Saved::new(saved)))
     }
 
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        grad: Tensor,
-        input: SavedInput<'_>,
-        saved: &Saved,
-        pending: PendingWeightGradients,
-    ) -> Result<(Tensor, PendingWeightGradients)> {
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor> {
         let saved: &SavedAttention = saved.get();
         let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
         let projection = &self.projection;
         let name = "all_grad_attention_out";
-        let grad_delta = projection.gathered_grad_output(cx, name, grad_delta, pending, &self.region)?;
+        let grad_delta = projection.gathered_grad_output(cx, name, grad_delta, &self.region)?;
 
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.region)?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         let [of_qkv, of_projection] = saved.adapters;
-        let pending = match projection.input_gradient_first(&self.region) {
-            true => {
-                let adapter = projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None, of_projection)?;
-                PendingWeightGradients::of(*projection, saved.projected, grad_delta, adapter)
-            }
-            false => {
-                // First, so that it need not wait for the input gradient.
-                projection.wgrad(cx, saved.projected, grad_delta, None)?;
-                projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None, None)?;
-                PendingWeightGradients::none()
-            }
-        };
+        projection.backward(cx, saved.projected, grad_delta, grad_context, of_projection)?;
         let ready = match saved.qkv.ready {
             Some(ready) => ready,
             None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
@@ -232,11 +213,7 @@ impl BlockPart for CausalAttention {
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
-        let (grad_normed, own) =
-            self.qkv.backward_column_parallel(cx, normed, grad_qkv, of_qkv, names, &self.region)?;
-        pending.compute(cx)?;
-        own.compute(cx)?;
-        Ok((grad_normed.join(cx)?, PendingWeightGradients::none()))
+        self.qkv.backward_column_parallel(cx, normed, grad_qkv, of_qkv, names, &self.region)
     }
 
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {

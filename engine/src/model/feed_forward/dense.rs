@@ -14,7 +14,6 @@ use crate::model::linear::{Linear, LinearSpec};
 use crate::model::lora::Lora;
 use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, SavedInput};
-use crate::model::pending::PendingWeightGradients;
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
 use crate::model::tensor_parallel::{Packed, TensorParallelRegion};
@@ -238,30 +237,17 @@ impl BlockPart for DenseFeedForward {
         Ok(Saved::new(SavedFeedForward { of_down, ..saved }))
     }
 
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        grad: Tensor,
-        input: SavedInput<'_>,
-        saved: &Saved,
-        pending: PendingWeightGradients,
-    ) -> Result<(Tensor, PendingWeightGradients)> {
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor> {
         let saved: &SavedFeedForward = saved.get();
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
         let name = "all_grad_ffn_out";
-        let grad_delta = self.down.gathered_grad_output(cx, name, grad_delta, pending, &self.region)?;
+        let grad_delta = self.down.gathered_grad_output(cx, name, grad_delta, &self.region)?;
 
         let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.region)?;
         let (grad_pre, activated, adapter) = self.backward_to_pre(cx, grad_delta, saved)?;
-        let pending = PendingWeightGradients::of(self.down, activated, grad_delta, adapter);
-        let pending = pending.compute_unless(self.down.input_gradient_first(&self.region), cx)?;
+        self.down.weight_gradients(cx, activated, grad_delta, adapter)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
-        let (grad_normed, own) =
-            self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.region)?;
-        pending.compute(cx)?;
-        // With sequence parallelism a gather comes next. Otherwise the sum under way is the last transfer.
-        let own = own.compute_unless(self.region.parallel.splits_rows(), cx)?;
-        Ok((grad_normed.join(cx)?, own))
+        self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.region)
     }
 
     fn computes_input(&self) -> bool {

@@ -14,8 +14,8 @@ use super::adapter::{Adapter, AdapterGradient, SavedAdapter};
 use super::buffers::with_width;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
-use super::pending::{PendingInput, PendingWeightGradients};
-use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
+use super::tensor_parallel::{TensorParallel, TensorParallelRegion};
+use super::weight_input::WeightInput;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs, WeightSource};
 use crate::params::Param;
 use crate::precision::{Precision, Product};
@@ -180,8 +180,7 @@ impl Linear {
         self.quantized_grad_output(cx, source, Copies::Both, None)
     }
 
-    /// The output gradient of a row-parallel layer, from this rank's rows of it: all rows, as the products read them. Computes
-    /// the `pending` gradients while rows are gathered.
+    /// The output gradient of a row-parallel layer, from this rank's rows of it: all rows, as the products read them.
     ///
     /// # Errors
     /// Errors of the device.
@@ -190,17 +189,16 @@ impl Linear {
         cx: &mut StepContext<'_>,
         name: &'static str,
         own: Tensor,
-        pending: PendingWeightGradients,
         region: &TensorParallelRegion,
     ) -> Result<Operand> {
         if !self.gathers_8_bits(region) {
-            let all = pending.compute_during_gather(cx, name, own, region)?;
+            let all = region.gather_rows(cx, name, own)?;
             return self.grad_output(cx, all);
         }
         let source = QuantizeSource::Stored(own);
         let shared_by = region.parallel.communicator(cx);
         let own = self.quantized_grad_output(cx, source, Copies::Rows, shared_by)?.fp8_rows();
-        let values = pending.compute_during_gather(cx, name, own.values, region)?;
+        let values = region.gather_rows(cx, name, own.values)?;
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)
     }
 
@@ -338,38 +336,37 @@ impl Linear {
         Ok((region.reduce(cx, names[1], output)?, saved))
     }
 
-    /// Backward of a column-parallel layer, from the gradient `(..., out)` of its output. Takes the layer's input while its
-    /// rows are still being gathered. Returns the pending sum of the input gradient over the ranks: `(batch, seq, in)`, or this
-    /// rank's rows with sequence parallelism. Also the weight gradients, to be computed during that sum or a later transfer;
-    /// they are under way already where no other rank shares the layer. `adapter` is what forward returned, `names` are those of
-    /// the input gradient and of this rank's rows.
+    /// Backward of a column-parallel layer, from its input and the gradient `(..., out)` of its output. Returns the sum of the
+    /// input gradient over the ranks: `(batch, seq, in)`, or this rank's rows with sequence parallelism. `adapter` is what forward
+    /// returned, `names` are those of the input gradient and of this rank's rows.
     pub(crate) fn backward_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
-        input: PendingInput,
+        input: WeightInput,
         grad_output: Operand,
         adapter: Option<SavedAdapter>,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
-    ) -> Result<(PendingTransfer, PendingWeightGradients)> {
+    ) -> Result<Tensor> {
         let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
-        if self.input_gradient_first(region) {
-            let adapter = self.dgrad(cx, &grad_output, grad_input, Epilogue::None, adapter)?;
-            // Joined before the next transfer starts: a later join would wait for that transfer too.
-            let input = input.join(cx, self)?;
-            let sum = region.reduce_async(cx, names[1], grad_input)?;
-            return Ok((sum, PendingWeightGradients::of(*self, input, grad_output, adapter)));
-        }
-        let input = input.join(cx, self)?;
-        // First, so that they need not wait for the input gradient.
-        self.wgrad(cx, input, grad_output, None)?;
-        self.dgrad(cx, &grad_output, grad_input, Epilogue::None, None)?;
-        Ok((region.reduce_async(cx, names[1], grad_input)?, PendingWeightGradients::none()))
+        let input = input.operand(cx, self)?;
+        self.backward(cx, input, grad_output, grad_input, adapter)?;
+        region.reduce(cx, names[1], grad_input)
     }
 
-    /// Whether gradients of weights come after the input gradient: other ranks wait for it, or adapters need what it computes.
-    pub(crate) fn input_gradient_first(&self, region: &TensorParallelRegion) -> bool {
-        region.is_shared() || self.has_adapter()
+    /// The input gradient `(..., in)` and all gradients of parameters. `adapter` is what forward returned. Gradients of the
+    /// weight and the bias come first, so that they need not wait for the input gradient.
+    pub(crate) fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Operand,
+        grad_output: Operand,
+        grad_input: Tensor,
+        adapter: Option<SavedAdapter>,
+    ) -> Result<()> {
+        self.own_gradients(cx, input, grad_output)?;
+        let adapter = self.dgrad(cx, &grad_output, grad_input, Epilogue::None, adapter)?;
+        self.adapter_gradients(cx, input, grad_output, adapter)
     }
 
     /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue. A layer with adapters takes none.
@@ -403,37 +400,53 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has returned `adapter`. A step whose backward is split
-    /// runs them later, so nothing in the layer may write to `input` or `grad_output` after this call.
-    pub(crate) fn wgrad(
+    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has returned `adapter`. They may be computed later, so
+    /// nothing in the layer may write to `input` or `grad_output` after this call.
+    pub(crate) fn weight_gradients(
         &self,
         cx: &mut StepContext<'_>,
         input: Operand,
         grad_output: Operand,
         adapter: Option<AdapterGradient>,
     ) -> Result<()> {
+        self.own_gradients(cx, input, grad_output)?;
+        self.adapter_gradients(cx, input, grad_output, adapter)
+    }
+
+    /// The gradients of weight and bias.
+    fn own_gradients(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         self.weight_gradient(cx, input, grad_output)?;
-        if let Some(own) = self.adapter {
-            let Some(gradient) = adapter else { unreachable!("an adapter's input gradient comes first") };
-            own.weight_gradients(cx, gradient, input.plain(), grad_output.plain())?;
-        }
         match grad_output {
-            Operand::Plain(grad_output) => self.bias_gradient(cx, grad_output).map_or(Ok(()), |op| cx.defer(op)),
+            Operand::Plain(grad_output) => self.bias_gradient(cx, grad_output).map_or(Ok(()), |op| cx.run(op)),
             // It was computed when the output gradient was made.
             Operand::Fp8 { .. } => Ok(()),
         }
     }
 
-    /// The gradient of the weight alone, unless it is frozen. See [`Linear::wgrad`].
+    fn adapter_gradients(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Operand,
+        grad_output: Operand,
+        adapter: Option<AdapterGradient>,
+    ) -> Result<()> {
+        match (self.adapter, adapter) {
+            (None, _) => Ok(()),
+            (Some(own), Some(of)) => own.weight_gradients(cx, of, input.plain(), grad_output.plain()),
+            (Some(_), None) => unreachable!("an adapter's input gradient comes first"),
+        }
+    }
+
+    /// The gradient of the weight alone, unless it is frozen. See [`Linear::weight_gradients`].
     pub(crate) fn weight_gradient(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         let Some(grad_weight) = self.weight.grad else { return Ok(()) };
         let accumulate = !cx.is_first_microbatch();
         if let (Operand::Fp8 { columns: Some(input), .. }, Operand::Fp8 { columns: Some(grad), .. }) =
             (input, grad_output)
         {
-            return cx.defer(Gemm { accumulate, ..Gemm::fp8(grad, input, grad_weight, false) });
+            return cx.run(Gemm { accumulate, ..Gemm::fp8(grad, input, grad_weight, false) });
         }
-        cx.defer(Gemm::wgrad(grad_output.plain(), input.plain(), grad_weight, accumulate))
+        cx.run(Gemm::wgrad(grad_output.plain(), input.plain(), grad_weight, accumulate))
     }
 
     /// The operation that computes the gradient of the bias, if this layer computes it.

@@ -3,7 +3,8 @@
 //! a shift of all of them would pass there.
 //!
 //! `digests.txt` has a line for each case and setting. If one differs, the text that it is made from is written next to
-//! the test's other files, to be compared with the text of another commit. `WRITE_DIGESTS=1` writes the file anew.
+//! the test's other files, to be compared with the text of another commit. `WRITE_DIGESTS=1` writes the file anew, and
+//! `DIGEST_TEXTS=FOLDER` writes all texts.
 //!
 //! Bits of losses and weights depend on the processor's instructions, so they are not stored. `bench/same_bits.py COMMIT`
 //! builds another commit and compares them on one machine.
@@ -53,6 +54,7 @@ fn the_steps_of_all_layouts_scopes_pools_and_features_are_those_of_the_stored_di
         for setting in settings() {
             let texts = texts(&case, setting);
             let name = format!("{}, {setting}", case.name);
+            write_texts(&name, &texts);
             let digests: Vec<String> = texts.iter().map(|text| digest(text)).collect();
             assert!(lines.insert(name.clone(), digests.join(" ")).is_none(), "two cases are called {name}");
             all_texts.insert(name, texts);
@@ -82,6 +84,14 @@ fn the_steps_of_all_layouts_scopes_pools_and_features_are_those_of_the_stored_di
     }
     problems.extend(before.keys().filter(|name| !lines.contains_key(**name)).map(|name| format!("{name} is no case")));
     assert!(problems.is_empty(), "{} digests differ:\n{}", problems.len(), problems.join("\n"));
+}
+
+fn write_texts(name: &str, texts: &[String; 4]) {
+    let Some(folder) = std::env::var_os("DIGEST_TEXTS") else { return };
+    std::fs::create_dir_all(&folder).unwrap();
+    for (part, text) in PARTS.iter().zip(texts) {
+        std::fs::write(Path::new(&folder).join(format!("{name}, {part}.txt")), text).unwrap();
+    }
 }
 
 /// The name and the digests of a line.

@@ -16,6 +16,7 @@ use engine::model::{
     Windows, gpt_part, mlp,
 };
 use engine::optimizer::{AdamW, MomentTypes, ParamGroup, Sgd, SkipStep};
+use engine::passes::PassName;
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
 use parallel::{PipelineGroups, PipelineStage};
@@ -196,6 +197,8 @@ pub struct Run {
     pub hooks: Hooks,
     /// Evaluations keep the loss of each token.
     pub keeps_losses: bool,
+    /// Passes that the step does without.
+    pub left_out: Vec<PassName>,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -237,6 +240,7 @@ impl Run {
             frozen: |_| false,
             hooks: Hooks::default(),
             keeps_losses: false,
+            left_out: Vec::new(),
         }
     }
 
@@ -293,6 +297,7 @@ impl Run {
             graphs: self.graphs.clone(),
             hooks: self.hooks.clone(),
             keeps_losses: self.keeps_losses,
+            left_out: self.left_out.clone(),
         };
         let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };
         Stage::new(device, &architecture.freeze(self.frozen), options, groups)

@@ -1,0 +1,28 @@
+//! Gradients of norms' weights, of which a backward leaves parts.
+
+use device::ops::{AddPartialColumns, PartialColumns};
+use graph_manager::Result;
+
+use crate::step_policy::StepContext;
+
+/// Parameter gradients whose parts are there, of all norms of a block. One operation adds them up.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct NormSums(Vec<PartialColumns>);
+
+impl NormSums {
+    pub(super) fn push(&mut self, sum: PartialColumns) {
+        self.0.push(sum);
+    }
+
+    /// Adds them up, if any are left. It is the end of the region that left the parts.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn add_up(self, cx: &StepContext<'_>) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: !cx.is_first_microbatch() })
+    }
+}

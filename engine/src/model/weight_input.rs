@@ -1,0 +1,84 @@
+//! The input of a layer, as its weight gradient reads it.
+
+use device::Tensor;
+use device::ops::{Fp8Matrix, QuantizeSource, Scale};
+use graph_manager::Result;
+
+use super::linear::Linear;
+use super::tensor_parallel::TensorParallelRegion;
+use crate::fp8::{Copies, Operand};
+use crate::step_policy::StepContext;
+
+/// The input of a column-parallel layer, of all its rows, before it has the form that a weight gradient reads.
+#[derive(Clone, Copy)]
+pub(crate) enum WeightInput {
+    /// As forward saved it.
+    Saved(Operand),
+    /// Not stored: it is computed from this.
+    Computed(QuantizeSource),
+    /// Gathered from the ranks.
+    Gathered(Tensor),
+    /// Gathered from the ranks in 8 bits, with this scale.
+    Gathered8Bits(Tensor, Scale),
+}
+
+impl WeightInput {
+    /// As a forward saved it that kept what [`Linear::normed_input`] gave it. Gathers rows if it kept only this rank's.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn saved(
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        saved: Operand,
+        linear: &Linear,
+        region: &TensorParallelRegion,
+    ) -> Result<WeightInput> {
+        match linear.gathers_8_bits(region) {
+            true => WeightInput::gathered_8_bits(cx, name, saved.fp8_rows(), region),
+            false => Ok(WeightInput::Saved(saved)),
+        }
+    }
+
+    /// Computed from `source`. Gathers rows if each rank computes its own.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn computed(
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        source: QuantizeSource,
+        linear: &Linear,
+        region: &TensorParallelRegion,
+    ) -> Result<WeightInput> {
+        if !linear.gathers_8_bits(region) {
+            return Ok(WeightInput::Computed(source));
+        }
+        let own = linear.own_input(cx, source, region)?;
+        WeightInput::gathered_8_bits(cx, name, own, region)
+    }
+
+    fn gathered_8_bits(
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        own: Fp8Matrix,
+        region: &TensorParallelRegion,
+    ) -> Result<WeightInput> {
+        Ok(WeightInput::Gathered8Bits(region.gather_rows(cx, name, own.values)?, own.scale))
+    }
+
+    /// As the weight gradient of `linear` reads it.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn operand(self, cx: &mut StepContext<'_>, linear: &Linear) -> Result<Operand> {
+        match self {
+            WeightInput::Saved(input) => Ok(input),
+            WeightInput::Computed(source) => linear.computed_input(cx, source, Copies::Columns),
+            WeightInput::Gathered(input) => linear.input(cx, input, Copies::Columns),
+            WeightInput::Gathered8Bits(values, scale) => {
+                Operand::transposed(cx, Fp8Matrix { values, scale }, Copies::Columns)
+            }
+        }
+    }
+}

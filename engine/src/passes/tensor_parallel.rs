@@ -1,0 +1,182 @@
+//! Transfers between ranks that share layers, in backwards, beside products that do not need them.
+//!
+//! A transfer that a product separates from its first reader runs beside that product. One without is **exposed**: what comes
+//! next reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an exposed transfer
+//! runs. If another exposed transfer comes before new weight gradients do, the last one is left for it.
+//!
+//! Such transfers have a queue of their own. Its work starts before products that are ready at the same time: a product that
+//! begins first would occupy the whole GPU until it ends.
+//!
+//! Order that it removes: what comes between a transfer and its first reader does not wait for the transfer.
+
+use std::rc::Rc;
+
+use device::ops::CollectiveKind;
+use device::{Communicator, Op};
+use graph_manager::{Piece, PieceEntry, SideStream, StepPass};
+
+use super::PassName;
+use crate::regions::Region;
+
+/// The pass.
+pub(crate) struct TensorParallelTransfers {
+    queue: Rc<SideStream>,
+    group: Rc<dyn Communicator>,
+}
+
+impl TensorParallelTransfers {
+    /// For transfers of that group.
+    pub(crate) fn new(queue: &Rc<SideStream>, group: &Rc<dyn Communicator>) -> TensorParallelTransfers {
+        TensorParallelTransfers { queue: queue.clone(), group: group.clone() }
+    }
+
+    fn is_transfer(&self, entry: &PieceEntry) -> bool {
+        matches!(entry.op(), Op::Collective(transfer) if Rc::ptr_eq(&transfer.communicator, &self.group))
+    }
+
+    /// Whether it brings rows of the residual stream or of its gradient, which products are computed from.
+    fn is_large(&self, entry: &PieceEntry) -> bool {
+        let Op::Collective(transfer) = entry.op() else { return false };
+        let brings_rows = match transfer.kind {
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatterSum => true,
+            CollectiveKind::AllReduceSum => transfer.output.shape.sizes().len() > 2,
+            _ => false,
+        };
+        brings_rows && self.is_transfer(entry)
+    }
+
+    /// What is to be done about the transfer at `at`.
+    fn look(&self, entries: &[PieceEntry], at: usize) -> Found {
+        let (transfer, later) = (&entries[at], &entries[at + 1..]);
+        let Some(reader) = later.iter().position(|later| later.conflicts_with(transfer)) else { return Found::Unread };
+        match later[..reader].iter().any(|between| between.queue().is_none() && is_product(between)) {
+            true => Found::Covered { reader: at + 1 + reader },
+            false => Found::Exposed,
+        }
+    }
+}
+
+/// How a transfer lies in its piece.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// Nothing in the piece reads it.
+    Unread,
+    /// Nothing lies between it and its first reader that takes long.
+    Exposed,
+    /// A product does.
+    Covered { reader: usize },
+}
+
+/// Whether an operation takes as long as a transfer does.
+fn is_product(entry: &PieceEntry) -> bool {
+    matches!(entry.op(), Op::Gemm(_) | Op::Attention(_) | Op::AttentionBackward(_))
+}
+
+/// A piece while it is put in another order.
+#[derive(Default)]
+struct Ordered {
+    entries: Vec<PieceEntry>,
+    /// Weight gradients that wait for an exposed transfer.
+    held: Vec<PieceEntry>,
+    /// What reads a covered transfer and is no product: it waits for the next transfer, so that more products cover this one.
+    late: Vec<PieceEntry>,
+    /// Transfers on the queue that nothing has waited for, by index in `entries`.
+    under_way: Vec<usize>,
+}
+
+impl Ordered {
+    fn push(&mut self, entry: PieceEntry) {
+        // What waits for a transfer waits for those before it.
+        let waits_for = self.under_way.iter().rposition(|at| self.entries[*at].conflicts_with(&entry));
+        if let (Some(last), None) = (waits_for, entry.queue()) {
+            self.under_way.drain(..=last);
+        }
+        self.entries.push(entry);
+    }
+
+    fn push_late(&mut self) {
+        std::mem::take(&mut self.late).into_iter().for_each(|entry| self.push(entry));
+    }
+
+    /// The first `count` weight gradients that were held, after what they wait for.
+    fn release(&mut self, count: usize) {
+        if count > 0 {
+            self.push_late();
+        }
+        self.held.drain(..count).collect::<Vec<_>>().into_iter().for_each(|entry| self.push(entry));
+    }
+
+    /// Weight gradients that are held, up to the middle one of their products.
+    fn half(&self) -> usize {
+        let is_product = |entry: &&PieceEntry| is_product(entry);
+        let products = self.held.iter().filter(is_product).count();
+        let second = self.held.iter().enumerate().filter(|(_, entry)| is_product(entry)).nth(products.div_ceil(2));
+        second.map_or(self.held.len(), |(at, _)| at)
+    }
+}
+
+impl TensorParallelTransfers {
+    fn cover(&self, piece: &mut Piece<Region>) {
+        let entries = std::mem::take(&mut piece.entries);
+        let found: Vec<Option<Found>> =
+            (0..entries.len()).map(|at| self.is_large(&entries[at]).then(|| self.look(&entries, at))).collect();
+        let is_gradient: Vec<bool> = entries.iter().map(|entry| entry.queue().is_some()).collect();
+        let next_exposed = |at: usize| (at..found.len()).find(|at| found[*at] == Some(Found::Exposed));
+        let reads_covered = |at: usize| found.iter().any(|found| *found == Some(Found::Covered { reader: at }));
+        let mut ordered = Ordered::default();
+        for (at, mut entry) in entries.into_iter().enumerate() {
+            if is_gradient[at] {
+                match next_exposed(at) {
+                    Some(_) => ordered.held.push(entry),
+                    None => {
+                        ordered.push_late();
+                        ordered.push(entry);
+                    }
+                }
+                continue;
+            }
+            let is_after_late = ordered.late.iter().any(|late| late.conflicts_with(&entry));
+            if !is_product(&entry) && (reads_covered(at) || is_after_late) {
+                ordered.late.push(entry);
+                continue;
+            }
+            if is_after_late || self.is_transfer(&entry) {
+                ordered.push_late();
+            }
+            let meets = ordered.held.iter().rposition(|held| held.conflicts_with(&entry));
+            ordered.release(meets.map_or(0, |last| last + 1));
+            let is_exposed = found[at] == Some(Found::Exposed);
+            let runs_beside =
+                is_exposed && !ordered.held.is_empty() || matches!(found[at], Some(Found::Covered { .. }));
+            // Two transfers of a group must not be under way at once on two queues.
+            if runs_beside || self.is_transfer(&entry) && !ordered.under_way.is_empty() {
+                entry.put_on(&self.queue);
+                ordered.push(entry);
+                ordered.under_way.push(ordered.entries.len() - 1);
+            } else {
+                ordered.push(entry);
+            }
+            if is_exposed {
+                let is_shared = next_exposed(at + 1).is_some_and(|next| !is_gradient[at + 1..next].contains(&true));
+                let count = if is_shared { ordered.half() } else { ordered.held.len() };
+                ordered.release(count);
+            }
+        }
+        ordered.push_late();
+        ordered.release(ordered.held.len());
+        piece.entries = ordered.entries;
+    }
+}
+
+impl StepPass<Region> for TensorParallelTransfers {
+    fn name(&self) -> &'static str {
+        PassName::TensorParallelTransfers.words()
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        if !piece.region().is_backward() {
+            return;
+        }
+        self.cover(piece);
+    }
+}

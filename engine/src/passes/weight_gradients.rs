@@ -1,0 +1,132 @@
+//! Gradients of weights: no other layer waits for them.
+//!
+//! They have a queue of their own, next to the other operations of a backward, which waits for them at its end. Where
+//! backwards are split (zero bubble), they go to regions of their own instead, later in the step.
+//!
+//! Order that it removes: what a region submits after a weight gradient does not wait for it before the region's end. In
+//! an MLP the layers before do not either; only the first layer's backward does.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use device::{Accesses, BufferId, Op};
+use graph_manager::{Piece, PieceEntry, SideStream, StepPass, Then};
+
+use super::PassName;
+use crate::regions::{Pass, Region};
+
+/// The pass, with what it has kept and put on the queue in a step.
+pub(crate) struct WeightGradients {
+    queue: Rc<SideStream>,
+    /// The memory of `main_grad`.
+    gradients: BufferId,
+    /// Backwards are split.
+    splits: bool,
+    /// They may be computed next to the backwards of the layers before.
+    outlive: bool,
+    /// By backward region: what is computed later.
+    kept: HashMap<Region, Vec<PieceEntry>>,
+    /// The queue was given operations that nothing has waited for.
+    under_way: bool,
+    /// They belong to a region that has ended.
+    outlived: bool,
+}
+
+impl WeightGradients {
+    /// For parameters whose gradients lie in that buffer.
+    pub(crate) fn new(queue: &Rc<SideStream>, gradients: BufferId, splits: bool, outlive: bool) -> WeightGradients {
+        let queue = queue.clone();
+        WeightGradients { queue, gradients, splits, outlive, kept: HashMap::new(), under_way: false, outlived: false }
+    }
+
+    /// Whether an operation computes gradients of parameters alone, or in a backward adds up losses.
+    fn is_one(&self, region: Region, entry: &PieceEntry) -> bool {
+        match entry.op() {
+            Op::Gemm(_) | Op::BiasGrad(_) => {
+                entry.accesses().writes.iter().all(|tensor| tensor.buffer == self.gradients)
+            }
+            Op::SumInto(_) => region.is_backward() && entry.writes_outside(),
+            _ => false,
+        }
+    }
+
+    /// Puts them on the queue, or keeps those of a split backward. One whose factors are overwritten later in the piece stays,
+    /// and so does a sum that nothing comes after: it runs beside the product before it.
+    fn take(&mut self, piece: &mut Piece<Region>) {
+        let region = piece.region();
+        let keeps = self.splits && region.is_backward();
+        let mut kept = Vec::new();
+        let mut at = 0;
+        while at < piece.entries.len() {
+            let (entry, later) = (&piece.entries[at], &piece.entries[at + 1..]);
+            let is_last_sum = matches!(entry.op(), Op::BiasGrad(_)) && later.is_empty();
+            let stays = is_last_sum
+                || !self.is_one(region, entry)
+                || later.iter().any(|later| overwrites_factors(later, entry));
+            if stays {
+                at += 1;
+            } else if keeps && !matches!(entry.op(), Op::SumInto(_)) {
+                kept.push(piece.entries.remove(at));
+            } else {
+                piece.entries[at].put_on(&self.queue);
+                (self.under_way, self.outlived) = (true, false);
+                at += 1;
+            }
+        }
+        if !kept.is_empty() {
+            self.kept.entry(region).or_default().append(&mut kept);
+        }
+    }
+
+    /// Whether what a region has put on the queue may go on past its end. The first layer's backward is a microbatch's last and
+    /// waits for all.
+    fn outlives(&self, region: Region) -> bool {
+        self.outlive && matches!(region, Region::Backward { layer, .. } if layer > 0)
+    }
+}
+
+/// Whether an operation writes what a product reads besides its result.
+fn overwrites_factors(later: &PieceEntry, product: &PieceEntry) -> bool {
+    let of = product.accesses();
+    let factors = of.reads.iter().filter(|read| !of.writes.contains(read)).copied();
+    later.accesses().conflicts(&Accesses::new(factors, []))
+}
+
+/// The backward whose gradients a region of weight gradients computes.
+fn backward_of(region: Region) -> Option<Region> {
+    match region {
+        Region::WeightGradients { layer, microbatch } => Some(Region::Backward { layer, microbatch }),
+        Region::Module { module, pass: Pass::WeightGradients, layer, microbatch } => {
+            Some(Region::Module { module, pass: Pass::Backward, layer, microbatch })
+        }
+        _ => None,
+    }
+}
+
+impl StepPass<Region> for WeightGradients {
+    fn name(&self) -> &'static str {
+        PassName::WeightGradients.words()
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        let region = piece.region();
+        match backward_of(region) {
+            Some(backward) if piece.then() == Then::End => {
+                let kept = self.kept.remove(&backward).unwrap_or_default();
+                piece.entries.splice(0..0, kept);
+            }
+            Some(_) => {}
+            None => self.take(piece),
+        }
+        let waits = match piece.then() {
+            Then::Inner => !self.outlived,
+            Then::More => false,
+            Then::End => !self.outlives(region),
+        };
+        if self.under_way && waits {
+            piece.joins.push(self.queue.clone());
+            self.under_way = false;
+        }
+        self.outlived = self.under_way && (self.outlived || piece.then() == Then::End);
+    }
+}

@@ -1,0 +1,100 @@
+//! What a pass sees of a step's code.
+
+use std::rc::Rc;
+
+use device::{Accesses, BufferId, Op};
+
+use crate::side_stream::SideStream;
+
+/// What a region's code submits between one inner region and the next, in the order of the list.
+pub struct Piece<R> {
+    pub(super) region: R,
+    pub(super) then: Then,
+    /// The operations.
+    pub entries: Vec<PieceEntry>,
+    /// Queues that all that comes after the piece waits for.
+    pub joins: Vec<Rc<SideStream>>,
+}
+
+/// What comes after a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// A region inside this one.
+    Inner,
+    /// The region's code goes on: it forks, joins or calls the host.
+    More,
+    /// The region ends.
+    End,
+}
+
+impl<R: Copy> Piece<R> {
+    /// The region whose code it is.
+    pub fn region(&self) -> R {
+        self.region
+    }
+
+    /// What comes after it.
+    pub fn then(&self) -> Then {
+        self.then
+    }
+}
+
+/// An operation of a piece.
+pub struct PieceEntry {
+    op: Op,
+    early: bool,
+    accesses: Rc<Accesses>,
+    outside: bool,
+    /// `None` for the region's own.
+    queue: Option<Rc<SideStream>>,
+    /// Its place in the order that the pass was given.
+    pub(super) number: u64,
+}
+
+impl PieceEntry {
+    /// `is_taken` tells buffers that regions take.
+    pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
+        let accesses = Rc::new(op.accesses());
+        let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
+        PieceEntry { op, early, accesses, outside, queue: None, number: 0 }
+    }
+
+    /// The operation.
+    pub fn op(&self) -> &Op {
+        &self.op
+    }
+
+    /// What it reads and writes.
+    pub fn accesses(&self) -> &Rc<Accesses> {
+        &self.accesses
+    }
+
+    /// Whether it writes no buffer of a region: its results are for memory that outlives the step.
+    pub fn writes_outside(&self) -> bool {
+        self.outside
+    }
+
+    /// Whether only the first steps do it, and later ones find it done.
+    pub(super) fn is_early(&self) -> bool {
+        self.early
+    }
+
+    /// Whether one of the two writes bytes that the other reads or writes. Their order in the list must stay.
+    pub fn conflicts_with(&self, other: &PieceEntry) -> bool {
+        self.accesses.conflicts(&other.accesses)
+    }
+
+    /// The queue that it is on; `None` for the region's own.
+    pub fn queue(&self) -> Option<&Rc<SideStream>> {
+        self.queue.as_ref()
+    }
+
+    /// Puts it on a queue. It starts there after what comes before it on the region's own queue.
+    pub fn put_on(&mut self, queue: &Rc<SideStream>) {
+        self.queue = Some(queue.clone());
+    }
+
+    pub(super) fn into_parts(self) -> (Op, Option<Rc<SideStream>>) {
+        (self.op, self.queue)
+    }
+}
