@@ -1,6 +1,6 @@
 //! What a step's code sees: the stream to submit to, buffers from the plan, and side streams.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use device::{Accesses, BufferName, DType, Event, Op, Shape, Stream, Tensor};
@@ -29,11 +29,13 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) unwound: Option<P::Region>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Current<R> {
     pub(crate) region: R,
     /// Index in the recorded order.
     pub(crate) visit: usize,
+    /// No piece of it has ended.
+    pub(crate) begins: Cell<bool>,
 }
 
 impl<'m, P: Policy> StepContext<'m, P> {
@@ -73,13 +75,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// The innermost region under way; `None` outside of any.
     pub fn current_region(&self) -> Option<P::Region> {
-        self.current.map(|current| current.region)
+        self.current.as_ref().map(|current| current.region)
     }
 
     /// Whether what runs now belongs to the step's first microbatch: it overwrites what later ones add to. Work of no microbatch
     /// does too.
     pub fn is_first_microbatch(&self) -> bool {
-        let instance = self.current.and_then(|current| self.manager.policy.instance(current.region));
+        let instance = self.current_region().and_then(|region| self.manager.policy.instance(region));
         instance.is_none_or(|instance| instance.microbatch == 0)
     }
 

@@ -1,5 +1,7 @@
 //! A region of a step that is recorded.
 
+use std::cell::Cell;
+
 use device::ops::Copy;
 
 use crate::context::{Current, StepContext};
@@ -17,7 +19,7 @@ struct Inside<'c, 'm, P: Policy> {
 
 impl<P: Policy> Drop for Inside<'_, '_, P> {
     fn drop(&mut self) {
-        self.cx.current = self.outer;
+        self.cx.current = self.outer.take();
         if std::thread::panicking() {
             self.cx.unwound.get_or_insert(self.region);
         }
@@ -55,7 +57,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        let outer = self.current.replace(Current { region, visit });
+        let outer = self.current.replace(Current { region, visit, begins: Cell::new(true) });
         let inside = Inside { cx: self, region, outer };
         let cx = &mut *inside.cx;
         let result = cx.own_inputs(region, input).and_then(|input| {

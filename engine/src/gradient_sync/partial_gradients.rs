@@ -29,7 +29,7 @@ impl PartialGradientSync {
     ///
     /// # Errors
     /// A failed collective.
-    pub fn sum(&self, cx: &mut StepContext<'_>, layer: usize) -> Result<()> {
+    pub fn sum(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
         for (_, tensor) in self.ranges.iter().filter(|(of, _)| *of == layer) {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), *tensor))?;
         }

@@ -1,8 +1,10 @@
 //! When the work of a step is done, and beside what. The step's code says what is computed; passes decide on time.
 
+mod buckets;
 mod tensor_parallel;
 mod weight_gradients;
 
+use buckets::Buckets;
 use tensor_parallel::TensorParallelTransfers;
 use weight_gradients::WeightGradients;
 
@@ -12,7 +14,8 @@ use std::rc::Rc;
 use device::{BufferId, Communicator};
 use graph_manager::{SideStream, StepPass};
 
-use crate::regions::Region;
+use crate::gradient_sync::DataParallelSync;
+use crate::regions::{Pass, Region};
 use crate::step_policy::StepContext;
 
 /// A pass.
@@ -22,16 +25,19 @@ pub enum PassName {
     WeightGradients,
     /// Transfers between ranks that share layers beside products.
     TensorParallelTransfers,
+    /// Sums of gradients over data-parallel ranks, and gathers of weights, next to layers.
+    Buckets,
 }
 
 impl PassName {
     /// All passes, in the order in which they are applied.
-    pub const ALL: [PassName; 2] = [PassName::WeightGradients, PassName::TensorParallelTransfers];
+    pub const ALL: [PassName; 3] = [PassName::WeightGradients, PassName::TensorParallelTransfers, PassName::Buckets];
 
     pub(crate) fn words(self) -> &'static str {
         match self {
             PassName::WeightGradients => "weight gradients",
             PassName::TensorParallelTransfers => "tensor-parallel transfers",
+            PassName::Buckets => "buckets",
         }
     }
 }
@@ -54,27 +60,35 @@ pub(crate) struct Timing {
     pub(crate) weights_queue: Rc<SideStream>,
     /// The ranks that share layers.
     pub(crate) tensor_parallel: Option<Rc<dyn Communicator>>,
+    pub(crate) buckets_queue: Rc<SideStream>,
 }
 
 impl Timing {
-    /// The passes of a training step, in order.
-    pub(crate) fn passes(&self, cx: &StepContext<'_>) -> Vec<Box<dyn StepPass<Region>>> {
-        PassName::ALL
-            .into_iter()
-            .filter(|name| !self.left_out.contains(name))
-            .filter_map(|name| self.pass(name, cx))
-            .collect()
+    /// The regions that complete gradients, in the last microbatch.
+    pub(crate) fn completing(&self) -> Pass {
+        if self.splits_backward { Pass::WeightGradients } else { Pass::Backward }
     }
 
-    fn pass(&self, name: PassName, cx: &StepContext<'_>) -> Option<Box<dyn StepPass<Region>>> {
-        let Timing { gradients, splits_backward, gradients_outlive_layers, weights_queue, .. } = self;
-        Some(match name {
-            PassName::WeightGradients => {
-                Box::new(WeightGradients::new(weights_queue, *gradients, *splits_backward, *gradients_outlive_layers))
-            }
-            PassName::TensorParallelTransfers => {
-                Box::new(TensorParallelTransfers::new(cx.side_stream(), self.tensor_parallel.as_ref()?))
-            }
-        })
+    /// The passes of a step, in order. `ranks` share the batch.
+    pub(crate) fn passes(
+        &self,
+        cx: &StepContext<'_>,
+        ranks: Option<&DataParallelSync>,
+    ) -> Vec<Box<dyn StepPass<Region>>> {
+        let pass = |name: PassName| -> Option<Box<dyn StepPass<Region>>> {
+            Some(match name {
+                PassName::WeightGradients => Box::new(WeightGradients::new(
+                    &self.weights_queue,
+                    self.gradients,
+                    self.splits_backward,
+                    self.gradients_outlive_layers,
+                )),
+                PassName::TensorParallelTransfers => {
+                    Box::new(TensorParallelTransfers::new(cx.side_stream(), self.tensor_parallel.as_ref()?))
+                }
+                PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, ranks?, self.completing())),
+            })
+        };
+        PassName::ALL.into_iter().filter(|name| !self.left_out.contains(name)).filter_map(pass).collect()
     }
 }

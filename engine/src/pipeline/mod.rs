@@ -82,11 +82,6 @@ impl Pipeline {
         schedule.overlaps().then(|| schedule.ahead(self.stage.stage()))
     }
 
-    /// Whether backwards leave weight gradients to tasks of their own.
-    pub fn splits_backward(&self) -> bool {
-        self.stage.schedule().splits_backward()
-    }
-
     /// All stages; `None` if this is the only one.
     pub fn all_stages(&self) -> Option<&Rc<dyn Communicator>> {
         self.all_stages.as_ref()

@@ -165,6 +165,7 @@ impl Stage {
             // Reductions read the gradients of the layer before, and no work goes on past the end of a graph.
             gradients_outlive_layers: architecture.gradients_outlive_layers && !reduces && !captures_layers,
             weights_queue: SideStream::background(device, "weight gradients"),
+            buckets_queue: SideStream::new(device, "data parallel"),
             tensor_parallel: architecture.tensor.group.clone(),
         };
         Ok(Stage {

@@ -56,11 +56,10 @@ impl StepProgram {
     /// A training step.
     pub(super) fn train(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let tasks = self.pipeline.tasks(cx.microbatches())?;
-        cx.set_passes(self.timing.passes(cx));
+        self.set_passes(cx);
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
-                self.gather_weights(cx)?;
                 self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| self.finish_gradients(cx))
             })?;
@@ -72,14 +71,14 @@ impl StepProgram {
     pub(super) fn evaluate(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let mut tasks = self.pipeline.tasks(cx.microbatches())?;
         tasks.retain(|task| matches!(task, Task::Forward { .. }));
+        self.set_passes(cx);
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
-                self.gather_weights(cx)?;
                 self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     if let Some(data_parallel) = &self.data_parallel {
-                        data_parallel.sum(cx, self.loss_sums)?;
+                        cx.run(data_parallel.sum(self.loss_sums))?;
                     }
                     self.pipeline.sum_over_stages(cx, self.loss_sums)
                 })
@@ -106,12 +105,8 @@ impl StepProgram {
         Ok(())
     }
 
-    /// Starts to gather the weights that the data-parallel ranks updated, unless each layer's forward does that.
-    fn gather_weights(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        match &self.data_parallel {
-            Some(ranks) if ranks.gathers_ahead(cx) => ranks.gather_all(cx),
-            _ => Ok(()),
-        }
+    fn set_passes(&self, cx: &mut StepContext<'_>) {
+        cx.set_passes(self.timing.passes(cx, self.data_parallel.as_ref()));
     }
 
     /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside.
@@ -227,7 +222,8 @@ impl StepProgram {
         let mut all = Vec::new();
         for (layer, module) in (chunk.first..).zip(&chunk.layers) {
             let (output, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
-                self.gather_during(cx, layer, |cx| module.forward(cx, hidden))
+                self.gather_weights(cx, layer)?;
+                module.forward(cx, hidden)
             })?;
             after_layer(cx, layer, microbatch, output)?;
             all.push(saved);
@@ -247,7 +243,8 @@ impl StepProgram {
         hidden: Hidden,
     ) -> Result<Saved> {
         let (losses, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
-            self.gather_during(cx, layer, |cx| head.forward(cx, hidden))
+            self.gather_weights(cx, layer)?;
+            head.forward(cx, hidden)
         })?;
         if let Some(kept) = self.kept_losses.filter(|_| cx.mode() == Mode::Evaluate) {
             cx.region(Region::Losses { layer, microbatch }, losses, |cx, input| {
@@ -267,8 +264,9 @@ impl StepProgram {
         saved: &Saved,
     ) -> Result<Tensor> {
         cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| {
-            let completes = self.completes(cx, microbatch, Pass::Backward);
-            self.reduce_during(cx, layer, completes, |cx| head.backward(cx, saved))
+            let grad = head.backward(cx, saved)?;
+            self.sum_partial_gradients(cx, layer, microbatch, Pass::Backward)?;
+            Ok(grad)
         })
     }
 
@@ -285,8 +283,9 @@ impl StepProgram {
         for (at, (module, saved)) in chunk.layers.iter().zip(saved).enumerate().rev() {
             let layer = chunk.first + at;
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                let completes = self.completes(cx, microbatch, Pass::Backward);
-                self.reduce_during(cx, layer, completes, |cx| module.backward(cx, saved, grad))
+                let grad = module.backward(cx, saved, grad)?;
+                self.sum_partial_gradients(cx, layer, microbatch, Pass::Backward)?;
+                Ok(grad)
             })?;
         }
         Ok(grad)
@@ -296,72 +295,42 @@ impl StepProgram {
     fn weight_gradients(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
         for layer in (chunk.first..=chunk.last()).rev() {
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
-                let completes = self.completes(cx, microbatch, Pass::WeightGradients);
-                self.reduce_during(cx, layer, completes, |cx| match chunk.layers.get(layer - chunk.first) {
-                    Some(module) => module.weight_gradient_regions(cx),
-                    None => Ok(()),
-                })
+                if let Some(module) = chunk.layers.get(layer - chunk.first) {
+                    module.weight_gradient_regions(cx)?;
+                }
+                self.sum_partial_gradients(cx, layer, microbatch, Pass::WeightGradients)
             })?;
         }
         Ok(())
     }
 
-    /// Whether this pass of a microbatch is the last work of the step that adds to a layer's gradients.
-    fn completes(&self, cx: &StepContext<'_>, microbatch: usize, pass: Pass) -> bool {
-        let last_pass = if self.pipeline.splits_backward() { Pass::WeightGradients } else { Pass::Backward };
-        pass == last_pass && microbatch + 1 == cx.microbatches()
+    /// In the first microbatch's forward of a layer: gathers the weights that it is the first to read. Those of the first layer
+    /// were gathered after the last update.
+    fn gather_weights(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
+        match &self.data_parallel {
+            Some(ranks) if cx.is_first_microbatch() && ranks.layers().first() != Some(&layer) => {
+                ranks.gather(cx, layer).into_iter().try_for_each(|op| cx.run(op))
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Runs a layer's forward. In the first microbatch it waits until its weights are gathered from the data-parallel
-    /// ranks; or, if they are not gathered ahead, it gathers the next layer's weights meanwhile.
-    fn gather_during<T>(
-        &self,
-        cx: &mut StepContext<'_>,
-        layer: usize,
-        forward: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let ranks = self.data_parallel.as_ref().filter(|ranks| ranks.gathers() && cx.is_first_microbatch());
-        let Some(ranks) = ranks else { return forward(cx) };
-        if ranks.gathers_ahead(cx) {
-            ranks.wait_for(cx, layer)?;
-            return forward(cx);
+    /// At the end of work that adds to a layer's gradients, if it is the last of the step that does: sums those of which
+    /// ranks that share the layer computed parts.
+    fn sum_partial_gradients(&self, cx: &StepContext<'_>, layer: usize, microbatch: usize, pass: Pass) -> Result<()> {
+        match &self.partial_gradients {
+            Some(ranks) if pass == self.timing.completing() && microbatch + 1 == cx.microbatches() => {
+                ranks.sum(cx, layer)
+            }
+            _ => Ok(()),
         }
-        let gather = ranks.gather_next(cx, layer)?;
-        let output = forward(cx)?;
-        cx.join(gather)?;
-        Ok(output)
     }
 
-    /// Runs work that adds to a layer's gradients. Work that `completes` them is the last of the step: meanwhile the buckets
-    /// that the previous region completed are reduced over the data-parallel ranks. Where layers have graphs of their own,
-    /// the end of the graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
-    fn reduce_during<T>(
-        &self,
-        cx: &mut StepContext<'_>,
-        layer: usize,
-        completes: bool,
-        work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
-    ) -> Result<T> {
-        if !completes {
-            return work(cx);
-        }
-        let reduction = self.data_parallel.as_ref().map(|ranks| ranks.start(cx, layer)).transpose()?;
-        let output = work(cx)?;
-        if let Some(ranks) = &self.partial_gradients {
-            ranks.sum(cx, layer)?;
-        }
-        match reduction {
-            Some(reduction) if cx.policy().captures_layers() => cx.join(reduction)?,
-            Some(reduction) => reduction.leave(),
-            None => {}
-        }
-        Ok(output)
-    }
-
-    /// After all backwards: reduces the last gradient bucket, and sums what several stages share.
+    /// After all backwards: sums gradients and losses over the data-parallel ranks, and what several stages share.
     fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         if let Some(ranks) = &self.data_parallel {
-            ranks.finish(cx, &[self.loss_sums])?;
+            let buckets = ranks.layers().iter().rev().flat_map(|&layer| ranks.reduce(layer));
+            buckets.chain([ranks.sum(self.loss_sums)]).try_for_each(|op| cx.run(op))?;
         }
         if let Some(ranks) = &self.copied_rows {
             ranks.sum(cx)?;
@@ -394,8 +363,11 @@ impl StepProgram {
             scales.update(cx, &self.scale_groups)?;
         }
         match &self.data_parallel {
-            Some(ranks) => ranks.gather_first(cx),
-            None => Ok(()),
+            Some(ranks) if ranks.gathers() => {
+                let first = ranks.layers().first().map_or_else(Vec::new, |first| ranks.gather(cx, *first));
+                first.into_iter().try_for_each(|op| cx.run(op))
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -24,7 +24,8 @@ pub trait StepPass<R> {
     /// What errors and reports call it.
     fn name(&self) -> &'static str;
 
-    /// Changes a piece. It may take entries out, and put them in a later piece of the step. It makes none.
+    /// Changes a piece. It may take entries out, and put them in a later piece of the step; or begin what comes in a later
+    /// piece, as [`PieceEntry::ahead`] says.
     fn apply(&mut self, piece: &mut Piece<R>);
 }
 
@@ -63,9 +64,10 @@ impl<P: Policy> StepContext<'_, P> {
 
     /// Submits what the innermost region has given since the last piece, as the passes say.
     pub(crate) fn end_piece(&self, then: Then) -> Result<()> {
-        let Some(current) = self.current.filter(|_| self.has_passes()) else { return Ok(()) };
+        let Some(current) = self.current.as_ref().filter(|_| self.has_passes()) else { return Ok(()) };
         let entries = self.passes.entries.take();
-        let mut piece = Piece { region: current.region, then, entries, joins: Vec::new() };
+        let mut piece =
+            Piece { region: current.region, begins: current.begins.replace(false), then, entries, joins: Vec::new() };
         for (pass, moved) in self.passes.all.borrow_mut().iter_mut() {
             moved.number(&mut piece.entries);
             pass.apply(&mut piece);

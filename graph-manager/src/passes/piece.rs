@@ -9,6 +9,7 @@ use crate::side_stream::SideStream;
 /// What a region's code submits between one inner region and the next, in the order of the list.
 pub struct Piece<R> {
     pub(super) region: R,
+    pub(super) begins: bool,
     pub(super) then: Then,
     /// The operations.
     pub entries: Vec<PieceEntry>,
@@ -33,6 +34,11 @@ impl<R: Copy> Piece<R> {
         self.region
     }
 
+    /// Whether it is the region's first.
+    pub fn begins(&self) -> bool {
+        self.begins
+    }
+
     /// What comes after it.
     pub fn then(&self) -> Then {
         self.then
@@ -41,10 +47,11 @@ impl<R: Copy> Piece<R> {
 
 /// An operation of a piece.
 pub struct PieceEntry {
-    op: Op,
+    op: Rc<Op>,
     early: bool,
     accesses: Rc<Accesses>,
     outside: bool,
+    ahead: bool,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
     /// Its place in the order that the pass was given.
@@ -56,11 +63,25 @@ impl PieceEntry {
     pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
         let accesses = Rc::new(op.accesses());
         let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
-        PieceEntry { op, early, accesses, outside, queue: None, number: 0 }
+        PieceEntry { op: Rc::new(op), early, accesses, outside, ahead: false, queue: None, number: 0 }
+    }
+
+    /// An operation that the code will submit later, and that is to begin here. The pass takes it out of the piece in which
+    /// it comes. It uses no buffer of a region.
+    pub fn ahead(op: impl Into<Op>) -> PieceEntry {
+        PieceEntry { ahead: true, ..PieceEntry::new(op.into(), false, |_| false) }
+    }
+
+    pub(super) fn is_ahead(&self) -> bool {
+        self.ahead
     }
 
     /// The operation.
     pub fn op(&self) -> &Op {
+        &self.op
+    }
+
+    pub(super) fn shared_op(&self) -> &Rc<Op> {
         &self.op
     }
 
@@ -95,6 +116,6 @@ impl PieceEntry {
     }
 
     pub(super) fn into_parts(self) -> (Op, Option<Rc<SideStream>>) {
-        (self.op, self.queue)
+        (Rc::unwrap_or_clone(self.op), self.queue)
     }
 }

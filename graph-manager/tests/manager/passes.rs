@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use device::DType;
 use device::ops::{Add, Copy, Fill};
+use device::{DType, Op};
 use graph_manager::{ManagerOptions, Mempool, Piece, PieceEntry, Result, SideStream, StepPass, Then};
 
 use crate::toy::{Mode, Region, StepContext, Toy, ToyPolicy, WIDTH, toy, toy_with};
@@ -265,4 +265,51 @@ fn a_pass_gets_the_piece_as_the_pass_before_left_it() {
         .unwrap();
     let expected = [(forward(0, 0), Then::End, "fill fill copy".into()), (forward(1, 0), Then::End, "fill".into())];
     assert_eq!(*seen.borrow(), expected);
+}
+
+/// Begins the second region's fill in the first region, at that place. Takes it out of the second one if `takes` says so.
+fn ahead(at: usize, takes: bool) -> impl FnMut(&mut Piece<Region>) + Clone {
+    let begun = Rc::new(std::cell::RefCell::new(None));
+    move |piece| match is_first(piece) {
+        true => {
+            let output = piece.entries[1].accesses().writes[0];
+            let fill = Op::from(Fill { output, value: 7.0 });
+            *begun.borrow_mut() = Some(fill.clone());
+            piece.entries.insert(at, PieceEntry::ahead(fill));
+        }
+        false if takes => piece.entries.retain(|entry| begun.borrow().as_ref() != Some(entry.op())),
+        false => {}
+    }
+}
+
+#[test]
+fn an_operation_may_begin_before_the_code_submits_it() {
+    let text = recorded(ahead(3, true)).unwrap();
+    let fills: Vec<&str> = text.lines().filter(|line| line.contains(" fill")).collect();
+    assert!(fills.len() == 3 && text.ends_with(&format!("{}\n", fills[2])), "{text}");
+    assert!(!text.contains("forward of layer 1"), "{text}");
+}
+
+#[test]
+fn an_operation_must_not_begin_before_one_that_it_meets() {
+    let error = recorded(ahead(1, true)).unwrap_err().to_string();
+    let expected = "forward of layer 0, microbatch 0: the pass `test` has put `fill` before `copy`";
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn an_operation_that_begins_and_is_not_taken_out_of_its_place_is_refused() {
+    let error = recorded(ahead(3, false)).unwrap_err().to_string();
+    // The code's own comes after it, and writes the same bytes.
+    assert!(error.contains("the pass `test` has put `fill` before `fill`"), "{error}");
+    let error = recorded(|piece| {
+        if is_first(piece) {
+            let output = piece.entries[2].accesses().writes[0];
+            piece.entries.push(PieceEntry::ahead(Fill { output, value: 1.0 }));
+        }
+    })
+    .unwrap_err()
+    .to_string();
+    let expected = "forward of layer 0, microbatch 0: the pass `test` began `fill` ahead, and it never comes";
+    assert!(error.contains(expected), "{error}");
 }

@@ -1,0 +1,143 @@
+//! Buckets of gradients are summed, and buckets of weights gathered, next to the work of layers.
+//!
+//! The code sums all buckets after the last backward. Here a bucket's sum begins with the backward that comes after the one
+//! which completes the bucket; the last bucket has no such backward. The code gathers a layer's weights in its first
+//! forward. Here the gather begins with the forward of the layer before; or, where nothing keeps it from that, with the step,
+//! so that a stage of a pipeline has its weights by the time that its first input comes.
+//!
+//! These transfers have a queue of their own, one after the other. Where layers have graphs of their own, a graph waits at its
+//! end for what began in it: no work may go on past the end of a graph.
+//!
+//! Order that it removes: layers do not wait for the sums of others' buckets, nor for gathers of others' weights.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use device::{Communicator, Op};
+use graph_manager::{Piece, PieceEntry, SideStream, StepPass, Then};
+
+use super::PassName;
+use crate::gradient_sync::DataParallelSync;
+use crate::regions::{Pass, Region};
+use crate::step_policy::StepContext;
+
+/// The pass, with what it has begun in a step.
+pub(crate) struct Buckets {
+    queue: Rc<SideStream>,
+    /// The layers of this rank, in the order of forward.
+    layers: Vec<usize>,
+    /// By layer: what gathers the weights that its forward is the first to read.
+    gathers: HashMap<usize, Vec<Op>>,
+    /// By layer: what sums the gradients that its backward completes.
+    sums: HashMap<usize, Vec<Op>>,
+    /// What sums the gradients that the last backward completes.
+    last: Vec<Op>,
+    communicator: Rc<dyn Communicator>,
+    /// The regions that complete gradients: of this kind, and of the last microbatch.
+    completing: (Pass, usize),
+    /// Layers have graphs of their own.
+    captures_layers: bool,
+    /// All gathers begin with the step.
+    gathers_ahead: bool,
+    begun: Vec<Op>,
+    /// What began in the region ends in it.
+    ends_here: bool,
+}
+
+impl Buckets {
+    /// For a step whose gradients regions of `completing` complete, in the last microbatch.
+    pub(crate) fn new(
+        queue: &Rc<SideStream>,
+        cx: &StepContext<'_>,
+        ranks: &DataParallelSync,
+        completing: Pass,
+    ) -> Buckets {
+        let layers = ranks.layers().to_vec();
+        let captures_layers = cx.policy().captures_layers();
+        Buckets {
+            queue: queue.clone(),
+            gathers: layers.iter().skip(1).map(|&layer| (layer, ranks.gather(cx, layer))).collect(),
+            sums: layers.iter().skip(1).map(|&layer| (layer, ranks.reduce(layer))).collect(),
+            last: layers.first().map_or_else(Vec::new, |first| ranks.reduce(*first)),
+            communicator: ranks.communicator().clone(),
+            layers,
+            completing: (completing, cx.microbatches() - 1),
+            captures_layers,
+            gathers_ahead: !ranks.shares_buffers() && !captures_layers,
+            begun: Vec::new(),
+            ends_here: false,
+        }
+    }
+
+    /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
+    fn after(&self, layer: usize) -> Option<usize> {
+        let at = self.layers.iter().position(|&here| here == layer)?;
+        self.layers.get(at + 1).copied()
+    }
+
+    /// What begins with a region, and whether it ends there too.
+    fn beginning(&mut self, region: Region) -> (Vec<Op>, bool) {
+        let (pass, last) = self.completing;
+        let sums_after = match region {
+            // The first region of a layer comes after the step's beginning.
+            region if self.gathers_ahead && !self.gathers.is_empty() && region.place().is_some() => {
+                let gathers = &mut self.gathers;
+                return (self.layers.iter().filter_map(|layer| gathers.remove(layer)).flatten().collect(), false);
+            }
+            Region::Forward { layer, microbatch: 0 } => {
+                let next = self.after(layer).and_then(|next| self.gathers.remove(&next));
+                return (next.unwrap_or_default(), true);
+            }
+            Region::Backward { layer, microbatch } if (Pass::Backward, microbatch) == (pass, last) => layer,
+            Region::WeightGradients { layer, microbatch } if (Pass::WeightGradients, microbatch) == (pass, last) => {
+                layer
+            }
+            _ => return (Vec::new(), false),
+        };
+        let completed = self.after(sums_after).and_then(|layer| self.sums.remove(&layer));
+        (completed.unwrap_or_default(), self.captures_layers)
+    }
+}
+
+impl StepPass<Region> for Buckets {
+    fn name(&self) -> &'static str {
+        PassName::Buckets.words()
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        if !self.begun.is_empty() {
+            let begun = &mut self.begun;
+            piece.entries.retain(|entry| match begun.iter().position(|op| op == entry.op()) {
+                Some(at) => {
+                    begun.remove(at);
+                    false
+                }
+                None => true,
+            });
+        }
+        if piece.begins() {
+            let (ops, ends_here) = self.beginning(piece.region());
+            self.ends_here = ends_here && !ops.is_empty();
+            self.begun.extend(ops.iter().cloned());
+            let ahead = ops.into_iter().map(|op| {
+                let mut entry = PieceEntry::ahead(op);
+                entry.put_on(&self.queue);
+                entry
+            });
+            piece.entries.splice(0..0, ahead);
+        }
+        if piece.region() == Region::Reduce {
+            for entry in &mut piece.entries {
+                let is_of_ranks = matches!(entry.op(), Op::Collective(transfer) if Rc::ptr_eq(&transfer.communicator, &self.communicator));
+                if is_of_ranks || self.last.contains(entry.op()) {
+                    entry.put_on(&self.queue);
+                }
+            }
+            piece.joins.push(self.queue.clone());
+        }
+        if self.ends_here && piece.then() == Then::End {
+            piece.joins.push(self.queue.clone());
+            self.ends_here = false;
+        }
+    }
+}
