@@ -23,7 +23,7 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) passes: Passes<P::Region>,
     /// The innermost region.
     pub(crate) current: Option<Current<P::Region>>,
-    /// Regions run on the second lane.
+    /// The innermost region is on the second lane.
     pub(crate) is_aside: bool,
     /// The innermost region that a panic has left.
     pub(crate) unwound: Option<P::Region>,

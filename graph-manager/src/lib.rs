@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-mod aside;
 mod binding;
 mod buffer_use;
 mod callables;
@@ -10,7 +9,6 @@ mod difference;
 mod error;
 mod finally;
 mod keys;
-mod lane;
 mod lists;
 mod manager;
 mod occupied;
@@ -41,7 +39,6 @@ pub use capture::{ByHand, Capture, Signature};
 pub use context::StepContext;
 pub use difference::{Difference, DifferingValues};
 pub use error::{Error, Result};
-pub use lane::Aside;
 pub use manager::CudaGraphManager;
 pub use options::{ManagerOptions, Mempool};
 pub use order::{Call, CallOrder, Pass};

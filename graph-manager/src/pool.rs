@@ -7,7 +7,6 @@ use device::{Area, Device, Stream, StreamId};
 
 use crate::error::{Error, Result};
 use crate::finally::Finally;
-use crate::lane::Lane;
 use crate::side_stream::SideStream;
 
 /// A stream, and the scratch memory of everything that is captured on it. Managers and captures of one pool share scratch,
@@ -24,7 +23,7 @@ struct Shared {
     /// Whether a step of the pool is under way.
     busy: Cell<bool>,
     side: Rc<SideStream>,
-    lane: Lane,
+    lane: Rc<SideStream>,
     compute: Stream,
 }
 
@@ -32,7 +31,7 @@ impl Pool {
     /// A pool of graphs that are launched on `compute`.
     pub fn new(compute: Stream) -> Pool {
         let side = SideStream::new(compute.device(), "side");
-        let lane = Lane::new(compute.device());
+        let lane = SideStream::background(compute.device(), "second lane");
         let (scratch, busy) = (RefCell::default(), Cell::new(false));
         Pool { shared: Rc::new(Shared { scratch, busy, side, lane, compute }) }
     }
@@ -56,7 +55,7 @@ impl Pool {
         &self.shared.side
     }
 
-    pub(crate) fn lane(&self) -> &Lane {
+    pub(crate) fn lane(&self) -> &Rc<SideStream> {
         &self.shared.lane
     }
 

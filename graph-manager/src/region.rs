@@ -39,6 +39,11 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ) -> Result<O> {
         self.check_unwound()?;
         self.end_piece(Then::Inner)?;
+        let begins_aside = !self.is_aside && self.runs_aside(region);
+        if begins_aside {
+            self.manager.pool.lane().begin_after(self.manager.pool.compute())?;
+            self.is_aside = true;
+        }
         let (device, stream) = (self.manager.pool.device().clone(), self.compute().id());
         let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
         let visit = self.recorder.borrow_mut().begin(&device, region, stream, captured);
@@ -46,6 +51,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let output = self.inside(region, visit, input, body);
         // Also where it failed: the step may go on.
         self.recorder.borrow_mut().end(&device);
+        self.is_aside &= !begins_aside;
         output
     }
 

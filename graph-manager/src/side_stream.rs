@@ -36,14 +36,25 @@ impl SideStream {
     }
 }
 
+impl SideStream {
+    /// Makes what comes on it wait for all that `compute` was given.
+    pub(crate) fn begin_after(&self, compute: &Stream) -> Result<()> {
+        compute.record(&self.forked)?;
+        self.stream.wait(&self.forked)
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+}
+
 impl Fork {
     /// Starts operations on `side` after all that was submitted to `compute` so far.
     pub(crate) fn start(side: &Rc<SideStream>, compute: &Stream, work: Vec<Op>) -> Result<Fork> {
         if work.is_empty() {
             return Ok(Fork { side: None });
         }
-        compute.record(&side.forked)?;
-        side.stream.wait(&side.forked)?;
+        side.begin_after(compute)?;
         // Marks of transfers go to the compute stream. On the side stream the transfer would wait for its own mark, and the
         // mark for the products that have already taken the card.
         work.iter().try_for_each(|op| compute.announce(op))?;

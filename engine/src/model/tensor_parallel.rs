@@ -36,11 +36,6 @@ impl TensorParallel {
         TensorParallel::default()
     }
 
-    /// The communicator for transfers from here.
-    pub(crate) fn communicator(&self, cx: &StepContext<'_>) -> Option<&Rc<dyn Communicator>> {
-        self.aside.as_ref().filter(|_| cx.is_aside()).or(self.group.as_ref())
-    }
-
     /// This rank within the group.
     pub fn rank(&self) -> usize {
         self.group.as_ref().map_or(0, |group| group.rank())
@@ -139,7 +134,7 @@ impl TensorParallelRegion {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
-        let Some(communicator) = self.parallel.communicator(cx).filter(|_| self.parallel.splits_rows()).cloned() else {
+        let Some(communicator) = self.parallel.group.clone().filter(|_| self.parallel.splits_rows()) else {
             return Ok(rows);
         };
         let all = self.tensor(cx, name, rows.shape.last(), rows.dtype)?;
@@ -154,7 +149,7 @@ impl TensorParallelRegion {
     /// Errors of the device.
     pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
         let ranks = self.parallel.size();
-        let communicator = self.parallel.communicator(cx).filter(|_| ranks > 1).cloned();
+        let communicator = self.parallel.group.clone().filter(|_| ranks > 1);
         let Some(communicator) = communicator else { return Ok(partial) };
         if !self.parallel.sequence {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, communicator, partial))?;

@@ -1,43 +1,63 @@
-//! When the work of a step is done, and beside what. The step's code says what is computed; passes decide on time.
+//! When the work of a step is done, and beside what. The step's code says what is computed, in one order; passes decide on time.
 
 mod buckets;
+mod overlap;
+mod stage_transfers;
+mod task_walk;
 mod tensor_parallel;
 mod weight_gradients;
-
-use buckets::Buckets;
-use tensor_parallel::TensorParallelTransfers;
-use weight_gradients::WeightGradients;
 
 use std::fmt::{Display, Formatter};
 use std::rc::Rc;
 
 use device::{BufferId, Communicator};
 use graph_manager::{SideStream, StepPass};
+use parallel::Task;
 
 use crate::gradient_sync::DataParallelSync;
+use crate::model::Chunk;
+use crate::pipeline::Pipeline;
 use crate::regions::{Pass, Region};
 use crate::step_policy::StepContext;
+use buckets::Buckets;
+use overlap::Overlap;
+use stage_transfers::StageTransfers;
+use task_walk::TaskWalk;
+use tensor_parallel::TensorParallelTransfers;
+use weight_gradients::WeightGradients;
 
 /// A pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassName {
+    /// Forwards next to backwards of other microbatches.
+    Overlap,
     /// Gradients of weights on a queue of their own, or in the regions that a split backward has for them.
     WeightGradients,
     /// Transfers between ranks that share layers beside products.
     TensorParallelTransfers,
     /// Sums of gradients over data-parallel ranks, and gathers of weights, next to layers.
     Buckets,
+    /// Receives from other stages ahead of the tasks that need them.
+    StageTransfers,
 }
 
 impl PassName {
     /// All passes, in the order in which they are applied.
-    pub const ALL: [PassName; 3] = [PassName::WeightGradients, PassName::TensorParallelTransfers, PassName::Buckets];
+    pub const ALL: [PassName; 5] = [
+        PassName::Overlap,
+        PassName::WeightGradients,
+        PassName::TensorParallelTransfers,
+        PassName::Buckets,
+        PassName::StageTransfers,
+    ];
 
     pub(crate) fn words(self) -> &'static str {
         match self {
+            PassName::Overlap => "overlap",
             PassName::WeightGradients => "weight gradients",
             PassName::TensorParallelTransfers => "tensor-parallel transfers",
             PassName::Buckets => "buckets",
+            PassName::StageTransfers => "stage transfers",
         }
     }
 }
@@ -48,7 +68,7 @@ impl Display for PassName {
     }
 }
 
-/// What the passes of a rank's training steps have to know.
+/// What the passes of a rank's steps have to know.
 pub(crate) struct Timing {
     pub(crate) left_out: Vec<PassName>,
     /// Where gradients of parameters lie.
@@ -58,9 +78,19 @@ pub(crate) struct Timing {
     /// A layer's weight gradients may be computed next to the backwards of the layers before it.
     pub(crate) gradients_outlive_layers: bool,
     pub(crate) weights_queue: Rc<SideStream>,
-    /// The ranks that share layers.
+    /// The ranks that share layers, and their communicator for forwards that run aside.
     pub(crate) tensor_parallel: Option<Rc<dyn Communicator>>,
+    pub(crate) tensor_parallel_aside: Option<Rc<dyn Communicator>>,
     pub(crate) buckets_queue: Rc<SideStream>,
+}
+
+/// A step that passes are made for.
+pub(crate) struct StepOf<'s> {
+    pub(crate) tasks: &'s [Task],
+    pub(crate) chunks: &'s [Chunk],
+    pub(crate) pipeline: &'s Pipeline,
+    /// The ranks that share the batch.
+    pub(crate) data_parallel: Option<&'s DataParallelSync>,
 }
 
 impl Timing {
@@ -69,26 +99,40 @@ impl Timing {
         if self.splits_backward { Pass::WeightGradients } else { Pass::Backward }
     }
 
-    /// The passes of a step, in order. `ranks` share the batch.
-    pub(crate) fn passes(
-        &self,
-        cx: &StepContext<'_>,
-        ranks: Option<&DataParallelSync>,
-    ) -> Vec<Box<dyn StepPass<Region>>> {
-        let pass = |name: PassName| -> Option<Box<dyn StepPass<Region>>> {
-            Some(match name {
-                PassName::WeightGradients => Box::new(WeightGradients::new(
-                    &self.weights_queue,
-                    self.gradients,
-                    self.splits_backward,
-                    self.gradients_outlive_layers,
-                )),
-                PassName::TensorParallelTransfers => {
-                    Box::new(TensorParallelTransfers::new(cx.side_stream(), self.tensor_parallel.as_ref()?))
-                }
-                PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, ranks?, self.completing())),
-            })
-        };
-        PassName::ALL.into_iter().filter(|name| !self.left_out.contains(name)).filter_map(pass).collect()
+    /// The passes of a step, in order.
+    pub(crate) fn passes(&self, cx: &StepContext<'_>, step: &StepOf<'_>) -> Vec<Box<dyn StepPass<Region>>> {
+        PassName::ALL.into_iter().filter_map(|name| self.pass(name, cx, step)).collect()
+    }
+
+    fn pass(&self, name: PassName, cx: &StepContext<'_>, step: &StepOf<'_>) -> Option<Box<dyn StepPass<Region>>> {
+        let StepOf { tasks, chunks, pipeline, data_parallel } = *step;
+        let walk = || TaskWalk::new(pipeline.stage(), chunks, tasks);
+        let is_left_out = |name| self.left_out.contains(&name);
+        let overlap = pipeline.ahead_of_overlap().filter(|_| cx.mode().trains() && !is_left_out(PassName::Overlap));
+        if is_left_out(name) && name != PassName::StageTransfers {
+            return None;
+        }
+        Some(match name {
+            PassName::Overlap => {
+                let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
+                let twins = self.tensor_parallel.clone().zip(self.tensor_parallel_aside.clone());
+                Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins.into_iter().collect()))
+            }
+            PassName::WeightGradients => Box::new(WeightGradients::new(
+                &self.weights_queue,
+                self.gradients,
+                self.splits_backward,
+                self.gradients_outlive_layers,
+            )),
+            PassName::TensorParallelTransfers => {
+                Box::new(TensorParallelTransfers::new(cx.side_stream(), self.tensor_parallel.as_ref()?))
+            }
+            PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, data_parallel?, self.completing())),
+            // Transfers have their queues in any case: on the compute queue two stages could wait for each other.
+            PassName::StageTransfers => {
+                let ahead = !is_left_out(PassName::StageTransfers);
+                Box::new(StageTransfers::new(pipeline, tasks, walk(), overlap.is_some(), ahead))
+            }
+        })
     }
 }

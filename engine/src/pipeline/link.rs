@@ -2,35 +2,50 @@
 
 use std::rc::Rc;
 
-use device::{Communicator, Device, Event, Tensor};
+use device::ops::{Collective, CollectiveKind};
+use device::{Communicator, Device, Tensor};
 use graph_manager::{Result, SideStream};
 
 /// The transfers of one direction. The first stage receives no activations, the last one sends none, and so on.
 #[derive(Default)]
-pub(super) struct Link {
-    pub(super) receive: Option<ReceiveEnd>,
-    pub(super) send: Option<SendEnd>,
+pub(crate) struct Link {
+    pub(crate) receive: Option<ReceiveEnd>,
+    pub(crate) send: Option<SendEnd>,
 }
 
 /// Where values of the neighbour arrive.
-pub(super) struct ReceiveEnd {
+pub(crate) struct ReceiveEnd {
     /// `forward` or `backward`.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     pub(super) communicator: Rc<dyn Communicator>,
-    pub(super) side: Rc<SideStream>,
+    pub(crate) queue: Rc<SideStream>,
     pub(super) buffers: Vec<Tensor>,
-    /// Recorded when the values are in the buffer; one event for each buffer.
-    pub(super) received: Vec<Event>,
 }
 
 /// Where values leave for the neighbour.
-pub(super) struct SendEnd {
+pub(crate) struct SendEnd {
     pub(super) communicator: Rc<dyn Communicator>,
-    pub(super) side: Rc<SideStream>,
+    pub(crate) queue: Rc<SideStream>,
     pub(super) buffer: Tensor,
 }
 
+impl ReceiveEnd {
+    /// Receives into the buffer of that number.
+    pub(crate) fn receive(&self, buffer: usize) -> Collective {
+        let kind = CollectiveKind::Receive { from: 0 };
+        Collective::in_place(kind, self.communicator.clone(), self.buffers[buffer])
+    }
+}
+
 impl Link {
+    /// The queue of a transfer over this link; `None` for another transfer.
+    pub(crate) fn queue_of(&self, transfer: &Collective) -> Option<&Rc<SideStream>> {
+        let receive = self.receive.iter().map(|end| (&end.communicator, &end.queue));
+        let mut ends = receive.chain(self.send.iter().map(|end| (&end.communicator, &end.queue)));
+        let (_, queue) = ends.find(|(communicator, _)| Rc::ptr_eq(communicator, &transfer.communicator))?;
+        Some(queue)
+    }
+
     /// Makes the ends that have a communicator. `buffers` is the number of receive buffers.
     ///
     /// # Errors
@@ -48,15 +63,14 @@ impl Link {
                 name,
                 communicator,
                 buffers: (0..buffers).map(|_| buffer(&format!("{name} receive buffer"))).collect::<Result<_>>()?,
-                received: (0..buffers).map(|_| device.event()).collect(),
-                side: SideStream::new(device, &format!("{name} in")),
+                queue: SideStream::new(device, &format!("{name} in")),
             });
         }
         if let Some(communicator) = send {
             link.send = Some(SendEnd {
                 communicator,
                 buffer: buffer(&format!("{name} send buffer"))?,
-                side: SideStream::new(device, &format!("{name} out")),
+                queue: SideStream::new(device, &format!("{name} out")),
             });
         }
         Ok(link)

@@ -2,7 +2,8 @@
 //!
 //! Forward sends the residual stream to the next stage. Backward sends its gradient to the stage before. A stage has up to
 //! four ends of links: forward in and out, backward in and out. Each end has its own communicator, side stream and buffers,
-//! at fixed addresses for the whole run, so no transfer waits for another one.
+//! at fixed addresses for the whole run, so no transfer waits for another one. When transfers begin is the business of a
+//! [pass](crate::passes).
 
 mod link;
 mod transfers;
@@ -16,14 +17,14 @@ use parallel::{Direction, PipelineGroups, PipelineStage, Task};
 
 use crate::params::Params;
 use crate::step_policy::StepContext;
-use link::Link;
+pub(crate) use link::Link;
 pub use transfers::Transfers;
 
 /// A stage's connections to the other stages. The only stage of a run has none.
 pub struct Pipeline {
     stage: PipelineStage,
-    forward: Link,
-    backward: Link,
+    forward: Rc<Link>,
+    backward: Rc<Link>,
     all_stages: Option<Rc<dyn Communicator>>,
     /// The communicator of the first and the last stage, and the gradients of the tied parameter that both have: the part
     /// that this rank updates.
@@ -61,7 +62,7 @@ impl Pipeline {
             let tied_bucket = params.buckets().find(|bucket| bucket.tied.is_some());
             tied = ends.zip(tied_bucket.map(|bucket| params.optimizer_shard().of(bucket.grads)));
         }
-        Ok(Pipeline { stage, forward, backward, all_stages, tied, _areas: areas })
+        Ok(Pipeline { stage, forward: forward.into(), backward: backward.into(), all_stages, tied, _areas: areas })
     }
 
     /// The stage's tasks of a step, in order.
@@ -87,9 +88,22 @@ impl Pipeline {
         self.all_stages.as_ref()
     }
 
-    /// The transfers of a step with these tasks, whose forwards run aside if it `overlaps`.
-    pub fn start_step(&self, tasks: &[Task], overlaps: bool) -> Transfers<'_> {
-        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, overlaps)
+    /// The transfers of a step.
+    pub fn start_step(&self) -> Transfers<'_> {
+        Transfers::new(self.stage, [&self.forward, &self.backward])
+    }
+
+    /// Which stage it is.
+    pub(crate) fn stage(&self) -> PipelineStage {
+        self.stage
+    }
+
+    /// The transfers with the neighbours in one direction.
+    pub(crate) fn link(&self, direction: Direction) -> &Rc<Link> {
+        match direction {
+            Direction::Forward => &self.forward,
+            Direction::Backward => &self.backward,
+        }
     }
 
     /// Sums the gradients of the parameter that the first and the last stage both have. It comes after all backwards and

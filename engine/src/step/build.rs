@@ -167,6 +167,7 @@ impl Stage {
             weights_queue: SideStream::background(device, "weight gradients"),
             buckets_queue: SideStream::new(device, "data parallel"),
             tensor_parallel: architecture.tensor.group.clone(),
+            tensor_parallel_aside: architecture.tensor.aside.clone(),
         };
         Ok(Stage {
             graphs,

@@ -14,7 +14,7 @@ use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved, StepTensors};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
-use crate::passes::Timing;
+use crate::passes::{StepOf, Timing};
 use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Pass, Region};
 use crate::step_policy::StepContext;
@@ -56,7 +56,7 @@ impl StepProgram {
     /// A training step.
     pub(super) fn train(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let tasks = self.pipeline.tasks(cx.microbatches())?;
-        self.set_passes(cx);
+        self.set_passes(cx, &tasks);
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
@@ -71,7 +71,7 @@ impl StepProgram {
     pub(super) fn evaluate(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let mut tasks = self.pipeline.tasks(cx.microbatches())?;
         tasks.retain(|task| matches!(task, Task::Forward { .. }));
-        self.set_passes(cx);
+        self.set_passes(cx, &tasks);
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
@@ -105,41 +105,22 @@ impl StepProgram {
         Ok(())
     }
 
-    fn set_passes(&self, cx: &mut StepContext<'_>) {
-        cx.set_passes(self.timing.passes(cx, self.data_parallel.as_ref()));
+    fn set_passes(&self, cx: &mut StepContext<'_>, tasks: &[Task]) {
+        let (chunks, pipeline, data_parallel) = (&self.model.chunks, &self.pipeline, self.data_parallel.as_ref());
+        cx.set_passes(self.timing.passes(cx, &StepOf { tasks, chunks, pipeline, data_parallel }));
     }
 
-    /// Runs all tasks of the step in this stage's order. Where forwards overlap with backwards, they run aside.
-    /// Gradients are added in the same order as otherwise.
+    /// Runs all tasks of the step in this stage's order.
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task]) -> Result<()> {
         let trains = cx.mode().trains();
-        let overlap = self.pipeline.ahead_of_overlap().filter(|_| trains);
-        let mut transfers = self.pipeline.start_step(tasks, overlap.is_some());
-        // The forward that runs next to the coming backward.
-        let mut aside = None;
+        let mut transfers = self.pipeline.start_step();
         // What forwards left for their backwards, by chunk: microbatches go backward in the order in which they went forward.
         let mut in_flight: Vec<VecDeque<Forwarded>> = self.model.chunks.iter().map(|_| VecDeque::new()).collect();
-        transfers.receive_ahead(cx, 0)?;
-        for (at, &task) in tasks.iter().enumerate() {
-            let (chunk, microbatch, begun) = (&self.model.chunks[task.chunk()], task.microbatch(), at + 1);
+        for &task in tasks {
+            let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
             match task {
                 Task::Forward { .. } => {
-                    let forwarded = match overlap {
-                        None => self.forward_task(cx, &mut transfers, task, begun)?,
-                        Some(ahead) => {
-                            transfers.receive_ahead(cx, begun)?;
-                            let (forwarded, under_way) =
-                                cx.aside(|cx| self.forward_task(cx, &mut transfers, task, begun))?;
-                            // The first `ahead` tasks are forwards with no backward beside them. They run aside too: a
-                            // region's graph belongs to one lane.
-                            if at < ahead {
-                                cx.join_aside(under_way)?;
-                            } else {
-                                aside = Some(under_way);
-                            }
-                            forwarded
-                        }
-                    };
+                    let forwarded = self.forward_task(cx, &mut transfers, task)?;
                     match chunk.head.as_deref() {
                         _ if trains => in_flight[task.chunk()].push_back(forwarded),
                         Some(head) => {
@@ -153,32 +134,18 @@ impl StepProgram {
                     let Some(forwarded) = oldest.filter(|oldest| oldest.microbatch == microbatch) else {
                         unreachable!("microbatches go backward in the order in which they went forward")
                     };
-                    self.backward_task(cx, &mut transfers, task, begun, forwarded)?;
-                    if let Some(forward) = aside.take() {
-                        cx.join_aside(forward)?;
-                    }
+                    self.backward_task(cx, &mut transfers, task, forwarded)?;
                 }
-                Task::Weights { .. } => {
-                    transfers.receive_ahead(cx, begun)?;
-                    self.weight_gradients(cx, chunk, microbatch)?;
-                }
+                Task::Weights { .. } => self.weight_gradients(cx, chunk, microbatch)?,
             }
         }
-        transfers.finish(cx)
+        Ok(())
     }
 
     /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model.
-    /// `begun` tasks have begun, this one included, here and below.
-    fn forward_task(
-        &self,
-        cx: &mut StepContext<'_>,
-        transfers: &mut Transfers<'_>,
-        task: Task,
-        begun: usize,
-    ) -> Result<Forwarded> {
+    fn forward_task(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>, task: Task) -> Result<Forwarded> {
         let chunk = &self.model.chunks[task.chunk()];
         let hidden = self.inputs.place(cx, transfers, task, chunk)?;
-        transfers.receive_ahead(cx, begun)?;
         let forwarded = self.forward(cx, chunk, task.microbatch(), hidden)?;
         transfers.send_activations(cx, task, chunk.last(), &forwarded.hidden)?;
         Ok(forwarded)
@@ -191,21 +158,15 @@ impl StepProgram {
         cx: &mut StepContext<'_>,
         transfers: &mut Transfers<'_>,
         task: Task,
-        begun: usize,
         Forwarded { hidden, saved, .. }: Forwarded,
     ) -> Result<()> {
         let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
         let grad = match chunk.head.as_deref() {
             Some(head) => {
-                transfers.receive_ahead(cx, begun)?;
                 let saved = self.loss(cx, head, chunk.last(), microbatch, hidden)?;
                 self.loss_backward(cx, head, chunk.last(), microbatch, &saved)?
             }
-            None => {
-                let grad = transfers.receive_gradient(cx, task, chunk.last())?;
-                transfers.receive_ahead(cx, begun)?;
-                grad
-            }
+            None => transfers.receive_gradient(cx, task, chunk.last())?,
         };
         let grad = self.backward(cx, chunk, microbatch, &saved, grad)?;
         transfers.send_gradient(cx, task, chunk.first, grad)

@@ -24,6 +24,13 @@ pub trait StepPass<R> {
     /// What errors and reports call it.
     fn name(&self) -> &'static str;
 
+    /// Whether a region, and those inside it, run on the second lane: in turn with other regions there, after what comes before
+    /// them, and next to what follows. Their transfers need communicators of their own: two that are under way at once on one
+    /// communicator might start in another order on another rank, and wait for each other for ever.
+    fn runs_aside(&mut self, _region: R) -> bool {
+        false
+    }
+
     /// Changes a piece. It may take entries out, and put them in a later piece of the step; or begin what comes in a later
     /// piece, as [`PieceEntry::ahead`] says.
     fn apply(&mut self, piece: &mut Piece<R>);
@@ -62,32 +69,46 @@ impl<P: Policy> StepContext<'_, P> {
         self.current.is_some() && !self.passes.all.borrow().is_empty()
     }
 
+    /// Whether a pass puts a region on the second lane.
+    pub(crate) fn runs_aside(&self, region: P::Region) -> bool {
+        self.passes.all.borrow_mut().iter_mut().any(|(pass, _)| pass.runs_aside(region))
+    }
+
     /// Submits what the innermost region has given since the last piece, as the passes say.
     pub(crate) fn end_piece(&self, then: Then) -> Result<()> {
         let Some(current) = self.current.as_ref().filter(|_| self.has_passes()) else { return Ok(()) };
-        let entries = self.passes.entries.take();
-        let mut piece =
-            Piece { region: current.region, begins: current.begins.replace(false), then, entries, joins: Vec::new() };
+        let mut piece = Piece {
+            region: current.region,
+            begins: current.begins.replace(false),
+            is_aside: self.is_aside,
+            then,
+            entries: self.passes.entries.take(),
+            joins: Vec::new(),
+            joins_aside: false,
+        };
         for (pass, moved) in self.passes.all.borrow_mut().iter_mut() {
             moved.number(&mut piece.entries);
             pass.apply(&mut piece);
             moved.check(pass.name(), piece.region, &piece.entries)?;
         }
+        let (device, name) = (self.manager.pool.device(), self.recorder.borrow().name(current.visit));
         for entry in piece.entries {
-            let early = entry.is_early();
-            if early {
-                self.recorder.borrow_mut().hear(self.manager.pool.device());
+            if entry.is_early() {
+                self.recorder.borrow_mut().hear(device);
             }
+            let early = entry.is_early();
+            device.set_scope(entry.label.as_ref().unwrap_or(&name));
             let (op, queue) = entry.into_parts();
             match queue {
                 None => self.compute().submit(op)?,
                 Some(queue) => Fork::start(&queue, self.compute(), vec![op])?.leave(),
             }
             if early {
-                self.recorder.borrow_mut().hear_early(self.manager.pool.device());
+                self.recorder.borrow_mut().hear_early(device);
             }
         }
-        piece.joins.iter().try_for_each(|queue| Ok(Fork::under_way(queue).join(self.compute())?))
+        let aside = piece.joins_aside.then(|| self.manager.pool.lane());
+        piece.joins.iter().chain(aside).try_for_each(|queue| Ok(Fork::under_way(queue).join(self.compute())?))
     }
 
     /// Fails if a pass has kept operations of the recorded step for itself.

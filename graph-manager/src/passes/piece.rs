@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::{Accesses, BufferId, Op};
+use device::{Accesses, BufferId, Communicator, Op};
 
 use crate::side_stream::SideStream;
 
@@ -10,11 +10,14 @@ use crate::side_stream::SideStream;
 pub struct Piece<R> {
     pub(super) region: R,
     pub(super) begins: bool,
+    pub(super) is_aside: bool,
     pub(super) then: Then,
     /// The operations.
     pub entries: Vec<PieceEntry>,
     /// Queues that all that comes after the piece waits for.
     pub joins: Vec<Rc<SideStream>>,
+    /// What comes after the piece waits for the second lane.
+    pub joins_aside: bool,
 }
 
 /// What comes after a piece.
@@ -39,6 +42,11 @@ impl<R: Copy> Piece<R> {
         self.begins
     }
 
+    /// Whether its region is on the second lane.
+    pub fn is_aside(&self) -> bool {
+        self.is_aside
+    }
+
     /// What comes after it.
     pub fn then(&self) -> Then {
         self.then
@@ -52,6 +60,8 @@ pub struct PieceEntry {
     accesses: Rc<Accesses>,
     outside: bool,
     ahead: bool,
+    /// What timelines call its place, if that is not its region.
+    pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
     /// Its place in the order that the pass was given.
@@ -63,7 +73,7 @@ impl PieceEntry {
     pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
         let accesses = Rc::new(op.accesses());
         let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
-        PieceEntry { op: Rc::new(op), early, accesses, outside, ahead: false, queue: None, number: 0 }
+        PieceEntry { op: Rc::new(op), early, accesses, outside, ahead: false, label: None, queue: None, number: 0 }
     }
 
     /// An operation that the code will submit later, and that is to begin here. The pass takes it out of the piece in which
@@ -113,6 +123,13 @@ impl PieceEntry {
     /// Puts it on a queue. It starts there after what comes before it on the region's own queue.
     pub fn put_on(&mut self, queue: &Rc<SideStream>) {
         self.queue = Some(queue.clone());
+    }
+
+    /// Has a transfer use a twin of its communicator: the same ranks. Does nothing for other operations.
+    pub fn change_communicator(&mut self, twin: &Rc<dyn Communicator>) {
+        if let Op::Collective(transfer) = Rc::make_mut(&mut self.op) {
+            transfer.communicator = twin.clone();
+        }
     }
 
     pub(super) fn into_parts(self) -> (Op, Option<Rc<SideStream>>) {

@@ -307,8 +307,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         for event in heard.drain(..) {
             match event {
                 TraceEvent::Operation { stream, op, accesses, scope } => {
-                    // Regions set the scope when they begin.
-                    let is_own = self.program.visits.last().is_none_or(|visit| visit.name == scope);
+                    // Regions set the scope when they begin, and passes again for each operation.
+                    let open = self.top().visit as usize;
+                    let open = self.program.visits.get(open);
+                    let mut own = self.program.visits.last().into_iter().chain(open);
+                    let is_own = self.program.visits.is_empty() || own.any(|visit| visit.name == scope);
                     self.entry(stream, Work::Op(op), &accesses, (!is_own).then_some(scope));
                 }
                 TraceEvent::HostCopy { name, accesses, .. } => {

@@ -2,13 +2,32 @@
 
 use device::DType;
 use device::ops::{Add, Copy, Fill};
-use graph_manager::{ManagerOptions, Mempool, Result};
+use graph_manager::{ManagerOptions, Mempool, Piece, Result, StepPass};
 
 use crate::toy::{Mode, Region, StepContext, ToyPolicy, WIDTH, toy_with};
 
 /// A region's forward of this layer and microbatch.
 fn forward(layer: usize, microbatch: usize) -> Region {
     Region::Forward { layer, microbatch }
+}
+
+/// Has forwards of microbatch 1 run on the second lane. With `joins`, backwards begin after it.
+struct Aside {
+    joins: bool,
+}
+
+impl StepPass<Region> for Aside {
+    fn name(&self) -> &'static str {
+        "aside"
+    }
+
+    fn runs_aside(&mut self, region: Region) -> bool {
+        matches!(region, Region::Forward { microbatch: 1, .. })
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        piece.joins_aside = self.joins && matches!(piece.region(), Region::Backward { microbatch: 0, .. });
+    }
 }
 
 /// Three layers of microbatch 1 aside, each with scratch, next to three layers of microbatch 0.
@@ -24,12 +43,12 @@ fn two_lanes(toy: &crate::toy::Toy, cx: &mut StepContext<'_>) -> Result<()> {
                 Ok(y)
             })?;
         }
-        Ok(x)
+        Result::Ok(x)
     };
+    cx.set_passes(vec![Box::new(Aside { joins: true })]);
     cx.region(Region::Step, (), |cx, ()| {
-        let (aside, under_way) = cx.aside(|cx| layers(cx, 1))?;
+        let aside = layers(cx, 1)?;
         let here = layers(cx, 0)?;
-        cx.join_aside(under_way)?;
         cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |_, ()| Ok(()))?;
         let last = Region::Backward { layer: 0, microbatch: 1 };
         cx.region(last, (), |cx, ()| cx.run(Add { a: aside, b: here, output: toy.sum() }))
@@ -73,18 +92,15 @@ fn what_reads_what_is_under_way_aside_waits_for_it() {
     let toy = toy_with(ToyPolicy { whole: true, ..ToyPolicy::default() });
     let mut manager = toy.manager(ManagerOptions::default());
     let mut step = |cx: &mut StepContext<'_>| {
+        cx.set_passes(vec![Box::new(Aside { joins: false })]);
         cx.region(Region::Step, (), |cx, ()| {
-            let fill = |cx: &mut StepContext<'_>| {
-                cx.region(forward(0, 0), (), |cx, ()| cx.run(Fill { output: toy.sum(), value: 1.0 }))
-            };
-            let ((), under_way) = cx.aside(fill)?;
-            cx.region(forward(1, 0), (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.sums.at(1) }))?;
-            cx.join_aside(under_way)
+            cx.region(forward(0, 1), (), |cx, ()| cx.run(Fill { output: toy.sum(), value: 1.0 }))?;
+            cx.region(forward(1, 0), (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.sums.at(1) }))
         })
     };
     for seed in 0..8 {
         toy.device.shuffle_replays(Some(seed));
-        manager.step(Mode::Train, 1, &mut step).unwrap();
+        manager.step(Mode::Train, 2, &mut step).unwrap();
         assert_eq!(toy.device.download::<f32>(&toy.sums.at(1)).unwrap(), vec![1.0; WIDTH]);
     }
 }

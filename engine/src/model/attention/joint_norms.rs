@@ -108,7 +108,7 @@ impl JointNorms {
     ) -> Result<Tensor> {
         let sums = cx.tensor(name, [input.shape.rows(), 2], DType::F32)?;
         cx.run(HeadSums { input, gradient, sums, heads: self.heads, kv_heads: self.kv_heads })?;
-        if let Some(group) = self.parallel.communicator(cx).cloned() {
+        if let Some(group) = self.parallel.group.clone() {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group, sums))?;
         }
         Ok(sums)

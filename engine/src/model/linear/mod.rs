@@ -143,7 +143,7 @@ impl Linear {
         source: QuantizeSource,
         region: &TensorParallelRegion,
     ) -> Result<Fp8Matrix> {
-        let shared_by = region.parallel.communicator(cx);
+        let shared_by = region.parallel.group.as_ref();
         let quantize_as = QuantizeAs { shared_by, ..Linear::input_as(cx, self.fp8()) };
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
@@ -196,7 +196,7 @@ impl Linear {
             return self.grad_output(cx, all);
         }
         let source = QuantizeSource::Stored(own);
-        let shared_by = region.parallel.communicator(cx);
+        let shared_by = region.parallel.group.as_ref();
         let own = self.quantized_grad_output(cx, source, Copies::Rows, shared_by)?.fp8_rows();
         let values = region.gather_rows(cx, name, own.values)?;
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)

@@ -1,0 +1,79 @@
+//! A forward runs next to the backward of another microbatch.
+//!
+//! The schedule has forwards before the backwards beside which they run. Here the regions of a forward run on the second
+//! lane, with tensor-parallel communicators of their own, and the backward that follows goes on next to them. The first
+//! forwards have no backward beside them; they run on that lane too, because a region's graph belongs to one lane.
+//!
+//! Order that it removes: a backward does not wait for the forward before it; what comes after both does.
+
+use std::rc::Rc;
+
+use device::{Communicator, Op};
+use graph_manager::{Piece, StepPass};
+use parallel::Task;
+
+use super::PassName;
+use super::task_walk::TaskWalk;
+use crate::regions::Region;
+
+/// The pass.
+pub(crate) struct Overlap {
+    tasks: Vec<Task>,
+    walk: TaskWalk,
+    /// How many forwards come before all backwards.
+    ahead: usize,
+    /// The layers whose forward belongs to a backward: the head.
+    heads: Vec<usize>,
+    /// Communicators, each with the one that forwards use in its place.
+    twins: Vec<(Rc<dyn Communicator>, Rc<dyn Communicator>)>,
+}
+
+impl Overlap {
+    /// For the tasks of a step.
+    pub(crate) fn new(
+        tasks: &[Task],
+        walk: TaskWalk,
+        ahead: usize,
+        heads: Vec<usize>,
+        twins: Vec<(Rc<dyn Communicator>, Rc<dyn Communicator>)>,
+    ) -> Overlap {
+        Overlap { tasks: tasks.to_vec(), walk, ahead, heads, twins }
+    }
+
+    /// The communicator that a transfer uses aside.
+    fn twin(&self, op: &Op) -> Option<Rc<dyn Communicator>> {
+        let Op::Collective(transfer) = op else { return None };
+        let found = self.twins.iter().find(|(group, _)| Rc::ptr_eq(group, &transfer.communicator));
+        found.map(|(_, twin)| twin.clone())
+    }
+}
+
+impl StepPass<Region> for Overlap {
+    fn name(&self) -> &'static str {
+        PassName::Overlap.words()
+    }
+
+    fn runs_aside(&mut self, region: Region) -> bool {
+        match region {
+            Region::Inputs { .. } | Region::Outputs { .. } | Region::Hook { .. } => true,
+            Region::Forward { layer, .. } => !self.heads.contains(&layer),
+            _ => false,
+        }
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        if piece.is_aside() {
+            for entry in &mut piece.entries {
+                if let Some(twin) = self.twin(entry.op()) {
+                    entry.change_communicator(&twin);
+                }
+            }
+        }
+        let Some(ended) = self.walk.reach(piece) else { return };
+        piece.joins_aside = match ended.checked_sub(1).map(|last| self.tasks[last]) {
+            Some(Task::Forward { .. }) => ended <= self.ahead,
+            Some(_) => true,
+            None => false,
+        };
+    }
+}
