@@ -1,9 +1,12 @@
 //! The lists of recorded steps, for those who read them.
 
 use crate::error::{Error, Result};
+use crate::finally::Finally;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::program::ListedEntry;
+use crate::step::Body;
+use crate::tensor_tree::TensorTree;
 
 impl<P: Policy> CudaGraphManager<P> {
     /// The list of a recorded step with so many microbatches. Empty if it was not recorded.
@@ -37,6 +40,26 @@ impl<P: Policy> CudaGraphManager<P> {
             each(ListedEntry { op, accesses, ..entry });
         });
         Ok(())
+    }
+
+    /// The list that the code of a step makes, in words, as [`CudaGraphManager::lists`] has them. The step need not be recorded,
+    /// and nothing is planned.
+    ///
+    /// # Errors
+    /// What `body` returns; what a list cannot have.
+    pub fn list_of<O: TensorTree>(
+        &mut self,
+        mode: P::Mode,
+        microbatches: usize,
+        body: Body<'_, P, O>,
+    ) -> Result<String> {
+        let device = self.pool.device().clone();
+        let made = device.buffers_made();
+        let _forgotten = Finally(|| device.forget_buffers_since(made));
+        let (program, _) = self.recorded(microbatches, mode, body)?;
+        let mut text = String::new();
+        program.write(&mode, &device, &mut text);
+        Ok(text)
     }
 
     /// The lists of all recorded steps in words. A line for each entry: its number, its queue, what it is called, the other

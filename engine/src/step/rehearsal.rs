@@ -3,6 +3,7 @@
 use graph_manager::Result;
 
 use super::{Stage, StepSettings};
+use crate::passes::PassName;
 use crate::regions::{Mode, Region};
 
 impl Stage {
@@ -17,6 +18,32 @@ impl Stage {
             self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx))?;
         }
         Ok(())
+    }
+
+    /// The list of a training step of `microbatches` microbatches before all passes and after each, in words. A pass that changes
+    /// nothing is named alone.
+    ///
+    /// # Errors
+    /// As [`Stage::record`].
+    pub fn lists_by_pass(&mut self, microbatches: usize) -> Result<String> {
+        let Stage { graphs, program, .. } = self;
+        let left_out = program.timing.left_out.clone();
+        let mut list = |without: &[PassName]| {
+            program.timing.left_out = left_out.iter().chain(without).copied().collect();
+            graphs.list_of(Mode::Train, microbatches, &mut |cx| program.train(cx))
+        };
+        let lists = (0..=PassName::ALL.len()).map(|count| list(&PassName::ALL[count..]));
+        let lists = lists.collect::<Result<Vec<String>>>();
+        program.timing.left_out = left_out;
+        let lists = lists?;
+        let mut text = format!("Before all passes\n{}", lists[0]);
+        for (pass, pair) in PassName::ALL.iter().zip(lists.windows(2)) {
+            match pair[0] == pair[1] {
+                true => text += &format!("\nThe pass `{pass}` changes nothing\n"),
+                false => text += &format!("\nAfter the pass `{pass}`\n{}", pair[1]),
+            }
+        }
+        Ok(text)
     }
 
     /// Records an evaluation step of `microbatches` microbatches alone, for a stage that does not train.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use common::files::write_file;
+use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::{Axis, Grid};
 
@@ -22,7 +23,8 @@ struct RankReport<'r> {
 }
 
 /// What all ranks captured, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in `.dot`, a
-/// picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending in `.txt`. All ranks call it together.
+/// picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending in `.txt`: of all
+/// steps, and of a training step before and after each pass. All ranks call it together.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -48,7 +50,17 @@ pub(crate) fn write_graph_report(
     write_file(path, format!("{{\"ranks\": [\n{}\n]}}\n", reports.join(",\n"))).map_err(failed(path))?;
     write_file(&dot, report.dot()).map_err(failed(&dot))?;
     write_file(&svg, replay_picture(&parts)).map_err(failed(&svg))?;
-    write_file(&list, stage.graphs().lists()).map_err(failed(&list))
+    write_file(&list, lists(stage, &report)?).map_err(failed(&list))
+}
+
+/// The lists of all steps, and the largest training step's before and after each pass.
+fn lists(stage: &mut Stage, report: &graph_manager::Report) -> Result<String, RunError> {
+    let mut text = stage.graphs().lists();
+    let trained = report.steps.iter().filter(|step| step.mode == format!("{:?}", Mode::Train));
+    if let Some(microbatches) = trained.map(|step| step.microbatches).max() {
+        text += &format!("\n{}", stage.lists_by_pass(microbatches)?);
+    }
+    Ok(text)
 }
 
 /// The files that are written beside the JSON.
