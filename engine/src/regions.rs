@@ -55,7 +55,7 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// The weight gradients that a layer's backward deferred.
+    /// The weight gradients of a layer, where backwards are split. A pass puts them here.
     WeightGradients {
         /// The layer.
         layer: usize,
@@ -109,8 +109,8 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// Reduces the last gradient bucket, and sums over stages: the loss, tied gradients. No backward is left that could
-    /// overlap with it.
+    /// Sums gradients over data-parallel ranks, and over stages the loss and tied gradients. Passes begin most of it in
+    /// backwards; no backward is left that could overlap with the last bucket.
     Reduce,
     /// Norm, clip and update.
     Optimizer,

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::hash::Hash;
 
+use device::Device;
+
 use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
 use crate::program::Program;
@@ -35,6 +37,7 @@ impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
         program: &Program<R>,
         planned: &Program<R>,
         policy: &impl Policy<Region = R>,
+        device: &Device,
     ) -> Vec<BufferUse> {
         let placed = program.taken_in_order().enumerate().filter_map(|(at, (buffer, index))| {
             let visit = &program.visits[buffer.visit()];
@@ -48,7 +51,7 @@ impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
             Some(BufferUse {
                 name: name.into(),
                 region: visit.name.to_string(),
-                area: placement.area.to_string(),
+                area: placement.area.name(device),
                 offset: placement.offset,
                 bytes: buffer.bytes,
                 first: used.first as usize,

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use device::{Accesses, BufferName, DType, Event, Op, Shape, Stream, Tensor};
+use device::{Accesses, BufferName, DType, Device, Event, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
@@ -85,8 +85,24 @@ impl<'m, P: Policy> StepContext<'m, P> {
         instance.is_none_or(|instance| instance.microbatch == 0)
     }
 
-    /// The stream that the current region runs on.
+    /// The stream that the current region runs on. It has been given all that the region has submitted so far, so work may be
+    /// submitted to it directly.
+    ///
+    /// What passes find wrong with that is an error of the region's end.
     pub fn compute(&self) -> &Stream {
+        if let Err(error) = self.end_piece(Then::More) {
+            self.passes.note(error);
+        }
+        self.stream()
+    }
+
+    /// The device of the step.
+    pub fn device(&self) -> &Device {
+        self.manager.pool.device()
+    }
+
+    /// The stream that the current region runs on.
+    pub(crate) fn stream(&self) -> &Stream {
         if self.is_aside { self.manager.pool.lane().stream() } else { self.manager.pool.compute() }
     }
 
@@ -100,8 +116,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         if self.has_passes() {
             return self.give(op, false);
         }
-        self.recorder.borrow().check_clipped(&op)?;
-        Ok(self.compute().submit(op)?)
+        self.recorder.borrow().check_status(&op)?;
+        Ok(self.stream().submit(op)?)
     }
 
     /// As [`StepContext::run`], of an operation that the first steps do and that later ones find done: steps with graphs leave
@@ -134,6 +150,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ) -> Result<()> {
         self.end_piece(Then::More)?;
         let accesses = Accesses::new(tensors(&reads)?, tensors(&writes)?);
+        self.passes.check_direct(self.current_region(), name, &accesses)?;
         let call = Box::new(move |stream: &Stream, place: &dyn Fn(Tensor) -> Tensor| {
             let (reads, writes) =
                 (reads.map(&mut |_, tensor| Ok(place(tensor)))?, writes.map(&mut |_, tensor| Ok(place(tensor)))?);
@@ -155,7 +172,10 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Errors of the device.
     pub fn fork(&self, side: &Rc<SideStream>, work: impl IntoIterator<Item = Op>) -> Result<Fork> {
         self.end_piece(Then::More)?;
-        Ok(Fork::start(side, self.compute(), work.into_iter().collect())?)
+        let work: Vec<Op> = work.into_iter().collect();
+        let region = self.current_region();
+        work.iter().try_for_each(|op| self.passes.check_direct(region, op.name(), &op.accesses()))?;
+        Ok(Fork::start(side, self.stream(), work)?)
     }
 
     /// Makes what follows wait for the operations under way, and for all that was started on their stream since.
@@ -164,7 +184,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Errors of the device, such as a failed transfer.
     pub fn join(&self, fork: Fork) -> Result<()> {
         self.end_piece(Then::More)?;
-        Ok(fork.join(self.compute())?)
+        Ok(fork.join(self.stream())?)
     }
 
     /// Makes what follows wait for an event that was recorded in this step before.
@@ -173,7 +193,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Errors of the device, such as a failed transfer.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.end_piece(Then::More)?;
-        Ok(self.compute().wait(event)?)
+        Ok(self.stream().wait(event)?)
     }
 
     /// A buffer of the current region. It lives until its last use, which may be in a later region.

@@ -179,7 +179,7 @@ impl<P: Policy> CudaGraphManager<P> {
             if self.areas.get(&kind).is_some_and(|area| area.bytes() >= bytes) {
                 continue;
             }
-            let name = kind.to_string();
+            let name = kind.name(self.pool.device());
             let area = match kind {
                 AreaKind::Scratch(stream) => self.pool.scratch(stream, &name, bytes),
                 _ => self.pool.device().allocate(&name, bytes).map(Rc::new).map_err(Error::from),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-use device::{BufferId, StreamId};
+use device::{BufferId, Device, StreamId};
 
 use crate::keys::RegionKey;
 use crate::options::Mempool;
@@ -27,13 +27,14 @@ pub(crate) enum AreaKind {
     Step,
 }
 
-impl std::fmt::Display for AreaKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl AreaKind {
+    /// Its name in reports.
+    pub(crate) fn name(self, device: &Device) -> String {
         match self {
-            AreaKind::Scratch(stream) => write!(f, "scratch of stream {}", stream.0),
-            AreaKind::Slot { chunk: 0, slot } => write!(f, "slot {slot}"),
-            AreaKind::Slot { chunk, slot } => write!(f, "slot {slot} of chunk {chunk}"),
-            AreaKind::Step => write!(f, "step"),
+            AreaKind::Scratch(stream) => format!("scratch of {}", device.stream_name(stream)),
+            AreaKind::Slot { chunk: 0, slot } => format!("slot {slot}"),
+            AreaKind::Slot { chunk, slot } => format!("slot {slot} of chunk {chunk}"),
+            AreaKind::Step => "step".into(),
         }
     }
 }

@@ -13,6 +13,7 @@ pub trait Policy: 'static {
     type Region: Copy + Eq + Hash + Display + 'static;
     /// What a step is for, such as training or evaluation. Each mode has its own recording, plan and graphs.
     type Mode: Copy + Ord + Debug + 'static;
+
     /// Whether the region becomes a graph, or the reason why not. A region inside a captured one is not asked about.
     ///
     /// # Errors

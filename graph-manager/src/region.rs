@@ -44,7 +44,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             self.manager.pool.lane().begin_after(self.manager.pool.compute())?;
             self.is_aside = true;
         }
-        let (device, stream) = (self.manager.pool.device().clone(), self.compute().id());
+        let (device, stream) = (self.manager.pool.device().clone(), self.stream().id());
         let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
         let visit = self.recorder.borrow_mut().begin(&device, region, stream, captured);
         device.set_scope(&self.recorder.borrow().name(visit));
@@ -72,6 +72,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
             cx.end_piece(Then::End)?;
             Ok(output)
         });
+        if result.is_err() {
+            cx.passes.drop_entries();
+        }
         result.map_err(|error| error.within(region))
     }
 
@@ -83,7 +86,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
         let own = input.map(&mut |name, tensor| {
             let own = self.tensor(name, tensor.shape, tensor.dtype)?;
-            self.compute().submit(Copy { input: tensor, output: own })?;
+            self.stream().submit(Copy { input: tensor, output: own })?;
             Ok(own)
         })?;
         self.recorder.borrow_mut().inputs_are_copied(self.manager.pool.device());
@@ -94,7 +97,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     fn mark(&self, region: P::Region) -> Result<()> {
         let Some(progress) = self.manager.pool.device().progress().filter(|_| !self.is_aside) else { return Ok(()) };
         match self.manager.policy.mark(region) {
-            Some(name) => Ok(self.compute().submit(progress.region(&name))?),
+            Some(name) => Ok(self.stream().submit(progress.region(&name))?),
             None => Ok(()),
         }
     }

@@ -92,7 +92,7 @@ impl GraphReport {
 /// Bytes of one area.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MemoryUse {
-    /// `scratch of stream n`, `slot n`, `slot n of chunk c` or `step`.
+    /// `scratch of` a stream, `slot n`, `slot n of chunk c` or `step`.
     pub area: String,
     /// Its size.
     pub bytes: usize,
@@ -111,7 +111,7 @@ impl<P: Policy> CudaGraphManager<P> {
     /// Bytes that the recorded modes need, by area.
     pub fn memory(&self) -> Vec<MemoryUse> {
         let planned = self.planned().into_iter();
-        planned.map(|(kind, bytes)| MemoryUse { area: kind.to_string(), bytes }).collect()
+        planned.map(|(kind, bytes)| MemoryUse { area: kind.name(self.pool.device()), bytes }).collect()
     }
 
     /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and by what it does.
@@ -167,7 +167,7 @@ impl<P: Policy> CudaGraphManager<P> {
                     order.push(Launch { region: region.to_string(), microbatch, graph, start, end });
                 }
                 let planned = &state.programs[&state.plan.microbatches];
-                let buffers = state.plan.buffers(program, planned, &self.policy);
+                let buffers = state.plan.buffers(program, planned, &self.policy, self.pool.device());
                 let (mode, microbatches) = (mode.clone(), program.microbatches);
                 report.steps.push(StepReport { mode, microbatches, operations, eager_operations, order, buffers });
             }

@@ -12,8 +12,8 @@ pub struct SideStream {
     stream: Stream,
 }
 
-/// Operations under way on a side stream. [`StepContext::join`](crate::StepContext::join) them before the
-/// graph ends that they are part of: the innermost region around them that is captured.
+/// Operations under way on a side stream. What reads their results waits for them by itself, and so does the end of their
+/// graph; [`StepContext::join`](crate::StepContext::join) makes what follows wait for all of them.
 #[must_use]
 pub struct Fork {
     /// `None` where there was no operation.
@@ -71,8 +71,8 @@ impl Fork {
     /// Memory of the plan that they use stays theirs until then.
     pub fn leave(self) {}
 
-    /// As [`Fork::leave`], and records `done` after them, for [`StepContext::wait`](crate::StepContext::wait). A fork of nothing records
-    /// nothing.
+    /// As [`Fork::leave`], and records `done` after them, for [`StepContext::wait`](crate::StepContext::wait). A fork of
+    /// nothing records nothing.
     ///
     /// # Errors
     /// Errors of the device.

@@ -52,7 +52,7 @@ impl<P: Policy> CudaGraphManager<P> {
             let output = body(&mut cx)?;
             cx.check_unwound()?;
             cx.keep(&output)?;
-            cx.check_moved()?;
+            cx.passes.check_end()?;
             let program = cx.recorder.into_inner().finish(device)?;
             Ok((program, output))
         })

@@ -48,6 +48,10 @@ impl Operation for NesterovMomentum {
         Accesses::new(both(), both()).reads([self.status])
     }
 
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.tensors, &mut self.status]);
     }
@@ -209,6 +213,10 @@ impl Operation for DecayedStep {
             all.writes.extend(each.compute);
         }
         all
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {

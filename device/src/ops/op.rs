@@ -49,6 +49,16 @@ macro_rules! operations {
                 match self { $(Op::$name(op) => op.accesses()),* }
             }
 
+            /// The status of the step's gradients that it makes.
+            pub fn makes_status(&self) -> Option<Tensor> {
+                match self { $(Op::$name(op) => op.makes_status()),* }
+            }
+
+            /// The status that says whether it writes anything, which an operation before it in the step must make.
+            pub fn follows_status(&self) -> Option<Tensor> {
+                match self { $(Op::$name(op) => op.follows_status()),* }
+            }
+
             /// Shows `visit` every tensor that it names, which `visit` may replace. The order is always the same. A tensor
             /// that is named twice is shown twice.
             ///

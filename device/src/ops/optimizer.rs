@@ -59,6 +59,10 @@ impl Operation for ClipScale {
         Accesses::new([self.square_sum, self.control, self.status], [self.status])
     }
 
+    fn makes_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.square_sum, &mut self.control, &mut self.status]);
     }
@@ -152,6 +156,10 @@ impl Operation for AdamW {
         all
     }
 
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
     }
@@ -216,6 +224,10 @@ impl Operation for Lion {
             all.writes.extend(each.compute);
         }
         all
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
@@ -285,6 +297,10 @@ impl Operation for Sgd {
             all.writes.extend(each.momentum);
         }
         all
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {

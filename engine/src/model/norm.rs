@@ -177,7 +177,7 @@ impl NormLayer {
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         let output_bias = output_bias.and_then(|bias| bias.grad);
-        let parts = cx.compute().device().norm_parts(&saved.input, output_bias.is_some());
+        let parts = cx.device().norm_parts(&saved.input, output_bias.is_some());
         let mut parts_of = |output: Option<Tensor>| -> Result<Option<Tensor>> {
             let Some(output) = output else { return Ok(None) };
             let partial = cx.tensor("norm_gradient_parts", [parts, output.elements()], DType::F32)?;

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use device::{Communicator, Op};
 use graph_manager::{Piece, PieceEntry, SideStream, StepPass, Then};
 
-use super::PassName;
+use super::name::PassName;
 use crate::gradient_sync::DataParallelSync;
 use crate::regions::{Pass, Region};
 use crate::step_policy::StepContext;
@@ -40,8 +40,8 @@ pub(crate) struct Buckets {
     /// All gathers begin with the step.
     gathers_ahead: bool,
     begun: Vec<Op>,
-    /// What began in the region ends in it.
-    ends_here: bool,
+    /// The region in which what began in it ends.
+    ends_in: Option<Region>,
 }
 
 impl Buckets {
@@ -65,7 +65,7 @@ impl Buckets {
             captures_layers,
             gathers_ahead: !ranks.shares_buffers() && !captures_layers,
             begun: Vec::new(),
-            ends_here: false,
+            ends_in: None,
         }
     }
 
@@ -117,7 +117,9 @@ impl StepPass<Region> for Buckets {
         }
         if piece.begins() {
             let (ops, ends_here) = self.beginning(piece.region());
-            self.ends_here = ends_here && !ops.is_empty();
+            if ends_here && !ops.is_empty() {
+                self.ends_in = Some(piece.region());
+            }
             self.begun.extend(ops.iter().cloned());
             let ahead = ops.into_iter().map(|op| {
                 let mut entry = PieceEntry::ahead(op);
@@ -128,16 +130,15 @@ impl StepPass<Region> for Buckets {
         }
         if piece.region() == Region::Reduce {
             for entry in &mut piece.entries {
-                let is_of_ranks = matches!(entry.op(), Op::Collective(transfer) if Rc::ptr_eq(&transfer.communicator, &self.communicator));
-                if is_of_ranks || self.last.contains(entry.op()) {
+                if entry.is_transfer_of(&self.communicator) || self.last.contains(entry.op()) {
                     entry.put_on(&self.queue);
                 }
             }
             piece.joins.push(self.queue.clone());
         }
-        if self.ends_here && piece.then() == Then::End {
+        if self.ends_in == Some(piece.region()) && piece.then() == Then::End {
             piece.joins.push(self.queue.clone());
-            self.ends_here = false;
+            self.ends_in = None;
         }
     }
 }

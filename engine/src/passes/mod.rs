@@ -1,13 +1,13 @@
 //! When the work of a step is done, and beside what. The step's code says what is computed, in one order; passes decide on time.
 
 mod buckets;
+mod name;
 mod overlap;
 mod stage_transfers;
 mod task_walk;
 mod tensor_parallel;
 mod weight_gradients;
 
-use std::fmt::{Display, Formatter};
 use std::rc::Rc;
 
 use device::{BufferId, Communicator};
@@ -20,53 +20,12 @@ use crate::pipeline::Pipeline;
 use crate::regions::{Pass, Region};
 use crate::step_policy::StepContext;
 use buckets::Buckets;
+pub use name::PassName;
 use overlap::Overlap;
 use stage_transfers::StageTransfers;
 use task_walk::TaskWalk;
 use tensor_parallel::TensorParallelTransfers;
 use weight_gradients::WeightGradients;
-
-/// A pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassName {
-    /// Forwards next to backwards of other microbatches.
-    Overlap,
-    /// Gradients of weights on a queue of their own, or in the regions that a split backward has for them.
-    WeightGradients,
-    /// Transfers between ranks that share layers beside products.
-    TensorParallelTransfers,
-    /// Sums of gradients over data-parallel ranks, and gathers of weights, next to layers.
-    Buckets,
-    /// Receives from other stages ahead of the tasks that need them.
-    StageTransfers,
-}
-
-impl PassName {
-    /// All passes, in the order in which they are applied.
-    pub const ALL: [PassName; 5] = [
-        PassName::Overlap,
-        PassName::WeightGradients,
-        PassName::TensorParallelTransfers,
-        PassName::Buckets,
-        PassName::StageTransfers,
-    ];
-
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            PassName::Overlap => "overlap",
-            PassName::WeightGradients => "weight gradients",
-            PassName::TensorParallelTransfers => "tensor-parallel transfers",
-            PassName::Buckets => "buckets",
-            PassName::StageTransfers => "stage transfers",
-        }
-    }
-}
-
-impl Display for PassName {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.words())
-    }
-}
 
 /// What the passes of a rank's steps have to know.
 pub(crate) struct Timing {
@@ -81,6 +40,7 @@ pub(crate) struct Timing {
     /// The ranks that share layers, and their communicator for forwards that run aside.
     pub(crate) tensor_parallel: Option<Rc<dyn Communicator>>,
     pub(crate) tensor_parallel_aside: Option<Rc<dyn Communicator>>,
+    pub(crate) tensor_queue: Rc<SideStream>,
     pub(crate) buckets_queue: Rc<SideStream>,
 }
 
@@ -106,7 +66,7 @@ impl Timing {
 
     fn pass(&self, name: PassName, cx: &StepContext<'_>, step: &StepOf<'_>) -> Option<Box<dyn StepPass<Region>>> {
         let StepOf { tasks, chunks, pipeline, data_parallel } = *step;
-        let walk = || TaskWalk::new(pipeline.stage(), chunks, tasks);
+        let walk = || TaskWalk::new(pipeline.stage(), chunks, tasks, cx.mode().trains());
         let is_left_out = |name| self.left_out.contains(&name);
         let overlap = pipeline.ahead_of_overlap().filter(|_| cx.mode().trains() && !is_left_out(PassName::Overlap));
         if is_left_out(name) && name != PassName::StageTransfers {
@@ -125,7 +85,7 @@ impl Timing {
                 self.gradients_outlive_layers,
             )),
             PassName::TensorParallelTransfers => {
-                Box::new(TensorParallelTransfers::new(cx.side_stream(), self.tensor_parallel.as_ref()?))
+                Box::new(TensorParallelTransfers::new(&self.tensor_queue, self.tensor_parallel.as_ref()?))
             }
             PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, data_parallel?, self.completing())),
             // Transfers have their queues in any case: on the compute queue two stages could wait for each other.

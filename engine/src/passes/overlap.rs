@@ -8,11 +8,11 @@
 
 use std::rc::Rc;
 
-use device::{Communicator, Op};
+use device::Communicator;
 use graph_manager::{Piece, StepPass};
 use parallel::Task;
 
-use super::PassName;
+use super::name::PassName;
 use super::task_walk::TaskWalk;
 use crate::regions::Region;
 
@@ -39,13 +39,6 @@ impl Overlap {
     ) -> Overlap {
         Overlap { tasks: tasks.to_vec(), walk, ahead, heads, twins }
     }
-
-    /// The communicator that a transfer uses aside.
-    fn twin(&self, op: &Op) -> Option<Rc<dyn Communicator>> {
-        let Op::Collective(transfer) = op else { return None };
-        let found = self.twins.iter().find(|(group, _)| Rc::ptr_eq(group, &transfer.communicator));
-        found.map(|(_, twin)| twin.clone())
-    }
 }
 
 impl StepPass<Region> for Overlap {
@@ -64,8 +57,8 @@ impl StepPass<Region> for Overlap {
     fn apply(&mut self, piece: &mut Piece<Region>) {
         if piece.is_aside() {
             for entry in &mut piece.entries {
-                if let Some(twin) = self.twin(entry.op()) {
-                    entry.change_communicator(&twin);
+                if let Some((_, twin)) = self.twins.iter().find(|(group, _)| entry.is_transfer_of(group)) {
+                    entry.change_communicator(twin);
                 }
             }
         }

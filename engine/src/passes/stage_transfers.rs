@@ -14,7 +14,7 @@ use device::Op;
 use graph_manager::{Piece, PieceEntry, StepPass, Then};
 use parallel::{Direction, PipelineStage, ReceiveQueue, Task};
 
-use super::PassName;
+use super::name::PassName;
 use super::task_walk::TaskWalk;
 use crate::pipeline::{Link, Pipeline};
 use crate::regions::Region;

@@ -16,8 +16,8 @@ pub(super) struct TaskWalk {
 }
 
 impl TaskWalk {
-    pub(super) fn new(stage: PipelineStage, chunks: &[Chunk], tasks: &[Task]) -> TaskWalk {
-        let ends = tasks.iter().map(|&task| last_region(stage, &chunks[task.chunk()], task)).collect();
+    pub(super) fn new(stage: PipelineStage, chunks: &[Chunk], tasks: &[Task], trains: bool) -> TaskWalk {
+        let ends = tasks.iter().map(|&task| last_region(stage, &chunks[task.chunk()], task, trains)).collect();
         TaskWalk { ends, ended: 0, between: false }
     }
 
@@ -41,10 +41,12 @@ impl TaskWalk {
 }
 
 /// The region with which a task ends.
-fn last_region(stage: PipelineStage, chunk: &Chunk, task: Task) -> Region {
+fn last_region(stage: PipelineStage, chunk: &Chunk, task: Task, trains: bool) -> Region {
     let (first, last, microbatch) = (chunk.first, chunk.last(), task.microbatch());
     match task {
         Task::Forward { .. } if stage.sends(task) => Region::Outputs { layer: last, microbatch },
+        // An evaluation's forward goes on to the losses.
+        Task::Forward { .. } if !trains && chunk.head.is_some() => Region::Forward { layer: last, microbatch },
         Task::Forward { .. } => match chunk.layers.len().checked_sub(1) {
             Some(layers) => Region::Forward { layer: first + layers, microbatch },
             None => Region::Inputs { layer: first, microbatch },

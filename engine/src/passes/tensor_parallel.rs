@@ -15,7 +15,7 @@ use device::ops::CollectiveKind;
 use device::{Communicator, Op};
 use graph_manager::{Piece, PieceEntry, SideStream, StepPass};
 
-use super::PassName;
+use super::name::PassName;
 use crate::regions::Region;
 
 /// The pass.
@@ -30,10 +30,6 @@ impl TensorParallelTransfers {
         TensorParallelTransfers { queue: queue.clone(), group: group.clone() }
     }
 
-    fn is_transfer(&self, entry: &PieceEntry) -> bool {
-        matches!(entry.op(), Op::Collective(transfer) if Rc::ptr_eq(&transfer.communicator, &self.group))
-    }
-
     /// Whether it brings rows of the residual stream or of its gradient, which products are computed from.
     fn is_large(&self, entry: &PieceEntry) -> bool {
         let Op::Collective(transfer) = entry.op() else { return false };
@@ -42,7 +38,7 @@ impl TensorParallelTransfers {
             CollectiveKind::AllReduceSum => transfer.output.shape.sizes().len() > 2,
             _ => false,
         };
-        brings_rows && self.is_transfer(entry)
+        brings_rows && entry.is_transfer_of(&self.group)
     }
 
     /// What is to be done about the transfer at `at`.
@@ -122,7 +118,7 @@ impl TensorParallelTransfers {
             (0..entries.len()).map(|at| self.is_large(&entries[at]).then(|| self.look(&entries, at))).collect();
         let is_gradient: Vec<bool> = entries.iter().map(|entry| entry.queue().is_some()).collect();
         let next_exposed = |at: usize| (at..found.len()).find(|at| found[*at] == Some(Found::Exposed));
-        let reads_covered = |at: usize| found.iter().any(|found| *found == Some(Found::Covered { reader: at }));
+        let reads_covered = |at: usize| found.contains(&Some(Found::Covered { reader: at }));
         let mut ordered = Ordered::default();
         for (at, mut entry) in entries.into_iter().enumerate() {
             if is_gradient[at] {
@@ -136,11 +132,11 @@ impl TensorParallelTransfers {
                 continue;
             }
             let is_after_late = ordered.late.iter().any(|late| late.conflicts_with(&entry));
-            if !is_product(&entry) && (reads_covered(at) || is_after_late) {
+            if !is_product(&entry) && !entry.is_transfer_of(&self.group) && (reads_covered(at) || is_after_late) {
                 ordered.late.push(entry);
                 continue;
             }
-            if is_after_late || self.is_transfer(&entry) {
+            if is_after_late || entry.is_transfer_of(&self.group) {
                 ordered.push_late();
             }
             let meets = ordered.held.iter().rposition(|held| held.conflicts_with(&entry));
@@ -149,7 +145,7 @@ impl TensorParallelTransfers {
             let runs_beside =
                 is_exposed && !ordered.held.is_empty() || matches!(found[at], Some(Found::Covered { .. }));
             // Two transfers of a group must not be under way at once on two queues.
-            if runs_beside || self.is_transfer(&entry) && !ordered.under_way.is_empty() {
+            if runs_beside || entry.is_transfer_of(&self.group) && !ordered.under_way.is_empty() {
                 entry.put_on(&self.queue);
                 ordered.push(entry);
                 ordered.under_way.push(ordered.entries.len() - 1);
@@ -164,6 +160,10 @@ impl TensorParallelTransfers {
         }
         ordered.push_late();
         ordered.release(ordered.held.len());
+        // A later region's transfers must not be under way at the same time.
+        if !ordered.under_way.is_empty() {
+            piece.joins.push(self.queue.clone());
+        }
         piece.entries = ordered.entries;
     }
 }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use device::{Accesses, BufferId, Op};
 use graph_manager::{Piece, PieceEntry, SideStream, StepPass, Then};
 
-use super::PassName;
+use super::name::PassName;
 use crate::regions::{Pass, Region};
 
 /// The pass, with what it has kept and put on the queue in a step.

@@ -41,9 +41,8 @@ pub struct StageOptions {
     /// The type in which gradients are summed over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
     /// Which stage of a pipeline this is, and in which order it works. If the schedule
-    /// [overlaps](parallel::Schedule::overlapping), graphs run forwards next to backwards, to the same bits, and steps
-    /// without graphs run them in the same order one by one. With tensor parallelism that needs
-    /// [`TensorParallel::aside`](crate::model::TensorParallel::aside).
+    /// [overlaps](parallel::Schedule::overlapping), forwards run next to backwards, to the same bits. With tensor
+    /// parallelism that needs [`TensorParallel::aside`](crate::model::TensorParallel::aside).
     pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
@@ -165,6 +164,7 @@ impl Stage {
             // Reductions read the gradients of the layer before, and no work goes on past the end of a graph.
             gradients_outlive_layers: architecture.gradients_outlive_layers && !reduces && !captures_layers,
             weights_queue: SideStream::background(device, "weight gradients"),
+            tensor_queue: SideStream::new(device, "tensor parallel"),
             buckets_queue: SideStream::new(device, "data parallel"),
             tensor_parallel: architecture.tensor.group.clone(),
             tensor_parallel_aside: architecture.tensor.aside.clone(),

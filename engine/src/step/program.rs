@@ -252,7 +252,7 @@ impl StepProgram {
         Ok(grad)
     }
 
-    /// Computes the weight gradients that a chunk's backward deferred, layer by layer in the same order.
+    /// The regions in which a pass computes the weight gradients of a split backward, layer by layer in the same order.
     fn weight_gradients(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
         for layer in (chunk.first..=chunk.last()).rev() {
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {

@@ -63,8 +63,9 @@ impl Stage {
         self.graphs.record(Mode::Measure, microbatches, &mut |cx| self.program.train(cx))
     }
 
-    /// Runs a step without sends and receives between stages, and without update, for each of these numbers of microbatches. With `evaluates` it also
-    /// runs an evaluation step of the first number. Samples and receive buffers hold zeros.
+    /// Runs a step without sends and receives between stages, and without update, for each of these numbers of
+    /// microbatches. With `evaluates` it also runs an evaluation step of the first number. Samples and receive buffers
+    /// hold zeros.
     ///
     /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a kernel or
     /// captures a graph while another stage waits for it could block both; see

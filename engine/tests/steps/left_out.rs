@@ -2,7 +2,7 @@
 
 use engine::passes::PassName;
 
-use crate::digests::cases::{cases, settings};
+use crate::digests::cases::cases;
 use crate::digests::recorded::{recorded, trained};
 use crate::models::Run;
 
@@ -11,13 +11,15 @@ fn every_layout_without_a_pass_has_the_same_bits() {
     let each = PassName::ALL.map(|pass| vec![pass]);
     let ways: Vec<Vec<PassName>> = each.into_iter().chain([PassName::ALL.to_vec()]).collect();
     for case in cases() {
-        let bits = |left_out: &[PassName]| {
-            let make = || Run { steps: 3, left_out: left_out.to_vec(), ..case.run(settings()[1]) };
+        let bits = |setting: &str, left_out: &[PassName]| {
+            let make = || Run { steps: 3, left_out: left_out.to_vec(), ..case.run(setting) };
             case.layout.on_ranks(make, |run| trained(&run))
         };
-        let with_all = bits(&[]);
+        let with_all = bits("per layer", &[]);
         for left_out in &ways {
-            assert_eq!(bits(left_out), with_all, "{} without {left_out:?}", case.name);
+            for setting in ["per layer", "whole iteration"] {
+                assert_eq!(bits(setting, left_out), with_all, "{}, {setting}, without {left_out:?}", case.name);
+            }
         }
     }
 }
@@ -27,7 +29,7 @@ fn each_pass_changes_when_something_is_done() {
     let all = cases();
     let order = |name: &str, left_out: &[PassName]| {
         let case = all.iter().find(|case| case.name == name).unwrap();
-        let make = || Run { left_out: left_out.to_vec(), ..case.run(settings()[1]) };
+        let make = || Run { left_out: left_out.to_vec(), ..case.run("per layer") };
         case.layout.on_ranks(make, |run| recorded(&run)[1].clone())
     };
     for pass in PassName::ALL {

@@ -10,6 +10,7 @@ use std::fmt;
 
 use device::ops::{Collective, CollectiveKind};
 use device::{DType, Device, HostOptions, Op, Progress, StreamId};
+use engine::passes::PassName;
 use graph_manager::ListedEntry;
 
 use crate::digests::cases::{Case, cases, settings};
@@ -123,9 +124,10 @@ fn recorded(run: &Run) -> Steps {
     })
 }
 
-/// The sequences of all ranks.
-fn of_all_ranks(case: &Case, setting: &str) -> Vec<Steps> {
-    case.layout.on_ranks(|| case.run(setting), |run| recorded(&run))
+/// The sequences of all ranks, in steps without some passes.
+fn of_all_ranks(case: &Case, setting: &str, left_out: &[PassName]) -> Vec<Steps> {
+    let make = || Run { left_out: left_out.to_vec(), ..case.run(setting) };
+    case.layout.on_ranks(make, |run| recorded(&run))
 }
 
 /// What is wrong with the sequences of all ranks. Nothing, where they fit.
@@ -171,10 +173,15 @@ fn problems(ranks: &[Steps]) -> Vec<String> {
 fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
     let mut all = Vec::new();
     for case in cases().iter().filter(|case| case.layout.grid().ranks() > 1) {
-        for setting in settings() {
-            let ranks = of_all_ranks(case, setting);
+        let all_passes = settings().map(|setting| (setting, vec![]));
+        let without = PassName::ALL
+            .into_iter()
+            .flat_map(|pass| ["per layer", "whole iteration"].map(|setting| (setting, vec![pass])));
+        for (setting, left_out) in all_passes.into_iter().chain(without) {
+            let ranks = of_all_ranks(case, setting, &left_out);
             let found = problems(&ranks);
-            all.extend(found.into_iter().map(|problem| format!("{}, {setting}, {problem}", case.name)));
+            let name = format!("{}, {setting}, without {left_out:?}", case.name);
+            all.extend(found.into_iter().map(|problem| format!("{name}: {problem}")));
             for (kind, sequences) in ranks.iter().flatten() {
                 assert!(*kind == "evaluate" || !sequences.is_empty(), "{}: no transfers in {kind}", case.name);
             }
@@ -186,7 +193,7 @@ fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
 #[test]
 fn a_rank_with_another_sequence_than_its_partners_is_found() {
     let all = cases();
-    let named = |name: &str| of_all_ranks(all.iter().find(|case| case.name == name).unwrap(), "per layer");
+    let named = |name: &str| of_all_ranks(all.iter().find(|case| case.name == name).unwrap(), "per layer", &[]);
     let changed = |name: &str, communicator: &str, change: fn(&mut Sequence)| {
         let mut ranks = named(name);
         assert_eq!(problems(&ranks), [""; 0]);

@@ -8,11 +8,12 @@ mod piece;
 mod sums;
 
 use std::cell::RefCell;
+use std::fmt::Display;
 
-use device::Op;
+use device::{Accesses, Op};
 
 use crate::context::StepContext;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::side_stream::Fork;
 use moved::Moved;
@@ -38,14 +39,40 @@ pub trait StepPass<R> {
 
 /// The passes of a step that is recorded.
 pub(crate) struct Passes<R> {
-    all: RefCell<Vec<(Box<dyn StepPass<R>>, Moved<R>)>>,
+    all: RefCell<Vec<Watched<R>>>,
     /// What the innermost region has submitted since the last piece.
     entries: RefCell<Vec<PieceEntry>>,
+    /// The first error of a piece that could not be returned at once.
+    error: RefCell<Option<Error>>,
 }
 
-impl<R> Passes<R> {
+/// A pass, and what it has moved.
+type Watched<R> = (Box<dyn StepPass<R>>, Moved<R>);
+
+impl<R: Copy + Display> Passes<R> {
     pub(crate) fn none() -> Passes<R> {
-        Passes { all: RefCell::default(), entries: RefCell::default() }
+        Passes { all: RefCell::default(), entries: RefCell::default(), error: RefCell::default() }
+    }
+
+    /// An error that the end of the next piece returns.
+    pub(crate) fn note(&self, error: Error) {
+        self.error.borrow_mut().get_or_insert(error);
+    }
+
+    /// A region has failed: what it has submitted since the last piece is in no list.
+    pub(crate) fn drop_entries(&self) {
+        self.entries.borrow_mut().clear();
+    }
+
+    /// Fails if work that no pass gets meets what a pass keeps or has begun ahead: it takes its place in the list now.
+    pub(crate) fn check_direct(&self, region: Option<R>, name: &'static str, accesses: &Accesses) -> Result<()> {
+        let Some(region) = region else { return Ok(()) };
+        self.all.borrow().iter().try_for_each(|(pass, moved)| moved.check_direct(pass.name(), region, name, accesses))
+    }
+
+    /// Fails if a pass has kept operations of the recorded step for itself.
+    pub(crate) fn check_end(&self) -> Result<()> {
+        self.all.borrow().iter().try_for_each(|(pass, moved)| moved.check_end(pass.name()))
     }
 }
 
@@ -58,8 +85,12 @@ impl<P: Policy> StepContext<'_, P> {
     /// Submits an operation to the stream of the current region, or leaves it to the passes.
     pub(crate) fn give(&self, op: Op, early: bool) -> Result<()> {
         op.check()?;
-        self.recorder.borrow().check_clipped(&op)?;
-        let entry = PieceEntry::new(op, early, |buffer| self.recorder.borrow().takes(buffer));
+        let mut recorder = self.recorder.borrow_mut();
+        recorder.check_status(&op)?;
+        if self.passes.entries.borrow().is_empty() {
+            recorder.hear(self.manager.pool.device());
+        }
+        let entry = PieceEntry::new(op, early, |buffer| recorder.takes(buffer));
         self.passes.entries.borrow_mut().push(entry);
         Ok(())
     }
@@ -77,6 +108,9 @@ impl<P: Policy> StepContext<'_, P> {
     /// Submits what the innermost region has given since the last piece, as the passes say.
     pub(crate) fn end_piece(&self, then: Then) -> Result<()> {
         let Some(current) = self.current.as_ref().filter(|_| self.has_passes()) else { return Ok(()) };
+        if let Some(error) = self.passes.error.take() {
+            return Err(error);
+        }
         let mut piece = Piece {
             region: current.region,
             begins: current.begins.replace(false),
@@ -86,12 +120,16 @@ impl<P: Policy> StepContext<'_, P> {
             joins: Vec::new(),
             joins_aside: false,
         };
+        self.check_overtaken(&piece)?;
         for (pass, moved) in self.passes.all.borrow_mut().iter_mut() {
             moved.number(&mut piece.entries);
             pass.apply(&mut piece);
             moved.check(pass.name(), piece.region, &piece.entries)?;
         }
         let (device, name) = (self.manager.pool.device(), self.recorder.borrow().name(current.visit));
+        if piece.joins_aside {
+            Fork::under_way(self.manager.pool.lane()).join(self.stream())?;
+        }
         for entry in piece.entries {
             if entry.is_early() {
                 self.recorder.borrow_mut().hear(device);
@@ -100,19 +138,28 @@ impl<P: Policy> StepContext<'_, P> {
             device.set_scope(entry.label.as_ref().unwrap_or(&name));
             let (op, queue) = entry.into_parts();
             match queue {
-                None => self.compute().submit(op)?,
-                Some(queue) => Fork::start(&queue, self.compute(), vec![op])?.leave(),
+                None => self.stream().submit(op)?,
+                Some(queue) => Fork::start(&queue, self.stream(), vec![op])?.leave(),
             }
             if early {
                 self.recorder.borrow_mut().hear_early(device);
             }
         }
-        let aside = piece.joins_aside.then(|| self.manager.pool.lane());
-        piece.joins.iter().chain(aside).try_for_each(|queue| Ok(Fork::under_way(queue).join(self.compute())?))
+        piece.joins.iter().try_for_each(|queue| Ok(Fork::under_way(queue).join(self.stream())?))
     }
 
-    /// Fails if a pass has kept operations of the recorded step for itself.
-    pub(crate) fn check_moved(&self) -> Result<()> {
-        self.passes.all.borrow().iter().try_for_each(|(pass, moved)| moved.check_end(pass.name()))
+    /// Fails if work was submitted to streams directly while operations wait for the passes: it would come before them.
+    fn check_overtaken(&self, piece: &Piece<P::Region>) -> Result<()> {
+        if piece.entries.is_empty() {
+            return Ok(());
+        }
+        let heard = self.recorder.borrow_mut().hear_name(self.manager.pool.device());
+        let Some(name) = heard else { return Ok(()) };
+        let problem = format!(
+            "{}: `{name}` was submitted to a stream directly, and would come before what the region submitted by \
+             StepContext::run",
+            piece.region
+        );
+        Err(Error::usage(problem, "call StepContext::compute before: its stream has been given all that comes before"))
     }
 }

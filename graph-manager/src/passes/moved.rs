@@ -78,12 +78,8 @@ impl<R: Copy + Display> Moved<R> {
         // Those that the pass took from earlier pieces come before all of this piece.
         entries.iter().filter(|entry| entry.number < first).for_each(|entry| self.release(entry.number));
         let mut waiting: Vec<Option<&Given>> = given.iter().map(Some).collect();
-        let is_out = |given: &Given| !entries.iter().any(|entry| entry.number == given.number);
-        for given in given.iter().filter(|given| is_out(given)) {
-            if let Some(begun) = self.begun.iter_mut().find(|begun| begun.came.is_none() && begun.op == given.op) {
-                begun.came = Some(given.number);
-                waiting[(given.number - first) as usize] = None;
-            }
+        if !self.begun.is_empty() {
+            self.come(entries, &mut waiting, first);
         }
         for (at, entry) in entries.iter().enumerate() {
             if entry.is_ahead() && entry.number == 0 {
@@ -92,42 +88,82 @@ impl<R: Copy + Display> Moved<R> {
                 continue;
             }
             let is_later = |begun: &&Begun<R>| begun.came.is_none_or(|came| came > entry.number);
-            let begun = self.begun.iter().filter(is_later).find(|begun| begun.accesses.conflicts(entry.accesses()));
-            if let Some(begun) = begun {
-                return Err(swapped(pass, begun.region, &begun.op, entry.op()));
+            if let Some(begun) = self.begun.iter().filter(is_later).find(|begun| meet(begun.of(), entry.of())) {
+                return Err(swapped(pass, begun.region, begun.op.name(), entry.op().name()));
             }
-            let meets = |other: &&PieceEntry| {
-                !other.is_ahead() && other.number < entry.number.min(first) && other.conflicts_with(entry)
-            };
-            let jumped = |given: &&&Given| given.number < entry.number && given.accesses.conflicts(entry.accesses());
-            let before = (self.kept_conflict(entry))
-                .or_else(|| entries[at + 1..].iter().find(meets).map(PieceEntry::op))
-                .or_else(|| waiting.iter().flatten().find(jumped).map(|given| &*given.op));
-            // What comes early, and comes again, finds itself done.
-            if let Some(other) = before.filter(|_| !entry.is_early()) {
-                return Err(swapped(pass, region, entry.op(), other));
+            let earlier = |other: &&PieceEntry| !other.is_ahead() && other.number < entry.number.min(first);
+            let jumped = |given: &&&Given| given.number < entry.number;
+            let before = (self.kept_before(entry.number, entry.of()))
+                .or_else(|| {
+                    let mut kept = entries[at + 1..].iter().filter(earlier);
+                    kept.find(|other| meet(entry.of(), other.of())).map(PieceEntry::of)
+                })
+                .or_else(|| {
+                    let mut jumped = waiting.iter().flatten().filter(jumped);
+                    jumped.find(|given| meet(entry.of(), given.of())).map(|given| given.of())
+                });
+            if let Some((other, _)) = before.filter(|(_, accesses)| !entry.finds_itself_done(accesses)) {
+                return Err(swapped(pass, region, entry.op().name(), other.name()));
             }
             if entry.number >= first {
                 waiting[(entry.number - first) as usize] = None;
             }
         }
-        self.check_begun(pass)?;
-        let kept: Vec<Given> = waiting.into_iter().flatten().cloned().collect();
-        kept.into_iter().for_each(|given| self.keep(region, given));
+        let left: Vec<Given> = waiting.into_iter().flatten().cloned().collect();
+        self.check_come(pass, &left)?;
+        left.into_iter().for_each(|given| self.keep(region, given));
         Ok(())
     }
 
-    /// What began ahead and has come now must have begun in the order of the code.
-    fn check_begun(&mut self, pass: &'static str) -> Result<()> {
-        for (at, later) in self.begun.iter().enumerate().filter(|(_, begun)| begun.came.is_some()) {
-            let comes_after = |earlier: &&Begun<R>| earlier.came.is_none_or(|came| Some(came) > later.came);
+    /// Notes which operations that began ahead come in this piece: the pass has taken them out.
+    fn come(&mut self, entries: &[PieceEntry], waiting: &mut [Option<&Given>], first: u64) {
+        let mut is_in = vec![false; waiting.len()];
+        for entry in entries.iter().filter(|entry| entry.number >= first) {
+            is_in[(entry.number - first) as usize] = true;
+        }
+        for (at, given) in waiting.iter_mut().enumerate().filter(|(at, _)| !is_in[*at]) {
+            let is_it = |begun: &&mut Begun<R>| begun.came.is_none() && given.is_some_and(|given| begun.op == given.op);
+            if let Some(begun) = self.begun.iter_mut().find(is_it) {
+                begun.came = Some(first + at as u64);
+                *given = None;
+            }
+        }
+    }
+
+    /// What began ahead and has come now must have begun in the order of the code, and before nothing that the pass keeps. The
+    /// piece has left `left` to it.
+    fn check_come(&mut self, pass: &'static str, left: &[Given]) -> Result<()> {
+        for (at, later) in self.begun.iter().enumerate() {
+            let Some(came) = later.came else { continue };
+            let comes_after = |earlier: &&Begun<R>| earlier.came.is_none_or(|other| other > came);
             let mut earlier = self.begun[..at].iter().filter(comes_after);
-            if let Some(earlier) = earlier.find(|earlier| earlier.accesses.conflicts(&later.accesses)) {
-                return Err(swapped(pass, earlier.region, &earlier.op, &later.op));
+            if let Some(earlier) = earlier.find(|earlier| meet(earlier.of(), later.of())) {
+                return Err(swapped(pass, earlier.region, earlier.op.name(), later.op.name()));
+            }
+            let left = left.iter().find(|given| given.number < came && meet(given.of(), later.of())).map(Given::of);
+            if let Some((kept, _)) = self.kept_before(came, later.of()).or(left) {
+                return Err(swapped(pass, later.region, later.op.name(), kept.name()));
             }
         }
         self.begun.retain(|begun| begun.came.is_none());
         Ok(())
+    }
+
+    /// Fails if work that takes its place in the list now meets what the pass keeps or has begun ahead.
+    pub(super) fn check_direct(
+        &self,
+        pass: &'static str,
+        region: R,
+        name: &'static str,
+        accesses: &Accesses,
+    ) -> Result<()> {
+        if let Some((_, kept)) = self.kept.values().find(|(_, kept)| kept.accesses.conflicts(accesses)) {
+            return Err(swapped(pass, region, name, kept.op.name()));
+        }
+        match self.begun.iter().find(|begun| begun.accesses.conflicts(accesses)) {
+            Some(begun) => Err(swapped(pass, begun.region, begun.op.name(), name)),
+            None => Ok(()),
+        }
     }
 
     /// Fails if the step ends and the pass has kept operations.
@@ -142,24 +178,27 @@ impl<R: Copy + Display> Moved<R> {
         Err(Error::usage(problem, "begin what the code submits later, and take it out there"))
     }
 
-    /// An operation that the pass keeps and that comes before this one.
-    fn kept_conflict(&self, entry: &PieceEntry) -> Option<&Op> {
+    /// An operation that the pass keeps, that comes before that number, and that meets this one.
+    fn kept_before(&self, number: u64, (op, accesses): Of<'_>) -> Option<Of<'_>> {
         if self.kept.is_empty() {
             return None;
         }
-        let accesses = entry.accesses();
+        if matches!(op, Op::Collective(_)) {
+            let mut before = self.kept.range(..number).map(|(_, (_, given))| given.of());
+            return before.find(|kept| meet(*kept, (op, accesses)));
+        }
         let reads = accesses.reads.iter().map(|tensor| (tensor, false));
         let found = reads.chain(accesses.writes.iter().map(|tensor| (tensor, true))).find_map(|(tensor, writes)| {
             let (range, kept) = (tensor.range(), self.bytes.get(&tensor.buffer)?);
             let meets = |kept: &&Bytes| {
-                kept.number < entry.number
+                kept.number < number
                     && (kept.writes || writes)
                     && kept.range.start < range.end
                     && range.start < kept.range.end
             };
             kept.iter().find(meets).map(|kept| kept.number)
         })?;
-        self.kept.get(&found).map(|(_, given)| &*given.op)
+        self.kept.get(&found).map(|(_, given)| given.of())
     }
 
     fn keep(&mut self, region: R, given: Given) {
@@ -176,18 +215,43 @@ impl<R: Copy + Display> Moved<R> {
     fn release(&mut self, number: u64) {
         let Some((_, given)) = self.kept.remove(&number) else { return };
         for tensor in given.accesses.reads.iter().chain(&given.accesses.writes) {
-            if let Some(bytes) = self.bytes.get_mut(&tensor.buffer) {
-                bytes.retain(|bytes| bytes.number != number);
+            let Some(bytes) = self.bytes.get_mut(&tensor.buffer) else { continue };
+            bytes.retain(|bytes| bytes.number != number);
+            if bytes.is_empty() {
+                self.bytes.remove(&tensor.buffer);
             }
         }
     }
 }
 
-fn swapped(pass: &'static str, region: impl Display, early: &Op, other: &Op) -> Error {
+/// An operation, with what it reads and writes.
+pub(super) type Of<'o> = (&'o Op, &'o Accesses);
+
+impl Given {
+    fn of(&self) -> Of<'_> {
+        (&self.op, &self.accesses)
+    }
+}
+
+impl<R> Begun<R> {
+    fn of(&self) -> Of<'_> {
+        (&self.op, &self.accesses)
+    }
+}
+
+/// Whether the order of two operations matters: they meet in memory, or other ranks take part in both by one communicator.
+fn meet((a, of_a): Of<'_>, (b, of_b): Of<'_>) -> bool {
+    let share_ranks = match (a, b) {
+        (Op::Collective(a), Op::Collective(b)) => Rc::ptr_eq(&a.communicator, &b.communicator),
+        _ => false,
+    };
+    share_ranks || of_a.conflicts(of_b)
+}
+
+fn swapped(pass: &'static str, region: impl Display, early: &'static str, other: &'static str) -> Error {
     let problem = format!(
-        "{region}: the pass `{pass}` has put `{}` before `{}`, which it comes after, and the two meet in memory",
-        early.name(),
-        other.name()
+        "{region}: the pass `{pass}` has put `{early}` before `{other}`, which it comes after, and the two meet in memory \
+         or on a communicator"
     );
     Error::usage(problem, "have the pass leave the order of operations that conflict")
 }

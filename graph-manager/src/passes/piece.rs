@@ -16,7 +16,7 @@ pub struct Piece<R> {
     pub entries: Vec<PieceEntry>,
     /// Queues that all that comes after the piece waits for.
     pub joins: Vec<Rc<SideStream>>,
-    /// What comes after the piece waits for the second lane.
+    /// The piece, and what comes after it, waits for the second lane.
     pub joins_aside: bool,
 }
 
@@ -110,9 +110,24 @@ impl PieceEntry {
         self.early
     }
 
+    pub(super) fn of(&self) -> (&Op, &Accesses) {
+        (&self.op, &self.accesses)
+    }
+
+    /// Whether it may come before an operation that it meets: it is done early, comes again and finds itself done. What it is
+    /// computed from must be there.
+    pub(super) fn finds_itself_done(&self, other: &Accesses) -> bool {
+        self.early && !Accesses::new(self.accesses.reads.iter().copied(), []).conflicts(other)
+    }
+
     /// Whether one of the two writes bytes that the other reads or writes. Their order in the list must stay.
     pub fn conflicts_with(&self, other: &PieceEntry) -> bool {
         self.accesses.conflicts(&other.accesses)
+    }
+
+    /// Whether it is a transfer by that communicator.
+    pub fn is_transfer_of(&self, communicator: &Rc<dyn Communicator>) -> bool {
+        matches!(&*self.op, Op::Collective(transfer) if Rc::ptr_eq(&transfer.communicator, communicator))
     }
 
     /// The queue that it is on; `None` for the region's own.

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::{Piece, PieceEntry, StepPass};
+use device::{Op, Tensor};
+
+use super::{Piece, PieceEntry, StepPass, Then};
 use crate::order::{Call, Pass};
 use crate::side_stream::SideStream;
 
-/// Puts what backwards leave in memory of the layers' own, such as gradients of weights, on a queue of its own, which the
+/// Puts what backwards add to memory of the layers' own, such as gradients of weights, on a queue of its own, which the
 /// backward waits for at its end; or in the later call that an order has for it.
 pub(crate) struct Sums {
     queue: Rc<SideStream>,
@@ -23,6 +25,14 @@ impl Sums {
     }
 }
 
+/// Whether an operation adds to memory of the layer's own, on this rank alone.
+fn adds(entry: &PieceEntry) -> bool {
+    let accesses = entry.accesses();
+    let reads = |written: &Tensor| accesses.reads.contains(written);
+    let is_transfer = matches!(entry.op(), Op::Collective(_));
+    entry.writes_outside() && !accesses.writes.is_empty() && accesses.writes.iter().all(reads) && !is_transfer
+}
+
 impl StepPass<Call> for Sums {
     fn name(&self) -> &'static str {
         "sums"
@@ -34,9 +44,12 @@ impl StepPass<Call> for Sums {
         match call.pass {
             Pass::Forward => {}
             Pass::Backward => {
+                // A reader may be in another piece.
+                let is_whole = piece.begins() && piece.then() == Then::End;
                 let is_sum = |at: usize, entries: &[PieceEntry]| {
                     let (entry, later) = (&entries[at], &entries[at + 1..]);
-                    entry.writes_outside()
+                    is_whole
+                        && adds(entry)
                         && !later.iter().any(|later| later.queue().is_none() && later.conflicts_with(entry))
                 };
                 for at in (0..piece.entries.len()).rev() {

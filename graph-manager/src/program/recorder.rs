@@ -34,8 +34,8 @@ pub(crate) struct Recorder<R> {
     kept: Vec<(u32, u32)>,
     /// By buffer that a region takes: the position at which it does.
     taken_at: Vec<u32>,
-    /// What `clip_scale` has written.
-    clipped: RefCell<Vec<BufferId>>,
+    /// What operations have made that updates follow.
+    statuses: RefCell<Vec<BufferId>>,
     /// Steps with graphs leave out what is submitted now.
     early: bool,
     /// The first mistake: its visit, and what is wrong.
@@ -112,32 +112,23 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             outside: HashMap::new(),
             kept: Vec::new(),
             taken_at: Vec::new(),
-            clipped: RefCell::default(),
+            statuses: RefCell::default(),
             early: false,
             refused: None,
         }
     }
 
-    /// Refuses an update before which nothing has written its status: on the device it would skip every step in silence.
-    pub(crate) fn check_clipped(&self, op: &Op) -> device::Result<()> {
-        let status = match op {
-            Op::ClipScale(clip) => {
-                self.clipped.borrow_mut().push(clip.status.buffer);
-                return Ok(());
+    /// Refuses an operation that follows a status which nothing before it has made.
+    pub(crate) fn check_status(&self, op: &Op) -> device::Result<()> {
+        self.statuses.borrow_mut().extend(op.makes_status().map(|status| status.buffer));
+        match op.follows_status() {
+            Some(status) if !self.statuses.borrow().contains(&status.buffer) => {
+                let problem = "no clip_scale comes before it in the step, so it would never update. Fix: submit \
+                               square_sum and clip_scale with this status first, also without clipping";
+                Err(device::Error::operation(op.name(), problem))
             }
-            Op::AdamW(update) => update.status.buffer,
-            Op::Lion(update) => update.status.buffer,
-            Op::Sgd(update) => update.status.buffer,
-            Op::NesterovMomentum(update) => update.status.buffer,
-            Op::DecayedStep(update) => update.status.buffer,
-            _ => return Ok(()),
-        };
-        if self.clipped.borrow().contains(&status) {
-            return Ok(());
+            _ => Ok(()),
         }
-        let problem = "no clip_scale comes before it in the step, so it would never update. Fix: submit square_sum and \
-                       clip_scale with this status first, also without clipping";
-        Err(device::Error::operation(op.name(), problem))
     }
 
     /// Begins a visit within the innermost one, on that stream; returns its index. A region that is `captured` becomes a
@@ -298,6 +289,18 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
 
     fn top(&mut self) -> &mut Open {
         self.open.last_mut().unwrap_or_else(|| unreachable!("the outermost is open until the end"))
+    }
+
+    /// As [`Recorder::hear`]; returns the name of the first operation that was submitted.
+    pub(crate) fn hear_name(&mut self, device: &Device) -> Option<&'static str> {
+        device.take_trace(&mut self.heard);
+        let name = self.heard.iter().find_map(|event| match event {
+            TraceEvent::Operation { op, .. } => Some(op.name()),
+            TraceEvent::HostCopy { name, .. } => Some(*name),
+            TraceEvent::Record { .. } | TraceEvent::Wait { .. } => None,
+        });
+        self.hear(device);
+        name
     }
 
     /// Lists what was submitted since the last call.

@@ -313,3 +313,110 @@ fn an_operation_that_begins_and_is_not_taken_out_of_its_place_is_refused() {
     let expected = "forward of layer 0, microbatch 0: the pass `test` began `fill` ahead, and it never comes";
     assert!(error.contains(expected), "{error}");
 }
+
+#[test]
+fn work_that_takes_its_place_at_once_must_not_overtake_what_a_pass_keeps() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    type Direct = fn(&Toy, &mut StepContext<'_>) -> Result<()>;
+    let fork: Direct = |toy, cx| {
+        cx.fork(&toy.side, [Fill { output: toy.sum(), value: 1.0 }.into()])?.leave();
+        Ok(())
+    };
+    let host: Direct = |toy, cx| cx.host_call("look", toy.sum(), (), |_, _, ()| Ok(()));
+    for (name, direct) in [("fill", fork), ("look", host)] {
+        let kept = Rc::new(std::cell::RefCell::new(Vec::new()));
+        let recorded = manager.record(Mode::Train, 1, &mut |cx| {
+            let kept = kept.clone();
+            set(cx, move |piece| kept.borrow_mut().append(&mut piece.entries));
+            cx.region(Region::Inputs { microbatch: 0 }, (), |cx, ()| {
+                cx.run(Copy { input: toy.inputs.at(0), output: toy.sum() })?;
+                direct(&toy, cx)
+            })
+        });
+        let error = recorded.unwrap_err().to_string();
+        let expected = format!("inputs of microbatch 0: the pass `test` has put `{name}` before `copy`");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
+fn work_on_the_stream_itself_comes_after_what_the_region_has_submitted() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        set(cx, |_| {});
+        cx.region(forward(0, 0), (), |cx, ()| {
+            cx.run(Fill { output: toy.sum(), value: 3.0 })?;
+            cx.compute().submit(Copy { input: toy.sum(), output: toy.sums.at(1) })?;
+            cx.run(Fill { output: toy.sum(), value: 5.0 })
+        })
+    };
+    for _ in 0..3 {
+        manager.step(Mode::Train, 1, &mut step).unwrap();
+        let first = |of: usize| toy.device.download::<f32>(&toy.sums.at(of)).unwrap()[0];
+        assert_eq!([first(0), first(1)], [5.0, 3.0]);
+    }
+}
+
+#[test]
+fn work_on_the_stream_that_would_come_before_what_the_region_has_submitted_is_refused() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let step = &mut |cx: &mut StepContext<'_>| {
+        set(cx, |_| {});
+        cx.region(forward(0, 0), (), |cx, ()| {
+            cx.run(Fill { output: toy.sum(), value: 3.0 })?;
+            Ok(toy.compute.submit(Copy { input: toy.sum(), output: toy.sums.at(1) })?)
+        })
+    };
+    let error = manager.step(Mode::Train, 1, step).unwrap_err().to_string();
+    let expected = "forward of layer 0, microbatch 0: `copy` was submitted to a stream directly, and would come before";
+    assert!(error.contains(expected) && error.contains("StepContext::compute"), "{error}");
+}
+
+#[test]
+fn what_a_failed_region_has_submitted_is_in_no_other_region() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let step = &mut |cx: &mut StepContext<'_>| {
+        set(cx, |_| {});
+        cx.region(Region::Step, (), |cx, ()| {
+            let failed = cx.region(forward(0, 0), (), |cx, ()| -> Result<()> {
+                cx.run(Fill { output: toy.sum(), value: 3.0 })?;
+                Err(graph_manager::Error::Usage { problem: "made to fail".into(), fix: "none" })
+            });
+            assert!(failed.is_err());
+            cx.run(Fill { output: toy.sums.at(1), value: 5.0 })
+        })
+    };
+    manager.record(Mode::Train, 1, step).unwrap();
+    let text = manager.lists();
+    assert_eq!(text.matches(" fill").count(), 1, "{text}");
+}
+
+#[test]
+fn an_early_operation_may_come_again_past_what_reads_its_result_and_not_before_what_it_is_made_from() {
+    let kept = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let recorded = |first_reads_source: bool| {
+        kept.borrow_mut().clear();
+        let toy = toy();
+        let mut manager = toy.manager(ManagerOptions::default());
+        let (scale, source, sum) = (toy.sums.at(1), toy.inputs.at(0), toy.sum());
+        manager.record(Mode::Train, 1, &mut |cx| {
+            let kept = kept.clone();
+            set(cx, move |piece| match is_first(piece) {
+                true => kept.borrow_mut().append(&mut piece.entries),
+                false => piece.entries.append(&mut kept.borrow_mut()),
+            });
+            cx.region(forward(0, 0), (), |cx, ()| match first_reads_source {
+                true => cx.run(Fill { output: source, value: 1.0 }),
+                false => cx.run(Copy { input: scale, output: sum }),
+            })?;
+            cx.region(forward(1, 0), (), |cx, ()| cx.run_early(Copy { input: source, output: scale }))
+        })
+    };
+    recorded(false).unwrap();
+    let error = recorded(true).unwrap_err().to_string();
+    assert!(error.contains("the pass `test` has put `copy` before `fill`"), "{error}");
+}

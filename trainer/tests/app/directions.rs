@@ -14,11 +14,14 @@ const CRATES: &[&[&str]] =
 const FOLDERS: &[(&str, &[&[&str]])] = &[
     ("common", &[&["terminal"]]),
     ("device", &[&["cuda", "host", "ops", "timeline"], &["backend"], &["device", "graph", "stream"]]),
-    ("graph-manager", &[&["program"]]),
+    ("graph-manager", &[&["program"], &["passes"]]),
     ("parallel", &[&["mpi"]]),
     ("data", &[&["formats"], &["sources", "text"]]),
     ("launch", &[&["job"], &["watch"]]),
-    ("engine", &[&["fp8", "model", "params"], &["gradient_sync"], &["optimizer"], &["pipeline"], &["step"]]),
+    (
+        "engine",
+        &[&["fp8", "model", "params"], &["gradient_sync"], &["optimizer"], &["pipeline"], &["passes"], &["step"]],
+    ),
     (
         "trainer",
         &[

@@ -15,13 +15,13 @@ const SHOWN: &[(&str, &str, &[&str])] = &[
             "step 1/20 loss 5.5054 norm 3.610 lr 2.97e-5",
             "graphs: 13 graphs, 91 nodes; eager: 2.3 % of Train (10 of 429 operations), 5.6 % of Evaluate (9 of 161 \
              operations): begin (",
-            "memory: scratch of stream 5 0.3 MiB, slot 0 1.1 MiB",
+            "memory: scratch of compute 0.3 MiB, slot 0 1.1 MiB",
         ],
     ),
     (
         "docs/graphs.md",
         "--enable-cuda-graph --cuda-graph-scope full_iteration --steps 20",
-        &["graphs: 1 graph, 429 nodes; memory: scratch of stream 5 0.3 MiB, step 1.1 MiB"],
+        &["graphs: 1 graph, 429 nodes; memory: scratch of compute 0.3 MiB, step 1.1 MiB"],
     ),
     (
         "docs/graphs.md",

@@ -102,10 +102,10 @@ fn a_launch_is_named_after_its_region_and_lasts_as_long_as_its_operations() {
         let inside: Vec<&&Event> = operations.iter().filter(within).collect();
         assert!(!inside.is_empty() || launch.name == "reduce", "nothing in {launch:?}");
         for operation in inside {
-            // Weight gradients run on a branch.
+            // Weight gradients have a queue of their own.
             let rows: &[&str] = match operation.name.rsplit('/').next() {
-                Some("bias_grad") => &["stream branch"],
-                Some("gemm") => &["stream compute", "stream branch"],
+                Some("bias_grad") => &["stream weight gradients"],
+                Some("gemm") => &["stream compute", "stream weight gradients"],
                 _ => &["stream compute"],
             };
             assert!(rows.contains(&&*operation.row), "{operation:?}");

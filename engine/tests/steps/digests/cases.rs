@@ -85,7 +85,8 @@ pub fn cases() -> Vec<Case> {
     let (data, tensor, stages) = (Layout::new(1, 1, 1, 2), Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1));
     let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
-    let cases: [(&str, Layout, Change); 46] = [
+    let overlap = |run: Run| Run { overlaps: true, ..run };
+    let cases: [(&str, Layout, Change); 56] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
@@ -132,6 +133,20 @@ pub fn cases() -> Vec<Case> {
         ("LoRA, recompute of two blocks", one, |run| Run {
             recompute: Some(2),
             ..reshaped(run, |shape| with_adapters(shape, 0.1))
+        }),
+        ("graphs of some modules, data 2", data, modules),
+        ("hooks, tensor 2, data 2", Layout::new(2, 1, 1, 2), with_hooks),
+        ("overlap, data 2, distributed optimizer", data, |run| divided(Run { overlaps: true, ..run })),
+        ("overlap, stages 2, chunks 2", Layout::new(1, 2, 2, 1), overlap),
+        ("stages 2, chunks 2, data 2, distributed optimizer", Layout::new(1, 2, 2, 2), |run| {
+            divided(Run { microbatches: 4, ..run })
+        }),
+        ("recompute of two blocks, tensor 2, sequence", tensor, |run| Run { recompute: Some(2), ..run }),
+        ("frozen embeddings, tensor 2, sequence", tensor, |run| Run { frozen: |name| name.starts_with("wte"), ..run }),
+        ("fp8 rowwise, tensor 2, sequence", tensor, |run| fp8(run, Fp8Recipe::Rowwise)),
+        ("fp8 delayed, stages 2, zero bubble", zero_bubble(stages), |run| fp8(run, Fp8Recipe::Delayed)),
+        ("LoRA, tensor 2, stages 2, zero bubble", zero_bubble(Layout::new(2, 2, 1, 1)), |run| {
+            reshaped(run, |shape| with_adapters(shape, 0.1))
         }),
         ("moments in bf16", one, |run| {
             let moments = MomentTypes { exp_avg: DType::Bf16, exp_avg_sq: DType::Bf16 };

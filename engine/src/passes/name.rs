@@ -1,0 +1,45 @@
+//! What passes are called.
+
+use std::fmt::{Display, Formatter};
+
+/// A pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassName {
+    /// Forwards next to backwards of other microbatches.
+    Overlap,
+    /// Gradients of weights on a queue of their own, or in the regions that a split backward has for them.
+    WeightGradients,
+    /// Transfers between ranks that share layers beside products.
+    TensorParallelTransfers,
+    /// Sums of gradients over data-parallel ranks, and gathers of weights, next to layers.
+    Buckets,
+    /// Receives from other stages ahead of the tasks that need them.
+    StageTransfers,
+}
+
+impl PassName {
+    /// All passes, in the order in which they are applied.
+    pub const ALL: [PassName; 5] = [
+        PassName::Overlap,
+        PassName::WeightGradients,
+        PassName::TensorParallelTransfers,
+        PassName::Buckets,
+        PassName::StageTransfers,
+    ];
+
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            PassName::Overlap => "overlap",
+            PassName::WeightGradients => "weight gradients",
+            PassName::TensorParallelTransfers => "tensor-parallel transfers",
+            PassName::Buckets => "buckets",
+            PassName::StageTransfers => "stage transfers",
+        }
+    }
+}
+
+impl Display for PassName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.words())
+    }
+}
