@@ -6,7 +6,6 @@ use std::hash::Hash;
 use device::Device;
 
 use crate::plan::{AreaKind, Plan};
-use crate::policy::Policy;
 use crate::program::Program;
 
 /// A buffer of a step. Its times are positions in the recorded step, both included. Two buffers that share bytes of an area
@@ -32,16 +31,10 @@ pub struct BufferUse {
 impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
     /// Where the buffers of a step lie, in the order in which the step takes them. `planned` is the list that the plan is
     /// made from.
-    pub(crate) fn buffers(
-        &self,
-        program: &Program<R>,
-        planned: &Program<R>,
-        policy: &impl Policy<Region = R>,
-        device: &Device,
-    ) -> Vec<BufferUse> {
+    pub(crate) fn buffers(&self, program: &Program<R>, planned: &Program<R>, device: &Device) -> Vec<BufferUse> {
         let placed = program.taken_in_order().enumerate().filter_map(|(at, (buffer, index))| {
             let visit = &program.visits[buffer.visit()];
-            let stands_for_it = self.visit(&self.key(policy, visit.region, program.microbatches))?;
+            let stands_for_it = self.visit(&self.key(visit, program.microbatches))?;
             let (placement, name) = self.placement(planned, stands_for_it, index)?;
             let used = program.used(at);
             let used = match placement.area {

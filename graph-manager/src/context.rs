@@ -34,6 +34,8 @@ pub(crate) struct Current<R> {
     pub(crate) region: R,
     /// Index in the recorded order.
     pub(crate) visit: usize,
+    /// It belongs to the first microbatch, or to none.
+    pub(crate) is_of_first: bool,
     /// No piece of it has ended.
     pub(crate) begins: Cell<bool>,
 }
@@ -81,8 +83,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Whether what runs now belongs to the step's first microbatch: it overwrites what later ones add to. Work of no microbatch
     /// does too.
     pub fn is_first_microbatch(&self) -> bool {
-        let instance = self.current_region().and_then(|region| self.manager.policy.instance(region));
-        instance.is_none_or(|instance| instance.microbatch == 0)
+        self.current.as_ref().is_none_or(|current| current.is_of_first)
     }
 
     /// The stream that the current region runs on. It has been given all that the region has submitted so far, so work may be

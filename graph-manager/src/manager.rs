@@ -124,16 +124,16 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// Files a list: it is planned, or fits the plan of an earlier one.
     pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>, output: Box<dyn Any>) -> Result<()> {
-        program.check(&self.policy)?;
+        program.check()?;
         let key = self.step_key(mode, program.microbatches);
-        let (policy, compute, poisons) = (&self.policy, self.pool.compute().id(), self.options.poison);
+        let (compute, poisons) = (self.pool.compute().id(), self.options.poison);
         match self.states.get_mut(&key) {
             None => {
-                let state = State::new(self.options.mempool, program, output, policy, compute, poisons)?;
+                let state = State::new(self.options.mempool, program, output, compute, poisons)?;
                 self.forget_oldest()?;
                 self.states.insert(key, state);
             }
-            Some(state) => state.add(program, output, policy, compute, self.areas.is_empty(), poisons)?,
+            Some(state) => state.add(program, output, compute, self.areas.is_empty(), poisons)?,
         }
         Ok(())
     }
@@ -157,7 +157,7 @@ impl<P: Policy> CudaGraphManager<P> {
         }
         let mut sizes = BTreeMap::new();
         for programs in kinds.values() {
-            raise(&mut sizes, &Plan::new(mempool, programs, &self.policy, self.pool.compute().id(), false).areas);
+            raise(&mut sizes, &Plan::new(mempool, programs, self.pool.compute().id(), false).areas);
         }
         sizes.values().sum()
     }
@@ -196,7 +196,7 @@ impl<P: Policy> CudaGraphManager<P> {
         if let Some(binding) = state.bindings.get(&microbatches) {
             return binding.clone();
         }
-        let binding = Rc::new(state.bind(&self.areas, &self.policy, microbatches));
+        let binding = Rc::new(state.bind(&self.areas, microbatches));
         self.state_mut(key).bindings.insert(microbatches, binding.clone());
         binding
     }

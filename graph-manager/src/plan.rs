@@ -12,8 +12,7 @@ use device::{BufferId, Device, StreamId};
 use crate::keys::RegionKey;
 use crate::options::Mempool;
 use crate::placement::{Interval, Placer};
-use crate::policy::Policy;
-use crate::program::{Lifetime, Program};
+use crate::program::{Lifetime, Program, Visit};
 use crate::slots::slots;
 
 /// Names an area.
@@ -81,16 +80,10 @@ pub(crate) struct Plan<R> {
 impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
     /// For steps that differ in the number of microbatches: several in slots, or one over the whole step. In slots, the
     /// largest stands for all. `poisons` says whether dead buffers are needed.
-    pub(crate) fn new(
-        mempool: Mempool,
-        programs: &[&Program<R>],
-        policy: &impl Policy<Region = R>,
-        compute: StreamId,
-        poisons: bool,
-    ) -> Plan<R> {
+    pub(crate) fn new(mempool: Mempool, programs: &[&Program<R>], compute: StreamId, poisons: bool) -> Plan<R> {
         let largest = programs.iter().max_by_key(|program| program.microbatches);
         let program = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
-        let slots = (mempool == Mempool::PerMicrobatch).then(|| slots(programs, policy));
+        let slots = (mempool == Mempool::PerMicrobatch).then(|| slots(programs));
         let mut plan = Plan {
             microbatches: program.microbatches,
             places: vec![Place { area: UNPLANNED, offset: 0 }; program.buffers.len()],
@@ -101,7 +94,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             slots,
         };
         let keys: Vec<RegionKey<R>> =
-            program.visits.iter().map(|visit| plan.key(policy, visit.region, program.microbatches)).collect();
+            program.visits.iter().map(|visit| plan.key(visit, program.microbatches)).collect();
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
         for (visit, key) in keys.iter().enumerate() {
             plan.visits.entry(*key).or_insert(visit as u32);
@@ -132,7 +125,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
                     scratch.entry(used.stream().unwrap_or(compute)).or_default().push((index, used));
                     continue;
                 }
-                let area = match (policy.instance(visit.region), key.slot) {
+                let area = match (&visit.instance, key.slot) {
                     (Some(instance), Some(slot)) => AreaKind::Slot { chunk: instance.chunk, slot },
                     _ => AreaKind::Step,
                 };
@@ -149,15 +142,15 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         plan
     }
 
-    /// The region as memory sees it. Microbatch m of M has slot (M-1-m) mod K, so the last is always in slot 0.
-    pub(crate) fn key(&self, policy: &impl Policy<Region = R>, region: R, microbatches: usize) -> RegionKey<R> {
-        match (&self.slots, policy.instance(region)) {
+    /// A visit's region as memory sees it. Microbatch m of M has slot (M-1-m) mod K, so the last is always in slot 0.
+    pub(crate) fn key(&self, visit: &Visit<R>, microbatches: usize) -> RegionKey<R> {
+        match (&self.slots, &visit.instance) {
             (Some(slots), Some(instance)) => {
                 let slots = slots.get(&instance.chunk).copied().unwrap_or(1);
                 let slot = (microbatches - 1 - instance.microbatch) % slots;
                 RegionKey { region: instance.first, slot: Some(slot) }
             }
-            _ => RegionKey { region, slot: None },
+            _ => RegionKey { region: visit.region, slot: None },
         }
     }
 

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 /// What a caller's regions are: which become graphs, and which microbatch each belongs to.
 ///
 /// A region is a named piece of a step, such as the forward of layer 3 for microbatch 1. Regions nest: inside a captured
-/// region the inner ones are part of its graph. An answer must follow from the arguments alone, for the manager asks again.
+/// region the inner ones are part of its graph. An answer must follow from the arguments alone.
 pub trait Policy: 'static {
     /// Names a region. `Display` is its name in errors, graphs and reports.
     type Region: Copy + Eq + Hash + Display + 'static;

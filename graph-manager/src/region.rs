@@ -46,9 +46,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
         let (device, stream) = (self.manager.pool.device().clone(), self.stream().id());
         let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
-        let visit = self.recorder.borrow_mut().begin(&device, region, stream, captured);
+        let instance = self.manager.policy.instance(region);
+        let visit = self.recorder.borrow_mut().begin(&device, region, instance, stream, captured);
         device.set_scope(&self.recorder.borrow().name(visit));
-        let output = self.inside(region, visit, input, body);
+        let is_of_first = instance.is_none_or(|instance| instance.microbatch == 0);
+        let current = Current { region, visit, is_of_first, begins: Cell::new(true) };
+        let output = self.inside(current, input, body);
         // Also where it failed: the step may go on.
         self.recorder.borrow_mut().end(&device);
         self.is_aside &= !begins_aside;
@@ -58,12 +61,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Runs the code of a region as the innermost one, after a mark for a watchdog.
     fn inside<I: TensorTree, O>(
         &mut self,
-        region: P::Region,
-        visit: usize,
+        current: Current<P::Region>,
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        let outer = self.current.replace(Current { region, visit, begins: Cell::new(true) });
+        let region = current.region;
+        let outer = self.current.replace(current);
         let inside = Inside { cx: self, region, outer };
         let cx = &mut *inside.cx;
         let result = cx.own_inputs(region, input).and_then(|input| {

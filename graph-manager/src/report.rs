@@ -120,7 +120,7 @@ impl<P: Policy> CudaGraphManager<P> {
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
             for program in state.programs.values() {
                 let captured = self.submitted(program).filter(|(_, eager)| eager.is_none()).map(|(visit, _)| visit);
-                keys.extend(state.graph_keys(&self.policy, program, captured).into_iter().map(|key| (kind.1, key)));
+                keys.extend(state.graph_keys(program, captured).into_iter().map(|key| (kind.1, key)));
             }
         }
         keys.len()
@@ -141,12 +141,12 @@ impl<P: Policy> CudaGraphManager<P> {
             for program in state.programs.values() {
                 let (mut order, operations) = (Vec::new(), program.operations());
                 let captured_visits = self.submitted(program).filter(|(_, eager)| eager.is_none());
-                let keys = state.graph_keys(&self.policy, program, captured_visits.map(|(visit, _)| visit));
+                let keys = state.graph_keys(program, captured_visits.map(|(visit, _)| visit));
                 let mut keys = keys.into_iter();
                 let mut eager_operations = operations;
                 for (visit, eager) in self.submitted(program) {
                     let region = program.visits[visit].region;
-                    let microbatch = self.policy.instance(region).map(|instance| instance.microbatch);
+                    let microbatch = program.visits[visit].instance.map(|instance| instance.microbatch);
                     let mut graph = None;
                     match eager {
                         None => {
@@ -167,7 +167,7 @@ impl<P: Policy> CudaGraphManager<P> {
                     order.push(Launch { region: region.to_string(), microbatch, graph, start, end });
                 }
                 let planned = &state.programs[&state.plan.microbatches];
-                let buffers = state.plan.buffers(program, planned, &self.policy, self.pool.device());
+                let buffers = state.plan.buffers(program, planned, self.pool.device());
                 let (mode, microbatches) = (mode.clone(), program.microbatches);
                 report.steps.push(StepReport { mode, microbatches, operations, eager_operations, order, buffers });
             }

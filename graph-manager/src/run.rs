@@ -83,7 +83,7 @@ impl<P: Policy> CudaGraphManager<P> {
         let mut numbers = std::mem::take(&mut self.state_mut(key).graph_numbers);
         let is_graph = |visit: &usize| run.graphs && self.why_eager(&program.visits[*visit]).is_none();
         let captured: Vec<usize> = (0..program.visits.len()).filter(is_graph).collect();
-        let keys = self.states[&key].graph_keys(&self.policy, &program, captured.iter().copied());
+        let keys = self.states[&key].graph_keys(&program, captured.iter().copied());
         let graph_of: HashMap<usize, GraphKey<P::Region>> = captured.into_iter().zip(keys).collect();
         let schedule = Rc::new(Schedule::of(&program, run.part, self.options.poison, &mut |visit| {
             let (graph, next) = (graph_of.get(&visit)?, numbers.len() as u32);
@@ -242,7 +242,7 @@ impl<P: Policy> UnderWay<'_, P> {
         if self.manager.options.poison && !self.is_left_out(visit) && self.is_not_in_graph(visit) {
             self.device.set_scope(&visited.name);
             let plan = &self.manager.states[&self.key].plan;
-            let key = plan.key(&self.manager.policy, visited.region, self.program.microbatches);
+            let key = plan.key(visited, self.program.microbatches);
             for dead in plan.dead_after.get(&key).into_iter().flatten() {
                 let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
                 stream.submit(Poison { output }).map_err(|error| Error::from(error).within(&visited.name))?;

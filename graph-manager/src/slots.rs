@@ -1,9 +1,10 @@
 //! Slots: how many microbatches need memory of their own, and whether they can share it.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::hash::Hash;
 
 use crate::error::{Error, Result};
-use crate::policy::Policy;
 use crate::program::Program;
 
 /// When a microbatch is in flight: from its first region to its last.
@@ -15,10 +16,10 @@ struct Flight {
 }
 
 /// By chunk and microbatch.
-fn flights<P: Policy>(program: &Program<P::Region>, policy: &P) -> BTreeMap<usize, BTreeMap<usize, Flight>> {
+fn flights<R>(program: &Program<R>) -> BTreeMap<usize, BTreeMap<usize, Flight>> {
     let mut chunks: BTreeMap<usize, BTreeMap<usize, Flight>> = BTreeMap::new();
     for (at, visit) in program.visits.iter().enumerate() {
-        let Some(instance) = policy.instance(visit.region) else { continue };
+        let Some(instance) = &visit.instance else { continue };
         let end = visit.positions().end;
         let begun = Flight { first_visit: at, last_visit: at, end };
         let flight = chunks.entry(instance.chunk).or_default().entry(instance.microbatch).or_insert(begun);
@@ -28,7 +29,7 @@ fn flights<P: Policy>(program: &Program<P::Region>, policy: &P) -> BTreeMap<usiz
 }
 
 /// By chunk, the largest number of microbatches in flight at any time. It is the number of slots.
-pub(crate) fn in_flight<P: Policy>(program: &Program<P::Region>, policy: &P) -> BTreeMap<usize, usize> {
+pub(crate) fn in_flight<R>(program: &Program<R>) -> BTreeMap<usize, usize> {
     let most = |flights: &BTreeMap<usize, Flight>| {
         let alive = |at: usize| {
             flights.values().filter(|flight| (flight.first_visit..=flight.last_visit).contains(&at)).count()
@@ -36,13 +37,13 @@ pub(crate) fn in_flight<P: Policy>(program: &Program<P::Region>, policy: &P) -> 
         // The number grows only where a microbatch begins.
         flights.values().map(|flight| alive(flight.first_visit)).max().unwrap_or(1)
     };
-    flights(program, policy).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
+    flights(program).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
 }
 
 /// By chunk, the number of slots that hold every one of these steps.
-pub(crate) fn slots<P: Policy>(programs: &[&Program<P::Region>], policy: &P) -> BTreeMap<usize, usize> {
+pub(crate) fn slots<R>(programs: &[&Program<R>]) -> BTreeMap<usize, usize> {
     let mut slots = BTreeMap::new();
-    programs.iter().for_each(|program| raise(&mut slots, &in_flight(program, policy)));
+    programs.iter().for_each(|program| raise(&mut slots, &in_flight(program)));
     slots
 }
 
@@ -55,15 +56,14 @@ pub(crate) fn raise<K: Ord + Copy>(numbers: &mut BTreeMap<K, usize>, needed: &BT
 }
 
 /// Fails if a buffer is used after the last region of its microbatch, when another microbatch may have its slot.
-pub(crate) fn check_flights<P: Policy>(
-    program: &Program<P::Region>,
+pub(crate) fn check_flights<R: Copy + Eq + Hash + Display>(
+    program: &Program<R>,
     slots: &BTreeMap<usize, usize>,
-    policy: &P,
 ) -> Result<()> {
-    let flights = flights(program, policy);
+    let flights = flights(program);
     for (at, (buffer, index)) in program.taken_in_order().enumerate() {
         let visit = &program.visits[buffer.visit()];
-        let Some(instance) = policy.instance(visit.region) else { continue };
+        let Some(instance) = &visit.instance else { continue };
         let (of_chunk, slots) = (&flights[&instance.chunk], slots.get(&instance.chunk).copied().unwrap_or(1));
         let end = of_chunk[&instance.microbatch].end;
         if of_chunk.len() > slots && program.used(at).last >= end {

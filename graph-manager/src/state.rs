@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::hash::Hash;
 use std::rc::Rc;
 
@@ -53,12 +54,11 @@ impl<P: Policy> State<P> {
         mempool: Mempool,
         program: Program<P::Region>,
         output: Box<dyn Any>,
-        policy: &P,
         compute: StreamId,
         poisons: bool,
     ) -> Result<State<P>> {
-        let plan = Plan::new(mempool, &[&program], policy, compute, poisons);
-        plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&program, slots, policy))?;
+        let plan = Plan::new(mempool, &[&program], compute, poisons);
+        plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&program, slots))?;
         Ok(State {
             outputs: BTreeMap::from([(program.microbatches, output)]),
             programs: BTreeMap::from([(program.microbatches, Rc::new(program))]),
@@ -84,26 +84,25 @@ impl<P: Policy> State<P> {
     /// The keys of the graphs of these visits of a list, in turn.
     pub(crate) fn graph_keys(
         &self,
-        policy: &P,
         program: &Program<P::Region>,
         captured: impl IntoIterator<Item = usize>,
     ) -> Vec<GraphKey<P::Region>> {
-        let places = self.places(policy, program);
+        let places = self.places(program);
         let digest = program.digests(|index, hasher| (places[index].area, places[index].offset).hash(hasher));
         let key = |visit: usize| GraphKey {
-            region: self.plan.key(policy, program.visits[visit].region, program.microbatches),
+            region: self.plan.key(&program.visits[visit], program.microbatches),
             does: digest(visit),
         };
         captured.into_iter().map(key).collect()
     }
 
     /// By buffer of a list: its place in the plan.
-    fn places(&self, policy: &P, program: &Program<P::Region>) -> Vec<Placement> {
+    fn places(&self, program: &Program<P::Region>) -> Vec<Placement> {
         let planned = &self.programs[&self.plan.microbatches];
         let unplanned = || unreachable!("a step that does not fit its plan is not accepted");
         let mut places = vec![None; program.buffers.len()];
         for (at, visit) in program.visits.iter().enumerate() {
-            let stands_for_it = self.plan.visit(&self.plan.key(policy, visit.region, program.microbatches));
+            let stands_for_it = self.plan.visit(&self.plan.key(visit, program.microbatches));
             for (number, (index, _)) in program.owned(at).enumerate() {
                 let placed = stands_for_it.and_then(|visit| self.plan.placement(planned, visit, number));
                 places[index] = Some(placed.unwrap_or_else(unplanned).0);
@@ -120,7 +119,6 @@ impl<P: Policy> State<P> {
         &mut self,
         program: Program<P::Region>,
         output: Box<dyn Any>,
-        policy: &P,
         compute: StreamId,
         may_move: bool,
         poisons: bool,
@@ -128,12 +126,12 @@ impl<P: Policy> State<P> {
         // A step with other microbatches may need more slots, even one with fewer: in an interleaved pipeline more are in
         // flight if the last group is not whole.
         let all: Vec<_> = self.programs.values().map(|program| &**program).chain([&program]).collect();
-        let outgrown = may_move && self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy));
-        let plan = outgrown.then(|| Plan::new(Mempool::PerMicrobatch, &all, policy, compute, poisons));
+        let outgrown = may_move && self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all));
+        let plan = outgrown.then(|| Plan::new(Mempool::PerMicrobatch, &all, compute, poisons));
         match &plan {
-            Some(plan) if plan.microbatches == program.microbatches => accept(&program, plan, &program, policy)?,
-            Some(plan) => accept(&program, plan, &self.programs[&plan.microbatches], policy)?,
-            None => accept(&program, &self.plan, &self.programs[&self.plan.microbatches], policy)?,
+            Some(plan) if plan.microbatches == program.microbatches => accept(&program, plan, &program)?,
+            Some(plan) => accept(&program, plan, &self.programs[&plan.microbatches])?,
+            None => accept(&program, &self.plan, &self.programs[&self.plan.microbatches])?,
         }
         if let Some(plan) = plan {
             self.plan = plan;
@@ -146,24 +144,23 @@ impl<P: Policy> State<P> {
     }
 
     /// Where the buffers of a list lie in the areas of the plan.
-    pub(crate) fn bind(&self, areas: &BTreeMap<AreaKind, Rc<Area>>, policy: &P, microbatches: usize) -> Binding {
+    pub(crate) fn bind(&self, areas: &BTreeMap<AreaKind, Rc<Area>>, microbatches: usize) -> Binding {
         let place = |placed: Placement| Place {
             address: areas[&placed.area].address() + placed.offset as u64,
             buffer: placed.buffer,
         };
-        Binding::new(self.places(policy, &self.programs[&microbatches]).into_iter().map(place).collect())
+        Binding::new(self.places(&self.programs[&microbatches]).into_iter().map(place).collect())
     }
 }
 
 /// Fails if a step does not fit a plan, which was made from the `planned` list.
-fn accept<P: Policy>(
-    program: &Program<P::Region>,
-    plan: &Plan<P::Region>,
-    planned: &Program<P::Region>,
-    policy: &P,
+fn accept<R: Copy + Eq + Hash + Display + 'static>(
+    program: &Program<R>,
+    plan: &Plan<R>,
+    planned: &Program<R>,
 ) -> Result<()> {
     if let Some(slots) = &plan.slots {
-        for (chunk, in_flight) in in_flight(program, policy) {
+        for (chunk, in_flight) in in_flight(program) {
             let slots = slots.get(&chunk).copied().unwrap_or(0);
             if in_flight > slots {
                 let slots = counted(slots, "slot");
@@ -172,11 +169,11 @@ fn accept<P: Policy>(
                 return Err(Error::usage(problem, fix));
             }
         }
-        check_flights(program, slots, policy)?;
+        check_flights(program, slots)?;
     }
     for (at, (buffer, index)) in program.taken_in_order().enumerate() {
-        let region = program.visits[buffer.visit()].region;
-        let visit = plan.visit(&plan.key(policy, region, program.microbatches));
+        let of = &program.visits[buffer.visit()];
+        let (region, visit) = (of.region, plan.visit(&plan.key(of, program.microbatches)));
         let known = visit.and_then(|visit| plan.placement(planned, visit, index));
         if known.is_none_or(|(known, _)| known.bytes != buffer.bytes) {
             let name = program.own(buffer.visit(), index).map_or("", |(_, name)| name);

@@ -10,7 +10,7 @@ use super::joined::Join;
 use super::lifetime::Lifetime;
 
 use crate::error::{Error, Result};
-use crate::policy::Policy;
+use crate::policy::Instance;
 
 /// One kind of step with a number of microbatches, as one pass over its code in which nothing ran submitted it.
 pub(crate) struct Program<R> {
@@ -43,6 +43,8 @@ pub(crate) struct Program<R> {
 /// A region's turn in a step.
 pub(crate) struct Visit<R> {
     pub(crate) region: R,
+    /// Where it belongs to a microbatch.
+    pub(crate) instance: Option<Instance<R>>,
     /// The region in words.
     pub(crate) name: Rc<str>,
     /// Index of the visit that this one is directly inside of.
@@ -195,15 +197,15 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     }
 
     /// Whether the step can be planned: each region comes once, and belongs to a microbatch that the step has.
-    pub(crate) fn check(&self, policy: &impl Policy<Region = R>) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let mut seen = std::collections::HashSet::with_capacity(self.visits.len());
-        for Visit { region, name, .. } in &self.visits {
+        for Visit { region, name, instance, .. } in &self.visits {
             if !seen.insert(*region) {
                 let problem = format!("region `{name}` comes twice in a step");
                 let fix = "give each visit a region of its own, for buffers and graphs belong to the region";
                 return Err(Error::usage(problem, fix));
             }
-            let (microbatch, of) = (policy.instance(*region).map(|instance| instance.microbatch), self.microbatches);
+            let (microbatch, of) = (instance.map(|instance| instance.microbatch), self.microbatches);
             if let Some(microbatch) = microbatch.filter(|microbatch| *microbatch >= of) {
                 let problem =
                     format!("region `{name}` is of microbatch {microbatch}, counted from 0, in a step of {of}");

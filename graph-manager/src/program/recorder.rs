@@ -16,6 +16,7 @@ use super::joined::Join;
 use super::order::base;
 use super::streams::{Reached, Streams};
 use crate::error::{Error, OUTSIDE as OUTSIDE_REGIONS, Result};
+use crate::policy::Instance;
 
 /// A step that is being recorded.
 pub(crate) struct Recorder<R> {
@@ -133,7 +134,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
 
     /// Begins a visit within the innermost one, on that stream; returns its index. A region that is `captured` becomes a
     /// graph, unless it is part of one.
-    pub(crate) fn begin(&mut self, device: &Device, region: R, stream: StreamId, captured: bool) -> usize {
+    pub(crate) fn begin(
+        &mut self,
+        device: &Device,
+        region: R,
+        instance: Option<Instance<R>>,
+        stream: StreamId,
+        captured: bool,
+    ) -> usize {
         self.hear(device);
         let visit = self.program.visits.len() as u32;
         let outer = self.top();
@@ -149,6 +157,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         let held = Held::default();
         self.program.visits.push(Visit {
             region,
+            instance,
             name,
             outer,
             next: 0,
