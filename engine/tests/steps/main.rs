@@ -8,6 +8,7 @@ mod minimal;
 mod models;
 
 mod answers;
+mod beside;
 mod bound_list;
 mod digests;
 mod distributed_optimizer;
