@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use device::{Accesses, BufferName, DType, Device, Event, Op, Shape, Stream, Tensor};
+use device::{Accesses, BufferName, DType, Device, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
@@ -186,15 +186,6 @@ impl<'m, P: Policy> StepContext<'m, P> {
     pub fn join(&self, fork: Fork) -> Result<()> {
         self.end_piece(Then::More)?;
         Ok(fork.join(self.stream())?)
-    }
-
-    /// Makes what follows wait for an event that was recorded in this step before.
-    ///
-    /// # Errors
-    /// Errors of the device, such as a failed transfer.
-    pub fn wait(&self, event: &Event) -> Result<()> {
-        self.end_piece(Then::More)?;
-        Ok(self.stream().wait(event)?)
     }
 
     /// A buffer of the current region. It lives until its last use, which may be in a later region.

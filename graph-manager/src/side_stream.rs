@@ -71,15 +71,6 @@ impl Fork {
     /// Memory of the plan that they use stays theirs until then.
     pub fn leave(self) {}
 
-    /// As [`Fork::leave`], and records `done` after them, for [`StepContext::wait`](crate::StepContext::wait). A fork of
-    /// nothing records nothing.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub fn leave_until(self, done: &Event) -> Result<()> {
-        self.side.map_or(Ok(()), |side| side.stream.record(done))
-    }
-
     /// Makes `compute` wait for these operations and for all that was submitted to their stream since.
     pub(crate) fn join(self, compute: &Stream) -> Result<()> {
         let Some(side) = self.side else { return Ok(()) };

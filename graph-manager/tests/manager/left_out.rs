@@ -95,7 +95,9 @@ fn a_wait_for_an_event_from_before_the_step_is_refused() {
     bench.compute.record(&before).unwrap();
     for enable in [true, false] {
         let mut manager = bench.manager(enable);
-        let error = manager.step("step", 1, &mut |cx| cx.region("work", (), |cx, ()| cx.wait(&before))).unwrap_err();
+        let error = manager
+            .step("step", 1, &mut |cx| cx.region("work", (), |cx, ()| Ok(cx.compute().wait(&before)?)))
+            .unwrap_err();
         let words = "work: stream `compute` waits for an event that the step has not recorded before. Fix: wait before the step";
         assert!(error.to_string().starts_with(words), "{error}");
     }
@@ -113,7 +115,7 @@ fn a_fork_of_an_earlier_region_does_not_include_a_stream() {
             other.wait(&fork)?;
             other.submit(bench.count())?;
             other.record(&join)?;
-            cx.wait(&join)
+            Ok(cx.compute().wait(&join)?)
         })?;
         cx.region("does not", (), |_, ()| Ok(other.submit(bench.count())?))
     });
@@ -156,7 +158,7 @@ fn a_stream_forked_by_an_event_within_the_region_takes_part_in_every_replay() {
                 bench.other.wait(&fork)?;
                 bench.other.submit(bench.count())?;
                 bench.other.record(&join)?;
-                cx.wait(&join)
+                Ok(cx.compute().wait(&join)?)
             })
         });
         result.unwrap();

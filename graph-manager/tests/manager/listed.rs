@@ -23,7 +23,7 @@ fn a_list_has_a_line_for_each_operation_and_one_for_a_region_that_repeats_anothe
                 side.wait(&begun)?;
                 side.submit(Add { a: total, b: one, output: total })?;
                 side.record(&done)?;
-                cx.wait(&done)
+                Ok(cx.compute().wait(&done)?)
             })
         })
     };
