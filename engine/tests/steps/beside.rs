@@ -10,7 +10,6 @@ use crate::models::Run;
 
 /// An operation of a list.
 struct Entry {
-    queue: StreamId,
     /// Its region, and its name.
     region: String,
     name: &'static str,
@@ -44,9 +43,9 @@ fn list(run: &Run) -> Vec<Entry> {
             entries[*on].before.iter().enumerate().for_each(|(at, waits)| before[at] |= waits);
         }
         last.insert(entry.queue, entry.number);
-        let (queue, region, name) = (entry.queue, entry.region.to_string(), entry.name);
+        let (region, name) = (entry.region.to_string(), entry.name);
         let is_gradient = name == "gemm" && entry.accesses.writes.iter().all(|tensor| tensor.buffer == gradients);
-        entries.push(Entry { queue, region, name, is_gradient, before });
+        entries.push(Entry { region, name, is_gradient, before });
     });
     entries
 }
