@@ -41,7 +41,8 @@ pub trait Layer<P: Policy> {
     fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<(Self::Output, Self::Saved)>;
 
     /// The input's gradient from the output's, and from what forward left for it. Gradients of weights are added to memory of
-    /// the layer's own. What does so and is not read again runs next to the rest, or later if the order says so.
+    /// the layer's own. Operations that do so, and that nothing meets later in the backward, run next to the rest, or later if
+    /// the order says so.
     ///
     /// # Errors
     /// Errors of the device.

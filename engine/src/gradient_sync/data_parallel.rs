@@ -36,8 +36,8 @@ pub struct DataParallelSync {
 }
 
 impl DataParallelSync {
-    /// Syncs the buckets of all parameters. `layers` are the layers on this rank. `travels` is
-    /// the type in which gradients are summed: f32 or bf16.
+    /// Syncs the buckets of all parameters. `layers` are the layers on this rank. `travels` is the type in which gradients are
+    /// summed: f32 or bf16.
     ///
     /// # Errors
     /// Out of memory.
@@ -71,11 +71,6 @@ impl DataParallelSync {
         &self.communicator
     }
 
-    /// Whether weights are gathered: each rank updates a part of them.
-    pub fn gathers(&self) -> bool {
-        self.shard.is_part()
-    }
-
     /// Whether buckets are gathered in memory that several of them share.
     pub fn shares_buffers(&self) -> bool {
         self.shares_buffers
@@ -86,7 +81,7 @@ impl DataParallelSync {
         Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor).into()
     }
 
-    /// The operations that gather the buckets which `layer` is the first to read.
+    /// The operations that gather the buckets which `layer` is the first to read. None if each rank updates all weights.
     pub fn gather(&self, cx: &StepContext<'_>, layer: usize) -> Vec<Op> {
         let of_layer = self.buckets.iter().filter(|bucket| self.shard.is_part() && bucket.layer == layer);
         let transfers = |bucket: &BucketMemory| {

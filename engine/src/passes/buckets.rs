@@ -1,12 +1,12 @@
 //! Buckets of gradients are summed, and buckets of weights gathered, next to the work of layers.
 //!
-//! The code sums all buckets after the last backward. Here a bucket's sum begins with the backward that comes after the one
-//! which completes the bucket; the last bucket has no such backward. The code gathers a layer's weights in its first
-//! forward. Here the gather begins with the forward of the layer before; or, where nothing keeps it from that, with the step,
-//! so that a stage of a pipeline has its weights by the time that its first input comes.
+//! The code sums all buckets after the last backward. The pass begins a bucket's sum with the next backward after the bucket
+//! is complete; the last bucket has no such backward. The code gathers a layer's weights in its first forward. The pass begins
+//! the gather with the forward of the layer before. If layers have no graphs of their own and buckets share no memory, it
+//! begins all gathers with the step: then a stage of a pipeline has its weights before its first input comes.
 //!
 //! These transfers have a queue of their own, one after the other. Where layers have graphs of their own, a graph waits at its
-//! end for what began in it: no work may go on past the end of a graph.
+//! end for the transfers that began in it: no work may go on past the end of a graph.
 //!
 //! Order that it removes: layers do not wait for the sums of others' buckets, nor for gathers of others' weights.
 
@@ -26,11 +26,11 @@ pub(crate) struct Buckets {
     queue: Rc<SideStream>,
     /// The layers of this rank, in the order of forward.
     layers: Vec<usize>,
-    /// By layer: what gathers the weights that its forward is the first to read.
+    /// By layer: operations that gather the weights that its forward is the first to read.
     gathers: HashMap<usize, Vec<Op>>,
-    /// By layer: what sums the gradients that its backward completes.
+    /// By layer: operations that sum the gradients that its backward completes.
     sums: HashMap<usize, Vec<Op>>,
-    /// What sums the gradients that the last backward completes.
+    /// Operations that sum the gradients that the last backward completes.
     last: Vec<Op>,
     communicator: Rc<dyn Communicator>,
     /// The regions that complete gradients: of this kind, and of the last microbatch.
@@ -39,8 +39,9 @@ pub(crate) struct Buckets {
     captures_layers: bool,
     /// All gathers begin with the step.
     gathers_ahead: bool,
+    /// Operations that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
-    /// The region in which what began in it ends.
+    /// The region whose end waits for the transfers that began in it.
     ends_in: Option<Region>,
 }
 
@@ -75,7 +76,7 @@ impl Buckets {
         self.layers.get(at + 1).copied()
     }
 
-    /// What begins with a region, and whether it ends there too.
+    /// The transfers that begin with a region, and whether its end waits for them.
     fn beginning(&mut self, region: Region) -> (Vec<Op>, bool) {
         let (pass, last) = self.completing;
         let sums_after = match region {

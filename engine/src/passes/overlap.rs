@@ -1,10 +1,10 @@
 //! A forward runs next to the backward of another microbatch.
 //!
-//! The schedule has forwards before the backwards beside which they run. Here the regions of a forward run on the second
-//! lane, with tensor-parallel communicators of their own, and the backward that follows goes on next to them. The first
+//! The schedule has each such forward right before its backward. The pass puts the regions of forwards on the second lane,
+//! with tensor-parallel communicators of their own, so the backward that follows goes on next to them. The first
 //! forwards have no backward beside them; they run on that lane too, because a region's graph belongs to one lane.
 //!
-//! Order that it removes: a backward does not wait for the forward before it; what comes after both does.
+//! Order that it removes: a backward does not wait for the forward before it; the tasks after both wait for both.
 
 use std::rc::Rc;
 

@@ -1,10 +1,10 @@
 //! Transfers between stages begin as early as they may, and receives no earlier: they occupy multiprocessors.
 //!
 //! Each end of a link has a queue of its own, so no transfer waits for another one. A send begins after the work that computed
-//! its values. Only the next send in its direction, and the end of the step, wait for it. The code receives where a task copies
-//! the values out of the receive buffer. Here a receive begins about one task before, see [`ReceiveQueue`]: after the
-//! task before has copied its own values out. (A receive cannot write to the microbatch's slot: the microbatch before may still
-//! use it.)
+//! its values. Only the next send in its direction, and the end of the step, wait for it. In the code a task receives and at
+//! once copies the values out of the receive buffer. The pass begins the receive about one task earlier, see
+//! [`ReceiveQueue`]: after the task before has copied its own values out. (A receive cannot write to the microbatch's slot:
+//! the microbatch before may still use it.)
 //!
 //! Order that it removes: layers do not wait for sends and receives, but for the copies out of receive buffers.
 
@@ -35,7 +35,9 @@ pub(crate) struct StageTransfers {
 /// The receives of one direction.
 struct Receives {
     link: Rc<Link>,
-    queue: ReceiveQueue,
+    /// When each is due.
+    due: ReceiveQueue,
+    /// Receives that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
 }
 
@@ -53,7 +55,7 @@ impl StageTransfers {
         let stage = pipeline.stage();
         let [forward, backward] = BOTH.map(|direction| Receives {
             link: pipeline.link(direction).clone(),
-            queue: stage.receive_queue(direction, tasks),
+            due: stage.receive_queue(direction, tasks),
             begun: Vec::new(),
         });
         StageTransfers { stage, tasks: tasks.to_vec(), walk, overlaps, ahead, forward, backward }
@@ -106,8 +108,8 @@ impl StageTransfers {
 impl Receives {
     fn begin(&mut self, piece: &mut Piece<Region>, begun: usize) {
         let Some(end) = &self.link.receive else { return };
-        for number in self.queue.begin(begun) {
-            let receive = Op::from(end.receive(self.queue.buffer(number)));
+        for number in self.due.begin(begun) {
+            let receive = Op::from(end.receive(self.due.buffer(number)));
             let mut entry = PieceEntry::ahead(receive.clone());
             // Timelines show it under a name of its own: its values are for a later task.
             entry.label = Some(format!("{} receive {number}", end.name).into());
@@ -122,7 +124,7 @@ impl Receives {
         if let Some(at) = entries.iter().position(|entry| self.begun.first() == Some(entry.op())) {
             entries.remove(at);
             self.begun.remove(0);
-            self.queue.take();
+            self.due.take();
         }
     }
 }

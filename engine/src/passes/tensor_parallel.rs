@@ -1,13 +1,13 @@
 //! Transfers between ranks that share layers, in backwards, beside products that do not need them.
 //!
-//! A transfer that a product separates from its first reader runs beside that product. One without is **exposed**: what comes
-//! next reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an exposed transfer
-//! runs. If another exposed transfer comes before new weight gradients do, the last one is left for it.
+//! A transfer that a product separates from its first reader runs beside that product. Otherwise it is **exposed**: the next
+//! operation reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an exposed transfer
+//! runs. If a second exposed transfer comes before new weight gradients do, the two transfers share them: half each.
 //!
 //! Such transfers have a queue of their own. Its work starts before products that are ready at the same time: a product that
 //! begins first would occupy the whole GPU until it ends.
 //!
-//! Order that it removes: what comes between a transfer and its first reader does not wait for the transfer.
+//! Order that it removes: operations between a transfer and its first reader do not wait for the transfer.
 
 use std::rc::Rc;
 
@@ -30,7 +30,8 @@ impl TensorParallelTransfers {
         TensorParallelTransfers { queue: queue.clone(), group: group.clone() }
     }
 
-    /// Whether it brings rows of the residual stream or of its gradient, which products are computed from.
+    /// Whether it brings rows of the residual stream or of its gradient: products read them. A sum in place of such rows has
+    /// three axes, `(batch, seq, hidden)`; sums of statistics and of gradients of parameters have fewer.
     fn is_large(&self, entry: &PieceEntry) -> bool {
         let Op::Collective(transfer) = entry.op() else { return false };
         let brings_rows = match transfer.kind {
@@ -41,7 +42,7 @@ impl TensorParallelTransfers {
         brings_rows && entry.is_transfer_of(&self.group)
     }
 
-    /// What is to be done about the transfer at `at`.
+    /// How the transfer at `at` lies between its neighbours.
     fn look(&self, entries: &[PieceEntry], at: usize) -> Found {
         let (transfer, later) = (&entries[at], &entries[at + 1..]);
         let Some(reader) = later.iter().position(|later| later.conflicts_with(transfer)) else { return Found::Unread };
@@ -74,7 +75,7 @@ struct Ordered {
     entries: Vec<PieceEntry>,
     /// Weight gradients that wait for an exposed transfer.
     held: Vec<PieceEntry>,
-    /// What reads a covered transfer and is no product: it waits for the next transfer, so that more products cover this one.
+    /// Readers of covered transfers, other than products: they wait for the next transfer, so that more products cover this one.
     late: Vec<PieceEntry>,
     /// Transfers on the queue that nothing has waited for, by index in `entries`.
     under_way: Vec<usize>,
@@ -174,9 +175,8 @@ impl StepPass<Region> for TensorParallelTransfers {
     }
 
     fn apply(&mut self, piece: &mut Piece<Region>) {
-        if !piece.region().is_backward() {
-            return;
+        if piece.region().is_backward() {
+            self.cover(piece);
         }
-        self.cover(piece);
     }
 }

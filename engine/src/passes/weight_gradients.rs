@@ -3,8 +3,8 @@
 //! They have a queue of their own, next to the other operations of a backward, which waits for them at its end. Where
 //! backwards are split (zero bubble), they go to regions of their own instead, later in the step.
 //!
-//! Order that it removes: what a region submits after a weight gradient does not wait for it before the region's end. In
-//! an MLP the layers before do not either; only the first layer's backward does.
+//! Order that it removes: the operations of a region after a weight gradient do not wait for it before the region's end. In
+//! an MLP the layers before do not wait either; only the first layer's backward does.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ pub(crate) struct WeightGradients {
     splits: bool,
     /// They may be computed next to the backwards of the layers before.
     outlive: bool,
-    /// By backward region: what is computed later.
+    /// By backward region: gradients that a later region computes.
     kept: HashMap<Region, Vec<PieceEntry>>,
     /// The queue was given operations that nothing has waited for.
     under_way: bool,

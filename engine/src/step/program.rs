@@ -324,11 +324,11 @@ impl StepProgram {
             scales.update(cx, &self.scale_groups)?;
         }
         match &self.data_parallel {
-            Some(ranks) if ranks.gathers() => {
+            Some(ranks) => {
                 let first = ranks.layers().first().map_or_else(Vec::new, |first| ranks.gather(cx, *first));
                 first.into_iter().try_for_each(|op| cx.run(op))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Passes: they decide when the operations of a step's code run, and on which queue. The code says what is computed.
+//! Passes decide on the time and the queue of the operations that a step's code submits. The code is mathematics alone.
 //!
 //! A pass gets the step piece by piece, before it becomes the list. It may move operations within a piece, keep some for a
 //! later piece, and put them on other queues. Two operations that meet in memory must not change places: that is refused.
@@ -105,7 +105,7 @@ impl<P: Policy> StepContext<'_, P> {
         self.passes.all.borrow_mut().iter_mut().any(|(pass, _)| pass.runs_aside(region))
     }
 
-    /// Submits what the innermost region has given since the last piece, as the passes say.
+    /// Submits the operations that the innermost region has given since the last piece, as the passes say.
     pub(crate) fn end_piece(&self, then: Then) -> Result<()> {
         let Some(current) = self.current.as_ref().filter(|_| self.has_passes()) else { return Ok(()) };
         if let Some(error) = self.passes.error.take() {
@@ -131,10 +131,10 @@ impl<P: Policy> StepContext<'_, P> {
             Fork::under_way(self.manager.pool.lane()).join(self.stream())?;
         }
         for entry in piece.entries {
-            if entry.is_early() {
+            let early = entry.is_early();
+            if early {
                 self.recorder.borrow_mut().hear(device);
             }
-            let early = entry.is_early();
             device.set_scope(entry.label.as_ref().unwrap_or(&name));
             let (op, queue) = entry.into_parts();
             match queue {

@@ -82,7 +82,7 @@ impl<R: Copy + Display> Moved<R> {
             self.come(entries, &mut waiting, first);
         }
         for (at, entry) in entries.iter().enumerate() {
-            if entry.is_ahead() && entry.number == 0 {
+            if entry.is_new() {
                 let (op, accesses) = (entry.shared_op().clone(), entry.accesses().clone());
                 self.begun.push(Begun { region, op, accesses, came: None });
                 continue;
@@ -91,7 +91,7 @@ impl<R: Copy + Display> Moved<R> {
             if let Some(begun) = self.begun.iter().filter(is_later).find(|begun| meet(begun.of(), entry.of())) {
                 return Err(swapped(pass, begun.region, begun.op.name(), entry.op().name()));
             }
-            let earlier = |other: &&PieceEntry| !other.is_ahead() && other.number < entry.number.min(first);
+            let earlier = |other: &&PieceEntry| !other.is_new() && other.number < entry.number.min(first);
             let jumped = |given: &&&Given| given.number < entry.number;
             let before = (self.kept_before(entry.number, entry.of()))
                 .or_else(|| {

@@ -6,7 +6,7 @@ use device::{Accesses, BufferId, Communicator, Op};
 
 use crate::side_stream::SideStream;
 
-/// What a region's code submits between one inner region and the next, in the order of the list.
+/// Operations that a region's code submits between one inner region and the next, in the order of the list.
 pub struct Piece<R> {
     pub(super) region: R,
     pub(super) begins: bool,
@@ -59,12 +59,11 @@ pub struct PieceEntry {
     early: bool,
     accesses: Rc<Accesses>,
     outside: bool,
-    ahead: bool,
     /// What timelines call its place, if that is not its region.
     pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
-    /// Its place in the order that the pass was given.
+    /// Its place in the order that the pass was given, from 1; 0 if the pass has made it.
     pub(super) number: u64,
 }
 
@@ -73,17 +72,18 @@ impl PieceEntry {
     pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
         let accesses = Rc::new(op.accesses());
         let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
-        PieceEntry { op: Rc::new(op), early, accesses, outside, ahead: false, label: None, queue: None, number: 0 }
+        PieceEntry { op: Rc::new(op), early, accesses, outside, label: None, queue: None, number: 0 }
     }
 
     /// An operation that the code will submit later, and that is to begin here. The pass takes it out of the piece in which
     /// it comes. It uses no buffer of a region.
     pub fn ahead(op: impl Into<Op>) -> PieceEntry {
-        PieceEntry { ahead: true, ..PieceEntry::new(op.into(), false, |_| false) }
+        PieceEntry::new(op.into(), false, |_| false)
     }
 
-    pub(super) fn is_ahead(&self) -> bool {
-        self.ahead
+    /// Whether the pass that has the piece has made it.
+    pub(super) fn is_new(&self) -> bool {
+        self.number == 0
     }
 
     /// The operation.
@@ -105,7 +105,7 @@ impl PieceEntry {
         self.outside
     }
 
-    /// Whether only the first steps do it, and later ones find it done.
+    /// Whether only the first steps do it; later ones find it done.
     pub(super) fn is_early(&self) -> bool {
         self.early
     }

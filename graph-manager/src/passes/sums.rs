@@ -23,6 +23,22 @@ impl Sums {
     pub(crate) fn new(queue: Rc<SideStream>, later: bool) -> Sums {
         Sums { queue, later, kept: HashMap::new() }
     }
+
+    /// Takes the sums of a backward: operations that add, and that nothing on the backward's own queue meets later.
+    fn take(&mut self, call: Call, piece: &mut Piece<Call>) {
+        for at in (0..piece.entries.len()).rev() {
+            let (entry, later) = (&piece.entries[at], &piece.entries[at + 1..]);
+            let is_met = later.iter().any(|later| later.queue().is_none() && later.conflicts_with(entry));
+            match adds(entry) && !is_met {
+                true if self.later => self.kept.entry(call).or_default().insert(0, piece.entries.remove(at)),
+                true => {
+                    piece.entries[at].put_on(&self.queue);
+                    piece.joins = vec![self.queue.clone()];
+                }
+                false => {}
+            }
+        }
+    }
 }
 
 /// Whether an operation adds to memory of the layer's own, on this rank alone.
@@ -40,30 +56,14 @@ impl StepPass<Call> for Sums {
 
     fn apply(&mut self, piece: &mut Piece<Call>) {
         let call = piece.region();
-        let backward = Call { pass: Pass::Backward, ..call };
         match call.pass {
-            Pass::Forward => {}
-            Pass::Backward => {
-                // A reader may be in another piece.
-                let is_whole = piece.begins() && piece.then() == Then::End;
-                let is_sum = |at: usize, entries: &[PieceEntry]| {
-                    let (entry, later) = (&entries[at], &entries[at + 1..]);
-                    is_whole
-                        && adds(entry)
-                        && !later.iter().any(|later| later.queue().is_none() && later.conflicts_with(entry))
-                };
-                for at in (0..piece.entries.len()).rev() {
-                    match is_sum(at, &piece.entries) {
-                        true if self.later => self.kept.entry(call).or_default().insert(0, piece.entries.remove(at)),
-                        true => {
-                            piece.entries[at].put_on(&self.queue);
-                            piece.joins = vec![self.queue.clone()];
-                        }
-                        false => {}
-                    }
-                }
+            // Of a backward in several pieces, another piece may read the sum.
+            Pass::Backward if piece.begins() && piece.then() == Then::End => self.take(call, piece),
+            Pass::Forward | Pass::Backward => {}
+            Pass::WeightGradients => {
+                let backward = Call { pass: Pass::Backward, ..call };
+                piece.entries.extend(self.kept.remove(&backward).unwrap_or_default());
             }
-            Pass::WeightGradients => piece.entries.extend(self.kept.remove(&backward).unwrap_or_default()),
         }
     }
 }

@@ -20,6 +20,7 @@ mod lifetime;
 mod list;
 mod order;
 mod recorder;
+mod refused;
 mod results;
 mod schedule;
 mod streams;

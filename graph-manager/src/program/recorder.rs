@@ -14,8 +14,9 @@ use super::digest::Digest;
 use super::host_call::HostCall;
 use super::joined::Join;
 use super::order::base;
+use super::refused::Refused;
 use super::streams::{Reached, Streams};
-use crate::error::{Error, OUTSIDE as OUTSIDE_REGIONS, Result};
+use crate::error::{OUTSIDE as OUTSIDE_REGIONS, Result};
 use crate::policy::Instance;
 
 /// A step that is being recorded.
@@ -41,18 +42,6 @@ pub(crate) struct Recorder<R> {
     early: bool,
     /// The first mistake: its visit, and what is wrong.
     refused: Option<(u32, Refused)>,
-}
-
-/// What a list cannot have.
-enum Refused {
-    /// An operation of a region that becomes a graph, on a stream that the graph would not have.
-    LeftOut(&'static str, StreamId),
-    /// A copy between host and device, by its name.
-    HostCopy(&'static str, BufferId),
-    /// A wait for an event that was not recorded in the step.
-    UnknownEvent(StreamId),
-    /// A call of the host in a region that becomes a graph.
-    HostCall(&'static str),
 }
 
 /// A visit under way.
@@ -255,7 +244,9 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     pub(crate) fn finish(mut self, device: &Device) -> Result<Program<R>> {
         self.hear(device);
         if let Some((visit, refused)) = &self.refused {
-            return Err(self.refusal(device, *visit, refused));
+            let visit = self.program.visits.get(*visit as usize);
+            let region = visit.map_or(OUTSIDE_REGIONS.into(), |visit| visit.name.to_string());
+            return Err(refused.error(device, region));
         }
         if let Some(outermost) = self.open.pop() {
             self.program.outermost = self.hold(outermost);
@@ -269,31 +260,6 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     fn refuse(&mut self, what: Refused) {
         let visit = self.top().visit;
         self.refused.get_or_insert((visit, what));
-    }
-
-    fn refusal(&self, device: &Device, visit: u32, refused: &Refused) -> Error {
-        let region =
-            self.program.visits.get(visit as usize).map_or(OUTSIDE_REGIONS.into(), |visit| visit.name.to_string());
-        match refused {
-            Refused::LeftOut(operation, stream) => {
-                Error::LeftOut { region, operation, stream: device.stream_name(*stream).to_string() }
-            }
-            Refused::HostCopy(name, buffer) => {
-                let call = format!("Stream::{name} of `{}`", device.buffer_name(*buffer));
-                Error::Device { region, source: device::Error::Recording { call } }
-            }
-            Refused::UnknownEvent(stream) => {
-                let stream = device.stream_name(*stream);
-                let problem =
-                    format!("{region}: stream `{stream}` waits for an event that the step has not recorded before");
-                Error::usage(problem, "wait before the step, or record the event within it")
-            }
-            Refused::HostCall(name) => {
-                let problem =
-                    format!("{region}: it becomes a graph, and calls the host (`{name}`): a replay would not");
-                Error::usage(problem, "have Policy::captured leave the region out of graphs")
-            }
-        }
     }
 
     fn top(&mut self) -> &mut Open {

@@ -354,8 +354,9 @@ impl Linear {
         region.reduce(cx, names[1], grad_input)
     }
 
-    /// The input gradient `(..., in)` and all gradients of parameters. `adapter` is what forward returned. Gradients of the
-    /// weight and the bias come first, so that they need not wait for the input gradient.
+    /// Writes the input gradient `grad_input` `(..., in)` from `grad_output` `(..., out)`, and all gradients of parameters.
+    /// `adapter` is what forward returned. Gradients of the weight and the bias come first, so that they need not wait for the
+    /// input gradient. As of [`Linear::weight_gradients`], nothing may write `input` or `grad_output` afterwards.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,

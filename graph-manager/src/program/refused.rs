@@ -1,0 +1,43 @@
+//! What a list cannot have.
+
+use device::{BufferId, Device, StreamId};
+
+use crate::error::Error;
+
+/// What a list cannot have.
+pub(super) enum Refused {
+    /// An operation of a region that becomes a graph, on a stream that the graph would not have.
+    LeftOut(&'static str, StreamId),
+    /// A copy between host and device, by its name.
+    HostCopy(&'static str, BufferId),
+    /// A wait for an event that was not recorded in the step.
+    UnknownEvent(StreamId),
+    /// A call of the host in a region that becomes a graph.
+    HostCall(&'static str),
+}
+
+impl Refused {
+    /// The error, for the region in which it was found.
+    pub(super) fn error(&self, device: &Device, region: String) -> Error {
+        match self {
+            Refused::LeftOut(operation, stream) => {
+                Error::LeftOut { region, operation, stream: device.stream_name(*stream).to_string() }
+            }
+            Refused::HostCopy(name, buffer) => {
+                let call = format!("Stream::{name} of `{}`", device.buffer_name(*buffer));
+                Error::Device { region, source: device::Error::Recording { call } }
+            }
+            Refused::UnknownEvent(stream) => {
+                let stream = device.stream_name(*stream);
+                let problem =
+                    format!("{region}: stream `{stream}` waits for an event that the step has not recorded before");
+                Error::usage(problem, "wait before the step, or record the event within it")
+            }
+            Refused::HostCall(name) => {
+                let problem =
+                    format!("{region}: it becomes a graph, and calls the host (`{name}`): a replay would not");
+                Error::usage(problem, "have Policy::captured leave the region out of graphs")
+            }
+        }
+    }
+}
