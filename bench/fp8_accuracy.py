@@ -213,7 +213,7 @@ def summary(bench, steps, found):
         if not run:
             lines.append(f"| {name} | 0 | | | | | | | | | |")
             continue
-        # Only what both have done is compared.
+        # Only the steps that both have done are compared.
         both = sorted(run.keys() & baseline.keys())
         last = both[-LAST:]
         validation = list(evaluations(run).values())
@@ -222,7 +222,7 @@ def summary(bench, steps, found):
         half = gaps[len(gaps) // 2 :]
         training = [statistics.fmean(number(side[step]["loss"]) for step in last) for side in (run, baseline)]
         speed, base_speed = (statistics.median(row["tokens_per_s"] for row in side.values()) for side in (run, baseline))
-        # The norm of a step whose update was skipped is not finite, which JSON has no number for.
+        # If a step's update was skipped, its norm is not finite. JSON has no number for that.
         skipped = sum(row["grad_norm"] is None for row in run.values())
         cells = [
             name, len(run), f"{validation[-1]:.4f}" if validation else "",

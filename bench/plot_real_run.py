@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-# The trainer is drawn over PyTorch, thinner, so that both are seen where they agree.
+# The trainer is drawn over PyTorch, thinner, so that equal curves are both seen.
 SIDES = {
     "theirs": {"label": "PyTorch, torch.compile", "color": "#e08214", "width": 2.6},
     "ours": {"label": "trainer", "color": "#2166ac", "width": 1.3},

@@ -198,7 +198,7 @@ def operations(step, steps=3, rows=20):
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    # Kernels are also listed by themselves, and ranges around them too: what the host called counts.
+    # Kernels are also listed by themselves, and ranges around them too: only the host's calls count.
     averages = profiler.key_averages(group_by_input_shape=True)
     found = [e for e in averages if e.self_device_time_total > 0 and e.device_type == DeviceType.CPU]
     found.sort(key=lambda event: -event.self_device_time_total)

@@ -38,7 +38,7 @@ def main():
         model[1] = torch.cuda.make_graphed_callables(model[1], (torch.randn(640, sizes[1], device="cuda", requires_grad=True),))
 
     def step():
-        # Graphs of backward write into gradients that must stay where they are.
+        # Graphs of backward write into gradients. These must stay at their addresses.
         optimizer.zero_grad(set_to_none=case.mode != "callables")
         loss = nn.functional.mse_loss(run(inputs), targets)
         loss.backward()

@@ -54,7 +54,7 @@ class Batches:
         self.shape = (run.accumulate, run.micro_batch, run.seq + 1)
         self.size = run.accumulate * run.micro_batch
         self.device = device
-        # The host is at most one step ahead: what was copied two steps ago has arrived.
+        # The host is at most one step ahead: a copy begun two steps ago has arrived.
         pinned = device.type == "cuda"
         self.buffers = [torch.empty(self.shape, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
 

@@ -14,7 +14,7 @@ pub fn one_line(text: &str) -> String {
     format!("{} ... ({} more characters)", escaped(&text[..end], |_| false), all - LONGEST)
 }
 
-/// The text with its line breaks and tabs, and without what else a terminal would act on.
+/// The text with its line breaks and tabs. All else that a terminal would act on is escaped.
 pub fn for_terminal(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }

@@ -14,7 +14,8 @@ use rustix::fs::OFlags;
 /// Opens a regular file to read. Links are followed: a model that Hugging Face's library downloaded consists of links.
 ///
 /// # Errors
-/// What the operating system said. A pipe, a device or a folder: opening a pipe would wait, and a device may have no end.
+/// Errors of the operating system. A pipe, a device or a folder: opening a pipe would wait, and a device may have no
+/// end.
 pub fn open_file(path: &Path) -> Result<File> {
     // Asked before opening too: some devices act when they are opened.
     ensure_regular(&std::fs::metadata(path)?)?;
@@ -30,10 +31,10 @@ pub fn open_unlinked(path: &Path) -> Result<File> {
     open(path, OFlags::NONBLOCK | OFlags::NOFOLLOW)
 }
 
-/// Opens a file to read and write it, from its first byte on. A missing file is made, and what is there stays.
+/// Opens a file to read and write it, from its first byte on. A missing file is made; existing content stays.
 ///
 /// # Errors
-/// What the operating system said. A link, a pipe, a device or a folder.
+/// Errors of the operating system. A link, a pipe, a device or a folder.
 pub fn open_to_change(path: &Path) -> Result<File> {
     open_to_write(path, File::options().read(true).write(true).truncate(false))
 }
@@ -46,7 +47,7 @@ pub fn open_to_append(path: &Path) -> Result<File> {
     open_to_write(path, File::options().append(true))
 }
 
-/// Opens an empty file to read and write it. What is there is removed.
+/// Opens an empty file to read and write it. Existing content is removed.
 ///
 /// # Errors
 /// As [`open_to_change`].
@@ -99,7 +100,7 @@ pub fn read_text(path: &Path, most: u64) -> Result<String> {
 /// The content of an open file of at most `most` bytes.
 ///
 /// # Errors
-/// What the operating system said; a larger file, also one that grows while it is read.
+/// Errors of the operating system; a larger file, also one that grows while it is read.
 pub fn read_at_most(file: File, most: u64) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     let length = file.metadata()?.len();

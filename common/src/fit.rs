@@ -1,4 +1,4 @@
-//! Text that fits a number of terminal columns. Nothing is cut away: what is too long continues on the next line.
+//! Text that fits a number of terminal columns. Nothing is cut away: text that is too long continues on the next line.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -41,7 +41,7 @@ pub fn wrap(line: &str, columns: usize, indent: usize) -> String {
     text
 }
 
-/// Where to divide a word whose first part may take so many columns: a byte index above 0.
+/// The place at which to divide a word if its first part may take so many columns: a byte index above 0.
 fn break_in(word: &str, columns: usize) -> usize {
     let (mut taken, mut last, mut after_mark) = (0, 0, 0);
     for (at, character) in word.char_indices() {

@@ -3,7 +3,7 @@
 use crate::escape::one_line;
 use crate::fit::{width, wrap};
 
-/// A box of labels and values. Each value is on one line, or on as many as it needs where the box may be `columns` wide.
+/// A box of labels and values. Each value is on one line, or on as many as it needs if the box may be `columns` wide.
 pub fn boxed(title: &str, rows: &[(&str, String)], columns: Option<usize>) -> String {
     /// Border and space on each side, and the space between label and value.
     const AROUND: usize = 7;
@@ -75,7 +75,7 @@ pub fn count(value: f64) -> String {
     short(value, 1000.0, &["", "k", "M", "G", "T"])
 }
 
-/// So many of something, in the singular where it is one: `1 rank`, `2 ranks`. The plural of `noun` ends in an s, after ch in es.
+/// A number of things, in the singular for one: `1 rank`, `2 ranks`. The plural of `noun` ends in an s, after ch in es.
 pub fn counted(number: usize, noun: &str) -> String {
     let ending = match number {
         1 => "",

@@ -1,4 +1,4 @@
-//! A hash whose values may be kept: the standard library's differ from process to process.
+//! A hash with values that may be stored: the standard library's differ from process to process.
 
 /// FNV-1a with 64 bits (Fowler, Noll and Vo).
 pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {

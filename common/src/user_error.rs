@@ -2,7 +2,7 @@
 
 use crate::escape::one_line;
 
-/// The user's input is wrong: what was given, the rule, and the fix. Exit code 2.
+/// The user's input is wrong: the input, the rule, and the fix. Exit code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}. Rule: {rule}. Fix: {fix}{}", indented(.each))]
 pub struct UserError {
@@ -10,17 +10,20 @@ pub struct UserError {
     pub what: String,
     /// The rule it breaks.
     pub rule: String,
-    /// What to change.
+    /// The change that makes it right.
     pub fix: String,
-    /// Where several things are wrong: a line for each.
+    /// A line for each wrong thing, if there are several.
     pub each: Vec<String>,
+    /// The errors that it tells together, if it is made of several.
+    pub together: Box<[UserError]>,
 }
 
 impl UserError {
-    /// A new error. It is one line, unless lines [for each thing](UserError::with_each) follow, and what a terminal would act on is escaped: the texts may come from files.
+    /// A new error. It is one line, unless lines [for each thing](UserError::with_each) follow. Characters that a
+    /// terminal would act on are escaped: the texts may come from files.
     pub fn new(what: impl Into<String>, rule: impl Into<String>, fix: impl Into<String>) -> UserError {
         let [what, rule, fix] = [what.into(), rule.into(), fix.into()].map(|text: String| one_line(&text));
-        UserError { what, rule, fix, each: Vec::new() }
+        UserError { what, rule, fix, each: Vec::new(), together: Box::default() }
     }
 
     /// The same error with a line for each of several things that are wrong.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::paths::Paths;
 
-/// The `[data]` section; `trainer options` says what each key means.
+/// The `[data]` section. See `trainer options` for the meaning of each key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the option table documents every field")]
@@ -24,7 +24,7 @@ pub struct DataConfig {
 }
 
 common::choice! {
-    /// What a `.bin` file without a header or an index holds.
+    /// The content of a `.bin` file without a header or an index.
     pub enum RawTokens {
         /// Such files are refused.
         None = "none",

@@ -1,11 +1,11 @@
-//! What goes wrong with data while a run uses them.
+//! Errors of data while a run uses them.
 
 /// Data cannot be read any more, changed, or cannot be written. Everything looked right when the run began: exit code 3.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}. Fix: {fix}")]
 pub struct DataError {
-    /// What happened, to which file.
+    /// The event, with the name of the file.
     pub what: String,
-    /// What to do.
+    /// Advice for the user.
     pub fix: String,
 }

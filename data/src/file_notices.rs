@@ -1,11 +1,11 @@
-//! What the user should know about the files of folders: those that are left out, and those whose names decide.
+//! Notices for the user about the files of folders: files that are left out, and files with a name that decides.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use common::format::counted;
 
-/// What is said of files.
+/// A statement about files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Told {
     /// They are trained on, because their names say so.
@@ -22,7 +22,7 @@ pub(crate) enum Told {
     Validation,
     /// They are test data.
     Test,
-    /// Their folder has files that are named so, and these are not.
+    /// Their folder has files with names of splits, and these have none.
     BesideSplits,
     /// They are not text.
     NotText,
@@ -31,7 +31,7 @@ pub(crate) enum Told {
 }
 
 impl Told {
-    /// What follows the number of files.
+    /// The rest of a notice, after the number of files.
     fn words(self) -> &'static str {
         match self {
             Told::TrainedOn => "to train on, named as training data",
@@ -52,7 +52,7 @@ impl Told {
     }
 }
 
-/// Files by what is said of them.
+/// Files, by the statement about them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileNotices(BTreeMap<Told, Vec<PathBuf>>);
 
@@ -67,7 +67,7 @@ impl FileNotices {
         other.0.into_iter().for_each(|(told, files)| self.add(told, files));
     }
 
-    /// A line for each thing that is said, which names files.
+    /// A line for each statement. It names some of the files.
     pub(crate) fn lines(self) -> Vec<String> {
         const NAMED: usize = 3;
         let line = |(told, mut files): (Told, Vec<PathBuf>)| {

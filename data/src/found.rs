@@ -1,13 +1,14 @@
-//! What a path of data names: token files, or files of text.
+//! From a path of data to its files: token files, or files of text.
 
 use std::path::{Path, PathBuf};
 
 use common::UserError;
 
 use crate::splits::{Chosen, Purpose};
+use crate::text::records::Records;
 use crate::text::text_files::{TextFile, text_files};
 
-/// What a path names.
+/// The files that a path names.
 pub(crate) enum Found {
     /// `.bin` files.
     Tokens(Chosen<PathBuf>),
@@ -15,8 +16,9 @@ pub(crate) enum Found {
     Text(Chosen<TextFile>),
 }
 
-/// Paths, with patterns such as `data/*.jsonl`, which no shell has expanded, replaced by what they match, sorted. What exists
-/// is no pattern. Of a Megatron dataset whose two files match, the index is left out.
+/// The paths, with each pattern such as `data/*.jsonl` replaced by its matches in sorted order, for patterns that no
+/// shell has expanded. A path that exists is no pattern. If both files of a Megatron dataset match, the index is left
+/// out.
 ///
 /// # Errors
 /// A pattern that matches nothing, or is none; a folder that cannot be read.
@@ -46,12 +48,12 @@ pub(crate) fn expanded(key: &str, paths: &[&str]) -> Result<Vec<String>, UserErr
     Ok(all)
 }
 
-/// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`. Text is
-/// under `text_key` in records. `key` is the option that has the name.
+/// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`. Text has
+/// these `records`. `key` is the option that has the name.
 ///
 /// # Errors
-/// What cannot be read, or holds no data for the purpose.
-pub(crate) fn found(key: &str, name: &str, text_key: &str, purpose: Purpose) -> Result<Found, UserError> {
+/// A path that cannot be read, or has no data for the purpose.
+pub(crate) fn found(key: &str, name: &str, records: Records<'_>, purpose: Purpose) -> Result<Found, UserError> {
     let path = Path::new(name);
     let is = |extension: &str| path.extension().is_some_and(|found| found == extension);
     let prefixed = PathBuf::from(format!("{name}.bin"));
@@ -76,7 +78,7 @@ pub(crate) fn found(key: &str, name: &str, text_key: &str, purpose: Purpose) -> 
             return Chosen::of_folder(&what, path, bins, purpose).map(Found::Tokens);
         }
     }
-    text_files(&what, path, text_key, purpose).map(Found::Text)
+    text_files(&what, path, records, purpose).map(Found::Text)
 }
 
 /// The error for data that cannot be read.

@@ -1,11 +1,11 @@
-//! What identifies a run's data, so that a resumed run notices when its data are not those it began with.
+//! Identities of a run's data: with them a resumed run notices that its data changed.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What identifies a dataset. Together with the configuration it decides which samples there are, their order, and which
-/// are trained on.
+/// The identity of a dataset. Together with the configuration it decides the samples, their order, and the choice of
+/// those to train on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -16,7 +16,8 @@ pub struct Identity {
     pub sha256: String,
 }
 
-/// The datasets of a run. The key is the option that names the dataset, with its number where the option names several.
+/// The datasets of a run. The key is the option that names the dataset, with the dataset's number if the option names
+/// several.
 pub type Identities = BTreeMap<String, Identity>;
 
 /// Describes each dataset that differs from the one of the same key before.

@@ -1,6 +1,7 @@
-//! What data hold: numbers of documents and tokens, and how the first documents begin.
+//! A summary of data: numbers of documents and tokens, and the beginnings of the first documents.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use common::escape::one_line;
 use common::format::{bytes, count, counted};
@@ -15,9 +16,9 @@ use crate::found::{Found, expanded, found};
 use crate::splits::{Chosen, Purpose};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
-use crate::text::conversation::MESSAGES;
-use crate::text::conversation_files::encode_conversations;
+use crate::text::conversation_files::{ReadConversations, encode_conversations};
 use crate::text::documents::encode_files;
+use crate::text::records::Records;
 use crate::text::text_files::TextFile;
 use crate::text::tokenize::TokenizeError;
 use crate::text::tokenizer::Tokenizer;
@@ -32,12 +33,12 @@ const SHOWN_CHARACTERS: usize = 160;
 /// Tokens that are read at a time.
 const PART: usize = 1 << 20;
 
-/// What to inspect, and how it is read.
+/// The data to inspect, and how they are read.
 #[derive(Clone, Debug)]
 pub struct InspectRequest {
     /// Files, folders and patterns, as in `data.path`.
     pub paths: Vec<String>,
-    /// The tokenizer. `None`: that of token files which say it, and bytes for text.
+    /// The tokenizer. `None`: token files name their own, and text is read as bytes.
     pub tokenizer: Option<String>,
     /// The token that ends a document. `None`: the tokenizer's.
     pub end_of_text: Option<String>,
@@ -49,11 +50,11 @@ pub struct InspectRequest {
     pub sft: bool,
     /// The template of conversations: see [`ChatTemplate::open`].
     pub chat_template: Option<String>,
-    /// Documents or conversations whose beginning is shown, of each path.
+    /// For each path, the number of documents or conversations whose beginning is shown.
     pub samples: usize,
 }
 
-/// What the paths of a request hold, as text to print. Reads all of them. Ends early when `stop` is asked for.
+/// A summary of each path of a request, as text to print. Reads all files. Ends early when `stop` is asked for.
 ///
 /// # Errors
 /// A path that cannot be read, or holds no data; the process was asked to end.
@@ -61,11 +62,12 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
     let paths: Vec<&str> = request.paths.iter().map(String::as_str).collect();
     let mut report = String::new();
     for path in expanded("PATH", &paths)? {
-        let key = if request.sft { MESSAGES } else { &request.text_key };
-        report += &match found("PATH", &path, key, Purpose::Train)? {
+        let records = if request.sft { Records::Conversations } else { Records::Documents(&request.text_key) };
+        report += &match found("PATH", &path, records, Purpose::Train)? {
             Found::Tokens(_) if request.sft => {
                 let what = format!("--sft with PATH = `{path}`, which has tokens");
-                return Err(UserError::new(what, "conversations are JSON lines", "leave --sft out").into());
+                let rule = "conversations are records of JSON or Parquet";
+                return Err(UserError::new(what, rule, "leave --sft out").into());
             }
             Found::Text(texts) if request.sft => conversations(request, stop, &path, texts)?,
             Found::Tokens(bins) => tokens(request, stop, &path, bins)?,
@@ -75,7 +77,7 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
     Ok(report)
 }
 
-/// What was seen of a stream of tokens.
+/// A stream of tokens as far as it was read.
 #[derive(Default)]
 struct Seen {
     /// The first token that begins a document, if there is one.
@@ -142,7 +144,7 @@ impl Seen {
     }
 }
 
-/// What token files hold.
+/// A summary of token files.
 fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: Chosen<PathBuf>) -> Result<String, TokenizeError> {
     let notices = indented(bins.notices.lines());
     let bins = bins.files;
@@ -205,7 +207,7 @@ fn text(request: &InspectRequest, stop: &Stop, path: &str, texts: Chosen<TextFil
     ))
 }
 
-/// What files of conversations hold. What the loss is on stands between » and « in those that are shown.
+/// A summary of files of conversations. In those that are shown, » and « enclose the tokens that have a loss.
 fn conversations(
     request: &InspectRequest,
     stop: &Stop,
@@ -215,9 +217,14 @@ fn conversations(
     let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
     let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
-    let template = ChatTemplate::of(request.chat_template.as_deref(), name, &tokenizer)?;
+    let mut built_in = None;
+    let template = || {
+        let (template, notice) = ChatTemplate::to_train(request.chat_template.as_deref(), name, &tokenizer)?;
+        built_in = notice;
+        Ok(Rc::new(template))
+    };
     let (mut lengths, mut counted_tokens, mut shown) = (Vec::new(), 0, String::new());
-    let not_text = encode_conversations(&files, &tokenizer, &template, |conversation| {
+    let read = encode_conversations(&files, &tokenizer, template, |conversation| {
         ensure_goes_on(stop)?;
         lengths.push(conversation.tokens.len());
         counted_tokens += conversation.counts.iter().filter(|counts| **counts).count();
@@ -226,8 +233,10 @@ fn conversations(
         }
         Ok::<(), TokenizeError>(())
     })?;
+    let ReadConversations { form, not_text } = read;
     notices.add(Told::NotText, not_text);
-    let notices = indented(notices.lines());
+    let form = form.map(|form| format!("read as {}", form.describe()));
+    let notices = indented(form.into_iter().chain(built_in).chain(notices.lines()).collect());
     lengths.sort_unstable();
     let at = |share: usize| lengths.get(lengths.len().saturating_sub(1) * share / 100).copied().unwrap_or(0);
     Ok(format!(
@@ -247,7 +256,7 @@ fn indented(lines: Vec<String>) -> String {
     lines.iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// A conversation on one line, with » and « around what counts.
+/// A conversation on one line, with » and « around the tokens that count.
 fn marked(conversation: &Conversation, tokenizer: &Tokenizer) -> String {
     let tokens: Vec<(u32, bool)> =
         conversation.tokens.iter().copied().zip(conversation.counts.iter().copied()).take(4 * SHOWN_TOKENS).collect();

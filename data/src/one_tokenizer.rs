@@ -10,14 +10,14 @@ use crate::text::tokenizer_copy::TokenizerCopy;
 /// The tokenizer of a run's data, as far as they say.
 #[derive(Default)]
 pub(crate) struct OneTokenizer {
-    /// What first said it, for messages, and the tokenizer.
+    /// The tokenizer, after the name of the data that gave it first. Messages use this name.
     known: Option<(String, TokenizerCopy)>,
     /// Folders that were looked at.
     seen: HashSet<PathBuf>,
 }
 
 impl OneTokenizer {
-    /// Adds what the folder of a token file says, if it says anything.
+    /// Adds the tokenizer named in the folder of a token file, if there is one.
     ///
     /// # Errors
     /// It is another tokenizer than that of other data; the folder's copy is damaged.
@@ -48,7 +48,8 @@ impl OneTokenizer {
         }
     }
 
-    /// Adds the tokenizer that the user names for data that are tokens already. How their documents begin they say themselves.
+    /// Adds the tokenizer that the user names for data that are tokens already. If the data name their tokenizer too,
+    /// the beginnings of documents are as they say.
     ///
     /// # Errors
     /// It is another one than that of the data.
@@ -60,7 +61,7 @@ impl OneTokenizer {
         self.add(name, tokenizer)
     }
 
-    /// The tokenizer; `None` if no data say which it is.
+    /// The tokenizer; `None` if no data name one.
     pub(crate) fn known(self) -> Option<TokenizerCopy> {
         self.known.map(|(_, tokenizer)| tokenizer)
     }

@@ -1,5 +1,6 @@
 //! From the `[data]` section to a source: opens the files of its paths and checks them.
 
+use std::path::Path;
 use std::rc::Rc;
 
 use common::UserError;
@@ -19,18 +20,19 @@ use crate::sources::dataset::Dataset;
 use crate::sources::token_source::{Mixture, TokenSource};
 use crate::splits::{Purpose, named_otherwise};
 use crate::text::chat_template::ChatTemplate;
-use crate::text::conversation::MESSAGES;
-use crate::text::conversation_files::encode_conversations;
+use crate::text::conversation_files::{ReadConversations, encode_conversations};
 use crate::text::documents::encode_files;
+use crate::text::records::Records;
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
-/// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and checks
-/// all of them. Where names of files say it, a dataset has files to validate on; else it is divided by `data.split`.
+/// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and
+/// checks all of them. If names of files mark some as validation data, the dataset validates on these. Otherwise
+/// `data.split` divides the dataset.
 ///
 /// # Errors
-/// Whatever is wrong with the files.
+/// Anything wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
     let mut reader = Reader::new(data, seq, vocab);
     let Some(apart) = &data.validation_path else {
@@ -59,7 +61,7 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
 /// Opens the files of `paths` to evaluate on: all their samples, as [`Split::Train`](crate::Split::Train).
 ///
 /// # Errors
-/// Whatever is wrong with the files.
+/// Anything wrong with the files.
 pub fn open_to_evaluate(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
     let mut reader = Reader::new(data, seq, vocab);
     let all = reader.mixture("data.path", paths, Purpose::Evaluate)?;
@@ -80,15 +82,38 @@ fn divided(samples: Dataset, share: f64, number: usize) -> Result<(Dataset, Opti
     ))
 }
 
+/// An error for each file or folder that is named and is not there: data, and the tokenizer of text.
+pub fn missing_files(data: &DataConfig) -> Vec<UserError> {
+    let named = [("data.path", &data.path), ("data.validation_path", &data.validation_path)];
+    let names =
+        named.into_iter().flat_map(|(key, paths)| paths.iter().flat_map(Paths::names).map(move |name| (key, name)));
+    let is_there = |name: &String| Path::new(name).exists() || Path::new(&format!("{name}.bin")).exists();
+    let datasets = names.filter_map(|(key, name)| match expanded(key, &[name]) {
+        Err(error) => Some(error),
+        Ok(names) => {
+            let missing = names.into_iter().find(|name| !is_there(name))?;
+            found(key, &missing, records(data), Purpose::Train).err()
+        }
+    });
+    let reads_text = data.path.is_some() && !forms(data).1;
+    let has_tokenizer = data.tokenizer == "byte" || Path::new(&data.tokenizer).exists();
+    let tokenizer = (reads_text && !has_tokenizer).then(|| Tokenizer::open(&data.tokenizer, None).err()).flatten();
+    datasets.chain(tokenizer).collect()
+}
+
+/// The records of text to train on.
+fn records(data: &DataConfig) -> Records<'_> {
+    if data.sft { Records::Conversations } else { Records::Documents(&data.text_key) }
+}
+
 /// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
 pub fn forms(data: &DataConfig) -> (bool, bool) {
     let (mut text, mut tokens) = (false, false);
-    let key = if data.sft { MESSAGES } else { &data.text_key };
     for paths in [&data.path, &data.validation_path].into_iter().flatten() {
         let datasets = paths.datasets("data").unwrap_or_default();
         let all = datasets.iter().flat_map(|(_, paths)| paths);
         for path in all.flat_map(|path| expanded("data", &[path]).unwrap_or_default()) {
-            match found("data", &path, key, Purpose::Train) {
+            match found("data", &path, records(data), Purpose::Train) {
                 Ok(Found::Text(_)) => text = true,
                 Ok(Found::Tokens(_)) => tokens = true,
                 Err(_) => {}
@@ -102,13 +127,13 @@ struct Reader<'d> {
     data: &'d DataConfig,
     seq: usize,
     vocab: usize,
-    /// What is said of the files of folders.
+    /// Notices about the files of folders.
     of_files: FileNotices,
     /// `data.tokenizer`, once it was needed. Reading one may take a second.
     configured: Option<Rc<Tokenizer>>,
     /// The template of conversations, once it was needed.
     template: Option<Rc<ChatTemplate>>,
-    /// The tokenizer of what was opened.
+    /// The tokenizer of the data opened so far.
     of_data: OneTokenizer,
     /// A line for each set of conversations.
     notices: Vec<String>,
@@ -142,7 +167,7 @@ impl<'d> Reader<'d> {
         }
     }
 
-    /// The source of these samples, which were read from `paths`.
+    /// The source of these samples, read from `paths`.
     fn source(
         mut self,
         paths: &Paths,
@@ -156,7 +181,7 @@ impl<'d> Reader<'d> {
             samples(&training),
             validation.as_ref().map_or("none".into(), samples)
         );
-        // Token files that do not say it have the tokenizer that the user names. It need not be there: training works without.
+        // If token files do not name their tokenizer, it is the user's. It may be missing: training works without it.
         if self.data.tokenizer != "byte"
             && self.configured.is_none()
             && let Ok(tokenizer) = self.configured()
@@ -209,7 +234,7 @@ impl<'d> Reader<'d> {
         Ok((weights, opened.collect::<Result<_, _>>()?))
     }
 
-    /// The paths that these paths and patterns name.
+    /// The paths named by these paths and patterns.
     fn paths(&mut self, key: &str, paths: &[&str], purpose: Purpose) -> Result<Vec<String>, UserError> {
         let all = expanded(key, paths)?;
         if purpose != Purpose::Evaluate {
@@ -222,7 +247,7 @@ impl<'d> Reader<'d> {
     fn windows(&mut self, key: &str, paths: &[&str], purpose: Purpose) -> Result<Samples<Windows>, UserError> {
         let (mut files, mut validation) = (Vec::new(), Vec::new());
         for path in self.paths(key, paths, purpose)? {
-            match found(key, &path, &self.data.text_key, purpose)? {
+            match found(key, &path, Records::Documents(&self.data.text_key), purpose)? {
                 Found::Tokens(bins) => {
                     self.of_files.extend(bins.notices);
                     for (bins, into) in [(bins.files, &mut files), (bins.validation, &mut validation)] {
@@ -248,7 +273,7 @@ impl<'d> Reader<'d> {
         Ok(Samples { samples: self.stream(&name, files)?, validation })
     }
 
-    /// All windows of a stream of files, which messages call `name`.
+    /// All windows of a stream of files. `name` stands for them in messages.
     fn stream(&self, name: &str, files: Vec<Tokens>) -> Result<Windows, UserError> {
         let corpus = Corpus::new(files, self.vocab)?;
         if corpus.is_empty() {
@@ -277,11 +302,11 @@ impl<'d> Reader<'d> {
         let tokenizer = self.configured()?;
         let (mut files, mut validation) = (Vec::new(), Vec::new());
         for path in self.paths(key, paths, purpose)? {
-            let Found::Text(texts) = found(key, &path, MESSAGES, purpose)? else {
+            let Found::Text(texts) = found(key, &path, Records::Conversations, purpose)? else {
                 return Err(UserError::new(
                     format!("{key} = `{path}` has tokens, with data.sft"),
-                    "conversations are JSON lines with `messages`: tokens do not say which of them are answers",
-                    "name .jsonl files, or leave --sft out",
+                    "conversations are records of JSON or Parquet: tokens do not say which of them are answers",
+                    "name .jsonl, .json or .parquet files, or leave --sft out",
                 ));
             };
             self.of_files.extend(texts.notices);
@@ -296,14 +321,20 @@ impl<'d> Reader<'d> {
         Ok(Samples { samples, validation: validates.then(of_validation).transpose()? })
     }
 
-    /// All conversations of files, which messages call `name`.
+    /// All conversations of files. `name` stands for them in messages.
     fn talks(&mut self, key: &str, name: &str, files: &[TextFile]) -> Result<Conversations, UserError> {
-        let (tokenizer, template) = (self.configured()?, self.template()?);
+        let tokenizer = self.configured()?;
         let mut all = Builder::new(self.seq, self.data.sft_packing, tokenizer.end_of_text());
-        let not_text = encode_conversations(files, &tokenizer, &template, |conversation| {
-            all.push(&conversation);
-            Ok::<(), UserError>(())
-        })?;
+        let read = encode_conversations(
+            files,
+            &tokenizer,
+            || self.template(),
+            |conversation| {
+                all.push(&conversation);
+                Ok::<(), UserError>(())
+            },
+        )?;
+        let ReadConversations { form, not_text } = read;
         self.of_files.add(Told::NotText, not_text);
         if all.counts.targets == 0 {
             return Err(UserError::new(
@@ -326,6 +357,7 @@ impl<'d> Reader<'d> {
         }
         let counts = all.counts;
         let conversations = all.finish();
+        self.notices.extend(form.map(|form| format!("{name}: read as {}", form.describe())));
         self.notices.push(format!("{name}: {}", counts.describe(conversations.count(), self.seq)));
         Ok(conversations)
     }
@@ -336,8 +368,10 @@ impl<'d> Reader<'d> {
             return Ok(template.clone());
         }
         let tokenizer = self.configured()?;
-        let template = Rc::new(ChatTemplate::of(self.data.chat_template.as_deref(), &self.data.tokenizer, &tokenizer)?);
-        Ok(self.template.insert(template).clone())
+        let named = self.data.chat_template.as_deref();
+        let (template, notice) = ChatTemplate::to_train(named, &self.data.tokenizer, &tokenizer)?;
+        self.notices.extend(notice);
+        Ok(self.template.insert(template.into()).clone())
     }
 
     /// `data.tokenizer`.

@@ -95,7 +95,7 @@ impl Drop for Prefetch {
             std::thread::sleep(Duration::from_millis(1));
         }
         if thread.is_finished() {
-            // A panic was reported when its batch was asked for; one after the last batch changes nothing.
+            // A panic was reported when its batch was asked for. A panic after the last batch changes nothing.
             let _ = thread.join();
         }
     }

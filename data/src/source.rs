@@ -1,4 +1,4 @@
-//! What a source of training samples is.
+//! The trait of a source of training samples.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::text::chat_template::ChatTemplate;
 use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
-/// Which stream of samples.
+/// One of the two streams of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Samples to train on.
@@ -19,20 +19,31 @@ pub enum Split {
     Validation,
 }
 
+/// A pass over all samples to train on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// Samples of a pass.
+    pub samples: u64,
+    /// The conversations in them, if they are conversations.
+    pub conversations: Option<u64>,
+}
+
 /// A source of training samples. A sample is a function of the split and of its global number.
 pub trait Source: Send + Sync {
     /// Reads samples `first..first + count` into an array of `staging`.
     ///
-    /// The array is `(count, width)`, a row for each sample. For language models a row is `seq + 1` token ids: the inputs
-    /// are all but the last, the targets all but the first. For conversations it is `seq` inputs, then `seq` targets, which
-    /// are -1 where there is no loss; where several are packed into a sample, the position of each token in its conversation
-    /// follows. For a regression it is the features, then the outputs.
+    /// The array is `(count, width)`, a row for each sample:
+    /// - For a language model a row is `seq + 1` token ids. The inputs are all but the last, the targets all but the
+    ///   first.
+    /// - For conversations a row is `seq` inputs, then `seq` targets. A target without loss is -1. If several
+    ///   conversations are packed into a sample, the row ends with the position of each token in its conversation.
+    /// - For a regression a row is the features, then the outputs.
     ///
     /// # Errors
     /// The data changed since they were opened, or cannot be read any more.
     fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError>;
 
-    /// The number of targets of samples `first..first + count`. `None` where all targets of all samples count.
+    /// The number of targets of samples `first..first + count`. `None` if all targets of all samples count.
     ///
     /// # Errors
     /// There are no such samples.
@@ -40,39 +51,44 @@ pub trait Source: Send + Sync {
         Ok(None)
     }
 
-    /// Whether it has samples to evaluate on.
+    /// Whether the source has samples to evaluate on.
     fn validates(&self) -> bool {
         true
     }
 
-    /// The lowest mean loss that any model can reach, in nats. `None` where it is not known.
+    /// A pass over the samples to train on. `None` if they have no end, or are missing.
+    fn epoch(&self) -> Option<Epoch> {
+        None
+    }
+
+    /// The lowest mean loss that any model can reach, in nats. `None` if it is not known.
     fn floor(&self) -> Option<f64> {
         None
     }
 
-    /// What the user should know about the files that were read, a line each.
+    /// Notices for the user about the files that were read, a line each.
     fn notices(&self) -> &[String] {
         &[]
     }
 
-    /// The tokenizer that made the tokens, where it is known.
+    /// The tokenizer that made the tokens, if it is known.
     fn tokenizer(&self) -> Option<&TokenizerCopy> {
         None
     }
 
-    /// The template that made text of its conversations.
+    /// The template that made text of the source's conversations.
     fn chat_template(&self) -> Option<&ChatTemplate> {
         None
     }
 
-    /// The files that say what its tokens mean, names and contents: copies of its tokenizer and its chat template.
+    /// Copies of the source's tokenizer and chat template, as files with contents: they give tokens their meaning.
     fn copies(&self) -> Vec<(CopiedFile, Vec<u8>)> {
         let tokenizer = self.tokenizer().map_or(Vec::new(), TokenizerCopy::files);
         let template = self.chat_template().map_or(Vec::new(), ChatTemplate::files);
         tokenizer.into_iter().chain(template).collect()
     }
 
-    /// What identifies its datasets. Empty where the configuration alone decides the samples.
+    /// The identities of the source's datasets. Empty if the configuration alone decides the samples.
     ///
     /// # Errors
     /// The data changed since they were opened, or cannot be read any more.
@@ -80,7 +96,7 @@ pub trait Source: Send + Sync {
         Ok(Identities::new())
     }
 
-    /// What it is, for the plan box.
+    /// A description of the source for the plan box.
     fn describe(&self) -> String;
 }
 

@@ -2,8 +2,8 @@
 //! `datasets` of Hugging Face does it.
 //!
 //! A name says a split by a whole word, its first or its last one: `train-00000-of-00003.parquet`, `valid.jsonl`,
-//! `fineweb_val_000001.bin`, a folder `test`. `training-notes.txt` says none. Names count where a folder has training files
-//! or folders, and others for validation or tests beside them.
+//! `fineweb_val_000001.bin`, a folder `test`. `training-notes.txt` says none. Names count only if a folder has training
+//! files or folders, and others for validation or tests beside them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use common::UserError;
 
 use crate::file_notices::{FileNotices, Told};
 
-/// What a name says.
+/// The split that a name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
     Train,
@@ -20,12 +20,12 @@ enum Named {
     Test,
 }
 
-/// What the files of a path are read for.
+/// The purpose for which the files of a path are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To train on, and to validate on what is named so.
+    /// To train on, and to validate on the files named as validation data.
     TrainAndValidate,
-    /// To train on: what validates is named elsewhere, or not needed.
+    /// To train on. Files to validate on are named elsewhere, or not needed.
     Train,
     /// To evaluate on.
     Evaluate,
@@ -34,11 +34,11 @@ pub(crate) enum Purpose {
 /// The files that a path has for a purpose.
 #[derive(Debug)]
 pub(crate) struct Chosen<F> {
-    /// Those for the purpose.
+    /// The files for the purpose.
     pub(crate) files: Vec<F>,
-    /// Those to validate on. Empty unless the purpose is to train and validate, and names say it.
+    /// Files to validate on. Empty unless the purpose is to train and validate, and names say it.
     pub(crate) validation: Vec<F>,
-    /// What the user should know.
+    /// Notices for the user.
     pub(crate) notices: FileNotices,
 }
 
@@ -57,10 +57,11 @@ impl<F> Chosen<F> {
 }
 
 impl Chosen<PathBuf> {
-    /// What `folder`, called `what` in messages, has for a purpose. `files` are in it or in folders within it.
+    /// The files that `folder` has for a purpose. `what` stands for the folder in messages. `files` are in it or in
+    /// folders within it.
     ///
     /// # Errors
-    /// Names say what is for training, and none that it is for validation, where the purpose is to evaluate.
+    /// The purpose is to evaluate, and names mark training files but no validation files.
     pub(crate) fn of_folder(
         what: &str,
         folder: &Path,
@@ -114,7 +115,8 @@ impl Chosen<PathBuf> {
     }
 }
 
-/// Of paths that the user named, files that are named as validation or test data where another is named as training data.
+/// Paths named by the user as files, with names of validation or test data, if another of `paths` has a name of
+/// training data.
 pub(crate) fn named_otherwise(paths: &[String]) -> Vec<PathBuf> {
     let said = |path: &String| Path::new(path).file_name().and_then(|name| named(&name.to_string_lossy()));
     if !paths.iter().any(|path| said(path) == Some(Named::Train)) {
@@ -125,7 +127,7 @@ pub(crate) fn named_otherwise(paths: &[String]) -> Vec<PathBuf> {
     paths.iter().filter(otherwise).map(PathBuf::from).collect()
 }
 
-/// Where a file stands.
+/// The place of a file among the splits.
 enum Place {
     /// In no folder that has splits.
     Whole,
@@ -136,7 +138,7 @@ enum Place {
 
 /// The place of each file.
 fn places(top: &Path, files: &[PathBuf]) -> Vec<Place> {
-    // What the names in each folder say. A file's names are those of the folders below `top`, then its own.
+    // The splits that names say, by folder. A file's names are those of the folders below `top`, then its own.
     let mut said: HashMap<PathBuf, Vec<Named>> = HashMap::new();
     for (folder, name) in files.iter().flat_map(|file| names(top, file)) {
         said.entry(folder).or_default().extend(named(&name));
@@ -168,7 +170,7 @@ fn names(top: &Path, file: &Path) -> Vec<(PathBuf, String)> {
     below.components().map(pair).collect()
 }
 
-/// What a name says by its first or its last word. Numbers and the extensions of files are no words.
+/// The split that a name says by its first or its last word. Numbers and the extensions of files are no words.
 fn named(name: &str) -> Option<Named> {
     let says = |word: &str| match word.to_ascii_lowercase().as_str() {
         "train" => Some(Named::Train),

@@ -4,7 +4,8 @@ use common::UserError;
 
 use crate::config::{DataConfig, RawTokens};
 
-/// Fails if an option is set that would be ignored: an MLP (`mlp`) reads no data, and without `data.path` no files are read.
+/// Fails if an option is set that the run would ignore: an MLP (`mlp`) reads no data, and without `data.path` no files
+/// are read.
 ///
 /// # Errors
 /// Names the first such option.

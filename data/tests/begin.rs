@@ -12,7 +12,7 @@ use data_files::Folder;
 /// Words, one a token.
 const WORDS: [&str; 9] = ["<unk>", "<s>", "</s>", "a", "b", "c", "d", "user", "assistant"];
 
-/// A tokenizer.json of [`WORDS`] whose post-processor makes a text of `$A` and special tokens.
+/// A tokenizer.json of [`WORDS`]. Its post-processor makes a text of `$A` and special tokens.
 fn tokenizer_json(template: &[&str]) -> String {
     let vocab: serde_json::Map<String, Value> =
         WORDS.iter().enumerate().map(|(id, word)| (word.to_string(), json!(id))).collect();

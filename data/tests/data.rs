@@ -1,4 +1,4 @@
-//! Samples are what the files hold, whatever wrote them, each once an epoch, in an order that only the seed decides.
+//! Samples are the tokens of the files, of any writer, each once an epoch, in an order that only the seed decides.
 
 mod data_files;
 mod fuzz;

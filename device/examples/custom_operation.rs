@@ -71,7 +71,7 @@ fn main() -> Result<()> {
     device.upload(&y, &vec![1.0f32; COUNT])?;
 
     let stream = device.stream("compute");
-    // Eagerly. On a GPU this compiles and loads the kernel, which cannot be done during a capture.
+    // Eagerly. On a GPU this compiles and loads the kernel. That cannot be done during a capture.
     stream.submit(Axpy { a: 2.0, x, y })?;
 
     stream.begin_capture()?;

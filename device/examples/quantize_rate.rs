@@ -72,14 +72,14 @@ impl Bench {
 /// How a copy is scaled.
 #[derive(Clone, Copy)]
 enum Scales {
-    /// One scale, which is there.
+    /// One scale, already known.
     Tensor,
     Rows,
     Groups,
     Blocks,
 }
 
-/// What is made of the matrix.
+/// The copies and sums made of the matrix.
 #[derive(Clone, Copy)]
 struct Outputs {
     name: &'static str,

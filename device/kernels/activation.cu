@@ -1,19 +1,5 @@
 // Activation functions and their gradients. Every byte is moved once.
-#include "gelu.cuh"
-
-struct Gelu {
-    template <class T> static float value(float x) { return gelu<T>(x); }
-    template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
-};
-
-// x / (1 + e^-x).
-struct Silu {
-    template <class T> static float value(float x) { return x * sigmoid<T>(x); }
-    template <class T> static float derivative(float x, float grad) {
-        float s = sigmoid<T>(x);
-        return grad * s * (1.0f + x * (1.0f - s));
-    }
-};
+#include "gates.cuh"
 
 // max(x, 0), except that NaN stays NaN, so that it shows.
 struct Relu {

@@ -21,7 +21,7 @@ struct Arguments {
     void* grad_qkv;
     float* delta;       // row sums of output * grad_output, written by the queries' kernel, read by the keys'
     const void* record; // the dropout's step and first sample; null without dropout
-    const int* position_ids; // (batch, seq): of each token in its document; null where a sample is one document
+    const int* position_ids; // (batch, seq): of each token in its document; null if a sample is one document
     int seq;
     int heads;
     int kv_heads;
@@ -96,7 +96,7 @@ __device__ inline float mask_factor(const Arguments& a, Sample sample, u32 token
 
 // -------------------------------------------------------------------------------------------------------------- tiles
 
-// A (seq, dim) matrix of one head: where it starts and how far apart its rows are, in elements.
+// A (seq, dim) matrix of one head: its start and the distance of its rows, in elements.
 template <class T>
 struct Rows {
     T* start;
@@ -240,7 +240,7 @@ __device__ void store_tile(Rows<T> to, int first, const float4 (&sums)[R][C], co
     }
 }
 
-// Over the 16 threads that share rows, which are half a warp.
+// Over the 16 threads that share rows: half a warp.
 __device__ inline float row_sum(float x) {
     for (int offset = 8; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;

@@ -27,7 +27,7 @@ inline void cluster_meet() {
 #endif
 }
 
-// So many warps of a block meet at the barrier of this number, which is 0 to 15. The other warps go on.
+// So many warps of a block meet at the barrier of this number, 0 to 15. The other warps go on.
 inline void meet_warps(u32 barrier, u32 warps) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory");
 }
@@ -39,7 +39,7 @@ typedef u64 Arrivals;
 
 inline u32 shared_address(const void* here) { return (u32)__cvta_generic_to_shared(here); }
 
-// Of what is `here` in this block, in another one.
+// The address in another block of the variable that lies at `here` in this block.
 inline u32 address_in_block(const void* here, u32 block) {
     u32 there = 0;
 #if __CUDA_ARCH__ >= 900

@@ -61,7 +61,7 @@ struct PartialSums {
 };
 
 // output[c] (+)= sum of partial[part, c] over the parts, for each of as many sums as the grid has rows. A block is 32
-// columns by 32 threads, each of which has every 32nd part.
+// columns by 32 threads. Each of the 32 has every 32nd part.
 KERNEL(add_partial_columns)(const __grid_constant__ PartialSums op) {
     begin_kernel();
     __shared__ float sums[32][32];

@@ -1,5 +1,5 @@
-// What every kernel shares. No CUDA header is included, so that a node needs NVRTC alone. Functions without a specifier
-// are device functions (NVRTC's -default-device).
+// Declarations shared by all kernels. No CUDA header is included, so that a node needs NVRTC alone. Functions without a
+// specifier are device functions (NVRTC's -default-device).
 #pragma once
 
 typedef unsigned char u8;
@@ -11,8 +11,8 @@ typedef unsigned long long u64;
 #define KERNEL(name) extern "C" __global__ void name
 
 // The first statement of every kernel of ours (device/tests/device/kernels_compile.rs checks it). In graphs the blocks
-// of a kernel may start while the kernel before it still runs, which hides the time of the launch (programmatic dependent launch,
-// device/src/cuda/rewrite/early_starts.rs). Here they allow the next kernel to do so, and then wait until all work
+// of a kernel may start while the kernel before it still runs. That hides the time of the launch (programmatic dependent
+// launch, device/src/cuda/rewrite/early_starts.rs). Here they allow the next kernel to do so, and then wait until all work
 // that this kernel depends on is done. No memory is touched before, and no block ends before: so a kernel that is done
 // is after all the work before it, as with a full dependency.
 inline void begin_kernel() {
@@ -109,12 +109,13 @@ template <int N> void load_f32(const float* from, float (&x)[N]) {
     }
 }
 
-// As load, of values that are not read again: they leave the cache before others.
-template <int N, class T> void load_once(const T* from, float (&x)[N]) {
+// As fetch and load, of values that are not read again: they leave the cache before others.
+template <int N, class T> Raw<T, N> fetch_once(const T* from) {
     Raw<T, N> raw;
     raw.word = __ldcs(reinterpret_cast<const typename Word<sizeof(T) * N>::Type*>(from));
-    unpack(raw, x);
+    return raw;
 }
+template <int N, class T> void load_once(const T* from, float (&x)[N]) { unpack(fetch_once<N>(from), x); }
 
 // N values to memory, rounded to its type.
 template <int N, class T> void store(T* to, const float (&x)[N]) {
@@ -140,6 +141,11 @@ inline void copy_ahead(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global)
                  : "memory");
 }
+// As copy_ahead if it is `inside`, else 16 bytes of zeros, and nothing is read.
+inline void copy_ahead_or_zero(void* shared, const void* global, bool inside) {
+    u32 to = (u32)__cvta_generic_to_shared(shared), bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
 // Makes the copies since the last call a group.
 inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most the last `groups` groups are under way. A constant, at most 3.
@@ -160,7 +166,7 @@ inline void set(bf16* to, float x) { to->bits = (u16)pack_bf16x2(x, 0.0f); }
 // Not a literal: the macro is in a header we do not include.
 inline float infinity() { return __int_as_float(0x7f800000); }
 
-// e^x for results of type T: precise to the last bits for f32, within 1e-5 for bf16, which rounds at 4e-3. For bf16
+// e^x for results of type T: precise to the last bits for f32, within 1e-5 for bf16 (it rounds at 4e-3). For bf16
 // results below the smallest normal number are 0: to round them correctly would take three more instructions.
 template <class T> float exponential(float x);
 template <> inline float exponential<float>(float x) { return expf(x); }

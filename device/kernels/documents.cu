@@ -3,7 +3,7 @@
 
 struct Documents {
     const int* position_ids; // (samples, seq): of each token in its document
-    int* lengths;            // (samples * most), written: tokens of each document, 0 where a sample has fewer
+    int* lengths;            // (samples * most), written: tokens of each document, 0 if a sample has fewer
     int* packed;             // (samples * most + 1), written: first element in tensors with rows of `packed_width`
     int* output;             // the same with rows of `output_width`
     int* stats;              // the same in (samples, heads, seq), for the first head

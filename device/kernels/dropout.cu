@@ -36,7 +36,7 @@ void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u3
     }
 }
 
-// The gradient: 0 where the forward's output is 0, because the ReLU or the mask made it so.
+// The gradient: 0 if the forward's output is 0, because the ReLU or the mask made it so.
 template <class T, int N>
 void relu_dropout_backward(const T* output, const T* grad_output, T* grad_input, u64 count, float scale) {
     u64 stride = (u64)gridDim.x * blockDim.x;

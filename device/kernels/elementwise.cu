@@ -73,8 +73,8 @@ KERNEL(convert_bf16_f32_scalar)(const bf16* input, float* output, u64 count) {
     convert<bf16, float, 1>(input, output, count);
 }
 
-// a[row, c] = input[row, a_first + c] for `a_columns` columns, b likewise. `input` is (rows, width) of `count` values, each
-// of which is read once.
+// a[row, c] = input[row, a_first + c] for `a_columns` columns, b likewise. `input` is (rows, width) of `count` values.
+// Each is read once.
 template <class From, class To, class Convert>
 void copy_columns(const From* input, To* a, u32 a_first, u32 a_columns, To* b, u32 b_first, u32 b_columns, u64 count,
                   u32 width, Convert convert) {

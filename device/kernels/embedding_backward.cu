@@ -2,8 +2,8 @@
 //
 // The list is split into chunks of 32 entries. A run that lies inside a chunk is complete and is added to the table.
 // The chunk's first and last runs may continue in the neighbouring chunks: their sums become two entries of a shorter
-// list, sorted like this one, which is treated the same way, until one chunk is left. So a list of equal tokens costs
-// only a few more small launches.
+// list, sorted like this one. That list is treated the same way, until one chunk is left. So a list of equal tokens
+// costs only a few more small launches.
 #include "common.cuh"
 
 // Entries of a list that one block adds up; `CHUNK` in `device/src/cuda/ops/embedding.rs`.
@@ -13,8 +13,8 @@ const u32 UNROLL = 4;
 const u64 NOTHING = ~0ull;
 
 // Entries of `list` are (token, row of `rows`), or NOTHING; `next_list` has two for each chunk, with rows of
-// `next_rows` of the same numbers. `table` is added to, and what
-// is added is multiplied by `scale`. A block is a chunk, and blockIdx.y a part of the columns.
+// `next_rows` of the same numbers. Sums times `scale` are added to `table`. A block is a chunk, and blockIdx.y a part
+// of the columns.
 template <class T, int N>
 void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab,
               float scale) {

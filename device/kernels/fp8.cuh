@@ -33,7 +33,7 @@ template <bool E5M2> u32 pack_f8x4(float a, float b, float c, float d) {
     return packed;
 }
 
-// x * inverse, infinity as NaN: 0 times infinity is NaN, and finite numbers stay what they are.
+// x * inverse, infinity as NaN: 0 times infinity is NaN, and finite numbers stay the same.
 inline float scaled(float x, float inverse) {
     float y = x * inverse;
     return fmaf(y, 0.0f, y);
@@ -51,7 +51,7 @@ inline uint2 quantized(const float (&x)[8], float inverse, u32 e5m2) {
     return e5m2 ? pack_f8x8<true>(x, inverse) : pack_f8x8<false>(x, inverse);
 }
 
-// What values are multiplied by. A scale of 0 is not known yet, and makes all values 0.
+// The factor of values. A scale of 0 is not known yet, and makes all values 0.
 inline float inverse_of(float scale) { return scale == 0.0f ? 0.0f : 1.0f / scale; }
 
 // The scale that makes the largest magnitude the largest number of the type, as `scale_now` in `device/src/host/quantize.rs`.

@@ -14,7 +14,7 @@ struct Epilogue {
     int vector; // 16 bytes of `out` at a time
 };
 
-// N values of a tensor whose type is in the arguments.
+// N values of a tensor. The arguments give its type.
 template <int N> void load_any(const void* from, int is_bf16, u64 at, float (&x)[N]) {
     if (is_bf16) load<N>((const bf16*)from + at, x);
     else load_f32<N>((const float*)from + at, x);

@@ -51,7 +51,7 @@ template <class T, int N> void load_weight(const T* weight, u32 channel, const H
     for (int i = 0; i < N; i++) a[i] += op.weight_offset, b[i] += op.weight_offset;
 }
 
-// Turns N pairs by the angles of a position, at which `angles` points; `sign` -1 turns back.
+// Turns N pairs by the angles of a position, given by `angles`; `sign` -1 turns back.
 template <int N> void turn(float (&a)[N], float (&b)[N], const float* angles, float sign) {
     float angle[2 * N];
     if constexpr (N == 1) angle[0] = angles[0], angle[1] = angles[1];
@@ -103,7 +103,7 @@ template <class T, int N, int PACKS> void head_norm(const HeadNorm& op) {
 }
 
 // Blocks with y = 0 take queries, those with y = 1 keys. Each leaves a row of partial sums of the weight's gradient in
-// `partial`, (2, blocks, head_dim) f32, which `add_partial_columns` adds up.
+// `partial`, (2, blocks, head_dim) f32. `add_partial_columns` adds them up.
 template <class T, int N, int PACKS> void head_norm_backward(const HeadNorm& op) {
     const u32 groups = 32 / op.lanes, of_row = op.heads + 2 * op.kv_heads, dim = 2 * op.half;
     const u32 count = blockIdx.y ? op.kv_heads : op.heads, first = blockIdx.y ? op.heads : 0;

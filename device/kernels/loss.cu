@@ -73,7 +73,7 @@ inline float log_sum(const Online& state) { return state.highest + logf(state.su
 
 inline float z_loss(const Online& state, float multiplier) { return multiplier * log_sum(state) * log_sum(state); }
 
-// What the gradient of a row needs.
+// The values that the gradient of a row needs.
 struct Gradient {
     float highest;
     float factor;    // softmax * grad_scale is e^(x - highest) * factor
@@ -144,7 +144,7 @@ inline void put_losses(const CrossEntropy& op, const Online& state, float at_tar
     if (op.z_losses) op.z_losses[blockIdx.x] = z_loss(state, op.z_multiplier);
 }
 
-// A row whose target is not in the vocabulary does not count.
+// A row does not count if its target is not in the vocabulary.
 template <class T, int N> void ignore(const CrossEntropy& op, T* logits) {
     if (threadIdx.x == 0) {
         op.losses[blockIdx.x] = 0.0f;
@@ -194,7 +194,7 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
     }
 }
 
-// Parts of a row, which are waited for one after the other.
+// Parts of a row. They are waited for one after the other.
 const int STAGES = 4;
 
 // With a gradient, for rows that fit into shared memory: a row is read once and written once. A thread requests all its

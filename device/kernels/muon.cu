@@ -1,4 +1,4 @@
-// What Muon adds to matrix products. Every byte is moved once; the products around these kernels take far longer.
+// The kernels that Muon needs besides matrix products. They move every byte once; the products take far longer.
 #include "common.cuh"
 
 // to = from * factor / max(sqrt(*square_sum), 1e-7) for a block of (rows, columns) in matrices of these widths. Without

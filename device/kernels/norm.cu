@@ -17,9 +17,9 @@ struct Norm {
     float weight_offset; // added to the weight
 };
 
-// Where sums for the mean begin: at the first number of the row, of the sum as stored. Relative to it the mean of equal
+// The origin of sums for the mean: the first number of the row, of the sum as stored. Relative to it the mean of equal
 // numbers is that number. Otherwise, with large numbers or a small eps, the rounding of the mean would count as variance.
-// 0 for RMSNorm, which has no mean.
+// 0 for RMSNorm: it has no mean.
 template <class T> float first_of_row(const Norm& op, u64 start) {
     if (!op.mean) return 0.0f;
     float first = value((const T*)op.input + start);
@@ -94,14 +94,14 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
     KERNEL(norm_##suffix)(const Norm op) { begin_kernel(); norm<T, N, PACKS, WARP>(op); }
 FOR_EACH_ROW_SHAPE(NORM)
 
-// For any size and address: one block per row, which is read again from the cache.
+// For any size and address: one block per row. The row is read again from the cache.
 template <class T> void norm_any(const Norm& op) {
     const T *input = (const T*)op.input, *residual = (const T*)op.residual;
     const T *weight = (const T*)op.weight, *bias = (const T*)op.bias;
     T *sum = (T*)op.sum, *output = (T*)op.output;
     for (u64 row = blockIdx.x; row < op.rows; row += gridDim.x) {
         u64 start = row * op.hidden;
-        // Each thread reads only what it wrote itself.
+        // Each thread reads only its own writes.
         const T* x = residual ? sum + start : input + start;
         float first = first_of_row<T>(op, start), total = 0.0f;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {

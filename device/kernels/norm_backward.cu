@@ -21,7 +21,7 @@ struct NormBackward {
     u32 reserved;
 };
 
-// What a thread has of a row.
+// A thread's part of a row.
 template <class T, int N, int PACKS> struct Part {
     Raw<T, N> x[PACKS], dy[PACKS], past[PACKS];
     float mean, rstd;

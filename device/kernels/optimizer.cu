@@ -58,7 +58,7 @@ inline double power(double b, u32 t) {
     return result;
 }
 
-// Calls step(entry, first of N elements) over the block's chunk, by fours where the pointers allow it.
+// Calls step(entry, first of N elements) over the block's chunk, by fours if the pointers allow it.
 template <class Four, class One> void for_chunk(const Parameter& entry, Four four, One one) {
     u64 start = (u64)(blockIdx.x - entry.first_chunk) * CHUNK;
     u32 length = (u32)min((u64)CHUNK, entry.elements - start);
@@ -184,7 +184,7 @@ KERNEL(sgd)(const __grid_constant__ Update op) {
               [&](u64 at) { sgd_step<1>(entry, rate, factor, momentum, at); });
 }
 
-// Muon's momentum. `master` is the gradient, which becomes the direction.
+// Muon's momentum. `master` is the gradient. It becomes the direction.
 template <int N> void nesterov_step(const Parameter& entry, float factor, float beta, u64 at) {
     float g[N], m[N];
     load<N>((const float*)entry.master + at, g);

@@ -24,7 +24,7 @@ struct Transfer {
     const u8* input;
     u8* output;
     u64 bytes;               // that each rank gets of each other rank; a multiple of 16
-    u64 stride;              // between what different ranks get of `input`: 0 if all get the same
+    u64 stride;              // between the parts of `input` for different ranks: 0 if all get the same
     u32* rounds;             // done so far, by block
     u8* windows[MAX_RANKS];  // by rank; those of other ranks lie in the memory of their GPUs
     u32 ranks;
@@ -36,7 +36,7 @@ struct Transfer {
 // Flags come first in a window, then the slots.
 inline u32* flag(u8* window, u32 sender) { return (u32*)window + (blockIdx.x * MAX_RANKS + sender) * FLAG_WORDS; }
 
-// Where `from` shows `to` its piece of a round; all ranks the same one if all get the same.
+// The slot for the piece that `from` shows `to` in a round. It is one slot for all readers if all get the same.
 inline uint4* slot(const Transfer& op, u32 from, u32 to, u32 round) {
     u32 reader = op.stride == 0 ? 0 : (to + op.ranks - from) % op.ranks - 1;
     u64 index = ((u64)(round % SLOTS) * MAX_BLOCKS + blockIdx.x) * (op.ranks - 1) + reader;
@@ -88,8 +88,8 @@ inline void wait(const Transfer& op, u32 round) {
     __syncthreads();
 }
 
-// Goes through the rounds of a transfer. `combine` makes a piece of the output of what all ranks have of it; all threads of the
-// block call it.
+// Goes through the rounds of a transfer. `combine` makes a piece of the output from all ranks' pieces; all threads of
+// the block call it.
 template <class Combine> void transfer(const Transfer& op, const Combine& combine) {
     u64 pieces = (op.bytes + op.piece - 1) / op.piece;
     u32 mine = blockIdx.x < pieces ? (u32)((pieces - blockIdx.x - 1) / gridDim.x) + 1 : 0;
@@ -136,7 +136,7 @@ template <class T> void sum(const Transfer& op, Piece part, u32 round) {
     }
 }
 
-// output = what all ranks have, one after the other.
+// output = the inputs of all ranks, one after the other.
 inline void gather(const Transfer& op, Piece part, u32 round) {
     const uint4* own = (const uint4*)(op.input + part.at);
     for (u32 from = 0; from < op.ranks; from++) {

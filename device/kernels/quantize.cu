@@ -89,7 +89,7 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
     if (q.amax && threadIdx.x == 0) {
 #pragma unroll
         for (int w = 0; w < WARPS; w++) peak = max(peak, largest[w]);
-        // The largest of all tiles, whatever their order. Few of them are larger than what is there.
+        // The largest of all tiles, whatever their order. Few of them are larger than the stored value.
         if (peak > *(volatile u32*)q.amax) atomicMax(q.amax, peak);
     }
 }

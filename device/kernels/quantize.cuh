@@ -1,4 +1,4 @@
-// What is quantised. Shared by the kernels that make 8-bit copies.
+// The sources of quantisation. Shared by the kernels that make 8-bit copies.
 #pragma once
 #include "fp8.cuh"
 #include "gelu.cuh"
@@ -17,18 +17,18 @@ struct Quantize {
     u32* amax;                  // (1), or null: the bits of an f32 that is not negative
     float* partial;             // (row tiles, columns), or null
     u32 rows;
-    u32 width;        // what threads walk along: the columns, or half of them for GatedBackward
+    u32 width;        // threads walk along it: the columns, or half of them for GatedBackward
     u32 rows_e5m2;    // types: e5m2, else e4m3
     u32 columns_e5m2;
     u32 same_bytes;   // both copies have one type and one scale
     u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
     u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
-    u32 bf16_inputs;  // for the path of odd sizes and addresses, which takes both types
+    u32 bf16_inputs;  // for the path of odd sizes and addresses; it takes both types
     u32 groups;       // the kernel of both copies: warps of a block that share columns
     float weight_offset; // added to a norm's weight
 };
 
-// ---- What is quantised --------------------------------------------------------------------------------------------
+// ---- Sources ------------------------------------------------------------------------------------------------------
 
 // Each source computes OUTPUTS values from LOADS loaded ones, for inputs of type T. BLOCKS of the tile kernel fit a
 // multiprocessor at once with bf16 inputs: its registers are bounded so, and none spills. Load `l` of a row and column is
@@ -60,7 +60,7 @@ struct SiluFunction {
     }
 };
 
-// The output of a norm, whose statistics are known.
+// The output of a norm. Its statistics are known.
 template <class T> struct Normed : Stored<T> {
     static constexpr bool NORM = true;
     static constexpr int BLOCKS = 4;
@@ -158,7 +158,7 @@ template <class S, class T, bool VECTOR> Pack<T, S::LOADS> fetch_pack(const Quan
     return pack;
 }
 
-// What a source has for a row beside what it loads. The default is that of a row beyond the matrix, whose values are 0.
+// Values of a source for a row, beside the loaded ones. The default is for a row beyond the matrix: its values are 0.
 template <bool NORM> struct RowValues {};
 template <> struct RowValues<true> {
     float mean = 0.0f, rstd = 0.0f;

@@ -16,7 +16,7 @@ const int GROUPS = SIDE / 8; // of 8 columns
 const int QUADS = SIDE / 4;  // of 4 rows
 const int THREADS = GROUPS * QUADS, WARPS = THREADS / 32;
 
-struct QuantizeBlocks {
+struct QuantizeBlockwiseArgs {
     Quantize q;           // without scales, magnitude and types
     float* rows_scale;    // of `rows_out`
     float* columns_scale; // of `columns_out`
@@ -24,14 +24,14 @@ struct QuantizeBlocks {
     u32 rows_stride;      // of the padded scales of blocks
     u32 columns_stride;
     u32 across;  // blocks side by side
-    u32 halves;  // 2 if a block does a tile of the one half of a row, then the same of the other, which needs the same inputs
+u32 halves;  // 2 if a block does a tile of the one half of a row, then of the other, from the same inputs
     u32 reserved;
 };
 
 // ---- Scales: powers of two ----------------------------------------------------------------------------------------
 
-// The exponent, as it lies in the bits of an f32, of the smallest power of two times which 448 is not below the magnitude
-// with these bits. 448 is 1.75 * 2^8. See `block_scale` in `device/src/host/quantize_blocks.rs`.
+// The exponent, as it lies in the bits of an f32, of a scale: the smallest power of two such that 448 times it is not
+// below the magnitude with these bits. 448 is 1.75 * 2^8. See `block_scale` in `device/src/host/quantize_blocks.rs`.
 inline u32 scale_exponent(u32 peak) { return max((peak + 0x1fffffu) >> 23, 9u) - 8; }
 
 inline bool is_finite(u32 peak) { return peak < 0x7f800000u; }
@@ -41,7 +41,7 @@ inline float block_scale(u32 peak) {
     return __uint_as_float(is_finite(peak) ? bits : 0x7fc00000u);
 }
 
-// 1 / block_scale, but for zeros, where any number serves.
+// 1 / block_scale, except for zeros: any number serves them.
 inline float block_inverse(u32 peak) {
     return __uint_as_float(is_finite(peak) ? (254 - scale_exponent(peak)) << 23 : 0x7fc00000u);
 }
@@ -80,8 +80,8 @@ template <class F, class T> struct Eight<GatedBackward<F, T>, T> {
     }
 };
 
-// Where the value of a column of the tile lies among 128: thread (group, half of a warp) has places 2 group + half of four
-// stretches of 32, so that no two threads of a warp meet in a bank.
+// The place among 128 of the value of a column of the tile: thread (group, half of a warp) has places 2 group + half of
+// four stretches of 32, so that no two threads of a warp meet in a bank.
 inline u32 place_of(u32 column) { return column % 4 * 32 + column / 4; }
 
 // Words of 4 rows of a column. Word `quad` lies at `quad ^ swizzle(column)`, so that no two threads of a warp write to a bank at
@@ -107,7 +107,7 @@ template <class F> void exchange(const float (&x)[8], u32 half, float (&mine)[4]
     }
 }
 
-template <class S, class T> void quantize_block(const QuantizeBlocks& b) {
+template <class S, class T> void quantize_block(const QuantizeBlockwiseArgs& b) {
     __shared__ __align__(16) u32 staged[SIDE][QUADS];
     __shared__ float sums[WARPS][SIDE];
     __shared__ u32 peaks[SIDE];
@@ -233,7 +233,7 @@ template <class S, class T> void quantize_block(const QuantizeBlocks& b) {
 // Two tiles at a time fit a multiprocessor with bf16 inputs; those of f32 need more registers.
 #define QUANTIZE_BLOCKS_true(source, name, T, suffix)                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 2 : 1)                              \
-        quantize_blocks_##name##_##suffix(QuantizeBlocks b) {                                                  \
+        quantize_blocks_##name##_##suffix(QuantizeBlockwiseArgs b) {                                                  \
         begin_kernel();                                                                                        \
         quantize_block<source, T>(b);                                                                          \
     }

@@ -1,5 +1,5 @@
-// Two 8-bit copies in one pass: one in the matrix's own layout with a scale for each row, which is made here, and a
-// transposed one with a scale for the whole matrix, which is given. On the way the largest magnitude and column sums.
+// Two 8-bit copies in one pass: one in the matrix's own layout with a scale for each row, made here, and a transposed
+// one with a given scale for the whole matrix. On the way the largest magnitude and column sums.
 // Every input is read once, every value computed once and every copy written once.
 //
 // A row's scale needs its largest magnitude before the first byte is written, so rows stay in registers. A cluster of
@@ -12,14 +12,14 @@
 // write. Neighbouring pieces belong to neighbouring clusters, so that the lines of memory that they share are soon whole.
 //
 // A block has one or two groups of warps for the same columns, with rows of their own. A group computes while another one
-// waits. They meet where a piece is written.
+// waits. They meet to write a piece.
 #include "cluster.cuh"
 #include "quantize.cuh"
 
 const int COLUMNS = 4; // of a thread
 const int WARP_COLUMNS = 32 * COLUMNS;
 
-// What is written of the transposed copy at a time: 16 rows of a column.
+// The unit of writes to the transposed copy: 16 rows of a column.
 typedef uint4 Part;
 
 // Inputs (warp), parts of the transposed copy (warp of a group), largest magnitudes of rows (group, 3, row) and of the
@@ -61,8 +61,8 @@ template <class S, class T> void load_row(const uint4* inputs, int r, float (&x)
     for (int l = 0; l < S::LOADS; l++) load<COLUMNS>(from + (l * Sizes<S, T>::ROWS + r) * WARP_COLUMNS, x[l]);
 }
 
-// Where a part lies. Neither the writes, the columns with the same `at % 32` beside each other, nor the reads, all parts
-// of a column, meet in a bank.
+// The place of a part. Neither the writes, the columns with the same `at % 32` beside each other, nor the reads, all
+// parts of a column, meet in a bank.
 template <class S, class T> u32 place_of(int output, u32 part, u32 at) {
     using Z = Sizes<S, T>;
     return (output * Z::PARTS + part) * WARP_COLUMNS + (at ^ part * (8 / Z::PARTS));
@@ -109,7 +109,7 @@ void store_piece(const Quantize& q, const Part* staged, u32 begin, u32 end, u32 
     }
 }
 
-// Bytes of the row copy. Lane r has what row r is multiplied by. With that no finite number becomes infinite.
+// Bytes of the row copy. Lane r has the factor of row r. With that no finite number becomes infinite.
 template <class S, class T, bool E5M2>
 void store_rows(const Quantize& q, const float (&x)[Sizes<S, T>::ROWS][S::OUTPUTS][COLUMNS], float inverse, u32 row,
                 u32 column) {
@@ -227,8 +227,8 @@ template <class S, class T> void quantize_both(const Quantize& q) {
         __syncwarp();
         if (next < share.end) fetch_step<S, T>(q, inputs, next + of_group, first_column);
 
-        // Who tells of this step has waited for the step before. So everyone has read what was found two steps before, and
-        // no one tells of the next step yet, whose place is made ready here.
+        // A warp raises the peaks of this step only after it has waited for the step before. So all warps have read the
+        // peaks of two steps before, and none raises those of the next step yet. Their place is made ready here.
         u32* of_step = peaks + step % 3 * ROWS;
         Arrivals* of_parity = arrivals + step % 2;
         if (warp == 0) {
@@ -266,7 +266,7 @@ template <class S, class T> void quantize_both(const Quantize& q) {
             store_f32<COLUMNS>(q.partial + at, total[o]);
         }
     }
-    // The largest of all clusters, whatever their order. Few of them are larger than what is there.
+    // The largest of all clusters, whatever their order. Few of them are larger than the stored value.
     if (q.amax && rank == 0 && warp == 0 && peak_of_all > *(volatile u32*)q.amax) atomicMax(q.amax, peak_of_all);
 }
 

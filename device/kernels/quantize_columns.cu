@@ -1,9 +1,9 @@
-// The transposed 8-bit copy of a stored matrix with a scale for each of its rows, which are columns of the matrix. Three
+// The transposed 8-bit copy of a stored matrix with a scale for each of the copy's rows (columns of the matrix). Three
 // kernels: the largest magnitude of each column in tiles of 128 rows, the scales from them, the copy. The matrix is read
-// twice. It is meant for weights, which are quantised once a step.
+// twice. It is meant for weights: they are quantised once a step.
 #include "transpose_tile.cuh"
 
-// What a thread has of a tile, as in `quantize.cu`: 4 rows by 8 columns.
+// A thread's part of a tile, as in `quantize.cu`: 4 rows by 8 columns.
 struct TilePlace {
     u32 tile_row, first_column, group, quad, column;
     u64 row;

@@ -1,4 +1,5 @@
-// What 8-bit copies lose: reads the source and its row copy once each. For steps that measure, so plain rather than fast.
+// Counts of the values that 8-bit copies lose: reads the source and its row copy once each. For steps that measure, so
+// plain rather than fast.
 #include "quantize.cuh"
 
 // As `QuantizeCounts` in `device/src/ops/quantize_counts.rs`.
@@ -10,7 +11,7 @@ const int KINDS = 4; // all but `values`
 struct CountQuantized {
     Quantize q; // `rows_out` is read
     Counts* counts;
-    float edge; // what saturates lies above it, after scaling
+    float edge; // values above it, after scaling, saturate
     u32 unused;
 };
 

@@ -1,12 +1,12 @@
-// 8-bit copies with a scale for each row, and the scales. A block is a row. Where the inputs' row fits, it stays in
-// shared memory, so that memory is read once; each thread reads there what it has loaded itself. Where it does not fit
-// it is read again.
+// 8-bit copies with a scale for each row, and the scales. A block is a row. If the inputs' row fits, it stays in
+// shared memory, so that memory is read once; each thread reads only its own loads there. If it does not fit it is
+// read again.
 #include "quantize.cuh"
 
 // Declared once for all kernels.
 extern __shared__ uint4 kept[];
 
-// The pack of 8 columns, where this thread has put it: word by word, a warp's words side by side.
+// The pack of 8 columns that this thread has kept: word by word, a warp's words side by side.
 template <class S, class T> Pack<T, S::LOADS> kept_pack(u32 pack, u32 packs) {
     Pack<T, S::LOADS> loaded;
 #pragma unroll

@@ -20,7 +20,7 @@ template <class T> void fill(T* output, u64 count, u32 seed) {
 KERNEL(random_f32)(float* output, u64 count, u32 seed) { begin_kernel(); fill(output, count, seed); }
 KERNEL(random_bf16)(bf16* output, u64 count, u32 seed) { begin_kernel(); fill(output, count, seed); }
 
-// The same numbers in an 8-bit floating type, towards zero, and 0 where they are below its normal ones. By bits, so that
+// The same numbers in an 8-bit floating type, towards zero, and 0 if they are below its normal ones. By bits, so that
 // every GPU can: the sign, then the exponent and the upper bits of the mantissa, with the bias moved.
 template <int MANTISSA, int BIAS> u8 truncated(float x) {
     u32 bits = __float_as_uint(x);

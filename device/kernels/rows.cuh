@@ -1,4 +1,4 @@
-// Rows of a matrix distributed to threads: short rows one per warp, which needs no barrier, long rows one per block.
+// Rows of a matrix distributed to threads: short rows one per warp, without a barrier, long rows one per block.
 #pragma once
 #include "common.cuh"
 

@@ -59,7 +59,7 @@ KERNEL(make_scale)(const u32* partial, u32 count, float* scale, float most, u32 
 }
 
 // New scales of many tensors. A block is a tensor, its threads are the ages of the history.
-// `unit` is a power of two, the room above the largest magnitude. `unknown` is the scale of a tensor of which nothing is known.
+// `unit` is a power of two, the room above the largest magnitude. `unknown` is the scale of a tensor with no history.
 KERNEL(update_scales)
 (float* amax, float* history, const float* largest, float* scale, u32 length, float unit, float unknown) {
     begin_kernel();

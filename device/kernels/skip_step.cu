@@ -1,5 +1,5 @@
-// Skips the update of a step whose loss or gradient norm is a spike: more than so many standard deviations above the mean
-// of the last steps. One warp. The history is a ring of `interval` losses, then as many norms.
+// Skips the update of a step if its loss or gradient norm is a spike: more than so many standard deviations above the
+// mean of the last steps. One warp. The history is a ring of `interval` losses, then as many norms.
 #include "common.cuh"
 
 struct SkipStep {

@@ -9,7 +9,7 @@ template <> inline float soft_cap<bf16>(float x, float cap) {
     return cap * fmaf(2.0f, sigmoid<bf16>(__fdividef(2.0f * x, cap)), -1.0f);
 }
 
-// The derivative where the bound is `capped`.
+// The derivative at the bounded value `capped`.
 inline float soft_cap_slope(float capped, float cap) {
     float tanh = __fdividef(capped, cap);
     return 1.0f - tanh * tanh;

@@ -8,7 +8,7 @@ inline uint4 load_uncached(const uint4* from) {
     return x;
 }
 
-// Who sees the value also sees what this thread, and those that met it at a barrier, wrote before.
+// A thread that sees the value also sees all earlier writes of this thread and of those that met it at a barrier.
 inline void store_release(u32* to, u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

@@ -7,10 +7,10 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Element;
-use crate::cuda::{PinnedBlock, PrimaryContext};
+use crate::cuda::{PinnedMemory, PrimaryContext};
 
-/// A shared, immutable array in host memory. Its memory is ordinary, or page-locked memory of a [`Staging`], which a
-/// GPU copies without the host's help.
+/// A shared, immutable array in host memory. Its memory is ordinary, or page-locked memory of a [`Staging`]. A GPU
+/// copies page-locked memory without the host's help.
 pub struct HostArray<T> {
     memory: Arc<ArrayMemory<T>>,
 }
@@ -55,17 +55,17 @@ pub enum HostValues {
 enum ArrayMemory<T> {
     Pageable(Vec<T>),
     /// A block, and the number of values in it.
-    Pinned(BorrowedBlock, usize),
+    Pinned(BorrowedMemory, usize),
 }
 
 /// A block that returns to its [`Staging`] when the last array in it is dropped.
-struct BorrowedBlock {
-    block: Option<PinnedBlock>,
+struct BorrowedMemory {
+    block: Option<PinnedMemory>,
     home: Staging,
 }
 
-/// Page-locked blocks for arrays. A block is reused once its array is dropped. Empty on the host device, where ordinary
-/// memory serves as well.
+/// Page-locked blocks for arrays. A block is reused once its array is dropped. Empty on the host device: ordinary
+/// memory serves as well there.
 #[derive(Clone, Default)]
 pub struct Staging {
     shared: Arc<Shared>,
@@ -74,21 +74,21 @@ pub struct Staging {
 /// Fields drop in order: the blocks, then the context.
 #[derive(Default)]
 struct Shared {
-    free: Mutex<Vec<PinnedBlock>>,
+    free: Mutex<Vec<PinnedMemory>>,
     /// The driver frees page-locked memory with its context. A thread may still write to a block when the device is gone.
     _context: Option<Arc<PrimaryContext>>,
 }
 
 impl Staging {
-    pub(crate) fn new(blocks: Vec<PinnedBlock>, context: Arc<PrimaryContext>) -> Staging {
+    pub(crate) fn new(blocks: Vec<PinnedMemory>, context: Arc<PrimaryContext>) -> Staging {
         Staging { shared: Arc::new(Shared { free: Mutex::new(blocks), _context: Some(context) }) }
     }
 
-    /// An array of `count` values, which `fill` writes. The array is in page-locked memory if a block that is large enough
-    /// is free, else in ordinary memory. What the memory holds before `fill` is unspecified. Any thread may call this.
+    /// An array of `count` values, written by `fill`. It is in page-locked memory if a block that is large enough is
+    /// free, else in ordinary memory. Before `fill` the content of the memory is unspecified. Any thread may call this.
     ///
     /// # Errors
-    /// What `fill` returns.
+    /// The error of `fill`.
     pub fn array<T: Element, E>(
         &self,
         count: usize,
@@ -103,14 +103,14 @@ impl Staging {
     }
 
     /// The smallest free block of at least `bytes` bytes.
-    fn take(&self, bytes: usize) -> Option<BorrowedBlock> {
+    fn take(&self, bytes: usize) -> Option<BorrowedMemory> {
         let mut free = self.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = (0..free.len()).filter(|&at| free[at].bytes() >= bytes).min_by_key(|&at| free[at].bytes())?;
-        Some(BorrowedBlock { block: Some(free.swap_remove(fitting)), home: self.clone() })
+        Some(BorrowedMemory { block: Some(free.swap_remove(fitting)), home: self.clone() })
     }
 }
 
-impl Drop for BorrowedBlock {
+impl Drop for BorrowedMemory {
     fn drop(&mut self) {
         let mut free = self.home.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(self.block.take());
@@ -137,7 +137,7 @@ impl<T: Element> ArrayMemory<T> {
 
 impl<T: Element> HostArray<T> {
     /// The page-locked memory of the values. `None` if they are in ordinary memory.
-    pub(crate) fn pinned(&self) -> Option<&PinnedBlock> {
+    pub(crate) fn pinned(&self) -> Option<&PinnedMemory> {
         match &*self.memory {
             ArrayMemory::Pageable(_) => None,
             ArrayMemory::Pinned(borrowed, _) => borrowed.block.as_ref(),

@@ -1,4 +1,4 @@
-//! What buffers are called.
+//! Names of buffers.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};

@@ -1,4 +1,4 @@
-//! A capture under way: what was submitted, and what each operation waits for.
+//! A capture under way: the operations submitted so far, and the dependencies of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -36,8 +36,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Adds the nodes of a graph that is launched within the capture. They start after all that the stream did before, and
-    /// what the stream does next starts after all of them.
+    /// Adds the nodes of a graph that is launched within the capture. They start after all earlier work of the stream,
+    /// and its later work starts after all of them.
     pub(crate) fn add_child(&mut self, stream: StreamId, graph: &str, nodes: &[Node]) -> Result<()> {
         self.refuse_spoiled(graph)?;
         let (first, before) = (self.nodes.len(), self.frontier(stream));

@@ -4,8 +4,8 @@
 //! Happens-before follows from stream order, events, launches and host waits, kept as one vector clock per stream and
 //! per recorded event. Memory is a map of byte ranges, each with the buffer that owns its values, the last write and
 //! the reads since. A graph is analysed once, at the end of its capture, in the order that its nodes' dependencies
-//! give. From then on a launch counts as one operation. It reads what the graph reads from outside, and writes what the
-//! graph leaves written.
+//! give. From then on a launch counts as one operation, with the graph's reads from outside and the writes that the
+//! graph leaves.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -39,18 +39,18 @@ impl Access {
     }
 }
 
-/// What is known of a range of bytes.
+/// The state of a range of bytes.
 #[derive(Clone, Debug, Default)]
 struct ByteRange {
     end: u64,
-    /// Whose values lie here, and the operation that wrote them.
+    /// The buffer that owns the values here, and the operation that wrote them.
     written: Option<(BufferId, Access)>,
     /// Reads since.
     reads: Vec<Access>,
     freed: bool,
 }
 
-/// Byte ranges and what happened to them.
+/// Byte ranges and their states.
 #[derive(Default)]
 struct MemoryMap {
     cells: BTreeMap<u64, ByteRange>,
@@ -167,7 +167,7 @@ fn write_cell(
     Ok(())
 }
 
-/// What a checker has checked, and found right.
+/// Counts of the things that a checker has checked and found right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Launches of graphs.
@@ -176,8 +176,8 @@ pub struct Checked {
     pub eager: u64,
     /// Reads of a range of bytes. Each found the values of the buffer that it names.
     pub reads: u64,
-    /// Pairs of operations or launches that touch the same bytes, and of which one writes. One of the two waits for the
-    /// other.
+    /// Pairs of operations or launches that touch the same bytes, if at least one of them writes. One of the two waits
+    /// for the other.
     pub pairs: u64,
 }
 
@@ -186,7 +186,7 @@ pub(crate) struct Checker {
     pub(crate) checked: Checked,
     memory: MemoryMap,
     streams: Vec<Clock>,
-    /// What the host has waited for. The host shares number 0 with the default stream.
+    /// The work that the host has waited for. The host shares number 0 with the default stream.
     host: Clock,
     events: HashMap<u64, Clock>,
 }
@@ -202,7 +202,7 @@ impl Checker {
         }
     }
 
-    /// Advances a stream's clock by one operation, which comes after everything that the host has waited for.
+    /// Advances a stream's clock by one operation. It comes after everything that the host has waited for.
     fn advance(&mut self, stream: StreamId) -> (u64, Clock) {
         let index = stream.index();
         if self.streams.len() <= index {
@@ -330,14 +330,14 @@ struct Effect {
     label: Rc<str>,
 }
 
-/// What a launch of a graph does, seen from outside.
+/// The reads and writes of a launch of a graph, seen from outside.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Effects {
     reads: Vec<Effect>,
     writes: Vec<Effect>,
 }
 
-/// Checks a graph's nodes against each other, and sums up what a launch reads and writes.
+/// Checks a graph's nodes against each other, and sums up the reads and writes of a launch.
 ///
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.

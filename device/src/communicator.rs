@@ -68,7 +68,7 @@ impl CollectiveKind {
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHandle(pub *mut std::ffi::c_void);
 
-/// A group of ranks whose transfers keep one order.
+/// A group of ranks with one order of transfers.
 ///
 /// On the host a transfer starts, without blocking, when its stream reaches it. It is waited for when work that depends
 /// on it is reached. Both happen on the thread that owns the device. Transfers of one communicator start in submission
@@ -87,31 +87,31 @@ pub trait Communicator: std::fmt::Debug {
     /// makes the connection, and the host blocks there until the other rank does the same.
     ///
     /// # Errors
-    /// [`Error::Communication`] with what the library said.
+    /// [`Error::Communication`] with the library's message.
     fn open(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Starts a transfer between tensors in host memory: f32 or bf16, or 8-bit types where nothing is summed. bf16 is summed
-    /// in f32 and rounded once.
+    /// Starts a transfer between tensors in host memory: f32 or bf16, or 8-bit types if nothing is summed. bf16 is
+    /// summed in f32 and rounded once.
     ///
     /// The transfer takes the values that `input` has now. Neither tensor's memory may be touched until the returned
     /// request has been waited for. A send completes once its receiver has begun to receive.
     ///
     /// # Errors
-    /// [`Error::Communication`] with what the library said.
+    /// [`Error::Communication`] with the library's message.
     fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>>;
 
     /// Enqueues a transfer between tensors in the memory of a CUDA device, or records it while the stream captures.
     ///
     /// # Errors
-    /// [`Error::Communication`] with what the library said. A communicator of the host refuses.
+    /// [`Error::Communication`] with the library's message. A communicator of the host refuses.
     fn enqueue(&self, kind: CollectiveKind, input: &Tensor, _output: &Tensor, _stream: StreamHandle) -> Result<()> {
         let problem = format!("{self:?} transfers host memory, and {:?} is a GPU's", input.shape);
         Err(Error::operation(kind.name(), problem))
     }
 
-    /// Memory through which the GPUs of the group reach each other. `None` where all transfers go through
+    /// Memory through which the GPUs of the group reach each other. `None` if all transfers go through
     /// [`Communicator::enqueue`].
     fn peers(&self) -> Option<&Peers> {
         None
@@ -122,13 +122,13 @@ pub trait Communicator: std::fmt::Debug {
         (0..self.size()).collect()
     }
 
-    /// A question that another thread can ask while this thread waits. `None` if a failure ends the wait by itself.
+    /// A check that another thread can make while this thread waits. `None` if a failure ends the wait by itself.
     fn probe(&self) -> Option<Probe> {
         None
     }
 }
 
-/// Fails with [`Error::Communication`], and what the library said, if a transfer has failed. It waits for no transfer.
+/// Fails with [`Error::Communication`] and the library's message if a transfer has failed. It waits for no transfer.
 pub type Probe = Box<dyn Fn() -> Result<()> + Send>;
 
 /// A transfer under way.
@@ -136,6 +136,6 @@ pub trait Request {
     /// Blocks until it is complete on this rank.
     ///
     /// # Errors
-    /// [`Error::Communication`] with what the library said.
+    /// [`Error::Communication`] with the library's message.
     fn wait(self: Box<Self>) -> Result<()>;
 }

@@ -11,8 +11,8 @@ pub enum DType {
     F32,
     /// bfloat16: the exponent of f32, 8 bits of precision. Arithmetic on it is done in f32.
     Bf16,
-    /// 8-bit floating, 4 bits of exponent; see [`F8E4M3`](crate::F8E4M3). Only matrix products and what makes their factors
-    /// take it.
+    /// 8-bit floating, 4 bits of exponent; see [`F8E4M3`](crate::F8E4M3). Only matrix products take it, and operations
+    /// that make their factors.
     F8E4M3,
     /// 8-bit floating, 5 bits of exponent; see [`F8E5M2`](crate::F8E5M2). As [`DType::F8E4M3`].
     F8E5M2,
@@ -58,8 +58,8 @@ impl DType {
         }
     }
 
-    /// The middle between the largest number of an 8-bit floating type and the next, if there were one: what lies above it
-    /// saturates.
+    /// The middle between the largest number of an 8-bit floating type and the next, if there were one: values above it
+    /// saturate.
     ///
     /// # Panics
     /// If it is another type.

@@ -1,4 +1,4 @@
-//! What can go wrong on a device. Every message names the thing, the rule and the fix.
+//! The errors of a device. Every message names the thing, the rule and the fix.
 
 /// The result of a device operation.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -9,9 +9,9 @@ pub enum Error {
     /// A capture rule was broken; the code is CUDA's for the same mistake.
     #[error("capture error {}: {detail}. Rule: {}. Fix: {}", rule.code(), rule.rule(), rule.fix())]
     Capture {
-        /// Which rule.
+        /// The broken rule.
         rule: CaptureRule,
-        /// What was done, on which stream.
+        /// The call that broke it, with its stream.
         detail: String,
     },
     /// The graph checker found a launch that reads or writes the wrong thing.
@@ -22,7 +22,7 @@ pub enum Error {
     Operation {
         /// The operation's name.
         op: &'static str,
-        /// What is wrong, with the shapes.
+        /// The mistake, with the shapes.
         problem: String,
     },
     /// A tensor, event or graph of another device was used.
@@ -30,19 +30,19 @@ pub enum Error {
         "{user}: {thing} is another device's. Fix: make it with this device, or copy its values by way of the host"
     )]
     OtherDevice {
-        /// What used it.
+        /// The operation or call that used it.
         user: String,
-        /// What was used.
+        /// The thing that was used.
         thing: String,
     },
     /// There is not enough memory.
     #[error("out of memory: {name} needs {bytes} bytes, {available}. Fix: a smaller micro-batch, or more ranks")]
     OutOfMemory {
-        /// What it was for.
+        /// The purpose of the memory.
         name: String,
         /// Bytes asked for.
         bytes: usize,
-        /// What the device said it had.
+        /// The device's free memory, as it reported it.
         available: String,
     },
     /// The GPU's driver or one of its libraries refused a call.
@@ -50,7 +50,7 @@ pub enum Error {
     Driver {
         /// The call.
         call: &'static str,
-        /// The code's name, its number, its meaning, and what to do where the user can do something.
+        /// The code's name, its number, its meaning, and advice if the user can do something.
         problem: String,
     },
     /// A call that a steady step must not make; see [`SyncDebug`](crate::SyncDebug).
@@ -63,10 +63,10 @@ pub enum Error {
         call: String,
         /// The region that it was made in.
         scope: String,
-        /// What it did.
+        /// The effect of the call.
         does: &'static str,
     },
-    /// A call that reads, waits or allocates was made by code that is recorded.
+    /// A call that reads, waits or allocates was made by the code of a step while it was recorded.
     #[error(
         "{call} while a step is recorded. Rule: a recording runs nothing, so values are not there yet, and what works at \
          once would work outside of the step. Fix: do it before or after the step, or in its place by \
@@ -95,7 +95,7 @@ pub enum Error {
         collective: &'static str,
         /// The communicator's name.
         communicator: String,
-        /// What the library said.
+        /// The library's message.
         problem: String,
     },
 }
@@ -111,7 +111,7 @@ impl Error {
         Error::Recording { call: call.into() }
     }
 
-    /// A use of what another device made.
+    /// A use of another device's tensor, event or graph.
     pub(crate) fn other_device(user: &str, thing: &str) -> Error {
         Error::OtherDevice { user: user.into(), thing: thing.into() }
     }
@@ -172,7 +172,7 @@ impl CaptureRule {
         }
     }
 
-    /// What to change.
+    /// The advice for the user.
     pub fn fix(self) -> &'static str {
         match self {
             CaptureRule::Synchronization => "synchronize before the region begins or after its launch",
@@ -245,9 +245,9 @@ pub enum CheckError {
     OutOfOrder {
         /// Index in the recorded order.
         position: usize,
-        /// What was recorded there.
+        /// The region that was recorded there.
         expected: String,
-        /// What was replayed there.
+        /// The region that was replayed there.
         actual: String,
     },
 }

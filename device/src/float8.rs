@@ -1,7 +1,7 @@
 //! The two 8-bit floating formats of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022).
 //!
-//! Rounding is to nearest even. Finite numbers beyond the largest one become the largest one. What is not finite becomes
-//! NaN, in E5M2 too: an overflow in a gradient then reaches the check that skips the update.
+//! Rounding is to nearest even. Finite numbers beyond the largest one become the largest one. Infinities become NaN, in
+//! E5M2 too: an overflow in a gradient then reaches the check that skips the update.
 
 use crate::{DType, Element, Float};
 
@@ -63,7 +63,7 @@ impl Format {
         if byte & 0x80 == 0 { magnitude } else { -magnitude }
     }
 
-    /// What each byte stands for.
+    /// The value of each byte.
     const fn values(&self) -> [f32; 256] {
         let mut values = [0.0; 256];
         let mut byte = 0;
@@ -138,7 +138,7 @@ mod tests {
         let mut sorted = numbers.clone();
         sorted.sort_by(f32::total_cmp);
         assert_eq!(*sorted.last().unwrap(), largest);
-        // All numbers, all midpoints, and what lies just beside both.
+        // All numbers, all midpoints, and the neighbours of both in f32.
         let middles = sorted.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
         let beside = |x: f32| [x, x.next_up(), x.next_down()];
         for x in numbers.iter().copied().chain(middles).flat_map(beside).chain([0.3, 1e-9, -3e4, 1e9, -1e12]) {

@@ -1,8 +1,8 @@
 //! Streams, events, planned memory, capture and graphs, and the operations of a transformer, behind one vocabulary. On
 //! a GPU it is CUDA. On the host it has CUDA's semantics and runs anywhere.
 //!
-//! Start with [`ops`] (what can be done), then [`Device`] and [`Stream`] (how it is submitted), then [`Graph`]. The
-//! crate's `README.md` has an example and says which file holds what.
+//! Start with [`ops`] (the operations), then [`Device`] and [`Stream`] (their submission), then [`Graph`]. The crate's
+//! `README.md` has an example and a table of the files.
 
 mod array;
 mod backend;
@@ -20,11 +20,13 @@ pub mod host;
 pub mod ops;
 mod priority;
 mod progress;
+pub mod random;
 mod stream;
 mod stream_id;
 mod sync_debug;
 mod tensor;
 mod timeline;
+pub mod trials;
 
 pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;

@@ -1,6 +1,7 @@
 //! The priority of a stream.
 
-/// Which of two streams a GPU serves first when both have work that is ready. The host device has no use for it.
+/// A GPU serves the stream of higher priority first when two have work that is ready. The host device has no use for
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Priority {
     /// Served last.

@@ -20,7 +20,7 @@ pub(crate) const WORDS: usize = 3;
 const STEPS: usize = 0;
 const REGIONS: usize = 1;
 
-/// The marks of one device, shared with who reads them.
+/// The marks of one device, shared with their readers.
 #[derive(Clone)]
 pub struct Progress {
     shared: Arc<SharedProgress>,
@@ -60,7 +60,7 @@ impl PartialEq for ProgressMark {
 }
 
 impl ProgressMark {
-    /// What the host device does with it.
+    /// The host device runs the mark: it leaves it in memory.
     pub(crate) fn leave(&self) {
         self.progress.mark(self.track, self.value);
     }
@@ -77,7 +77,7 @@ pub struct Order {
     pub between: Option<(usize, usize)>,
 }
 
-/// How far a device has come.
+/// The progress of a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reached {
     /// Changes with every mark, and on the host device with every operation.
@@ -88,7 +88,7 @@ pub struct Reached {
     pub region: Option<String>,
     /// The transfer begun last: its name, and its number in its order.
     pub transfer: Option<(String, u64)>,
-    /// How many transfers of each order have begun.
+    /// For each order, the number of its transfers that have begun.
     pub orders: Vec<(Order, u64)>,
 }
 
@@ -108,7 +108,7 @@ impl Default for Progress {
 
 impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // An operation is described by what it is, so not by how far the device has come.
+        // A mark is described by its own fields. They do not change with the device's progress.
         f.write_str("Progress")
     }
 }
@@ -142,7 +142,7 @@ impl Progress {
         }
     }
 
-    /// What the host device does with a [`ProgressMark`].
+    /// The host device leaves a [`ProgressMark`].
     fn mark(&self, track: usize, value: u32) {
         self.count(track, value);
         let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed) + 1;

@@ -1,12 +1,12 @@
-//! Calls that a steady step must not make, because they wait for the device or allocate: who makes them is named.
+//! Calls that a steady step must not make, because they wait for the device or allocate. Messages name the caller.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use crate::{Error, Result};
 
-/// What happens at a call that makes the host wait for the device, or that allocates. It is meant to be set around steps that
-/// should do neither. (As `torch.cuda.set_sync_debug_mode`.)
+/// The reaction to a call that makes the host wait for the device, or that allocates. It is meant to be set around
+/// steps that should do neither. (As `torch.cuda.set_sync_debug_mode`.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncDebug {
     /// Nothing.
@@ -18,9 +18,9 @@ pub enum SyncDebug {
     Error,
 }
 
-/// What a call does that a steady step must not do.
+/// The effect of a call that a steady step must not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hindrance {
+pub(crate) enum CostlyCall {
     Waits,
     Allocates,
 }
@@ -52,10 +52,10 @@ impl SyncWatch {
     ///
     /// # Errors
     /// [`Error::Hinders`] if it is to fail.
-    pub(crate) fn note(&self, hindrance: Hindrance, call: String, scope: &str) -> Result<()> {
-        let does = match hindrance {
-            Hindrance::Waits => "makes the host wait",
-            Hindrance::Allocates => "allocates memory",
+    pub(crate) fn note(&self, cost: CostlyCall, call: String, scope: &str) -> Result<()> {
+        let does = match cost {
+            CostlyCall::Waits => "makes the host wait",
+            CostlyCall::Allocates => "allocates memory",
         };
         let scope = if scope.is_empty() { "no region".into() } else { format!("`{scope}`") };
         let error = Error::Hinders { call, scope, does };

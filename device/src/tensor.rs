@@ -60,8 +60,8 @@ impl std::fmt::Debug for Shape {
     }
 }
 
-/// Names the buffer a tensor is a view of, and its device. Two buffers may share an address at different times;
-/// the checker uses the id to tell whose values lie there.
+/// Names the buffer a tensor is a view of, and its device. Two buffers may share an address at different times; by the
+/// id the checker tells their values apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(u32);
 
@@ -96,7 +96,7 @@ impl BufferId {
         BufferId((1 + device % 63) << BufferId::NUMBER_BITS | number as u32)
     }
 
-    /// Which of its device's buffers it is, counted in the order in which they were named.
+    /// The number of the buffer on its device. Buffers are counted in the order in which they were named.
     pub fn number(self) -> usize {
         (self.0 & ((1 << BufferId::NUMBER_BITS) - 1)) as usize
     }

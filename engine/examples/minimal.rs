@@ -4,22 +4,23 @@
 //! cargo run --release -p engine --example minimal [FILE]
 //! ```
 //!
-//! It runs on the GPU if there is one, else on the host device, whose graphs obey the same rules. Without a file the text is
-//! sums such as `17+25=42`. The example uses the engine alone: what `trainer` adds is configuration, data formats,
+//! It runs on the GPU if there is one, else on the host device. Its graphs obey the same rules. Without a file the text
+//! is sums such as `17+25=42`. The example uses the engine alone. `trainer` adds configuration, data formats,
 //! checkpoints, metrics and the start of many ranks.
 
 use std::error::Error;
 
 use device::cuda::CudaOptions;
+use device::ops::Rule;
 use device::{Device, HostOptions, HostValues};
 use engine::model::{GptShape, gpt};
-use engine::optimizer::{AdamW, ParamGroup};
+use engine::optimizer::ParamGroup;
 use engine::precision::Precision;
 use engine::step::{PendingMetrics, Stage, StageGroups, StageOptions, StepSettings};
 
 /// Tokens of a sample.
 const SEQ: usize = 64;
-/// Samples of a microbatch: what one forward and backward take.
+/// Samples of a microbatch: one forward and backward take so many.
 const MICRO_BATCH: usize = 8;
 /// Microbatches of a step: their gradients are summed before the update.
 const MICROBATCHES: usize = 2;
@@ -40,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The first GPU and what it is fast in, or the host.
+/// The first GPU and the precision that it is fast in, or the host.
 fn device() -> Result<(Device, Precision), device::Error> {
     let options = CudaOptions { ordinal: 0, deterministic: false, tf32: false, check: false };
     match Device::cuda(options) {
@@ -54,7 +55,7 @@ fn device() -> Result<(Device, Precision), device::Error> {
 
 /// Trains a GPT from its first weights and returns the losses of the first and the last step.
 pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -> Result<(f64, f64), Box<dyn Error>> {
-    // What the model is. Its parameters have no memory yet.
+    // The model. Its parameters have no memory yet.
     let shape = GptShape {
         layers: 4,
         hidden: 128,
@@ -71,7 +72,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
     let architecture = gpt(shape);
 
     // How it is trained: matrices decay, biases and norms do not. Graphs are on by default.
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let adamw = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let options = StageOptions {
         seed: 1,
         microbatches: MICROBATCHES,

@@ -1,12 +1,12 @@
 //! How a rank's steps are captured.
 
 use std::collections::BTreeSet;
+use std::fmt::{Display, Formatter};
 use std::num::NonZeroUsize;
 
-use common::choice;
 use graph_manager::{ManagerOptions, Mempool};
 
-/// What is captured as one graph.
+/// How much of a step one graph contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Each layer's forward and backward, per microbatch or slot.
@@ -15,27 +15,31 @@ pub enum Scope {
     FullIteration,
 }
 
-choice! {
-    /// A module of a model that graphs can be limited to.
-    #[derive(PartialOrd, Ord, Hash)]
-    pub enum GraphModule {
-        /// The first layer.
-        Embedding = "embedding",
-        /// A block's attention, with the norm before it.
-        Attention = "attention",
-        /// A block's feed-forward layer, with the norm before it.
-        FeedForward = "mlp",
-        /// The last layer.
-        Head = "head",
+/// A module of a model that graphs can be limited to: the first layer, the last, or a kind of part of blocks with its norms.
+/// It is the word that users write. `model/block.rs` has all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GraphModule(pub(crate) &'static str);
+
+impl Display for GraphModule {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
     }
 }
 
-/// Which parts of the layers become graphs under [`Scope::PerLayer`]. What is not chosen runs eagerly. With both sets, what
-/// both choose becomes a graph.
+impl GraphModule {
+    /// The module of a word.
+    pub fn of(word: &str) -> Option<GraphModule> {
+        GraphModule::WORDS.iter().find(|known| **known == word).map(|known| GraphModule(known))
+    }
+}
+
+/// The parts of layers that become graphs under [`Scope::PerLayer`]. All other parts run eagerly. If both sets are
+/// given, a part becomes a graph only if both choose it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphSelection {
-    /// Only these modules; empty for all. A block of which every module is chosen is one graph. Of other blocks each chosen
-    /// module is a graph.
+    /// Only these modules; empty for all. If all modules of a block are chosen, the block is one graph. Otherwise each
+    /// chosen module is a graph. [`GraphModule::ROUTER`] is the first half of [`GraphModule::EXPERTS`], so only one of the two
+    /// is chosen. [`GraphModule::ROW_ORDER`] adds to the first, and is no graph of its own.
     pub modules: BTreeSet<GraphModule>,
     /// Only these layers, counted over the whole model as in [`Region`](crate::regions::Region); empty for all.
     pub layers: BTreeSet<usize>,
@@ -53,9 +57,9 @@ impl GraphSelection {
 pub struct GraphOptions {
     /// Whether to capture at all; see [`ManagerOptions::enable`].
     pub enable: bool,
-    /// What is one graph.
+    /// How much of a step one graph contains.
     pub scope: Scope,
-    /// Which parts of the layers become graphs. Under [`Scope::FullIteration`] it must be everything.
+    /// The parts of layers that become graphs. Under [`Scope::FullIteration`] it must be everything.
     pub only: GraphSelection,
     /// How memory is shared. The graph of a full iteration always has one plan over the whole step.
     pub mempool: Mempool,
@@ -89,7 +93,7 @@ impl Default for GraphOptions {
 }
 
 impl GraphOptions {
-    /// What the manager is told.
+    /// The manager's options that follow from these settings.
     pub(crate) fn manager_options(&self) -> ManagerOptions {
         let per_layer = self.scope == Scope::PerLayer || !self.enable;
         ManagerOptions {

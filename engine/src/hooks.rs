@@ -13,7 +13,7 @@ use crate::model::Hidden;
 use crate::regions::{Mode, Region};
 use crate::step_policy::StepContext;
 
-/// Where a hook runs: after a layer, or after a module of a block.
+/// The place of a hook: after a layer, or after a module of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HookPlace {
     /// The layer, counted over the whole model as in [`Region`].
@@ -31,14 +31,14 @@ impl Display for HookPlace {
     }
 }
 
-/// What a hook is called with: the output of a forward.
+/// The arguments of a hook: the output of a forward, and its place in the step.
 #[derive(Clone, Copy, Debug)]
 pub struct HookCall {
-    /// What the forward was of.
+    /// The layer or module of the forward.
     pub place: HookPlace,
     /// The microbatch.
     pub microbatch: usize,
-    /// What the step is for.
+    /// The purpose of the step.
     pub mode: Mode,
     /// The output. A hook must not change it.
     pub value: Hidden,
@@ -50,11 +50,11 @@ type Reads = dyn Fn(&Stream, &HookCall) -> Result<()>;
 /// Code of the user that runs after forwards, for each microbatch.
 #[derive(Clone)]
 pub enum Hook {
-    /// Submits operations. It is called when the step is recorded; what it submits becomes part of graphs.
+    /// Submits operations. It is called when the step is recorded. Its operations become part of graphs.
     Submits(Rc<Submits>),
-    /// Is called in each step, and may read values, wait, and do any work on the host. Its stream has been given all that
-    /// comes before. Graphs go around it. It is not called after [`Stage::let_hooks_read`](crate::step::Stage::let_hooks_read)
-    /// said so.
+    /// Is called in each step, and may read values, wait, and do any work on the host. All work before it has been
+    /// submitted to its stream. No graph contains it. [`Stage::let_hooks_read`](crate::step::Stage::let_hooks_read)
+    /// turns these calls off and on.
     Reads {
         /// Why it cannot be part of a graph, as the report of graphs states it.
         reason: &'static str,

@@ -13,7 +13,7 @@ use crate::pipeline::Transfers;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
-/// The samples of a step, and what each microbatch takes from them.
+/// The samples of a step, and the inputs and targets that each microbatch takes from them.
 pub(crate) struct Inputs {
     /// `None` on a stage that needs neither inputs nor targets.
     samples: Option<StepSamples>,
@@ -26,11 +26,14 @@ pub(crate) struct Inputs {
     control: Tensor,
     /// Training drops some values.
     drops: bool,
+    /// The column of the number of tokens that are no padding, if layers ask for it.
+    real: Option<usize>,
     micro_batch_size: usize,
     _areas: Vec<Area>,
 }
 
-/// Rows of so many bytes are copied apart from the host. Copies of narrower ones may take longer than they save.
+/// The host copies inputs and targets of a regression separately if the rows of each have at least so many bytes.
+/// Separate copies of narrower rows may take longer than they save.
 const WIDE_ROW: usize = 256;
 
 /// The samples of a step in memory.
@@ -38,9 +41,9 @@ const WIDE_ROW: usize = 256;
 enum StepSamples {
     /// As the data give them: `(microbatches, batch, width)`.
     Rows(Tensor),
-    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. Where each
-    /// microbatch has code of its own, layers read them in place.
-    Apart { inputs: Tensor, targets: Tensor },
+    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. If layers
+    /// have no graphs of their own, they read the values in place.
+    TwoTensors { inputs: Tensor, targets: Tensor },
 }
 
 impl Inputs {
@@ -58,8 +61,9 @@ impl Inputs {
         micro_batch_size: usize,
     ) -> Result<Inputs> {
         let (row, mut areas) = (model.sample.clone(), Vec::new());
+        let real = row.real.filter(|_| model.asks_padding);
         let mut samples = None;
-        if layers.has_first() || layers.has_last() || row.documents.is_some() {
+        if layers.has_first() || layers.has_last() || row.documents.is_some() || real.is_some() {
             let mut allocate = |name, width| {
                 device.allocate_tensor(&mut areas, name, [microbatches, micro_batch_size, width], row.dtype)
             };
@@ -67,13 +71,13 @@ impl Inputs {
             let is_regression = row.dtype == DType::F32 && !layers.is_part();
             samples = Some(if is_regression && wide(&row.inputs) && wide(&row.targets) {
                 let inputs = allocate("inputs", row.inputs.len())?;
-                StepSamples::Apart { inputs, targets: allocate("targets", row.targets.len())? }
+                StepSamples::TwoTensors { inputs, targets: allocate("targets", row.targets.len())? }
             } else {
                 StepSamples::Rows(allocate("samples", row.width)?)
             });
         }
         let &Model { inputs, targets, drops, .. } = model;
-        Ok(Inputs { samples, row, inputs, targets, control, drops, micro_batch_size, _areas: areas })
+        Ok(Inputs { samples, row, inputs, targets, control, drops, real, micro_batch_size, _areas: areas })
     }
 
     /// Whether the stage needs a step's samples.
@@ -86,7 +90,7 @@ impl Inputs {
         match self.samples {
             None => vec![],
             Some(StepSamples::Rows(samples)) => vec![samples],
-            Some(StepSamples::Apart { inputs, targets }) => vec![inputs, targets],
+            Some(StepSamples::TwoTensors { inputs, targets }) => vec![inputs, targets],
         }
     }
 
@@ -111,7 +115,7 @@ impl Inputs {
         let parts = match self.samples {
             None => vec![],
             Some(StepSamples::Rows(samples)) => vec![(samples, 0)],
-            Some(StepSamples::Apart { inputs, targets }) => {
+            Some(StepSamples::TwoTensors { inputs, targets }) => {
                 vec![(inputs, self.row.inputs.start), (targets, self.row.targets.start)]
             }
         };
@@ -131,7 +135,7 @@ impl Inputs {
     ///
     /// # Errors
     /// Errors of the device, or a failed transfer.
-    pub(crate) fn place(
+    pub(crate) fn to_forward(
         &self,
         cx: &mut StepContext<'_>,
         transfers: &mut Transfers<'_>,
@@ -142,13 +146,13 @@ impl Inputs {
         cx.region(Region::Inputs { layer, microbatch }, (), |cx, ()| {
             let received = transfers.receive_activations(cx, task)?;
             let (x, targets) = match self.samples {
-                Some(StepSamples::Apart { inputs, targets }) => {
+                Some(StepSamples::TwoTensors { inputs, targets }) => {
                     let inputs = whole(cx, "inputs", inputs.at(microbatch), self.inputs)?;
                     (inputs, Some(whole(cx, "targets", targets.at(microbatch), self.targets)?))
                 }
                 _ => self.columns(cx, received, chunk, microbatch)?,
             };
-            let documents = self.documents(cx, microbatch)?;
+            let (documents, real) = (self.documents(cx, microbatch)?, self.real(cx, microbatch)?);
             let mut record = None;
             if self.drops && cx.mode().trains() {
                 let output = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
@@ -156,7 +160,7 @@ impl Inputs {
                 cx.run(WriteSampleRecord { control: self.control, offset, record: output })?;
                 record = Some(output);
             }
-            Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents } })
+            Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents, real } })
         })
     }
 
@@ -195,6 +199,14 @@ impl Inputs {
         Ok((x, targets))
     }
 
+    /// See [`Samples::real`].
+    fn real(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
+        let (Some(input), Some(first)) = (self.rows(microbatch), self.real) else { return Ok(None) };
+        let output = cx.tensor("real_tokens", [self.micro_batch_size, 1], DType::I32)?;
+        cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, output }), None] })?;
+        Ok(Some(output))
+    }
+
     /// The documents of a microbatch's samples; `None` if a sample is one document.
     fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Documents>> {
         let (Some(input), Some(columns)) = (self.rows(microbatch), &self.row.documents) else { return Ok(None) };
@@ -207,7 +219,7 @@ impl Inputs {
 }
 
 /// All inputs or all targets of a microbatch, in the model's shape and type. They are read in place if they have that
-/// type, each microbatch has code of its own, and every microbatch is aligned as buffers are: a GPU may multiply in
+/// type, layers have no graphs of their own, and every microbatch is aligned as buffers are: a GPU may multiply in
 /// another way at another alignment. Otherwise they are copied.
 fn whole(
     cx: &mut StepContext<'_>,

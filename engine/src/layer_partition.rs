@@ -1,4 +1,4 @@
-//! Which layers each stage of a pipeline has.
+//! The layers of each stage of a pipeline.
 
 use std::ops::Range;
 
@@ -25,22 +25,22 @@ impl StageLayers {
         StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: false }
     }
 
-    /// The layers of a stage. `parts` is the number of blocks of each part of the model. The first part also has the
-    /// embedding, the last one the head. With `recompute` a layer is that many blocks; the last layer of a part may have
-    /// fewer.
-    pub fn of_stage(stage: PipelineStage, parts: &[usize], recompute: Option<usize>) -> StageLayers {
+    /// The layers of a stage. `counts` is the number of blocks of each virtual stage. The first one also has the
+    /// embedding, the last one the head. With `recompute` a layer is that many blocks; the last layer of a virtual stage
+    /// may have fewer.
+    pub fn of_stage(stage: PipelineStage, counts: &[usize], recompute: Option<usize>) -> StageLayers {
         let size = recompute.unwrap_or(1);
         let mut blocks: Vec<Range<usize>> = Vec::new();
-        // The layer numbers of each part.
+        // The layer numbers of each virtual stage.
         let mut layers = Vec::new();
         let mut first = 0;
-        for (part, count) in parts.iter().enumerate() {
-            let start = if part == 0 { 0 } else { blocks.len() + 1 };
+        for (number, count) in counts.iter().enumerate() {
+            let start = if number == 0 { 0 } else { blocks.len() + 1 };
             blocks.extend((first..first + count).step_by(size).map(|block| block..(block + size).min(first + count)));
             first += count;
-            layers.push(start..blocks.len() + if part + 1 == parts.len() { 2 } else { 1 });
+            layers.push(start..blocks.len() + if number + 1 == counts.len() { 2 } else { 1 });
         }
-        let chunks = (0..stage.chunks()).map(|chunk| layers[stage.part(chunk)].clone()).collect();
+        let chunks = (0..stage.chunks()).map(|chunk| layers[stage.virtual_stage(chunk)].clone()).collect();
         StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed: recompute.is_some() }
     }
 
@@ -54,12 +54,12 @@ impl StageLayers {
         self.chunks.iter().any(|chunk| chunk.contains(&layer))
     }
 
-    /// Whether this stage has the first layer, which takes the model's inputs.
+    /// Whether this stage has the first layer. It takes the model's inputs.
     pub fn has_first(&self) -> bool {
         self.has(0)
     }
 
-    /// Whether this stage has the head, which computes the losses.
+    /// Whether this stage has the head. It computes the losses.
     pub fn has_last(&self) -> bool {
         self.has(self.total - 1)
     }
@@ -83,21 +83,21 @@ impl StageLayers {
     }
 }
 
-/// The number of blocks of each of `parts` parts, chosen so that the slowest part is as fast as possible. The last part also
-/// has the head, which takes as long as `head` blocks. Blocks that do not divide evenly go to the parts in the middle first,
-/// because the first part also has the embedding. `head` is an estimate: of equally good splits, the result is the one that
-/// would be best if the head took a quarter longer.
-pub fn balanced_blocks(blocks: usize, parts: usize, head: f64) -> Vec<usize> {
-    if parts == 1 {
+/// The number of blocks of each of `stages` virtual stages, chosen so that the slowest one is as fast as possible. The
+/// last one also has the head; it takes as long as `head` blocks. Blocks that do not divide evenly go to the ones in the
+/// middle first, because the first one also has the embedding. `head` is an estimate: of equally good splits, the result is
+/// the one that would be best if the head took a quarter longer.
+pub fn balanced_blocks(blocks: usize, stages: usize, head: f64) -> Vec<usize> {
+    if stages == 1 {
         return vec![blocks];
     }
-    let before = parts - 1;
+    let before = stages - 1;
     let slowest = |last: usize, head: f64| (last as f64 + head).max((blocks - last).div_ceil(before) as f64);
     let compare = |a: usize, b: usize, head: f64| slowest(a, head).total_cmp(&slowest(b, head));
     let by_time = |&a: &usize, &b: &usize| compare(a, b, head).then(compare(a, b, 1.25 * head));
-    let last = (1..=blocks / parts).rev().min_by(by_time).unwrap_or(1);
+    let last = (1..=blocks / stages).rev().min_by(by_time).unwrap_or(1);
     let mut all = vec![(blocks - last) / before; before];
-    (1..before).chain([0]).take((blocks - last) % before).for_each(|part| all[part] += 1);
+    (1..before).chain([0]).take((blocks - last) % before).for_each(|stage| all[stage] += 1);
     all.push(last);
     all
 }
@@ -125,11 +125,11 @@ mod tests {
                 let by_stage: Vec<StageLayers> = (0..stages).map(stage).collect();
                 let mut next = 0;
                 let placement = Placement::new(stages, chunks);
-                for part in 0..placement.parts() {
-                    let stage = placement.stage_of(part);
-                    let chunk = (0..chunks).find(|&chunk| placement.part(stage, chunk) == part).unwrap();
+                for number in 0..placement.virtual_stages() {
+                    let stage = placement.stage_of(number);
+                    let chunk = (0..chunks).find(|&chunk| placement.virtual_stage(stage, chunk) == number).unwrap();
                     let chunk = &by_stage[stage].chunks[chunk];
-                    assert_eq!(chunk.start, next, "part {part} of {split:?}");
+                    assert_eq!(chunk.start, next, "virtual stage {number} of {split:?}");
                     next = chunk.end;
                 }
                 assert_eq!(next, blocks + 2);

@@ -1,4 +1,4 @@
-//! Which number formats a model computes in, by parameter and by matrix product.
+//! The number formats that a model computes in, by parameter and by matrix product.
 
 use common::choice;
 use device::DType;
@@ -11,15 +11,15 @@ choice! {
     pub enum Precision {
         /// f32 everywhere.
         F32 = "f32",
-        /// f32 everywhere. On a GPU matrix products round their inputs to TF32, which has 10 bits of mantissa.
+        /// f32 everywhere. On a GPU matrix products round their inputs to TF32 (10 bits of mantissa).
         Tf32 = "tf32",
         /// bf16 weights and activations.
         Bf16 = "bf16",
     }
 }
 
-/// Two of a linear layer's three matrix products: those whose output is an activation or its gradient. The third one is the
-/// weight gradient (wgrad), whose output is always f32, in `main_grad`.
+/// Two of a linear layer's three matrix products. Their output is an activation or the gradient of one. The third is
+/// the weight gradient (wgrad). Its output is always f32, in `main_grad`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// The output, from input and weight.
@@ -29,7 +29,7 @@ pub enum Product {
 }
 
 impl Precision {
-    /// The type of what passes between layers: activations and their gradients.
+    /// The type of the values that pass between layers: activations and their gradients.
     pub fn activations(self) -> DType {
         match self {
             Precision::F32 | Precision::Tf32 => DType::F32,
@@ -37,9 +37,9 @@ impl Precision {
         }
     }
 
-    /// The type of a parameter's weights, as layers read them. In all present recipes it is the type of activations.
-    pub fn weights(self, _: &ParamSpec) -> DType {
-        self.activations()
+    /// The type of a parameter's weights, as layers read them.
+    pub fn weights(self, spec: &ParamSpec) -> DType {
+        if spec.always_f32 { DType::F32 } else { self.activations() }
     }
 
     /// The type of a product's output.

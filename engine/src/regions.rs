@@ -1,18 +1,20 @@
 //! The regions of a step.
 
+use graph_manager::Phase;
+
 use crate::graph_options::GraphModule;
 use crate::hooks::HookPlace;
 
-/// What a step is for.
+/// The purpose of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// Forward, backward, update.
     Train,
-    /// The same, to the same bits; it also counts what 8-bit copies lose.
+    /// The same, to the same bits; it also counts the values that 8-bit copies lose.
     Measure,
     /// Forward only, without dropout.
     Evaluate,
-    /// Forward of a whole prompt, which fills a cache.
+    /// Forward of a whole prompt. It fills a cache.
     Prefill,
     /// Forward of one more token, over a cache.
     Decode,
@@ -25,7 +27,7 @@ impl Mode {
     }
 }
 
-/// A named piece of a step.
+/// A named part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Region {
     /// Everything from the first forward to the update.
@@ -34,7 +36,8 @@ pub enum Region {
     Iteration,
     /// Before the first microbatch: sets the loss sum, sparse gradients and counts of 8-bit copies to 0.
     Begin,
-    /// Copies the input of a microbatch's forward into its slot: the step's inputs, or what another stage sent.
+    /// Copies the input of a microbatch's forward into its slot: the step's inputs, or activations that another stage
+    /// sent.
     Inputs {
         /// The layer that reads it.
         layer: usize,
@@ -55,20 +58,21 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// The weight gradients of a layer, where backwards are split. A pass puts them here.
+    /// The weight gradients of a layer, if backwards are split. A pass puts them here.
     WeightGradients {
         /// The layer.
         layer: usize,
         /// The microbatch.
         microbatch: usize,
     },
-    /// A block's module, within the forward, backward or weight gradients of its layer. Only where some modules of a block
-    /// become graphs and others do not; see [`GraphSelection`](crate::graph_options::GraphSelection).
+    /// A block's module, within the forward, backward or weight gradients of its layer. It exists only if some modules
+    /// of a block become graphs and others do not; see [`GraphSelection`](crate::graph_options::GraphSelection). If graphs
+    /// have the first half of a module alone, that half is a module, and the other half the rest of the whole.
     Module {
         /// The module.
         module: GraphModule,
         /// The region of the layer that it is in.
-        pass: Pass,
+        phase: Phase,
         /// The layer.
         layer: usize,
         /// The microbatch.
@@ -76,7 +80,7 @@ pub enum Region {
     },
     /// A [`Hook`](crate::hooks::Hook).
     Hook {
-        /// What it runs after.
+        /// The layer or module that it runs after.
         place: HookPlace,
         /// The microbatch.
         microbatch: usize,
@@ -95,7 +99,7 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// Copies the gradient of a layer's output, which the next stage sent, into the microbatch's slot.
+    /// Copies the gradient of a layer's output into the microbatch's slot. The next stage sent it.
     OutputGradients {
         /// The layer.
         layer: usize,
@@ -116,20 +120,9 @@ pub enum Region {
     Optimizer,
 }
 
-/// The region of a layer that a module's region is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// [`Region::Forward`].
-    Forward,
-    /// [`Region::Backward`].
-    Backward,
-    /// [`Region::WeightGradients`].
-    WeightGradients,
-}
-
 impl Region {
-    /// The layer and the microbatch it belongs to.
-    pub(crate) fn place(self) -> Option<(usize, usize)> {
+    /// Its layer and its microbatch. `None` for the regions that a step has once.
+    pub(crate) fn layer_and_microbatch(self) -> Option<(usize, usize)> {
         match self {
             Region::Inputs { layer, microbatch }
             | Region::Forward { layer, microbatch }
@@ -145,7 +138,7 @@ impl Region {
         }
     }
 
-    /// What it is, without layer and microbatch.
+    /// Its name, without layer and microbatch.
     pub(crate) fn kind(self) -> String {
         let word = match self {
             Region::Step => "step",
@@ -158,7 +151,9 @@ impl Region {
             Region::OutputGradients { .. } => "output gradients",
             Region::Backward { .. } => "backward",
             Region::WeightGradients { .. } => "weights",
-            Region::Module { module, pass, .. } => return format!("{module} {pass}"),
+            Region::Module { module, phase, layer, microbatch } => {
+                return format!("{module} {}", Region::of_phase(phase, layer, microbatch).kind());
+            }
             Region::InputGradients { .. } => "input gradients",
             Region::Hook { .. } => "hook",
             Region::Reduce => "reduce",
@@ -169,18 +164,27 @@ impl Region {
 
     /// Whether it is a layer's backward or part of one.
     pub(crate) fn is_backward(self) -> bool {
-        matches!(self, Region::Backward { .. } | Region::Module { pass: Pass::Backward, .. })
+        matches!(self, Region::Backward { .. } | Region::Module { phase: Phase::Backward, .. })
     }
 
-    /// The region of a module within this region of its layer; `None` where modules have none.
+    /// A layer's region.
+    fn of_phase(phase: Phase, layer: usize, microbatch: usize) -> Region {
+        match phase {
+            Phase::Forward => Region::Forward { layer, microbatch },
+            Phase::Backward => Region::Backward { layer, microbatch },
+            Phase::WeightGradients => Region::WeightGradients { layer, microbatch },
+        }
+    }
+
+    /// The region of a module within this region of its layer; `None` if modules have no region in it.
     pub(crate) fn of_module(self, module: GraphModule) -> Option<Region> {
-        let (pass, layer, microbatch) = match self {
-            Region::Forward { layer, microbatch } => (Pass::Forward, layer, microbatch),
-            Region::Backward { layer, microbatch } => (Pass::Backward, layer, microbatch),
-            Region::WeightGradients { layer, microbatch } => (Pass::WeightGradients, layer, microbatch),
+        let (phase, layer, microbatch) = match self {
+            Region::Forward { layer, microbatch } => (Phase::Forward, layer, microbatch),
+            Region::Backward { layer, microbatch } => (Phase::Backward, layer, microbatch),
+            Region::WeightGradients { layer, microbatch } => (Phase::WeightGradients, layer, microbatch),
             _ => return None,
         };
-        Some(Region::Module { module, pass, layer, microbatch })
+        Some(Region::Module { module, phase, layer, microbatch })
     }
 
     /// The same region of another microbatch.
@@ -193,7 +197,7 @@ impl Region {
             Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
             Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
             Region::WeightGradients { layer, .. } => Region::WeightGradients { layer, microbatch },
-            Region::Module { module, pass, layer, .. } => Region::Module { module, pass, layer, microbatch },
+            Region::Module { module, phase, layer, .. } => Region::Module { module, phase, layer, microbatch },
             Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
             Region::Hook { place, .. } => Region::Hook { place, microbatch },
             Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => self,
@@ -204,7 +208,7 @@ impl Region {
 impl std::fmt::Display for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = self.kind();
-        match (self, self.place()) {
+        match (self, self.layer_and_microbatch()) {
             (_, None) => write!(f, "{kind}"),
             (Region::Hook { place, microbatch }, _) => write!(f, "{kind} of {place}, microbatch {microbatch}"),
             (Region::Inputs { layer: 0, .. } | Region::Losses { .. }, Some((_, microbatch))) => {
@@ -212,15 +216,5 @@ impl std::fmt::Display for Region {
             }
             (_, Some((layer, microbatch))) => write!(f, "{kind} of layer {layer}, microbatch {microbatch}"),
         }
-    }
-}
-
-impl std::fmt::Display for Pass {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-            Pass::WeightGradients => "weights",
-        })
     }
 }

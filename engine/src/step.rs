@@ -1,9 +1,9 @@
 //! One training step of one rank, from top to bottom.
 //!
-//! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions: what
-//! is recorded, captured in graphs, and replayed. `build.rs` allocates what they need, `settings.rs` and `metrics.rs`
-//! are what goes in and what comes out, `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a
-//! step with graphs to one without.
+//! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions. Its
+//! code is recorded; the regions are captured in graphs and replayed. `build.rs` allocates their memory. `settings.rs`
+//! has the step's numbers from the host, `metrics.rs` its results. `rehearsal.rs` runs steps before the first real one,
+//! `verify.rs` compares a step with graphs to one without.
 
 mod build;
 mod metrics;
@@ -13,7 +13,7 @@ mod settings;
 mod verify;
 
 use device::ops::WriteControl;
-use device::{Area, Device, HostValues, Readback, Staging, Stream, Tensor};
+use device::{Area, Device, HostValues, Readback, Staging, Stream};
 use graph_manager::{CudaGraphManager, Result};
 
 use crate::fp8::PendingCounts;
@@ -22,8 +22,7 @@ use crate::params::Params;
 use crate::regions::Mode;
 use crate::step_policy::StepPolicy;
 pub use build::{StageGroups, StageOptions};
-use metrics::Extras;
-pub use metrics::{PendingMetrics, StepResult};
+pub use metrics::{BlockLoad, PendingMetrics, StepResult};
 use program::StepProgram;
 pub use settings::StepSettings;
 
@@ -36,10 +35,10 @@ pub struct Stage {
     compute: Stream,
     /// Names of the parameters that only other stages have.
     params_elsewhere: Vec<String>,
-    /// u8, a `StepNumbers`: what a step returns to the host.
-    numbers: Tensor,
-    /// The number of losses of a microbatch on all data-parallel ranks together.
+    /// The number of losses of a microbatch.
     losses_per_microbatch: usize,
+    /// Data-parallel ranks.
+    data_ranks: usize,
     /// Steps that measure were recorded.
     measures: bool,
     _areas: Vec<Area>,
@@ -48,8 +47,9 @@ pub struct Stage {
 impl Stage {
     /// One optimizer step: every microbatch forward and backward in this stage's order, then the update.
     ///
-    /// `batch` is the step's samples, `(microbatches, batch, width)`: see [`SampleRow`](crate::model::SampleRow). Without one
-    /// the step trains on the samples of the step before. Stages that [need none](Stage::needs_batch) ignore it.
+    /// `batch` is the step's samples, `(microbatches, batch, width)`: see [`SampleRow`](crate::model::SampleRow).
+    /// Without one the step trains on the samples of the step before. Stages that [need none](Stage::needs_batch)
+    /// ignore it.
     ///
     /// Nothing here waits for the device: wait for the returned metrics one step later.
     ///
@@ -60,9 +60,9 @@ impl Stage {
         self.metrics(losses)
     }
 
-    /// [`Stage::train_step`], to the same bits, that also counts what 8-bit copies lose. The second value has the counts of
-    /// each tensor of this rank; `None` without 8-bit weights. Such steps have graphs of their own. All ranks take the same
-    /// steps as such.
+    /// As [`Stage::train_step`], to the same bits. The step also counts the values that 8-bit copies lose. The second
+    /// result has the counts of each tensor of this rank; `None` without 8-bit weights. Such steps have graphs of their
+    /// own. All ranks call it for the same steps.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
@@ -72,14 +72,15 @@ impl Stage {
         batch: Option<&HostValues>,
     ) -> Result<(PendingMetrics, Option<PendingCounts>)> {
         let losses = self.submit_as(Mode::Measure, settings, batch)?;
-        let metrics = self.read_numbers(losses, Mode::Measure)?;
+        let metrics = self.program.numbers.read(&self.compute, losses, Mode::Measure)?;
         let eight = self.params().iter().filter(|(_, param)| param.fp8.is_some());
         let names = eight.map(|(spec, _)| spec.name.clone()).collect();
         let counts = self.params().fp8_counts().map(|counts| counts.read(&self.compute, names)).transpose()?;
         Ok((metrics, counts))
     }
 
-    /// [`Stage::train_step`] without reading its numbers back. Returns how many losses the step's loss is the mean of.
+    /// [`Stage::train_step`] without reading its numbers back. Returns the number of losses that the step's loss is the
+    /// mean of.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
@@ -104,12 +105,12 @@ impl Stage {
     pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
         let losses = self.write_inputs(settings, batch)?;
         self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
-        self.read_numbers(losses, Mode::Evaluate)
+        self.program.numbers.read(&self.compute, losses, Mode::Evaluate)
     }
 
-    /// Begins to read back the losses of this rank's samples in the evaluation of `microbatches` microbatches that was submitted
-    /// last: `(microbatches, losses of a microbatch)`. A target without a loss has 0. `None` on stages without the head, and
-    /// unless [`StageOptions::keeps_losses`] is set.
+    /// Begins to read back the losses of this rank's samples in the evaluation of `microbatches` microbatches that was
+    /// submitted last: `(microbatches, losses of a microbatch)`. A target without a loss has 0. `None` on stages
+    /// without the head, and unless [`StageOptions::keeps_losses`] is set.
     ///
     /// # Errors
     /// Errors of the device.
@@ -118,39 +119,31 @@ impl Stage {
         Ok(kept.map(|kept| self.compute.read(&kept)).transpose()?)
     }
 
-    /// Writes what differs from step to step to device memory that graphs read: the settings in one small operation, by
-    /// value, and the samples in one copy from page-locked memory. Returns the number of losses of the step.
+    /// Writes the values that differ from step to step to device memory that graphs read: the settings in one small
+    /// operation, by value, and the samples in one copy from page-locked memory. Returns the number of losses of the
+    /// step.
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
-        let all = self.losses_per_microbatch * settings.microbatches;
+        let all = self.losses_per_microbatch * self.data_ranks * settings.microbatches;
         let losses = settings.targets.map_or(all, |targets| targets as usize);
-        let StepProgram { tensors, inputs, .. } = &self.program;
-        self.compute.submit(WriteControl { control: tensors.control, value: settings.control(losses) })?;
+        let StepProgram { control, inputs, .. } = &self.program;
+        self.compute.submit(WriteControl { control: *control, value: settings.control(losses, self.data_ranks) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;
         }
         Ok(losses)
     }
 
-    /// Begins to read back the numbers of the training step that was submitted last. `losses` is what [`Stage::submit`] returned.
+    /// Begins to read back the numbers of the training step that was submitted last. `losses` is the number that
+    /// [`Stage::submit`] returned.
     ///
     /// # Errors
     /// Errors of the device.
     pub fn metrics(&self, losses: usize) -> Result<PendingMetrics> {
-        self.read_numbers(losses, Mode::Train)
+        self.program.numbers.read(&self.compute, losses, Mode::Train)
     }
 
-    fn read_numbers(&self, losses: usize, mode: Mode) -> Result<PendingMetrics> {
-        let has_z_loss = mode.trains() && self.program.tensors.z_loss_sum.is_some();
-        PendingMetrics::read(
-            &self.compute,
-            &self.numbers,
-            losses,
-            Extras { z_loss: has_z_loss, fp8: mode == Mode::Measure },
-        )
-    }
-
-    /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do, and all where samples
-    /// are packed documents.
+    /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do. If samples are
+    /// packed documents, all stages do.
     pub fn needs_batch(&self) -> bool {
         self.program.inputs.needs_batch()
     }

@@ -1,4 +1,4 @@
-//! What the graph manager is told about the regions of a step.
+//! The policy of a step. It tells the graph manager how to treat each region.
 
 use device::Stream;
 use graph_manager::{CudaGraphManager, Error, Instance, Policy};
@@ -10,23 +10,23 @@ use crate::regions::{Mode, Region};
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
 
-/// What a rank's steps consist of. It follows from the rank's layers and groups; it is not a setting.
+/// A description of a rank's steps. It follows from the rank's layers and groups; it is not a setting.
 #[derive(Clone, Debug, Default)]
 pub struct StepShape {
     /// Layers of the whole model; the first embeds, the last is the head.
     pub layers: usize,
-    /// The modules that the model is made of.
-    pub modules: Vec<GraphModule>,
+    /// The modules of each layer; empty where layers have none.
+    pub modules: Vec<Vec<GraphModule>>,
     /// Backwards recompute whole blocks.
     pub recomputes_blocks: bool,
-    /// The number of the first layer of each chunk. Microbatches in flight are counted for each chunk by itself, so each
-    /// chunk has its own slots. Empty if there is only one chunk.
+    /// The number of the first layer of each chunk. Microbatches in flight are counted for each chunk by itself, so
+    /// each chunk has its own slots. Empty if there is only one chunk.
     pub chunks: Vec<usize>,
     /// The user's code in forward.
     pub hooks: Hooks,
 }
 
-/// Which regions become graphs, and what microbatches share.
+/// Selects the regions that become graphs, and tells the manager which regions differ only in their microbatch.
 #[derive(Clone, Debug)]
 pub struct StepPolicy {
     /// Each layer has graphs of its own.
@@ -38,7 +38,7 @@ pub struct StepPolicy {
     shape: StepShape,
 }
 
-/// What becomes a graph of a layer.
+/// The parts of a layer that become graphs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LayerGraphs {
     /// All of it, as one.
@@ -53,7 +53,8 @@ impl StepPolicy {
     /// A graph manager for steps of that shape. Their operations are submitted to `compute`.
     ///
     /// # Errors
-    /// Graphs that are on without a warm-up step; a choice of modules or layers that the model or the scope does not have.
+    /// Graphs that are on without a warm-up step; a choice of modules or layers that the model or the scope does not
+    /// have.
     pub fn manager(
         compute: Stream,
         options: &GraphOptions,
@@ -82,21 +83,29 @@ impl StepPolicy {
             let problem = "some modules or layers are chosen, but under FullIteration the whole step is one graph";
             return refuse(problem.into(), "set scope to PerLayer, or choose everything");
         }
-        if let Some(module) = self.only.modules.iter().find(|module| !self.shape.modules.contains(module)) {
+        let of_model: Vec<&GraphModule> = self.shape.modules.iter().flatten().collect();
+        if let Some(module) = self.only.modules.iter().find(|module| !of_model.contains(&&module.whole())) {
             return refuse(format!("the chosen module `{module}` is not in the model"), "choose modules of the model");
+        }
+        let [whole, router, row_order] =
+            [GraphModule::EXPERTS, GraphModule::ROUTER, GraphModule::ROW_ORDER].map(|module| self.names(module));
+        if (router && whole) || (row_order && !router) {
+            let problem =
+                "`moe` is the whole layer, `moe_router` its first half, and `moe_preprocess` a part of that half";
+            return refuse(problem.into(), "choose moe, moe_router, or moe_router with moe_preprocess");
         }
         if let Some(layer) = self.only.layers.iter().find(|layer| **layer >= self.shape.layers) {
             let problem = format!("the chosen layer {layer} is not in the model, which has {}", self.shape.layers);
             return refuse(problem, "choose layers of the model, counted from 0");
         }
-        if self.shape.recomputes_blocks && self.splits_blocks() {
+        if self.shape.recomputes_blocks && self.shape.modules.iter().any(|of_layer| self.splits(of_layer)) {
             let problem = "a module of a block cannot be a graph where backward recomputes whole blocks";
-            return refuse(problem.into(), "choose both attention and feed-forward, or recompute no whole blocks");
+            return refuse(problem.into(), "choose all modules of blocks, or recompute no whole blocks");
         }
         Ok(())
     }
 
-    /// Fails on hooks that cannot be captured where nothing goes around them.
+    /// Fails on hooks that cannot be captured, if graphs cannot leave them out.
     fn check_hooks(&self) -> graph_manager::Result<()> {
         for (place, reason) in self.shape.hooks.not_capturable() {
             let refuse = |problem: &str, fix: &'static str| {
@@ -115,7 +124,7 @@ impl StepPolicy {
         Ok(())
     }
 
-    /// Whether each layer has graphs of its own. Then work on a side stream must end in the region in which it began.
+    /// Whether each layer has graphs of its own. Then work on a side stream must end in the region that began it.
     pub(crate) fn captures_layers(&self) -> bool {
         self.captures_layers
     }
@@ -135,42 +144,42 @@ impl StepPolicy {
         self.shape.hooks.not_capturable().any(|(place, _)| place.layer == layer && place.module.is_some())
     }
 
-    /// The modules of a block, and those of them that are chosen.
-    fn block_modules(&self) -> (usize, usize) {
-        let is_of_block = |module: &&GraphModule| matches!(module, GraphModule::Attention | GraphModule::FeedForward);
-        let of_block = self.shape.modules.iter().filter(is_of_block);
-        (of_block.clone().count(), of_block.filter(|module| self.only.modules.contains(module)).count())
+    /// Whether the user names a module as one that becomes a graph.
+    pub(crate) fn names(&self, module: GraphModule) -> bool {
+        self.only.modules.contains(&module)
     }
 
     /// Whether a module is among the chosen ones.
     fn chooses(&self, module: GraphModule) -> bool {
-        self.only.modules.is_empty() || self.only.modules.contains(&module)
+        self.only.modules.is_empty() || self.names(module)
     }
 
-    /// Whether blocks have modules that become graphs and others that do not.
-    fn splits_blocks(&self) -> bool {
-        let (all, chosen) = self.block_modules();
-        (1..all).contains(&chosen)
+    /// Whether a module is among the chosen ones, or a part of it is.
+    fn chooses_some(&self, module: GraphModule) -> bool {
+        self.chooses(module) || self.only.modules.iter().any(|chosen| chosen.whole() == module)
     }
 
-    /// What becomes a graph of a layer.
+    /// Whether a layer has modules that become graphs and others that do not.
+    fn splits(&self, of_layer: &[GraphModule]) -> bool {
+        of_layer.iter().any(|module| self.chooses_some(*module)) && !of_layer.iter().all(|module| self.chooses(*module))
+    }
+
+    /// The parts of a layer that become graphs.
     fn layer_graphs(&self, layer: usize) -> LayerGraphs {
         let GraphSelection { modules, layers } = &self.only;
-        let either = |chosen, reason| if chosen { LayerGraphs::Whole } else { LayerGraphs::None(reason) };
+        let of_layer = self.shape.modules.get(layer).map_or(&[][..], Vec::as_slice);
         if !layers.is_empty() && !layers.contains(&layer) {
             LayerGraphs::None("its layer is not among the chosen ones")
-        } else if self.breaks(layer) {
+        } else if self.breaks(layer) || self.splits(of_layer) {
             LayerGraphs::Modules
-        } else if modules.is_empty() {
+        } else if modules.is_empty() || of_layer.iter().any(|module| self.chooses(*module)) {
             LayerGraphs::Whole
         } else if layer == 0 {
-            either(modules.contains(&GraphModule::Embedding), "the embedding is not among the chosen modules")
+            LayerGraphs::None("the embedding is not among the chosen modules")
         } else if layer + 1 == self.shape.layers {
-            either(modules.contains(&GraphModule::Head), "the head is not among the chosen modules")
-        } else if self.splits_blocks() {
-            LayerGraphs::Modules
+            LayerGraphs::None("the head is not among the chosen modules")
         } else {
-            either(self.block_modules().1 > 0, "neither module of a block is among the chosen ones")
+            LayerGraphs::None("no module of its block is among the chosen ones")
         }
     }
 
@@ -216,7 +225,7 @@ impl Policy for StepPolicy {
     }
 
     fn instance(&self, region: Region) -> Option<Instance<Region>> {
-        let (layer, microbatch) = region.place()?;
+        let (layer, microbatch) = region.layer_and_microbatch()?;
         Some(Instance { microbatch, first: region.with_microbatch(0), chunk: self.chunk_of(layer) })
     }
 

@@ -1,5 +1,5 @@
 //! Two captures of one pool, as `torch.cuda.graph` makes them: forward, loss and backward in one graph, the update in
-//! another. Between them the host may do what it likes, here nothing.
+//! another. Between them the host may do anything, here nothing.
 //!
 //!     cargo run --release -p graph-manager --example by_hand            # a small network on the host
 //!     cargo run --release -p graph-manager --example by_hand -- cuda    # the whole one on a GPU, with times

@@ -1,5 +1,5 @@
-//! Only the second block is a graph, forward and backward; all else runs eagerly, in the same planned memory. The policy
-//! in `shared/regions.rs` says which regions are captured, and the report repeats why the others are not.
+//! Only the second block is a graph, forward and backward; all else runs eagerly, in the same planned memory. The
+//! policy in `shared/regions.rs` decides on the captured regions. The report gives its reasons for the others.
 //!
 //!     cargo run --release -p graph-manager --example one_block            # a small network on the host
 //!     cargo run --release -p graph-manager --example one_block -- cuda    # the whole one on a GPU, with times

@@ -1,5 +1,5 @@
 //! A graph for each block's forward and backward, made just in time: Megatron's `CudaGraphManager`. The manager records
-//! the first step, plans its memory, warms up, captures where a step meets a region without a graph, and replays. The
+//! the first step, plans its memory, warms up, captures each region when a step first comes to it, and replays. The
 //! step and its policy are in `shared/regions.rs`.
 //!
 //!     cargo run --release -p graph-manager --example per_layer            # a small network on the host

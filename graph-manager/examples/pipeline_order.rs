@@ -1,6 +1,7 @@
-//! Two chunks of two blocks and four microbatches in the order of an interleaved pipeline, with delayed weight gradients:
-//! Transformer Engine's `make_graphed_callables` with `_order`. Memory is planned for the order: what is not in use at once
-//! shares it. So replays must follow the order, and one that does not is an error that names the call that is due.
+//! Two chunks of two blocks and four microbatches in the order of an interleaved pipeline, with delayed weight
+//! gradients: Transformer Engine's `make_graphed_callables` with `_order`. Memory is planned for the order: buffers in
+//! use at different times share it. So replays must follow the order. If one does not, an error names the call that is
+//! due.
 //!
 //!     cargo run --release -p graph-manager --example pipeline_order            # a small network on the host
 //!     cargo run --release -p graph-manager --example pipeline_order -- cuda    # the whole one on a GPU, with times
@@ -8,8 +9,8 @@
 mod shared;
 
 use graph_manager::{
-    Call, CallOrder, CudaGraphManager, EveryCall, GraphedCallables, Layer, ManagerOptions, Mempool, Pass, Pool, Report,
-    Result, StepContext, graph_callables,
+    Call, CallOrder, CudaGraphManager, EveryCall, GraphedCallables, Layer, ManagerOptions, Mempool, Phase, Pool,
+    Report, Result, StepContext, graph_callables,
 };
 use shared::{Mlp, OneBlock, Way, rows};
 
@@ -76,12 +77,12 @@ impl Way for Eager {
     fn step(&mut self, mlp: &Mlp) -> Result<()> {
         let blocks = mlp.network.each_block();
         self.0.step((), MICROBATCHES, &mut |cx: &mut StepContext<'_, EveryCall>| {
-            let call = |pass, layer, microbatch| Call { pass, layer, microbatch };
+            let call = |phase, layer, microbatch| Call { phase, layer, microbatch };
             let mut predictions = Vec::new();
             for microbatch in 0..MICROBATCHES {
                 let (mut x, mut all) = (rows(mlp.input, microbatch, MICROBATCHES), Vec::new());
                 for (at, block) in blocks.iter().enumerate() {
-                    let call = call(Pass::Forward, at, microbatch);
+                    let call = call(Phase::Forward, at, microbatch);
                     let (output, saved) = cx.region(call, x, |cx, x| block.forward(cx, x))?;
                     all.push(saved);
                     x = output;
@@ -94,7 +95,7 @@ impl Way for Eager {
                 let mut grad = Some(grad);
                 for (at, (block, saved)) in blocks.iter().zip(all).enumerate().rev() {
                     let Some(of_output) = grad else { break };
-                    let call = call(Pass::Backward, at, microbatch);
+                    let call = call(Phase::Backward, at, microbatch);
                     grad = cx.region(call, of_output, |cx, grad| block.backward(cx, saved, grad))?;
                 }
             }

@@ -1,4 +1,4 @@
-//! Training and validation as one graph each, whose inputs are copied into static buffers: Megatron's
+//! Training and validation as one graph each, with inputs copied into static buffers: Megatron's
 //! `FullCudaGraphWrapper`, or `torch.cuda.graph` around forward, loss, backward and optimizer.
 //!
 //!     cargo run --release -p graph-manager --example whole_iteration            # a small network on the host

@@ -1,5 +1,5 @@
-//! Where the buffers of a list lie. A list is bound to the areas of its plan, and anew when they move. For a verification it
-//! is bound to memory apart from them.
+//! The addresses of a list's buffers. A list is bound to the areas of its plan, and again when they move. For a
+//! verification it is bound to separate memory.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -12,20 +12,20 @@ use crate::program::{Program, Taken};
 /// The addresses of a list's buffers.
 pub(crate) struct Binding {
     /// By index of the buffer.
-    places: Vec<Place>,
+    places: Vec<BoundBuffer>,
 }
 
-/// Where a buffer lies.
+/// A buffer with its address.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct BoundBuffer {
     pub(crate) address: u64,
-    /// The buffer whose values lie there: in a plan, the one that stands for it in all microbatches of a slot.
+    /// The buffer that names the place: in a plan, one buffer stands for those of all microbatches of a slot.
     pub(crate) buffer: BufferId,
 }
 
 impl Binding {
     /// Buffers lie at these places, in the order in which the list takes them.
-    pub(crate) fn new(places: Vec<Place>) -> Binding {
+    pub(crate) fn new(places: Vec<BoundBuffer>) -> Binding {
         Binding { places }
     }
 
@@ -37,7 +37,7 @@ impl Binding {
         let area = device.allocate("memory of a step that is verified", Binding::bytes_apart(program))?;
         let mut end = area.address();
         let place = |taken: &Taken| {
-            let place = Place { address: end, buffer: taken.buffer };
+            let place = BoundBuffer { address: end, buffer: taken.buffer };
             end += taken.bytes.next_multiple_of(ALIGNMENT) as u64;
             place
         };
@@ -50,8 +50,9 @@ impl Binding {
         program.buffers.iter().map(|buffer| buffer.bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// A tensor of a list's body where it lies in the visit with that table. Buffers that no region takes stay.
-    pub(crate) fn place<R: Copy + Eq + Hash + Display>(
+    /// A tensor of a list's body, at its address in the visit with that table. Tensors in buffers that no region takes
+    /// are unchanged.
+    pub(crate) fn bound_in_visit<R: Copy + Eq + Hash + Display>(
         &self,
         program: &Program<R>,
         table: u32,
@@ -59,18 +60,18 @@ impl Binding {
     ) -> Tensor {
         match program.meant(table, &tensor) {
             Some(index) => {
-                let Place { address, buffer } = self.places[index];
+                let BoundBuffer { address, buffer } = self.places[index];
                 Tensor { address: address + tensor.address, buffer, ..tensor }
             }
             None => tensor,
         }
     }
 
-    /// A tensor of the recording where it lies.
+    /// A tensor of the recording, at its address in memory.
     pub(crate) fn bound<R: Copy + Eq + Hash + Display>(&self, program: &Program<R>, tensor: Tensor) -> Tensor {
         match program.taken(tensor.buffer) {
             Some(index) => {
-                let Place { address, buffer } = self.places[index];
+                let BoundBuffer { address, buffer } = self.places[index];
                 Tensor { address: address + (tensor.address - program.buffers[index].address), buffer, ..tensor }
             }
             None => tensor,

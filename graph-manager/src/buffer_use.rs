@@ -1,4 +1,4 @@
-//! The memory plan of a step as others read it.
+//! The memory plan of a step, for readers outside of this crate.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -8,11 +8,11 @@ use device::Device;
 use crate::plan::{AreaKind, Plan};
 use crate::program::Program;
 
-/// A buffer of a step. Its times are positions in the recorded step, both included. Two buffers that share bytes of an area
-/// are never in use at the same time.
+/// A buffer of a step. Its times are positions in the recorded step, both included. Two buffers that share bytes of an
+/// area are never in use at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BufferUse {
-    /// What the step calls it.
+    /// Its name in the step.
     pub name: String,
     /// The region that takes it.
     pub region: String,
@@ -22,15 +22,15 @@ pub struct BufferUse {
     pub offset: usize,
     /// Its size.
     pub bytes: usize,
-    /// When it is first used.
+    /// The position of its first use.
     pub first: usize,
-    /// When it is last used.
+    /// The position of its last use.
     pub last: usize,
 }
 
 impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
-    /// Where the buffers of a step lie, in the order in which the step takes them. `planned` is the list that the plan is
-    /// made from.
+    /// The buffers of a step with their places, in the order in which the step takes them. `planned` is the list that
+    /// the plan is made from.
     pub(crate) fn buffers(&self, program: &Program<R>, planned: &Program<R>, device: &Device) -> Vec<BufferUse> {
         let placed = program.taken_in_order().enumerate().filter_map(|(at, (buffer, index))| {
             let visit = &program.visits[buffer.visit()];

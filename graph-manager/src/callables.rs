@@ -12,7 +12,7 @@ use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
 use crate::options::ManagerOptions;
-use crate::order::{Call, CallOrder, Pass};
+use crate::order::{Call, CallOrder, Phase};
 use crate::passes::Sums;
 use crate::policy::{Instance, Policy};
 use crate::pool::Pool;
@@ -25,24 +25,24 @@ use crate::tensor_tree::TensorTree;
 /// Work with an explicit forward and backward: a layer, several, or a part of one. Implement it for every policy, with
 /// `impl<P: Policy> Layer<P> for ..`: then it runs eagerly, in a manager's regions and in [`graph_callables`].
 pub trait Layer<P: Policy> {
-    /// What forward takes.
+    /// The input of forward.
     type Input: TensorTree;
-    /// What forward returns, and the structure of its gradient, which backward takes.
+    /// The output of forward. Its gradient, the input of backward, has the same structure.
     type Output: TensorTree;
-    /// What backward returns.
+    /// The output of backward.
     type InputGrad: TensorTree;
-    /// What forward leaves for backward, such as the tensors that it needs.
+    /// Values that forward leaves for backward, such as the tensors that it needs.
     type Saved;
 
-    /// Output from input, and what backward needs.
+    /// Computes the output from the input, and returns the values that backward needs too.
     ///
     /// # Errors
     /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<(Self::Output, Self::Saved)>;
 
-    /// The input's gradient from the output's, and from what forward left for it. Gradients of weights are added to memory of
-    /// the layer's own. Operations that do so, and that nothing meets later in the backward, run next to the rest, or later if
-    /// the order says so.
+    /// Computes the input's gradient from the output's and from the values that forward left. Gradients of weights are
+    /// added to memory of the layer's own. If no later operation of the backward uses the same memory, these additions
+    /// run next to the rest of the backward. If the order has calls for weight gradients, they run there.
     ///
     /// # Errors
     /// Errors of the device.
@@ -62,11 +62,12 @@ impl Policy for EveryCall {
     }
 }
 
-/// Layers whose forwards and backwards are graphs. Loss, optimizer and everything else stay outside and run eagerly.
+/// Layers with their forwards and backwards as graphs. Loss, optimizer and everything else stay outside and run
+/// eagerly.
 ///
-/// Inputs and gradients are copied into buffers of the graphs, unless they lie there. An output stays until its backward
-/// begins. An input's gradient stays until the next backward of its group begins. With an order, all layers are one group.
-/// Without, each layer is a group of its own.
+/// Inputs and gradients are copied into buffers of the graphs, unless they lie there. An output stays until its
+/// backward begins. An input's gradient stays until the next backward of its group begins. With an order, all layers
+/// are one group. Without, each layer is a group of its own.
 pub struct GraphedCallables<L> {
     layers: Vec<L>,
     groups: Vec<Group>,
@@ -77,18 +78,19 @@ struct Group {
     manager: CudaGraphManager<EveryCall>,
     layers: Range<usize>,
     order: CallOrder,
-    /// By call: the index of its region, and what it returns, with tensors of the recording.
+    /// By call: the index of its region, and its result with tensors of the recording.
     recorded: Vec<(usize, Box<dyn Any>)>,
     /// Index of the next call in the order.
     next: usize,
 }
 
-/// Captures the forward and the backward of each layer, in memory planned for `order`: what is in use at different times
-/// shares memory, so calls must come in this order. Without an order each layer has memory of its own, and layers may be
-/// called in any order; only its own backward has to follow a layer's forward.
+/// Captures the forward and the backward of each layer, in memory planned for `order`: buffers in use at different
+/// times share memory, so calls must come in this order. Without an order each layer has memory of its own, and layers
+/// may be called in any order, but a layer's forward must come before its backward.
 ///
-/// `samples` has an input for each layer, with the shapes and types that will come. Before the capture, `warm_up` passes,
-/// at least one, run forwards on them, and backwards on gradients of 0: accumulated gradients of weights do not change.
+/// `samples` has an input for each layer, with the shapes and types that will come. Before the capture, forwards run on
+/// them, and backwards on gradients of 0, `warm_up` times, at least once: accumulated gradients of weights do not
+/// change.
 ///
 /// ```
 /// use device::ops::Add;
@@ -129,7 +131,7 @@ struct Group {
 /// ```
 ///
 /// # Errors
-/// [`Error::Usage`] where samples, layers and order do not fit, or without warm-up; what a layer returns.
+/// [`Error::Usage`] if samples, layers and order do not fit, or without warm-up; errors of a layer.
 pub fn graph_callables<L: Layer<EveryCall>>(
     pool: &Pool,
     layers: Vec<L>,
@@ -169,40 +171,41 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
     /// # Errors
     /// An out-of-order error that names the call that is due; an input of another shape.
     pub fn forward(&mut self, layer: usize, input: L::Input) -> Result<L::Output> {
-        self.call(Pass::Forward, layer, &input)
+        self.call(Phase::Forward, layer, &input)
     }
 
-    /// Replays the backward of a layer for its next microbatch. `grad` is the gradient of what its forward returned.
+    /// Replays the backward of a layer for its next microbatch. `grad` is the gradient of its forward's output.
     ///
     /// # Errors
     /// As [`GraphedCallables::forward`].
     pub fn backward(&mut self, layer: usize, grad: L::Output) -> Result<L::InputGrad> {
-        self.call(Pass::Backward, layer, &grad)
+        self.call(Phase::Backward, layer, &grad)
     }
 
-    /// Replays what the backward of a layer has deferred for its next microbatch. Only with an order that has such calls.
+    /// Replays the work that the backward of a layer has deferred, for its next microbatch. Only with an order that has
+    /// such calls.
     ///
     /// # Errors
     /// As [`GraphedCallables::forward`].
     pub fn weight_gradients(&mut self, layer: usize) -> Result<()> {
-        self.call(Pass::WeightGradients, layer, &())
+        self.call(Phase::WeightGradients, layer, &())
     }
 
-    /// What was captured, by group of layers that share memory.
+    /// The reports on the captured graphs, one for each group of layers that share memory.
     pub fn reports(&self) -> Vec<Report> {
         self.groups.iter().map(|group| group.manager.report()).collect()
     }
 
-    fn call<O: TensorTree>(&mut self, pass: Pass, layer: usize, input: &impl TensorTree) -> Result<O> {
+    fn call<O: TensorTree>(&mut self, phase: Phase, layer: usize, input: &impl TensorTree) -> Result<O> {
         let Some(group) = self.groups.iter_mut().find(|group| group.layers.contains(&layer)) else {
             let problem = format!("layer {layer} was called, of {}", self.layers.len());
             return Err(Error::usage(problem, "count layers from 0"));
         };
         // A layer alone may go forward again, as in evaluation: nothing else has its memory.
-        if group.order.calls.len() == 2 && pass == Pass::Forward {
+        if group.order.calls.len() == 2 && phase == Phase::Forward {
             group.next = 0;
         }
-        group.call(pass, layer, input)
+        group.call(phase, layer, input)
     }
 }
 
@@ -226,7 +229,7 @@ impl Group {
             zeros
         };
         let mut outputs = Vec::new();
-        let has_later_sums = order.calls.iter().any(|call| call.pass == Pass::WeightGradients);
+        let has_later_sums = order.calls.iter().any(|call| call.phase == Phase::WeightGradients);
         manager.record((), microbatches, &mut |cx| {
             cx.set_passes(vec![Box::new(Sums::new(sums.clone(), has_later_sums))]);
             outputs = pass(cx, order, layers, samples, &mut zeros)?;
@@ -251,11 +254,11 @@ impl Group {
     }
 
     /// Runs the next call of the order, if it is this one.
-    fn call<O: TensorTree>(&mut self, pass: Pass, layer: usize, input: &impl TensorTree) -> Result<O> {
+    fn call<O: TensorTree>(&mut self, phase: Phase, layer: usize, input: &impl TensorTree) -> Result<O> {
         let Group { manager, order, recorded, next, .. } = self;
-        let done = |call: &&Call| (call.pass, call.layer) == (pass, layer);
+        let done = |call: &&Call| (call.phase, call.layer) == (phase, layer);
         let microbatch = order.calls[..*next].iter().filter(done).count();
-        let (call, expected) = (Call { pass, layer, microbatch }, order.calls[*next]);
+        let (call, expected) = (Call { phase, layer, microbatch }, order.calls[*next]);
         if call != expected {
             let (position, expected, actual) = (*next, expected.to_string(), call.to_string());
             return Err(device::Error::from(CheckError::OutOfOrder { position, expected, actual }).into());
@@ -309,7 +312,8 @@ impl CudaGraphManager<EveryCall> {
     }
 }
 
-/// One pass through an order, with sample inputs, and `zeros` for gradients of outputs. Returns what each call returned.
+/// The calls of an order, each as a region, on sample inputs and on `zeros` for gradients of outputs. Returns the
+/// result of each call.
 fn pass<L: Layer<EveryCall>>(
     cx: &mut StepContext<'_, EveryCall>,
     order: &CallOrder,
@@ -323,14 +327,14 @@ fn pass<L: Layer<EveryCall>>(
     for &call in &order.calls {
         let at = (call.layer, call.microbatch);
         let layer = &layers[call.layer];
-        match call.pass {
-            Pass::Forward => {
+        match call.phase {
+            Phase::Forward => {
                 let sample = samples[call.layer].clone();
                 let (output, saved) = cx.region(call, sample, |cx, input| layer.forward(cx, input))?;
                 returned.push(Box::new(output.clone()));
                 in_flight.insert(at, (output, saved));
             }
-            Pass::Backward => {
+            Phase::Backward => {
                 let Some((output, saved)) = in_flight.remove(&at) else {
                     unreachable!("an order has the forward first")
                 };
@@ -340,7 +344,7 @@ fn pass<L: Layer<EveryCall>>(
                 returned.push(Box::new(grad.clone()));
                 last_grad = Some(grad);
             }
-            Pass::WeightGradients => {
+            Phase::WeightGradients => {
                 cx.region(call, (), |_, ()| Ok(()))?;
                 returned.push(Box::new(()));
             }

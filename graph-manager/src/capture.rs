@@ -27,8 +27,8 @@ impl Policy for ByHand {
     type Mode = Signature;
 }
 
-/// What a capture runs.
-type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O>>;
+/// The work of a capture.
+type Code<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O>>;
 
 /// A piece of GPU work that becomes a graph: forward, loss, backward, update, or any part of them.
 ///
@@ -36,7 +36,7 @@ type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Resu
 /// launch the graph. Inputs are copied into buffers of the capture, so they may lie anywhere. An input of another shape
 /// has a plan and a graph of its own, within a bound.
 ///
-/// Tensors that the code names itself, such as weights or static buffers, are read and written where they lie. Fill a static
+/// Tensors that the code names itself, such as weights or static buffers, are read and written in place. Fill a static
 /// buffer before each run with [`device::Stream::write`].
 ///
 /// ```
@@ -66,13 +66,13 @@ type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Resu
 pub struct Capture<I: TensorTree, O: TensorTree> {
     name: &'static str,
     manager: CudaGraphManager<ByHand>,
-    body: Body<I, O>,
+    code: Code<I, O>,
 }
 
 impl<I: TensorTree, O: TensorTree> Capture<I, O> {
-    /// A capture whose graphs run on the pool's stream and share the pool's scratch. `warm_up` runs, at least one, are eager
-    /// for each shape of input; at most `shapes` shapes have graphs at a time. `body` owns what it uses: move a copy of the
-    /// tensors into it.
+    /// A capture. Its graphs run on the pool's stream and share the pool's scratch. `warm_up` runs, at least one, are
+    /// eager for each shape of input; at most `shapes` shapes have graphs at a time. `code` owns the tensors that it
+    /// uses: move copies into it.
     ///
     /// # Errors
     /// [`Error::Usage`] without a warm-up run.
@@ -81,19 +81,20 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         name: &'static str,
         warm_up: usize,
         shapes: NonZeroUsize,
-        body: impl for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O> + 'static,
+        code: impl for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O> + 'static,
     ) -> Result<Capture<I, O>> {
         let options = ManagerOptions { plan_limit: shapes, ..ManagerOptions::for_one_plan(warm_up) };
-        Ok(Capture { name, manager: CudaGraphManager::in_pool(pool, options, ByHand)?, body: Box::new(body) })
+        Ok(Capture { name, manager: CudaGraphManager::in_pool(pool, options, ByHand)?, code: Box::new(code) })
     }
 
-    /// Does the work. What it returns stays until the next run overwrites it; see [`Capture::run_into`].
+    /// Does the work. Its result stays until the next run overwrites it; see [`Capture::run_into`].
     ///
     /// Inside a region of another step, or another capture, the graph becomes a child of the other graph. It needs a
     /// [`Pool`] of its own then.
     ///
     /// # Errors
-    /// What the work returns; [`Error::Usage`] inside another region of the same pool, or before this shape has its graph.
+    /// Errors of the work; [`Error::Usage`] inside another region of the same pool, or inside a region of another pool
+    /// before this shape has its graph.
     pub fn run(&mut self, input: I) -> Result<O> {
         let signature = signature(&input)?;
         let pool = &self.manager.pool;
@@ -103,13 +104,13 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
             let fix = "run it before, once more than it has warm-up runs, with inputs of this shape";
             return Err(Error::usage(problem, fix));
         }
-        let (name, body, inputs) = (self.name, &mut self.body, tensors(&input)?);
-        let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, input.clone(), &mut *body);
+        let (name, code, inputs) = (self.name, &mut self.code, tensors(&input)?);
+        let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, input.clone(), &mut *code);
         // Regions inside have inputs of their own.
         self.manager.step_from(signature, 1, step, &|visit, number, own| if visit == 0 { inputs[number] } else { own })
     }
 
-    /// Does the work, and copies what it returns to `output`, which later runs leave alone.
+    /// Does the work, and copies its result to `output`. Later runs do not overwrite `output`.
     ///
     /// # Errors
     /// As [`Capture::run`]; shapes or numbers of tensors that do not fit.
@@ -123,7 +124,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         from.into_iter().zip(to).try_for_each(|(input, output)| Ok(compute.submit(Copy { input, output })?))
     }
 
-    /// What has been captured so far.
+    /// The report on all graphs captured so far.
     pub fn report(&self) -> Report {
         self.manager.report()
     }

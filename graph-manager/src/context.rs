@@ -1,4 +1,4 @@
-//! What a step's code sees: the stream to submit to, buffers from the plan, and side streams.
+//! The interface for a step's code: the stream to submit to, buffers from the plan, and side streams.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,8 +13,8 @@ use crate::program::{HostCall, Recorder};
 use crate::side_stream::{Fork, SideStream};
 use crate::tensor_tree::{TensorTree, tensors};
 
-/// A step whose list is being made. Nothing runs: there are no values to read and nothing to wait for, and code that does so
-/// fails.
+/// A step during its recording: its list is being made. Nothing runs. So there are no values to read and there is
+/// nothing to wait for: code that reads or waits fails.
 pub struct StepContext<'m, P: Policy> {
     pub(crate) manager: &'m mut CudaGraphManager<P>,
     pub(crate) mode: P::Mode,
@@ -32,11 +32,11 @@ pub struct StepContext<'m, P: Policy> {
 #[derive(Clone)]
 pub(crate) struct Current<R> {
     pub(crate) region: R,
-    /// Index in the recorded order.
+    /// The index of its visit in the list.
     pub(crate) visit: usize,
     /// It belongs to the first microbatch, or to none.
     pub(crate) is_of_first: bool,
-    /// No piece of it has ended.
+    /// None of its pieces has ended yet, so the next one to end is its first.
     pub(crate) begins: Cell<bool>,
 }
 
@@ -60,7 +60,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
     }
 
-    /// What the step is for.
+    /// The purpose of the step, such as training.
     pub fn mode(&self) -> P::Mode {
         self.mode
     }
@@ -70,7 +70,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.microbatches
     }
 
-    /// What the manager was told about regions.
+    /// The policy: it describes regions to the manager.
     pub fn policy(&self) -> &P {
         &self.manager.policy
     }
@@ -80,16 +80,16 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.current.as_ref().map(|current| current.region)
     }
 
-    /// Whether what runs now belongs to the step's first microbatch: it overwrites what later ones add to. Work of no microbatch
-    /// does too.
+    /// Whether the current work belongs to the step's first microbatch, or to none. Such work overwrites sums; that of
+    /// later microbatches adds to them.
     pub fn is_first_microbatch(&self) -> bool {
         self.current.as_ref().is_none_or(|current| current.is_of_first)
     }
 
-    /// The stream that the current region runs on. It has been given all that the region has submitted so far, so work may be
-    /// submitted to it directly.
+    /// The stream that the current region runs on: the compute stream, or the second lane. It has been given all that
+    /// the region has submitted so far, so work may be submitted to it directly.
     ///
-    /// What passes find wrong with that is an error of the region's end.
+    /// If passes refuse that, the end of the region returns the error.
     pub fn compute(&self) -> &Stream {
         if let Err(error) = self.end_piece(Then::More) {
             self.passes.note(error);
@@ -102,7 +102,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.manager.pool.device()
     }
 
-    /// The stream that the current region runs on.
+    /// As [`StepContext::compute`]. Operations that wait for the passes are not given to it yet.
     pub(crate) fn stream(&self) -> &Stream {
         if self.is_aside { self.manager.pool.lane().stream() } else { self.manager.pool.compute() }
     }
@@ -110,8 +110,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Submits an operation to the stream of the current region.
     ///
     /// # Errors
-    /// Errors of the device; an update of weights whose status no `clip_scale` of the step has written. The region that
-    /// returns the error adds its name.
+    /// Errors of the device; an update of weights with a status that no `clip_scale` of the step has written. The
+    /// region that returns the error adds its name.
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         if self.has_passes() {
@@ -121,8 +121,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(self.stream().submit(op)?)
     }
 
-    /// As [`StepContext::run`], of an operation that the first steps do and that later ones find done: steps with graphs leave
-    /// it out. The first real step of a mode always does it, also after a rehearsal.
+    /// As [`StepContext::run`], for an operation with a lasting result: steps with graphs leave it out and use the
+    /// result of earlier steps. The first real step of a mode always runs it, also after a rehearsal.
     ///
     /// # Errors
     /// As [`StepContext::run`].
@@ -136,9 +136,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(())
     }
 
-    /// Has the host call `call` each time that the step runs, in its place in the step. It gets the stream of the region, which
-    /// has been given all that comes before, and `reads` and `writes` with their addresses in the step. It may read, write and
-    /// wait. Graphs cannot have it: the region is eager.
+    /// Has the host call `call` each time that the step runs, in its place in the step. `call` gets the stream of the
+    /// region, with all earlier work submitted to it, and `reads` and `writes` with their addresses in the step. It may
+    /// read, write and wait. A graph cannot contain a host call, so the region must be eager.
     ///
     /// # Errors
     /// The first of `reads` and `writes` that cannot be named.
@@ -166,8 +166,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.manager.pool.side()
     }
 
-    /// Starts operations on a side stream, after all that was submitted so far. They run next to what follows until they
-    /// are joined.
+    /// Starts operations on a side stream, after all earlier submissions. They run next to later work until they are
+    /// joined.
     ///
     /// # Errors
     /// Errors of the device.
@@ -179,7 +179,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(Fork::start(side, self.stream(), work)?)
     }
 
-    /// Makes what follows wait for the operations under way, and for all that was started on their stream since.
+    /// Makes later work wait for the operations of the fork, and for all work started on their stream since.
     ///
     /// # Errors
     /// Errors of the device, such as a failed transfer.
@@ -188,7 +188,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(fork.join(self.stream())?)
     }
 
-    /// A buffer of the current region. It lives until its last use, which may be in a later region.
+    /// A buffer of the current region. It lives until its last use. That may be in a later region.
     ///
     /// # Errors
     /// [`Error::Usage`] outside of a region.
@@ -204,13 +204,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(tensor)
     }
 
-    /// Keeps the memory of tensors up to here, for code outside of the step that reads what a region returned.
+    /// Keeps the memory of tensors up to here, for code outside of the step that reads a region's results.
     pub(crate) fn keep(&mut self, tree: &impl TensorTree) -> Result<()> {
         self.recorder.borrow_mut().keep(self.manager.pool.device(), &tensors(tree)?);
         Ok(())
     }
 
-    /// Fails if a panic has left a region of this step, and the step goes on: what the region had to do is half done.
+    /// Fails if a panic has left a region of this step and the step goes on: the region's work is half done.
     pub(crate) fn check_unwound(&self) -> Result<()> {
         let Some(region) = self.unwound else { return Ok(()) };
         let problem = format!("{region}: it ended with a panic, and the step went on");

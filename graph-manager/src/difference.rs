@@ -4,7 +4,7 @@ use std::fmt::{Display, Formatter};
 
 use device::{DType, F8E4M3, F8E5M2, Float, bf16};
 
-/// The first tensor, in the order of the step, that a region leaves with other bits when it is a graph.
+/// The first tensor, in the order of the step, that has other bits if its region runs as a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     /// The region; of a graph that holds several, the one that wrote the tensor last.
@@ -21,8 +21,8 @@ pub struct Difference {
     pub elements: usize,
     /// The values. `None` if they were the same when both steps were run once more.
     pub values: Option<DifferingValues>,
-    /// Whether the difference is gone if the host waits after each region. Work of two regions then overlaps that touches the
-    /// same memory, or lacks an order in another way.
+    /// Whether the difference is gone if the host waits after each region. Then work of two regions lacks an order: for
+    /// instance, it overlaps and uses the same memory.
     pub hidden_by_waits: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong in a step.
+//! Errors of a step.
 
 use crate::options::Mempool;
 
@@ -11,19 +11,19 @@ pub enum Error {
     /// The device refused an operation, or the checker found a hazard.
     #[error("{region}: {source}")]
     Device {
-        /// The region it happened in; `step` outside of any.
+        /// The region of the error; `step` outside of any.
         region: String,
-        /// What the device said.
+        /// The device's error.
         source: device::Error,
     },
-    /// A step differs from its recording.
+    /// A recording of a step does not fit the plan of an earlier one, or a call has other inputs than when recorded.
     #[error("{region}: {problem}. Rule: a step repeats the recorded one. Fix: {fix}")]
     Changed {
         /// The region.
         region: String,
-        /// What differs.
+        /// The difference.
         problem: String,
-        /// What to do.
+        /// The remedy.
         fix: &'static str,
     },
     /// The code of a step would now do something else than its list.
@@ -34,7 +34,7 @@ pub enum Error {
     Frozen {
         /// The region.
         region: String,
-        /// The operation, and what differs.
+        /// The operation and the difference.
         problem: String,
     },
     /// A captured region works on a stream that its graph does not include: a replay would leave this work out.
@@ -47,9 +47,9 @@ pub enum Error {
     LeftOut {
         /// The region.
         region: String,
-        /// What was submitted.
+        /// The operation that was submitted.
         operation: &'static str,
-        /// Where to.
+        /// The stream that it was submitted to.
         stream: String,
     },
     /// The planned memory is not there.
@@ -64,7 +64,7 @@ pub enum Error {
         area: String,
         /// Its size.
         bytes: usize,
-        /// What the device said it had.
+        /// The available memory, in the device's words.
         available: String,
         /// Bytes of the whole plan.
         planned: usize,
@@ -76,9 +76,9 @@ pub enum Error {
     /// The manager was used in a way its settings do not allow.
     #[error("{problem}. Fix: {fix}")]
     Usage {
-        /// What was done.
+        /// The mistake.
         problem: String,
-        /// What to do.
+        /// The remedy.
         fix: &'static str,
     },
 }
@@ -107,7 +107,7 @@ impl Error {
     }
 }
 
-/// What stands for the region where there is none.
+/// Stands for the region outside of all regions.
 pub(crate) const OUTSIDE: &str = "step";
 
 impl From<device::Error> for Error {

@@ -1,6 +1,6 @@
-//! What a step changes outside of itself goes back, however the step ends.
+//! State outside of a step is restored, however the step ends.
 
-/// Does something when it is dropped: at the end of a scope, and where a panic leaves it.
+/// Calls a function when it is dropped: at the end of a scope, and also if a panic leaves the scope.
 pub(crate) struct Finally<F: FnMut()>(pub(crate) F);
 
 impl<F: FnMut()> Drop for Finally<F> {

@@ -1,8 +1,8 @@
-//! What a manager's tables are indexed by.
+//! The keys of a manager's tables.
 
 use crate::options::Mempool;
 
-/// A kind of step with its own plan and graphs: a mode, and the number of microbatches where memory is planned over the
+/// A kind of step with its own plan and graphs: a mode, and the number of microbatches if memory is planned over the
 /// whole step.
 pub(crate) type StepKey<M> = (M, Option<usize>);
 
@@ -16,7 +16,7 @@ pub(crate) fn step_key<M>(mempool: Mempool, mode: M, microbatches: usize) -> Ste
 pub(crate) struct RegionKey<R> {
     /// With a slot, the region of microbatch 0.
     pub(crate) region: R,
-    /// `None` where there are no slots, or where the region belongs to no microbatch.
+    /// `None` if there are no slots, or if the region belongs to no microbatch.
     pub(crate) slot: Option<usize>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct RegionKey<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GraphKey<R> {
     pub(crate) region: RegionKey<R>,
-    /// A digest of what the region submits, and where. A region may do more in some microbatches than in others, such as
-    /// overwrite in the first. Then it has several graphs.
+    /// A digest of the region's operations and of the places of their buffers. A region may do other work in some
+    /// microbatches, such as overwrite in the first. Then it has several graphs.
     pub(crate) does: u64,
 }

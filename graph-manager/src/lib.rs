@@ -41,7 +41,7 @@ pub use difference::{Difference, DifferingValues};
 pub use error::{Error, Result};
 pub use manager::CudaGraphManager;
 pub use options::{ManagerOptions, Mempool};
-pub use order::{Call, CallOrder, Pass};
+pub use order::{Call, CallOrder, Phase};
 pub use passes::{Piece, PieceEntry, StepPass, Then};
 pub use policy::{CaptureAll, Instance, Policy};
 pub use pool::Pool;

@@ -1,11 +1,11 @@
-//! The lists of recorded steps, for those who read them.
+//! The lists of recorded steps, for readers outside of this crate.
 
 use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::program::ListedEntry;
-use crate::step::Body;
+use crate::step::Code;
 use crate::tensor_tree::TensorTree;
 
 impl<P: Policy> CudaGraphManager<P> {
@@ -42,29 +42,29 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// The list that the code of a step makes, in words, as [`CudaGraphManager::lists`] has them. The step need not be recorded,
-    /// and nothing is planned.
+    /// The list that the code of a step makes, in words as in [`CudaGraphManager::lists`]. The step need not be
+    /// recorded, and nothing is planned.
     ///
     /// # Errors
-    /// What `body` returns; what a list cannot have.
+    /// Errors of `code`; a mistake in the list.
     pub fn list_of<O: TensorTree>(
         &mut self,
         mode: P::Mode,
         microbatches: usize,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
     ) -> Result<String> {
         let device = self.pool.device().clone();
         let made = device.buffers_made();
         let _forgotten = Finally(|| device.forget_buffers_since(made));
-        let (program, _) = self.recorded(microbatches, mode, body)?;
+        let (program, _) = self.recorded(microbatches, mode, code)?;
         let mut text = String::new();
         program.write(&mode, &device, &mut text);
         Ok(text)
     }
 
-    /// The lists of all recorded steps in words. A line for each entry: its number, its queue, what it is called, the other
-    /// entries that it waits for, what it reads and what it writes. A region that does what another does on other buffers has
-    /// one line that names the other.
+    /// The lists of all recorded steps in words. A line for each entry has its number, its queue, its name, the other
+    /// entries that it waits for, and the tensors that it reads and writes. A region that does the same as an earlier
+    /// one, on other buffers, has one line that names the earlier one.
     pub fn lists(&self) -> String {
         let mut text = String::new();
         for (kind, state) in &self.states {

@@ -1,4 +1,4 @@
-//! The manager: what it owns, and the memory that its steps need.
+//! The manager, and the memory that its steps need.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ use crate::program::{Program, Visit};
 use crate::slots::raise;
 use crate::state::State;
 
-/// Runs steps. The code of a step is called once: it makes the step's list, and nothing runs. The list says the order in which
-/// layers run; memory is planned from it. Then come warm-up steps, in which the list is submitted. After them each region is
-/// captured and launched where the step first meets it, and from then on replayed.
+/// Runs steps. The code of a step is called once: it makes the step's list, and nothing runs. The list has the order of
+/// all layers; memory is planned from it. Then come warm-up steps, which submit the list. After them each region is
+/// captured and launched when the step first comes to it, and from then on replayed.
 pub struct CudaGraphManager<P: Policy> {
     // Fields drop in order: graphs before the memory they point into.
     pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
@@ -31,19 +31,19 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) policy: P,
     /// Steps begun.
     pub(crate) steps: u64,
-    /// Replays whose code was compared with their graph.
+    /// Replays for which the code was called again and made the same list.
     pub(crate) compared: u64,
     /// Called before the first capture of each mode and plan, and before that of a rehearsal.
     pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// What it was told about regions.
+    /// The policy: it describes regions to the manager.
     pub fn policy(&self) -> &P {
         &self.policy
     }
 
-    /// A manager of steps whose regions run on `compute`.
+    /// A manager of steps. Their regions run on `compute`.
     ///
     /// # Errors
     /// [`Error::Usage`] when graphs are on without a warm-up step.
@@ -51,7 +51,7 @@ impl<P: Policy> CudaGraphManager<P> {
         CudaGraphManager::in_pool(&Pool::new(compute), options, policy)
     }
 
-    /// A manager of steps whose regions run on the pool's stream and share scratch with the pool's other users.
+    /// A manager of steps. Their regions run on the pool's stream and share scratch with the pool's other users.
     ///
     /// # Errors
     /// As [`CudaGraphManager::new`].
@@ -79,7 +79,8 @@ impl<P: Policy> CudaGraphManager<P> {
         self.before_capture = Box::new(barrier);
     }
 
-    /// The number of replays whose code was run again and did what the graph does. 0 unless `check_replays` is set.
+    /// The number of replays for which the code was run again and did the same as the graph. 0 unless `check_replays`
+    /// is set.
     pub fn compared_replays(&self) -> u64 {
         self.compared
     }
@@ -89,12 +90,12 @@ impl<P: Policy> CudaGraphManager<P> {
         step_key(self.options.mempool, mode, microbatches)
     }
 
-    /// What is known of a kind of step that was recorded.
+    /// The state of a kind of step that was recorded.
     pub(crate) fn state_mut(&mut self, key: StepKey<P::Mode>) -> &mut State<P> {
         self.states.get_mut(&key).unwrap_or_else(|| unreachable!("a step runs after it was recorded"))
     }
 
-    /// Why a region runs eagerly; `None` if it becomes a graph.
+    /// The reason why a region runs eagerly; `None` if it becomes a graph.
     pub(crate) fn why_eager(&self, visit: &Visit<P::Region>) -> Option<&'static str> {
         if !self.options.enable {
             return Some("graphs are off");
@@ -103,8 +104,8 @@ impl<P: Policy> CudaGraphManager<P> {
         self.policy.captured(visit.region).err().or(empty)
     }
 
-    /// The regions that are submitted on their own rather than as part of a captured one: the index of each in the recorded
-    /// order, and why it runs eagerly if it does.
+    /// The regions that are submitted on their own rather than as part of a captured one: the index of each in the
+    /// recorded order, and for an eager one the reason.
     pub(crate) fn submitted(
         &self,
         program: &Program<P::Region>,
@@ -122,7 +123,7 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// Files a list: it is planned, or fits the plan of an earlier one.
+    /// Keeps a list: plans its memory, or checks that it fits the plan of an earlier one.
     pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>, output: Box<dyn Any>) -> Result<()> {
         program.check()?;
         let key = self.step_key(mode, program.microbatches);
@@ -162,8 +163,8 @@ impl<P: Policy> CudaGraphManager<P> {
         sizes.values().sum()
     }
 
-    /// Allocates what the recorded modes need and is not there. Modes share memory: one runs at a time. Where areas are there
-    /// and too small they move, so all graphs are captured again.
+    /// Allocates the memory that the recorded modes need and that is not there yet. Modes share memory: one runs at a
+    /// time. An area that is too small is replaced at another address, so all graphs are captured again.
     ///
     /// # Errors
     /// Out of memory.
@@ -190,7 +191,7 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// Where the buffers of a recorded step lie.
+    /// The addresses of the buffers of a recorded step.
     pub(crate) fn binding(&mut self, key: StepKey<P::Mode>, microbatches: usize) -> Rc<Binding> {
         let state = &self.states[&key];
         if let Some(binding) = state.bindings.get(&microbatches) {
@@ -201,7 +202,7 @@ impl<P: Policy> CudaGraphManager<P> {
         binding
     }
 
-    /// Says what the plan needs, and what the other pool would.
+    /// Adds to an out-of-memory error the size of the plan, and its size with the other pool.
     fn out_of_memory(&self, error: Error) -> Error {
         let Error::Device { source: device::Error::OutOfMemory { name, bytes, available }, .. } = error else {
             return error;
@@ -214,8 +215,8 @@ impl<P: Policy> CudaGraphManager<P> {
         Error::OutOfMemory { area: name, bytes, available, planned, other, with_other }
     }
 
-    /// Makes sure that a step of that kind has its memory. Where it was recorded after memory was allocated and needs more,
-    /// areas move, so all graphs are captured again.
+    /// Makes sure that a step of that kind has its memory. If it was recorded after memory was allocated and needs
+    /// more, areas move, so all graphs are captured again.
     pub(crate) fn make_room(&mut self, key: StepKey<P::Mode>) -> Result<()> {
         let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
         if self.states[&key].plan.areas.iter().all(fits) {
@@ -231,7 +232,8 @@ impl<P: Policy> CudaGraphManager<P> {
         self.allocate()
     }
 
-    /// Keeps the number of plans within its bound: the one that has not run for the longest time goes, with its graphs.
+    /// Keeps the number of plans within its bound: the one that has not run for the longest time is dropped with its
+    /// graphs.
     fn forget_oldest(&mut self) -> Result<()> {
         if self.states.len() < self.options.plan_limit.get() {
             return Ok(());
@@ -250,8 +252,8 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// Forgets recordings, plans and graphs, and gives their memory back. The next step begins anew: it is recorded, warms up
-    /// and is captured again. Use it after a change that a graph cannot follow, such as another number format.
+    /// Forgets recordings, plans and graphs, and gives their memory back. The next step begins anew: it is recorded,
+    /// warms up and is captured again. Use it after a change that a graph cannot follow, such as another number format.
     ///
     /// # Errors
     /// A failed transfer that was under way.

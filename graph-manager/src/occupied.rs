@@ -1,14 +1,15 @@
-//! Which bytes of an area are in use in a span of time.
+//! The bytes of an area that are in use in a span of time.
 //!
-//! A segment tree over time. An interval lies in the few nodes that together are its time: their **cover**. A node and all
-//! nodes above it also know what lies **below**. So the bytes that are in use in a span are the union of `below` of the few
-//! nodes that together are the span, and of `cover` of the nodes above them. Both are kept as ranges of bytes, and ranges
-//! that touch become one. Buffers are packed, so many buffers make few ranges: a search looks at ranges, not at buffers.
+//! A segment tree over time. An interval is stored in the few nodes that together are its time, as their **cover**.
+//! These nodes and all nodes above them also store it as **below**. So the bytes that are in use in a span are the
+//! union of `below` of the few nodes that together are the span, and of `cover` of the nodes above them. Both are kept
+//! as ranges of bytes, and ranges that touch become one. Buffers are packed, so many buffers make few ranges: a search
+//! looks at ranges, not at buffers.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Bytes in use, as disjoint ranges that do not touch: the end of each by its start.
+/// Bytes in use, as disjoint ranges that do not touch: a map from the start of each to its end.
 #[derive(Clone, Default)]
 struct Ranges(BTreeMap<usize, usize>);
 
@@ -34,9 +35,10 @@ impl Ranges {
 
 /// Bytes in use over time.
 pub(crate) struct Occupied {
-    /// Where slots of time begin. No interval begins or ends within a slot.
+    /// The times at which slots of time begin. No interval begins or ends within a slot.
     begins: Vec<usize>,
-    /// The number of leaves of the tree, one for each slot. Node 1 is the root, the children of node n are 2 n and 2 n + 1.
+    /// The number of leaves of the tree, one for each slot. Node 1 is the root, the children of node n are 2 n and 2 n
+    /// + 1.
     leaves: usize,
     cover: Vec<Ranges>,
     below: Vec<Ranges>,
@@ -57,7 +59,7 @@ impl Occupied {
         }
     }
 
-    /// Bytes `start` to `end`, which is not included, are in use in that span.
+    /// The bytes `start..end` are in use in that span.
     pub(crate) fn occupy(&mut self, span: RangeInclusive<usize>, start: usize, end: usize) {
         if start == end {
             return;
@@ -85,7 +87,7 @@ impl Occupied {
         }
     }
 
-    /// Whether one of the bytes from `start` to `end`, which is not included, is in use at some time of that span.
+    /// Whether one of the bytes `start..end` is in use at some time of that span.
     pub(crate) fn is_used(&self, span: RangeInclusive<usize>, start: usize, end: usize) -> bool {
         let hits = |ranges: &&Ranges| ranges.last_before(end).is_some_and(|(_, last)| last > start);
         self.used(span).iter().any(hits)

@@ -1,4 +1,4 @@
-//! How a manager captures.
+//! The settings of a manager.
 
 use std::num::NonZeroUsize;
 
@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 pub enum Mempool {
     /// One plan over the whole step: least memory, a graph per microbatch, anew for each number of microbatches.
     Single,
-    /// What a microbatch saves lies in its slot: a graph per slot, any number of microbatches.
+    /// The tensors that a microbatch saves lie in its slot: a graph per slot, any number of microbatches.
     PerMicrobatch,
 }
 
@@ -18,18 +18,20 @@ pub struct ManagerOptions {
     pub enable: bool,
     /// How memory is shared.
     pub mempool: Mempool,
-    /// Neighbouring regions share boundary buffers. If not, each captured region copies its inputs into buffers of its own
-    /// before it is launched. Other code may then run between regions and pass tensors at changing addresses.
+    /// Neighbouring regions share boundary buffers. If not, each captured region copies its inputs into buffers of its
+    /// own before it is launched. Other code may then run between regions and pass tensors at changing addresses.
     pub share_io_buffers: bool,
     /// Eager steps before the first capture; at least 1.
     pub warmup_steps: usize,
     /// Overwrite buffers with poison after their last use, so that a stray read shows in the numbers.
     pub poison: bool,
-    /// Run the code of a replayed region again, without its work, and compare what it submits with the graph. It finds
-    /// host values and branches that have changed since the capture, which a graph cannot follow. Slow.
+    /// Run the code of a step again before each step with graphs, without its work, and compare its list with the
+    /// recorded one. This finds host values and branches that have changed since: a graph cannot follow such a change.
+    /// Slow.
     pub check_replays: bool,
-    /// How many plans are kept with their graphs, by default 64: one per mode, and per number of microbatches where the pool is
-    /// [`Mempool::Single`]. Where one more comes, the one that has not run for the longest time is forgotten.
+    /// The largest number of plans that are kept with their graphs, by default 64. There is one plan per mode, and with
+    /// [`Mempool::Single`] one per mode and number of microbatches. If one more comes, the one that has not run for the
+    /// longest time is forgotten.
     pub plan_limit: NonZeroUsize,
 }
 
@@ -48,7 +50,7 @@ impl Default for ManagerOptions {
 }
 
 impl ManagerOptions {
-    /// For graphs whose inputs may lie anywhere, in one plan over the whole step.
+    /// For graphs that copy their inputs, with one plan over the whole step.
     pub(crate) fn for_one_plan(warmup_steps: usize) -> ManagerOptions {
         let (mempool, share_io_buffers) = (Mempool::Single, false);
         ManagerOptions { mempool, share_io_buffers, warmup_steps, ..ManagerOptions::default() }

@@ -4,9 +4,9 @@ use std::fmt::{Display, Formatter};
 
 use crate::error::{Error, Result};
 
-/// What a call does.
+/// The work of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Pass {
+pub enum Phase {
     /// Output from input.
     Forward,
     /// Gradient of the input from that of the output.
@@ -18,31 +18,31 @@ pub enum Pass {
 /// One call of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// What it does.
-    pub pass: Pass,
+    /// Its work.
+    pub phase: Phase,
     /// The layer, counted from 0.
     pub layer: usize,
     /// The microbatch, counted from 0.
     pub microbatch: usize,
 }
 
-impl Display for Pass {
+impl Display for Phase {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-            Pass::WeightGradients => "weight gradients",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::WeightGradients => "weight gradients",
         })
     }
 }
 
 impl Display for Call {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of layer {}, microbatch {}", self.pass, self.layer, self.microbatch)
+        write!(f, "{} of layer {}, microbatch {}", self.phase, self.layer, self.microbatch)
     }
 }
 
-/// All calls of a step, in order. Layers are divided into chunks, as a stage of an interleaved pipeline has them.
+/// All calls of a step, in order. Layers are divided into chunks, as in a stage of an interleaved pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallOrder {
     pub(crate) calls: Vec<Call>,
@@ -52,12 +52,12 @@ pub struct CallOrder {
 impl CallOrder {
     /// A layer alone: its forward, then its backward.
     pub(crate) fn of_one(layer: usize) -> CallOrder {
-        let calls = [Pass::Forward, Pass::Backward].map(|pass| Call { pass, layer, microbatch: 0 });
+        let calls = [Phase::Forward, Phase::Backward].map(|phase| Call { phase, layer, microbatch: 0 });
         CallOrder { calls: calls.into(), microbatches: 1 }
     }
 
-    /// The order in Transformer Engine's notation: `k` is the forward of chunk `k`, counted from 1; `-k` its backward; and
-    /// `-k - 0.5` the weight gradients that this backward has deferred. The n-th forward of a chunk is that of its
+    /// The order in Transformer Engine's notation: `k` is the forward of chunk `k`, counted from 1; `-k` its backward;
+    /// and `-k - 0.5` the weight gradients that this backward has deferred. The n-th forward of a chunk is that of its
     /// microbatch n; backwards, and weight gradients, follow in the same order of microbatches. `chunks` has the number
     /// of layers of each chunk.
     ///
@@ -72,8 +72,8 @@ impl CallOrder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Usage`] for a number that is no chunk, a backward without its forward, a forward without its backward, and
-    /// chunks with different numbers of microbatches.
+    /// [`Error::Usage`] for a number that is no chunk, a backward without its forward, a forward without its backward,
+    /// and chunks with different numbers of microbatches.
     pub fn signed(order: &[f32], chunks: &[usize]) -> Result<CallOrder> {
         let refuse = |problem: String| Error::Usage {
             problem,
@@ -81,40 +81,40 @@ impl CallOrder {
                   (-k - 0.5) after that, as often for each chunk",
         };
         let mut calls: Vec<Call> = Vec::new();
-        // Calls so far, by chunk and pass.
+        // Calls so far, by chunk and phase.
         let mut counts = vec![[0; 3]; chunks.len()];
         for (at, &number) in order.iter().enumerate() {
             let chunk = number.abs().floor() as usize;
-            let pass = match number.fract() {
-                0.0 if number > 0.0 => Pass::Forward,
-                0.0 => Pass::Backward,
-                -0.5 => Pass::WeightGradients,
+            let phase = match number.fract() {
+                0.0 if number > 0.0 => Phase::Forward,
+                0.0 => Phase::Backward,
+                -0.5 => Phase::WeightGradients,
                 _ => return Err(refuse(format!("call {at} ({number}) is neither k, -k nor -k - 0.5"))),
             };
             if chunk == 0 || chunk > chunks.len() {
                 return Err(refuse(format!("call {at} ({number}) is of chunk {chunk}, of {} chunks", chunks.len())));
             }
             let [forwards, backwards, _] = counts[chunk - 1];
-            let microbatch = counts[chunk - 1][pass as usize];
-            let missing = match pass {
-                Pass::Backward if microbatch == forwards => Some(Pass::Forward),
-                Pass::WeightGradients if microbatch == backwards => Some(Pass::Backward),
+            let microbatch = counts[chunk - 1][phase as usize];
+            let missing = match phase {
+                Phase::Backward if microbatch == forwards => Some(Phase::Forward),
+                Phase::WeightGradients if microbatch == backwards => Some(Phase::Backward),
                 _ => None,
             };
             if let Some(missing) = missing {
-                let problem = format!("the {pass} of chunk {chunk} that no {missing} comes before");
+                let problem = format!("the {phase} of chunk {chunk} that no {missing} comes before");
                 return Err(refuse(format!("call {at} ({number}) is {problem}")));
             }
-            counts[chunk - 1][pass as usize] += 1;
+            counts[chunk - 1][phase as usize] += 1;
             let first: usize = chunks[..chunk - 1].iter().sum();
             let layers = first..first + chunks[chunk - 1];
-            let call = |layer| Call { pass, layer, microbatch };
-            match pass {
-                Pass::Forward => calls.extend(layers.map(call)),
-                Pass::Backward | Pass::WeightGradients => calls.extend(layers.rev().map(call)),
+            let call = |layer| Call { phase, layer, microbatch };
+            match phase {
+                Phase::Forward => calls.extend(layers.map(call)),
+                Phase::Backward | Phase::WeightGradients => calls.extend(layers.rev().map(call)),
             }
         }
-        let splits_backward = calls.iter().any(|call| call.pass == Pass::WeightGradients);
+        let splits_backward = calls.iter().any(|call| call.phase == Phase::WeightGradients);
         let microbatches = counts.first().map_or(0, |[forwards, ..]| *forwards);
         for (chunk, [forwards, backwards, weight_gradients]) in (1..).zip(counts) {
             let problem = if backwards < forwards {

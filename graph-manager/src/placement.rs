@@ -6,7 +6,7 @@ use device::ALIGNMENT;
 
 use crate::occupied::Occupied;
 
-/// A buffer to place: its size, and when it is in use, both ends included.
+/// A buffer to place: its size, and the first and the last time at which it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Interval {
     pub(crate) bytes: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Interval {
     pub(crate) last: usize,
 }
 
-/// Where buffers lie.
+/// The places of buffers.
 pub(crate) struct Placed {
     /// By interval, in bytes.
     pub(crate) offsets: Vec<usize>,
@@ -22,10 +22,11 @@ pub(crate) struct Placed {
     pub(crate) total: usize,
 }
 
-/// Gives buffers offsets. It knows what it has placed before: the microbatches of a long step repeat each other.
+/// Gives buffers offsets. It keeps earlier results, because the microbatches of a long step repeat each other.
 #[derive(Default)]
 pub(crate) struct Placer {
-    /// Buffers that were placed together, in times counted from the first one's, with their offsets and the bytes needed.
+    /// Buffers that were placed together, in times counted from the first one's, with their offsets and the bytes
+    /// needed.
     known: HashMap<Vec<Interval>, (Vec<usize>, usize)>,
 }
 
@@ -38,7 +39,7 @@ impl Placer {
         let mut in_time: Vec<usize> = (0..intervals.len()).collect();
         in_time.sort_by_key(|&i| intervals[i].first);
         let mut placed = Placed { offsets: vec![0; intervals.len()], total: 0 };
-        // Buffers before a time at which none is in use do not meet those after it.
+        // Buffers are placed in groups. Between two groups lies a time at which no buffer is in use.
         let mut next = 0;
         while next < in_time.len() {
             let (first, mut end) = (next, intervals[in_time[next]].last);
@@ -62,7 +63,7 @@ impl Placer {
     }
 }
 
-/// Places intervals of which each meets another; returns the offsets and the bytes needed.
+/// Places intervals that leave no gap in time; returns the offsets and the bytes needed.
 fn place_together(intervals: &[Interval]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
@@ -174,7 +175,7 @@ mod tests {
         let (layers, each) = (4000, 10);
         let mut intervals = Vec::new();
         for layer in 0..layers {
-            // What a forward keeps for its backward, and what each of the two needs for itself.
+            // Buffers that a forward keeps for its backward, and buffers that each of the two needs for itself.
             let (forward, backward) = (layer * each, (2 * layers - layer) * each);
             for buffer in 0..8 {
                 let bytes = ALIGNMENT * (1 + buffer);

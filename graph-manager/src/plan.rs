@@ -1,8 +1,11 @@
-//! The memory plan: where each buffer of a step lies, from the step's list.
+//! The memory plan: a place for each buffer of a step, found from the step's list.
 //!
-//! A buffer that is used within one region is scratch. All regions share one scratch area per stream. A buffer of several
-//! streams is in the compute stream's.
-//! A buffer that outlives its region lies in its microbatch's slot, or in one area planned over the whole step.
+//! A buffer that is used within one region is scratch. All regions share one scratch area per stream. A scratch buffer
+//! of several streams lies in the compute stream's area. A buffer that outlives its region lies in its microbatch's
+//! slot, or in one area planned over the whole step.
+//!
+//! Microbatches that share a slot use the same places. So the plan is made for the first visit of each [`RegionKey`]:
+//! it **stands for** the visits of the other microbatches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -18,9 +21,9 @@ use crate::slots::slots;
 /// Names an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum AreaKind {
-    /// Buffers that do not outlive their region, by stream. Those of several streams are the compute stream's.
+    /// Buffers that do not outlive their region, by stream. Those of several streams lie in the compute stream's area.
     Scratch(StreamId),
-    /// What a microbatch saves in a chunk, by slot.
+    /// Buffers that a microbatch saves in a chunk, by slot.
     Slot { chunk: usize, slot: usize },
     /// Buffers that outlive their region, planned over the whole step.
     Step,
@@ -38,16 +41,16 @@ impl AreaKind {
     }
 }
 
-/// Where a buffer lies.
+/// A buffer with its area, and its offset there in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Placement {
+pub(crate) struct PlacedBuffer {
     pub(crate) area: AreaKind,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
     pub(crate) buffer: BufferId,
 }
 
-/// The place of a buffer of the list.
+/// The same for a buffer of the planned list, in less memory.
 #[derive(Clone, Copy)]
 struct Place {
     /// The number of its area; `UNPLANNED` without a place.
@@ -57,29 +60,30 @@ struct Place {
 
 const UNPLANNED: u32 = u32::MAX;
 
-/// The buffers of an area that are placed together, each with its index and when it is in use.
+/// The buffers of an area that are placed together: the index and the lifetime of each.
 type Group = Vec<(usize, Lifetime)>;
 
 /// A memory plan.
 pub(crate) struct Plan<R> {
-    /// The microbatches of the list that it is made from.
+    /// The microbatches of the list that it is made from, the planned list.
     pub(crate) microbatches: usize,
-    /// By buffer of that list. Only those of visits that stand for others have one.
+    /// By buffer of that list. Only buffers of visits that stand for their key have a place.
     places: Vec<Place>,
     /// The area of each number.
     kinds: Vec<AreaKind>,
-    /// By region: the visit that stands for it.
+    /// By key: the visit that stands for it.
     visits: HashMap<RegionKey<R>, u32>,
-    /// Buffers whose memory is free once a region is over. Only where they are poisoned then.
-    pub(crate) dead_after: HashMap<RegionKey<R>, Vec<Placement>>,
+    /// By key: the buffers that are dead once the region is over. Filled only if dead buffers are poisoned.
+    pub(crate) dead_after: HashMap<RegionKey<R>, Vec<PlacedBuffer>>,
+    /// Bytes by area.
     pub(crate) areas: BTreeMap<AreaKind, usize>,
-    /// Slots by chunk; `None` where memory is planned over the whole step.
+    /// Slots by chunk; `None` if memory is planned over the whole step.
     pub(crate) slots: Option<BTreeMap<usize, usize>>,
 }
 
 impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
-    /// For steps that differ in the number of microbatches: several in slots, or one over the whole step. In slots, the
-    /// largest stands for all. `poisons` says whether dead buffers are needed.
+    /// Plans the steps of one mode. With slots, `programs` has the list of each number of microbatches, and the plan is
+    /// made from the largest. Without, it has one list. `poisons`: fill `dead_after`.
     pub(crate) fn new(mempool: Mempool, programs: &[&Program<R>], compute: StreamId, poisons: bool) -> Plan<R> {
         let largest = programs.iter().max_by_key(|program| program.microbatches);
         let program = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
@@ -142,7 +146,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         plan
     }
 
-    /// A visit's region as memory sees it. Microbatch m of M has slot (M-1-m) mod K, so the last is always in slot 0.
+    /// A visit's region as memory sees it. With K slots, microbatch m of M has slot (M-1-m) mod K, so the last one is
+    /// always in slot 0.
     pub(crate) fn key(&self, visit: &Visit<R>, microbatches: usize) -> RegionKey<R> {
         match (&self.slots, &visit.instance) {
             (Some(slots), Some(instance)) => {
@@ -159,25 +164,25 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         self.visits.get(key).map(|visit| *visit as usize)
     }
 
-    /// Where the buffer of that number of a visit of the planned list lies, and its name.
+    /// The place and the name of a buffer, given by its number in a visit of the planned list.
     pub(crate) fn placement(
         &self,
         program: &Program<R>,
         visit: usize,
         index: usize,
-    ) -> Option<(Placement, &'static str)> {
+    ) -> Option<(PlacedBuffer, &'static str)> {
         let (buffer, name) = program.own(visit, index)?;
         Some((self.place_of(program, buffer)?, name))
     }
 
-    /// Where a buffer of the planned list lies.
-    pub(crate) fn place_of(&self, program: &Program<R>, buffer: usize) -> Option<Placement> {
+    /// The place of a buffer of the planned list.
+    pub(crate) fn place_of(&self, program: &Program<R>, buffer: usize) -> Option<PlacedBuffer> {
         let Place { area, offset } = self.places[buffer];
         if area == UNPLANNED {
             return None;
         }
         let taken = program.buffers[buffer];
-        Some(Placement { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer })
+        Some(PlacedBuffer { area: self.kinds[area as usize], offset, bytes: taken.bytes, buffer: taken.buffer })
     }
 
     /// Gives a buffer the place of another.
@@ -186,7 +191,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         self.places[buffer] = self.places[of];
     }
 
-    /// Places buffers of one area. Where dead ones are `poisoned`, the regions of the visits and the compute stream say when.
+    /// Places buffers of one area. If dead buffers are poisoned, `poisoned` has the regions of the visits and the
+    /// compute stream.
     fn fill(
         &mut self,
         program: &Program<R>,
@@ -218,7 +224,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             let rest = used.last as usize + 1..=program.visits[last].positions().end as usize;
             let taken_over = occupied.is_used(rest, offset, offset + bytes);
             if used.stream() == Some(compute) && !taken_over {
-                let placement = Placement { area, offset, bytes, buffer };
+                let placement = PlacedBuffer { area, offset, bytes, buffer };
                 self.dead_after.entry(keys[last]).or_default().push(placement);
             }
         }

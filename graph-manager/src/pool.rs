@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::side_stream::SideStream;
 
-/// A stream, and the scratch memory of everything that is captured on it. Managers and captures of one pool share scratch,
-/// because a stream runs one of their graphs at a time. What a graph returns lies in memory of its own.
+/// A stream, and the scratch memory of all graphs captured on it. Managers and captures of one pool share scratch,
+/// because a stream runs one of their graphs at a time. The results of a graph lie outside of the shared scratch.
 ///
 /// Memory is given back when the last manager or capture that uses it is dropped.
 #[derive(Clone)]
@@ -22,7 +22,9 @@ struct Shared {
     scratch: RefCell<Vec<(StreamId, Weak<Area>)>>,
     /// Whether a step of the pool is under way.
     busy: Cell<bool>,
+    /// See [`StepContext::side_stream`](crate::StepContext::side_stream).
     side: Rc<SideStream>,
+    /// The second lane; see [`StepPass::runs_aside`](crate::StepPass::runs_aside).
     lane: Rc<SideStream>,
     compute: Stream,
 }
@@ -76,7 +78,7 @@ impl Pool {
     /// Does the work of a step.
     ///
     /// # Errors
-    /// What the step returns; as [`Pool::check_free`].
+    /// Errors of the step; as [`Pool::check_free`].
     pub(crate) fn during<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_free()?;
         self.shared.busy.set(true);
@@ -84,8 +86,8 @@ impl Pool {
         step()
     }
 
-    /// Scratch of a stream: what is there if it is large enough, else new memory. Graphs hold the addresses of what is
-    /// there, so it cannot grow.
+    /// Scratch of a stream: the memory that is there if it is large enough, else new memory. Graphs hold the addresses
+    /// of the old memory, so it cannot grow.
     pub(crate) fn scratch(&self, stream: StreamId, name: &str, bytes: usize) -> Result<Rc<Area>> {
         let mut scratch = self.shared.scratch.borrow_mut();
         scratch.retain(|(_, area)| area.strong_count() > 0);

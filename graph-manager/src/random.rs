@@ -1,4 +1,4 @@
-//! The state of random numbers that captured work draws.
+//! The state of random numbers for captured work.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -11,11 +11,12 @@ use device::{Area, DType, Tensor};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 
-/// What dropout reads on the device instead of the state of a generator: a mask is a function of (seed, number of the draw,
-/// sample, token, channel). The number lies in a record in device memory, so a graph drops other values at every draw.
+/// The input of dropout on the device, instead of the state of a generator. A mask is a function of (seed, number of
+/// the draw, sample, token, channel). The number lies in a record in device memory, so a graph drops other values at
+/// every draw.
 ///
-/// Each microbatch in flight has a record of its own. So its backward drops what its forward dropped, even if other
-/// microbatches begin in between.
+/// Each microbatch in flight has a record of its own. So its backward drops the same values as its forward, even if
+/// other microbatches begin in between.
 pub struct RandomState {
     control: Tensor,
     records: Vec<Record>,
@@ -30,8 +31,8 @@ struct Record {
     in_flight: Rc<Cell<bool>>,
 }
 
-/// The masks of one microbatch. Keep them from the beginning of its forward to the end of its backward: as long as they are
-/// there, nothing else is drawn into their record.
+/// The masks of one microbatch. Keep them from the beginning of its forward to the end of its backward: as long as they
+/// are there, nothing else is drawn into their record.
 #[must_use = "dropped masks give their record to the next draw: keep them until the microbatch's backward is submitted"]
 pub struct Masks {
     in_flight: Rc<Cell<bool>>,
@@ -44,8 +45,8 @@ impl Drop for Masks {
 }
 
 impl RandomState {
-    /// Records for so many microbatches in flight, for work on the pool's stream. Until the first draw they have the masks
-    /// of draw 0.
+    /// Records for so many microbatches in flight, for work on the pool's stream. Until the first draw they have the
+    /// masks of draw 0.
     ///
     /// # Errors
     /// Out of memory.
@@ -63,8 +64,8 @@ impl RandomState {
         Ok(RandomState { control, records, next: 0, pool: pool.clone(), _areas: areas })
     }
 
-    /// What [`device::ops::DropoutSite::record`] takes in the forward and the backward of a microbatch. Records are counted
-    /// from 0.
+    /// A record, for [`device::ops::DropoutSite::record`] in the forward and the backward of a microbatch. Records are
+    /// counted from 0.
     ///
     /// # Errors
     /// [`Error::Usage`] if there is no such record.
@@ -72,7 +73,7 @@ impl RandomState {
         Ok(self.of(record)?.tensor)
     }
 
-    /// Draws the next masks into a record, for a microbatch whose forward begins. Call it before the forward, outside of
+    /// Draws the next masks into a record, for the next microbatch. Call it before the microbatch's forward, outside of
     /// captures.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::passes::Then;
 use crate::policy::Policy;
 use crate::tensor_tree::TensorTree;
 
-/// A region whose code runs. At its end the region around it is the innermost one again.
+/// A region while its code runs. At its end the region around it is the innermost one again.
 struct Inside<'c, 'm, P: Policy> {
     cx: &'c mut StepContext<'m, P>,
     region: P::Region,
@@ -27,10 +27,13 @@ impl<P: Policy> Drop for Inside<'_, '_, P> {
 }
 
 impl<'m, P: Policy> StepContext<'m, P> {
-    /// A region of the step: a named piece of it. Returns what `body` returns.
+    /// A region of the step: a named part of it. Runs `body` at once, as the recording of the region, and returns its
+    /// result. With [`share_io_buffers`](crate::ManagerOptions::share_io_buffers) off, a captured region's `body` gets
+    /// copies of the tensors in `input`.
     ///
     /// # Errors
-    /// What `body` returns.
+    /// Errors of `body`; of a pass that got its operations; [`Error::Usage`](crate::Error::Usage) after a panic was
+    /// caught within the step.
     pub fn region<I: TensorTree, O>(
         &mut self,
         region: P::Region,
@@ -52,7 +55,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let is_of_first = instance.is_none_or(|instance| instance.microbatch == 0);
         let current = Current { region, visit, is_of_first, begins: Cell::new(true) };
         let output = self.inside(current, input, body);
-        // Also where it failed: the step may go on.
+        // Also after a failure: the step may go on.
         self.recorder.borrow_mut().end(&device);
         self.is_aside &= !begins_aside;
         output
@@ -96,7 +99,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(own)
     }
 
-    /// Leaves a mark where a watchdog reads them.
+    /// Submits a mark for a watchdog.
     fn mark(&self, region: P::Region) -> Result<()> {
         let Some(progress) = self.manager.pool.device().progress().filter(|_| !self.is_aside) else { return Ok(()) };
         match self.manager.policy.mark(region) {

@@ -1,4 +1,4 @@
-//! What was captured: a line to read, JSON and Graphviz for tools.
+//! The report on captured graphs: a line to read, JSON and Graphviz for tools.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -11,33 +11,33 @@ use crate::error::mib;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 
-/// What a manager captured.
+/// The graphs of a manager, its eager regions, and its memory.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// The graphs, in order of capture.
     pub graphs: Vec<GraphReport>,
-    /// Regions that run eagerly, and why.
+    /// Regions that run eagerly, with the reasons.
     pub eager: Vec<EagerReport>,
     /// Bytes by area.
     pub memory: Vec<MemoryUse>,
-    /// What each recorded kind of step goes through, in order.
+    /// The recorded kinds of steps.
     pub steps: Vec<StepReport>,
 }
 
 /// One recorded kind of step.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct StepReport {
-    /// What it is for.
+    /// Its mode.
     pub mode: String,
     /// Its microbatches.
     pub microbatches: usize,
     /// Operations of the whole step.
     pub operations: usize,
-    /// Those of them that are not captured. `eager` of the report says why.
+    /// The operations that are not captured. The report's `eager` gives the reasons.
     pub eager_operations: usize,
-    /// What is launched or run eagerly, in order.
+    /// The regions that are launched as graphs or run eagerly, in order.
     pub order: Vec<Launch>,
-    /// The memory plan: where each buffer of the step lies, and when it is in use.
+    /// The memory plan: the place of each buffer of the step, and the time in which it is in use.
     pub buffers: Vec<BufferUse>,
 }
 
@@ -63,7 +63,7 @@ pub struct GraphReport {
     pub name: String,
     /// The mode of the steps that replay it.
     pub mode: String,
-    /// The slot of memory that its microbatches share. `None` where memory is planned over the whole step.
+    /// The slot of memory that its microbatches share. `None` if memory is planned over the whole step.
     pub slot: Option<usize>,
     /// The microbatches that it serves. Empty for a region that belongs to none.
     pub microbatches: Vec<usize>,
@@ -101,9 +101,9 @@ pub struct MemoryUse {
 /// Regions of one kind that have no graph.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct EagerReport {
-    /// What the policy calls the kind of region.
+    /// The policy's name for the kind of region.
     pub region: String,
-    /// Why they have no graph.
+    /// The reason why they have no graph.
     pub reason: String,
 }
 
@@ -114,7 +114,8 @@ impl<P: Policy> CudaGraphManager<P> {
         planned.map(|(kind, bytes)| MemoryUse { area: kind.name(self.pool.device()), bytes }).collect()
     }
 
-    /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and by what it does.
+    /// Graphs that recorded steps of the mode will have: each captured region has one for each slot, and for each
+    /// different work that it does there.
     pub fn expected_graphs(&self, mode: P::Mode) -> usize {
         let mut keys = HashSet::new();
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
@@ -126,7 +127,7 @@ impl<P: Policy> CudaGraphManager<P> {
         keys.len()
     }
 
-    /// What has been captured so far.
+    /// The report on all graphs captured so far.
     pub fn report(&self) -> Report {
         let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory: self.memory(), steps: Vec::new() };
         for (kind, state) in &self.states {
@@ -200,7 +201,7 @@ impl GraphReport {
 }
 
 impl StepReport {
-    /// Which share of its operations is not captured, in words.
+    /// The share of its operations that is not captured, in words.
     fn eager_share(&self) -> String {
         let StepReport { mode, operations, eager_operations, .. } = self;
         let percent = 100.0 * *eager_operations as f64 / (*operations).max(1) as f64;

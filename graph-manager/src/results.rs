@@ -1,4 +1,4 @@
-//! What a recorded step leaves written: after each of its regions, and at its end.
+//! The results of a recorded step: the tensors written after each of its regions, and at its end.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,23 +8,23 @@ use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::program::{Program, Write};
 
-/// What is compared when a step is verified: groups of tensors, each as its last operation left it.
+/// The tensors that a verification compares, in groups. Each is compared as its last operation left it.
 pub(crate) struct Results {
-    /// By visit: what the region leaves that was submitted there, on its own or as a graph.
+    /// By visit: the results of its region, unless it is part of a larger region's graph.
     pub(crate) after: BTreeMap<usize, Vec<Write>>,
-    /// At the end of the step: what lies outside of its plan.
+    /// Results outside of the plan, at the end of the step.
     pub(crate) at_end: Vec<Write>,
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// What a recorded step leaves written at its end.
+    /// The results of a recorded step at its end.
     pub(crate) fn results_at_end(&self, program: &Program<P::Region>) -> Results {
         let outside = program.writes().into_iter().filter(|write| program.taken(write.tensor.buffer).is_none());
         Results { after: BTreeMap::new(), at_end: last_of_each(outside.collect()) }
     }
 
-    /// What a recorded step leaves written after each region. Where the memory of a buffer is used again within the
-    /// region, its values are gone at the region's end. `place` says where a tensor of the recording lies in the plan.
+    /// The results of a recorded step after each region. A result is left out if its memory is used again within the
+    /// region: its values are gone at the region's end. `place` gives a recorded tensor its address in the plan.
     pub(crate) fn results_by_region(&self, program: &Program<P::Region>, place: impl Fn(&Tensor) -> Tensor) -> Results {
         let all = program.writes();
         let mut after = BTreeMap::new();

@@ -24,7 +24,7 @@ pub(crate) struct Run<'w> {
     /// Captured regions are launched as graphs; else everything is submitted.
     pub(crate) graphs: bool,
     pub(crate) part: Part,
-    /// Memory apart from the plan.
+    /// Memory apart from the plan, if any.
     pub(crate) apart: Option<Rc<Binding>>,
     /// The visits that are left out, in a rehearsal. Transfers from one rank to another are left out too.
     pub(crate) left_out: Option<&'w [bool]>,
@@ -40,7 +40,7 @@ impl Run<'_> {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Runs a list, and notes in a trial what it leaves. The device is as before, however it ends.
+    /// Runs a list, and notes its results in a trial. The device's scope is restored, however the run ends.
     pub(crate) fn run(
         &mut self,
         key: StepKey<P::Mode>,
@@ -73,7 +73,8 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// What the host does to run a list.
+    /// The actions of the host that run a list or a part of it. They are made at the first run, and graphs that are new
+    /// in it get their numbers.
     fn schedule(&mut self, key: StepKey<P::Mode>, microbatches: usize, run: &Run<'_>) -> Rc<Schedule> {
         let of = (microbatches, run.graphs, run.part);
         if let Some(schedule) = self.states[&key].schedules.get(&of) {
@@ -92,7 +93,7 @@ impl<P: Policy> CudaGraphManager<P> {
         let state = self.state_mut(key);
         state.graphs.resize_with(numbers.len(), || None);
         state.graph_numbers = numbers;
-        // A long step without graphs takes memory, and is seldom run again where there are graphs.
+        // The schedule of a long step without graphs takes memory, and is seldom used again once there are graphs.
         if run.graphs {
             state.schedules.retain(|(_, graphs, _), _| *graphs);
         }
@@ -112,12 +113,12 @@ struct UnderWay<'u, P: Policy> {
     trial: Option<&'u mut Trial>,
     /// The inside of a graph is being captured.
     capturing: bool,
-    /// The visit whose region is told to who traces the host, such as a profiler.
+    /// The visit that tracers of the host, such as a profiler, were told about last.
     told: Option<(usize, EnteredSpan)>,
 }
 
 impl<P: Policy> UnderWay<'_, P> {
-    /// Does what a schedule says. Its events are those of the manager from `first_event` on.
+    /// Carries out a schedule. Its events are those of the manager from `first_event` on.
     fn play(&mut self, schedule: &Schedule, first_event: usize) -> Result<()> {
         let needed = first_event + schedule.events;
         while self.manager.events.len() < needed {
@@ -147,7 +148,7 @@ impl<P: Policy> UnderWay<'_, P> {
         self.run.left_out.is_some_and(|left_out| left_out.get(visit).copied().unwrap_or(false))
     }
 
-    /// From here on the host is busy with a visit.
+    /// Opens the span of a visit for tracers, unless it is open.
     fn tell(&mut self, visit: usize) {
         if self.told.as_ref().is_some_and(|(told, _)| *told == visit) {
             return;
@@ -180,7 +181,7 @@ impl<P: Policy> UnderWay<'_, P> {
         if run.left_out.is_some() && goes_to_another_stage(op) {
             return Ok(());
         }
-        let mut op = Op::clone(op).map(|tensor| self.binding.place(program, table, tensor));
+        let mut op = Op::clone(op).map(|tensor| self.binding.bound_in_visit(program, table, tensor));
         if let (Op::Copy(Copy { input, output }), Some(number)) = (&mut op, input) {
             *input = (run.input)(visit as usize, number, *input);
             if input.address == output.address {
@@ -190,7 +191,7 @@ impl<P: Policy> UnderWay<'_, P> {
         stream.submit_announced(op).map_err(|error| within(error.into()))
     }
 
-    /// Launches the graph of a visit, which is captured first where there is none.
+    /// Launches the graph of a visit. Without a graph, the visit is captured first.
     fn launch(&mut self, visit: usize, graph: usize, first_event: usize) -> Result<()> {
         // A graph that a rehearsal captures is used later, so it must have all transfers.
         let exchanges = || self.program.operations_in(visit).any(goes_to_another_stage);
@@ -234,8 +235,8 @@ impl<P: Policy> UnderWay<'_, P> {
         Ok(())
     }
 
-    /// After a visit that is not part of a graph, or after one inside the graph that is being captured: overwrites what is dead
-    /// from now on, and notes what the visit leaves.
+    /// After a visit that is not part of a graph, or after one inside the graph that is being captured: overwrites
+    /// buffers that are dead from now on, and notes the visit's results.
     fn end(&mut self, visit: usize) -> Result<()> {
         let visited = &self.program.visits[visit];
         let stream = self.device.stream_named(visited.stream);
@@ -253,29 +254,29 @@ impl<P: Policy> UnderWay<'_, P> {
         }
         let Some(trial) = self.trial.as_deref_mut() else { return Ok(()) };
         let Some(tensors) = trial.after.remove(&visit) else { return Ok(()) };
-        // The host waits for the region's stream alone: other streams may wait for what this rank has yet to send.
+        // The host waits for the region's stream alone: other streams may wait for data that this rank has yet to send.
         stream.synchronize()?;
         trial.note(&self.device, &tensors)
     }
 
-    /// Whether a visit that ends was submitted, or is being captured: a graph has its own poison.
+    /// Whether a visit that ends was submitted, or is being captured. A launched graph overwrites dead buffers itself.
     fn is_not_in_graph(&self, visit: usize) -> bool {
         self.capturing || !self.run.graphs || self.manager.why_eager(&self.program.visits[visit]).is_some()
     }
 }
 
-/// After a step that failed: what the first queue is given next waits for what the others have under way.
+/// After a failed step: the first queue's next work waits for the work under way on the others.
 fn join_all(device: &Device, queues: &[StreamId]) {
     let [first, others @ ..] = queues else { return };
     for queue in others {
         let event = device.event();
         let joined = device.stream_named(*queue).record(&event).and_then(|()| device.stream_named(*first).wait(&event));
-        // Why the step failed says more.
+        // The error of the step itself says more.
         joined.unwrap_or_else(|error| tracing::debug!("{error}"));
     }
 }
 
-/// Whether the operation is a transfer from one rank to another. The other rank takes part when it comes to it.
+/// Whether the operation is a send to another rank or a receive from one. Collectives of a group are neither.
 fn goes_to_another_stage(op: &Op) -> bool {
     matches!(op, Op::Collective(transfer) if matches!(transfer.kind, CollectiveKind::Send { .. } | CollectiveKind::Receive { .. }))
 }

@@ -4,29 +4,29 @@ use std::rc::Rc;
 
 use device::{Device, Event, Op, Result, Stream};
 
-/// A stream next to the compute stream, with the events that order the two. Fields drop in order: the stream, which holds
-/// the device, last.
+/// A stream next to the compute stream, with the events that order the two. Fields drop in order: the stream last,
+/// because it holds the device.
 pub struct SideStream {
     forked: Event,
     joined: Event,
     stream: Stream,
 }
 
-/// Operations under way on a side stream. What reads their results waits for them by itself, and so does the end of their
-/// graph; [`StepContext::join`](crate::StepContext::join) makes what follows wait for all of them.
+/// Operations under way on a side stream. Operations that read their results wait for them without a join, and so does
+/// the end of their graph. [`StepContext::join`](crate::StepContext::join) makes all later work wait for them.
 #[must_use]
 pub struct Fork {
-    /// `None` where there was no operation.
+    /// `None` if there was no operation.
     side: Option<Rc<SideStream>>,
 }
 
 impl SideStream {
-    /// A stream of that name. Where both are ready, its work starts before the compute stream's.
+    /// A stream of that name. If both are ready, its work starts before the compute stream's.
     pub fn new(device: &Device, name: &str) -> Rc<SideStream> {
         SideStream::of(device, device.transfer_stream(name))
     }
 
-    /// A stream of that name. Where both are ready, the compute stream's work starts before its own.
+    /// A stream of that name. If both are ready, the compute stream's work starts before its own.
     pub fn background(device: &Device, name: &str) -> Rc<SideStream> {
         SideStream::of(device, device.background_stream(name))
     }
@@ -37,7 +37,7 @@ impl SideStream {
 }
 
 impl SideStream {
-    /// Makes what comes on it wait for all that `compute` was given.
+    /// Makes its later work wait for all earlier work on `compute`.
     pub(crate) fn begin_after(&self, compute: &Stream) -> Result<()> {
         compute.record(&self.forked)?;
         self.stream.wait(&self.forked)
@@ -49,29 +49,29 @@ impl SideStream {
 }
 
 impl Fork {
-    /// Starts operations on `side` after all that was submitted to `compute` so far.
+    /// Starts operations on `side` after all earlier work on `compute`.
     pub(crate) fn start(side: &Rc<SideStream>, compute: &Stream, work: Vec<Op>) -> Result<Fork> {
         if work.is_empty() {
             return Ok(Fork { side: None });
         }
         side.begin_after(compute)?;
-        // Marks of transfers go to the compute stream. On the side stream the transfer would wait for its own mark, and the
-        // mark for the products that have already taken the card.
+        // Marks of transfers go to the compute stream. On the side stream the transfer would wait for its own mark, and
+        // the mark for matrix products that already occupy the GPU.
         work.iter().try_for_each(|op| compute.announce(op))?;
         work.into_iter().try_for_each(|op| side.stream.submit_announced(op))?;
         Ok(Fork { side: Some(side.clone()) })
     }
 
-    /// All that the stream was given.
+    /// All earlier work on the stream.
     pub(crate) fn under_way(side: &Rc<SideStream>) -> Fork {
         Fork { side: Some(side.clone()) }
     }
 
-    /// Leaves the operations under way. The next join of their stream waits for them too; it must come before the graph ends.
-    /// Memory of the plan that they use stays theirs until then.
+    /// Leaves the operations under way. The next join of their stream waits for them too; it must come before the graph
+    /// ends. Memory of the plan that they use stays theirs until then.
     pub fn leave(self) {}
 
-    /// Makes `compute` wait for these operations and for all that was submitted to their stream since.
+    /// Makes `compute` wait for these operations and for all work submitted to their stream since.
     pub(crate) fn join(self, compute: &Stream) -> Result<()> {
         let Some(side) = self.side else { return Ok(()) };
         side.stream.record(&side.joined)?;

@@ -34,7 +34,7 @@ pub(crate) fn in_flight<R>(program: &Program<R>) -> BTreeMap<usize, usize> {
         let alive = |at: usize| {
             flights.values().filter(|flight| (flight.first_visit..=flight.last_visit).contains(&at)).count()
         };
-        // The number grows only where a microbatch begins.
+        // The number grows only when a microbatch begins.
         flights.values().map(|flight| alive(flight.first_visit)).max().unwrap_or(1)
     };
     flights(program).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()

@@ -1,4 +1,4 @@
-//! What a manager knows of one kind of step.
+//! The state of one kind of step in a manager.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -9,11 +9,11 @@ use std::rc::Rc;
 use common::format::counted;
 use device::{Area, Graph, StreamId};
 
-use crate::binding::{Binding, Place};
+use crate::binding::{Binding, BoundBuffer};
 use crate::error::{Error, Result};
 use crate::keys::GraphKey;
 use crate::options::Mempool;
-use crate::plan::{AreaKind, Placement, Plan};
+use crate::plan::{AreaKind, PlacedBuffer, Plan};
 use crate::policy::Policy;
 use crate::program::{Part, Program, Schedule};
 use crate::slots::{check_flights, in_flight, slots};
@@ -22,16 +22,16 @@ use crate::slots::{check_flights, in_flight, slots};
 pub(crate) struct State<P: Policy> {
     /// By number of microbatches.
     pub(crate) programs: BTreeMap<usize, Rc<Program<P::Region>>>,
-    /// What the code of each returned, with tensors of the recording.
+    /// The result that the code of each returned, with tensors of the recording.
     pub(crate) outputs: BTreeMap<usize, Box<dyn Any>>,
     pub(crate) plan: Plan<P::Region>,
-    /// Where the lists lie that have run, by number of microbatches.
+    /// The addresses for the lists that have run, by number of microbatches.
     pub(crate) bindings: BTreeMap<usize, Rc<Binding>>,
-    /// What the host does to run a list or a part of it, by number of microbatches, and with graphs or without.
+    /// The actions of the host that run a list or a part of it, by number of microbatches, and with graphs or without.
     pub(crate) schedules: HashMap<(usize, bool, Part), Rc<Schedule>>,
-    /// The numbers of graphs.
+    /// By key: the graph's index in `graphs`.
     pub(crate) graph_numbers: HashMap<GraphKey<P::Region>, u32>,
-    /// By number; `None` where it is not captured yet.
+    /// In the order in which schedules first needed them; `None` if one is not captured yet.
     pub(crate) graphs: Vec<Option<Captured>>,
     /// Steps done.
     pub(crate) steps: usize,
@@ -43,7 +43,7 @@ pub(crate) struct State<P: Policy> {
 
 /// A region's graph.
 pub(crate) struct Captured {
-    /// How many were captured before it.
+    /// Its place in the order of capture, from 0.
     pub(crate) number: usize,
     pub(crate) graph: Graph,
 }
@@ -97,7 +97,7 @@ impl<P: Policy> State<P> {
     }
 
     /// By buffer of a list: its place in the plan.
-    fn places(&self, program: &Program<P::Region>) -> Vec<Placement> {
+    fn places(&self, program: &Program<P::Region>) -> Vec<PlacedBuffer> {
         let planned = &self.programs[&self.plan.microbatches];
         let unplanned = || unreachable!("a step that does not fit its plan is not accepted");
         let mut places = vec![None; program.buffers.len()];
@@ -123,8 +123,8 @@ impl<P: Policy> State<P> {
         may_move: bool,
         poisons: bool,
     ) -> Result<()> {
-        // A step with other microbatches may need more slots, even one with fewer: in an interleaved pipeline more are in
-        // flight if the last group is not whole.
+        // A step with another number of microbatches may need more slots, even with fewer microbatches: in an
+        // interleaved pipeline more are in flight if the last group is not whole.
         let all: Vec<_> = self.programs.values().map(|program| &**program).chain([&program]).collect();
         let outgrown = may_move && self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all));
         let plan = outgrown.then(|| Plan::new(Mempool::PerMicrobatch, &all, compute, poisons));
@@ -138,14 +138,14 @@ impl<P: Policy> State<P> {
         }
         self.outputs.insert(program.microbatches, output);
         self.programs.insert(program.microbatches, Rc::new(program));
-        // The planned list may be another.
+        // The plan may now be made from another list.
         self.bindings.clear();
         Ok(())
     }
 
-    /// Where the buffers of a list lie in the areas of the plan.
+    /// The addresses of a list's buffers in the areas of the plan.
     pub(crate) fn bind(&self, areas: &BTreeMap<AreaKind, Rc<Area>>, microbatches: usize) -> Binding {
-        let place = |placed: Placement| Place {
+        let place = |placed: PlacedBuffer| BoundBuffer {
             address: areas[&placed.area].address() + placed.offset as u64,
             buffer: placed.buffer,
         };
@@ -153,7 +153,7 @@ impl<P: Policy> State<P> {
     }
 }
 
-/// Fails if a step does not fit a plan, which was made from the `planned` list.
+/// Fails if a step does not fit a plan. The plan was made from the `planned` list.
 fn accept<R: Copy + Eq + Hash + Display + 'static>(
     program: &Program<R>,
     plan: &Plan<R>,

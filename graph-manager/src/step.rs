@@ -1,4 +1,4 @@
-//! The phases of a step: recorded, warming up, captured, replayed.
+//! The states of a step: recorded, warming up, captured, replayed.
 
 use std::any::Any;
 
@@ -10,32 +10,32 @@ use crate::finally::Finally;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::program::{Difference, Program, Recorder, difference};
+use crate::program::{Change, Program, Recorder, first_change};
 use crate::run::Run;
 use crate::tensor_tree::TensorTree;
 
 /// The code of a step. It is called to make the step's list, and again only to check it.
-pub(crate) type Body<'b, P, O> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<O>;
+pub(crate) type Code<'b, P, O> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<O>;
 
 impl<P: Policy> CudaGraphManager<P> {
     /// Makes the list of a step without running it, and plans its memory. Record every mode, each with every number of
-    /// microbatches that will come, before the first [`CudaGraphManager::step`], which allocates: where a later one needs
-    /// more memory, all graphs are captured again.
+    /// microbatches that will come, before the first [`CudaGraphManager::step`], because that one allocates. If a later
+    /// recording needs more memory, all graphs are captured again.
     ///
     /// # Errors
-    /// What `body` returns; [`Error::Usage`] when the step cannot be planned, or does not fit an earlier recording of the
+    /// Errors of `code`; [`Error::Usage`] when the step cannot be planned, or does not fit an earlier recording of the
     /// mode.
-    pub fn record<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P, O>) -> Result<()> {
-        let (program, output) = self.recorded(microbatches, mode, body)?;
+    pub fn record<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, code: Code<'_, P, O>) -> Result<()> {
+        let (program, output) = self.recorded(microbatches, mode, code)?;
         self.plan(mode, program, Box::new(output) as Box<dyn Any>)
     }
 
-    /// The list that the code of a step makes, and what it returns.
+    /// The list that the code of a step makes, and the code's result.
     pub(crate) fn recorded<O: TensorTree>(
         &mut self,
         microbatches: usize,
         mode: P::Mode,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
     ) -> Result<(Program<P::Region>, O)> {
         let pool = self.pool.clone();
         pool.during(|| {
@@ -49,7 +49,7 @@ impl<P: Policy> CudaGraphManager<P> {
             let _restored = Finally(|| device.set_scope(&scope));
             device.begin_trace();
             let _ended = Finally(|| drop(device.end_trace()));
-            let output = body(&mut cx)?;
+            let output = code(&mut cx)?;
             cx.check_unwound()?;
             cx.keep(&output)?;
             cx.passes.check_end()?;
@@ -63,11 +63,11 @@ impl<P: Policy> CudaGraphManager<P> {
         &mut self,
         mode: P::Mode,
         microbatches: usize,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
     ) -> Result<StepKey<P::Mode>> {
         let key = self.step_key(mode, microbatches);
         if !self.states.get(&key).is_some_and(|state| state.programs.contains_key(&microbatches)) {
-            self.record(mode, microbatches, body)?;
+            self.record(mode, microbatches, code)?;
         }
         self.make_room(key)?;
         self.steps += 1;
@@ -79,9 +79,9 @@ impl<P: Policy> CudaGraphManager<P> {
     /// contains others.
     ///
     /// A driver may have to finish all work on a GPU before it loads a kernel or instantiates a graph. If that work
-    /// includes transfers that wait for other ranks, which wait in turn, a first step might never end. So sends to other ranks
-    /// and receives are left out. So are the regions for which `leaves_out` answers true: what must not be done twice. They,
-    /// and captured regions that send or receive, are captured in the first real steps.
+    /// includes transfers that wait for other ranks, and those wait in turn, a first step might never end. So sends to
+    /// other ranks and receives are left out. Regions with `leaves_out` true are left out too, since their work must
+    /// not be done twice. They, and captured regions that send or receive, are captured in the first real steps.
     ///
     /// # Errors
     /// As [`CudaGraphManager::step`].
@@ -89,10 +89,10 @@ impl<P: Policy> CudaGraphManager<P> {
         &mut self,
         mode: P::Mode,
         microbatches: usize,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
         leaves_out: impl Fn(P::Region) -> bool,
     ) -> Result<()> {
-        let key = self.prepare(mode, microbatches, body)?;
+        let key = self.prepare(mode, microbatches, code)?;
         let program = self.states[&key].programs[&microbatches].clone();
         let mut left_out: Vec<bool> = Vec::with_capacity(program.visits.len());
         for visit in &program.visits {
@@ -109,36 +109,37 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// Runs one step, and returns what its code returned: tensors are at their addresses in the step, and stay as they are
-    /// until the next one. The first step of a kind calls the code to make the list of the step; later ones run the list and
-    /// call no code. What changes from step to step lies in device memory, or is done in a
-    /// [host call](StepContext::host_call).
+    /// Runs one step, and returns the result of its code. Tensors in it have their addresses in the step. They stay as
+    /// they are until the next step. The first step of a kind calls the code to make the list of the step; later ones
+    /// run the list and call no code. Values that change from step to step lie in device memory; work of the host that
+    /// changes is done in a [host call](StepContext::host_call).
     ///
     /// # Errors
-    /// What `body` returns; errors of the device; with [`check_replays`](crate::ManagerOptions::check_replays),
-    /// [`Error::Frozen`] or an out-of-order error where the code would now make another list. After an error the step is half
-    /// done: its numbers mean nothing.
-    pub fn step<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P, O>) -> Result<O> {
-        self.step_from(mode, microbatches, body, &|_, _, recorded| recorded)
+    /// Errors of `code` and of the device. With [`check_replays`](crate::ManagerOptions::check_replays), also
+    /// [`Error::Frozen`] or an out-of-order error if the code would now make another list. After an error the step is
+    /// half done: its numbers mean nothing.
+    pub fn step<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, code: Code<'_, P, O>) -> Result<O> {
+        self.step_from(mode, microbatches, code, &|_, _, recorded| recorded)
     }
 
-    /// As [`CudaGraphManager::step`], with other tensors in place of the recorded inputs that regions copy: see [`Run::input`].
+    /// As [`CudaGraphManager::step`], with other tensors in place of the recorded inputs that regions copy: see
+    /// [`Run::input`].
     pub(crate) fn step_from<O: TensorTree>(
         &mut self,
         mode: P::Mode,
         microbatches: usize,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
         input: &dyn Fn(usize, usize, device::Tensor) -> device::Tensor,
     ) -> Result<O> {
-        let key = self.prepare(mode, microbatches, &mut *body)?;
+        let key = self.prepare(mode, microbatches, &mut *code)?;
         let graphs = self.options.enable && self.states[&key].steps >= self.options.warmup_steps;
         if graphs && !std::mem::replace(&mut self.state_mut(key).begun, true) {
             (self.before_capture)()?;
         }
         if graphs && self.options.check_replays {
-            self.compare(key, microbatches, body)?;
+            self.compare(key, microbatches, code)?;
         }
-        // A step that failed has not warmed up what the capture needs.
+        // A failed step does not count as warm-up: work that the capture needs may not have run.
         self.run(key, microbatches, &Run { input, ..Run::all(graphs) }, None)?;
         self.state_mut(key).steps += 1;
         self.output(key, microbatches)
@@ -149,18 +150,18 @@ impl<P: Policy> CudaGraphManager<P> {
         &mut self,
         key: StepKey<P::Mode>,
         microbatches: usize,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
     ) -> Result<()> {
         let device = self.pool.device().clone();
         let made = device.buffers_made();
         // A device has numbers for so many buffers, and a step may be compared any number of times.
         let _forgotten = Finally(|| device.forget_buffers_since(made));
-        let (now, _) = self.recorded(microbatches, key.0, body)?;
+        let (now, _) = self.recorded(microbatches, key.0, code)?;
         let program = &self.states[&key].programs[&microbatches];
-        match difference(program, &now) {
+        match first_change(program, &now) {
             None => {}
-            Some(Difference::Region { region, problem }) => return Err(Error::Frozen { region, problem }),
-            Some(Difference::Order { position, expected, actual }) => {
+            Some(Change::Region { region, problem }) => return Err(Error::Frozen { region, problem }),
+            Some(Change::Order { position, expected, actual }) => {
                 return Err(device::Error::from(CheckError::OutOfOrder { position, expected, actual }).into());
             }
         }
@@ -168,7 +169,7 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// What the code of a step returned, with tensors where they lie.
+    /// The result of a step's code, with its tensors at their addresses in memory.
     fn output<O: TensorTree>(&mut self, key: StepKey<P::Mode>, microbatches: usize) -> Result<O> {
         let binding = self.binding(key, microbatches);
         let state = &self.states[&key];

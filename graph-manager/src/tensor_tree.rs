@@ -1,10 +1,10 @@
-//! What passes from region to region.
+//! The tensors that pass from region to region.
 
 use device::Tensor;
 
 use crate::error::Result;
 
-/// A few named tensors: what a region takes and what it returns. (JAX calls such a structure a pytree.)
+/// A few named tensors: the input or the output of a region. (JAX calls such a structure a pytree.)
 pub trait TensorTree: Clone + 'static {
     /// The same structure with each tensor replaced by `f(name, tensor)`.
     ///

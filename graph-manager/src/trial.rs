@@ -1,4 +1,4 @@
-//! A step that is run to be compared: what its regions leave is noted while it runs.
+//! A step that is run for a comparison: the results of its regions are noted while it runs.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use device::{Device, Tensor};
 
 use crate::error::Result;
 
-/// A step that is run to be compared.
+/// A step that is run for a comparison.
 #[derive(Default)]
 pub(crate) struct Trial {
-    /// By visit: what to note after the region.
+    /// By visit: the tensors to note after the region.
     pub(crate) after: BTreeMap<usize, Vec<Tensor>>,
-    /// What to note at the end of the step.
+    /// The tensors to note at the end of the step.
     pub(crate) at_end: Vec<Tensor>,
     /// A digest of each tensor noted so far.
     pub(crate) digests: Vec<u64>,
-    /// The number of the tensor whose bytes are kept, counted as in `digests`.
+    /// The number of the tensor with bytes to keep, counted as in `digests`.
     pub(crate) keeps: Option<usize>,
     pub(crate) kept: Vec<u8>,
 }
 
 impl Trial {
-    /// Notes what these tensors hold. The work that writes them must have ended.
+    /// Notes the values of these tensors. The work that writes them must have ended.
     pub(crate) fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
         for tensor in tensors {
             let mut digest = 0;
@@ -38,7 +38,7 @@ impl Trial {
     }
 }
 
-/// A digest of what was digested so far and of more bytes. Two texts that differ in one word never have the same.
+/// Adds bytes to a digest. Tensors that differ in only one word of 8 bytes never have the same digest.
 fn digest_of(mut digest: u64, bytes: &[u8]) -> u64 {
     let mut add = |word: u64| {
         digest = (digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);

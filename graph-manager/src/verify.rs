@@ -13,13 +13,13 @@ use crate::policy::Policy;
 use crate::program::{Program, Write};
 use crate::results::Results;
 use crate::run::Run;
-use crate::step::Body;
+use crate::step::Code;
 use crate::tensor_tree::TensorTree;
 use crate::trial::Trial;
 
 /// How a step is verified.
 pub struct Verification<'a> {
-    /// Where the buffers of the eager step lie.
+    /// The memory for the buffers of the eager step.
     pub memory: EagerMemory,
     /// Whether any rank's answer is yes. All ranks verify the same step, and call it together.
     pub any: &'a dyn Fn(bool) -> bool,
@@ -32,13 +32,13 @@ impl Default for Verification<'_> {
     }
 }
 
-/// Where the buffers of an eager step lie whose bits are compared with those of graphs.
+/// The memory for the buffers of the eager step in a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EagerMemory {
-    /// Each has bytes of its own, which no other buffer of the step has. So a buffer that the plan gives to another too early
-    /// shows as a difference. The memory is allocated for the verification.
+    /// Each has bytes of its own. So if the plan gives a buffer's memory to another too early, that shows as a
+    /// difference. The memory is allocated for the verification.
     Apart,
-    /// Where the plan has them. A plan that is wrong gives wrong bits with graphs and without, and is not found.
+    /// The memory of the plan. A wrong plan gives the same wrong bits with graphs and without, and is not found.
     Shared,
 }
 
@@ -51,7 +51,7 @@ pub struct VerificationBytes {
     pub device: usize,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verified {
     /// Nothing was run: steps of this kind have no graphs yet, or another rank's code would make another list.
@@ -63,40 +63,40 @@ pub enum Verified {
         /// Their size.
         bytes: usize,
     },
-    /// They did not.
+    /// The steps left different bits.
     Differs(Box<Difference>),
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Calls the code of a step once more, and fails if it would make another list. Then runs the step with its graphs and,
-    /// from the same state, by submitting its list, and compares all that both leave. Then the state is as before: run the step
-    /// itself with [`CudaGraphManager::step`].
+    /// Calls the code of a step once more, and fails if it would make another list. Then runs the step with its graphs
+    /// and, from the same state, by submitting its list, and compares the results of both. Afterwards the state is as
+    /// before: run the step itself with [`CudaGraphManager::step`].
     ///
-    /// The state is what the step's operations write outside of its plan, such as weights, gradients and counters. It is put
-    /// aside in the host's memory. What host calls read must be the same in both runs.
+    /// The state is all memory outside of the plan that the step's operations write, such as weights, gradients and
+    /// counters. It is saved in the host's memory. Values that host calls read must be the same in both runs.
     ///
-    /// If the bits differ, both steps run again, and the host waits after each region to look at what it leaves. So the first
-    /// region is found that does something else as a graph. All ranks of a step call it together.
+    /// If the bits differ, both steps run again, and the host waits after each region to look at its results. This
+    /// finds the first region that does something else as a graph. All ranks of a step call it together.
     ///
     /// # Errors
-    /// As [`CudaGraphManager::step`]; out of memory; [`Error::Frozen`](crate::Error::Frozen), or an out-of-order error, where
-    /// the code would now make another list.
+    /// As [`CudaGraphManager::step`]; out of memory; [`Error::Frozen`](crate::Error::Frozen), or an out-of-order error,
+    /// if the code would now make another list.
     pub fn verify<O: TensorTree>(
         &mut self,
         mode: P::Mode,
         microbatches: usize,
         how: &Verification<'_>,
-        body: Body<'_, P, O>,
+        code: Code<'_, P, O>,
     ) -> Result<Verified> {
         if !self.options.enable || !self.is_settled(mode, microbatches) {
             return Ok(Verified::NotYet);
         }
-        let key = self.prepare(mode, microbatches, &mut *body)?;
+        let key = self.prepare(mode, microbatches, &mut *code)?;
         if !self.states[&key].begun {
             return Ok(Verified::NotYet);
         }
         // A rank alone would wait for the others' transfers for ever.
-        let frozen = self.compare(key, microbatches, body).err();
+        let frozen = self.compare(key, microbatches, code).err();
         if (how.any)(frozen.is_some()) {
             return frozen.map_or(Ok(Verified::NotYet), Err);
         }
@@ -115,7 +115,7 @@ impl<P: Policy> CudaGraphManager<P> {
         let mut pair = Pair { manager: self, program, key, device, before, planned, apart };
         let found = pair.compare(&results, how.any);
         let restored = pair.device.restore(&pair.before);
-        // Where both fail, why the step failed says more.
+        // If both fail, the error of the step says more.
         let found = found?;
         restored?;
         Ok(found)
@@ -143,7 +143,7 @@ struct Pair<'p, P: Policy> {
     apart: Option<Rc<Binding>>,
 }
 
-/// Where a host call of the step panics, the state goes back too.
+/// The state is also restored if a host call of the step panics.
 impl<P: Policy> Drop for Pair<'_, P> {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -152,7 +152,7 @@ impl<P: Policy> Drop for Pair<'_, P> {
     }
 }
 
-/// The two ways that a step is run.
+/// The two ways to run a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Graphed,
@@ -168,18 +168,19 @@ impl<P: Policy> Pair<'_, P> {
             return Ok(same);
         }
         // All ranks look, for each needs the others' transfers.
-        let place = |tensor: &Tensor| self.place(tensor, Way::Graphed);
+        let place = |tensor: &Tensor| self.bound(tensor, Way::Graphed);
         let by_region = self.manager.results_by_region(&self.program, place);
         let visible = self.first_difference(&by_region)?;
         let (results, first) = if visible.is_some() { (&by_region, visible) } else { (at_end, differs) };
         let graphed = self.run(Way::Graphed, results, first)?.kept;
         let eager = self.run(Way::Eager, results, first)?.kept;
+        // Another rank differs, and this one does not.
         let Some(first) = first else { return Ok(same) };
         let hidden_by_waits = visible.is_none();
         Ok(Verified::Differs(Box::new(self.difference(results, first, [&graphed, &eager], hidden_by_waits))))
     }
 
-    /// The number of the first result that is another with graphs.
+    /// The number of the first result that differs with graphs.
     fn first_difference(&mut self, results: &Results) -> Result<Option<usize>> {
         let graphed = self.run(Way::Graphed, results, None)?.digests;
         let eager = self.run(Way::Eager, results, None)?.digests;
@@ -189,7 +190,7 @@ impl<P: Policy> Pair<'_, P> {
     /// Runs the step, and notes these results.
     fn run(&mut self, way: Way, results: &Results, keeps: Option<usize>) -> Result<Trial> {
         self.device.restore(&self.before)?;
-        let placed = |writes: &Vec<Write>| writes.iter().map(|write| self.place(&write.tensor, way)).collect();
+        let placed = |writes: &Vec<Write>| writes.iter().map(|write| self.bound(&write.tensor, way)).collect();
         let after = results.after.iter().map(|(visit, writes)| (*visit, placed(writes))).collect();
         let mut trial = Trial { after, at_end: placed(&results.at_end), keeps, ..Trial::default() };
         let apart = self.apart.clone().filter(|_| way == Way::Eager);
@@ -201,8 +202,8 @@ impl<P: Policy> Pair<'_, P> {
         Ok(trial)
     }
 
-    /// Where a tensor of the recording lies when the step is run that way.
-    fn place(&self, tensor: &Tensor, way: Way) -> Tensor {
+    /// A tensor of the recording, at its address when the step is run that way.
+    fn bound(&self, tensor: &Tensor, way: Way) -> Tensor {
         let binding = self.apart.as_ref().filter(|_| way == Way::Eager).unwrap_or(&self.planned);
         // Under the name of its own microbatch.
         Tensor { buffer: tensor.buffer, ..binding.bound(&self.program, *tensor) }
@@ -218,7 +219,7 @@ impl<P: Policy> Pair<'_, P> {
             region,
             operation: op,
             tensor: self.device.buffer_name(tensor.buffer),
-            address: self.place(tensor, Way::Graphed).address,
+            address: self.bound(tensor, Way::Graphed).address,
             dtype: tensor.dtype,
             elements: tensor.elements(),
             values: DifferingValues::between(bytes[0], bytes[1], tensor.dtype),
@@ -237,7 +238,7 @@ mod tests {
     use crate::options::ManagerOptions;
     use crate::policy::CaptureAll;
 
-    /// A difference of a step whose plan gives the memory of a buffer to another too early.
+    /// Verifies a step with a wrong plan: it gives the memory of a buffer to another too early.
     fn found(memory: EagerMemory) -> Verified {
         let device = Device::host(HostOptions::default()).unwrap();
         let area = device.allocate("totals", 512).unwrap();
@@ -270,7 +271,7 @@ mod tests {
         let words = "third: `totals` (64 x f32, written by `copy`) has other bits with graphs: 64 elements differ, the first at \
                      index 0: 2.0 with graphs, 1.0 without";
         assert_eq!(difference.to_string(), words);
-        // A plan that is wrong is wrong in both ways.
+        // A wrong plan gives the same wrong bits in both ways.
         assert!(matches!(found(EagerMemory::Shared), Verified::Same { .. }));
     }
 }

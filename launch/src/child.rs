@@ -44,8 +44,8 @@ pub(crate) fn listen() -> io::Result<Signals> {
 /// When this returns, no rank that was seen below the child is left on this machine.
 ///
 /// The run is ended if its launcher outlives its ranks. It is also ended, unless `watch` has no heartbeats, if all its
-/// processes are stopped for longer than a rank may be silent, or if a stranger holds up its start. `reach` says which
-/// connections are strangers'.
+/// processes are stopped for longer than a rank may be silent, or if a stranger holds up its start. `reach` tells the
+/// connections of strangers from others.
 pub(crate) fn run_child(
     mut command: Command,
     signals: &mut Signals,

@@ -11,7 +11,7 @@ pub struct RankEnv {
     pub local_rank: usize,
     /// The number of ranks on this node.
     pub local_size: usize,
-    /// What started this process. `None` for a single process, which is a run of its own and starts no MPI.
+    /// The launcher of this process. `None` for a single process: it is a run of its own and starts no MPI.
     pub launcher: Option<Launcher>,
 }
 
@@ -81,7 +81,7 @@ const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "LOCAL_RANK"];
 /// Slurm's variables for the number of this node and the number of nodes.
 const SLURM_NODE: [&str; 2] = ["SLURM_NODEID", "SLURM_STEP_NUM_NODES"];
 
-/// The launcher whose variables apply. Several launchers may have set theirs.
+/// The launcher that started this process. Several launchers may have set their variables.
 ///
 /// mpirun and mpiexec within a Slurm allocation have precedence: Slurm's variables then describe the allocation, or the
 /// daemons that mpiexec starts by srun. But srun itself can serve MPICH, and then sets `PMI_RANK` without the local

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use common::host_name;
 use rustix::process::geteuid;
 
-/// Where POSIX shared memory lies.
+/// The folder of POSIX shared memory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// The first part of the names that Open MPI (4 and 5) and NCCL give to their segments.
@@ -18,9 +18,9 @@ const NAMES: [&str; 3] = ["vader_segment.", "sm_segment.", "nccl-"];
 /// Linux's command for the signal of a lease; the libc crate lacks it.
 const F_SETSIG: i32 = 10;
 
-/// Removes this user's segments of Open MPI and NCCL that no process has open, and Open MPI's session folders whose mpirun is
-/// gone. Ranks that are killed together with their launcher leave theirs, of some MiB each, until nothing fits into the
-/// shared memory of a container.
+/// Removes this user's segments of Open MPI and NCCL that no process has open, and Open MPI's session folders if their
+/// mpirun is gone. Ranks that are killed together with their launcher leave theirs, of some MiB each, until nothing
+/// fits into the shared memory of a container.
 pub(crate) fn remove_leftovers() {
     remove_unused_in(Path::new(SHARED_MEMORY));
     remove_dead_sessions(&std::env::temp_dir(), &host_name());
@@ -35,8 +35,8 @@ fn remove_unused_in(folder: &Path) {
     }
 }
 
-/// Removes `ompi.HOST.USER/pid.N` where mpirun was process N. While it or a rank lives, it has files in there mapped. Before
-/// the first is there, only N tells that it lives.
+/// Removes `ompi.HOST.USER/pid.N`, the folder of the mpirun that was process N. While mpirun or a rank lives, it has
+/// files of the folder mapped. Before the first file is there, only process N tells that mpirun lives.
 fn remove_dead_sessions(temporary: &Path, host: &str) {
     let of_user = |host: &str| temporary.join(format!("ompi.{host}.{}", geteuid().as_raw()));
     // Open MPI leaves out the domain, unless it is told otherwise.
@@ -58,7 +58,7 @@ fn remove_dead_sessions(temporary: &Path, host: &str) {
     }
 }
 
-/// What this user has in a folder, by name. Links are not followed.
+/// This user's entries of a folder, by name. Links are not followed.
 fn own_entries(folder: &Path, is_kind: fn(&Metadata) -> bool) -> Vec<(String, PathBuf)> {
     let is_own = |path: &Path| {
         std::fs::symlink_metadata(path).is_ok_and(|found| is_kind(&found) && found.uid() == geteuid().as_raw())

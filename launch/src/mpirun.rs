@@ -24,7 +24,7 @@ impl Mpirun {
     /// Finds mpirun on `PATH`.
     ///
     /// # Errors
-    /// No mpirun, or that of another MPI, whose flags differ.
+    /// No mpirun, or that of another MPI: its flags differ.
     pub fn find() -> Result<Mpirun, UserError> {
         let path = find(&std::env::var_os("PATH").unwrap_or_default()).ok_or_else(|| {
             UserError::new(
@@ -55,10 +55,10 @@ impl Mpirun {
         command
     }
 
-    /// Runs `program` on `ranks` ranks of this machine, and returns mpirun's exit code, which is that of the first rank that
+    /// Runs `program` on `ranks` ranks of this machine, and returns mpirun's exit code: that of the first rank that
     /// failed. SIGTERM, SIGINT and SIGUSR1 are passed on as [`supervise`](crate::supervise) does. If this process dies,
-    /// mpirun ends the ranks. Everything is ended with exit code 3 and one line if mpirun goes on after all ranks have ended,
-    /// if all ranks are stopped for longer than `watch` allows, or if a stranger holds up the start.
+    /// mpirun ends the ranks. Everything is ended with exit code 3 and one line if mpirun goes on after all ranks have
+    /// ended, if all ranks are stopped for longer than `watch` allows, or if a stranger holds up the start.
     ///
     /// # Errors
     /// mpirun cannot be started.
@@ -76,8 +76,8 @@ impl Mpirun {
 
 /// mpirun's flags for ranks that share this machine.
 ///
-/// - `--oversubscribe`: mpirun counts one slot per core, or those of a hostfile, and refuses more ranks. Where the ranks fit,
-///   the flag changes nothing.
+/// - `--oversubscribe`: mpirun counts one slot per core, or those of a hostfile, and refuses more ranks. If the ranks
+///   fit, the flag changes nothing.
 /// - `--bind-to none`: mpirun would bind each of two ranks to one core. The ranks share the cores among themselves, see
 ///   [`host_threads`](crate::host_threads).
 /// - `--allow-run-as-root`, for root only: mpirun refuses to run as root without it.

@@ -36,13 +36,12 @@ impl Process {
         stat(self.id).is_some_and(|(state, _)| state == "T")
     }
 
-    /// Sends a signal. A process that is stopped goes on to take it.
+    /// Sends a signal. A process that is stopped goes on to take it. SIGCONT is sent to every process: one that is about to
+    /// stop still looks as if it ran, and one that runs ignores it.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(id) = Pid::from_raw(self.id) {
             let _ = kill_process(id, signal); // it may just have ended
-            if self.is_stopped() {
-                let _ = kill_process(id, Signal::CONT);
-            }
+            let _ = kill_process(id, Signal::CONT);
         }
     }
 
@@ -79,7 +78,7 @@ pub(crate) fn end(processes: &[Process], also: impl Fn(Signal)) {
 /// The state of a process as one letter, and the time of its start. `None` if it is gone.
 fn stat(id: i32) -> Option<(String, u64)> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The second field is the program's name in parentheses, which may hold anything.
+    // The second field is the program's name in parentheses. It may hold any characters.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     Some((fields.next()?.into(), fields.nth(18)?.parse().ok()?))
 }
@@ -142,5 +141,17 @@ mod tests {
         }
         end(&[process], |_| ());
         assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+    }
+
+    #[test]
+    fn a_process_that_is_about_to_stop_is_terminated_and_need_not_be_killed() {
+        use std::os::unix::process::ExitStatusExt;
+        for _ in 0..200 {
+            let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+            let process = Process::of(child.id() as i32).unwrap();
+            kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
+            process.signal(Signal::TERM);
+            assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+        }
     }
 }

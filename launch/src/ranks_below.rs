@@ -1,8 +1,9 @@
-//! The ranks that a launcher has started below this process, and what keeps them from their end.
+//! The ranks that a launcher has started below this process, and conditions that keep them from ending.
 //!
-//! A launcher may outlive its ranks: mpirun has been seen to wait for ever in its own clean-up, and a stranger who begins a
-//! message on its port holds it up. Ranks may outlive their launcher too. A run has ended when both have. Ranks that are
-//! all stopped, or held up before they meet, have nobody else to notice: their own watch stands still or has not begun.
+//! A launcher may outlive its ranks: mpirun has been seen to wait for ever in its own clean-up, and a stranger that
+//! begins a message on its port holds it up. Ranks may outlive their launcher too. A run has ended when both have.
+//! Ranks that are all stopped, or held up before they meet, have nobody else to notice: their own watch stands still or
+//! has not begun.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -47,8 +48,8 @@ struct Limits {
     reach: Reach,
 }
 
-/// How long something has lasted. Time in which this process was stopped itself does not count: whoever stops a whole run
-/// may let its processes go on in any order.
+/// How long something has lasted. Time does not count if this process was stopped itself in it: after a stop of the
+/// whole run, its processes may go on in any order.
 #[derive(Default)]
 struct Lasting(Duration);
 
@@ -85,7 +86,8 @@ impl RanksBelow {
         }
         let passed = self.looked.elapsed().min(2 * LOOK);
         self.looked = Instant::now();
-        // Ranks that ended before they were seen have left their entries, for which the launcher has not asked.
+        // Ranks that ended before they were seen have left entries in the process table: the launcher has not asked for
+        // their status.
         let had_ranks = || !self.seen.is_empty() || descendants(self.launcher).into_iter().any(is_zombie);
         let deserted = now.is_empty() && had_ranks();
         if self.deserted.reaches(DESERTED, deserted, passed) {
@@ -129,7 +131,7 @@ impl RanksBelow {
         });
     }
 
-    /// Ends the ranks that have outlived their launcher, so that they do not hold what the next start needs.
+    /// Ends the ranks that have outlived their launcher, so that they do not hold resources that the next start needs.
     pub(crate) fn end_ranks(&self) {
         let begun = Instant::now();
         while self.seen.iter().any(Process::runs) && begun.elapsed() < PATIENCE {
@@ -139,8 +141,8 @@ impl RanksBelow {
     }
 }
 
-/// Who holds up a launcher, in words: somebody is connected to its port, and it has started no rank, or all its ranks wait
-/// for each other.
+/// The stranger that holds up a launcher, in words. A launcher is held up if a stranger is connected to its port, and
+/// it has started no rank, or all its ranks wait for each other.
 fn held_up_by(launcher: i32, ranks: &[Process], reach: Reach) -> Option<String> {
     if !ranks.iter().all(|rank| rank.has_thread(JOINING)) {
         return None;
@@ -182,7 +184,7 @@ mod tests {
 
     #[test]
     fn ranks_that_ended_before_they_were_seen_leave_a_deserted_launcher() {
-        // The shell becomes `sleep`, which never asks for the status of the shell's child.
+        // The shell becomes `sleep`. That program never asks for the status of the shell's child.
         let mut launcher = Command::new("sh").args(["-c", "true & exec sleep 600"]).spawn().unwrap();
         let mut ranks = ranks_of(&launcher);
         let begun = Instant::now();

@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_handler_that_a_library_installed_does_not_run() {
-        // SAFETY: the handler stores to an atomic, which is allowed there.
+        // SAFETY: the handler stores to an atomic: that is allowed in a handler.
         unsafe { libc::signal(SIGUSR1, theirs as extern "C" fn(i32) as libc::sighandler_t) };
         let stop = listen().unwrap();
         stop.heed();

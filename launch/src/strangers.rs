@@ -1,13 +1,14 @@
 //! Connections to a launcher's ports that are of no process of its run.
 //!
 //! Open MPI's mpirun listens for its ranks, its daemons and for tools. It waits without a limit for the rest of what a
-//! connection begins to say, on threads that all ranks need. So whoever connects during the start and says nothing, or half
-//! a message, holds up the run for ever. The ports cannot be closed, and belong to mpirun; what can be done is to tell.
+//! connection begins to say, on threads that all ranks need. So a stranger that connects during the start and sends
+//! nothing, or half a message, holds up the run for ever. The ports cannot be closed, and belong to mpirun. All that
+//! can be done is to report it.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-/// Where connections to a launcher may come from while it starts ranks.
+/// The possible origins of connections to a launcher while it starts ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// All its ranks are on this machine, and below it: every other connection is a stranger's.
@@ -28,7 +29,8 @@ struct Row<'t> {
 const ESTABLISHED: &str = "01";
 const LISTENING: &str = "0A";
 
-/// Who is connected to a port of `launchers` and is none of the processes `own`, in words. `None` if nobody is.
+/// The stranger that is connected to a port of `launchers` and is none of the processes `own`, in words. `None` without
+/// one.
 pub(crate) fn stranger(launchers: &[i32], own: &[i32], reach: Reach) -> Option<String> {
     let listening: HashSet<String> = launchers.iter().flat_map(|id| sockets(*id)).collect();
     let own: HashSet<String> = own.iter().flat_map(|id| sockets(*id)).collect();

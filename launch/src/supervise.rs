@@ -55,15 +55,15 @@ pub trait Supervised {
     fn say(&self, text: &str);
 }
 
-/// Starts the run, and again when it fails, until it succeeds or was started again `max_restarts` times in a row without
-/// progress. Before each start it removes what killed ranks have left in shared memory, and what a
-/// killed mpirun has left among temporary files.
+/// Starts the run, and again when it fails, until it succeeds or was started again `max_restarts` times in a row
+/// without progress. Before each start it removes shared memory that killed ranks have left, and temporary files that a
+/// killed mpirun has left.
 ///
 /// Exit code 2 is final if the run has never begun: then the input is wrong. Later, or while another process has the run's
 /// folders, it is a failure like others: a file may be away for a moment.
 ///
-/// A run that stands still where its own watch does not see it is ended and has failed: all its processes are stopped, or
-/// its launcher outlives its ranks or is held up at the start. `watch` has the times.
+/// A run may stand still without its own watch noticing: all its processes are stopped, or its launcher outlives its
+/// ranks or is held up at the start. Such a run is ended and has failed. `watch` has the times.
 ///
 /// SIGTERM, SIGINT and SIGUSR1 ask the run to end: the command and the ranks below it get SIGUSR1. A second signal terminates
 /// the command's process group, and a third one kills it. If this process is killed, the command is terminated.
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell script whose `$N` is the number of the start, from 1.
+    /// A shell script. Its `$N` is the number of the start, from 1.
     struct Script<'t> {
         script: &'t str,
         progress: &'t dyn Fn(u64) -> Option<u64>,
@@ -162,7 +162,7 @@ mod tests {
         Script { script, progress, in_use: false, starts: Cell::new(0), said: RefCell::default() }
     }
 
-    /// Supervises a script: how it ended, starts, and what was said.
+    /// Supervises a script. Returns its end, the number of starts, and the messages.
     fn supervised(
         script: &str,
         max_restarts: usize,

@@ -1,4 +1,4 @@
-//! The rank grid: which ranks form a group along each axis of parallelism.
+//! The rank grid: the groups of ranks along each axis of parallelism.
 
 /// An axis of the rank grid.
 ///
@@ -28,8 +28,8 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Divides `ranks` ranks. `sizes` has the sizes of the axes other than data, 1 where an axis is not listed; the data
-    /// axis takes the rest. `None` if the sizes do not divide the ranks.
+    /// Divides `ranks` ranks. `sizes` has the sizes of the axes other than data. The size of an axis that is not listed
+    /// is 1. The data axis takes the rest. `None` if the sizes do not divide the ranks.
     ///
     /// # Panics
     /// If `sizes` lists [`Axis::Data`].

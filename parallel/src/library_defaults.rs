@@ -1,4 +1,4 @@
-//! Environment variables for NCCL, CUDA and MPI, which have no other way to set these options.
+//! Environment variables for NCCL, CUDA and MPI: the only way to set these options.
 #![allow(unsafe_code)]
 
 /// Set unless the user has set them.
@@ -8,9 +8,9 @@
 /// - `CUDA_DEVICE_MAX_CONNECTIONS`: with a connection queue per stream, side streams run beside the compute stream.
 /// - `NCCL_MAX_P2P_NCHANNELS`: transfers between stages overlap with work. Each should take a few of a GPU's
 ///   multiprocessors, not up to 32.
-/// - `OMPI_MCA_ess_singleton_isolated`: if a launcher's variables are there but its MPI is not (srun without PMIx), Open MPI
-///   would start a daemon, which takes time and refuses to run as root. Without the daemon the rank sees a world of one, and
-///   the caller can report that.
+/// - `OMPI_MCA_ess_singleton_isolated`: if a launcher's variables are there but its MPI is not (srun without PMIx),
+///   Open MPI would start a daemon. That takes time, and the daemon refuses to run as root. Without the daemon the rank
+///   sees a world of one, and the caller can report that.
 const DEFAULTS: [(&str, &str); 4] = [
     ("NCCL_GRAPH_REGISTER", "0"),
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),

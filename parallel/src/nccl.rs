@@ -28,7 +28,7 @@ fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
     Error::Communication { collective: call, communicator: name.into(), problem }
 }
 
-/// A communicator over the ranks of `group`, which have the world ranks `members`. See
+/// A communicator over the ranks of `group`. Their world ranks are `members`. See
 /// [`World::nccl_communicator`](crate::World::nccl_communicator).
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub(crate) struct NcclCommunicator {
     alive: Arc<Mutex<Option<Handle>>>,
     rank: usize,
     members: Vec<usize>,
-    /// Makes what transfers it can in place of NCCL.
+    /// Makes the transfers that it can, in place of NCCL.
     peers: Option<PeerLink>,
 }
 
@@ -83,7 +83,7 @@ struct Handle(sys::ncclComm_t);
 unsafe impl Send for Handle {}
 
 impl NcclCommunicator {
-    /// The same, with a link that makes what transfers it can in place of NCCL.
+    /// The same, with a link that makes the transfers that it can, in place of NCCL.
     pub(crate) fn over(self, link: Option<PeerLink>) -> NcclCommunicator {
         let mut linked = self;
         linked.peers = link;
@@ -156,7 +156,7 @@ impl Communicator for NcclCommunicator {
         let dtype = match input.dtype {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
-            // The device lets these through where they are only moved.
+            // The device allows these types for transfers that only move data.
             DType::F8E4M3 | DType::F8E5M2 => sys::ncclDataType_t::ncclUint8,
             other => return Err(Error::operation(kind.name(), format!("{other} cannot be transferred"))),
         };

@@ -8,7 +8,7 @@ use crate::Task;
 /// 1F1B with one chunk per stage: a stage runs ahead by as many forwards as stages follow it.
 ///
 /// At most `stages - stage` microbatches are in flight. A single stage runs each backward right after its forward.
-pub(crate) fn ahead_in_1f1b(stages: usize, stage: usize) -> usize {
+pub(crate) fn warmup_in_1f1b(stages: usize, stage: usize) -> usize {
     stages - stage - 1
 }
 
@@ -16,26 +16,26 @@ pub(crate) fn ahead_in_1f1b(stages: usize, stage: usize) -> usize {
 ///
 /// The idle time is shorter than in 1F1B, at the price of more messages and more microbatches in flight. `group` is
 /// usually `stages`; a larger group leaves more time for messages.
-pub(crate) fn ahead_where_interleaved(stages: usize, stage: usize, chunks: usize, group: usize) -> usize {
+pub(crate) fn interleaved_warmup(stages: usize, stage: usize, chunks: usize, group: usize) -> usize {
     2 * (stages - stage - 1) + (chunks - 1) * group
 }
 
 /// Forwards that run next to backwards of other microbatches. With one chunk `group` has no meaning.
 ///
-/// A stage has turns: a forward, a forward and a backward, or a backward. What a stage computes in one turn, the next
-/// stage needs in the following turn, forward as well as backward. So each stage runs ahead by two forwards more than
-/// the next stage; with one chunk the last stage runs ahead by one. A step has as many idle turns as without overlap.
+/// A stage has turns: a forward, a forward and a backward, or a backward. The next stage needs a turn's result in the
+/// following turn, forward as well as backward. So each stage runs ahead by two forwards more than the next stage; with
+/// one chunk the last stage runs ahead by one. A step has as many idle turns as without overlap.
 ///
 /// With one chunk at most `2 (stages - stage)` microbatches are in flight, twice as many as in 1F1B. With several
-/// chunks a stage runs ahead by one forward more than [`ahead_where_interleaved`].
-pub(crate) fn ahead_where_overlapping(stages: usize, stage: usize, chunks: usize, group: usize) -> usize {
-    ahead_where_interleaved(stages, stage, chunks, group) + 1
+/// chunks a stage runs ahead by one forward more than [`interleaved_warmup`].
+pub(crate) fn overlapping_warmup(stages: usize, stage: usize, chunks: usize, group: usize) -> usize {
+    interleaved_warmup(stages, stage, chunks, group) + 1
 }
 
-/// `ahead` forwards, then forwards and backwards in turn, then the remaining backwards. Forwards come in groups:
+/// `warmup` forwards, then forwards and backwards in turn, then the remaining backwards. Forwards come in groups:
 /// `group` microbatches run through all chunks before the next ones. Backwards come in the order of the forwards, with
 /// the chunks reversed.
-pub(crate) fn in_turn(chunks: usize, microbatches: usize, group: usize, ahead: usize) -> Vec<Task> {
+pub(crate) fn in_turn(chunks: usize, microbatches: usize, group: usize, warmup: usize) -> Vec<Task> {
     let groups = (0..microbatches).step_by(group);
     let all: Vec<(usize, usize)> = groups
         .flat_map(|first| {
@@ -45,21 +45,21 @@ pub(crate) fn in_turn(chunks: usize, microbatches: usize, group: usize, ahead: u
         .collect();
     let forward = |&(chunk, microbatch): &(usize, usize)| Task::Forward { chunk, microbatch };
     let backward = |&(chunk, microbatch): &(usize, usize)| Task::Backward { chunk: chunks - 1 - chunk, microbatch };
-    let (ahead, steady) = all.split_at(ahead.min(all.len()));
+    let (warmup, steady) = all.split_at(warmup.min(all.len()));
     let pairs = steady.iter().zip(&all).flat_map(|(next, oldest)| [forward(next), backward(oldest)]);
     let remaining = all[steady.len()..].iter().map(backward);
-    ahead.iter().map(forward).chain(pairs).chain(remaining).collect()
+    warmup.iter().map(forward).chain(pairs).chain(remaining).collect()
 }
 
-/// Zero bubble: the tasks of 1F1B with split backwards, whose weight gradients are deferred to times when the stage
-/// would wait for others (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+/// Zero bubble: the tasks of 1F1B with split backwards. Weight gradients are deferred to times when the stage would
+/// wait for others (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 ///
 /// A backward reaches the stages one after the other, from the last to the first. Each stage defers the weight
 /// gradients of as many microbatches as there are stages before it. So the stages before it never wait for weight
 /// gradients, and the deferred ones run at the end, while those stages still have backwards to run.
 ///
 /// Let forwards, backwards and weight gradients take F, B and W, W being the shortest. A step of at least as many
-/// microbatches as stages is idle for `(stages - 1) (F + B - W)`, where 1F1B is idle for `(stages - 1) (F + B + W)`. Each
+/// microbatches as stages is idle for `(stages - 1) (F + B - W)`; 1F1B is idle for `(stages - 1) (F + B + W)`. Each
 /// stage has at most `stages` microbatches in flight, as many as the first stage of 1F1B.
 pub(crate) fn with_weights_deferred(tasks: Vec<Task>, stage: usize, microbatches: usize) -> Vec<Task> {
     let weights = |microbatch| Task::Weights { chunk: 0, microbatch };

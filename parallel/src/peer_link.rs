@@ -88,7 +88,7 @@ fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), No
     if node.size() < group.size() {
         return Err(NoLink::Placement("its ranks are in several nodes"));
     }
-    // Where a user forbids NCCL this, the GPUs reach each other wrongly or slowly.
+    // A user forbids NCCL this if the GPUs reach each other wrongly or slowly.
     if std::env::var("NCCL_P2P_DISABLE").is_ok_and(|value| value != "0") {
         return Err(NoLink::Placement("NCCL_P2P_DISABLE is set"));
     }
@@ -105,7 +105,7 @@ fn refused(error: device::Error) -> NoLink {
     NoLink::Refused(error.to_string())
 }
 
-/// What this rank has, if all ranks have theirs. Otherwise why the first rank without has none.
+/// This rank's value, if all ranks have one. Otherwise the reason of the first rank without one.
 fn agreed<T>(group: &SimpleCommunicator, here: Result<T, NoLink>) -> Result<T, NoLink> {
     let rank = group.rank();
     let (first, mut failed) = (if here.is_ok() { i32::MAX } else { rank }, i32::MAX);

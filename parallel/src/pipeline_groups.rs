@@ -19,13 +19,13 @@ pub struct PipelineGroups {
     pub all: Rc<dyn Communicator>,
     /// The first and the last stage, on these two, if they share a parameter.
     pub ends: Option<Rc<dyn Communicator>>,
-    /// Activations from the previous part of the model.
+    /// Activations from the previous virtual stage.
     pub forward_in: Option<Rc<dyn Communicator>>,
-    /// Activations to the next part.
+    /// Activations to the next virtual stage.
     pub forward_out: Option<Rc<dyn Communicator>>,
-    /// Gradients from the next part.
+    /// Gradients from the next virtual stage.
     pub backward_in: Option<Rc<dyn Communicator>>,
-    /// Gradients to the previous part.
+    /// Gradients to the previous virtual stage.
     pub backward_out: Option<Rc<dyn Communicator>>,
 }
 
@@ -37,7 +37,7 @@ impl PipelineGroups {
     /// alone.
     ///
     /// # Errors
-    /// What `connect` returns.
+    /// Errors of `connect`.
     pub fn connect(
         grid: &Grid,
         rank: usize,

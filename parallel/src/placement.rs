@@ -1,11 +1,11 @@
-//! Which stage of a pipeline has which part of the model.
+//! The placement of a model's virtual stages on the stages of a pipeline.
 
-/// Places the parts of a model on stages. The model is cut into `stages * chunks` consecutive parts, and each stage has
-/// `chunks` of them.
+/// Places the virtual stages of a model on stages. The model is cut into `stages * chunks` virtual stages, and each
+/// stage has `chunks` of them.
 ///
-/// Parts go to the stages in turn, as Megatron's interleaved schedule has them: chunk `c` of stage `r` is part
-/// `c * stages + r`. With several chunks the last stage therefore feeds the first stage's next chunk. [`Placement::part`]
-/// and [`Placement::stage_of`] are the only code that knows this rule.
+/// They go to the stages in turn, as Megatron's interleaved schedule has them: chunk `c` of stage `r` is virtual stage
+/// `c * stages + r`. With several chunks the last stage therefore feeds the first stage's next chunk.
+/// [`Placement::virtual_stage`] and [`Placement::stage_of`] are the only code that knows this rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     stages: usize,
@@ -32,26 +32,26 @@ impl Placement {
         self.chunks
     }
 
-    /// The number of parts that the model is cut into.
-    pub fn parts(self) -> usize {
+    /// The number of virtual stages.
+    pub fn virtual_stages(self) -> usize {
         self.stages * self.chunks
     }
 
-    /// The part of the model that is chunk `chunk` of stage `stage`.
-    pub fn part(self, stage: usize, chunk: usize) -> usize {
+    /// The virtual stage that is chunk `chunk` of stage `stage`.
+    pub fn virtual_stage(self, stage: usize, chunk: usize) -> usize {
         chunk * self.stages + stage
     }
 
-    /// The stage that has a part of the model.
-    pub fn stage_of(self, part: usize) -> usize {
-        part % self.stages
+    /// The stage of a virtual stage.
+    pub fn stage_of(self, virtual_stage: usize) -> usize {
+        virtual_stage % self.stages
     }
 
-    /// Each pair of stages of which the first feeds the second, once.
+    /// Each pair of stages with the first feeding the second, once.
     pub fn edges(self) -> Vec<(usize, usize)> {
         let mut edges = Vec::new();
-        for part in 1..self.parts() {
-            let edge = (self.stage_of(part - 1), self.stage_of(part));
+        for next in 1..self.virtual_stages() {
+            let edge = (self.stage_of(next - 1), self.stage_of(next));
             if edge.0 != edge.1 && !edges.contains(&edge) {
                 edges.push(edge);
             }
@@ -68,14 +68,14 @@ mod tests {
     fn a_part_and_its_stage_are_found_from_each_other() {
         for (stages, chunks) in (1..6).flat_map(|stages| (1..4).map(move |chunks| (stages, chunks))) {
             let placement = Placement::new(stages, chunks);
-            let mut parts: Vec<usize> = Vec::new();
+            let mut all: Vec<usize> = Vec::new();
             for (stage, chunk) in (0..stages).flat_map(|stage| (0..chunks).map(move |chunk| (stage, chunk))) {
-                let part = placement.part(stage, chunk);
-                assert_eq!(placement.stage_of(part), stage);
-                parts.push(part);
+                let virtual_stage = placement.virtual_stage(stage, chunk);
+                assert_eq!(placement.stage_of(virtual_stage), stage);
+                all.push(virtual_stage);
             }
-            parts.sort();
-            assert_eq!(parts, (0..placement.parts()).collect::<Vec<_>>());
+            all.sort();
+            assert_eq!(all, (0..placement.virtual_stages()).collect::<Vec<_>>());
         }
     }
 

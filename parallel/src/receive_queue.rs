@@ -2,20 +2,20 @@
 
 use std::ops::Range;
 
-/// The receives of one direction in a step. They are numbered in the order of the tasks that take them, which is the order
-/// of the sends.
+/// The receives of one direction in a step. They are numbered in the order of the tasks that take them. The sends have
+/// the same order.
 ///
-/// With one buffer, a receive begins one task before the task that takes it, or one pair where tasks overlap: early
-/// enough to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it
-/// begins as soon as a buffer is free: only then does the sender never wait for a task of this stage that itself waits
-/// for the sender.
+/// With one buffer, a receive begins one task before the task that takes it, or one pair if tasks overlap: early enough
+/// to overlap with work, late enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as
+/// soon as a buffer is free: only then does the sender never wait for a task of this stage that itself waits for the
+/// sender.
 pub struct ReceiveQueue {
     /// Positions of the receiving tasks in the stage's order.
     receivers: Vec<usize>,
     buffers: usize,
     /// How many tasks ahead a receive may begin.
     ahead: usize,
-    /// Receives that have begun, and those whose values are taken.
+    /// The number of receives that have begun, and the number of those with values taken.
     begun: usize,
     taken: usize,
 }
@@ -38,7 +38,7 @@ impl ReceiveQueue {
         first..self.begun
     }
 
-    /// The number of the receive whose values are taken now. Its buffer is free afterwards.
+    /// Takes the values of the next receive, and returns its number. Its buffer is free afterwards.
     pub fn take(&mut self) -> usize {
         self.taken += 1;
         self.taken - 1

@@ -1,4 +1,4 @@
-//! The meeting point of ranks that are threads: transfers under way, and what each rank waits for.
+//! The meeting point of ranks that are threads: transfers under way, and the wait of each rank.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) struct Contribution {
     pub(crate) values: Vec<f32>,
 }
 
-/// A transfer whose result not all participants have taken.
+/// A transfer until all participants have taken its result.
 struct Transfer {
     /// World ranks.
     participants: Vec<usize>,
@@ -41,7 +41,7 @@ impl Transfer {
     }
 }
 
-/// What a rank is doing.
+/// The state of a rank.
 enum RankState {
     /// Computing, or not started.
     Busy,
@@ -109,8 +109,8 @@ impl Rendezvous {
         self.changed.notify_all();
     }
 
-    /// Waits until all participants have arrived, and passes their contributions to `work`. `what` describes the transfer.
-    /// Returns the result of `work`, or why some participants will never arrive.
+    /// Waits until all participants have arrived, and passes their contributions to `work`. `what` describes the
+    /// transfer. Returns the result of `work`, or the reason why some participants will never arrive.
     pub(crate) fn take(
         &self,
         key: &TransferKey,

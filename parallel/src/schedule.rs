@@ -1,11 +1,11 @@
-//! Pipeline schedules: where the parts of the model are, and in what order each stage works.
+//! Pipeline schedules: the placement of virtual stages on stages, and the order of each stage's work.
 
-use crate::orders::{ahead_in_1f1b, ahead_where_interleaved, ahead_where_overlapping, in_turn, with_weights_deferred};
+use crate::orders::{in_turn, interleaved_warmup, overlapping_warmup, warmup_in_1f1b, with_weights_deferred};
 use crate::{Placement, Task};
 
 /// How the stages of a pipeline share the model and the work of a step.
 ///
-/// A schedule is an order of tasks and a placement of the model's parts. Both are pure functions of a few sizes, so each
+/// A schedule is an order of tasks and a placement of virtual stages. Both are pure functions of a few sizes, so each
 /// stage knows its whole step in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -39,8 +39,8 @@ impl Schedule {
         Schedule { order: Order::ZeroBubble, placement: Placement::new(stages, 1), overlaps: false }
     }
 
-    /// Interleaved 1F1B: `chunks` chunks per stage, and `group` microbatches through one chunk before the next. One chunk
-    /// is plain 1F1B, in which `group` has no meaning.
+    /// Interleaved 1F1B: `chunks` chunks per stage, and `group` microbatches through one chunk before the next. One
+    /// chunk is plain 1F1B, and `group` has no meaning.
     pub fn interleaved(stages: usize, chunks: usize, group: usize) -> Schedule {
         if chunks == 1 {
             return Schedule::one_f_one_b(stages);
@@ -48,7 +48,7 @@ impl Schedule {
         Schedule { order: Order::Interleaved { group }, placement: Placement::new(stages, chunks), overlaps: false }
     }
 
-    /// The same with an order in which forwards can run next to backwards of other microbatches. With one chunk up to
+    /// The same with another order: forwards can run next to backwards of other microbatches. With one chunk up to
     /// twice as many microbatches are in flight, with several one task more. A step needs more than `2 * stages - 1`
     /// microbatches for any overlap on the first stage. `None` for zero bubble.
     pub fn overlapping(self) -> Option<Schedule> {
@@ -60,22 +60,22 @@ impl Schedule {
         self.overlaps
     }
 
-    /// How many forwards a stage runs before its first backward, if a step has so many. Where tasks overlap, each later
-    /// forward can run next to the backward that follows it.
+    /// The number of forwards that a stage runs before its first backward, if a step has so many. If tasks overlap,
+    /// each later forward can run next to the backward after it.
     ///
     /// # Panics
     /// If there is no such stage.
-    pub fn ahead(self, stage: usize) -> usize {
+    pub fn warmup(self, stage: usize) -> usize {
         let (stages, chunks) = (self.placement.stages(), self.placement.chunks());
         assert!(stage < stages, "stage {stage} of {stages}");
         match self.order {
-            _ if self.overlaps => ahead_where_overlapping(stages, stage, chunks, self.group().unwrap_or(1)),
-            Order::OneFOneB | Order::ZeroBubble => ahead_in_1f1b(stages, stage),
-            Order::Interleaved { group } => ahead_where_interleaved(stages, stage, chunks, group),
+            _ if self.overlaps => overlapping_warmup(stages, stage, chunks, self.group().unwrap_or(1)),
+            Order::OneFOneB | Order::ZeroBubble => warmup_in_1f1b(stages, stage),
+            Order::Interleaved { group } => interleaved_warmup(stages, stage, chunks, group),
         }
     }
 
-    /// Which stage has which part of the model.
+    /// The placement of virtual stages on stages.
     pub fn placement(self) -> Placement {
         self.placement
     }
@@ -111,10 +111,10 @@ impl Schedule {
     /// # Panics
     /// If there is no such stage.
     pub fn tasks(self, stage: usize, microbatches: usize) -> Option<Vec<Task>> {
-        let ahead = self.ahead(stage);
+        let warmup = self.warmup(stage);
         self.takes(microbatches).then(|| {
             let group = self.group().unwrap_or(1);
-            let tasks = in_turn(self.placement.chunks(), microbatches, group, ahead);
+            let tasks = in_turn(self.placement.chunks(), microbatches, group, warmup);
             if self.splits_backward() { with_weights_deferred(tasks, stage, microbatches) } else { tasks }
         })
     }

@@ -1,4 +1,4 @@
-//! One stage of a pipeline: its tasks, and which of them exchange data with other stages.
+//! One stage of a pipeline: its tasks, and their exchange of data with other stages.
 
 use crate::{Direction, Placement, ReceiveQueue, Schedule, Task};
 
@@ -10,7 +10,7 @@ pub struct PipelineStage {
 }
 
 impl PipelineStage {
-    /// The only stage, which has the whole model.
+    /// The only stage: it has the whole model.
     pub fn single() -> PipelineStage {
         PipelineStage::new(Schedule::one_f_one_b(1), 0)
     }
@@ -30,7 +30,7 @@ impl PipelineStage {
         self.schedule
     }
 
-    /// Which stage has which part of the model.
+    /// The placement of virtual stages on stages.
     pub fn placement(self) -> Placement {
         self.schedule.placement()
     }
@@ -45,9 +45,9 @@ impl PipelineStage {
         self.placement().chunks()
     }
 
-    /// The part of the model that is a chunk of this stage.
-    pub fn part(self, chunk: usize) -> usize {
-        self.placement().part(self.stage, chunk)
+    /// The virtual stage that is a chunk of this stage.
+    pub fn virtual_stage(self, chunk: usize) -> usize {
+        self.placement().virtual_stage(self.stage, chunk)
     }
 
     /// The tasks of a step in order. `None` if a step cannot have so many microbatches.
@@ -74,18 +74,18 @@ impl PipelineStage {
     }
 
     fn has_first_part(self, task: Task) -> bool {
-        self.part(task.chunk()) == 0
+        self.virtual_stage(task.chunk()) == 0
     }
 
     fn has_last_part(self, task: Task) -> bool {
-        self.part(task.chunk()) + 1 == self.placement().parts()
+        self.virtual_stage(task.chunk()) + 1 == self.placement().virtual_stages()
     }
 
     /// The number of buffers for receives in one direction.
     ///
-    /// Where the last stage feeds the first stage's next chunk, the first stage takes an activation only after its whole
-    /// group has passed the previous chunk, so several activations wait there. The same holds for gradients on the last
-    /// stage.
+    /// With several chunks, the last stage feeds the first stage's next chunk. The first stage takes an activation only
+    /// after its whole group has passed the previous chunk, so several activations wait there. The same holds for
+    /// gradients on the last stage.
     pub fn receive_buffers(self, direction: Direction) -> usize {
         let stages = self.placement().stages();
         let receives_wrapped = match direction {

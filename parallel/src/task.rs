@@ -3,9 +3,9 @@
 /// The direction of a transfer between stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Activations, sent to the next part of the model.
+    /// Activations, sent to the next virtual stage.
     Forward,
-    /// Gradients of activations, sent to the previous part.
+    /// Gradients of activations, sent to the previous virtual stage.
     Backward,
 }
 
@@ -14,43 +14,43 @@ pub enum Direction {
 pub enum Task {
     /// The forward pass of a microbatch through a chunk. In training the head, with the loss, belongs to the backward.
     Forward {
-        /// Which of the stage's chunks.
+        /// The chunk, by its number on the stage.
         chunk: usize,
-        /// Which of the step's microbatches.
+        /// The microbatch, by its number in the step.
         microbatch: usize,
     },
-    /// The backward pass of a microbatch through a chunk. Where backward passes are split, only the gradients of
-    /// activations, which the previous stage waits for.
+    /// The backward pass of a microbatch through a chunk. If backward passes are split, only the gradients of
+    /// activations: the previous stage waits for them.
     Backward {
-        /// Which of the stage's chunks.
+        /// The chunk, by its number on the stage.
         chunk: usize,
-        /// Which of the step's microbatches.
+        /// The microbatch, by its number in the step.
         microbatch: usize,
     },
-    /// Where backward passes are split, the weight gradients, which no other stage waits for.
+    /// If backward passes are split, the weight gradients: no other stage waits for them.
     Weights {
-        /// Which of the stage's chunks.
+        /// The chunk, by its number on the stage.
         chunk: usize,
-        /// Which of the step's microbatches.
+        /// The microbatch, by its number in the step.
         microbatch: usize,
     },
 }
 
 impl Task {
-    /// Which of the stage's chunks.
+    /// The chunk, by its number on the stage.
     pub fn chunk(self) -> usize {
         let (Task::Forward { chunk, .. } | Task::Backward { chunk, .. } | Task::Weights { chunk, .. }) = self;
         chunk
     }
 
-    /// Which of the step's microbatches.
+    /// The microbatch, by its number in the step.
     pub fn microbatch(self) -> usize {
         let (Task::Forward { microbatch, .. } | Task::Backward { microbatch, .. } | Task::Weights { microbatch, .. }) =
             self;
         microbatch
     }
 
-    /// The direction in which the task's result is sent. `None` for weight gradients, which stay on their stage.
+    /// The direction in which the task's result is sent. `None` for weight gradients: they stay on their stage.
     pub fn direction(self) -> Option<Direction> {
         match self {
             Task::Forward { .. } => Some(Direction::Forward),
@@ -61,7 +61,7 @@ impl Task {
 }
 
 /// For each of `chunks` chunks, the largest number of microbatches in flight: their forward has run, and their backward
-/// (or, where backward passes are split, their weight gradients) has not. This is the number of slots the chunk needs.
+/// (or, if backward passes are split, their weight gradients) has not. This is the number of slots the chunk needs.
 ///
 /// # Panics
 /// If a backward comes before its forward.

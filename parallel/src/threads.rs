@@ -1,9 +1,9 @@
 //! Ranks that are threads of one process, for tests.
 //!
-//! The semantics are those of real communicators: a transfer starts when it is submitted, and completes when its partners
-//! have submitted theirs. Collectives are matched by their number on the communicator, messages by their number between
-//! sender and receiver. If all ranks wait for each other, each gets an error that says who waits for what, so a deadlock
-//! fails a test at once.
+//! The semantics are those of real communicators: a transfer starts when it is submitted, and completes when its
+//! partners have submitted theirs. Collectives are matched by their number on the communicator, messages by their
+//! number between sender and receiver. If all ranks wait for each other, each gets an error that names all waits, so a
+//! deadlock fails a test at once.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use device::{Communicator, Error, Request, Result, Tensor};
 use crate::host_memory;
 use crate::rendezvous::{Contribution, Rendezvous, TransferKey};
 
-/// A world whose ranks are threads of this process.
+/// A world of ranks that are threads of this process.
 pub struct ThreadWorld;
 
 /// One rank of a [`ThreadWorld`], to be moved to its thread.
@@ -27,7 +27,7 @@ pub struct ThreadRank {
     made: Cell<u64>,
 }
 
-/// A rank's membership, which ends when its last communicator is dropped.
+/// A rank's membership. It ends when the rank's last communicator is dropped.
 struct Member {
     /// World rank.
     rank: usize,
@@ -170,7 +170,7 @@ struct ThreadRequest {
     key: TransferKey,
     /// The number of this rank among the participants.
     me: usize,
-    /// Where the result is written. `None` for a sender.
+    /// The tensor for the result. `None` for a sender.
     output: Option<Tensor>,
 }
 

@@ -10,10 +10,10 @@ use crate::mpi::{MpiCommunicator, MpiWorld};
 use crate::nccl;
 use crate::peer_link::{NoLink, PeerLink};
 
-/// All ranks of a run. A run makes one on its main thread, which then makes all MPI calls.
+/// All ranks of a run. A run makes one on its main thread, and this thread then makes all MPI calls.
 ///
-/// A process that no launcher started is the whole world. It never starts MPI, which would need a session folder that other
-/// processes share, and time.
+/// A process that no launcher started is the whole world. It never starts MPI: that would take time, and need a session
+/// folder that other processes share.
 ///
 /// Every method that does not return this rank's own number is collective: all ranks call it together, in the same order.
 pub struct World {
@@ -27,8 +27,8 @@ impl World {
         World { mpi: None }
     }
 
-    /// The world of all ranks that a launcher started. Starts MPI, which ends when this and all communicators made from it
-    /// are dropped.
+    /// The world of all ranks that a launcher started. Starts MPI. MPI ends when this and all communicators made from
+    /// it are dropped.
     ///
     /// # Errors
     /// When MPI was started before.
@@ -137,7 +137,8 @@ impl World {
             return Ok(None);
         }
         let nccl = nccl::communicator(&split, name, group.to_vec())?;
-        // NCCL comes first: a rank on which it fails must end its run, and a link waits for all ranks when it is dropped.
+        // NCCL comes first: if it fails on a rank, the rank must end its run, and a link waits for all ranks when it is
+        // dropped.
         let link = PeerLink::new(split, mpi.universe(), gpu);
         match &link {
             Err(NoLink::Refused(why)) if mpi.rank() == group[0] => {

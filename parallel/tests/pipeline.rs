@@ -10,14 +10,14 @@ use parallel::{
     Axis, Direction, Grid, PipelineGroups, PipelineStage, Placement, ReceiveQueue, Schedule, Task, ThreadWorld,
 };
 
-/// What a stage does, in the order of its host.
+/// A move of a stage, in the order of its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Move {
     /// Begins to receive.
     Begin(Direction),
     /// Waits for that receive.
     Arrived(Direction, usize),
-    /// Begins to send what that task made.
+    /// Begins to send the result of that task.
     Send(Task),
     /// Waits for that send.
     Sent(Direction, usize),
@@ -31,7 +31,7 @@ fn moves_by_task(stage: PipelineStage, tasks: &[Task]) -> Vec<Vec<Move>> {
     let begin = |ways: &[Direction], begun, queues: &mut [ReceiveQueue; 2]| -> Vec<Move> {
         ways.iter().flat_map(|&way| queues[way as usize].begin(begun).map(move |_| Move::Begin(way))).collect()
     };
-    // Where forwards may run aside, their receives begin there.
+    // Forwards may run on the second lane. Then their receives begin there.
     let overlaps = stage.schedule().overlaps() && tasks.iter().any(|task| matches!(task, Task::Backward { .. }));
     let mut sent = [0_usize; 2];
     let mut all = vec![begin(&ways, 0, &mut queues)];
@@ -64,11 +64,11 @@ fn moves_by_task(stage: PipelineStage, tasks: &[Task]) -> Vec<Vec<Move>> {
     all
 }
 
-/// The moves of a step. Where a forward and the backward after it overlap, the backward may come first.
+/// The moves of a step. If a forward and the backward after it overlap, the backward may come first.
 fn moves(stage: PipelineStage, tasks: &[Task], backward_first: bool) -> Vec<Move> {
     let mut all = moves_by_task(stage, tasks);
     if backward_first {
-        for at in stage.schedule().ahead(stage.stage())..tasks.len() {
+        for at in stage.schedule().warmup(stage.stage())..tasks.len() {
             if matches!(tasks[at], Task::Forward { .. }) {
                 assert!(matches!(tasks[at + 1], Task::Backward { .. }), "{stage:?}");
                 // The first moves are those before all tasks.
@@ -86,11 +86,11 @@ fn assert_all_finish(schedule: Schedule, orders: &[Vec<Task>], backward_first: i
     let all: Vec<PipelineStage> = (0..stages).map(|stage| PipelineStage::new(schedule, stage)).collect();
     let moves = all.iter().zip(orders).map(|(stage, tasks)| moves(*stage, tasks, backward_first(stage.stage())));
     let moves: Vec<Vec<Move>> = moves.collect();
-    // What each stage's tasks receive, in order: the part and the microbatch that made it.
+    // The data that each stage's tasks receive, in order: its part and its microbatch.
     let expected = |stage: usize, direction: Direction, number: usize| {
         let due = |task: &&Task| task.direction() == Some(direction) && all[stage].receives(**task);
         let task = orders[stage].iter().filter(due).nth(number).unwrap();
-        let part = all[stage].part(task.chunk());
+        let part = all[stage].virtual_stage(task.chunk());
         (if direction == Direction::Forward { part - 1 } else { part + 1 }, task.microbatch())
     };
     let neighbour = |stage: usize, direction: Direction| match direction {
@@ -111,7 +111,7 @@ fn assert_all_finish(schedule: Schedule, orders: &[Vec<Task>], backward_first: i
                         true
                     }
                     Move::Send(task) => {
-                        let message = (all[stage].part(task.chunk()), task.microbatch());
+                        let message = (all[stage].virtual_stage(task.chunk()), task.microbatch());
                         let direction = task.direction().unwrap();
                         sends.entry((neighbour(stage, direction), direction)).or_default().push(message);
                         true
@@ -140,7 +140,7 @@ fn assert_all_finish(schedule: Schedule, orders: &[Vec<Task>], backward_first: i
     assert_eq!(at, ends, "{schedule:?}: stages wait for each other forever");
 }
 
-/// Whether a stage runs its backwards first, where they overlap with forwards.
+/// Whether a stage runs its backwards first, if they overlap with forwards.
 const BACKWARD_FIRST: [fn(usize) -> bool; 4] = [|_| false, |_| true, |stage| stage % 2 == 0, |stage| stage % 2 == 1];
 
 #[test]
@@ -189,7 +189,8 @@ fn a_number_of_microbatches_that_would_have_stages_wait_forever_has_no_tasks() {
     }
 }
 
-/// Every stage sends its number along every edge it has; what each hears, as (from before, from after).
+/// Every stage sends its number along all its edges. Returns the numbers that each receives, as (from before, from
+/// after).
 fn neighbours(grid: Grid, placement: Placement) -> Vec<(Option<f32>, Option<f32>)> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(600))

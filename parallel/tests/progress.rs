@@ -6,8 +6,8 @@ use device::ops::{Collective, CollectiveKind, Fill};
 use device::{DType, Device, HostOptions, Order, Progress, Reached};
 use parallel::{ThreadRank, ThreadWorld};
 
-/// Does on rank `place` a step of `forward`, an all-reduce and a message from rank 0 to rank 1, captured in a graph that
-/// is launched three times; what there is to read after each.
+/// Does on rank `place` a step of `forward`, an all-reduce and a message from rank 0 to rank 1, captured in a graph
+/// that is launched three times. Returns the progress that can be read after each launch.
 fn launches(place: &ThreadRank) -> Vec<Reached> {
     let device = Device::host(HostOptions::default()).unwrap();
     let progress = Progress::default();

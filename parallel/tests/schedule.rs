@@ -105,12 +105,12 @@ fn microbatches_in_flight_are_those_of_the_known_tables() {
     }
 }
 
-/// Runs all stages side by side, each task as soon as what it needs is done. Fails if a stage has a task twice or lacks
+/// Runs all stages side by side, each task as soon as its inputs are there. Fails if a stage has a task twice or lacks
 /// one, or if all wait for each other.
 fn assert_all_finish(orders: &[Vec<Task>], chunks: usize, microbatches: usize, what: &str) {
     let stages = orders.len();
     let placement = Placement::new(stages, chunks);
-    let parts = placement.parts();
+    let parts = placement.virtual_stages();
     let (mut forwards, mut backwards, mut weights) = (HashSet::new(), HashSet::new(), HashSet::new());
     let split = orders.iter().flatten().any(|task| matches!(task, Task::Weights { .. }));
     let mut next = vec![0; stages];
@@ -120,14 +120,14 @@ fn assert_all_finish(orders: &[Vec<Task>], chunks: usize, microbatches: usize, w
             while let Some(task) = order.get(next[stage]) {
                 match *task {
                     Task::Forward { chunk, microbatch } => {
-                        let part = placement.part(stage, chunk);
+                        let part = placement.virtual_stage(stage, chunk);
                         if part > 0 && !forwards.contains(&(part - 1, microbatch)) {
                             break;
                         }
                         assert!(forwards.insert((part, microbatch)), "{what}: {task:?} twice on stage {stage}");
                     }
                     Task::Backward { chunk, microbatch } => {
-                        let part = placement.part(stage, chunk);
+                        let part = placement.virtual_stage(stage, chunk);
                         assert!(forwards.contains(&(part, microbatch)), "{what}: {task:?} before forward on {stage}");
                         if part + 1 < parts && !backwards.contains(&(part + 1, microbatch)) {
                             break;
@@ -135,7 +135,7 @@ fn assert_all_finish(orders: &[Vec<Task>], chunks: usize, microbatches: usize, w
                         assert!(backwards.insert((part, microbatch)), "{what}: {task:?} twice on stage {stage}");
                     }
                     Task::Weights { chunk, microbatch } => {
-                        let part = placement.part(stage, chunk);
+                        let part = placement.virtual_stage(stage, chunk);
                         assert!(backwards.contains(&(part, microbatch)), "{what}: {task:?} before backward on {stage}");
                         let earlier = (0..microbatch).all(|earlier| weights.contains(&(part, earlier)));
                         assert!(earlier, "{what}: {task:?} on {stage} would change the order of sums");
@@ -167,8 +167,8 @@ struct Times {
 
 const ALIKE: Times = Times { forward: 1, backward: 1, weights: 1 };
 
-/// How much longer a step takes than a stage's own work: each stage goes through its order, a task begins when what it
-/// needs is done, and transfers take no time. One chunk a stage.
+/// How much longer a step takes than a stage's own work: each stage goes through its order, a task begins when its
+/// inputs are there, and transfers take no time. One chunk a stage.
 fn idle(orders: &[Vec<Task>], times: Times) -> u64 {
     let split = orders.iter().flatten().any(|task| matches!(task, Task::Weights { .. }));
     let mut done: HashMap<(usize, Task), u64> = HashMap::new();
@@ -197,8 +197,8 @@ fn idle(orders: &[Vec<Task>], times: Times) -> u64 {
     now.iter().max().unwrap() - microbatches * (times.forward + times.backward + times.weights)
 }
 
-/// How long a step takes where a forward and the backward after it run as one turn of the stage, which begins when both
-/// can. Forwards and backwards take `times`. Both results are there at the turn's end.
+/// The time of a step if a forward and the backward after it run as one turn of the stage. A turn begins when both can.
+/// Forwards and backwards take `times`. Both results are there at the turn's end.
 fn length_in_turns(schedule: Schedule, microbatches: usize, (forward, backward): (u64, u64)) -> u64 {
     let placement = schedule.placement();
     let orders: Vec<_> = (0..placement.stages()).map(|stage| tasks(schedule, stage, microbatches)).collect();
@@ -209,14 +209,14 @@ fn length_in_turns(schedule: Schedule, microbatches: usize, (forward, backward):
         let before = next.clone();
         for (stage, order) in orders.iter().enumerate() {
             while let Some(first) = order.get(next[stage]) {
-                let overlaps = matches!(first, Task::Forward { .. }) && next[stage] >= schedule.ahead(stage);
+                let overlaps = matches!(first, Task::Forward { .. }) && next[stage] >= schedule.warmup(stage);
                 let turn = &order[next[stage]..][..if overlaps { 2 } else { 1 }];
                 let is_backward = |task: &Task| matches!(task, Task::Backward { .. });
-                let part = |task: &Task| placement.part(stage, task.chunk());
+                let part = |task: &Task| placement.virtual_stage(stage, task.chunk());
                 let ready = turn.iter().map(|task| {
                     let needed = match is_backward(task) {
                         false => part(task).checked_sub(1),
-                        true => Some(part(task) + 1).filter(|part| *part < placement.parts()),
+                        true => Some(part(task) + 1).filter(|part| *part < placement.virtual_stages()),
                     };
                     needed.map_or(Some(0), |part| done.get(&(part, task.microbatch(), is_backward(task))).copied())
                 });

@@ -1,4 +1,4 @@
-//! Ranks as threads: every kind of transfer, order, and what happens when ranks disagree or wait for each other.
+//! Ranks as threads: every kind of transfer, order, and errors when ranks disagree or wait for each other.
 
 mod common;
 
@@ -10,7 +10,7 @@ use device::Communicator;
 use device::ops::CollectiveKind::{self, AllReduceSum, Receive, ReduceScatterSum, Send};
 use parallel::{Axis, Grid, ThreadRank, ThreadWorld};
 
-/// Runs `rank` on a thread for each of `size` ranks; what each returned, in rank order.
+/// Runs `rank` on a thread for each of `size` ranks. Returns their results in rank order.
 fn on_ranks<R: std::marker::Send>(size: usize, timeout: Duration, rank: impl Fn(ThreadRank) -> R + Sync) -> Vec<R> {
     let rank = &rank;
     std::thread::scope(|scope| {

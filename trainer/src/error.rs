@@ -33,7 +33,7 @@ pub enum RunError {
     Graphs {
         /// The step, counted from 1.
         step: usize,
-        /// What differs first.
+        /// The first value that differs.
         difference: Box<graph_manager::Difference>,
     },
     /// The trainer has a bug: exit code 3.
@@ -42,9 +42,9 @@ pub enum RunError {
     /// A file could not be written: exit code 3.
     #[error("{what}: {error}. Fix: check the folder's permissions and space, or set another")]
     File {
-        /// What was being written.
+        /// The file or folder, in words.
         what: String,
-        /// What the operating system said.
+        /// The operating system's error.
         error: std::io::Error,
     },
 }
@@ -105,7 +105,7 @@ pub enum SaveError {
         /// Bytes free in `checkpoint.dir`.
         free: u64,
     },
-    /// A file or folder could not be written. What was already written is removed.
+    /// A file or folder could not be written. The files that were already written are removed.
     #[error(
         "checkpoint file {} was not written: {error}. The checkpoint needs {}, {} are free there. \
          Earlier checkpoints are untouched. Fix: check space, quota and permissions, or set another checkpoint.dir",
@@ -118,7 +118,7 @@ pub enum SaveError {
         needed: u64,
         /// Bytes free in `checkpoint.dir`, if the system says.
         free: Option<u64>,
-        /// What the operating system said.
+        /// The operating system's error.
         error: IoError,
     },
     /// Another rank could not write its part. It says why.
@@ -143,7 +143,7 @@ pub enum LoadError {
     Device(#[from] device::Error),
 }
 
-/// Adds to the operating system's error what was being written.
+/// Adds the name of the file that was being written to the operating system's error.
 pub fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
     move |error| RunError::File { what, error }
 }

@@ -11,6 +11,9 @@ use parallel::{PipelineGroups, World};
 /// The communicators of ranks that share layers: of the compute stream, and of a microbatch beside it.
 pub const TENSOR_COMMUNICATORS: [&str; 2] = ["tensor", "tensor, aside"];
 
+/// The communicator of data-parallel ranks for the loads of experts.
+pub const LOADS_COMMUNICATOR: &str = "data, loads";
+
 /// All ranks of a run, as one of them sees them: its number, its communicators, and control messages.
 pub struct ProcessGroup {
     /// The number of this rank, from 0.
@@ -21,9 +24,11 @@ pub struct ProcessGroup {
     pub threads: usize,
     /// The ranks with the same weights and other samples. `None` if there are no others.
     pub data: Option<Rc<dyn Communicator>>,
+    /// The same ranks over a second communicator, for a balance loss over the global batch.
+    pub expert_loads: Option<Rc<dyn Communicator>>,
     /// The ranks that share layers. `None` if there are no others.
     pub tensor: Option<Rc<dyn Communicator>>,
-    /// The same ranks over a second communicator, where microbatches overlap.
+    /// The same ranks over a second communicator, for microbatches that overlap.
     pub tensor_aside: Option<Rc<dyn Communicator>>,
     /// The pipeline stages with other layers. `None` if there are no others.
     pub pipeline: Option<PipelineGroups>,
@@ -31,7 +36,7 @@ pub struct ProcessGroup {
     pub control: Control,
     /// Whether this process was asked to end. The run then ends on all ranks after the current step.
     pub stop: Stop,
-    /// What this rank does at the moment, for the watch.
+    /// The current work of this rank, for the watch.
     pub activity: Activity,
 }
 
@@ -43,6 +48,7 @@ impl ProcessGroup {
             local_size: 1,
             threads,
             data: None,
+            expert_loads: None,
             tensor: None,
             tensor_aside: None,
             pipeline: None,
@@ -53,8 +59,8 @@ impl ProcessGroup {
     }
 }
 
-/// Messages between the hosts of all ranks. All ranks call a method together, in the same order. While one waits, the watch
-/// sees what it waits for.
+/// Messages between the hosts of all ranks. All ranks call a method together, in the same order. During a wait the
+/// watch has the wait's name.
 #[derive(Clone)]
 pub struct Control {
     world: Rc<World>,

@@ -1,5 +1,5 @@
 // A matrix product for GPUs of compute capability 9.0: out (M, N) = epilogue(a (M, K) @ b), in bf16 with f32 sums.
-// README.md says what it was for and why the trainer does without it.
+// README.md gives its purpose and the reason that the trainer does without it.
 //
 // Two blocks form a cluster. They compute two tiles, one below the other. Each block loads half of `b`'s tile for both.
 // In a block one thread loads by TMA into three stages. Two warpgroups multiply (wgmma). Each has 64 x 256 sums, in 128
@@ -17,7 +17,7 @@ constexpr u32 A_BYTES = TILE_M * STEP_K * 2, B_BYTES = TILE_N * STEP_K * 2, STAG
 constexpr u32 STAGING_BYTES = TILE_M * TILE_N * 2, GROUP_BYTES = STAGING_BYTES / 2;
 // A box of 64 columns (128 bytes, swizzled) of 64 rows.
 constexpr u32 BOX_BYTES = 64 * 128;
-// Steps before the end of a tile at which its `pre` is loaded into registers.
+// The `pre` of a tile is loaded into registers so many steps before the end of the tile.
 constexpr u32 EARLY_STEPS = 4;
 // Row pairs that are walked together, column by column, so that their factors stay in the L2 cache.
 constexpr u32 ROWS_TOGETHER = 8;
@@ -47,7 +47,7 @@ inline void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// In another block of the cluster. With `.release.cluster` the compiler adds a fence of the whole GPU, which takes a
+// In another block of the cluster. With `.release.cluster` the compiler adds a fence of the whole GPU. It takes a
 // quarter of the speed. Nothing was written, so there is nothing to release.
 inline void barrier_arrive(u32 barrier, u32 block) {
     asm volatile(
@@ -97,7 +97,7 @@ inline void store_shared(u32 address, u32 x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x));
 }
 
-// What was stored to shared memory is there for TMA and wgmma.
+// Makes earlier stores to shared memory visible to TMA and wgmma.
 inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
 
-// What asynchronous products wrote is read after this, not before.
+// Keeps the compiler from reading the results of asynchronous products before this point.
 template <int N> void settle(float (&d)[N]) {
 #pragma unroll
     for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");

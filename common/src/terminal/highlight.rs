@@ -8,7 +8,7 @@ const ERROR: Style = AnsiColor::Red.on_default().bold();
 const NOTICE: Style = AnsiColor::Yellow.on_default();
 const LOSS: Style = Style::new().bold();
 
-/// Whether a line tells of an error, which ends a run.
+/// Whether a line tells of an error that ends a run.
 pub(super) fn is_error(line: &str) -> bool {
     line.starts_with("error: ") || line.starts_with("error on rank ")
 }

@@ -40,7 +40,7 @@ pub fn warn(text: &str) {
     print_line(Stream::Errors, text);
 }
 
-/// Shows a status line below all others, in place of the one before, where a terminal reads; an empty text removes it. An
+/// Shows a status line below all others, in place of the one before, if a terminal reads; an empty text removes it. An
 /// error removes it too.
 pub fn status(text: &str) {
     let text = for_terminal(text);
@@ -59,7 +59,7 @@ pub fn shows_status() -> bool {
     Stream::ALL.iter().any(|stream| stream.look().draws)
 }
 
-/// The most columns that a line may have where lines of [`say`] go; `None` for a file or a pipe.
+/// The most columns for a line of [`say`]; `None` if the lines go to a file or a pipe.
 pub fn columns() -> Option<usize> {
     Stream::Output.look().columns
 }
@@ -93,7 +93,7 @@ fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes lines on a thread of its own, which may be held up.
+/// Writes lines on a thread of its own. Only this thread may be held up.
 struct Printer {
     lines: Sender<String>,
     written: Receiver<()>,
@@ -130,11 +130,11 @@ pub fn print(text: &str) -> Result<()> {
     write_to(&mut stdout(), &format!("{}\n", for_terminal(text))).map(|_| ())
 }
 
-/// Standard output as a terminal. What a terminal would act on is escaped, line breaks and tabs excepted.
+/// Standard output as a terminal. Characters that a terminal would act on are escaped, line breaks and tabs excepted.
 pub struct Screen;
 
 impl Write for Screen {
-    /// Characters are whole in what callers write: they write text.
+    /// Callers write text, so every character arrives whole.
     fn write(&mut self, text: &[u8]) -> Result<usize> {
         stdout().write_all(for_terminal(&String::from_utf8_lossy(text)).as_bytes())?;
         Ok(text.len())

@@ -1,4 +1,5 @@
-//! What standard output and standard error lead to: a terminal, seen directly or through `trainer launch`, or a file or pipe.
+//! The target of standard output and of standard error: a terminal, seen directly or through `trainer launch`, or a
+//! file or pipe.
 
 use std::io::{IsTerminal, stderr, stdout};
 
@@ -24,7 +25,7 @@ pub(super) enum Stream {
 impl Stream {
     pub(super) const ALL: [Stream; 2] = [Stream::Output, Stream::Errors];
 
-    /// The variable by which `trainer launch` tells its ranks how wide the terminal is that their lines go to. mpirun stands
+    /// The variable by which `trainer launch` tells its ranks the width of the terminal for their lines. mpirun stands
     /// between: a rank itself sees a pipe, or a terminal of no size.
     pub(super) fn variable(self) -> &'static str {
         match self {

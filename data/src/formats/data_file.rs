@@ -1,7 +1,8 @@
-//! Files of data, read by position. Data may be larger than memory; the system keeps what was read for all ranks of a node.
+//! Files of data, read by position. Data may be larger than memory. The system keeps bytes that were read, for all
+//! ranks of a node.
 //!
-//! Nothing is mapped into memory: touching a mapped byte that the file has lost ends the process by a signal, and bytes that
-//! change while they are read are undefined behaviour where text is expected.
+//! Nothing is mapped into memory. If a file got shorter, touching a mapped byte behind its end would end the process by
+//! a signal. If the bytes of text change while they are read, that is undefined behaviour.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -20,7 +21,8 @@ impl DataFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// What the operating system said. A path that is not a regular file is refused: opening a pipe would wait for a writer.
+    /// An error of the operating system. A path that is not a regular file is refused: opening a pipe would wait for a
+    /// writer.
     pub(crate) fn open(path: &Path) -> Result<DataFile> {
         let file = open_file(path)?;
         let len = file.metadata()?.len();
@@ -35,7 +37,7 @@ impl DataFile {
     /// Reads the bytes from `at` on until `bytes` is full.
     ///
     /// # Errors
-    /// What the operating system said; the file is shorter now.
+    /// An error of the operating system; the file is shorter now.
     pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> Result<()> {
         self.file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => self.shorter(),
@@ -62,7 +64,7 @@ pub(crate) struct Sequential<'f> {
 }
 
 impl<'f> Sequential<'f> {
-    /// A reader of the bytes `at..end`, which the file has.
+    /// A reader of the bytes `at..end`. The file must have them.
     pub(crate) fn new(file: &'f DataFile, at: u64, end: u64) -> Sequential<'f> {
         Sequential { file, at, end, bytes: Vec::new(), taken: 0 }
     }

@@ -32,7 +32,7 @@ pub(crate) fn encode_header(kind: TokenType, len: u64, largest: u32) -> [u8; HEA
     header
 }
 
-/// What the header of a file says.
+/// The content of a file's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Type of the tokens.

@@ -20,12 +20,12 @@ pub(crate) struct ShardWriter {
     /// the process ends.
     _lock: File,
     kind: TokenType,
-    /// Tokens of each file except the last, which may have fewer.
+    /// Tokens of each file. Only the last may have fewer.
     tokens_per_shard: u64,
     shard: Option<Shard>,
     /// Files begun.
     pub(crate) shards: usize,
-    /// Folders that have the name of leftovers, and not the mark: somebody else made them.
+    /// Folders with the name of a leftover, but without the mark: somebody else made them.
     pub(crate) foreign: Vec<PathBuf>,
 }
 
@@ -39,11 +39,11 @@ struct Shard {
 }
 
 impl ShardWriter {
-    /// Begins the files of `folder`, of `tokens_per_shard` tokens each. Removes what processes that were killed have left
-    /// of it.
+    /// Begins the files of `folder`, of `tokens_per_shard` tokens each. Removes leftovers of processes that were killed
+    /// while they wrote it.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// An error of the operating system.
     pub(crate) fn create(folder: &Path, kind: TokenType, tokens_per_shard: u64) -> Result<ShardWriter, DataError> {
         let folder = std::path::absolute(folder).map_err(|error| failed(folder, &error))?;
         let name = folder.file_name().map(|name| name.display().to_string()).unwrap_or_default();
@@ -57,7 +57,7 @@ impl ShardWriter {
     /// Appends tokens. A full file is closed, and the next one is begun.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// An error of the operating system.
     pub(crate) fn push(&mut self, mut tokens: &[u32]) -> Result<(), DataError> {
         let mut bytes = Vec::new();
         while !tokens.is_empty() {
@@ -86,7 +86,7 @@ impl ShardWriter {
     /// Adds a file of another kind.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// An error of the operating system.
     pub(crate) fn add(&self, name: &str, content: &[u8]) -> Result<(), DataError> {
         let path = self.partial.join(name);
         let write = || {
@@ -100,7 +100,7 @@ impl ShardWriter {
     /// Closes the last file and gives the folder its name. A folder of that name must not exist, or be empty.
     ///
     /// # Errors
-    /// What the operating system said. Nothing is left behind then.
+    /// An error of the operating system. Then nothing is left behind.
     pub(crate) fn finish(mut self) -> Result<(), DataError> {
         self.close()?;
         let parent = self.folder.parent().unwrap_or(Path::new("/"));
@@ -141,8 +141,9 @@ impl Drop for ShardWriter {
     }
 }
 
-/// Removes the folders beside `folder` whose names begin with `prefix`, that have the mark, and that nobody writes. Returns those
-/// without the mark, which stay.
+/// Removes leftovers beside `folder`: folders with a name beginning with `prefix`, with the mark, and without a process
+/// that writes them. An empty folder without the mark is one too. Returns other folders without the mark, and does not
+/// remove them.
 fn remove_leftovers(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let beside = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
     let named = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
@@ -156,6 +157,8 @@ fn remove_leftovers(folder: &Path, prefix: &str) -> Vec<PathBuf> {
             }
             // Somebody writes it.
             Ok(_) if is_folder => {}
+            // A process was killed before it made its mark. Only an empty folder is removed.
+            Err(_) if is_folder && std::fs::remove_dir(&path).is_ok() => {}
             // Another process may have removed it.
             _ if path.exists() => foreign.push(path),
             _ => {}
@@ -214,12 +217,15 @@ mod tests {
             std::fs::write(folder.join("tokens_000000.bin"), [0; 100]).unwrap();
         }
         std::fs::write(left.join(MARK), "").unwrap();
-        // What a user made, also where the name is that of this process.
+        let empty = at(".out.partial-4194307"); // its process was killed before it made its mark
+        std::fs::create_dir(&empty).unwrap();
+        // A user made this one. It stays, even with the name of this process.
         let same = at(&format!(".out.partial-{}", std::process::id()));
         std::fs::write(&same, "mine").unwrap();
         let (written, lock) = make_locked(&at(".out.partial-4194306")).unwrap();
         let mut writer = ShardWriter::create(&output, TokenType::U16, 10).unwrap();
-        assert_eq!([&left, &other, &own, &written].map(|path| path.exists()), [false, true, true, true]);
+        let there = [&left, &empty, &other, &own, &written].map(|path| path.exists());
+        assert_eq!(there, [false, false, true, true, true]);
         writer.foreign.sort();
         let mut foreign = [own.clone(), same.clone()];
         foreign.sort();

@@ -42,7 +42,7 @@ impl TokenType {
         }
     }
 
-    /// Appends the bytes of ids, which must fit the type.
+    /// Appends the bytes of ids. The type must have room for them.
     pub fn encode(self, ids: &[u32], bytes: &mut Vec<u8>) {
         for id in ids {
             bytes.extend(&u64::from(*id).to_le_bytes()[..self.size()]);
@@ -72,7 +72,7 @@ const PIECE: u64 = 1 << 20;
 /// Rows are read in pieces of this many bytes, on the stack: the rows of most runs fit.
 const ROW: usize = 16 << 10;
 
-/// Where the bytes of tokens are.
+/// The place of the bytes of tokens.
 pub(crate) enum Storage {
     /// In a file.
     File(DataFile),
@@ -82,9 +82,9 @@ pub(crate) enum Storage {
 
 /// Tokens that follow each other.
 pub(crate) struct Tokens {
-    /// What messages call them.
+    /// Their name in messages.
     pub(crate) name: String,
-    /// Where their bytes are; other bytes may lie before and after.
+    /// The place of their bytes. Other bytes may lie before and after.
     pub(crate) storage: Storage,
     /// Their type.
     pub(crate) kind: TokenType,
@@ -97,7 +97,7 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
+    /// Writes tokens `start..start + row.len()` into `row`. They must exist.
     ///
     /// # Errors
     /// The file changed since it was opened and cannot be read any more. Or a token is not below `vocab`:
@@ -182,8 +182,8 @@ impl Tokens {
         Err(self.outside(id, None, vocab))
     }
 
-    /// Adds what identifies these tokens to a hash: their number, then all tokens in memory, or the first and the last few
-    /// of a file, which may be larger than memory.
+    /// Adds the identity of these tokens to a hash: their number, then all tokens in memory, or the first and the last
+    /// few of a file, because a file may be larger than memory.
     ///
     /// # Errors
     /// The file cannot be read any more.

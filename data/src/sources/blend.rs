@@ -1,12 +1,12 @@
-//! Blends of datasets: which dataset a sample comes from, as a function of its number.
+//! Blends of datasets: the dataset of a sample, as a function of the sample's number.
 
 use common::UserError;
 
-/// Samples after which the pattern repeats. Shares are exact to one part in this number.
+/// The pattern repeats after so many samples. Shares are exact to one part in this number.
 const PERIOD: usize = 1 << 16;
 
 /// Datasets with weights. Within a period each sample comes from the dataset that is furthest behind its share, as in
-/// Megatron's blends. The next period repeats the pattern, and each dataset continues where it stopped.
+/// Megatron's blends. The next period repeats the pattern. Each dataset then continues after its last sample.
 pub struct Blend {
     /// For each sample of a period: its dataset, and how many samples before it in the period come from the same dataset.
     pattern: Vec<(u32, u32)>,

@@ -22,11 +22,12 @@ pub struct Conversations {
 
 /// All conversations of a dataset, in memory, as far as they fit a sample.
 struct All {
-    /// The tokens, one conversation after the other. One that is no target is stored as `!token`, which is negative.
+    /// The tokens, one conversation after the other. A token that is no target is stored as `!token`, a negative
+    /// number.
     tokens: Vec<i32>,
     /// The position behind the last token of each conversation.
     ends: Vec<usize>,
-    /// For each conversation, the number of targets of all up to it.
+    /// For each conversation, the number of targets up to its end, over all conversations before it too.
     targets: Vec<u64>,
     /// The token that fills a row.
     padding: i32,
@@ -42,7 +43,7 @@ pub(crate) struct Builder {
     pub(crate) counts: Counts,
 }
 
-/// What became of the conversations.
+/// Counts of conversations and their tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) read: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// In words, in so many samples of `seq` inputs.
+    /// The counts in words, for `samples` samples of `seq` inputs.
     pub(crate) fn describe(self, samples: u64, seq: usize) -> String {
         let Counts { read, cut, empty, tokens, targets } = self;
         let kept = read - empty;
@@ -134,8 +135,8 @@ impl All {
         before(range.end) - before(range.start)
     }
 
-    /// Writes a conversation at the start of inputs and of targets. Returns how many of each it takes: all but its last token
-    /// are inputs, all but its first may be targets.
+    /// Writes a conversation at the start of `inputs` and of `targets`. Returns the number of places that it takes in
+    /// each: all its tokens but the last are inputs, all but the first may be targets.
     fn read(&self, at: usize, inputs: &mut [i32], targets: &mut [i32]) -> usize {
         let tokens = &self.tokens[self.tokens_of(at)];
         let (_, after_first) = tokens.split_at(1);
@@ -158,6 +159,11 @@ impl Conversations {
         self.packs.as_ref().map_or(self.range.len(), |packs| packs.count()) as u64
     }
 
+    /// Number of conversations.
+    pub(crate) fn conversations(&self) -> u64 {
+        self.range.len() as u64
+    }
+
     /// The first `share` of the conversations, and the rest.
     pub fn split(self, share: f64) -> (Conversations, Conversations) {
         let Conversations { all, range, .. } = self;
@@ -165,7 +171,7 @@ impl Conversations {
         (Conversations::new(all.clone(), range.start..middle), Conversations::new(all, middle..range.end))
     }
 
-    /// What identifies the dataset. `None` for the second part of a [`Conversations::split`]: the first part has it.
+    /// The identity of the dataset. `None` for the second part of a [`Conversations::split`]: the first part has it.
     pub fn identity(&self) -> Option<Identity> {
         if self.range.start > 0 {
             return None;
@@ -185,20 +191,22 @@ impl Conversations {
         }
     }
 
-    /// Values of a row: `seq` inputs and `seq` targets. A packed sample has `seq` positions more, of each token in its conversation.
+    /// Values of a row: `seq` inputs and `seq` targets, of a packed sample also `seq` positions, of each token in its
+    /// conversation. The last value is the number of inputs that are no padding.
     pub fn width(&self) -> usize {
-        self.all.seq * if self.packs.is_some() { 3 } else { 2 }
+        self.all.seq * if self.packs.is_some() { 3 } else { 2 } + 1
     }
 
     /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a packed
     /// sample is a conversation of its own.
     pub fn read(&self, number: u64, row: &mut [i32]) {
+        let Some((real, row)) = row.split_last_mut() else { return };
         let (inputs, rest) = row.split_at_mut(self.all.seq);
         let (targets, positions) = rest.split_at_mut(self.all.seq);
         inputs.fill(self.all.padding);
         targets.fill(-1);
         let Some(packs) = &self.packs else {
-            self.all.read(self.range.start + number as usize, inputs, targets);
+            *real = self.all.read(self.range.start + number as usize, inputs, targets) as i32;
             return;
         };
         let mut begin = 0;
@@ -211,6 +219,7 @@ impl Conversations {
             begin = end;
         }
         count_up(&mut positions[begin..]);
+        *real = begin as i32;
     }
 }
 
@@ -241,13 +250,13 @@ mod tests {
         let (conversations, counts) = made(&all, 4);
         assert_eq!(counts, Counts { read: 4, cut: 1, empty: 1, tokens: 12, targets: 5 });
         let row = |number| {
-            let mut row = [0; 8];
+            let mut row = [0; 9];
             conversations.read(number, &mut row);
             row
         };
-        assert_eq!(row(0), [1, 2, 100, 3, -1, 100, -1, 101]);
-        assert_eq!(row(1), [100, 101, 7, 7, 101, -1, -1, -1]);
-        assert_eq!(row(2), [0, 1, 2, 100, -1, -1, 100, 101]);
+        assert_eq!(row(0), [1, 2, 100, 3, -1, 100, -1, 101, 4]);
+        assert_eq!(row(1), [100, 101, 7, 7, 101, -1, -1, -1, 1]);
+        assert_eq!(row(2), [0, 1, 2, 100, -1, -1, 100, 101, 4]);
         assert_eq!([0..1, 1..2, 2..3, 0..3, 1..1].map(|range| conversations.targets(range)), [2, 1, 2, 5, 0]);
     }
 
@@ -257,7 +266,7 @@ mod tests {
         let (whole, _) = made(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), 2);
         let (train, rest) = whole.clone().split(0.8);
         assert_eq!((train.count(), rest.count(), rest.targets(0..2)), (8, 2, 4));
-        let (mut a, mut b) = ([0; 4], [0; 4]);
+        let (mut a, mut b) = ([0; 5], [0; 5]);
         rest.read(1, &mut a);
         whole.read(9, &mut b);
         assert_eq!(a, b);
@@ -277,16 +286,16 @@ mod tests {
         let counts = builder.counts;
         let packed = builder.finish();
         // Inputs that they take: 4, 1, 2 and 3.
-        assert_eq!((packed.count(), packed.width()), (2, 18));
+        assert_eq!((packed.count(), packed.width()), (2, 19));
         let row = |number| {
-            let mut row = [0; 18];
+            let mut row = [0; 19];
             packed.read(number, &mut row);
             row
         };
         let [inputs, targets, positions] = [[1, 2, 100, 3, 5, 6], [-1, 100, -1, 101, -1, 102], [0, 1, 2, 3, 0, 1]];
-        assert_eq!(row(0)[..], [inputs, targets, positions].concat());
+        assert_eq!(row(0)[..], [&inputs[..], &targets, &positions, &[6]].concat());
         let [inputs, targets, positions] = [[4, 7, 101, 8, 9, 9], [100, 101, -1, 103, -1, -1], [0, 0, 1, 2, 0, 1]];
-        assert_eq!(row(1)[..], [inputs, targets, positions].concat());
+        assert_eq!(row(1)[..], [&inputs[..], &targets, &positions, &[4]].concat());
         assert_eq!([0..1, 1..2, 0..2].map(|range| packed.targets(range)), [3, 3, 6]);
         let said = counts.describe(packed.count(), 6);
         assert!(

@@ -43,7 +43,7 @@ impl Corpus {
         self.len() == 0
     }
 
-    /// What identifies it.
+    /// The identity of the corpus.
     ///
     /// # Errors
     /// A file cannot be read any more.
@@ -53,7 +53,7 @@ impl Corpus {
         Ok(Identity { tokens: self.len(), sha256: format!("{:x}", hash.finalize()) })
     }
 
-    /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
+    /// Writes tokens `start..start + row.len()` into `row`. They must exist.
     fn read(&self, mut start: u64, mut row: &mut [i32]) -> Result<(), DataError> {
         let mut file = self.ends.partition_point(|end| *end <= start);
         while !row.is_empty() {
@@ -92,7 +92,7 @@ impl Windows {
         (Windows { count, ..self }, rest)
     }
 
-    /// What identifies their corpus. `None` for the second part of a [`Windows::split`]: the first part has it.
+    /// The identity of their corpus. `None` for the second part of a [`Windows::split`]: the first part has it.
     ///
     /// # Errors
     /// A file cannot be read any more.

@@ -1,4 +1,4 @@
-//! The samples of one dataset, whatever they are.
+//! The samples of one dataset, of either kind.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::sources::corpus::Windows;
 pub enum Dataset {
     /// Windows of running text: every token after the first of a window is a target.
     Windows(Windows),
-    /// Conversations, of which only the answers are targets.
+    /// Conversations: only the answers are targets.
     Conversations(Conversations),
 }
 
@@ -21,6 +21,14 @@ impl Dataset {
         match self {
             Dataset::Windows(windows) => windows.count,
             Dataset::Conversations(conversations) => conversations.count(),
+        }
+    }
+
+    /// Number of conversations. `None` for running text.
+    pub(crate) fn conversations(&self) -> Option<u64> {
+        match self {
+            Dataset::Windows(_) => None,
+            Dataset::Conversations(conversations) => Some(conversations.conversations()),
         }
     }
 
@@ -38,7 +46,7 @@ impl Dataset {
         }
     }
 
-    /// What identifies it. `None` for the second part of a [`Dataset::split`]: the first part has it.
+    /// The identity of the dataset. `None` for the second part of a [`Dataset::split`]: the first part has it.
     ///
     /// # Errors
     /// A file cannot be read any more.
@@ -49,7 +57,7 @@ impl Dataset {
         }
     }
 
-    /// Values of a row of `seq` inputs: `seq + 1` tokens, or what [`Conversations::width`] says.
+    /// Values of a row of `seq` inputs: `seq + 1` tokens, or [`Conversations::width`].
     pub(crate) fn width(&self, seq: usize) -> usize {
         match self {
             Dataset::Windows(_) => seq + 1,

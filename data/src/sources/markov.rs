@@ -1,7 +1,7 @@
-//! The embedded source: letters of an order-2 Markov chain, whose lowest possible loss is known exactly.
+//! The embedded source: letters of an order-2 Markov chain. Its lowest possible loss is known exactly.
 //!
-//! The next letter depends on the two letters before it. The last letter alone predicts much less. So a model without
-//! attention, which sees one letter at a time, stays far above the loss that a model with attention reaches.
+//! The next letter depends on the two letters before it. The last letter alone predicts much less. A model without
+//! attention sees one letter at a time. So its loss stays far above that of a model with attention.
 
 use device::{HostValues, Staging};
 
@@ -110,7 +110,7 @@ fn entropy(distribution: &[f64]) -> f64 {
     distribution.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum()
 }
 
-/// The first index where the running sum of the distribution exceeds `at`.
+/// The first index at which the running sum of the distribution exceeds `at`.
 fn draw(distribution: &[f64], at: f64) -> usize {
     let mut sum = 0.0;
     for (index, p) in distribution.iter().enumerate() {

@@ -9,7 +9,7 @@ use crate::error::DataError;
 use crate::found::expanded;
 use crate::source::{Source, Split};
 
-/// Takes the place of missing files where a run is only planned.
+/// Takes the place of missing files if a run is only planned.
 pub struct Missing(String);
 
 impl Missing {

@@ -1,4 +1,4 @@
-//! What samples are made of: files of tokens, or data that are generated here.
+//! Sources of samples: files of tokens, or data that are generated here.
 
 pub(crate) mod blend;
 pub(crate) mod conversations;

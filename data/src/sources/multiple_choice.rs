@@ -12,12 +12,10 @@ use crate::identity::{Identities, Identity};
 use crate::splits::{Chosen, Purpose};
 use crate::text::documents::{in_parallel, read_files};
 use crate::text::question::Question;
+use crate::text::records::Records;
 use crate::text::text_file::Piece;
 use crate::text::text_files::text_files;
 use crate::text::tokenizer::Tokenizer;
-
-/// The key by which a file without a known name ending is taken for JSON lines.
-const ENDINGS: &str = "endings";
 
 /// The questions of a file, in memory.
 pub struct MultipleChoice {
@@ -25,16 +23,16 @@ pub struct MultipleChoice {
     rows: Vec<Row>,
     /// Each question.
     questions: Vec<Asked>,
-    /// What the user should know about the file, a line each.
+    /// Notices for the user about the file, a line each.
     pub notices: Vec<String>,
     /// The size of the tokenizer's vocabulary.
     pub tokenizer_vocab: usize,
 }
 
-/// A question whose endings are rows.
+/// A question, with its endings as rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Its line in the file, from 1.
+    /// Its line or row in the file, from 1.
     pub line: usize,
     /// Its rows.
     pub rows: Range<usize>,
@@ -46,20 +44,21 @@ pub struct Asked {
 
 /// An ending after its context, as tokens.
 struct Row {
-    /// At most one more than a sample has inputs: the last of context and ending.
+    /// The last tokens of context and ending, at most one more than a sample has inputs.
     tokens: Vec<i32>,
-    /// Tokens of the ending, which are the last ones.
+    /// The number of tokens of the ending. They are the last ones.
     ending: usize,
     /// The context was cut.
     is_cut: bool,
 }
 
-/// How well a model chose.
+/// The accuracy of a model's choices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Accuracy {
-    /// Share of the questions whose right ending was chosen.
+    /// The share of questions for which the right ending was chosen.
     pub share: f64,
-    /// Its standard error: the deviation of a sample over the root of the number of questions. 0 for a single question.
+    /// Its standard error: the standard deviation over the questions, divided by the root of their number. 0 for a
+    /// single question.
     pub stderr: f64,
 }
 
@@ -72,10 +71,10 @@ impl MultipleChoice {
     pub fn open(name: &str, data: &DataConfig, seq: usize, vocab: usize) -> Result<MultipleChoice, UserError> {
         let tokenizer = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())?;
         let Chosen { files, notices, .. } =
-            text_files(&format!("`{name}`"), Path::new(name), ENDINGS, Purpose::Evaluate)?;
+            text_files(&format!("`{name}`"), Path::new(name), Records::Questions, Purpose::Evaluate)?;
         let (notices, tokenizer_vocab) = (notices.lines(), tokenizer.vocab());
         let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices, tokenizer_vocab };
-        read_files(&files, &tokenizer, ENDINGS, |pieces| {
+        read_files(&files, &tokenizer, Records::Questions, |pieces| {
             for (line, question, rows) in in_parallel(pieces, |piece| asked(piece, &tokenizer, seq))? {
                 all.push(line, &question, rows);
             }
@@ -133,12 +132,12 @@ impl MultipleChoice {
         self.rows[rows].iter().map(|row| row.ending as u64).sum()
     }
 
-    /// Writes a row into `row`: `seq` inputs, then `seq` targets, -1 where there is none. Returns where the targets are, as a
-    /// range of its inputs.
+    /// Writes a row into `row`: `seq` inputs, then `seq` targets. A place without a target is -1. Returns the places of
+    /// the targets, as a range of the row's inputs.
     pub fn read(&self, number: usize, row: &mut [i32]) -> Range<usize> {
         let (inputs, targets) = row.split_at_mut(row.len() / 2);
         let (tokens, counted) = (&self.rows[number].tokens, self.counted(number));
-        // What follows the ending is not seen by it.
+        // The inputs after the ending do not matter: the ending does not see them.
         inputs.fill(0);
         targets.fill(-1);
         inputs[..counted.end].copy_from_slice(&tokens[..counted.end]);
@@ -146,13 +145,13 @@ impl MultipleChoice {
         counted
     }
 
-    /// Where the targets of a row are, as a range of its inputs.
+    /// The places of a row's targets, as a range of its inputs.
     pub fn counted(&self, number: usize) -> Range<usize> {
         let Row { tokens, ending, .. } = &self.rows[number];
         tokens.len() - 1 - ending..tokens.len() - 1
     }
 
-    /// What identifies the questions. `name` is what messages call them.
+    /// The identity of the questions, under `name`.
     pub fn identities(&self, name: &str) -> Identities {
         let mut hash = Sha256::new();
         for row in &self.rows {
@@ -171,7 +170,8 @@ impl Asked {
         first_largest(sums.iter().copied())
     }
 
-    /// As [`Asked::chosen`], by the sums over the numbers of characters. Long endings lose nothing by their length so.
+    /// As [`Asked::chosen`], but each sum is divided by the ending's number of characters. So long endings have no
+    /// disadvantage.
     pub fn chosen_by_mean(&self, sums: &[f64]) -> usize {
         first_largest(sums.iter().zip(&self.characters).map(|(sum, characters)| sum / *characters as f64))
     }
@@ -183,7 +183,7 @@ fn first_largest(values: impl Iterator<Item = f64>) -> usize {
 }
 
 impl Accuracy {
-    /// That of `right` of `all` questions; `all` is above 0.
+    /// The accuracy of `right` right answers to `all` questions; `all` is above 0.
     pub fn new(right: usize, all: usize) -> Accuracy {
         let share = right as f64 / all as f64;
         Accuracy { share, stderr: (share * (1.0 - share) / (all as f64 - 1.0).max(1.0)).sqrt() }
@@ -192,14 +192,12 @@ impl Accuracy {
 
 /// The question of a line, with its number, and its endings as rows.
 fn asked(piece: &Piece, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Question, Vec<Row>), UserError> {
-    let name = piece.path.display();
-    let rule = "each line is {\"ctx\": ..., \"endings\": [...], \"label\": n} as in HellaSwag, or {\"context\": ..., \"choices\": \
-                [...], \"gold\": n}";
-    let Some(line) = piece.line else {
+    let (name, rule) = (piece.path.display(), Question::RULE);
+    let Some(place) = piece.place else {
         let what = format!("{name} has no JSON lines");
         return Err(UserError::new(what, rule, "name a .jsonl file with questions"));
     };
-    let wrong = |what: String| UserError::new(format!("{name} line {line} {what}"), rule, "correct that line");
+    let wrong = |what: String| UserError::new(format!("{name} {place} {what}"), rule, "correct that line");
     let question = piece.ensure_record().and_then(|()| Question::of_line(&piece.text)).map_err(wrong)?;
     let mut rows = Vec::new();
     for (number, ending) in question.endings.iter().enumerate() {
@@ -207,19 +205,19 @@ fn asked(piece: &Piece, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Que
             .map_err(|error| wrong(format!("is refused by the tokenizer: {error}")))?;
         if row.ending > seq {
             return Err(UserError::new(
-                format!("{name} line {line} has an ending, number {}, of {}", number + 1, counted(row.ending, "token")),
+                format!("{name} {place} has an ending, number {}, of {}", number + 1, counted(row.ending, "token")),
                 format!("an ending has at most model.seq_length = {seq}"),
                 "set a larger --seq-length, or remove that line",
             ));
         }
         rows.push(row);
     }
-    Ok((line, question, rows))
+    Ok((place.number(), question, rows))
 }
 
-/// The tokens of a context and of an ending after a space, as lm-evaluation-harness divides them: both are tokenised together,
-/// and the ending's begin where the context alone ends. Before the context are the tokens that begin a document. Where there
-/// are none, a context without tokens is the token that ends a document.
+/// The tokens of a context, a space and an ending, divided as lm-evaluation-harness does it: both are tokenised
+/// together, and the ending's tokens begin at the end of the context tokenised alone. The context follows the tokens
+/// that begin a document. If there are none, a context without tokens becomes the token that ends a document.
 fn row(context: &str, ending: &str, tokenizer: &Tokenizer, seq: usize) -> Result<Row, String> {
     // Spaces at the end of a context belong to the token that begins the ending.
     let begin = tokenizer.encode(context.trim_end())?.len();
@@ -271,6 +269,20 @@ mod tests {
         assert_eq!(all.questions()[0].characters, [1, 2], "characters, not bytes");
         assert_eq!([0..2, 2..5].map(|rows| all.targets(rows)), [8, 7]);
         assert!(all.notices[0].contains("2 questions, 5 endings, 1 of them behind a context cut to 6 tokens"));
+    }
+
+    #[test]
+    fn questions_are_found_in_a_file_of_any_name_and_in_a_list() {
+        let right = r#"{"ctx": "a", "endings": ["b", "c"], "label": 0}"#;
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in
+            [("questions", right), ("questions.txt", right), ("questions.json", &format!("[{right}]"))]
+        {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            let opened = MultipleChoice::open(path.to_str().unwrap(), &DataConfig::for_tests(), 8, 256);
+            assert_eq!(opened.unwrap().questions().len(), 1, "{name}");
+        }
     }
 
     #[test]

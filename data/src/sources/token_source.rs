@@ -11,7 +11,7 @@ use device::{HostValues, Staging};
 use crate::error::DataError;
 use crate::identity::Identities;
 use crate::random::word;
-use crate::source::{Source, Split, rows};
+use crate::source::{Epoch, Source, Split, rows};
 use crate::sources::blend::Blend;
 use crate::sources::dataset::Dataset;
 use crate::sources::permutation::permuted;
@@ -20,7 +20,7 @@ use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Datasets that are read in the shares of a blend.
 pub struct Mixture {
-    /// Which dataset a sample is from.
+    /// Gives the dataset of a sample.
     pub blend: Blend,
     /// The datasets. Each has at least one sample.
     pub datasets: Vec<Dataset>,
@@ -28,35 +28,35 @@ pub struct Mixture {
 
 /// A source of tokens from files.
 pub struct TokenSource {
-    /// What is trained on.
+    /// The datasets to train on.
     pub training: Mixture,
-    /// What is evaluated on, if anything.
+    /// The datasets to evaluate on, if any.
     pub validation: Option<Mixture>,
-    /// Inputs of a sample, which has one token more.
+    /// Inputs of a sample. A sample has one token more.
     pub seq: usize,
     /// Seed of the order.
     pub seed: u64,
-    /// What it is, for the plan box.
+    /// A description of the source for the plan box.
     pub name: String,
-    /// What the user should know about the files that were read, a line each.
+    /// Notices for the user about the files that were read, a line each.
     pub notices: Vec<String>,
-    /// The tokenizer that made the tokens, where the data or the configuration say it.
+    /// The tokenizer that made the tokens, if the data or the configuration name it.
     pub tokenizer: Option<TokenizerCopy>,
-    /// The size of that tokenizer's vocabulary, where it is known.
+    /// The size of that tokenizer's vocabulary, if it is known.
     pub tokenizer_vocab: Option<usize>,
-    /// What made text of conversations.
+    /// The template that made text of conversations.
     pub chat_template: Option<ChatTemplate>,
 }
 
 impl Mixture {
     /// Dataset, epoch and place in the epoch of a sample.
-    fn place(&self, number: u64) -> (usize, u64, u64) {
+    fn locate(&self, number: u64) -> (usize, u64, u64) {
         let (dataset, number) = self.blend.at(number);
         let count = self.datasets[dataset].count();
         (dataset, number / count, number % count)
     }
 
-    /// Adds what identifies its datasets. `key` is the option that names them.
+    /// Adds the identities of the mixture's datasets. `key` is the option that names them.
     fn identify(&self, key: &str, all: &mut Identities) -> Result<(), DataError> {
         for (number, dataset) in self.datasets.iter().enumerate() {
             let name = if self.datasets.len() == 1 { key.into() } else { format!("{key}, dataset {}", number + 1) };
@@ -76,7 +76,7 @@ impl TokenSource {
 
     /// Dataset and window of a training sample. Each epoch of a dataset is in another order.
     pub fn training_window(&self, number: u64) -> (usize, u64) {
-        let (dataset, epoch, place) = self.training.place(number);
+        let (dataset, epoch, place) = self.training.locate(number);
         let key = word(word(self.seed, dataset as u64), epoch);
         (dataset, permuted(place, self.training.datasets[dataset].count(), key))
     }
@@ -86,7 +86,7 @@ impl TokenSource {
         self.training.datasets.iter().map(Dataset::count).sum()
     }
 
-    /// The number of targets of a range of training samples, which are counted as in [`TokenSource::in_order`].
+    /// The number of targets of a range of training samples. Samples are counted as in [`TokenSource::in_order`].
     pub fn targets_in_order(&self, range: Range<u64>) -> u64 {
         let mut before = 0;
         let of_dataset = |dataset: &Dataset| {
@@ -114,18 +114,18 @@ impl TokenSource {
         Err(DataError { what, fix: "read samples that are there".into() })
     }
 
-    /// Writes a sample into `row`, of [`TokenSource::width`] values. Validation goes through its datasets in order, again and
-    /// again.
+    /// Writes a sample into `row`, of [`TokenSource::width`] values. Validation goes through its datasets in order,
+    /// over and over.
     ///
     /// # Errors
     /// The data changed since they were opened, or there are no data for validation.
     pub fn sample(&self, split: Split, number: u64, row: &mut [i32]) -> Result<(), DataError> {
-        let (dataset, place) = self.place(split, number)?;
+        let (dataset, place) = self.locate(split, number)?;
         dataset.read(place, row)
     }
 
     /// The dataset of a sample, and its place there.
-    fn place(&self, split: Split, number: u64) -> Result<(&Dataset, u64), DataError> {
+    fn locate(&self, split: Split, number: u64) -> Result<(&Dataset, u64), DataError> {
         if split == Split::Train {
             let (dataset, place) = self.training_window(number);
             return Ok((&self.training.datasets[dataset], place));
@@ -134,7 +134,7 @@ impl TokenSource {
             let what = format!("{} has no samples to evaluate on", self.name);
             return Err(DataError { what, fix: "set data.split below 1, or data.validation_path".into() });
         };
-        let (dataset, _, place) = validation.place(number);
+        let (dataset, _, place) = validation.locate(number);
         Ok((&validation.datasets[dataset], place))
     }
 }
@@ -150,7 +150,7 @@ impl Source for TokenSource {
             return Ok(None);
         }
         let of_sample = |number| {
-            let (dataset, place) = self.place(split, number)?;
+            let (dataset, place) = self.locate(split, number)?;
             Ok(dataset.targets(place..place + 1, self.seq))
         };
         (first..first + count as u64).map(of_sample).sum::<Result<u64, DataError>>().map(Some)
@@ -158,6 +158,11 @@ impl Source for TokenSource {
 
     fn validates(&self) -> bool {
         self.validation.is_some()
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        let conversations = self.training.datasets.iter().map(Dataset::conversations).sum();
+        Some(Epoch { samples: self.samples(), conversations })
     }
 
     fn identities(&self) -> Result<Identities, DataError> {

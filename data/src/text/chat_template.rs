@@ -1,7 +1,7 @@
 //! A tokenizer's chat template: from messages to the text that a model reads.
 //!
-//! Templates are written for Hugging Face's `apply_chat_template`: Jinja with Python's methods, blocks that leave no blank
-//! lines, and `{% generation %}` around what the model writes.
+//! Templates are written for Hugging Face's `apply_chat_template`: Jinja with Python's methods, blocks that leave no
+//! blank lines, and `{% generation %}` around the model's answers.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -13,6 +13,7 @@ use common::files::read_text;
 use fancy_regex::Regex;
 use minijinja::{Value, context};
 
+use crate::text::built_in_templates::BuiltIn;
 use crate::text::copied_file::CopiedFile;
 use crate::text::template_engine::{Engine, Renderer, Size};
 use crate::text::tokenizer::Tokenizer;
@@ -20,11 +21,8 @@ use crate::text::tokenizer::Tokenizer;
 /// The largest file of these that is read, in bytes. Some list thousands of added tokens.
 const LARGEST: u64 = 16 << 20;
 
-/// The template of this name is built in.
-const CHATML: &str = "chatml";
-
-/// Begin and end of what `{% generation %}` encloses, in rendered text. Unicode reserves these characters for such uses: they
-/// are in no text.
+/// Marks in rendered text: begin and end of a part that `{% generation %}` encloses. Unicode reserves these characters
+/// for such uses, so no text has them.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// The tokens that templates may name.
@@ -37,14 +35,14 @@ pub struct ChatTemplate {
     source: String,
     /// The tokens that it may name, as text.
     special: BTreeMap<String, String>,
-    /// Whether it says itself what the model writes.
+    /// Whether the template itself marks the model's answers.
     has_marks: bool,
 }
 
 /// A conversation that a template is rendering, whole or its first messages.
 pub(crate) struct Rendering<'r> {
     renderer: &'r Renderer<'r>,
-    /// Objects with `role`, `content` and whatever the template reads.
+    /// Objects with `role`, `content` and the other keys that the template reads.
     pub(crate) messages: Vec<Value>,
     /// Descriptions of functions that the model may call.
     tools: Option<Value>,
@@ -52,7 +50,7 @@ pub(crate) struct Rendering<'r> {
 }
 
 impl ChatTemplate {
-    /// The template `name`: `chatml`, or a file. `None`: that of the tokenizer's folder. `folder` is the folder of the
+    /// The template `name`: one that is built in, or a file. `None`: that of the tokenizer's folder. `folder` is the folder of the
     /// tokenizer, if it has one.
     ///
     /// # Errors
@@ -62,21 +60,45 @@ impl ChatTemplate {
             Some(folder) => read_config(folder)?,
             None => serde_json::Value::Null,
         };
-        let (shown, source) = match (name, folder) {
-            (Some(CHATML), _) => (CHATML.into(), include_str!("chatml.jinja").into()),
-            (Some(file), _) => {
+        let (shown, source) = match (name.and_then(BuiltIn::named), name, folder) {
+            (Some(built_in), ..) => (built_in.name.into(), built_in.source.into()),
+            (None, Some(file), _) => {
                 let read = read_text(file.as_ref(), LARGEST).map_err(|error| {
-                    let rule = "it is chatml, or a file with a Jinja template";
+                    let rule = format!("it is one of {}, or a file with a Jinja template", BuiltIn::names());
                     UserError::new(format!("chat template {file} cannot be read: {error}"), rule, "check the path")
                 })?;
                 (file.into(), read)
             }
-            (None, Some(folder)) => {
+            (None, None, Some(folder)) => {
                 of_folder(folder, &config)?.ok_or_else(|| no_template(&folder.display().to_string()))?
             }
-            (None, None) => return Err(no_template("the byte tokenizer")),
+            (None, None, None) => return Err(no_template("the byte tokenizer")),
         };
         ChatTemplate::compile(&shown, source, &config, tokenizer)
+    }
+
+    /// The template to train with: as [`ChatTemplate::of`], but if there is none, the one that is built in for the
+    /// tokenizer's family. Then also a notice about it.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::open`].
+    pub(crate) fn to_train(
+        name: Option<&str>,
+        opened: &str,
+        tokenizer: &Tokenizer,
+    ) -> Result<(ChatTemplate, Option<String>), UserError> {
+        let built_in = match (name, folder_of(opened)) {
+            (None, Some(folder)) if of_folder(folder, &read_config(folder)?)?.is_none() => BuiltIn::of(tokenizer),
+            _ => None,
+        };
+        let Some(BuiltIn { name, token, .. }) = built_in else {
+            return Ok((ChatTemplate::of(name, opened, tokenizer)?, None));
+        };
+        let notice = format!(
+            "{opened} has no chat template: the built-in one of {name} is used, because its tokenizer has {token}. \
+             --chat-template names another"
+        );
+        Ok((ChatTemplate::of(Some(name), opened, tokenizer)?, Some(notice)))
     }
 
     /// The template of a tokenizer's folder. `None` if it has none.
@@ -95,9 +117,7 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::open`].
     pub fn of(name: Option<&str>, opened: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, UserError> {
-        let path = Path::new(opened);
-        let folder = if path.is_dir() { Some(path) } else { path.parent() };
-        ChatTemplate::open(name, folder.filter(|_| opened != "byte"), tokenizer)
+        ChatTemplate::open(name, folder_of(opened), tokenizer)
     }
 
     /// `config` is the tokenizer's configuration, with the special tokens that the template may name.
@@ -119,7 +139,7 @@ impl ChatTemplate {
         Ok(ChatTemplate { engine, source, special, has_marks })
     }
 
-    /// Whether it says itself, by `{% generation %}`, what the model writes.
+    /// Whether the template itself marks the model's answers, by `{% generation %}`.
     pub(crate) fn has_marks(&self) -> bool {
         self.has_marks
     }
@@ -140,23 +160,24 @@ impl ChatTemplate {
         self.engine.run(size, move |renderer| work(&Rendering { renderer, messages, tools, special }))
     }
 
-    /// What stands behind an answer in the text of a conversation, without white space at its end: the answer is complete
-    /// when the model has written it. Empty if the template has nothing there, or does not say.
+    /// The text after an answer in a conversation, without white space around it. An answer is complete when the model
+    /// has written this text. Empty if the template writes nothing there, or fails.
     pub fn end_of_answer(&self) -> String {
         let message = |role: &str, content: &str| Value::from_pairs([("role", role), ("content", content)]);
         let messages = vec![message("user", "question"), message("assistant", "answer")];
-        let text = self.render(messages, None, |conversation| conversation.text(2, false)).unwrap_or_default();
+        let rendered = self.render(messages, None, |conversation| conversation.text(&conversation.messages, false));
+        let text = rendered.unwrap_or_default();
         text.rsplit_once("answer").map_or("", |(_, end)| end).trim().into()
     }
 
     /// The prompt for the next answer in a conversation of `(role, content)`.
     ///
     /// # Errors
-    /// What the template says about messages that it does not take.
+    /// The template's error for messages that it does not take.
     pub fn prompt(&self, messages: &[(String, String)]) -> Result<String, String> {
         let message = |(role, content): &(String, String)| Value::from_pairs([("role", role), ("content", content)]);
         let messages: Vec<Value> = messages.iter().map(message).collect();
-        self.render(messages, None, |conversation| conversation.text(conversation.messages.len(), true))
+        self.render(messages, None, |conversation| conversation.text(&conversation.messages, true))
     }
 
     /// The template itself.
@@ -180,20 +201,21 @@ impl ChatTemplate {
 }
 
 impl Rendering<'_> {
-    /// The text of the first `count` messages, with [`MARKS`] where the template has them. If it `prompts`, the text ends with
-    /// what comes before an answer.
-    fn marked(&self, count: usize, prompts: bool) -> Result<String, String> {
-        let (messages, tools) = (&self.messages[..count], &self.tools);
+    /// The text of messages, with [`MARKS`] around answers if the template marks them. If it `prompts`, the text ends with
+    /// the beginning of an answer's message.
+    fn marked(&self, messages: &[Value], prompts: bool) -> Result<String, String> {
+        let tools = &self.tools;
         let special = self.special.clone();
         self.renderer.render(context! { messages, tools, add_generation_prompt => prompts, ..special })
     }
 
-    /// The text of the first `count` messages. If it `prompts`, it ends with what comes before an answer.
+    /// The text of messages: the conversation's first ones, or nearly so. If it `prompts`, it ends with the beginning of an
+    /// answer's message.
     ///
     /// # Errors
-    /// What the template says about messages that it does not take; it does more work than it may.
-    pub(crate) fn text(&self, count: usize, prompts: bool) -> Result<String, String> {
-        Ok(self.marked(count, prompts)?.replace(MARKS, ""))
+    /// The template's error for messages that it does not take; too much work.
+    pub(crate) fn text(&self, messages: &[Value], prompts: bool) -> Result<String, String> {
+        Ok(self.marked(messages, prompts)?.replace(MARKS, ""))
     }
 
     /// The text of all messages, and the ranges of its bytes that `{% generation %}` encloses.
@@ -201,7 +223,7 @@ impl Rendering<'_> {
     /// # Errors
     /// As [`Rendering::text`].
     pub(crate) fn text_and_ranges(&self) -> Result<(String, Vec<Range<usize>>), String> {
-        let marked = self.marked(self.messages.len(), false)?;
+        let marked = self.marked(&self.messages, false)?;
         let (mut text, mut ranges, mut begin) = (String::new(), Vec::new(), 0);
         for part in marked.split_inclusive(MARKS) {
             text += part.trim_end_matches(MARKS);
@@ -238,7 +260,7 @@ fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
     }
 }
 
-/// The template of a tokenizer's folder, whose configuration is `config`, and the file that has it.
+/// The template of a tokenizer's folder, and the file that has it. `config` is the folder's configuration.
 fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String, String)>, UserError> {
     let path = CopiedFile::ChatTemplate.at(folder);
     let shown = path.display().to_string();
@@ -263,11 +285,18 @@ fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String
     Ok(source.map(|source| (CopiedFile::TokenizerConfig.at(folder).display().to_string(), source)))
 }
 
+/// The folder of the tokenizer that was opened as `opened`. `None` for bytes.
+fn folder_of(opened: &str) -> Option<&Path> {
+    let path = Path::new(opened);
+    let folder = if path.is_dir() { Some(path) } else { path.parent() };
+    folder.filter(|_| opened != "byte")
+}
+
 fn no_template(of: &str) -> UserError {
     UserError::new(
         format!("{of} has no chat template"),
         "a chat template makes text of messages; models for chat have one in chat_template.jinja or tokenizer_config.json",
-        "name a file with one: --chat-template FILE, or --chat-template chatml",
+        format!("name a file with one, or one that is built in ({}): --chat-template chatml", BuiltIn::names()),
     )
 }
 

@@ -1,30 +1,12 @@
-//! From a line of JSON with a conversation to tokens, and which of them are the answers of the assistant.
+//! From a record with a conversation to tokens. Each token is marked as belonging to an answer of the assistant
+//! or not.
 
 use std::ops::Range;
 
-use minijinja::Value;
-use minijinja::value::ValueKind;
-use serde::Deserialize;
-
-use crate::text::chat_template::{ChatTemplate, Rendering};
+use crate::text::answers::with_answers;
+use crate::text::chat_form::{ChatForm, Talk};
+use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
-
-/// The key of a conversation's messages.
-pub(crate) const MESSAGES: &str = "messages";
-
-/// Who writes the answers.
-const ASSISTANT: &str = "assistant";
-
-/// The text of a conversation, and the ranges of its bytes that are answers.
-type Marked = (String, Vec<Range<usize>>);
-
-/// A line of a file with conversations. Other keys are not read.
-#[derive(Deserialize)]
-struct Line {
-    messages: Vec<Value>,
-    tools: Option<Value>,
-    weight: Option<Value>,
-}
 
 /// The tokens of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,31 +18,43 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// The conversation of a line.
+    /// The conversation of a record of this form. `template` makes text of messages.
     ///
     /// # Errors
-    /// What is wrong with the line, as the end of a sentence that begins with its name.
-    pub(crate) fn of_line(line: &str, template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<Conversation, String> {
-        let Line { messages, tools, weight } =
-            serde_json::from_str(line).map_err(|error| format!("is no object with `messages`: {error}"))?;
-        if let Some(weight) = weight {
-            return Err(format!("has a `weight` of {weight} beside `messages`: a weight is a part of a message"));
+    /// The mistake in the record, as the end of a sentence that begins with its name.
+    pub(crate) fn of_record(
+        record: &str,
+        form: ChatForm,
+        template: Option<&ChatTemplate>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Conversation, String> {
+        match (form.read(record)?, template) {
+            (Talk::Text { prompt, completion }, _) => {
+                let text = format!("{prompt}{completion}");
+                let completion = prompt.len()..text.len();
+                let mut conversation = Conversation::of_text(&text, &[completion], tokenizer)?;
+                conversation.tokens.push(tokenizer.end_of_text());
+                conversation.counts.push(true);
+                Ok(conversation)
+            }
+            (Talk::Messages { .. }, None) => Err("has messages, and there is no chat template".into()),
+            (Talk::Messages { messages, tools, learned }, Some(template)) => {
+                let has_marks = template.has_marks();
+                let rendered = template.render(messages, tools, move |conversation| match has_marks {
+                    true => Ok(Ok(conversation.text_and_ranges()?)),
+                    false => with_answers(conversation),
+                });
+                let (text, answers) =
+                    rendered.map_err(|error| format!("is refused by the chat template: {error}"))??;
+                Conversation::of_text(&text, &of_learned(answers, &learned)?, tokenizer)
+            }
         }
-        let mut learned = Vec::new();
-        for (number, message) in messages.iter().enumerate() {
-            let wrong = |problem| format!("has a message, number {}, {problem}", number + 1);
-            check(message).map_err(wrong)?;
-            learned.extend(is_learned(message).map_err(wrong)?);
-        }
-        let has_marks = template.has_marks();
-        let rendered = template.render(messages, tools, move |conversation| match has_marks {
-            true => Ok(Ok(conversation.text_and_ranges()?)),
-            false => with_answers(conversation),
-        });
-        let (text, answers) = rendered.map_err(|error| format!("is refused by the chat template: {error}"))??;
-        let answers = of_learned(answers, &learned)?;
+    }
+
+    /// The tokens of a text with these answers, as ranges of bytes.
+    fn of_text(text: &str, answers: &[Range<usize>], tokenizer: &Tokenizer) -> Result<Conversation, String> {
         let encoded =
-            tokenizer.encode_chat_with_ends(&text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
+            tokenizer.encode_chat_with_ends(text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
         let (mut conversation, mut at) = (Conversation::default(), 0);
         for (token, end) in encoded {
             while answers.get(at).is_some_and(|answer| answer.end < end) {
@@ -70,48 +64,6 @@ impl Conversation {
             conversation.counts.push(answers.get(at).is_some_and(|answer| answer.start < end));
         }
         Ok(conversation)
-    }
-}
-
-/// Fails unless a message has a role, and text or calls of tools.
-fn check(message: &Value) -> Result<(), String> {
-    let field = |name: &str| message.get_attr(name).unwrap_or_default();
-    if field("role").as_str().is_none() {
-        return Err("without a `role`".into());
-    }
-    let content = field("content");
-    match content.as_str().is_some()
-        || (content.is_none() || content.is_undefined()) && !field("tool_calls").is_undefined()
-    {
-        true => Ok(()),
-        false => Err("whose `content` is not text".into()),
-    }
-}
-
-/// Whether an answer is learned: `weight`, as OpenAI's format for fine-tuning has it, or `train`, as axolotl's, may say no.
-/// `None` for messages that are no answers.
-fn is_learned(message: &Value) -> Result<Option<bool>, String> {
-    let field = |name: &str| message.get_attr(name).ok().filter(|value| !value.is_none() && !value.is_undefined());
-    let shown = |value: &Value| serde_json::to_string(value).unwrap_or_default();
-    let weight = field("weight").map(|weight| match (weight.kind(), weight.as_i64()) {
-        (ValueKind::Number, Some(0)) => Ok(false),
-        (ValueKind::Number, Some(1)) => Ok(true),
-        _ => Err(format!("with a `weight` of {}: 1 has an answer learned, 0 has it only read", shown(&weight))),
-    });
-    let train = field("train").map(|train| match train.kind() {
-        ValueKind::Bool => Ok(train.is_true()),
-        _ => Err(format!("with a `train` of {}: it is true or false", shown(&train))),
-    });
-    let is_answer = field("role").is_some_and(|role| role.as_str() == Some(ASSISTANT));
-    match (is_answer, weight.transpose()?, train.transpose()?) {
-        (_, Some(weight), Some(train)) if weight != train => {
-            Err("whose `weight` and `train` contradict each other".into())
-        }
-        (false, Some(true), _) | (false, _, Some(true)) => {
-            Err("to be learned, which is no answer: only answers of the assistant are learned".into())
-        }
-        (false, ..) => Ok(None),
-        (true, weight, train) => Ok(Some(weight.or(train).unwrap_or(true))),
     }
 }
 
@@ -131,58 +83,23 @@ fn of_learned(answers: Vec<Range<usize>>, learned: &[bool]) -> Result<Vec<Range<
     Ok(answers.into_iter().zip(learned).filter_map(|(answer, learned)| learned.then_some(answer)).collect())
 }
 
-/// The text of a conversation and where its answers are, in bytes. An answer includes what the template writes behind it, so
-/// that the model learns to end. The inner error says of an answer that it cannot be told apart.
-fn with_answers(conversation: &Rendering<'_>) -> Result<Result<Marked, String>, String> {
-    let messages = &conversation.messages;
-    let text = conversation.text(messages.len(), false)?;
-    let mut answers = Vec::new();
-    for (number, message) in messages.iter().enumerate() {
-        let field = |name: &str| message.get_attr(name).unwrap_or_default();
-        if field("role").as_str() != Some(ASSISTANT) {
-            continue;
-        }
-        let (before, with) = (conversation.text(number, true)?, conversation.text(number + 1, false)?);
-        let content = field("content");
-        let end = match text.starts_with(&with) {
-            true => Some(with.len()),
-            false => end_of(&text, before.len(), &with, content.as_str().unwrap_or_default()),
-        };
-        match end {
-            Some(end) if text.starts_with(&before) && before.len() <= end => answers.push(before.len()..end),
-            _ => {
-                return Ok(Err(format!(
-                    "has an answer, message {}, that cannot be told apart: the chat template writes what comes before it \
-                     otherwise when more follows. A template with {{% generation %}} around answers says it",
-                    number + 1
-                )));
-            }
-        }
-    }
-    Ok(Ok((text, answers)))
-}
-
-/// The end of an answer in the text of a whole conversation. `with` is the text of the messages up to it. Some templates write
-/// the last answer in another way than those before: then its content is searched, and what `with` has behind it.
-fn end_of(text: &str, start: usize, with: &str, content: &str) -> Option<usize> {
-    let content = content.trim();
-    let (_, behind) = with.rsplit_once(content).filter(|_| !content.is_empty())?;
-    let answer = format!("{content}{behind}");
-    Some(start + text.get(start..)?.find(&answer)? + answer.len())
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::text::built_in_templates::BuiltIn;
+    use crate::text::json_line::JsonLine;
 
-    /// What counts of a conversation stands between `[` and `]`.
-    fn shown(template: &str, tokenizer: &Tokenizer, line: &str) -> Result<String, String> {
+    /// A conversation's text, with `[` and `]` around the parts that count.
+    pub(crate) fn shown(template: &str, tokenizer: &Tokenizer, line: &str) -> Result<String, String> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("template.jinja");
         std::fs::write(&file, template).unwrap();
-        let name = if template == "chatml" { "chatml" } else { file.to_str().unwrap() };
+        let name = if BuiltIn::named(template).is_some() { template } else { file.to_str().unwrap() };
         let template = ChatTemplate::open(Some(name), None, tokenizer).unwrap();
-        let Conversation { tokens, counts } = Conversation::of_line(line, &template, tokenizer)?;
+        let Conversation { tokens, counts } = {
+            let form = ChatForm::of(line, &JsonLine::read(line.as_bytes(), None).unwrap().fields).unwrap();
+            Conversation::of_record(line, form, Some(&template), tokenizer)?
+        };
         let mut text = String::new();
         for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
             let tokens: Vec<u32> = part.iter().map(|(token, _)| *token).collect();
@@ -235,11 +152,14 @@ mod tests {
     #[test]
     fn what_cannot_be_read_or_told_apart_is_said() {
         let cases = [
-            ("chatml", "{", "is no object with `messages`"),
-            ("chatml", r#"{"text": "x"}"#, "missing field `messages`"),
             ("chatml", r#"{"messages": [{"content": "x"}]}"#, "number 1, without a `role`"),
             ("chatml", r#"{"messages": [{"role": "user", "content": [1]}]}"#, "number 1, whose `content` is not text"),
-            (INST, r#"{"messages": [{"role": "clown", "content": "x"}]}"#, "no role clown"),
+            (
+                INST,
+                r#"{"messages": [{"role": "clown", "content": "x"}]}"#,
+                "with the role \"clown\": roles are system, ",
+            ),
+            (INST, r#"{"messages": [{"role": "tool", "content": "x"}]}"#, "refused by the chat template: no role tool"),
             ("{{ messages | length }}{{ messages[-1].content }}", TWO_TURNS, "message 2, that cannot be told apart"),
         ];
         for (template, line, says) in cases {
@@ -287,7 +207,7 @@ mod tests {
                 r#"{"messages": [{"role": "user", "content": "x", "weight": 1}]}"#,
                 "number 1, to be learned, which is no answer",
             ),
-            (r#"{"messages": [], "weight": 0}"#, "has a `weight` of 0 beside `messages`"),
+            (r#"{"messages": [], "weight": 0}"#, "has a `weight` of 0 beside the messages"),
         ] {
             let problem = shown("chatml", &Tokenizer::Bytes, line).unwrap_err();
             assert!(problem.contains(says), "{problem}");
@@ -305,7 +225,8 @@ mod tests {
         assert_eq!(shown(template, &Tokenizer::Bytes, line).unwrap(), expected);
     }
 
-    /// In the manner of Qwen3, which looks for the last question from the end, and of templates that take texts apart.
+    /// In the manner of Qwen3, with a search for the last question from the end, and of templates that take texts
+    /// apart.
     const LOOKS_BACK: &str = "{%- set ns = namespace(last=0, found=false) %}{%- for m in messages[::-1] %}{%- set at = (messages | length - 1) - loop.index0 %}\
         {%- if not ns.found and m.role == 'user' and not m.content.startswith('<tool>') %}{%- set ns.found = true %}{%- set ns.last = at %}{%- endif %}{%- endfor %}\
         {%- for m in messages %}{%- set content = m.content if m.content is string else '' %}{%- set thought = '' %}\

@@ -1,43 +1,334 @@
-//! Files of conversations: JSON lines, each an object with `messages`.
+//! Files of conversations, all of one form.
 
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use common::UserError;
 
+use crate::text::chat_form::ChatForm;
 use crate::text::chat_template::ChatTemplate;
-use crate::text::conversation::{Conversation, MESSAGES};
+use crate::text::conversation::Conversation;
 use crate::text::documents::{in_parallel, read_files};
+use crate::text::json_line::JsonLine;
+use crate::text::records::Records;
 use crate::text::text_file::Piece;
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 
-/// Tokenises the conversations of files in order, and passes each to `sink`. Returns the files in folders that were left out
-/// because they are not text.
+/// The files of a data set of conversations, as they were read.
+pub(crate) struct ReadConversations {
+    /// The form of all conversations. `None` if there are none.
+    pub(crate) form: Option<ChatForm>,
+    /// The files in folders that were left out because they are not text.
+    pub(crate) not_text: Vec<PathBuf>,
+}
+
+/// The form of a data set: that of its first record.
+struct Form {
+    form: ChatForm,
+    /// The first record's file and place.
+    first: String,
+    template: Option<Rc<ChatTemplate>>,
+}
+
+/// Tokenises the conversations of files in order, and passes each to `sink`. `template` is called if they need one.
 ///
 /// # Errors
-/// A file that cannot be read or has no JSON lines, a line that is not a conversation or whose answers cannot be told apart,
-/// and what `sink` returns.
+/// A file that cannot be read or has no records; a record that is not a conversation, or one of another form than the
+/// first, or has answers that cannot be told apart; an error of `template` or `sink`.
 pub(crate) fn encode_conversations<E: From<UserError> + Send>(
     files: &[TextFile],
     tokenizer: &Tokenizer,
-    template: &ChatTemplate,
+    mut template: impl FnMut() -> Result<Rc<ChatTemplate>, UserError>,
     mut sink: impl FnMut(Conversation) -> Result<(), E>,
-) -> Result<Vec<PathBuf>, E> {
-    read_files(files, tokenizer, MESSAGES, |pieces| {
-        let encoded = in_parallel(pieces, |piece| encoded(piece, tokenizer, template))?;
+) -> Result<ReadConversations, E> {
+    let mut known: Option<Form> = None;
+    let not_text = read_files(files, tokenizer, Records::Conversations, |pieces| {
+        let Some(first) = pieces.first() else { return Ok(()) };
+        if known.is_none() {
+            let form = form_of(first)?;
+            let template = form.needs_template().then(&mut template).transpose()?;
+            known = Some(Form { form, first: named(first), template });
+        }
+        let Some(Form { form, first, template }) = &known else { return Ok(()) };
+        let (form, template) = (*form, template.as_deref());
+        let encoded = in_parallel(pieces, |piece| encoded(piece, (form, first), template, tokenizer))?;
         encoded.into_iter().try_for_each(&mut sink)
-    })
+    })?;
+    Ok(ReadConversations { form: known.map(|known| known.form), not_text })
 }
 
-fn encoded(piece: &Piece, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Conversation, UserError> {
-    let name = piece.path.display();
-    let rule = "each line is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}, which the chat template takes";
-    let wrong = |what: String, fix: &str| UserError::new(format!("{name} {what}"), rule, fix);
-    let Some(line) = piece.line else {
-        return Err(wrong("has no JSON lines".into(), "name a .jsonl file with conversations"));
-    };
-    let read = piece.ensure_record().and_then(|()| Conversation::of_line(&piece.text, template, tokenizer));
-    read.map_err(|what| {
-        wrong(format!("line {line} {what}"), "correct that line, or name a template: --chat-template FILE")
-    })
+/// The name of a record.
+fn named(piece: &Piece) -> String {
+    let place = piece.place.map_or(String::new(), |place| format!(" {place}"));
+    format!("{}{place}", piece.path.display())
+}
+
+fn wrong(piece: &Piece, what: &str, fix: &str) -> UserError {
+    UserError::new(format!("{} {what}", named(piece)), ChatForm::RULE, fix)
+}
+
+/// The form of a record.
+fn form_of(piece: &Piece) -> Result<ChatForm, UserError> {
+    if piece.place.is_none() {
+        return Err(wrong(piece, "has no JSON lines", "name a .jsonl, .json or .parquet file with conversations"));
+    }
+    piece.ensure_record().map_err(|what| wrong(piece, &what, "break it into several"))?;
+    let line = JsonLine::read(piece.text.as_bytes(), None);
+    let line = line.map_err(|error| wrong(piece, &format!("is not JSON: {error}"), "correct it"))?;
+    ChatForm::of(&piece.text, &line.fields)
+        .map_err(|what| wrong(piece, &what, "rename its fields, or leave --sft out to train on documents"))
+}
+
+/// The conversation of a record. The data set has a form, which its first record has.
+fn encoded(
+    piece: &Piece,
+    (form, first): (ChatForm, &str),
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+) -> Result<Conversation, UserError> {
+    let found = form_of(piece)?;
+    if found != form {
+        return Err(UserError::new(
+            format!("{} is {}, and {first} is {}", named(piece), found.name(), form.name()),
+            "the records of a data set have one form",
+            "name the files of one form, or blend the others as data sets of their own: --data-path 0.5 A 0.5 B",
+        ));
+    }
+    Conversation::of_record(&piece.text, form, template, tokenizer)
+        .map_err(|what| wrong(piece, &what, "correct it, or name a template: --chat-template FILE"))
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    use super::*;
+    use crate::splits::Purpose;
+    use crate::text::text_files::text_files;
+
+    /// The form of the conversations of a path, and their texts with `[` and `]` around what is learned.
+    fn read(path: &std::path::Path) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
+        let files = text_files("x", path, Records::Conversations, Purpose::Train)?.files;
+        let template = || Ok(Rc::new(ChatTemplate::open(Some("chatml"), None, &Tokenizer::Bytes)?));
+        let mut shown = Vec::new();
+        let read = encode_conversations(&files, &Tokenizer::Bytes, template, |Conversation { tokens, counts }| {
+            let mut text = String::new();
+            for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
+                let part_text = Tokenizer::Bytes.decode(&part.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+                text += &if part[0].1 { format!("[{part_text}]") } else { part_text };
+            }
+            shown.push(text);
+            Ok::<(), UserError>(())
+        })?;
+        Ok((read.form, shown))
+    }
+
+    /// The same for a file of that name and content.
+    fn read_file(name: &str, content: impl AsRef<[u8]>) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        read(&path)
+    }
+
+    const HELLO: &str = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Hello<|im_end|>\n]";
+
+    const MESSAGES: &str = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "prompt": "x"}"#;
+
+    #[test]
+    fn every_form_is_known_by_its_fields_and_gives_the_same_conversation() {
+        for (form, record) in [
+            (ChatForm::Messages, MESSAGES),
+            (
+                ChatForm::ShareGpt,
+                r#"{"id": 1, "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}"#,
+            ),
+            (
+                ChatForm::ShareGpt,
+                r#"{"conversations": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "system": ""}"#,
+            ),
+            (
+                ChatForm::PromptMessages,
+                r#"{"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Hello"}]}"#,
+            ),
+            (ChatForm::Alpaca, r#"{"instruction": "Hi", "input": "", "output": "Hello", "text": "x"}"#),
+            (ChatForm::Alpaca, r#"{"instruction": "Hi", "output": "Hello"}"#),
+        ] {
+            let (found, shown) = read_file("x.jsonl", format!("{record}\n\n{record}\n")).unwrap();
+            assert_eq!((found, &shown[..]), (Some(form), &[HELLO.to_string(), HELLO.into()][..]), "{record}");
+        }
+        // No template has a part in texts, and the tokens that end a document are learned.
+        let (form, shown) = read_file("x.jsonl", r#"{"prompt": "1 + 1 =", "completion": " 2"}"#).unwrap();
+        assert_eq!((form, &shown[0][..]), (Some(ChatForm::PromptText), "1 + 1 =[ 2\0]"));
+    }
+
+    #[test]
+    fn parts_that_only_some_records_have_are_read_too() {
+        for (record, says) in [
+            (
+                r#"{"system": "Be brief.", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0},
+                    {"from": "observation", "value": "c"}, {"from": "gpt", "value": "d"}]}"#,
+                &["<|im_start|>system\nBe brief.<|im_end|>", "assistant\nb<|im_end|>", "tool\nc<|", "[d<|im_end|>\n]"]
+                    [..],
+            ),
+            (
+                r#"{"instruction": "Add.", "input": "1 and 1", "output": "2", "system": "Count.", "history": [["a", "b"]]}"#,
+                &[
+                    "system\nCount.<|im_end|>",
+                    "user\na<|",
+                    "[b<|im_end|>\n]",
+                    "user\nAdd.\n\n1 and 1<|",
+                    "[2<|im_end|>\n]",
+                ],
+            ),
+            (
+                r#"{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+                    "completion": [{"role": "assistant", "content": "d"}]}"#,
+                &["assistant\nb<|im_end|>", "[d<|im_end|>\n]"],
+            ),
+        ] {
+            let (_, shown) = read_file("x.jsonl", record.replace('\n', " ")).unwrap();
+            assert!(says.iter().all(|part| shown[0].contains(part)), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn records_stand_on_lines_or_in_a_list_on_any_number_of_lines() {
+        let pretty = MESSAGES.replace(", ", ",\n  ");
+        for (name, content) in [
+            ("x.json", format!("[{MESSAGES},{MESSAGES}]")),
+            ("x.json", format!("\n[\n{pretty} ,\n{pretty}\n]\n")),
+            ("x.jsonl", format!(" [ {MESSAGES} , {MESSAGES} ] ")),
+            ("x.json", format!("{MESSAGES}\n{MESSAGES}")),
+            ("x", format!("{MESSAGES}\n{MESSAGES}")),
+        ] {
+            let (form, shown) = read_file(name, &content).unwrap();
+            assert_eq!((form, shown.len(), &shown[1][..]), (Some(ChatForm::Messages), 2, HELLO), "{content}");
+        }
+        assert_eq!(read_file("x.json", "[]").unwrap(), (None, vec![]));
+        let long = format!("[{}]", vec![MESSAGES; 30_000].join(", "));
+        assert_eq!(read_file("x.json", long).unwrap().1, vec![HELLO; 30_000]);
+        // In a folder, a list is found beside other files.
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in
+            [("README.md", "words"), ("info.json", "{\"a\": 1}"), ("part.json", &format!("[\n{pretty}]"))]
+        {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        assert_eq!(read(folder.path()).unwrap().1, [HELLO]);
+        for (content, says) in [
+            (format!("[{MESSAGES}"), "line 1 ends inside of its list"),
+            (format!("[\n{MESSAGES}\n{MESSAGES}]"), "line 3 is no list of JSON"),
+            (format!("[{MESSAGES}] {MESSAGES}"), "line 1 is no list of JSON"),
+            (format!("[\n{},", &MESSAGES[..50]), "line 2 has no item, or one that does not end"),
+            (format!("[{MESSAGES},\n]"), "line 2 has no item"),
+            (format!("[{MESSAGES},\n\n3]"), "line 3 has no fields"),
+            (format!("[{MESSAGES},\n{{\"messages\" 3}}]"), "line 2 is not JSON"),
+        ] {
+            let problem = read_file("x.json", &content).unwrap_err().to_string();
+            assert!(problem.contains(says), "{content}: {problem}");
+        }
+    }
+
+    /// A file with lists of messages in columns: for each row, roles with contents.
+    fn parquet_of_messages(rows: &[&[(&str, Option<&str>)]]) -> Vec<u8> {
+        let schema = "message rows { required int32 id; optional group messages (LIST) { repeated group list {
+            optional group element { optional binary content (utf8); optional binary role (utf8);
+            optional binary name (utf8); } } } optional binary tools (utf8); }";
+        let schema = parse_message_type(schema).unwrap();
+        let mut writer = SerializedFileWriter::new(Vec::new(), schema.into(), Default::default()).unwrap();
+        for rows in rows.chunks(2) {
+            let mut group = writer.next_row_group().unwrap();
+            let mut ids = group.next_column().unwrap().unwrap();
+            ids.typed::<parquet::data_type::Int32Type>().write_batch(&vec![7; rows.len()], None, None).unwrap();
+            ids.close().unwrap();
+            // A list is at level 1, its elements at 2, their structures at 3, their values at 4.
+            let repetitions: Vec<i16> =
+                rows.iter().flat_map(|row| (0..row.len()).map(|at| i16::from(at > 0))).collect();
+            let values: [Vec<Option<&str>>; 3] = [
+                rows.iter().flat_map(|row| row.iter().map(|(_, content)| *content)).collect(),
+                rows.iter().flat_map(|row| row.iter().map(|(role, _)| Some(*role))).collect(),
+                vec![None; repetitions.len()],
+            ];
+            for values in values {
+                let levels: Vec<i16> = values.iter().map(|value| 3 + i16::from(value.is_some())).collect();
+                let texts: Vec<ByteArray> = values.into_iter().flatten().map(Into::into).collect();
+                let mut column = group.next_column().unwrap().unwrap();
+                column.typed::<ByteArrayType>().write_batch(&texts, Some(&levels), Some(&repetitions)).unwrap();
+                column.close().unwrap();
+            }
+            let mut tools = group.next_column().unwrap().unwrap();
+            tools.typed::<ByteArrayType>().write_batch(&[], Some(&vec![0; rows.len()]), None).unwrap();
+            tools.close().unwrap();
+            group.close().unwrap();
+        }
+        writer.into_inner().unwrap()
+    }
+
+    #[test]
+    fn a_folder_as_the_hub_has_it_gives_the_rows_of_all_its_shards_of_parquet() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: Vec<u8>| std::fs::write(folder.path().join(name), content).unwrap();
+        std::fs::create_dir(folder.path().join("data")).unwrap();
+        write("README.md", b"words".to_vec());
+        let hello: &[(&str, Option<&str>)] = &[("user", Some("Hi")), ("assistant", Some("Hello"))];
+        let other: &[(&str, Option<&str>)] = &[("user", Some("a")), ("assistant", Some("b")), ("user", Some("c"))];
+        write("data/train-00000-of-00002.parquet", parquet_of_messages(&[hello, other, hello]));
+        write("data/train-00001-of-00002.parquet", parquet_of_messages(&[other]));
+        write("data/test-00000-of-00001.parquet", parquet_of_messages(&[hello; 9]));
+        let (form, shown) = read(folder.path()).unwrap();
+        assert_eq!((form, shown.len()), (Some(ChatForm::Messages), 4));
+        assert_eq!([&shown[0], &shown[2]], [HELLO; 2]);
+        assert!(shown[1].contains("[b<|im_end|>\n]<|im_start|>user\nc<|") && shown[1] == shown[3], "{}", shown[1]);
+
+        let wrong = parquet_of_messages(&[hello, hello, &[("user", None)]]);
+        let problem = read_file("x.parquet", wrong).unwrap_err().to_string();
+        assert!(problem.contains("x.parquet row 3 has a message, number 1, whose `content` is not text"), "{problem}");
+    }
+
+    #[test]
+    fn other_forms_in_a_data_set_unknown_roles_and_other_fields_are_refused_by_name() {
+        let alpaca = r#"{"instruction": "a", "output": "b"}"#;
+        let text = r#"{"prompt": "a", "completion": "b"}"#;
+        for (content, says) in [
+            (
+                format!("{MESSAGES}\n{alpaca}"),
+                &["x.jsonl line 2 is Alpaca, and ", "x.jsonl line 1 is messages", "have one form"][..],
+            ),
+            (
+                format!("{text}\n{{\"prompt\": [], \"completion\": []}}"),
+                &["line 2 is prompt and completion as messages, and", "as texts"],
+            ),
+            (r#"{"prompt": [], "completion": "x"}"#.into(), &["a sequence as `prompt` and a string as `completion`"]),
+            (
+                r#"{"question": "x", "answer": "y"}"#.into(),
+                &["line 1 has the fields question, answer", "`conversations` ("],
+            ),
+            (
+                r#"{"conversations": [{"from": "human", "value": "x"}, {"from": "clown", "value": "x"}]}"#.into(),
+                &["number 2, from \"clown\": messages are from system, human, user, gpt,"],
+            ),
+            (
+                r#"{"messages": [{"role": "gpt", "content": "x"}]}"#.into(),
+                &["number 1, with the role \"gpt\": roles are system, developer, user, assistant, tool"],
+            ),
+            (r#"{"messages": [], "tools": "f("}"#.into(), &["has `tools` that are no JSON"]),
+            ("words".into(), &["line 1 is not JSON"]),
+        ] {
+            let problem = read_file("x.jsonl", &content).unwrap_err().to_string();
+            assert!(says.iter().all(|part| problem.contains(part)), "{content}: {problem}");
+        }
+        let problem = read_file("words.txt", "words").unwrap_err().to_string();
+        assert!(problem.contains("words.txt has no JSON lines") && problem.contains(".parquet"), "{problem}");
+        let schema = parse_message_type("message rows { required binary text (utf8); required binary id (utf8); }");
+        let empty = SerializedFileWriter::new(Vec::new(), schema.unwrap().into(), Default::default()).unwrap();
+        let problem = read_file("x.parquet", empty.into_inner().unwrap()).unwrap_err().to_string();
+        assert!(
+            problem.contains("x.parquet has the columns text, id. Rule: a conversation is `messages`"),
+            "{problem}"
+        );
+    }
 }

@@ -1,9 +1,10 @@
-//! The files that say what tokens mean, as they lie beside tokens or weights.
+//! Files that give tokens their meaning. They lie beside tokens or weights.
 
 common::choice! {
-    /// A file that says what tokens mean. It lies beside them in a folder of tokens, a checkpoint or an exported model.
+    /// A file that gives tokens their meaning. It lies beside them in a folder of tokens, a checkpoint or an exported
+    /// model.
     pub enum CopiedFile {
-        /// Which tokenizer made the tokens of the folder.
+        /// The name of the tokenizer that made the tokens of the folder.
         Tokens = "tokens.json",
         /// A Hugging Face tokenizer.
         Tokenizer = "tokenizer.json",

@@ -1,9 +1,9 @@
-//! From files of text to one run of tokens: of each document the tokens that begin one, if the tokenizer has such tokens,
-//! its own, and the token that ends a document.
+//! From files of text to one run of tokens. A document gives the tokens that begin one, if the tokenizer has such
+//! tokens, then its own, then the token that ends a document.
 //!
-//! A file is a document. In a file of JSON lines each line is one, in a Parquet file each row. Threads share the work in pieces: a short document is one
-//! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut. Files are
-//! read through buffers: no more of them is in memory than is tokenised at a time.
+//! A file is a document. In a file of JSON lines each line is one, in a Parquet file each row. Threads share the work
+//! in pieces. A short document is one piece. A long one is cut at ends of lines, if the tokenizer returns the same
+//! tokens with and without the cut. Files are read through buffers: memory holds only the text being tokenised.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +12,11 @@ use common::UserError;
 use rayon::prelude::*;
 
 use crate::formats::data_file::DataFile;
+use crate::text::chat_form::ChatForm;
 use crate::text::json_line::JsonLine;
+use crate::text::parquet_records::ParquetRecords;
 use crate::text::parquet_rows::ParquetRows;
+use crate::text::records::{RecordPlace, Records};
 use crate::text::text_bytes::is_parquet;
 use crate::text::text_file::{Piece, TextReader, check_text};
 use crate::text::text_files::TextFile;
@@ -46,6 +49,7 @@ impl Totals {
 enum Pieces<'f> {
     Text(TextReader<'f>),
     Rows(Arc<Path>, Box<ParquetRows>),
+    Records(Arc<Path>, Box<ParquetRecords>),
 }
 
 impl Pieces<'_> {
@@ -53,7 +57,16 @@ impl Pieces<'_> {
         match self {
             Pieces::Text(reader) => reader.next(),
             Pieces::Rows(path, rows) => {
-                let piece = |text| Piece { path: path.clone(), text, line: None, ends_document: true };
+                let piece = |text| Piece { path: path.clone(), text, place: None, ends_document: true };
+                Ok(rows.next()?.map(piece))
+            }
+            Pieces::Records(path, rows) => {
+                let piece = |(row, text)| Piece {
+                    path: path.clone(),
+                    text,
+                    place: Some(RecordPlace::Row(row)),
+                    ends_document: true,
+                };
                 Ok(rows.next()?.map(piece))
             }
         }
@@ -64,7 +77,7 @@ impl Pieces<'_> {
 /// receives the tokens and the totals so far. Also returns the files in folders that were left out because they are not text.
 ///
 /// # Errors
-/// A file that cannot be read or is not text, a line that is not JSON or has no text, and what `sink` returns.
+/// A file that cannot be read or is not text, a line that is not JSON or has no text, an error of `sink`.
 pub(crate) fn encode_files<E: From<UserError> + Send>(
     files: &[TextFile],
     tokenizer: &Tokenizer,
@@ -73,7 +86,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
 ) -> Result<(Totals, Vec<PathBuf>), E> {
     let mut totals = Totals::default();
     let mut begins = true;
-    let left_out = read_files(files, tokenizer, key, |batch| -> Result<(), E> {
+    let left_out = read_files(files, tokenizer, Records::Documents(key), |batch| -> Result<(), E> {
         let encoded = in_parallel(batch, |piece| piece.encode(tokenizer, key))?;
         for (piece, mut tokens) in batch.iter().zip(encoded) {
             if begins {
@@ -116,7 +129,7 @@ pub(crate) fn in_parallel<T: Send>(
 pub(crate) fn read_files<E: From<UserError>>(
     files: &[TextFile],
     tokenizer: &Tokenizer,
-    key: &str,
+    records: Records<'_>,
     mut sink: impl FnMut(&[Piece]) -> Result<(), E>,
 ) -> Result<Vec<PathBuf>, E> {
     let mut left_out = Vec::new();
@@ -128,7 +141,10 @@ pub(crate) fn read_files<E: From<UserError>>(
             UserError::new(what, "data files are readable", "check the path")
         })?;
         let mut pieces = if is_parquet(path, &file)? {
-            Pieces::Rows(path.as_path().into(), ParquetRows::open(path, key)?.into())
+            match records {
+                Records::Documents(key) => Pieces::Rows(path.as_path().into(), ParquetRows::open(path, key)?.into()),
+                _ => Pieces::Records(path.as_path().into(), ParquetRecords::open(path, records)?.into()),
+            }
         } else {
             if let Err(error) = check_text(path, &file)? {
                 // A file that the user named is text.
@@ -138,7 +154,7 @@ pub(crate) fn read_files<E: From<UserError>>(
                 left_out.push(path.clone());
                 continue;
             }
-            Pieces::Text(TextReader::new(path, &file, tokenizer, key)?)
+            Pieces::Text(TextReader::new(path, &file, tokenizer, records)?)
         };
         while let Some(piece) = pieces.next()? {
             held += piece.text.len();
@@ -157,17 +173,17 @@ pub(crate) fn read_files<E: From<UserError>>(
 impl Piece {
     fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Vec<u32>, UserError> {
         let name = self.path.display();
-        let encoded = match self.line {
+        let encoded = match self.place {
             None => tokenizer.encode(&self.text),
-            Some(line) => {
+            Some(place) => {
                 let wrong = |what: String, fix: &str| {
                     let rule = format!("each line is a JSON object with text under `{key}`");
-                    UserError::new(format!("{name} line {line} {what}"), rule, fix)
+                    UserError::new(format!("{name} {place} {what}"), rule, fix)
                 };
-                let JsonLine { text, has_messages, .. } = JsonLine::read(self.text.as_bytes(), key)
+                let JsonLine { text, fields, .. } = JsonLine::read(self.text.as_bytes(), Some(key))
                     .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
                 let text = text.ok_or_else(|| {
-                    let fix = match has_messages {
+                    let fix = match ChatForm::is_in(&fields) {
                         true => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
                         false => "correct that line, or name another key: --text-key KEY",
                     };
@@ -180,7 +196,7 @@ impl Piece {
             UserError::new(
                 format!(
                     "{name}{}: the tokenizer fails: {error}",
-                    self.line.map_or(String::new(), |l| format!(" line {l}"))
+                    self.place.map_or(String::new(), |place| format!(" {place}"))
                 ),
                 "a tokenizer accepts any text",
                 "take that text out, or use another tokenizer.json: one with an unknown token, or a byte-level one",
@@ -196,16 +212,22 @@ mod tests {
     #[test]
     fn of_several_mistakes_the_first_in_the_file_is_reported_whichever_thread_is_faster() {
         let path: Arc<Path> = Path::new("x.jsonl").into();
-        let piece = |line| Piece { path: path.clone(), text: String::new(), line: Some(line), ends_document: true };
+        let piece = |line| Piece {
+            path: path.clone(),
+            text: String::new(),
+            place: Some(RecordPlace::Line(line)),
+            ends_document: true,
+        };
         let pieces: Vec<Piece> = (1..=64).map(piece).collect();
         for _ in 0..20 {
             let error = in_parallel(&pieces, |piece| -> Result<(), UserError> {
                 // The first mistake takes the longest.
-                if piece.line == Some(3) {
+                let line = piece.place.map_or(0, RecordPlace::number);
+                if line == 3 {
                     std::thread::sleep(std::time::Duration::from_millis(2));
                 }
-                match piece.line {
-                    Some(line) if line >= 3 => Err(UserError::new(format!("line {line}"), "a rule", "a fix")),
+                match line {
+                    3.. => Err(UserError::new(format!("line {line}"), "a rule", "a fix")),
                     _ => Ok(()),
                 }
             });

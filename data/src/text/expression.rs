@@ -4,16 +4,16 @@ use fancy_regex::Regex;
 use tokenizers::pattern::Pattern;
 use tokenizers::{Offsets, Result};
 
-/// A regular expression that fails where its engine gives up. Those of the library end their search there in silence, as
-/// if the rest of the text had no match. The engine gives up after a million steps back, for instance within a run of a
-/// million spaces.
+/// A regular expression. It fails if its engine gives up. The library's own expressions then end the search in silence,
+/// as if the rest of the text had no match. The engine gives up after a million steps back, for instance within a run
+/// of a million spaces.
 pub(crate) struct Expression(Regex);
 
 impl Expression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in the expression.
     pub(crate) fn new(source: &str) -> std::result::Result<Expression, String> {
         Regex::new(source).map(Expression).map_err(|error| error.to_string())
     }

@@ -6,25 +6,28 @@ use std::fmt;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::text::conversation::MESSAGES;
+/// The most fields whose names are kept.
+const MOST_FIELDS: usize = 64;
+/// The longest name of a field that is kept, in bytes.
+const LONGEST_NAME: usize = 100;
 
-/// What a line has.
+/// The parts of a line that are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonLine {
     /// It is an object.
     pub(crate) is_object: bool,
     /// The text under the key.
     pub(crate) text: Option<String>,
-    /// It has a conversation.
-    pub(crate) has_messages: bool,
+    /// The names of its fields, in their order.
+    pub(crate) fields: Vec<String>,
 }
 
 impl JsonLine {
-    /// Reads a line, and its text under `key`.
+    /// Reads a line, and its text under `key` if there is one.
     ///
     /// # Errors
     /// It is not JSON.
-    pub(crate) fn read(line: &[u8], key: &str) -> serde_json::Result<JsonLine> {
+    pub(crate) fn read(line: &[u8], key: Option<&str>) -> serde_json::Result<JsonLine> {
         let mut json = serde_json::Deserializer::from_slice(line);
         let line = Part::Line { key }.deserialize(&mut json)?;
         json.end()?;
@@ -32,9 +35,9 @@ impl JsonLine {
     }
 }
 
-/// What is read: a line, or the value under its key.
+/// The part being read: a line, or the value under its key.
 enum Part<'k> {
-    Line { key: &'k str },
+    Line { key: Option<&'k str> },
     Value,
 }
 
@@ -90,10 +93,12 @@ impl<'de> Visitor<'de> for Part<'_> {
             return Ok(line);
         };
         while let Some(key) = entries.next_key::<String>()? {
-            line.has_messages |= key == MESSAGES;
-            match key == wanted {
+            match Some(&*key) == wanted {
                 true => line.text = entries.next_value_seed(Part::Value)?.text,
                 false => _ = entries.next_value::<IgnoredAny>()?,
+            }
+            if line.fields.len() < MOST_FIELDS && key.len() <= LONGEST_NAME {
+                line.fields.push(key);
             }
         }
         Ok(line)
@@ -106,17 +111,19 @@ mod tests {
 
     #[test]
     fn the_text_under_a_key_is_read_and_all_else_is_checked_and_dropped() {
-        let read = |line: &str| JsonLine::read(line.as_bytes(), "text");
+        let read = |line: &str| JsonLine::read(line.as_bytes(), Some("text"));
         let text = |text: &str| Some(text.to_string());
         assert_eq!(read(r#"{"a": [1, {"b": null}], "text": "x\n\u00e9"}"#).unwrap().text, text("x\né"));
         assert_eq!(read(r#"{"text": "first", "text": "last"}"#).unwrap().text, text("last"));
-        for other in ["{}", r#"{"text": 1}"#, r#"{"text": {"text": "x"}}"#, r#"{"text": ["x"]}"#, r#"{"text": null}"#] {
-            assert_eq!(read(other).unwrap(), JsonLine { is_object: true, ..JsonLine::default() }, "{other}");
+        for other in [r#"{"text": 1}"#, r#"{"text": {"text": "x"}}"#, r#"{"text": ["x"]}"#, r#"{"text": null}"#] {
+            let fields = vec!["text".to_string()];
+            assert_eq!(read(other).unwrap(), JsonLine { is_object: true, text: None, fields }, "{other}");
         }
+        assert_eq!(read("{}").unwrap(), JsonLine { is_object: true, ..JsonLine::default() });
         for other in ["[1, 2]", "1", "-1", "1.5", "true", "null", r#""text""#] {
             assert_eq!(read(other).unwrap(), JsonLine::default(), "{other}");
         }
-        assert!(read(r#"{"messages": []}"#).unwrap().has_messages);
+        assert_eq!(read(r#"{"messages": [{"role": 1}], "text": "x"}"#).unwrap().fields, ["messages", "text"]);
         for wrong in ["", "{", "{} {}", "words", r#"{"a": }"#] {
             assert!(read(wrong).is_err(), "{wrong}");
         }

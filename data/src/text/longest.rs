@@ -1,4 +1,5 @@
-//! How long a line or a document may be: it is held as a whole, and what is made of it takes several times as much.
+//! Limits for the length of a line or a document. It is held as a whole, and the data made from it take several times
+//! as much.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use crate::text::text_file::Piece;
 /// The longest line, and the longest document that is not cut, in bytes: it is tokenised as a whole.
 pub(crate) const LONGEST_LINE: usize = 64 << 20;
 
-/// The longest line whose values are all kept, in bytes: many small ones take a hundred times as much.
+/// The longest line of which all values are kept, in bytes: many small ones take a hundred times as much.
 const LONGEST_RECORD: usize = 16 << 20;
 
 /// The line that is being read.
@@ -50,7 +51,7 @@ pub(crate) fn too_long(path: &Path, line: usize) -> UserError {
     )
 }
 
-/// The error for a long document in which there is no place to cut it.
+/// The error for a long document without a place to cut it.
 pub(crate) fn uncut(path: &Path) -> UserError {
     let most = bytes(LONGEST_LINE);
     UserError::new(
@@ -61,7 +62,7 @@ pub(crate) fn uncut(path: &Path) -> UserError {
 }
 
 impl Piece {
-    /// Fails if it is too long for a conversation or a question, as the end of a sentence that begins with its line.
+    /// Fails if it is too long for a conversation or a question, as the end of a sentence that begins with its place.
     ///
     /// # Errors
     /// It is.

@@ -1,19 +1,27 @@
 //! Text to tokens and back.
 
+pub(crate) mod answers;
+pub(crate) mod built_in_templates;
+pub(crate) mod chat_form;
 pub(crate) mod chat_template;
 pub(crate) mod conversation;
 pub(crate) mod conversation_files;
 pub(crate) mod copied_file;
 pub(crate) mod documents;
 pub(crate) mod expression;
+pub(crate) mod json_array;
 pub(crate) mod json_line;
 pub(crate) mod longest;
 pub(crate) mod normalizer;
 pub(crate) mod parquet_check;
+mod parquet_file;
+pub(crate) mod parquet_levels;
+pub(crate) mod parquet_records;
 pub(crate) mod parquet_rows;
 pub(crate) mod pre_tokenizer;
 pub(crate) mod python_json;
 pub(crate) mod question;
+pub(crate) mod records;
 pub(crate) mod template_engine;
 pub(crate) mod template_filters;
 pub(crate) mod text_bytes;

@@ -17,8 +17,8 @@ const GROWTH: usize = 16;
 /// How many bytes it may grow in any case.
 const ALLOWANCE: usize = 4096;
 
-/// The steps of a tokenizer's normalizer. It panics where a text grows too much, or where an expression
-/// gives up: see [`caught`](common::caught).
+/// The steps of a tokenizer's normalizer. It panics if a text grows too much, or if an expression gives up: see
+/// [`caught`](common::caught).
 pub(crate) struct BoundedNormalizer {
     steps: Vec<Step>,
 }
@@ -103,8 +103,8 @@ pub(crate) fn check_replacements(part: &Value) -> std::result::Result<(), String
     }
 }
 
-/// The longest replacement of SentencePiece's compiled table, which is in base64: the size of an index in bytes, as u32, the
-/// index, and the replacements, each ended by a zero.
+/// The longest replacement in SentencePiece's compiled table. The table is in base64: the size of an index in bytes, as
+/// u32, the index, and the replacements, each ended by a zero.
 fn longest_in_charsmap(text: &str) -> usize {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => Some(byte - b'A'),

@@ -1,5 +1,5 @@
-//! What a Parquet file says of itself, checked before the library reads it: the library allocates what a length announces, and
-//! recurses as deep as columns are nested.
+//! Checks a Parquet file's descriptions of itself before the library reads it: the library allocates as much as a
+//! length announces, and recurses as deep as columns are nested.
 
 use std::fs::File;
 use std::io::{Read, copy, sink};
@@ -10,6 +10,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 
+use crate::text::parquet_levels::{RowLengths, unsigned};
 use crate::text::thrift::{FALSE, I32, LIST, STRUCT, TRUE, Thrift};
 
 /// The largest description of a file at its end, in bytes.
@@ -18,7 +19,7 @@ const LARGEST_FOOTER: u64 = 32 << 20;
 const DEEPEST: usize = 64;
 /// The largest page, unpacked, in bytes. Writers begin a new one after some megabytes.
 const LARGEST_PAGE: u64 = 512 << 20;
-/// The most values of a page whose lengths are stored as differences.
+/// The most values of a page that stores their lengths as differences.
 const MOST_LENGTHS: u64 = 64 << 20;
 /// The least bytes that describe a column.
 const COLUMN: usize = 4;
@@ -28,7 +29,7 @@ const CHUNK: usize = 16;
 /// Checks the description at the end of a file, of `len` bytes.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake in the description.
 pub(crate) fn check_footer(file: &File, len: u64) -> Result<(), String> {
     let read = |at: u64, count: usize| {
         let mut bytes = vec![0; count];
@@ -74,7 +75,7 @@ fn of_other_type(number: i32) -> String {
     format!("its description of itself has another type of value as number {number}")
 }
 
-/// Checks the list of all columns, each with the number of those within it, which follow.
+/// Checks the list of all columns. Each has the number of columns within it, and they follow it.
 fn check_schema(thrift: &mut Thrift<'_>) -> Result<(), String> {
     let count = thrift.structures(COLUMN)?;
     // For each column that the current one lies in: how many of those within it are still to come.
@@ -109,11 +110,11 @@ fn check_schema(thrift: &mut Thrift<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the pages of a column within a group of rows, which lie in `len` bytes of the file from `at` on. Returns the size of the
-/// largest one, unpacked: no value of the column is larger.
+/// Checks the pages of a column within a group of rows. They lie in `len` bytes of the file from `at` on. Returns the
+/// size of the largest one, unpacked: no value of the column is larger.
 ///
 /// # Errors
-/// What is wrong with a page.
+/// The mistake in a page.
 pub(crate) fn check_pages(file: &File, mut at: u64, len: u64, packing: Compression) -> Result<u64, String> {
     let file_len = file.metadata().map_err(|error| error.to_string())?.len();
     let end = at.checked_add(len).filter(|end| *end <= file_len);
@@ -142,12 +143,12 @@ pub(crate) fn check_pages(file: &File, mut at: u64, len: u64, packing: Compressi
     Ok(largest)
 }
 
-/// What a page announces.
+/// The header of a page.
 #[derive(Default)]
 struct PageHeader {
     unpacked: i32,
     packed: i32,
-    /// The number of texts, of a page that has those of a dictionary.
+    /// The number of texts, if the page has the texts of a dictionary.
     words: Option<i32>,
 }
 
@@ -196,7 +197,7 @@ fn page_header(thrift: &mut Thrift<'_>) -> Result<PageHeader, String> {
     Ok(header)
 }
 
-/// Skips a structure whose fields have the types that they should have.
+/// Skips a structure. Fails if a field has not the type that it should have.
 fn only(thrift: &mut Thrift<'_>, is_type: impl Fn(i32, u8) -> bool) -> Result<(), String> {
     thrift.fields(|_, number, kind| if is_type(number, kind) { Ok(false) } else { Err(of_other_type(number)) })
 }
@@ -218,7 +219,8 @@ impl Read for Part<'_> {
     }
 }
 
-/// Fails if a page is larger than it announces. Of the others the library itself unpacks no more than is announced.
+/// Fails if a page unpacks to more than it announces. Of pages packed in other ways the library itself unpacks no more
+/// than is announced.
 fn check_unpacked(bytes: &mut dyn Read, packing: Compression, announced: u64) -> Result<(), String> {
     let unpacked: Box<dyn Read + '_> = match packing {
         Compression::GZIP(_) => Box::new(MultiGzDecoder::new(bytes)),
@@ -235,9 +237,35 @@ fn check_unpacked(bytes: &mut dyn Read, packing: Compression, announced: u64) ->
 
 /// The pages of a column, checked after they were unpacked.
 pub(crate) struct CheckedPages {
-    pub(crate) pages: Box<dyn PageReader>,
-    /// Values may be missing: a page then has a level for each, before the values.
-    pub(crate) has_levels: bool,
+    pages: Box<dyn PageReader>,
+    /// The lengths of rows, in a column of lists.
+    rows: Option<RowLengths>,
+    /// Lists of levels before the values: those of lists, and those of values that may be missing.
+    levels: usize,
+}
+
+impl CheckedPages {
+    /// The pages of a column with these largest levels of lists and of values.
+    pub(crate) fn new(pages: Box<dyn PageReader>, max_rep: i16, max_def: i16) -> CheckedPages {
+        let rows = (max_rep > 0).then(|| RowLengths::new(max_rep));
+        CheckedPages { pages, rows, levels: usize::from(max_rep > 0) + usize::from(max_def > 0) }
+    }
+
+    /// Fails if the page has something that the library would fill memory for.
+    fn check(&mut self, page: &Page) -> Result<(), String> {
+        check_lengths(page, self.levels)?;
+        let Some(rows) = &mut self.rows else { return Ok(()) };
+        let buffer: &[u8] = page.buffer();
+        let levels = match page {
+            Page::DictionaryPage { .. } => return Ok(()),
+            Page::DataPage { rep_level_encoding, .. } if *rep_level_encoding != Encoding::RLE => {
+                return Err("it has lists in a form that is no longer written".into());
+            }
+            Page::DataPage { .. } => buffer.get(4..).unwrap_or_default(),
+            Page::DataPageV2 { .. } => buffer,
+        };
+        rows.add(levels, u64::from(page.num_values()))
+    }
 }
 
 impl Iterator for CheckedPages {
@@ -252,7 +280,7 @@ impl PageReader for CheckedPages {
     fn get_next_page(&mut self) -> ParquetResult<Option<Page>> {
         let page = self.pages.get_next_page()?;
         if let Some(page) = &page {
-            check_lengths(page, self.has_levels).map_err(ParquetError::General)?;
+            self.check(page).map_err(ParquetError::General)?;
         }
         Ok(page)
     }
@@ -266,15 +294,19 @@ impl PageReader for CheckedPages {
     }
 }
 
-/// Fails if a page announces more lengths of texts than it may: the library allocates all of them.
-fn check_lengths(page: &Page, has_levels: bool) -> Result<(), String> {
+/// Fails if a page announces more lengths of texts than it may: the library allocates all of them. Before the values are
+/// `lists` lists of levels.
+fn check_lengths(page: &Page, lists: usize) -> Result<(), String> {
     let buffer: &[u8] = page.buffer();
     let (levels, encoding) = match page {
         Page::DictionaryPage { .. } => return Ok(()),
-        Page::DataPage { encoding, .. } if !has_levels => (0, encoding),
         Page::DataPage { encoding, .. } => {
-            let length = buffer.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-            (4 + length as usize, encoding)
+            let behind = |at: usize| {
+                let length =
+                    buffer.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_le_bytes(*bytes));
+                at.saturating_add(4 + length as usize)
+            };
+            ((0..lists).fold(0, |at, _| behind(at)), encoding)
         }
         Page::DataPageV2 { encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
             ((*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize), encoding)
@@ -302,29 +334,16 @@ fn check_lengths(page: &Page, has_levels: bool) -> Result<(), String> {
 struct Differences<'b>(&'b [u8]);
 
 impl Differences<'_> {
-    fn unsigned(&mut self) -> Option<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let (byte, rest) = self.0.split_first()?;
-            self.0 = rest;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Some(value);
-            }
-        }
-        None
-    }
-
     /// Skips a list and returns how many numbers it announces. `None` if it is cut. One that announces too many is not skipped.
     fn skip_list(&mut self) -> Option<u64> {
-        let [block, parts, count] = [self.unsigned()?, self.unsigned()?, self.unsigned()?];
-        self.unsigned()?;
+        let [block, parts, count] = [unsigned(&mut self.0)?, unsigned(&mut self.0)?, unsigned(&mut self.0)?];
+        unsigned(&mut self.0)?;
         let (mut left, in_part) = (count.saturating_sub(1), block.checked_div(parts)?);
         if count > MOST_LENGTHS || in_part == 0 {
             return Some(count);
         }
         while left > 0 {
-            self.unsigned()?;
+            unsigned(&mut self.0)?;
             let (widths, rest) = self.0.split_at_checked(usize::try_from(parts).ok()?)?;
             self.0 = rest;
             for width in widths {

@@ -1,9 +1,8 @@
-//! The text of a Parquet file: a column of strings, each of which is a document. Rows are read in small parts.
+//! The text of a Parquet file: a column of strings, each a document. Rows are read in small parts.
 
 use std::fs::File;
 use std::path::Path;
 
-use common::files::open_file;
 use common::format::bytes;
 use common::{UserError, caught};
 use parquet::basic::{Compression, Type};
@@ -12,7 +11,8 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use crate::text::longest::LONGEST_LINE;
-use crate::text::parquet_check::{CheckedPages, check_footer, check_pages};
+use crate::text::parquet_check::{CheckedPages, check_pages};
+use crate::text::parquet_file::{ParquetFile, damaged};
 use crate::text::unpacked::Unpacked;
 
 /// Rows that are read at a time, at most.
@@ -24,7 +24,7 @@ const BYTES: u64 = 64 << 20;
 /// Reads a column of a Parquet file from its first row to its last.
 pub(crate) struct ParquetRows {
     reader: SerializedFileReader<File>,
-    /// The same file, for what is checked before the library reads it.
+    /// The same file, for checks before the library reads it.
     file: File,
     name: String,
     key: String,
@@ -48,19 +48,12 @@ struct Group {
 }
 
 impl ParquetRows {
-    /// Opens the column `key`, whose name has dots where it lies within others.
+    /// Opens the column `key`. If the column lies within others, its name has dots.
     ///
     /// # Errors
     /// The file cannot be read or is damaged, or has no such column of text.
     pub(crate) fn open(path: &Path, key: &str) -> Result<ParquetRows, UserError> {
-        let name = path.display().to_string();
-        let damaged = |problem: String| damaged(&name, &problem);
-        let opened = open_file(path).and_then(|file| Ok((file.try_clone()?, file.metadata()?.len(), file)));
-        let (file, len, read) = opened.map_err(|error| damaged(error.to_string()))?;
-        check_footer(&file, len).map_err(damaged)?;
-        let reader = caught(|| SerializedFileReader::new(read))
-            .and_then(|opened| opened.map_err(|error| error.to_string()))
-            .map_err(damaged)?;
+        let ParquetFile { name, file, reader, len } = ParquetFile::open(path)?;
         let schema = reader.metadata().file_metadata().schema_descr_ptr();
         let is_text = |column: &parquet::schema::types::ColumnDescPtr| {
             column.physical_type() == Type::BYTE_ARRAY && column.max_rep_level() == 0
@@ -119,7 +112,7 @@ impl ParquetRows {
         Ok(Some(std::str::from_utf8(value.data()).map_err(not_text)?.to_string()))
     }
 
-    /// The texts of some rows, in reverse, which may be none; `None` at the end of the file.
+    /// The texts of some rows, in reverse. There may be none. `None` at the end of the file.
     fn read(&mut self) -> Result<Option<Vec<ByteArray>>, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
         let Some(Group { column, rows }) = &mut self.group else {
@@ -158,16 +151,8 @@ impl ParquetRows {
         let (at, len) = part.byte_range();
         let largest = check_pages(&self.file, at, len, part.compression())?;
         let pages = group.get_column_page_reader(self.column).map_err(said)?;
-        let pages = CheckedPages { pages, has_levels: self.present > 0 };
+        let pages = CheckedPages::new(pages, 0, self.present);
         let column = ColumnReaderImpl::new(part.column_descr_ptr(), Box::new(pages));
         Ok(Group { column, rows: (BYTES / largest.max(1)).clamp(1, ROWS) as usize })
     }
-}
-
-fn damaged(name: &str, problem: &str) -> UserError {
-    UserError::new(
-        format!("{name} cannot be read: {problem}"),
-        "a Parquet file is whole, and its text is UTF-8",
-        "download or write it again",
-    )
 }

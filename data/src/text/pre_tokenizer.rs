@@ -11,8 +11,8 @@ use crate::text::expression::Expression;
 /// GPT-2's words, as the library's `ByteLevel` splits them (`tokenizers/src/pre_tokenizers/byte_level.rs`).
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The steps of a tokenizer's pre-tokenizer. It fails where the library would leave the rest of a text unsplit, and drop it
-/// if the tokenizer keeps only matches: see [`Expression`].
+/// The steps of a tokenizer's pre-tokenizer. It fails if an expression gives up: see [`Expression`]. The library would
+/// leave the rest of the text unsplit then, and drop it if the tokenizer keeps only matches.
 pub(crate) struct CheckedPreTokenizer {
     steps: Vec<Step>,
 }

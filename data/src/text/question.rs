@@ -1,6 +1,6 @@
 //! A multiple-choice question from a line of JSON, in HellaSwag's form or in a plain one.
 //!
-//! Of a HellaSwag line context and endings become what EleutherAI's lm-evaluation-harness makes of them, so that accuracies can
+//! Context and endings of a HellaSwag line are changed as EleutherAI's lm-evaluation-harness does it, so accuracies can
 //! be compared with published ones. A plain line is taken as it is.
 
 use serde::Deserialize;
@@ -9,11 +9,11 @@ use serde_json::Value;
 /// A question and the endings to choose from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
-    /// What the endings follow. It may be empty.
+    /// The text before the ending. It may be empty.
     pub(crate) context: String,
     /// At least two and at most [`MOST_ENDINGS`], none of them empty.
     pub(crate) endings: Vec<String>,
-    /// Which of them is right, from 0.
+    /// The right ending, from 0.
     pub(crate) label: usize,
 }
 
@@ -38,10 +38,36 @@ struct Line {
 }
 
 impl Question {
+    /// All fields that are read.
+    pub(crate) const FIELDS: [&'static str; 12] = [
+        "activity_label",
+        "ctx_a",
+        "ctx_b",
+        "ctx",
+        "context",
+        "question",
+        "query",
+        "endings",
+        "choices",
+        "label",
+        "gold",
+        "answer",
+    ];
+
+    /// What makes a record a question.
+    pub(crate) const RULE: &'static str = "each line is {\"ctx\": ..., \"endings\": [...], \"label\": n} as in HellaSwag, or \
+        {\"context\": ..., \"choices\": [...], \"gold\": n}";
+
+    /// Whether a record with these fields is a question.
+    pub(crate) fn is_in(fields: &[String]) -> bool {
+        let has = |names: &[&str]| fields.iter().any(|field| names.contains(&&**field));
+        has(&["endings", "choices"]) && has(&["label", "gold", "answer"])
+    }
+
     /// The question of a line.
     ///
     /// # Errors
-    /// What is wrong with the line, as the end of a sentence that begins with its name.
+    /// The mistake in the line, as the end of a sentence that begins with the line's name.
     pub(crate) fn of_line(line: &str) -> Result<Question, String> {
         let line: Line =
             serde_json::from_str(line).map_err(|error| format!("is no multiple-choice question: {error}"))?;
@@ -74,7 +100,7 @@ impl Question {
     }
 }
 
-/// A number from 0, which may be written as text.
+/// A number from 0. It may be written as text.
 fn index(label: &Value) -> Option<usize> {
     match label {
         Value::String(text) => text.parse().ok(),
@@ -90,7 +116,8 @@ fn capitalized(text: &str) -> String {
     begin + &letters.as_str().to_lowercase()
 }
 
-/// The text without what WikiHow's pages left in HellaSwag: titles and brackets. It is `preprocess` of the harness's task.
+/// The text without the titles and brackets that WikiHow's pages left in HellaSwag. It is `preprocess` of the harness's
+/// task.
 fn without_artifacts(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let mut kept = String::new();

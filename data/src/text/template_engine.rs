@@ -1,9 +1,9 @@
 //! The Jinja of chat templates, within limits. A template comes with a model from elsewhere: a short one may loop for ever,
 //! fill memory, or nest values until the stack ends.
 //!
-//! Three limits hold together. Fuel pays for each instruction and for the bytes that instructions make. [`template_filters`]
-//! bounds what the library does not charge for. [`watched`] ends the rest: a comparison of lists that contain themselves many
-//! times is one instruction without an end.
+//! Three limits hold together. Fuel pays for each instruction and for the bytes that instructions make.
+//! [`template_filters`] bounds calls for which the library charges no fuel. [`watched`] ends all other work: a
+//! comparison of lists that contain themselves many times is one instruction without an end.
 //!
 //! [`template_filters`]: crate::text::template_filters
 
@@ -20,14 +20,18 @@ use crate::text::watched::{Limits, Progress, watched};
 /// The longest template, in bytes. Those of models have up to some ten thousand.
 const LONGEST: usize = 256 << 10;
 
-/// What compiling takes: the library recurses as deep as a chain of 128 Ki attributes of [`LONGEST`] bytes.
+/// The function of `transformers` that some templates take the date from. Many ask if it is defined.
+const CLOCK: &str = "strftime_now";
+
+/// Limits for compiling: for a chain of 128 Ki attributes, of [`LONGEST`] bytes, the library recurses once for each
+/// attribute.
 const COMPILING: Limits = Limits { stack: 256 << 20, time: Duration::from_secs(2) };
 
 /// Fuel of any rendering. An instruction takes 1, as do 64 bytes that are made. Llama 3 takes 40 for a message.
 const BASE_FUEL: u64 = 100_000;
 /// Fuel for each value that a template is given, such as a message's role: templates loop over them several times.
 const FUEL_OF_VALUE: u64 = 400;
-/// Bytes of text that a template is given, for each of which it has one fuel more: 32 copies of each byte.
+/// So many bytes of text given to a template add one fuel. It pays for 32 copies of each byte.
 const BYTES_OF_FUEL: u64 = 2;
 
 /// Stack for each fuel: an instruction may nest a value once more, and the library recurses into nested values.
@@ -62,7 +66,7 @@ impl Engine {
     /// Compiles a template.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in the template.
     pub(crate) fn compile(source: String) -> Result<Engine, String> {
         if source.len() > LONGEST {
             return Err(format!("it has {} bytes, and at most {LONGEST} are taken", source.len()));
@@ -100,7 +104,7 @@ impl Renderer<'_> {
     /// The text that the template makes of the variables in `context`.
     ///
     /// # Errors
-    /// What the template says about values that it does not take; it does more work than it may.
+    /// The template's error for values that it does not take; too much work.
     pub(crate) fn render(&self, context: Value) -> Result<String, String> {
         self.progress.step();
         let rendered = self.environment.get_template("chat").and_then(|template| template.render(context));
@@ -110,6 +114,12 @@ impl Renderer<'_> {
     fn described(&self, error: &Error) -> String {
         let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
         let mut causes = causes.filter_map(|cause| cause.downcast_ref::<Error>());
+        if error.kind() == ErrorKind::UnknownFunction && error.detail().is_some_and(|detail| detail.contains(CLOCK)) {
+            return format!(
+                "it asks for the date with {CLOCK}, and templates have no clock, so that every run has the same tokens: write a \
+                 date in a copy of it"
+            );
+        }
         match causes.any(|cause| cause.kind() == ErrorKind::OutOfFuel) {
             true => {
                 let fuel = self.environment.fuel().unwrap_or_default();
@@ -121,7 +131,7 @@ impl Renderer<'_> {
 }
 
 impl Size {
-    /// The size of values that were read from JSON, which is nested a hundred times at most.
+    /// The size of values that were read from JSON. JSON is nested a hundred times at most.
     pub(crate) fn of<'v>(values: impl IntoIterator<Item = &'v Value>) -> Size {
         let mut size = Size::default();
         values.into_iter().for_each(|value| size.add(value));

@@ -1,5 +1,5 @@
-//! What chat templates call: Jinja's filters and Python's methods, bounded where the library charges no fuel for what they
-//! make.
+//! Jinja's filters and Python's methods for chat templates. They are bounded if the library charges no fuel for their
+//! results.
 
 use std::fmt::{self, Write};
 
@@ -18,7 +18,7 @@ const MOST_PREFIXES: usize = 100;
 /// The most different characters that are stripped from a text.
 const MOST_STRIPPED: usize = 256;
 
-/// Adds to an environment what chat templates call, and takes away what shows the inside of the library.
+/// Adds the functions for chat templates to an environment, and removes functions that show the inside of the library.
 pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.set_formatter(emit);
     environment.set_unknown_method_callback(method);
@@ -123,7 +123,7 @@ fn joined(state: &State, values: &Value, joiner: &str, attribute: Option<&str>) 
         }
         let begun = text.len();
         write(state, &mut text, &item)?;
-        // The result is paid for at the end: what it has so far must not be more than that.
+        // Fuel for the whole result is consumed at the end. So the result must not outgrow the fuel that is left.
         let per_fuel = if item.as_object().is_some() { WALKED_BYTES } else { BYTES };
         state.consume_fuel(1 + (text.len() - begun) as u64 / per_fuel)?;
         if text.len() as u64 > affordable(state, BYTES) {
@@ -133,7 +133,7 @@ fn joined(state: &State, values: &Value, joiner: &str, attribute: Option<&str>) 
     Ok(text)
 }
 
-/// As Python's: it adds numbers and no texts, which would be copied again for each one that is added.
+/// As Python's: it adds numbers. It refuses texts, because each addition would copy the whole text again.
 fn sum(
     state: &State,
     values: Value,

@@ -22,10 +22,10 @@ enum Packing {
     Zstandard,
 }
 
-/// The error for a file of a kind that may hold text and is not read.
+/// The error for a file of a kind that may hold text but is not read.
 pub(crate) struct OtherKind {
     pub(crate) error: UserError,
-    /// Nothing but data is stored so: the user expects it to be read, also where only its folder was named.
+    /// Files of this kind hold only data. The user expects it to be read, even if only its folder was named.
     pub(crate) is_data: bool,
 }
 
@@ -116,7 +116,7 @@ impl<'f> TextBytes<'f> {
         Ok(())
     }
 
-    /// The first `count` bytes of the buffer, which are taken out of it.
+    /// Takes the first `count` bytes out of the buffer.
     pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
         let bytes = self.buffer()[..count].to_vec();
         self.taken += count;
@@ -171,7 +171,7 @@ pub(crate) fn is_parquet(path: &Path, file: &DataFile) -> Result<bool, UserError
     Ok(part(path, file, 0, 4)? == MAGIC && (is_named || ends()?))
 }
 
-/// What is wrong with a file of a kind that may hold text and is not read; `None` for any other file.
+/// The error for a file of a kind that may hold text but is not read; `None` for any other file.
 ///
 /// # Errors
 /// The file cannot be read.

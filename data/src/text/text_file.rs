@@ -6,14 +6,16 @@ use std::sync::Arc;
 use common::UserError;
 
 use crate::formats::data_file::DataFile;
+use crate::text::json_array::JsonArray;
 use crate::text::json_line::JsonLine;
 use crate::text::longest::{LONGEST_LINE, Line, too_long, uncut};
+use crate::text::records::{RecordPlace, Records};
 use crate::text::text_bytes::{OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name};
 use crate::text::tokenizer::Tokenizer;
 
 /// Smallest size of a piece of a long document, in bytes.
 const PIECE: usize = 256 << 10;
-/// How many bytes after that a place to cut is searched.
+/// After that many bytes, a place to cut is searched in so many more.
 const SEARCH: usize = 64 << 10;
 /// How much of a document is looked at to cut it: a character may lie across the end of the search.
 const WINDOW: usize = PIECE + SEARCH + 4;
@@ -22,12 +24,16 @@ const WINDOW: usize = PIECE + SEARCH + 4;
 pub(crate) struct Piece {
     pub(crate) path: Arc<Path>,
     pub(crate) text: String,
-    /// Its line number in a file of JSON lines.
-    pub(crate) line: Option<usize>,
+    /// Its place, if it is a record: the text is then JSON.
+    pub(crate) place: Option<RecordPlace>,
     pub(crate) ends_document: bool,
 }
 
-/// Whether a file is text, plain or packed: UTF-8, and JSON lines if it is called `.json`. The inner error says what it is not.
+/// The extensions of files of JSON.
+const JSON: [&str; 3] = ["jsonl", "ndjson", "json"];
+
+/// Whether a file is text, plain or packed: UTF-8, and JSON lines or a list if it is called `.json`. The inner error gives
+/// the reason if it is not.
 ///
 /// # Errors
 /// The file cannot be read, is shorter now, is packed and damaged, or holds data of a kind that is not read.
@@ -36,15 +42,16 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
         return if is_data { Err(error) } else { Ok(Err(error)) };
     }
     let is_object =
-        |bytes: &mut TextBytes<'_>| Ok::<_, UserError>(first_line(bytes, "")?.is_some_and(|line| line.is_object));
-    if has_extension(path, &["json"]) && !is_object(&mut TextBytes::new(path, file)?)? {
+        |bytes: &mut TextBytes<'_>| Ok::<_, UserError>(first_line(bytes, None)?.is_some_and(|line| line.is_object));
+    let mut bytes = TextBytes::new(path, file)?;
+    let is_list = has_extension(path, &JSON) && JsonArray::begins(&mut bytes)?;
+    if has_extension(path, &["json"]) && !is_list && !is_object(&mut bytes)? {
         return Ok(Err(UserError::new(
             format!("{} does not begin with a line that is a JSON object", path.display()),
-            "a .json file of data has one JSON object per line",
-            "write one object per line, for example with jq -c '.[]', or rename what is plain text to .txt",
+            "a .json file of data is one list of objects, or has one object per line",
+            "write one object per line, for example with jq -c, or rename what is plain text to .txt",
         )));
     }
-    let mut bytes = TextBytes::new(path, file)?;
     let (mut at, mut line) = (0, Line::default());
     loop {
         bytes.fill(READ)?;
@@ -54,7 +61,9 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
             Err(error) if error.error_len().is_none() && !bytes.is_complete() => error.valid_up_to(),
             Err(error) => return Ok(Err(not_text(path, at + error.valid_up_to()))),
         };
-        line.add(path, &bytes.buffer()[..valid])?;
+        if !is_list {
+            line.add(path, &bytes.buffer()[..valid])?;
+        }
         if bytes.is_complete() {
             return Ok(Ok(()));
         }
@@ -63,15 +72,15 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
     }
 }
 
-/// Whether a file has records: JSON lines with text under `key`, or Parquet.
+/// Whether a file has these records: it is called JSON lines, or its first JSON is one, or it is Parquet.
 ///
 /// # Errors
 /// The file cannot be read, or is shorter now.
-pub(crate) fn holds_records(path: &Path, file: &DataFile, key: &str) -> Result<bool, UserError> {
+pub(crate) fn holds_records(path: &Path, file: &DataFile, records: Records<'_>) -> Result<bool, UserError> {
     if has_extension(path, &["jsonl", "ndjson"]) || is_parquet(path, file)? {
         return Ok(true);
     }
-    match TextBytes::new(path, file).and_then(|mut bytes| has_text_under(&mut bytes, key)) {
+    match TextBytes::new(path, file).and_then(|bytes| begins_with(path, bytes, records)) {
         Ok(has_records) => Ok(has_records),
         // A packed file that is damaged is found when it is read.
         Err(_) => Ok(false),
@@ -83,17 +92,28 @@ pub(crate) struct TextReader<'f> {
     path: Arc<Path>,
     bytes: TextBytes<'f>,
     tokenizer: &'f Tokenizer,
-    /// Each line is a JSON object with a document.
-    has_json_lines: bool,
-    /// Lines read so far, of such a file.
-    lines: usize,
-    /// Whether the last piece of the only document was returned.
-    ended: bool,
+    layout: Layout,
+}
+
+/// How a file has its pieces.
+enum Layout {
+    /// It is one document.
+    Document {
+        /// Whether the last piece was returned.
+        ended: bool,
+    },
+    /// Each line is a record.
+    Lines {
+        /// Lines read so far.
+        read: usize,
+    },
+    /// Each item of a list is a record.
+    List(JsonArray),
 }
 
 impl<'f> TextReader<'f> {
-    /// A reader of a file that [`check_text`] has found to be text. It has JSON lines if its name says so, or if its first
-    /// line is an object with text under `key`.
+    /// A reader of a file that [`check_text`] has found to be text. It has JSON if its name says so, or if its first line
+    /// is such a record.
     ///
     /// # Errors
     /// The file cannot be read, or is shorter now.
@@ -101,14 +121,20 @@ impl<'f> TextReader<'f> {
         path: &'f Path,
         file: &'f DataFile,
         tokenizer: &'f Tokenizer,
-        key: &str,
+        records: Records<'_>,
     ) -> Result<TextReader<'f>, UserError> {
         let mut bytes = TextBytes::new(path, file)?;
-        let has_json_lines = has_extension(path, &["jsonl", "ndjson", "json"]) || has_text_under(&mut bytes, key)?;
-        bytes.fill(1)?;
-        // An empty file is not a document.
-        let ended = bytes.buffer().is_empty();
-        Ok(TextReader { path: path.into(), bytes, tokenizer, has_json_lines, lines: 0, ended })
+        let is_json = has_extension(path, &JSON);
+        let layout = if is_json && JsonArray::begins(&mut bytes)? {
+            Layout::List(JsonArray::new())
+        } else if is_json || first_line(&mut bytes, records.text_key())?.is_some_and(|line| records.include(&line)) {
+            Layout::Lines { read: 0 }
+        } else {
+            bytes.fill(1)?;
+            // An empty file is not a document.
+            Layout::Document { ended: bytes.buffer().is_empty() }
+        };
+        Ok(TextReader { path: path.into(), bytes, tokenizer, layout })
     }
 
     /// The next piece.
@@ -116,11 +142,29 @@ impl<'f> TextReader<'f> {
     /// # Errors
     /// The file cannot be read, is shorter now, or is no longer text.
     pub(crate) fn next(&mut self) -> Result<Option<Piece>, UserError> {
-        if self.has_json_lines { self.next_line() } else { self.next_part() }
+        match &mut self.layout {
+            Layout::Document { ended: true } => Ok(None),
+            Layout::Document { ended: false } => self.next_part(),
+            Layout::Lines { read } => {
+                let read = *read;
+                self.next_line(read)
+            }
+            Layout::List(list) => {
+                let item = list.next(&self.path, &mut self.bytes)?;
+                let path = &self.path;
+                let piece = |(line, text)| Piece {
+                    path: path.clone(),
+                    text,
+                    place: Some(RecordPlace::Line(line)),
+                    ends_document: true,
+                };
+                Ok(item.map(piece))
+            }
+        }
     }
 
-    /// The next line of a file of JSON lines that is not blank.
-    fn next_line(&mut self) -> Result<Option<Piece>, UserError> {
+    /// The next line that is not blank, after `lines` lines.
+    fn next_line(&mut self, mut lines: usize) -> Result<Option<Piece>, UserError> {
         loop {
             let mut searched = 0;
             let end = loop {
@@ -133,27 +177,25 @@ impl<'f> TextReader<'f> {
                     break searched;
                 }
                 if searched > LONGEST_LINE {
-                    return Err(too_long(&self.path, self.lines + 1));
+                    return Err(too_long(&self.path, lines + 1));
                 }
                 self.bytes.fill(searched + READ)?;
             };
             if end == 0 {
                 return Ok(None);
             }
-            self.lines += 1;
+            lines += 1;
             let text = self.text(end)?;
             if !text.trim().is_empty() {
-                let line = Some(self.lines);
-                return Ok(Some(Piece { path: self.path.clone(), text, line, ends_document: true }));
+                self.layout = Layout::Lines { read: lines };
+                let place = Some(RecordPlace::Line(lines));
+                return Ok(Some(Piece { path: self.path.clone(), text, place, ends_document: true }));
             }
         }
     }
 
     /// The next part of a file that is one document.
     fn next_part(&mut self) -> Result<Option<Piece>, UserError> {
-        if self.ended {
-            return Ok(None);
-        }
         if self.bytes.buffer().len() < WINDOW {
             self.bytes.fill(WINDOW + READ)?;
         }
@@ -165,19 +207,19 @@ impl<'f> TextReader<'f> {
             }
             Err(_) => return Err(cannot_be_read(&self.path, NOT_TEXT_NOW)),
         };
-        let end = match cut(window, self.tokenizer) {
-            Some(at) => at,
+        let (end, ends_document) = match cut(window, self.tokenizer) {
+            Some(at) => (at, false),
             None => {
                 self.bytes.fill(LONGEST_LINE + 1)?;
                 if !self.bytes.is_complete() {
                     return Err(uncut(&self.path));
                 }
-                self.ended = true;
-                self.bytes.buffer().len()
+                (self.bytes.buffer().len(), true)
             }
         };
+        self.layout = Layout::Document { ended: ends_document };
         let text = self.text(end)?;
-        Ok(Some(Piece { path: self.path.clone(), text, line: None, ends_document: self.ended }))
+        Ok(Some(Piece { path: self.path.clone(), text, place: None, ends_document }))
     }
 
     fn text(&mut self, end: usize) -> Result<String, UserError> {
@@ -192,14 +234,20 @@ fn has_extension(path: &Path, known: &[&str]) -> bool {
     unpacked_name(path).extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
 }
 
-/// Whether the first line is an object with text under `key`.
-fn has_text_under(bytes: &mut TextBytes<'_>, key: &str) -> Result<bool, UserError> {
-    Ok(first_line(bytes, key)?.is_some_and(|line| line.text.is_some()))
+/// Whether the first line is such a record, or the first item of a list in a file that is called JSON.
+fn begins_with(path: &Path, mut bytes: TextBytes<'_>, records: Records<'_>) -> Result<bool, UserError> {
+    let first = if has_extension(path, &JSON) && JsonArray::begins(&mut bytes)? {
+        let item = JsonArray::new().next(path, &mut bytes)?;
+        item.and_then(|(_, item)| JsonLine::read(item.as_bytes(), records.text_key()).ok())
+    } else {
+        first_line(&mut bytes, records.text_key())?
+    };
+    Ok(first.is_some_and(|line| records.include(&line)))
 }
 
 /// The first line that is not blank, if it is JSON. A line that does not begin as an object is not read to its end, nor is one
 /// that is too long.
-fn first_line(bytes: &mut TextBytes<'_>, key: &str) -> Result<Option<JsonLine>, UserError> {
+fn first_line(bytes: &mut TextBytes<'_>, key: Option<&str>) -> Result<Option<JsonLine>, UserError> {
     let mut wanted = READ;
     loop {
         bytes.fill(wanted)?;
@@ -234,8 +282,8 @@ fn not_text(path: &Path, at: usize) -> UserError {
     )
 }
 
-/// Where to cut a long text, of which `text` has the first [`WINDOW`] bytes or nearly so. `None` if it is short, or no end of
-/// line nearby is a good place.
+/// The place to cut a long text. `text` has its first [`WINDOW`] bytes or nearly so. `None` if the text is short, or no
+/// end of line nearby is a good place.
 fn cut(text: &str, tokenizer: &Tokenizer) -> Option<usize> {
     if text.len() <= PIECE + SEARCH {
         return None;
@@ -268,7 +316,7 @@ mod tests {
         std::fs::write(&path, content).unwrap();
         let file = DataFile::open(&path).unwrap();
         check_text(&path, &file).unwrap().unwrap();
-        let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, "text").unwrap();
+        let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, Records::Documents("text")).unwrap();
         std::iter::from_fn(|| reader.next().unwrap()).collect()
     }
 
@@ -306,7 +354,7 @@ mod tests {
             for (name, content) in [("cut.txt.gz", &whole[..whole.len() / 2]), ("changed.txt.gz", &changed[..])] {
                 let path = folder.path().join(name);
                 std::fs::write(&path, content).unwrap();
-                // What unpacks to other bytes is no text, or its checksum is wrong.
+                // A file that unpacks to other bytes is not text, or has a wrong checksum.
                 let error = match check_text(&path, &DataFile::open(&path).unwrap()) {
                     Err(error) | Ok(Err(error)) => error.to_string(),
                     Ok(Ok(())) => panic!("{name} was taken"),
@@ -375,7 +423,10 @@ mod tests {
         let content = format!("a\n\n{long}\n \t\nb\r\nlast");
         let pieces = pieces("x.jsonl", &content);
         assert_eq!(texts(&pieces), ["a\n", &format!("{long}\n"), "b\r\n", "last"]);
-        assert_eq!(pieces.iter().map(|piece| piece.line).collect::<Vec<_>>(), [1, 3, 5, 6].map(Some));
+        assert_eq!(
+            pieces.iter().map(|piece| piece.place).collect::<Vec<_>>(),
+            [1, 3, 5, 6].map(|at| Some(RecordPlace::Line(at)))
+        );
     }
 
     #[test]
@@ -396,7 +447,7 @@ mod tests {
     fn a_json_file_that_has_no_object_per_line_is_no_text() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
-        for text in ["[{\"text\": \"a\"}]", "{\n  \"text\": \"a\"\n}\n", "words", ""] {
+        for text in ["\"a\"", "{\n  \"text\": \"a\"\n}\n", "words", ""] {
             std::fs::write(&path, text).unwrap();
             let error = check_text(&path, &DataFile::open(&path).unwrap()).unwrap().unwrap_err();
             assert!(error.what.contains("does not begin with a line that is a JSON object"), "{error}");
@@ -429,7 +480,7 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let file = DataFile::open(&path).unwrap();
             check_text(&path, &file).unwrap().unwrap();
-            let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, "text").unwrap();
+            let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, Records::Documents("text")).unwrap();
             assert!(reader.next().unwrap().is_some());
             std::fs::write(&path, spoil).unwrap();
             let error = std::iter::from_fn(|| reader.next().transpose()).find_map(Result::err).unwrap();

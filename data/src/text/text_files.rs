@@ -1,4 +1,4 @@
-//! The files of text that a path names: the path itself, or what of a folder is text.
+//! The files of text that a path names: the file itself, or the text files of a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use common::UserError;
 use crate::file_notices::Told;
 use crate::formats::data_file::DataFile;
 use crate::splits::{Chosen, Purpose};
+use crate::text::records::Records;
 use crate::text::text_bytes::cannot_be_read;
 use crate::text::text_file::holds_records;
 
@@ -19,13 +20,19 @@ pub(crate) struct TextFile {
     pub(crate) in_folder: bool,
 }
 
-/// The file at `path`, or the files in that folder and the folders inside it, sorted by name. Hidden ones are not read. If a
-/// file of the folder has records, JSON lines with text under `key` or Parquet, then only such files are. Of training,
-/// validation and test files those are chosen that are for the purpose.
+/// The file at `path`, or the files in that folder and the folders inside it, sorted by name. Hidden ones are not read.
+/// If a file of the folder has such records, only files with records are read. If files are named as training, validation
+/// or test data, those for the purpose are chosen.
 ///
 /// # Errors
-/// What cannot be read, a folder with a model, and one without files for the purpose. `what` is what messages call the path.
-pub(crate) fn text_files(what: &str, path: &Path, key: &str, purpose: Purpose) -> Result<Chosen<TextFile>, UserError> {
+/// A path that cannot be read, a folder with a model, a folder without files for the purpose. `what` stands for the
+/// path in messages.
+pub(crate) fn text_files(
+    what: &str,
+    path: &Path,
+    records: Records<'_>,
+    purpose: Purpose,
+) -> Result<Chosen<TextFile>, UserError> {
     let unreadable = |error: std::io::Error| {
         let what = format!("{what} cannot be read: {error}");
         UserError::new(what, "it names files or folders of data", "check the path")
@@ -44,12 +51,12 @@ pub(crate) fn text_files(what: &str, path: &Path, key: &str, purpose: Purpose) -
     }
     let has_records = |path: &PathBuf| {
         let file = DataFile::open(path).map_err(|error| cannot_be_read(path, &error.to_string()))?;
-        holds_records(path, &file, key)
+        holds_records(path, &file, records)
     };
-    let records: Vec<bool> = files.iter().map(has_records).collect::<Result<_, _>>()?;
+    let is_record: Vec<bool> = files.iter().map(has_records).collect::<Result<_, _>>()?;
     let mut beside_records = Vec::new();
-    if records.contains(&true) {
-        let mut is_record = records.iter();
+    if is_record.contains(&true) {
+        let mut is_record = is_record.iter();
         (files, beside_records) = files.into_iter().partition(|_| is_record.next() == Some(&true));
     }
     let mut chosen = Chosen::of_folder(what, path, files, purpose)?;
@@ -57,7 +64,7 @@ pub(crate) fn text_files(what: &str, path: &Path, key: &str, purpose: Purpose) -
     Ok(chosen.map(|path| TextFile { path, in_folder: true }))
 }
 
-/// The files of a folder, which is `top` or inside it.
+/// The files of folder `path`: it is `top` or inside it.
 fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -90,7 +97,7 @@ mod tests {
             files.iter().map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string()).collect()
         };
         let listed = |key: &str| {
-            let chosen = text_files("x", folder.path(), key, Purpose::TrainAndValidate).unwrap();
+            let chosen = text_files("x", folder.path(), Records::Documents(key), Purpose::TrainAndValidate).unwrap();
             (names(chosen.files.into_iter().map(|file| file.path).collect()), chosen.notices.lines())
         };
         std::fs::create_dir_all(at(".cache")).unwrap();
@@ -123,7 +130,8 @@ mod tests {
             std::fs::write(step.join(name), "words").unwrap();
         }
         for path in [folder.path(), &step] {
-            let problem = text_files("data.path = `x`", path, "text", Purpose::Train).unwrap_err().to_string();
+            let records = Records::Documents("text");
+            let problem = text_files("data.path = `x`", path, records, Purpose::Train).unwrap_err().to_string();
             assert!(
                 problem.contains("data.path = `x` has ") && problem.contains("the weights of a model"),
                 "{problem}"

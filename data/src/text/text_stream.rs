@@ -21,7 +21,8 @@ impl<'t> TextStream<'t> {
         TextStream { tokenizer, held: Vec::new(), returned: 0 }
     }
 
-    /// A stream after these tokens, whose text was shown: a tokenizer may join the next token to them by a space.
+    /// A stream after `tokens`. Their text was shown. They count, because a tokenizer may put a space between them and
+    /// the next token.
     pub fn after(tokenizer: &'t Tokenizer, tokens: &[u32]) -> TextStream<'t> {
         // With fewer, the first of them may be half of a character.
         let held = tokens[tokens.len().saturating_sub(2 * CONTEXT)..].to_vec();

@@ -1,5 +1,5 @@
-//! Thrift's compact protocol, as far as a Parquet file's descriptions of itself use it. Nothing is allocated for what a length
-//! only announces.
+//! Thrift's compact protocol, as far as a Parquet file's descriptions of itself use it. A length that is only announced
+//! allocates nothing.
 
 /// How deep structures and lists nest. Parquet's own nest six deep.
 const DEEPEST: usize = 32;
@@ -58,8 +58,8 @@ impl Thrift<'_> {
         Ok((value >> 1) as i32 ^ -((value & 1) as i32))
     }
 
-    /// The fields of a structure: `field` is called with the number and the type of each. If it returns false, it has not read
-    /// the value, which is skipped.
+    /// The fields of a structure: `field` is called with the number and the type of each. If it returns false, it has
+    /// not read the value. The value is then skipped.
     ///
     /// # Errors
     /// That of `field`; the bytes end.
@@ -84,7 +84,7 @@ impl Thrift<'_> {
         }
     }
 
-    /// The number of items of a list of structures, each of which takes `least` bytes at least.
+    /// The number of items of a list of structures. Each takes `least` bytes at least.
     ///
     /// # Errors
     /// It has other items, or more than the bytes that are left can hold.

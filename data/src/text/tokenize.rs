@@ -15,12 +15,13 @@ use crate::found::expanded;
 use crate::interrupt::ensure_not_interrupted;
 use crate::splits::Purpose;
 use crate::text::documents::encode_files;
+use crate::text::records::Records;
 use crate::text::text_bytes::unpacked_name;
 use crate::text::text_files::{TextFile, text_files};
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
-/// What to tokenise, and how.
+/// A request to tokenise files.
 #[derive(Clone, Debug)]
 pub struct TokenizeRequest {
     /// `byte`, or the path of a `tokenizer.json`.
@@ -48,7 +49,7 @@ pub enum TokenizeError {
     Data(#[from] DataError),
 }
 
-/// Writes the token files of a request and returns what to tell the user. Ends early when `stop` is asked for.
+/// Writes the token files of a request. Returns a message for the user. Ends early when `stop` is asked for.
 ///
 /// # Errors
 /// Input that is wrong, or output that cannot be written. No output is left behind then.
@@ -68,7 +69,8 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         }
     }
     for path in &paths {
-        let found = text_files(&path.display().to_string(), path, &request.text_key, Purpose::Train)?;
+        let found =
+            text_files(&path.display().to_string(), path, Records::Documents(&request.text_key), Purpose::Train)?;
         files.extend(found.files);
         notices.extend(found.notices);
     }

@@ -17,7 +17,7 @@ use crate::text::watched::{Limits, watched};
 /// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
 pub(crate) const LARGEST: u64 = 128 << 20;
 
-/// What reading a tokenizer.json takes: some seconds at most, beside this time for each of its bytes.
+/// Limits for reading a tokenizer.json: some seconds, and a time for each of its bytes.
 const READING: Limits = Limits { stack: 64 << 20, time: Duration::from_secs(3) };
 /// See [`READING`].
 const TIME_OF_BYTE: Duration = Duration::from_micros(1);
@@ -30,7 +30,7 @@ const USUAL_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos
 
 /// A tokenizer.
 pub enum Tokenizer {
-    /// One token per byte. Byte 0, which text does not contain, ends a document.
+    /// One token per byte. Byte 0 ends a document, because text does not contain it.
     Bytes,
     /// One read from a `tokenizer.json`.
     HuggingFace(Box<HuggingFace>),
@@ -42,7 +42,7 @@ pub struct HuggingFace {
     tokenizer: Parts,
     /// The file that it was read from.
     json: Arc<[u8]>,
-    /// The tokens that begin a document: what its post-processor puts before a text. Empty for many.
+    /// The tokens that begin a document: its post-processor puts them before a text. Empty for many.
     begin: Vec<u32>,
     /// The token that ends a document.
     end: u32,
@@ -54,8 +54,8 @@ pub struct HuggingFace {
 
 type Parts = TokenizerImpl<ModelWrapper, BoundedNormalizer, CheckedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
-/// Reads a `tokenizer.json`, which messages call `shown`. The library panics on some files that are wrong, and computes for ever
-/// on others.
+/// Reads a `tokenizer.json`. `shown` stands for it in messages. The library panics on some files that are wrong, and
+/// computes for ever on others.
 fn read(json: Arc<[u8]>, shown: &str) -> Result<Parts, Refusal> {
     check(&json, shown)?;
     let time = READING.time + TIME_OF_BYTE * u32::try_from(json.len()).unwrap_or(u32::MAX);
@@ -72,7 +72,7 @@ fn parts(bytes: &[u8]) -> Result<Parts, String> {
     let _ = tokenizer.with_truncation(None);
     tokenizer.with_padding(None);
     let tried = caught(|| {
-        // An error is one of that text, such as a character without a token. A panic is one of the tokenizer.
+        // An error is due to that text, for instance to a character without a token. A panic is due to the tokenizer.
         let tokens = tokenizer.encode_fast(PROBE, true).map(|encoding| encoding.get_ids().to_vec());
         tokenizer.decode(&tokens.unwrap_or_default(), false).map(|_| ())
     });
@@ -82,7 +82,7 @@ fn parts(bytes: &[u8]) -> Result<Parts, String> {
 
 /// The tokens that a tokenizer's post-processor puts before a text.
 fn begin(tokenizer: &Parts) -> Vec<u32> {
-    // A text of one token shows which tokens come before it. Those behind it are not used: a document has an end of its own.
+    // A text of one token shows the tokens before it. Tokens behind it are not used: a document has an end of its own.
     let text = Encoding::from_tokens(vec![Token::new(0, "a".into(), (0, 1))], 0);
     let processed = caught(|| tokenizer.post_process(text, None, true));
     let Ok(Ok(processed)) = processed else { return Vec::new() };
@@ -129,7 +129,7 @@ impl Tokenizer {
         Tokenizer::from_json(json.into(), &shown, end)
     }
 
-    /// The tokenizer of a `tokenizer.json`, which messages call `shown`. `end` as in [`Tokenizer::open`].
+    /// The tokenizer of a `tokenizer.json`. `shown` stands for the file in messages. `end` as in [`Tokenizer::open`].
     ///
     /// # Errors
     /// A file that is not a tokenizer, a token that it does not have.
@@ -173,7 +173,7 @@ impl Tokenizer {
     /// The tokens of a text, with none added before or after.
     ///
     /// # Errors
-    /// What the tokenizer says, also if it panics. The byte tokenizer has no errors.
+    /// The tokenizer's error, also if it panics. The byte tokenizer has no errors.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -186,7 +186,7 @@ impl Tokenizer {
     }
 
     /// The tokens of a text that begins a document: those that begin one, then those of [`Tokenizer::encode`]. With the
-    /// token that ends a document they are what `transformers` gives with `add_special_tokens=True`.
+    /// token that ends a document, `transformers` gives the same tokens for `add_special_tokens=True`.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].

@@ -1,5 +1,5 @@
-//! What a tokenizer.json may have, checked before the library reads it: it computes for ever on some files, and makes other
-//! tokens of the same text in every run with others.
+//! Checks of a tokenizer.json before the library reads it. On some files the library computes for ever. With others the
+//! same text has other tokens in every run.
 
 use std::fmt;
 
@@ -94,10 +94,10 @@ impl From<String> for Refusal {
     }
 }
 
-/// Checks the content of a tokenizer.json, which messages call `shown`.
+/// Checks the content of a tokenizer.json. `shown` stands for the file in messages.
 ///
 /// # Errors
-/// It is no JSON of a tokenizer, or has what a tokenizer may not have.
+/// It is no JSON of a tokenizer, or has a part that no tokenizer may have.
 pub(crate) fn check(bytes: &[u8], shown: &str) -> Result<(), Refusal> {
     let checked: Checked = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let Checked { model, added_tokens, normalizer, pre_tokenizer, post_processor, decoder } = checked;

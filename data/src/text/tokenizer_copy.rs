@@ -1,5 +1,5 @@
-//! What the tokens of a folder mean: `tokens.json`, and a copy of the tokenizer beside it. `trainer tokenize` writes them
-//! with its token files, and a run writes them into its checkpoints.
+//! A folder's note on the meaning of its tokens: `tokens.json`, and a copy of the tokenizer beside it. `trainer
+//! tokenize` writes them with its token files, and a run writes them into its checkpoints.
 
 use std::io::ErrorKind;
 use std::path::Path;

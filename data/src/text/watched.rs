@@ -12,7 +12,7 @@ use std::time::Duration;
 /// How often the time of work under way is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What work may use.
+/// Limits for a piece of work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of stack.
@@ -21,11 +21,11 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
-/// What the watching thread sees of the work.
+/// The progress of the work, for the thread that watches it.
 #[derive(Default)]
 pub(crate) struct Progress {
     steps: AtomicUsize,
-    /// The file in which the system counts the thread's time.
+    /// The system's file with the thread's time.
     clock: OnceLock<PathBuf>,
 }
 
@@ -75,8 +75,8 @@ impl Worker {
     }
 }
 
-/// The result of `work`. Work that does not end in time is left behind: its thread ends with the process, which is about to end
-/// because of the error.
+/// The result of `work`. Work that does not end in time is left behind: its thread ends with the process, and the
+/// process is about to end because of the error.
 ///
 /// # Errors
 /// It takes longer than it may, or no thread with such a stack can be had.

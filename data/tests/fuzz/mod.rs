@@ -1,4 +1,4 @@
-//! Changed files of data: each is refused, or read as what it says.
+//! Changed files of data: each is refused, or read as its new content says.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Random changes of valid files, for tests that no change makes the trainer panic, wait, or take what it should refuse.
+//! Random changes of valid files. No change may make the trainer panic or wait, or accept a file that it should refuse.
 #![allow(dead_code)]
 
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ fn cases() -> u32 {
     std::env::var("FUZZ_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
-/// How long a case may take. It is far above what any takes: another process may have the processor meanwhile.
+/// The time limit of a case. It is far above the usual time: another process may have the processor meanwhile.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Texts that stand where a file had another value.
+/// Texts that replace a value in a file.
 const EXTREMES: &[&str] = &[
     "0",
     "-1",

@@ -1,10 +1,10 @@
-//! What a device runs on.
+//! The implementation behind a device.
 
 use crate::cuda::{Counters, CudaDevice, accept};
 use crate::host::HostDevice;
 use crate::{Op, Result};
 
-/// What a device runs on.
+/// The implementation behind a device.
 pub(crate) enum DeviceBackend {
     /// The threads of this process.
     Host(HostDevice),
@@ -13,7 +13,7 @@ pub(crate) enum DeviceBackend {
 }
 
 impl DeviceBackend {
-    /// What was counted so far. `None` on the host.
+    /// The counts so far. `None` on the host.
     pub(crate) fn counters(&self) -> Option<Counters> {
         match self {
             DeviceBackend::Host(_) => None,
@@ -21,8 +21,8 @@ impl DeviceBackend {
         }
     }
 
-    /// Fails unless a checked operation can be submitted to a stream, which may be capturing. A capture goes on after
-    /// such a failure.
+    /// Fails unless a checked operation can be submitted to a stream. With `capturing` the stream captures. A capture
+    /// goes on after such a failure.
     ///
     /// # Errors
     /// A GPU cannot run the operation, or cannot capture it yet.

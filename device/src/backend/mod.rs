@@ -1,4 +1,4 @@
-//! Where the two implementations part: a device and its streams run on the host or on CUDA.
+//! Calls that go to one of the two implementations: a device and its streams run on the host or on CUDA.
 
 mod device;
 mod readback;

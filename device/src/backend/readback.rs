@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::cuda::PendingCopy;
-use crate::sync_debug::{Hindrance, SyncWatch};
+use crate::sync_debug::{CostlyCall, SyncWatch};
 use crate::{Element, Error, Result};
 
 /// A copy to the host that may still be under way.
@@ -39,7 +39,7 @@ impl<T: Element> Readback<T> {
     /// [`Error::Recording`] for a copy that was recorded: it has no values. On CUDA, a fault of the GPU's work before the copy.
     pub fn wait(self) -> Result<Vec<T>> {
         if self.watch.is_on() {
-            self.watch.note(Hindrance::Waits, "Readback::wait".into(), "")?;
+            self.watch.note(CostlyCall::Waits, "Readback::wait".into(), "")?;
         }
         match self.values {
             Values::Arrived(values) => Ok(values),

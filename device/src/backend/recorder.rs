@@ -1,4 +1,4 @@
-//! Who takes the times of a timeline: the host's clock, or CUPTI.
+//! The clock of a timeline: the host's, or CUPTI.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use crate::cuda::{Cupti, CuptiNote};
 use crate::host::{HostClock, OpenSpan};
 use crate::timeline::{stream_row, work_details};
 
-/// Who takes times.
+/// Takes the times of a timeline.
 #[derive(Clone, Default)]
 pub(crate) enum Recorder {
     /// No timeline was asked for.
@@ -26,7 +26,8 @@ pub(crate) enum Note {
 }
 
 impl Recorder {
-    /// Notes an operation; `None` for a copy. While its stream captures, only what it is is noted.
+    /// Notes an operation; `None` for a copy. While its stream captures, only the operation's name and details are
+    /// noted.
     pub(crate) fn operation(&self, stream: &str, label: &str, op: Option<&Op>, capturing: bool) -> Note {
         let details = || op.map_or_else(Vec::new, work_details);
         match self {

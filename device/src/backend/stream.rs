@@ -17,7 +17,7 @@ pub(crate) enum StreamBackend {
     Cuda(Box<CudaStream>),
 }
 
-/// The point in a stream at which an event was recorded.
+/// A point in a stream, recorded by an event.
 #[derive(Clone)]
 pub(crate) enum RecordedPoint {
     /// The number of collectives the stream had started. All other work was done.
@@ -112,7 +112,7 @@ impl StreamBackend {
         }
     }
 
-    /// Records the point that the stream has reached. Reuses the driver's event of `earlier` where there is one.
+    /// Records the point that the stream has reached. Reuses the driver's event of `earlier` if there is one.
     pub(crate) fn record(&self, earlier: Option<&RecordedPoint>) -> Result<RecordedPoint> {
         match (self, earlier) {
             (StreamBackend::Host(stream), _) => Ok(RecordedPoint::Host(stream.started())),
@@ -159,7 +159,7 @@ impl StreamBackend {
         }
     }
 
-    /// Frees scratch memory, and forgets what prepared operations need.
+    /// Frees scratch memory, and forgets the needs of prepared operations.
     pub(crate) fn free_scratch(&mut self) {
         if let StreamBackend::Cuda(stream) = self {
             stream.free_scratch();
@@ -193,7 +193,7 @@ impl StreamBackend {
         }
     }
 
-    /// Makes a graph of the driver a child of what this stream captures.
+    /// Makes a graph of the driver a child of the graph that this stream captures.
     pub(crate) fn add_to_capture(&self, graph: &RawGraph) -> Result<()> {
         match self {
             StreamBackend::Host(_) => unreachable!("a graph is of its device's kind"),

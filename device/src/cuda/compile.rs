@@ -32,7 +32,13 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("muon.cu"),
     kernel_file!("embedding.cu"),
     kernel_file!("embedding_backward.cu"),
+    kernel_file!("expert_glu.cu"),
+    kernel_file!("expert_limit.cu"),
+    kernel_file!("expert_load.cu"),
+    kernel_file!("expert_rows.cu"),
+    kernel_file!("expert_sort.cu"),
     kernel_file!("gemm_epilogue.cu"),
+    kernel_file!("grouped_gemm.cu"),
     kernel_file!("head_norm.cu"),
     kernel_file!("joint_norm.cu"),
     kernel_file!("loss.cu"),
@@ -44,6 +50,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),
     kernel_file!("rotary.cu"),
+    kernel_file!("route.cu"),
     kernel_file!("skip_step.cu"),
     kernel_file!("sort.cu"),
     kernel_file!("transpose_f32.cu"),
@@ -61,15 +68,18 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
     kernel_file!("transpose_fp8.cu"),
 ];
 
-/// What the sources include, by file name.
+/// The headers that the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
     kernel_file!("cluster.cuh"),
     kernel_file!("common.cuh"),
     kernel_file!("fp8.cuh"),
+    kernel_file!("gates.cuh"),
     kernel_file!("gelu.cuh"),
+    kernel_file!("mma.cuh"),
     kernel_file!("philox.cuh"),
     kernel_file!("quantize.cuh"),
     kernel_file!("rows.cuh"),
+    kernel_file!("scan.cuh"),
     kernel_file!("soft_cap.cuh"),
     kernel_file!("system.cuh"),
     kernel_file!("table.cuh"),
@@ -78,7 +88,7 @@ const HEADERS: &[(&str, &str)] = &[
 ];
 
 /// Options of every compilation. `--use_fast_math` is not one of them: it flushes subnormals and loosens division
-/// everywhere, while kernels call fast functions where they want them. `-v` puts the registers and spills of every
+/// everywhere, while kernels call single fast functions if they want them. `-v` puts the registers and spills of every
 /// kernel into the log.
 const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vectorization", "--ptxas-options=-v"];
 
@@ -154,7 +164,7 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
 /// there.
 ///
 /// # Errors
-/// As [`compile`]; `load` refuses what was just compiled. A file that cannot be read or written only costs time.
+/// As [`compile`]; `load` refuses freshly compiled code. A file that cannot be read or written only costs time.
 pub(super) fn load_or_compile<T>(
     name: &str,
     source: &str,
@@ -172,7 +182,7 @@ pub(super) fn load_or_compile<T>(
     load_or_make(file.as_deref(), || Ok(compile(name, source, architecture)?.0), load)
 }
 
-/// Loads a file. If there is none, or `load` refuses it, loads what `make` gives and stores that in the file.
+/// Loads a file. If there is none, or `load` refuses it, loads the result of `make` and stores that in the file.
 ///
 /// A refused file is removed, or every start would try it again. For example, a newer compiler wrote it on a node with
 /// a newer driver.

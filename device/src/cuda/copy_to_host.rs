@@ -4,12 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::Counters;
-use super::driver::{PinnedBlock, RawEvent, RawStream};
+use super::driver::{PinnedMemory, RawEvent, RawStream};
 use crate::{Element, Result};
 
 /// Pinned memory that a copy goes to, and the event after the copy. It serves one copy after the other.
 pub(crate) struct CopyToHost {
-    block: PinnedBlock,
+    block: PinnedMemory,
     done: RawEvent,
     /// The number of the copy under way among the stream's copies to the host.
     number: Cell<u64>,
@@ -19,7 +19,7 @@ pub(crate) struct CopyToHost {
 
 impl CopyToHost {
     pub(crate) fn new(bytes: usize, arrived: Rc<Cell<u64>>) -> Result<CopyToHost> {
-        Ok(CopyToHost { block: PinnedBlock::new(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
+        Ok(CopyToHost { block: PinnedMemory::new(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -50,7 +50,7 @@ pub(crate) struct PendingCopy {
 }
 
 impl PendingCopy {
-    /// Waits for the copy and returns its values, which are of the copied tensor's type.
+    /// Waits for the copy and returns its values. `T` is the copied tensor's type.
     pub(crate) fn wait<T: Element>(self) -> Result<Vec<T>> {
         self.counters.borrow_mut().metric_waits += 1;
         self.copy.wait(self.count)

@@ -1,6 +1,6 @@
-//! Counts of what a steady step must not do.
+//! Counts of actions that a steady step must not do.
 
-/// Counts of what a steady step must not do, and of what it launches.
+/// Counts of actions that a steady step must not do, and of its launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Allocations of device or pinned memory.

@@ -5,13 +5,13 @@ use std::rc::Rc;
 
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
-use super::driver::{self, DeviceBlock, Gpu, RawEvent};
+use super::driver::{self, DeviceMemory, Gpu, RawEvent};
 use super::{Counters, CudaOptions, CustomKernels, Kernels, ProgressMarks};
 use crate::{Element, Error, Progress, Result, Tensor};
 
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
 pub(crate) struct CudaDevice {
-    /// `None` where cuDNN is missing or refuses the GPU. Attention then runs on our own kernels.
+    /// `None` if cuDNN is missing or refuses the GPU. Attention then runs on our own kernels.
     pub(crate) cudnn: Option<Cudnn>,
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
@@ -56,9 +56,9 @@ impl CudaDevice {
     }
 
     /// Memory for an area.
-    pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceBlock> {
+    pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceMemory> {
         self.counters.borrow_mut().allocations += 1;
-        DeviceBlock::new(bytes)?.ok_or_else(|| self.out_of_memory(name, bytes))
+        DeviceMemory::new(bytes)?.ok_or_else(|| self.out_of_memory(name, bytes))
     }
 
     pub(super) fn out_of_memory(&self, name: &str, bytes: usize) -> Error {

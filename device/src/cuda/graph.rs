@@ -37,7 +37,7 @@ impl RawGraph {
         }
     }
 
-    /// Adds the graph, as a child graph, to what the stream captures. The driver refuses a launch there.
+    /// Adds the graph, as a child graph, to the stream's capture. The driver refuses a launch there.
     pub(crate) fn add_to_capture(&self, stream: &RawStream) -> Result<()> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut graph, mut before, mut data, mut count) = (null_mut(), null(), null(), 0);

@@ -61,7 +61,7 @@ impl Arg {
     }
 }
 
-/// Where the values of arguments lie, as the driver takes them.
+/// Pointers to the values of arguments, as the driver takes them.
 pub(super) fn pointers(arguments: &[Arg]) -> Vec<*mut c_void> {
     let pointer = |argument: &Arg| match argument {
         Arg::Pointer(value) | Arg::U64(value) => std::ptr::from_ref(value) as *mut c_void,
@@ -155,7 +155,8 @@ impl Kernels {
         launch(stream, kernel, function, grid.sizes(), &mut [std::ptr::from_ref(block) as *mut c_void])
     }
 
-    /// As [`Kernels::launch_block`] in clusters of so many blocks, which can meet and write to each other's shared memory.
+    /// As [`Kernels::launch_block`] in clusters of so many blocks. These can meet and write to each other's shared
+    /// memory.
     ///
     /// # Errors
     /// As [`Kernels::launch`].

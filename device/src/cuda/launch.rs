@@ -1,4 +1,4 @@
-//! What a custom operation launches on a GPU.
+//! The launch of a custom operation on a GPU.
 
 use crate::Tensor;
 
@@ -13,14 +13,14 @@ pub struct CudaKernel {
     /// A source is recognised by its address, so that a launch need not compare text. Make one at run time with
     /// [`String::leak`], once.
     pub source: &'static str,
-    /// The kernel, which the source declares `extern "C" __global__`.
+    /// The kernel. The source declares it `extern "C" __global__`.
     pub function: &'static str,
 }
 
 /// The launch of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaLaunch {
-    /// What is launched.
+    /// The kernel to launch.
     pub kernel: CudaKernel,
     /// Blocks along x, y and z. Nothing is launched if one of them is 0.
     pub blocks: (u32, u32, u32),

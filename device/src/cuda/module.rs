@@ -86,7 +86,7 @@ pub(super) fn launch(
     // SAFETY: the function is loaded; the arguments are copied during the call; the memory they point to was checked to
     // be alive when the operation was submitted.
     unsafe {
-        // With what the kernel declares itself, more than 48 KiB in all must be asked for.
+        // Together with the kernel's own declared memory, more than 48 KiB in all must be asked for.
         if shared > 32 * 1024 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             result::function::set_function_attribute(function, attribute, shared as i32)

@@ -3,11 +3,11 @@
 /// Choices about a CUDA device.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
-    /// Which of the visible GPUs.
+    /// The number of the GPU among the visible ones.
     pub ordinal: usize,
     /// The same bits from run to run: no timing of algorithms, no atomics.
     pub deterministic: bool,
-    /// Compute matrix products of f32 tensors in TF32, which has a mantissa of 10 bits.
+    /// Compute matrix products of f32 tensors in TF32, a type with a mantissa of 10 bits.
     pub tf32: bool,
     /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory
     /// that nothing has written.

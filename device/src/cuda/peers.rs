@@ -1,10 +1,10 @@
-//! Memory through which the GPUs of one node reach each other, for the kernels of `kernels/peers.cu`.
+//! Memory shared by the GPUs of one node, for the kernels of `kernels/peers.cu`.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use super::driver::{DeviceBlock, MappedBlock, PeerHandle, RawStream, handle_of, synchronize_context, zero};
+use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, handle_of, synchronize_context, zero};
 use crate::{Error, Result};
 
 /// The kernels. Nothing may start early after them: see `rewrite/early_starts.rs`.
@@ -29,9 +29,9 @@ const LANES: usize = 3;
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
 pub struct PeerWindow {
     /// Of all lanes, one after the other.
-    memory: DeviceBlock,
+    memory: DeviceMemory,
     /// Of each lane and block, the number of rounds so far, as `u32`.
-    rounds: DeviceBlock,
+    rounds: DeviceMemory,
     ranks: usize,
 }
 
@@ -48,8 +48,8 @@ impl PeerWindow {
         if ranks > MAX_RANKS {
             return Err(refuse(format!("{ranks} ranks, at most {MAX_RANKS} share it")));
         }
-        let allocate = |bytes: usize| -> Result<DeviceBlock> {
-            let block = DeviceBlock::new(bytes)?.ok_or_else(|| refuse(format!("no {bytes} bytes are free")))?;
+        let allocate = |bytes: usize| -> Result<DeviceMemory> {
+            let block = DeviceMemory::new(bytes)?.ok_or_else(|| refuse(format!("no {bytes} bytes are free")))?;
             zero(block.address(), bytes)?;
             Ok(block)
         };
@@ -65,7 +65,7 @@ impl PeerWindow {
         LANES * lane_bytes(ranks) as usize
     }
 
-    /// What the other ranks map it by.
+    /// The handle for other ranks to map it by.
     ///
     /// # Errors
     /// The driver's: some containers and virtual GPUs do not allow it.
@@ -80,7 +80,7 @@ impl PeerWindow {
     pub fn connect(self: Rc<Self>, rank: usize, handles: &[PeerHandle]) -> Result<Peers> {
         let map = |(other, handle): (usize, &PeerHandle)| match other == rank {
             true => Ok(None),
-            false => MappedBlock::open(*handle).map(Some),
+            false => MappedMemory::open(*handle).map(Some),
         };
         let mapped = handles.iter().enumerate().map(map).collect::<Result<_>>()?;
         Ok(Peers { rank, mapped, own: self, lanes: RefCell::default() })
@@ -104,9 +104,9 @@ fn room(ranks: usize) -> u64 {
 pub struct Peers {
     rank: usize,
     /// By rank; `None` is this one.
-    mapped: Vec<Option<MappedBlock>>,
+    mapped: Vec<Option<MappedMemory>>,
     own: Rc<PeerWindow>,
-    /// The streams that have the lanes. A lane whose stream is gone is free.
+    /// The streams that have the lanes. A lane is free if its stream is gone.
     lanes: RefCell<Vec<Weak<()>>>,
 }
 
@@ -140,7 +140,7 @@ impl Peers {
     pub(super) fn memory(&self, lane: usize) -> (u64, [u64; MAX_RANKS]) {
         let mut windows = [0; MAX_RANKS];
         for (window, mapped) in windows.iter_mut().zip(&self.mapped) {
-            let start = mapped.as_ref().map_or(self.own.memory.address(), MappedBlock::address);
+            let start = mapped.as_ref().map_or(self.own.memory.address(), MappedMemory::address);
             *window = start + lane as u64 * lane_bytes(self.ranks());
         }
         (self.own.rounds.address() + (lane * MAX_BLOCKS * size_of::<u32>()) as u64, windows)

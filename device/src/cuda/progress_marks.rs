@@ -1,10 +1,10 @@
-//! Host memory in which kernels leave progress marks.
+//! Host memory for the progress marks of kernels.
 
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys;
 
-use super::driver::{self, DeviceBlock, Driver};
+use super::driver::{self, DeviceMemory, Driver};
 use crate::progress::TRACKS;
 use crate::{Error, Progress, Result};
 
@@ -15,7 +15,7 @@ pub(crate) struct ProgressMarks {
     /// Address of the words, for kernels.
     words: u64,
     /// u64: the count of all tracks together, then that of each track.
-    counts: DeviceBlock,
+    counts: DeviceMemory,
 }
 
 impl ProgressMarks {
@@ -24,12 +24,12 @@ impl ProgressMarks {
     pub(crate) fn new(progress: Progress) -> Result<ProgressMarks> {
         let bytes = (1 + TRACKS) * size_of::<u64>();
         let none = || Error::operation("mark", format!("{bytes} bytes of GPU memory cannot be had"));
-        let counts = DeviceBlock::new(bytes)?.ok_or_else(none)?;
+        let counts = DeviceMemory::new(bytes)?.ok_or_else(none)?;
         driver::zero(counts.address(), bytes)?;
         let host = progress.words().as_ptr() as *mut std::ffi::c_void;
         let mut words = 0;
-        // SAFETY: `progress` keeps the memory in place until it is unregistered in `drop`. The memory is atomics, which
-        // others may write to at any time.
+        // SAFETY: `progress` keeps the memory in place until it is unregistered in `drop`. The memory is atomics, so
+        // others may write to it at any time.
         unsafe {
             sys::cuMemHostRegister_v2(host, size_of_val(progress.words()), sys::CU_MEMHOSTREGISTER_DEVICEMAP)
                 .result()

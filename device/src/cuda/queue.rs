@@ -1,11 +1,11 @@
-//! Where an operation is launched.
+//! The place of an operation's launch.
 
 use super::Kernels;
 use super::driver::{GpuProperties, RawStream};
 use super::kernels::{Arg, Grid};
 use crate::Result;
 
-/// Where an operation is launched: a stream, and scratch memory that belongs to that stream alone.
+/// The place of an operation's launch: a stream, and scratch memory that belongs to that stream alone.
 pub(crate) struct Queue<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) stream: &'a RawStream,
@@ -35,7 +35,7 @@ impl Queue<'_> {
         self.kernels.launch_clusters(self.stream, kernel, grid, cluster, block)
     }
 
-    /// What is known of the GPU.
+    /// The properties of the GPU.
     pub(crate) fn gpu(&self) -> &GpuProperties {
         self.kernels.gpu()
     }

@@ -1,7 +1,7 @@
 //! Files that outlive a run: machine code of kernels, and timed choices.
 //!
 //! Ranks of several nodes may share a home folder, so several may write a file at once while others read it. Each rank
-//! writes a file of its own and renames it. A file ends with the length and a hash of what comes before. A file without
+//! writes a file of its own and renames it. A file ends with the length and a hash of its content. A file without
 //! that end, as a full disk, a power cut or a file server may leave it, counts as missing.
 
 use std::hash::{BuildHasher, RandomState};
@@ -17,7 +17,7 @@ pub(super) fn folder() -> Option<PathBuf> {
     Some(base.join("cuda-graph-trainer"))
 }
 
-/// What was stored. `None` if there is no file, or a damaged one.
+/// The stored content. `None` if there is no file, or a damaged one.
 pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(path).ok()?;
     let length = bytes.len().checked_sub(seal(&[]).len())?;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::copy_to_host::{CopyToHost, PendingCopy};
-use super::driver::{DeviceBlock, PinnedBlock, RawEvent, RawStream};
+use super::driver::{DeviceMemory, PinnedMemory, RawEvent, RawStream};
 use super::{CudaDevice, Queue, ops};
 use crate::array::ArrayColumns;
 use crate::priority::Priority;
@@ -21,9 +21,9 @@ pub(crate) struct CudaStream {
     /// Bytes of scratch that prepared operations need.
     scratch_bytes: usize,
     /// Sizes and blocks, each larger than the one before. The last is in use; older graphs refer to earlier ones.
-    scratch: Vec<(usize, DeviceBlock)>,
+    scratch: Vec<(usize, DeviceMemory)>,
     /// Pinned memory that copies to a tensor come from, by the tensor's address, the oldest first.
-    outgoing: HashMap<u64, VecDeque<(PinnedBlock, RawEvent)>>,
+    outgoing: HashMap<u64, VecDeque<(PinnedMemory, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by the tensor's address, the oldest first.
     incoming: HashMap<u64, VecDeque<Rc<CopyToHost>>>,
     /// Page-locked arrays that copies come from, the oldest first, each with the number of read-backs begun before its
@@ -67,7 +67,7 @@ impl CudaStream {
         self.scratch_bytes
     }
 
-    /// Frees scratch memory, and forgets what prepared operations need.
+    /// Frees scratch memory, and forgets the needs of prepared operations.
     pub(crate) fn free_scratch(&mut self) {
         self.scratch.clear();
         self.scratch_bytes = 0;
@@ -78,7 +78,7 @@ impl CudaStream {
         let needed = self.scratch_bytes;
         if needed > self.scratch.last().map_or(0, |(bytes, _)| *bytes) {
             let out_of_memory = || cuda.out_of_memory("scratch of a stream", needed);
-            self.scratch.push((needed, DeviceBlock::new(needed)?.ok_or_else(out_of_memory)?));
+            self.scratch.push((needed, DeviceMemory::new(needed)?.ok_or_else(out_of_memory)?));
             cuda.counters.borrow_mut().allocations += 1;
         }
         Ok(())
@@ -113,14 +113,14 @@ impl CudaStream {
         let bytes = size_of_val(data);
         let reused = (ring.len() == COPIES).then(|| ring.pop_front()).flatten();
         if let Some((_, event)) = &reused {
-            // Also where the block is too small and dropped: a copy may still read it.
+            // Also if the block is too small and dropped: a copy may still read it.
             cuda.wait_for(event)?;
         }
         let (mut block, event) = match reused.filter(|(block, _)| block.bytes() >= bytes) {
             Some(reused) => reused,
             None => {
                 cuda.counters.borrow_mut().allocations += 1;
-                (PinnedBlock::new(bytes)?, RawEvent::new()?)
+                (PinnedMemory::new(bytes)?, RawEvent::new()?)
             }
         };
         block.fill(data);

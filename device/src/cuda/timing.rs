@@ -1,6 +1,6 @@
-//! Timing of candidates on the GPU, before anything is captured: which of several methods is the fastest.
+//! Timing of candidates on the GPU, before anything is captured, to find the fastest of several methods.
 
-use super::driver::{DeviceBlock, RawEvent, RawStream};
+use super::driver::{DeviceMemory, RawEvent, RawStream};
 use super::kernels::{Arg, Grid, Kernels};
 use crate::{BufferId, DType, Result, Shape, Tensor};
 
@@ -8,8 +8,8 @@ use crate::{BufferId, DType, Result, Shape, Tensor};
 const ROUNDS: usize = 5;
 /// Consecutive runs in one measurement.
 const RUNS: usize = 3;
-/// Work that takes at least so many milliseconds is measured again at the settled clock: its candidates whose short
-/// measurement is at most [`CLOSE`] times the best, and at most [`FINALISTS`] of them.
+/// Work that takes at least so many milliseconds is measured again at the settled clock. Only candidates with a short
+/// measurement of at most [`CLOSE`] times the best take part, and at most [`FINALISTS`] of them.
 const LONG_MS: f32 = 0.25;
 const CLOSE: f32 = 1.1;
 const FINALISTS: usize = 4;
@@ -102,7 +102,7 @@ pub(super) fn fastest(times: &[Option<f32>]) -> Option<(usize, f32)> {
 /// Memory for a measurement, freed when dropped.
 #[derive(Default)]
 pub(super) struct TimingMemory {
-    blocks: Vec<DeviceBlock>,
+    blocks: Vec<DeviceMemory>,
 }
 
 impl TimingMemory {
@@ -144,12 +144,12 @@ impl TimingMemory {
         Ok(Some(Tensor { address, shape, dtype, buffer: BufferId::NOTHING }))
     }
 
-    /// The address of memory whose values do not matter. `None` if the GPU has too little.
+    /// The address of memory with arbitrary values. `None` if the GPU has too little.
     ///
     /// # Errors
     /// The driver's.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<Option<u64>> {
-        let Some(block) = DeviceBlock::new(bytes.max(1))? else { return Ok(None) };
+        let Some(block) = DeviceMemory::new(bytes.max(1))? else { return Ok(None) };
         let address = block.address();
         self.blocks.push(block);
         Ok(Some(address))

@@ -3,8 +3,8 @@
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, VIRTUAL};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
-use crate::host::memory::{HostBlock, available};
-use crate::sync_debug::Hindrance;
+use crate::host::memory::{HostMemory, available};
+use crate::sync_debug::CostlyCall;
 use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
@@ -23,7 +23,7 @@ impl Device {
         let mut core = self.core();
         core.refuse_while_recording(|| format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
         core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
-        core.hinders(Hindrance::Allocates, || format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
+        core.hinders(CostlyCall::Allocates, || format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
@@ -31,7 +31,7 @@ impl Device {
                 let available =
                     available().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
                 let mut block =
-                    HostBlock::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
+                    HostMemory::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
                 (block.address(), AreaMemory::Host(block))
             }
             DeviceBackend::Cuda(cuda) => {
@@ -181,7 +181,7 @@ impl Core {
         }
         if let Some(area) = self.areas.remove(&start) {
             let hinders =
-                self.hinders(Hindrance::Waits, || format!("the drop of an area of {} bytes", area.end - start));
+                self.hinders(CostlyCall::Waits, || format!("the drop of an area of {} bytes", area.end - start));
             hinders.unwrap_or_else(|error| tracing::warn!("{error}"));
             self.frees += 1;
             if self.streams.iter().any(|stream| stream.backend.transfers_in(&(start..area.end))) {

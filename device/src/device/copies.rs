@@ -2,9 +2,9 @@
 
 use super::Device;
 use crate::backend::DeviceBackend;
-use crate::cuda::PinnedBlock;
+use crate::cuda::PinnedMemory;
 use crate::host::view;
-use crate::sync_debug::Hindrance;
+use crate::sync_debug::CostlyCall;
 use crate::{Element, Error, Result, Staging, Tensor};
 
 impl Device {
@@ -86,7 +86,7 @@ impl Device {
         let core = self.core();
         let call = || format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer));
         core.refuse_while_recording(call)?;
-        core.hinders(Hindrance::Waits, call)
+        core.hinders(CostlyCall::Waits, call)
     }
 
     /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.
@@ -95,11 +95,11 @@ impl Device {
     /// [`Error::Recording`]; the system cannot lock that much.
     pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
         self.core().refuse_while_recording(|| "Device::staging".into())?;
-        self.core().hinders(Hindrance::Allocates, || "Device::staging".into())?;
+        self.core().hinders(CostlyCall::Allocates, || "Device::staging".into())?;
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(Staging::default()),
             DeviceBackend::Cuda(cuda) => {
-                let blocks: Vec<PinnedBlock> = bytes.into_iter().map(PinnedBlock::new).collect::<Result<_>>()?;
+                let blocks: Vec<PinnedMemory> = bytes.into_iter().map(PinnedMemory::new).collect::<Result<_>>()?;
                 cuda.counters.borrow_mut().allocations += blocks.len() as u64;
                 Ok(Staging::new(blocks, cuda.gpu.context.clone()))
             }

@@ -15,7 +15,7 @@ use crate::{BufferNames, CaptureRule, Error, Progress, Result, StreamId};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
-    /// Which of the process's devices this is.
+    /// The device's number in the process.
     pub(crate) number: u32,
     pub(crate) streams: Vec<StreamState>,
     pub(crate) captures: BTreeMap<u64, Capture>,
@@ -26,7 +26,7 @@ pub(crate) struct Core {
     pub(crate) dry: bool,
     /// The region that operations belong to, for messages and reports.
     pub(crate) scope: Rc<str>,
-    /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
+    /// Seed of the order in which a replay runs graph nodes; `None` for the captured order.
     pub(crate) shuffle: Option<u64>,
     pub(crate) recorder: Recorder,
     /// Nanoseconds since 1970.
@@ -35,15 +35,15 @@ pub(crate) struct Core {
     /// Counts frees, so that a graph knows when to check its addresses again.
     pub(crate) frees: u64,
     pub(super) areas: BTreeMap<u64, AreaInfo>,
-    /// Areas that were dropped while a stream captured. What was captured may use them, and on a GPU memory cannot be freed
-    /// then. They are freed when no stream captures.
+    /// Areas that were dropped while a stream captured. Captured work may use them, and on a GPU memory cannot be freed
+    /// during a capture. They are freed when no stream captures.
     pub(super) freed_later: Vec<u64>,
     pub(crate) buffers: BufferNames,
     pub(super) next_virtual: u64,
     pub(super) allocations: u64,
     /// The most bytes that an operation traced so far allocates while it runs, on the host.
     pub(crate) host_scratch: usize,
-    /// Launches of graphs whose nodes did not run in the order of capture.
+    /// Launches of graphs with nodes that ran in another order than that of capture.
     pub(crate) reordered: u64,
     pub(crate) sync_watch: Rc<SyncWatch>,
     pub(crate) backend: DeviceBackend,

@@ -1,4 +1,4 @@
-//! What is known of a device: its properties, its memory, its counters and its choices.
+//! Facts about a device: its properties, its memory, its counters and its choices.
 
 use std::rc::Rc;
 
@@ -45,10 +45,9 @@ impl Device {
         }
     }
 
-    /// Bytes of the machine's memory that this process can still allocate. `None` on a GPU, and if the system does not
-    /// say.
+    /// Bytes of the machine's memory that this process can still allocate. `None` if the system does not say.
     pub fn free_host_memory(&self) -> Option<usize> {
-        matches!(self.peek().backend, DeviceBackend::Host(_)).then(available).flatten()
+        available()
     }
 
     /// The most bytes that one of the operations traced so far allocates while it runs. 0 on a GPU.
@@ -56,13 +55,13 @@ impl Device {
         self.peek().host_scratch
     }
 
-    /// What was checked for races and stale reads so far. `None` on a device that does not check.
+    /// Counts of operations checked for races and stale reads so far. `None` on a device that does not check.
     pub fn checked(&self) -> Option<Checked> {
         self.peek().checker.as_ref().map(|checker| checker.checked)
     }
 
-    /// In how many parts a [`NormBackward`](crate::ops::NormBackward) of `input`, `(rows, hidden)`, is fastest here.
-    /// `with_residual`: with parts of the sum of the residual gradient.
+    /// The number of parts for which a [`NormBackward`](crate::ops::NormBackward) of `input`, `(rows, hidden)`, is
+    /// fastest here. `with_residual`: with parts of the sum of the residual gradient.
     pub fn norm_parts(&self, input: &Tensor, with_residual: bool) -> usize {
         match &self.peek().backend {
             DeviceBackend::Host(_) => 1,
@@ -70,13 +69,13 @@ impl Device {
         }
     }
 
-    /// Counts of what a steady step must not do. On the host all are 0.
+    /// Counts of calls that a steady step must not make. On the host all are 0.
     pub fn counters(&self) -> Counters {
         self.peek().backend.counters().unwrap_or_default()
     }
 
     /// The methods chosen for matrix products on this GPU. The text is for [`Device::import_choices`] of other ranks,
-    /// and of a later run that must give the same bits. `None` on the host, which has no choices.
+    /// and of a later run that must give the same bits. `None` on the host: it has no choices.
     pub fn export_choices(&self) -> Option<String> {
         match &self.peek().backend {
             DeviceBackend::Host(_) => None,

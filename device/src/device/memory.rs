@@ -1,9 +1,9 @@
-//! What an area's addresses stand for.
+//! Addresses of areas, and the memory behind them.
 
 use std::ops::Range;
 
-use crate::cuda::DeviceBlock;
-use crate::host::memory::HostBlock;
+use crate::cuda::DeviceMemory;
+use crate::host::memory::HostMemory;
 
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
@@ -17,11 +17,11 @@ pub(crate) struct AreaInfo {
     pub(super) memory: AreaMemory,
 }
 
-/// What owns an area's memory.
+/// The owner of an area's memory.
 #[allow(dead_code, reason = "held until the area is freed")]
 pub(super) enum AreaMemory {
     /// Nobody: the device is dry.
     None,
-    Host(HostBlock),
-    Cuda(DeviceBlock),
+    Host(HostMemory),
+    Cuda(DeviceMemory),
 }

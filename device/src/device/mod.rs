@@ -3,8 +3,8 @@
 mod area;
 mod copies;
 mod core;
+mod costly_calls;
 mod facts;
-mod hindrances;
 mod memory;
 mod snapshot;
 mod timeline;
@@ -22,7 +22,7 @@ pub use trace::{Listener, Submission, TraceEvent};
 use crate::backend::DeviceBackend;
 use crate::cuda::{CudaDevice, CudaOptions};
 use crate::host::{HostDevice, Pool};
-use crate::sync_debug::Hindrance;
+use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Error, Progress, Result};
 
 /// A handle to one device, cheap to clone. A device is used from the thread that made it.
@@ -31,7 +31,7 @@ pub struct Device {
     core: Rc<RefCell<Core>>,
 }
 
-/// How a host device is made.
+/// Options of a host device.
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
     /// Threads of its pool; at least 1.
@@ -102,7 +102,7 @@ impl Device {
     /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
     pub fn synchronize(&self) -> Result<()> {
         self.core().refuse_while_recording(|| "Device::synchronize".into())?;
-        self.core().hinders(Hindrance::Waits, || "Device::synchronize".into())?;
+        self.core().hinders(CostlyCall::Waits, || "Device::synchronize".into())?;
         self.finish()
     }
 
@@ -135,7 +135,7 @@ impl Device {
         Ok(())
     }
 
-    /// Where marks are left. `None` if nobody watches.
+    /// The progress in which marks are left. `None` if nobody watches.
     pub fn progress(&self) -> Option<Progress> {
         self.peek().progress.clone()
     }
@@ -159,7 +159,7 @@ impl Device {
         self.core().shuffle = seed;
     }
 
-    /// Launches so far whose nodes ran in another order than that of capture.
+    /// Launches so far with nodes that ran in another order than that of capture.
     pub fn reordered_launches(&self) -> u64 {
         self.peek().reordered
     }
@@ -170,7 +170,7 @@ impl Device {
         self.core().trace = Some(Vec::new());
     }
 
-    /// From now on `listener` hears what is submitted while tracing, in order. `None`: nobody listens.
+    /// From now on `listener` hears submissions while tracing, in order. `None`: nobody listens.
     pub fn listen(&self, listener: Option<Listener>) {
         self.core().listener = listener;
     }
@@ -180,14 +180,14 @@ impl Device {
         self.peek().trace.is_some()
     }
 
-    /// Moves what was noted since the last call to the end of `events`.
+    /// Moves the events noted since the last call to the end of `events`.
     pub fn take_trace(&self, events: &mut Vec<TraceEvent>) {
         if let Some(trace) = &mut self.core().trace {
             events.append(trace);
         }
     }
 
-    /// Ends the trace and returns what was noted.
+    /// Ends the trace and returns the events noted since the last [`Device::take_trace`].
     pub fn end_trace(&self) -> Vec<TraceEvent> {
         self.core().trace.take().unwrap_or_default()
     }

@@ -25,7 +25,7 @@ impl Device {
         Ok(Snapshot { parts: tensors.into_iter().map(put_aside).collect::<Result<_>>()? })
     }
 
-    /// Waits for all submitted work, then writes a snapshot back to where it came from.
+    /// Waits for all submitted work, then writes a snapshot back to its tensors.
     ///
     /// # Errors
     /// As [`Device::snapshot`].

@@ -13,7 +13,7 @@ pub enum TraceEvent {
         stream: StreamId,
         /// The operation.
         op: Box<Op>,
-        /// What it reads and writes.
+        /// The tensors it reads and writes.
         accesses: Accesses,
         /// The scope that it belongs to.
         scope: Rc<str>,
@@ -22,9 +22,9 @@ pub enum TraceEvent {
     HostCopy {
         /// Its stream.
         stream: StreamId,
-        /// What it is called.
+        /// Its name.
         name: &'static str,
-        /// What it reads or writes.
+        /// The tensor it reads or writes.
         accesses: Accesses,
     },
     /// An event was recorded on a stream.
@@ -43,8 +43,8 @@ pub enum TraceEvent {
     },
 }
 
-/// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its values. It
-/// hears nothing of the launch of a graph, and of copies between host and device.
+/// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its
+/// values. Launches of graphs, and copies between host and device, are not among them.
 pub enum Submission<'a> {
     /// An operation.
     Operation {
@@ -71,5 +71,5 @@ pub enum Submission<'a> {
     },
 }
 
-/// Hears what is submitted while tracing. It must not use the device.
+/// Hears submissions while tracing. It must not use the device.
 pub type Listener = Box<dyn FnMut(Submission<'_>)>;

@@ -21,7 +21,7 @@ use crate::{Device, Error, Op, Progress, Result, Stream, TraceEvent, host};
 pub struct Graph {
     name: String,
     nodes: Vec<Node>,
-    /// What a launch reads from outside and leaves written. `None` without the checker.
+    /// The reads of a launch from outside, and the writes that it leaves. `None` without the checker.
     effects: Option<Effects>,
     /// The device's count of frees when the addresses were last checked.
     checked_at: Cell<u64>,
@@ -123,7 +123,7 @@ impl Graph {
             let node = &self.nodes[index];
             match &node.op {
                 Op::Collective(_) => under_way.finish_conflicts(&self.nodes, node)?,
-                // A progress mark says what has begun. It does not wait for transfers.
+                // A progress mark announces work that has begun. It does not wait for transfers.
                 Op::ProgressMark(_) => {}
                 _ => node.dependencies.iter().try_for_each(|&before| under_way.finish(&self.nodes, before))?,
             }

@@ -7,9 +7,9 @@ use crate::{Accesses, Op, StreamId};
 /// One captured operation.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// What it reads and writes.
+    /// Its reads and writes.
     pub accesses: Accesses,
     /// Its region and name.
     pub label: Rc<str>,

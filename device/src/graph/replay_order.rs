@@ -1,4 +1,4 @@
-//! Orders in which the nodes of a graph may run.
+//! Valid orders of the nodes of a graph.
 
 use std::rc::Rc;
 
@@ -33,7 +33,7 @@ pub(super) fn random_order(nodes: &[Node], seed: u64) -> Vec<usize> {
     }
     let transfer = |index: usize| matches!(nodes[index].op, Op::Collective(_));
     let mark = |index: usize| matches!(nodes[index].op, Op::ProgressMark(_));
-    // Nodes whose followers wait for a transfer: transfers, and marks after them.
+    // Marks the nodes that make followers wait for a transfer: transfers, and marks after them.
     let mut leads = vec![false; nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
         leads[index] = transfer(index) || (mark(index) && node.dependencies.iter().any(|&before| leads[before]));

@@ -16,7 +16,7 @@ impl UnderWay {
         self.transfers.iter().any(|(index, ..)| *index == node)
     }
 
-    /// Whether a transfer can still be under way when this node has run: the node is one, or it is a mark, which waits
+    /// Whether a transfer can still be under way when this node has run: the node is one, or it is a mark. Marks wait
     /// for nothing.
     fn passes(&self, nodes: &[Node], node: usize) -> bool {
         self.has(node) || matches!(nodes[node].op, Op::ProgressMark(_))

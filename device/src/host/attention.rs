@@ -49,7 +49,7 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
 #[derive(Clone, Copy)]
 struct Seen<'a> {
     mask: Mask,
-    /// `(batch, seq)`: the position of each token in its document; `None` where a sample is one document.
+    /// `(batch, seq)`: the position of each token in its document; `None` if each sample is one document.
     position_ids: Option<&'a [i32]>,
     seq: usize,
 }
@@ -169,7 +169,7 @@ struct Inputs<'a> {
     stats: &'a [f32],
     sees: Seen<'a>,
     dropout: Option<DropoutMask>,
-    /// What products are multiplied by.
+    /// The factor of products.
     scale: f32,
 }
 

@@ -1,4 +1,4 @@
-//! Times of the host device. Streams run inline, so an operation's span is the time in which it ran here.
+//! Times of the host device. Streams run inline, so an operation's span is the time of its run here.
 
 use std::cell::RefCell;
 use std::rc::Rc;

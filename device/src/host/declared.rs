@@ -1,6 +1,6 @@
-//! Kernels are held to what their operations declare: the order of all work follows from it.
+//! Kernels touch only tensors that their operations declare: the order of all work follows from the declarations.
 //!
-//! While a device that checks runs an operation, each of its threads knows what the operation declared. [`view`](super::view)
+//! While a device that checks runs an operation, each of its threads knows the declared tensors. [`view`](super::view)
 //! asks here before it makes a slice.
 
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ struct Declared {
 }
 
 impl Declared {
-    /// Whether the kernel may take a slice to read. It reads again what it wrote, but no values from before.
+    /// Whether the kernel may take a slice to read: a tensor declared to read, or one that it has taken to write.
     fn reads(&self, part: &Tensor) -> bool {
         let taken = self.taken.iter().map(|taken| taken.load(Ordering::Relaxed));
         let written = self.accesses.writes.iter().zip(taken).filter_map(|(tensor, taken)| taken.then_some(tensor));
@@ -37,11 +37,11 @@ impl Declared {
 }
 
 thread_local! {
-    /// Of the operation that runs on this thread. `None` where nothing is checked.
+    /// The declaration of the operation that runs on this thread. `None` if nothing is checked.
     static DECLARED: RefCell<Option<Arc<Declared>>> = const { RefCell::new(None) };
 }
 
-/// Ends what [`hold`] began.
+/// Ends the hold that [`hold`] began.
 pub(super) struct Held<'p>(&'p Pool);
 
 /// From now on the threads of `pool`, and this one, take only memory that the operation declared.

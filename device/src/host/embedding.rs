@@ -37,7 +37,7 @@ fn forward<T: Float>(op: &Embedding, pool: &Pool) {
     });
 }
 
-/// Table rows whose gradients one task adds up.
+/// Table rows of one task. It adds up their gradients.
 const ROWS: usize = 64;
 
 /// See [`EmbeddingBackward`]. Each task owns a range of table rows: it goes through all tokens in order and adds those

@@ -7,7 +7,7 @@ use super::view::{self, to_f32};
 use crate::ops::{AttentionSizes, HeadNorm, HeadNormBackward};
 use crate::{Float, Tensor};
 
-/// Rows whose gradients of weights are summed by one task.
+/// Rows of one task. It sums their gradients of weights.
 const ROWS: usize = 16;
 
 /// See [`HeadNorm`].
@@ -82,7 +82,7 @@ fn backward<T: Float>(op: &HeadNormBackward, pool: &Pool) {
     }
 }
 
-/// A weight with what is added to it.
+/// A weight plus its offset.
 fn offset_weight(weight: &Tensor, offset: f32) -> Vec<f32> {
     to_f32(weight).iter().map(|weight| offset + weight).collect()
 }

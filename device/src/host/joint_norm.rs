@@ -7,7 +7,7 @@ use super::view::{self, to_f32};
 use crate::Float;
 use crate::ops::{AttentionSizes, HeadSums, JointNorm, JointNormBackward};
 
-/// Rows whose gradients of weights are summed by one task.
+/// Rows of one task. It sums their gradients of weights.
 const ROWS: usize = 16;
 
 /// See [`HeadSums`].
@@ -34,7 +34,7 @@ fn sums<T: Float>(op: &HeadSums, pool: &Pool) {
     });
 }
 
-/// Where queries and keys begin in a row, and how many channels each have.
+/// Queries and keys in a row: their beginnings and numbers of channels.
 fn parts(sizes: &AttentionSizes) -> [(usize, usize); 2] {
     let queries = sizes.heads * sizes.dim;
     [(0, queries), (queries, sizes.kv_heads * sizes.dim)]

@@ -24,12 +24,12 @@ impl Exponentials {
         [self.sum.ln() - (at_target - self.highest), z_loss]
     }
 
-    /// The logarithm of the sum of the exponentials of all logits, which a z-loss keeps small.
+    /// The logarithm of the sum of the exponentials of all logits. A z-loss keeps it small.
     fn log_sum(self) -> f32 {
         self.highest + self.sum.ln()
     }
 
-    /// What a z-loss adds to the gradient of each logit, as a multiple of its softmax.
+    /// A z-loss's part of the gradient of each logit, as a multiple of its softmax.
     fn z_gradient(self, multiplier: f32) -> f32 {
         2.0 * multiplier * self.log_sum()
     }

@@ -22,7 +22,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { result }
 }
 
-/// GELU, tanh form, as a sigmoid: `0.5 (1 + tanh(u))` is the sigmoid of `2 u`, which takes one division less.
+/// GELU, tanh form, as a sigmoid: `0.5 (1 + tanh(u))` is the sigmoid of `2 u`. This takes one division less.
 #[inline(always)]
 pub(crate) fn gelu(x: f32) -> f32 {
     x * sigmoid(twice_u(x))

@@ -44,19 +44,19 @@ fn free_of_group() -> Option<usize> {
     free.min()
 }
 
-/// 64 bytes, which every buffer is aligned to.
+/// 64 bytes: the alignment of every buffer.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
 
 /// A zeroed block of host memory at a fixed address.
-pub(crate) struct HostBlock {
+pub(crate) struct HostMemory {
     lines: Vec<Line>,
 }
 
-impl HostBlock {
+impl HostMemory {
     /// `None` if the system has less. It would promise the memory all the same, and kill the process when it is used.
-    pub(crate) fn new(bytes: usize) -> Option<HostBlock> {
+    pub(crate) fn new(bytes: usize) -> Option<HostMemory> {
         if bytes > SMALL && available().is_some_and(|free| bytes > free) {
             return None;
         }
@@ -64,7 +64,7 @@ impl HostBlock {
         let mut lines = Vec::new();
         lines.try_reserve_exact(count).ok()?;
         lines.resize(count, Line([0; 64]));
-        Some(HostBlock { lines })
+        Some(HostMemory { lines })
     }
 
     /// The address; it stays the same for as long as the block lives, and kernels may write through it.

@@ -9,6 +9,7 @@ mod declared;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 mod gemm;
 mod head_norm;
 mod joint_norm;
@@ -33,6 +34,7 @@ mod soft_cap;
 mod stream;
 mod tensors;
 mod transpose_fp8;
+mod update;
 pub(crate) mod view;
 
 pub(crate) use clock::{HostClock, OpenSpan};

@@ -1,4 +1,4 @@
-//! What Muon adds to matrix products.
+//! Muon's operations beside matrix products.
 
 use super::elementwise::with_float;
 use super::optimizer::{for_each_part, publish};

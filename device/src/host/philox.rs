@@ -26,7 +26,7 @@ pub fn uniform(seed: u64, stream: u64, index: u64) -> f32 {
     uniform_pair(seed, stream, index)[0] as f32
 }
 
-/// Two independent numbers between 0 and 1, neither of which they reach.
+/// Two independent numbers between 0 and 1, both excluded.
 fn uniform_pair(seed: u64, stream: u64, index: u64) -> [f64; 2] {
     let counter = [index as u32, (index >> 32) as u32, stream as u32, (stream >> 32) as u32];
     let words = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);

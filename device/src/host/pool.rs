@@ -2,8 +2,8 @@
 
 /// A thread pool of fixed size. With one thread, work runs on the caller.
 ///
-/// Kernels split their work into chunks whose borders depend on shapes alone, never on the number of threads, and
-/// combine partial sums in chunk order: the bits of a result do not depend on the pool.
+/// Kernels split their work into chunks. The borders of chunks depend on shapes alone, never on the number of threads.
+/// Partial sums are combined in chunk order. So the bits of a result do not depend on the pool.
 pub struct Pool {
     threads: Option<rayon::ThreadPool>,
 }

@@ -7,7 +7,7 @@ use super::{Pool, view};
 use crate::ops::{ActivationKind, BLOCK, Fp8Matrix, Gate, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, F8E4M3, F8E5M2, Float, bf16};
 
-/// Rows whose column sums one task adds up.
+/// Rows of one task. It adds up their column sums.
 const SUM_ROWS: usize = 128;
 
 /// See [`Quantize`].
@@ -187,8 +187,9 @@ pub(super) fn update_scales(op: &UpdateScales) {
     }
 }
 
-/// The scale that makes the largest magnitude the largest number of the type. It is 1 for a matrix of zeros. It is NaN where
-/// a value is not finite, so that all products of the matrix show it. It is never so small that its inverse is infinite.
+/// The scale that makes the largest magnitude the largest number of the type. It is 1 for a matrix of zeros. It is NaN
+/// if a value is not finite, so that all products of the matrix show it. It is never so small that its inverse is
+/// infinite.
 fn scale_now(amax: f32, largest: f32, margin: i32) -> f32 {
     if amax == 0.0 {
         1.0

@@ -29,11 +29,11 @@ pub(super) fn make_block_scales(copy: &Fp8Matrix, value: impl Fn(usize, usize) -
     }
 }
 
-/// The smallest power of two, of those with a normal inverse, times which the largest number of E4M3 is not below `amax`.
-/// It is 1 for zeros, and NaN where a value is not finite.
+/// The smallest power of two with a normal inverse whose product with the largest number of E4M3 is not below `amax`.
+/// It is 1 for zeros, and NaN if a value is not finite.
 ///
-/// That number, 448, is 1.75 * 2^8. So the scale has the exponent of `amax` less 8, and one more where its fraction is above
-/// 1.75.
+/// That number, 448, is 1.75 * 2^8. So the scale has the exponent of `amax` less 8, and one more if its fraction is
+/// above 1.75.
 fn block_scale(amax: f32) -> f32 {
     if amax == 0.0 {
         1.0

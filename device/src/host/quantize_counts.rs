@@ -1,4 +1,4 @@
-//! What 8-bit copies lose.
+//! Losses of 8-bit copies.
 
 use super::elementwise::CHUNK;
 use super::quantize::values;

@@ -1,17 +1,17 @@
 //! From an operation to the function that runs it.
 
 use super::{
-    Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, gemm, head_norm, joint_norm,
-    loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, soft_cap, transpose_fp8,
-    view,
+    Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, experts, gemm, head_norm,
+    joint_norm, loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, soft_cap,
+    transpose_fp8, update, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
 
-/// What operations of a host device run on.
+/// The threads and state behind operations of a host device.
 pub(crate) struct HostDevice {
     pub(crate) pool: Pool,
-    /// Hold kernels to what their operations declare.
+    /// Hold kernels to the tensors that their operations declare.
     pub(crate) check: bool,
 }
 
@@ -64,6 +64,17 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::ReluDropoutBackward(op) => dropout::relu_dropout_backward(op, pool),
         Op::Embedding(op) => embedding::embedding(op, pool),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, pool),
+        Op::Route(op) => experts::route(op, pool),
+        Op::RouteBackward(op) => experts::route_backward(op, pool),
+        Op::LimitLoad(op) => experts::limit_load(op),
+        Op::SortByExpert(op) => experts::sort_by_expert(op),
+        Op::GatherRows(op) => experts::gather_rows(op, pool),
+        Op::CombineRows(op) => experts::combine_rows(op, pool),
+        Op::GroupedGemm(op) => experts::grouped_gemm(op, pool),
+        Op::ExpertGlu(op) => experts::expert_glu(op, pool),
+        Op::ExpertGluBackward(op) => experts::expert_glu_backward(op, pool),
+        Op::CountLoad(op) => experts::count_load(op),
+        Op::UpdateSelectionBias(op) => experts::update_selection_bias(op),
         Op::CrossEntropy(op) => loss::cross_entropy(op, pool),
         Op::CrossEntropyPart(op) => loss_parallel::part(op, pool),
         Op::CrossEntropyJoin(op) => loss_parallel::join(op, pool),
@@ -73,9 +84,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::SquareSum(op) => optimizer::square_sum(op, pool),
         Op::ClipScale(op) => optimizer::clip_scale(op),
         Op::SkipStep(op) => skip_step::skip_step(op),
-        Op::AdamW(op) => optimizer::adamw(op, pool),
-        Op::Lion(op) => optimizer::lion(op, pool),
-        Op::Sgd(op) => optimizer::sgd(op, pool),
+        Op::Update(op) => update::update(op, pool),
         Op::NesterovMomentum(op) => muon::nesterov_momentum(op, pool),
         Op::ScaleBlock(op) => muon::scale_block(op, pool),
         Op::MatrixPolynomial(op) => muon::matrix_polynomial(op, pool),

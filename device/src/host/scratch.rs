@@ -2,7 +2,7 @@
 
 use super::Pool;
 use super::gemm::TILE_ROWS;
-use crate::ops::{CountQuantized, Epilogue, MakeScale, Quantize};
+use crate::ops::{CountQuantized, Epilogue, GroupedProduct, MakeScale, Quantize};
 use crate::{DType, Op, Tensor};
 
 /// Bytes that an operation allocates while it runs, small allocations aside. Matrix products and attention compute in
@@ -20,6 +20,8 @@ pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
             let copies = if op.fp8.is_some() { 2 * copies } else { copies };
             copies + if tiled { 4 * n * m.min(pool.threads() * TILE_ROWS) } else { 0 }
         }
+        // Tiles of the result are collected before they are stored.
+        Op::GroupedGemm(op) if op.product != GroupedProduct::WeightGradient => copies + in_f32(&op.out),
         Op::Attention(_) | Op::AttentionBackward(_) => copies + accesses.writes.iter().map(in_f32).sum::<usize>(),
         Op::Quantize(Quantize { source, .. })
         | Op::CountQuantized(CountQuantized { source, .. })

@@ -6,7 +6,7 @@ use super::{Pool, view};
 use crate::Float;
 use crate::ops::SoftCap;
 
-/// What becomes of a number before the softmax.
+/// A bound of numbers, applied before the softmax.
 pub(super) trait Bound: Copy + Sync {
     /// The number that counts.
     fn value(self, x: f32) -> f32;

@@ -1,4 +1,4 @@
-//! A stream of the host device. Work runs where it is submitted; only collectives run asynchronously.
+//! A stream of the host device. Work runs on submission; only collectives run asynchronously.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -44,7 +44,7 @@ impl HostStream {
             self.started += 1;
             self.pending.push_back(Pending { number: self.started, request, accesses, span });
         } else {
-            // A progress mark says what has begun. It does not wait for transfers.
+            // A progress mark tells that work has begun. It does not wait for transfers.
             if !matches!(op, Op::ProgressMark(_)) {
                 self.finish()?;
             }

@@ -9,7 +9,7 @@ use crate::{Element, Error, Result, Tensor};
 /// The tensors that a custom operation declared, as slices of host memory, and the device's threads.
 ///
 /// A slice can be taken of a declared tensor or of a part of one. Memory that is taken to write is taken once and by
-/// nobody else: for an update in place take only [`HostTensors::write`], whose slice holds the values so far.
+/// nobody else. For an update in place take only [`HostTensors::write`]: its slice holds the values so far.
 pub struct HostTensors<'a> {
     op: &'a Custom,
     pool: &'a Pool,
@@ -36,7 +36,7 @@ impl<'a> HostTensors<'a> {
         Ok(view::read(&placed))
     }
 
-    /// The elements of a tensor that the operation declared to write. They hold its values so far, which mean something
+    /// The elements of a tensor that the operation declared to write. They hold its values so far. These mean something
     /// only if the operation declared to read them too.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl<'a> HostTensors<'a> {
         Ok(view::write(&placed))
     }
 
-    /// Checks that a slice may be taken, and notes it. Returns the tensor where it is placed.
+    /// Checks that a slice may be taken, and notes it. Returns the tensor at its place.
     fn take<T: Element>(&mut self, tensor: &Tensor, to_write: bool) -> Result<Tensor> {
         let (verb, placed) = match to_write {
             true => ("write", self.op.placed_write(tensor)),

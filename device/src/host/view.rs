@@ -1,12 +1,12 @@
 //! Tensors as slices. Only here do host kernels turn addresses into memory.
 //!
-//! What makes that sound, in three parts:
+//! The reasons that make this sound, in three parts:
 //!
 //! 1. **The memory is there.** Before an operation or a copy runs, and before a graph is launched after anything was freed,
 //!    the device checks that every tensor lies in an area that is allocated (`Core::check_live`). Areas of the host are
 //!    zeroed when they are allocated, and every bit pattern is a value of an [`Element`].
-//! 2. **One operation at a time.** A device belongs to one thread, on which operations run one after the other, each to its
-//!    end. Its threads work on parts of the slices that are taken here, and no slice outlives the operation.
+//! 2. **One operation at a time.** A device belongs to one thread. Operations run on it one after the other, each to
+//!    its end. Its threads work on parts of the slices that are taken here, and no slice outlives the operation.
 //! 3. **Transfers are waited for.** Only transfers between ranks run beside operations. They write to their output until
 //!    they were waited for, and a stream or graph does that before work that is ordered after them. Work that touches
 //!    the output without being ordered after the transfer is a race of the caller's. Nothing here can rule it out; the
@@ -31,9 +31,9 @@ pub(crate) fn read<'a, T: Element>(tensor: &Tensor) -> &'a [T] {
         return &[];
     }
     check_read(tensor);
-    // SAFETY: the range lies in memory that is allocated and initialised (1), and it is aligned, see above. Nobody writes
-    // to it while the slice lives: not another operation (2), not this one, which takes a slice to write only of memory
-    // that no other slice of it has, and not a transfer (3).
+    // SAFETY: the range lies in memory that is allocated and initialised (1), and it is aligned, see above. Nobody
+    // writes to it while the slice lives: not another operation (2), and not a transfer (3). Nor does this operation:
+    // it takes a slice to write only of memory without another slice.
     unsafe { std::slice::from_raw_parts(tensor.address as *const T, tensor.elements()) }
 }
 

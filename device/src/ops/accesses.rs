@@ -1,4 +1,4 @@
-//! What an operation reads and writes.
+//! The tensors that an operation reads and writes.
 
 use crate::Tensor;
 
@@ -12,7 +12,7 @@ pub struct Accesses {
 }
 
 impl Accesses {
-    /// Starts from what is always read and written.
+    /// Starts from the tensors that are always read and written.
     pub fn new(reads: impl IntoIterator<Item = Tensor>, writes: impl IntoIterator<Item = Tensor>) -> Accesses {
         Accesses { reads: reads.into_iter().collect(), writes: writes.into_iter().collect() }
     }

@@ -3,7 +3,7 @@
 use super::{Accesses, Operation, ensure, ensure_elements, ensure_float, visit_all};
 use crate::{Result, Tensor};
 
-/// Which function an [`Activation`] applies.
+/// The function of an [`Activation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationKind {
     /// GELU in its tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (Hendrycks and Gimpel, 2016).
@@ -74,7 +74,7 @@ impl Operation for ActivationBackward {
     }
 }
 
-/// Which function of its gate a [`Glu`] applies.
+/// The function that a [`Glu`] applies to its gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// `x / (1 + e^-x)`: SwiGLU.

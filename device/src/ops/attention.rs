@@ -25,9 +25,9 @@ pub struct Attention {
     pub kv_heads: usize,
     /// How scores follow from products.
     pub scores: Scores,
-    /// Which keys a query sees.
+    /// The keys that a query sees.
     pub mask: Mask,
-    /// The documents of the samples; `None` where a sample is one document.
+    /// The documents of the samples; `None` if each sample is one document.
     pub documents: Option<Documents>,
     /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
     /// counted over all ranks.

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::{DType, Result, Tensor};
 
-/// Causal attention of new tokens over themselves and over all earlier tokens, whose keys and values a cache holds.
+/// Causal attention of new tokens over themselves and over all earlier tokens. A cache holds the keys and values of
+/// these.
 ///
 /// First the keys and values of `qkv` are written to rows `start .. start + rows` of `cache`. Then query `i` attends to
 /// rows `0 ..= start + i` as far as `mask` lets it see them, as [`Attention`](super::Attention) would over the whole sequence.
@@ -29,7 +30,7 @@ pub struct CachedAttention {
     pub kv_heads: usize,
     /// How scores follow from products.
     pub scores: Scores,
-    /// Which keys a query sees.
+    /// The keys that a query sees.
     pub mask: Mask,
 }
 

@@ -10,11 +10,12 @@ use crate::{Communicator, DType, Request, Result, Tensor};
 /// and receives match by sender and receiver, in order.
 #[derive(Clone, Debug)]
 pub struct Collective {
-    /// Which transfer.
+    /// The kind of transfer.
     pub kind: CollectiveKind,
     /// The group of ranks.
     pub communicator: Rc<dyn Communicator>,
-    /// f32 or bf16, or where nothing is summed or compared an 8-bit floating type; any shape. A receive has no input: the same tensor as `output`.
+    /// f32 or bf16, or an 8-bit floating type if nothing is summed or compared; any shape. A receive has no input: the
+    /// same tensor as `output`.
     pub input: Tensor,
     /// Of the same type; may be `input`. As many elements as `input`, times the number of ranks for an all-gather,
     /// divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
@@ -22,8 +23,8 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Whether kernels make this transfer where GPUs reach each other's memory. NCCL makes the others. Kind, type and
-    /// size decide, so all ranks decide alike.
+    /// Whether kernels make this transfer if GPUs reach each other's memory. NCCL makes the others. Kind, type and size
+    /// decide, so all ranks decide alike.
     pub fn suits_kernels(&self) -> bool {
         let (bytes, ranks) = (self.input.bytes(), self.communicator.size());
         let in_words = match self.kind {
@@ -34,7 +35,7 @@ impl Collective {
         in_words && (self.kind.only_moves() || matches!(self.input.dtype, DType::F32 | DType::Bf16))
     }
 
-    /// A transfer whose output is its input.
+    /// A transfer in place: one tensor is input and output.
     pub fn in_place(kind: CollectiveKind, communicator: Rc<dyn Communicator>, tensor: Tensor) -> Collective {
         Collective { kind, communicator, input: tensor, output: tensor }
     }

@@ -11,13 +11,13 @@ pub struct Control {
     pub first_sample: u64,
     /// The step, counted from 0.
     pub step: u32,
-    /// Microbatches of the step.
+    /// Microbatches of the step, of all data-parallel ranks.
     pub microbatches: u32,
     /// Learning rate.
     pub learning_rate: f32,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
-    /// What a loss gradient is multiplied by: 1 / global number of targets, times a loss scale if there is one.
+    /// The factor of a loss gradient: 1 / global number of targets, times a loss scale if there is one.
     pub grad_scale: f32,
     /// 1 / loss scale, applied before norm, clip and update.
     pub inverse_loss_scale: f32,
@@ -38,7 +38,7 @@ impl Default for Control {
     }
 }
 
-/// What the optimizer's update keeps on the device from step to step.
+/// The state that the optimizer's update keeps on the device from step to step.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Status {
@@ -56,11 +56,11 @@ pub struct Status {
     pub applies: u32,
     /// Gradient norm before clipping, loss scale removed.
     pub grad_norm: f32,
-    /// What every gradient is multiplied by in the update: clip factor / loss scale.
+    /// The factor of every gradient in the update: clip factor / loss scale.
     pub grad_factor: f32,
 }
 
-/// Which samples a microbatch slot holds: read by every dropout of the slot.
+/// The samples in a microbatch slot: read by every dropout of the slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct SampleRecord {

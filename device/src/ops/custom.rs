@@ -11,7 +11,7 @@ use crate::{Result, Tensor};
 /// An operation of a caller's own. It is submitted, recorded, captured, replayed and checked like the others.
 ///
 /// Its effect is a function of the tensors that it declares to read, and of its own fields. The memory plan, the
-/// checker and the replay order all rely on what [`CustomOp::accesses`] declares.
+/// checker and the replay order all rely on the tensors declared by [`CustomOp::accesses`].
 ///
 /// # Example
 /// `y = a * x + y` on f32 tensors. `device/examples/custom_operation.rs` is this operation with a CUDA kernel, on a GPU
@@ -72,8 +72,8 @@ use crate::{Result, Tensor};
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Its `Debug` text tells operations apart: regions whose operations have the same text and tensors share a graph. So the
-/// text has every value that `run` depends on, and nothing that changes while the operation runs, such as a counter.
+/// Its `Debug` text tells operations apart: regions with operations of the same text and tensors share a graph. So the
+/// text has every value that a run depends on, and nothing that changes while the operation runs, such as a counter.
 pub trait CustomOp: fmt::Debug {
     /// Its name in errors, reports and traces.
     fn name(&self) -> &'static str;
@@ -87,8 +87,8 @@ pub trait CustomOp: fmt::Debug {
     /// The tensors it reads and those it writes. A tensor that is updated in place is in both. Memory that it needs
     /// only while it runs is a tensor that it writes.
     ///
-    /// Called once, when the operation becomes an [`Op`](super::Op). Where that is mapped to other tensors, the operation
-    /// goes on to name these.
+    /// Called once, when the operation becomes an [`Op`](super::Op). If that is mapped to other tensors later, the
+    /// operation still names these.
     fn accesses(&self) -> Accesses;
 
     /// Runs it on the host device, to its end. `tensors` gives access to the declared tensors, and to the device's
@@ -113,8 +113,8 @@ pub trait CustomOp: fmt::Debug {
 
 /// A [`CustomOp`] with the accesses it declared when it was made into an operation.
 ///
-/// The caller's operation names the tensors as they were declared. [`Op::map`](super::Op::map) places them elsewhere. Where
-/// the operation runs, a declared tensor, or a part of one, stands for the same bytes of the placed one.
+/// The caller's operation names the tensors as they were declared. [`Op::map`](super::Op::map) places them elsewhere.
+/// When the operation runs, a declared tensor, or a part of one, stands for the same bytes of the placed one.
 #[derive(Clone, Debug)]
 pub struct Custom {
     op: Rc<dyn CustomOp>,
@@ -135,17 +135,17 @@ impl Custom {
         &*self.op
     }
 
-    /// What it declared to read and write.
+    /// The tensors that it declared to read and write.
     pub fn declared(&self) -> &Accesses {
         &self.declared
     }
 
-    /// Where a declared tensor that is read, or a part of one, lies. `None` if it is not declared.
+    /// The place of a declared tensor that is read, or of a part of one. `None` if it is not declared.
     pub(crate) fn placed_read(&self, part: &Tensor) -> Option<Tensor> {
         placed(part, &self.declared.reads, &self.placed.reads)
     }
 
-    /// Where a declared tensor that is written, or a part of one, lies. `None` if it is not declared.
+    /// The place of a declared tensor that is written, or of a part of one. `None` if it is not declared.
     pub(crate) fn placed_write(&self, part: &Tensor) -> Option<Tensor> {
         placed(part, &self.declared.writes, &self.placed.writes)
     }

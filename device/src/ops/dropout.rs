@@ -1,11 +1,11 @@
-//! Dropout whose mask is a function of what is dropped, not of the state of a generator.
+//! Dropout. Its mask is a function of position and step, not of the state of a generator.
 
 use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// Where in the model a mask is drawn. Together with the step and the global sample number, which are read from
-/// `record` on the device, it determines every mask bit. So the bits are the same in any parallel layout, and again in
-/// backward and recompute.
+/// A place in the model at which a mask is drawn. Together with the step and the global sample number, which are read
+/// from `record` on the device, it determines every mask bit. So the bits are the same in any parallel layout, and
+/// again in backward and recompute.
 ///
 /// The bits are Philox4x32-10 (Salmon et al., 2011): key = `(seed low, seed high)` xor `(layer, site)` in the high
 /// and low 16 bits of the second word; counter = `(channel / 4, token, sample, step)`; word `channel % 4` of the result
@@ -18,11 +18,11 @@ pub struct DropoutSite {
     pub seed: u64,
     /// Global layer number.
     pub layer: u16,
-    /// Which dropout within the layer.
+    /// The number of the dropout within the layer.
     pub site: u16,
     /// u8, a [`super::SampleRecord`]: the step, and the global number of the first sample of the batch.
     pub record: Tensor,
-    /// Which part of the batch's tokens, channels and heads it is applied to.
+    /// The part of the batch's tokens, channels and heads that it is applied to.
     pub part: DropoutPart,
 }
 
@@ -44,13 +44,13 @@ impl DropoutSite {
         (f64::from(self.rate) * 4_294_967_296.0) as u32
     }
 
-    /// What kept values are multiplied by: `1 / (1 - rate)`.
+    /// The factor of kept values: `1 / (1 - rate)`.
     pub fn keep_scale(&self) -> f32 {
         1.0 / (1.0 - self.rate)
     }
 }
 
-/// Which part of the whole tensor a rank has. The default is all of it.
+/// The part of the whole tensor that a rank has. The default is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropoutPart {
     /// Rows `(sample, token)` of the batch before the first one here.
@@ -66,8 +66,8 @@ pub struct DropoutPart {
 /// `output = input * mask / (1 - rate)`. Its own gradient: applied to `grad_output` it gives `grad_input`.
 ///
 /// The outermost axis is samples, the innermost is channels, and the axes between are tokens. A tensor that has only
-/// some of the rows may have any axes before the channels. [`DropoutPart`] says which rows and channels a tensor has. `output` may be
-/// `input`.
+/// some of the rows may have any axes before the channels. [`DropoutPart`] names the rows and channels of the tensor.
+/// `output` may be `input`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dropout {
     /// `(batch, ..., channels)`.
@@ -146,8 +146,8 @@ impl Operation for ReluDropout {
     }
 }
 
-/// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output`, but 0 where `output` is 0
-/// or less. A value that was dropped is 0, so the mask is not needed.
+/// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output`, but 0 for an `output`
+/// of 0 or less. A value that was dropped is 0, so the mask is not needed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReluDropoutBackward {
     /// The forward's output, any shape.

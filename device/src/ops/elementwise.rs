@@ -67,13 +67,13 @@ impl Operation for Copy {
     }
 }
 
-/// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`. Ranges may overlap. f32 is converted
-/// where the outputs are bf16 (round to nearest even).
+/// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`. Ranges may overlap. For bf16 outputs
+/// f32 is converted (round to nearest even).
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyColumns {
     /// `(rows, width)`, i32 or f32.
     pub input: Tensor,
-    /// What is copied where. All outputs are of one type.
+    /// The ranges, each with its output. All outputs are of one type.
     pub parts: [Option<ColumnRange>; 2],
 }
 
@@ -160,7 +160,7 @@ impl Operation for Fill {
 }
 
 /// Every byte of `output` becomes 0xFF: NaN in any floating type, an impossible token as i32.
-/// Marks memory whose values are dead, so that a stray read shows.
+/// Marks memory of dead values, so that a stray read shows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Poison {
     /// Any shape and type.

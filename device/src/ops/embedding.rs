@@ -5,8 +5,8 @@ use crate::{DType, Result, Tensor};
 
 /// `output[b, s] = scale * table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
 ///
-/// The row of a token outside the table is 0: the token is another rank's, or a mistake of the data reader, which
-/// checks ids.
+/// The row of a token outside the table is 0: the token is another rank's, or a mistake of the data reader. Data
+/// readers check ids.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
     /// `(batch, seq)`, i32.
@@ -15,11 +15,11 @@ pub struct Embedding {
     pub table: Tensor,
     /// The token of the table's first row.
     pub first_token: usize,
-    /// What the table's rows are multiplied by.
+    /// The factor of the table's rows.
     pub scale: f32,
     /// `(seq or more, hidden)`, learned positions.
     pub positions: Option<Tensor>,
-    /// `(batch, seq)`, i32, each below `seq`: the position of each token in its document; `None` where a sample is one
+    /// `(batch, seq)`, i32, each below `seq`: the position of each token in its document; `None` if each sample is one
     /// document.
     pub position_ids: Option<Tensor>,
     /// `(batch, seq, hidden)`.
@@ -73,7 +73,7 @@ fn check_tokens(
 /// order, so the result has the same bits each time. Rows of tokens outside the table are skipped.
 ///
 /// Both gradients are added to, never overwritten: a batch touches few of the table's rows, and the table may be tied
-/// to the head. Where positions have ids, their gradient is that of a table whose tokens are these ids.
+/// to the head. If positions have ids, their gradient is that of a table with these ids as tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingBackward {
     /// `(batch, seq)`, i32.

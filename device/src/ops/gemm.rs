@@ -30,7 +30,7 @@ pub struct Gemm {
     pub accumulate: bool,
     /// The columns of the three tensors that are the matrices.
     pub columns: GemmColumns,
-    /// What is done to the product before it is stored.
+    /// Applied to the product before it is stored.
     pub epilogue: Epilogue,
     /// The scales of `a` and `b`; present if, and only if, these are of 8-bit types.
     pub fp8: Option<Fp8Scales>,
@@ -45,8 +45,8 @@ pub struct Columns {
     pub count: usize,
 }
 
-/// Which columns of a [`Gemm`]'s tensors are its matrices; `None` for all. Columns of `out` that are left out keep their
-/// values. Not with an epilogue, and not with 8-bit factors.
+/// The columns of a [`Gemm`]'s tensors that are its matrices; `None` for all. Other columns of `out` keep their values.
+/// Not with an epilogue, and not with 8-bit factors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmColumns {
     /// Of `a`, as it is stored.
@@ -78,13 +78,13 @@ impl MatrixPlace {
         MatrixPlace { rows, columns: count, first, stride }
     }
 
-    /// Where it begins in memory, if `tensor` is the one that it lies in.
+    /// The address of its first element, if it lies in `tensor`.
     pub(crate) fn address(&self, tensor: &Tensor) -> u64 {
         tensor.address + (self.first * tensor.dtype.size()) as u64
     }
 }
 
-/// What a product of 8-bit factors has to know beyond them.
+/// The settings of a product of 8-bit factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Scales {
     /// Of `a`. The addresses of scales are multiples of 16.
@@ -103,7 +103,7 @@ impl Visit for Fp8Scales {
     }
 }
 
-/// What a [`Gemm`] does to its product before storing it.
+/// The last part of a [`Gemm`], applied to the product before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Epilogue {
     /// Nothing.

@@ -32,7 +32,7 @@ pub struct HeadNorm {
     pub eps: f32,
 }
 
-/// Checks what both directions share. `other` is the packed tensor beside `input`.
+/// Checks that both directions share. `other` is the packed tensor beside `input`.
 fn check(
     op: &'static str,
     input: &Tensor,

@@ -1,4 +1,4 @@
-//! Normalisation of queries and keys over all heads at once, whose heads ranks may share.
+//! Normalisation of queries and keys over all heads at once. Several ranks may share these heads.
 
 use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
@@ -19,7 +19,7 @@ pub struct HeadSums {
     pub kv_heads: usize,
 }
 
-/// The gradient of what [`JointNorm`] wrote, and its weights.
+/// The gradient of the output of [`JointNorm`], and its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightedGradient {
     /// As the norm's input.

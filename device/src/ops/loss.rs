@@ -3,11 +3,11 @@
 use super::{Accesses, Operation, Visit, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`, which keeps logits from growing. Its gradient is added
+/// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`. It keeps logits from growing. Its gradient is added
 /// to that of the cross-entropy, and it is not part of `losses` there. Rows that have no loss have no z-loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ZLoss {
-    /// What the squares are multiplied by.
+    /// The factor of the squares.
     pub multiplier: f32,
     /// `(rows)`, f32, written.
     pub losses: Tensor,
@@ -20,7 +20,7 @@ impl Visit for ZLoss {
 }
 
 impl ZLoss {
-    pub(super) fn check(z_loss: Option<ZLoss>, op: &'static str, rows: usize) -> Result<()> {
+    pub(crate) fn check(z_loss: Option<ZLoss>, op: &'static str, rows: usize) -> Result<()> {
         let Some(ZLoss { losses, .. }) = z_loss else { return Ok(()) };
         ensure_dtype(op, "z_loss.losses", &losses, DType::F32)?;
         ensure_elements(op, "z_loss.losses", &losses, rows)
@@ -29,12 +29,12 @@ impl ZLoss {
 
 /// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
 ///
-/// With a `soft_cap` that is the loss of the logits `cap * tanh(logit / cap)` (Gemma Team, 2024), which are never stored.
+/// With a `soft_cap` the loss is that of `cap * tanh(logit / cap)` (Gemma Team, 2024). These logits are never stored.
 ///
 /// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
-/// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row whose target is
-/// negative has loss and gradient 0. So has a row whose target is `vocab` or more, which is a mistake of the data
-/// reader. Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
+/// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row with a negative
+/// target has loss and gradient 0. So has a row with a target of `vocab` or more: that is a mistake of the data reader.
+/// Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.

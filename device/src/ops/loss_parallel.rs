@@ -33,7 +33,7 @@ pub struct CrossEntropyPart {
     pub targets: Tensor,
     /// `(3, rows)`, f32, written.
     pub stats: Tensor,
-    /// Which columns.
+    /// This rank's columns.
     pub part: VocabPart,
     /// As in [`CrossEntropy`](super::CrossEntropy).
     pub soft_cap: Option<f32>,
@@ -51,7 +51,7 @@ pub struct CrossEntropyJoin {
     pub stats: Tensor,
     /// `(rows)`, f32, written; the same on every rank.
     pub losses: Tensor,
-    /// Which columns.
+    /// This rank's columns.
     pub part: VocabPart,
     /// That of the first half.
     pub soft_cap: Option<f32>,

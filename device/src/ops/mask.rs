@@ -1,9 +1,9 @@
-//! Which keys a query sees.
+//! The keys that a query sees.
 
 use super::ensure;
 use crate::Result;
 
-/// Which keys a query of an attention sees: those up to its own position, and of these the last `window`.
+/// The keys that a query of an attention sees: those up to its own position, and of these the last `window`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mask {
     /// The number of keys that a query sees at most, its own among them; `None` for all up to its own. Above 0.
@@ -19,8 +19,8 @@ impl Mask {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// Twice the pairs of a query and a key that it sees, in a sequence of `seq` tokens. The pair of a query with its own key
-    /// counts half where the window does not end before it, so that without a window it is `seq * seq`.
+    /// Twice the number of pairs of a query and a key that it sees, in a sequence of `seq` tokens. A query and its own
+    /// key count as half a pair if the window reaches back to the first key. So without a window it is `seq * seq`.
     pub fn doubled_pairs(self, seq: usize) -> usize {
         let window = self.window.map_or(seq, |window| window.min(seq));
         // The first queries see up to `window` keys, half of them on average; the others see `window` each.

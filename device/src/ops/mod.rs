@@ -1,7 +1,7 @@
-//! The operations. Each is a plain value that names its tensors: submitting it to a stream runs it there,
-//! or records it while the stream captures. What an operation reads and writes is part of its value, so the
-//! same list serves the host kernels, the CUDA kernels, the memory plan and the graph checker. Operations can be compared,
-//! and mapped to other tensors.
+//! The operations. Each is a plain value that names its tensors: submitting it to a stream runs it there, or records it
+//! while the stream captures. The tensors it reads and writes are part of its value, so the same list serves the host
+//! kernels, the CUDA kernels, the memory plan and the graph checker. Operations can be compared, and mapped to other
+//! tensors.
 //!
 //! Shapes are written `(batch, seq, hidden)`; matrices are row-major. Floating operations load f32 or bf16,
 //! compute in f32 and round once when storing, unless their documentation says otherwise.
@@ -17,6 +17,7 @@ mod custom;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 mod gemm;
 mod head_norm;
 mod joint_norm;
@@ -34,10 +35,12 @@ mod quantize;
 mod quantize_blocks;
 mod quantize_counts;
 mod rotary;
+mod rule;
 mod scores;
 mod skip_step;
 mod soft_cap;
 mod transpose_fp8;
+mod update;
 mod visit;
 mod work;
 
@@ -55,6 +58,10 @@ pub use custom::{Custom, CustomOp};
 pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
 pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use experts::{
+    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, GatherRows, GroupedGemm, GroupedProduct,
+    LimitLoad, Route, RouteBackward, Router, Score, SortByExpert, UpdateSelectionBias,
+};
 pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};
@@ -62,21 +69,23 @@ pub use joint_norm::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
 pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use mask::Mask;
-pub use muon::{Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
+pub use muon::{Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;
-pub use optimizer::{AdamW, AdamWTensors, ClipScale, Lion, LionTensors, Sgd, SgdTensors, SquareSum};
+pub use optimizer::{ClipScale, SquareSum};
 pub use partial_columns::{AddPartialColumns, PartialColumns};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
 pub use rotary::Rotary;
+pub use rule::{Rule, RuleState, StateValues};
 pub use scores::Scores;
 pub use skip_step::SkipStep;
 pub use soft_cap::SoftCap;
 pub(crate) use soft_cap::check_cap;
 pub use transpose_fp8::TransposeFp8;
+pub use update::{Update, UpdateTensors};
 use visit::{Visit, visit_all};
 
 pub use crate::communicator::CollectiveKind;

@@ -1,8 +1,8 @@
-//! What Muon adds to matrix products: momentum, blocks of matrices, a polynomial of a matrix, and the update.
+//! Muon's operations beside matrix products: momentum, blocks of matrices, a polynomial of a matrix, and the update.
 
 use std::sync::Arc;
 
-use super::optimizer::check_parameter;
+use super::update::check_parameter;
 use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
@@ -38,7 +38,7 @@ impl Operation for NesterovMomentum {
 
     fn check(&self) -> Result<()> {
         for each in self.tensors.iter() {
-            check_parameter(Self::NAME, &each.grad, &each.grad, &[("momentum", each.momentum)], None)?;
+            check_parameter(Self::NAME, &each.grad, ("momentum", &each.momentum), None)?;
         }
         Ok(())
     }
@@ -57,41 +57,41 @@ impl Operation for NesterovMomentum {
     }
 }
 
-/// A part of a matrix that begins at a row and a column.
+/// The first element of a part of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct Corner {
     /// `(rows, columns)` of the whole matrix, f32 or bf16.
     pub matrix: Tensor,
-    /// First row.
+    /// Its row.
     pub row: usize,
-    /// First column.
+    /// Its column.
     pub column: usize,
 }
 
-impl Visit for Block {
+impl Visit for Corner {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit(&mut self.matrix);
     }
 }
 
-impl Block {
-    /// The block that begins at the first element.
-    pub fn first(matrix: Tensor) -> Block {
-        Block { matrix, row: 0, column: 0 }
+impl Corner {
+    /// That of the whole matrix.
+    pub fn first(matrix: Tensor) -> Corner {
+        Corner { matrix, row: 0, column: 0 }
     }
 }
 
-/// `to = from * factor / max(norm, 1e-7)`, for blocks of `(rows, columns)`; the rest of `to`'s matrix keeps its values. `norm`
+/// `to = from * factor / max(norm, 1e-7)`, for parts of `(rows, columns)`; the rest of `to`'s matrix keeps its values. `norm`
 /// is the root of `square_sum`, or without one there is no division.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaleBlock {
-    /// Read.
-    pub from: Block,
-    /// Written.
-    pub to: Block,
-    /// Rows of the block.
+    /// Read from here.
+    pub from: Corner,
+    /// Written from here.
+    pub to: Corner,
+    /// Rows of the part.
     pub rows: usize,
-    /// Columns of the block.
+    /// Columns of the part.
     pub columns: usize,
     /// A constant; part of the graph.
     pub factor: f32,
@@ -103,7 +103,7 @@ impl Operation for ScaleBlock {
     const NAME: &'static str = "scale_block";
 
     fn check(&self) -> Result<()> {
-        for (name, Block { matrix, row, column }) in [("from", self.from), ("to", self.to)] {
+        for (name, Corner { matrix, row, column }) in [("from", self.from), ("to", self.to)] {
             ensure_float(Self::NAME, &[(name, matrix)])?;
             let fits = row + self.rows <= matrix.shape.rows() && column + self.columns <= matrix.shape.last();
             ensure(Self::NAME, fits, || {
@@ -167,13 +167,13 @@ impl Operation for MatrixPolynomial {
 pub struct DecayedTensors {
     /// f32 master weights, updated.
     pub master: Tensor,
-    /// The weights layers compute with; absent where they are the same memory.
+    /// The weights layers compute with; absent if they are the same memory as `master`.
     pub compute: Option<Tensor>,
     /// f32: the direction of the update, with its length.
     pub direction: Tensor,
     /// Decoupled weight decay of this parameter.
     pub weight_decay: f32,
-    /// What the learning rate is multiplied by for this parameter: a constant, part of the graph.
+    /// The factor of the learning rate for this parameter: a constant, part of the graph.
     pub lr_multiplier: f32,
 }
 
@@ -200,7 +200,7 @@ impl Operation for DecayedStep {
 
     fn check(&self) -> Result<()> {
         for each in self.tensors.iter() {
-            check_parameter(Self::NAME, &each.master, &each.direction, &[], each.compute.as_ref())?;
+            check_parameter(Self::NAME, &each.master, ("direction", &each.direction), each.compute.as_ref())?;
         }
         Ok(())
     }

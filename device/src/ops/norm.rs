@@ -3,7 +3,7 @@
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// Which normalisation.
+/// The kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `(x - mean) / sqrt(var + eps) * weight + bias` (Ba et al., 2016); variance over `hidden`, not `hidden - 1`.
@@ -15,7 +15,7 @@ pub enum NormKind {
 }
 
 impl NormKind {
-    /// What is added to the weight, in f32.
+    /// Added to the weight, in f32.
     pub fn weight_offset(self) -> f32 {
         match self {
             NormKind::Layer | NormKind::Rms => 0.0,
@@ -30,13 +30,13 @@ impl NormKind {
 /// input itself and `sum` is absent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
-    /// Which normalisation.
+    /// The kind of normalisation.
     pub kind: NormKind,
     /// `(rows, hidden)`.
     pub input: Tensor,
     /// `(rows, hidden)`, added to `input`; goes with `sum`.
     pub residual: Option<Tensor>,
-    /// `(rows, hidden)`, written: what is normalised, and the next residual.
+    /// `(rows, hidden)`, written: the norm's input, and the next residual.
     pub sum: Option<Tensor>,
     /// `(hidden)`.
     pub weight: Tensor,
@@ -122,17 +122,17 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
 /// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and parts of the parameter gradients, in f32.
 /// [`AddPartialColumns`](super::AddPartialColumns) adds up the parts, those of several norms at once.
 ///
-/// `input` is what was normalised (the forward's `sum` where it had a residual). `grad_input` may be `grad_residual`. There
-/// may be any number of parts, the same for all parameters. [`Device::norm_parts`](crate::Device::norm_parts) says which
-/// suits the device.
+/// `input` is the forward's `sum` if it had a residual, else its `input`. `grad_input` may be `grad_residual`. There
+/// may be any number of parts, the same for all parameters. [`Device::norm_parts`](crate::Device::norm_parts) gives a
+/// number that suits the device.
 ///
-/// `grad_residual` is also the gradient of what is added to `sum` later. If that is the output of a linear layer, the sum
-/// of `grad_residual` over the rows is the gradient of the layer's bias.
+/// `grad_residual` is also the gradient of tensors added to `sum` later. If such a tensor is the output of a linear
+/// layer, the sum of `grad_residual` over the rows is the gradient of the layer's bias.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormBackward {
-    /// Which normalisation.
+    /// The kind of normalisation.
     pub kind: NormKind,
-    /// `(rows, hidden)`, what was normalised.
+    /// `(rows, hidden)`, the normalised tensor.
     pub input: Tensor,
     /// `(hidden)`.
     pub weight: Tensor,
@@ -159,7 +159,7 @@ impl NormBackward {
         [self.weight_parts, self.bias_parts, self.residual_parts].into_iter().flatten()
     }
 
-    /// How many parts each sum has; `None` where there is none.
+    /// The number of parts of each sum; `None` without parts.
     pub(crate) fn parts(&self) -> Option<usize> {
         self.all_parts().next().map(|parts| parts.shape.rows())
     }

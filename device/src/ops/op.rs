@@ -3,13 +3,14 @@
 use std::rc::Rc;
 
 use super::{
-    Accesses, Activation, ActivationBackward, AdamW, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
-    CachedAttention, ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin,
-    CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu,
-    GluBackward, HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial,
-    Mse, NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout,
-    ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows,
-    TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
+    Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
+    CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
+    CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
+    ExpertGlu, ExpertGluBackward, Fill, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm, HeadNormBackward,
+    HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm,
+    NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route,
+    RouteBackward, ScaleBlock, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8,
+    Update, UpdateScales, UpdateSelectionBias, WriteControl, WriteSampleRecord,
 };
 use crate::{Result, Tensor};
 
@@ -28,8 +29,8 @@ macro_rules! operations {
         })*
 
         impl Op {
-            /// The names of all operations.
-            pub const NAMES: &[&str] = &[$(<$name as Operation>::NAME),*];
+            /// The names of all operations, by kind.
+            pub const NAMES: &[&[&str]] = &[$(<$name as Operation>::NAMES),*];
 
             /// The operation's name.
             pub fn name(&self) -> &'static str {
@@ -44,7 +45,7 @@ macro_rules! operations {
                 match self { $(Op::$name(op) => op.check()),* }
             }
 
-            /// What it reads and writes.
+            /// The tensors it reads and writes.
             pub fn accesses(&self) -> Accesses {
                 match self { $(Op::$name(op) => op.accesses()),* }
             }
@@ -54,22 +55,23 @@ macro_rules! operations {
                 match self { $(Op::$name(op) => op.makes_status()),* }
             }
 
-            /// The status that says whether it writes anything, which an operation before it in the step must make.
+            /// The status that decides whether it writes anything. An operation before it in the step must make that
+            /// status.
             pub fn follows_status(&self) -> Option<Tensor> {
                 match self { $(Op::$name(op) => op.follows_status()),* }
             }
 
-            /// Shows `visit` every tensor that it names, which `visit` may replace. The order is always the same. A tensor
-            /// that is named twice is shown twice.
+            /// Shows `visit` every tensor that it names. `visit` may replace the tensor. The order is always the same.
+            /// A tensor that is named twice is shown twice.
             ///
-            /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant): what a hash
-            /// can be made of.
+            /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant). A hash can
+            /// be made of these.
             pub fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
                 match self { $(Op::$name(op) => op.visit(visit)),* }
             }
 
-            /// The same operation on other tensors: each that it names becomes what `place` makes of it. `place` keeps shapes
-            /// and types, and gives the same answer where a tensor is named again.
+            /// The same operation on other tensors: `place` replaces each that it names. It keeps shapes and types, and
+            /// gives the same answer if a tensor is named again.
             #[must_use]
             pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {
                 self.visit(&mut |tensor| *tensor = place(*tensor));
@@ -98,7 +100,7 @@ operations! {
     Poison,
     /// 8-bit copies of a matrix.
     Quantize,
-    /// What an 8-bit copy lost.
+    /// Counts of losses in an 8-bit copy.
     CountQuantized,
     /// Sums of such counts.
     SumCounts,
@@ -150,6 +152,28 @@ operations! {
     Embedding,
     /// Its gradient.
     EmbeddingBackward,
+    /// Choice of experts.
+    Route,
+    /// Its gradient, and the router's losses.
+    RouteBackward,
+    /// A bound of the number of tokens of each expert.
+    LimitLoad,
+    /// The order of tokens by expert.
+    SortByExpert,
+    /// Tokens in that order.
+    GatherRows,
+    /// Sums of each token's rows.
+    CombineRows,
+    /// Products of each expert's rows.
+    GroupedGemm,
+    /// SwiGLU or GeGLU of each expert's rows, weighted.
+    ExpertGlu,
+    /// Its gradient.
+    ExpertGluBackward,
+    /// The number of tokens of each expert.
+    CountLoad,
+    /// The bias of the choice of experts.
+    UpdateSelectionBias,
     /// Softmax and cross-entropy, forward and backward.
     CrossEntropy,
     /// Cross-entropy over a part of the vocabulary, before the gather: three numbers per row.
@@ -168,12 +192,8 @@ operations! {
     ClipScale,
     /// No update for a step that is a spike.
     SkipStep,
-    /// AdamW over many tensors.
-    AdamW,
-    /// Lion over many tensors.
-    Lion,
-    /// SGD over many tensors.
-    Sgd,
+    /// AdamW, Lion or SGD over many tensors.
+    Update,
     /// Muon's momentum over many tensors.
     NesterovMomentum,
     /// Copy of a block of a matrix, scaled.
@@ -190,7 +210,7 @@ operations! {
     Collective,
     /// An operation of a caller's own.
     Custom,
-    /// How far the work has come.
+    /// A mark of the work's progress.
     ProgressMark,
 }
 

@@ -1,14 +1,16 @@
-//! What every operation tells about itself.
+//! The interface of every operation.
 
 use super::Accesses;
 use crate::{Result, Tensor};
 
-/// What every operation tells about itself.
+/// The interface of every operation.
 pub trait Operation: Clone + PartialEq {
     /// Its name in errors, reports and traces.
     const NAME: &'static str;
+    /// The names that values have.
+    const NAMES: &'static [&'static str] = &[Self::NAME];
 
-    /// The name of this value, for an operation whose name depends on it.
+    /// The name of this value. Some operations have several names.
     fn name(&self) -> &'static str {
         Self::NAME
     }
@@ -19,7 +21,7 @@ pub trait Operation: Clone + PartialEq {
     /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
     fn check(&self) -> Result<()>;
 
-    /// What it reads and writes.
+    /// The tensors it reads and writes.
     fn accesses(&self) -> Accesses;
 
     /// The status of the step's gradients that it makes.
@@ -27,13 +29,13 @@ pub trait Operation: Clone + PartialEq {
         None
     }
 
-    /// The status that says whether it writes anything. An operation before it in the step must make it: without that it would
-    /// skip every step in silence.
+    /// The status that decides whether it writes anything. An operation before it in the step must make that status.
+    /// Otherwise it would skip every step in silence.
     fn follows_status(&self) -> Option<Tensor> {
         None
     }
 
-    /// Shows `visit` every tensor that it names, which `visit` may replace. The order is always the same. A tensor that is
-    /// named twice is shown twice.
+    /// Shows `visit` every tensor that it names. `visit` may replace the tensor. The order is always the same. A tensor
+    /// that is named twice is shown twice.
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Accesses, Operation, Visit, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// A sum of columns in parts, and where the whole goes.
+/// A sum of columns in parts, and the output for the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialColumns {
     /// `(parts, columns)`, f32.

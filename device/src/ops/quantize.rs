@@ -1,8 +1,8 @@
 //! Copies in an 8-bit floating type, and their scales.
 //!
-//! A value is the number in memory times its scale: `x ≈ q * scale`. On GPUs of compute capability 9.0 a product of 8-bit
-//! factors reads both along the rows, so what several products read has two copies: one in its own layout and a transposed
-//! one.
+//! A value is the number in memory times its scale: `x ≈ q * scale`. On GPUs of compute capability 9.0 a product of
+//! 8-bit factors reads both along the rows. So a factor of several products has two copies: one in its own layout and a
+//! transposed one.
 
 use super::norm::check_mean;
 use super::{
@@ -15,7 +15,7 @@ use crate::{DType, Result, Shape, Tensor};
 pub struct Fp8Matrix {
     /// `(rows, columns)`, of [`DType::F8E4M3`] or [`DType::F8E5M2`].
     pub values: Tensor,
-    /// What the values are to be multiplied by.
+    /// The factor of the values.
     pub scale: Scale,
 }
 
@@ -28,14 +28,14 @@ impl Visit for Fp8Matrix {
 /// The scales of an [`Fp8Matrix`], f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// `(1)`: the same for all values. Whoever quantises reads it. 0 means that it is not known yet: all values become 0.
+    /// `(1)`: the same for all values. Quantising reads it. 0 means that it is not known yet: all values become 0.
     Tensor(Tensor),
-    /// `(rows)`: one for each row of the matrix. Whoever quantises writes them: the largest magnitude of a row becomes the
+    /// `(rows)`: one for each row of the matrix. Quantising writes them: the largest magnitude of a row becomes the
     /// largest number of the type.
     Rows(Tensor),
-    /// `(ceil(columns / 128), rows)`: one for each 128 neighbours in a row, the last ones may be fewer. Whoever quantises
-    /// writes them: the smallest power of two with which no value is beyond the largest number of the type. It is 1 for
-    /// zeros, and NaN where a value is not finite. [`Scale::group_shape`] is the shape.
+    /// `(ceil(columns / 128), rows)`: one for each 128 neighbours in a row, the last ones may be fewer. Quantising
+    /// writes them: the smallest power of two that leaves no value beyond the largest number of the type. It is 1 for
+    /// zeros, and NaN if a value is not finite. [`Scale::group_shape`] is the shape.
     Groups(Tensor),
     /// `(ceil(rows / 128), ceil(columns / 128))`, each row padded with zeros to a multiple of 4: one for each block of
     /// 128 x 128 values, fewer at the ends. Its value is as for [`Scale::Groups`], [`Scale::block_shape`] is the shape.
@@ -53,7 +53,7 @@ impl Visit for Scale {
 }
 
 impl Scale {
-    /// Where the scales lie.
+    /// The tensor of the scales.
     pub fn tensor(&self) -> Tensor {
         match *self {
             Scale::Tensor(tensor) | Scale::Rows(tensor) | Scale::Groups(tensor) | Scale::Blocks(tensor) => tensor,
@@ -78,17 +78,17 @@ impl Fp8Matrix {
     }
 }
 
-/// What is quantised: a matrix `(rows, columns)` that lies in memory, or that is computed from others and never stored
-/// itself. The inputs are bf16 or f32, all of one type; values are computed in f32.
+/// A source to quantise: a matrix `(rows, columns)` that lies in memory, or that is computed from others and never
+/// stored itself. The inputs are bf16 or f32, all of one type; values are computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantizeSource {
     /// `(rows, columns)`.
     Stored(Tensor),
-    /// `(rows, columns)`, each value rounded to bf16 first: what a bf16 copy of an f32 matrix would give.
+    /// `(rows, columns)`, each value rounded to bf16 first, as in a bf16 copy of an f32 matrix.
     Rounded(Tensor),
     /// `(input - mean) * rstd * (weight_offset + weight) + bias`: the output of a [`Norm`](super::Norm) that has written its statistics.
     Norm {
-        /// `(rows, columns)`: what is normalised, which is the norm's `sum` if it has one.
+        /// `(rows, columns)`: the norm's `sum` if it has one, else its input.
         input: Tensor,
         /// `(rows)`, f32; LayerNorm only.
         mean: Option<Tensor>,
@@ -235,8 +235,8 @@ impl QuantizeSource {
     }
 }
 
-/// Makes 8-bit copies of a matrix, in one pass over it. Also what is known best on the way: its largest magnitude, and its
-/// column sums, which are a bias gradient where the matrix is the gradient of a linear layer's output.
+/// Makes 8-bit copies of a matrix, in one pass over it. The same pass can find its largest magnitude, and its column
+/// sums. For the gradient of a linear layer's output, these sums are the bias gradient.
 ///
 /// A value `x` becomes the number nearest to `x * (1 / scale)`. Each output is optional.
 #[derive(Clone, Debug, PartialEq)]
@@ -249,8 +249,8 @@ pub struct Quantize {
     /// each block, as for `rows`. Sizes are then multiples of 16, and addresses of 16 bytes. It has a scale for each of its
     /// rows only if the matrix is stored.
     pub columns: Option<Fp8Matrix>,
-    /// `(1)`, f32, updated: the larger of what it was and the largest magnitude. NaN and infinities are kept as they are
-    /// found: both are larger than all numbers.
+    /// `(1)`, f32, updated: the larger of its earlier value and the largest magnitude. NaN and infinities are kept as
+    /// they are found: both are larger than all numbers.
     pub amax: Option<Tensor>,
     /// `(columns)`, f32: sums over all rows, in fixed chunks.
     pub sums: Option<Tensor>,
@@ -303,11 +303,12 @@ impl Operation for Quantize {
     }
 }
 
-/// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type. It is 0,
-/// so not known, for a matrix of zeros, and NaN where a value is not finite, so that all products of the matrix show it.
+/// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type.
+/// It is 0, so not known, for a matrix of zeros. It is NaN if a value is not finite, so that all products of the matrix
+/// show it.
 ///
-/// Where ranks have parts of a matrix, the largest of their scales is that of the whole. A maximum over ranks may drop NaN;
-/// the bytes of a value that is not finite are NaN whatever the scale.
+/// If ranks have parts of a matrix, the largest of their scales is that of the whole. A maximum over ranks may drop
+/// NaN; the bytes of a value that is not finite are NaN whatever the scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MakeScale {
     /// The matrix `(rows, columns)`.
@@ -343,14 +344,14 @@ impl Operation for MakeScale {
 /// New scales of many tensors from their largest magnitudes: `scale = amax * 2^margin / largest`. Sets the magnitudes to 0
 /// for the next step.
 ///
-/// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the last
-/// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where the history is
-/// empty, a scale that is 0 or not finite becomes `default`, and another one stays.
+/// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the
+/// last `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. With an
+/// empty history, a scale that is 0 or not finite becomes `default`, and another one stays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.
     pub amax: Tensor,
-    /// `(n, length)`, f32, updated: the magnitudes of earlier steps, the newest first. 0 where there was none.
+    /// `(n, length)`, f32, updated: the magnitudes of earlier steps, the newest first. 0 for a step without one.
     pub history: Tensor,
     /// `(n)`, f32: the largest number of each tensor's type.
     pub largest: Tensor,
@@ -358,7 +359,7 @@ pub struct UpdateScales {
     pub scale: Tensor,
     /// Powers of two that are left free above the largest magnitude.
     pub margin: i32,
-    /// The scale of a tensor of which nothing is known.
+    /// The scale of a tensor before any magnitude of it is known.
     pub default: f32,
 }
 

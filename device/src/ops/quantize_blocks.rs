@@ -11,7 +11,7 @@ use crate::{DType, Result, Tensor};
 /// How many values share a scale along an axis.
 pub(crate) const BLOCK: usize = 128;
 
-/// Sizes and addresses of what has such scales are multiples of it: in values, and in bytes. Products need that too.
+/// Sizes, in values, and addresses, in bytes, of tensors with such scales are multiples of it. Products need that too.
 const MULTIPLE: usize = 16;
 
 impl Scale {
@@ -35,7 +35,7 @@ impl Scale {
         }
     }
 
-    /// Which of the scales belongs to the values of `row` in columns `128 * block` to `128 * block + 127`.
+    /// The index of the scale for the values of `row` in columns `128 * block` to `128 * block + 127`.
     pub(crate) fn index(&self, row: usize, block: usize) -> usize {
         match self {
             Scale::Tensor(_) => 0,
@@ -65,7 +65,7 @@ impl Scale {
 }
 
 impl Quantize {
-    /// Fails unless copies with scales by block are what one pass can make. Others pass.
+    /// Fails unless one pass can make these copies with scales by block. Others pass.
     pub(super) fn check_blocks(&self, op: &'static str) -> Result<()> {
         let copies: Vec<&Fp8Matrix> = self.rows.iter().chain(&self.columns).collect();
         if !copies.iter().any(|copy| copy.scale.is_by_block()) {

@@ -1,4 +1,4 @@
-//! What 8-bit copies lose: values beyond the largest number of the type, and values too small for it.
+//! Losses of 8-bit copies: values beyond the largest number of the type, and values too small for it.
 
 use super::{Accesses, Fp8Matrix, Operation, QuantizeSource, Scale, ensure, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
@@ -13,7 +13,8 @@ pub struct QuantizeCounts {
     pub zeros: u64,
     /// NaN and infinities.
     pub not_finite: u64,
-    /// Finite values beyond the largest number of the type, by more than half of the step to where a next number would be.
+    /// Finite values beyond the largest number of the type, by more than half of the step to a next number, if there
+    /// were one.
     pub saturated: u64,
     /// Finite values that are not 0, but 0 in 8 bits.
     pub underflowed: u64,
@@ -22,13 +23,13 @@ pub struct QuantizeCounts {
 /// Bytes of [`QuantizeCounts`].
 const BYTES: usize = size_of::<QuantizeCounts>();
 
-/// Counts what a copy in 8 bits lost, and adds that to earlier counts. Reads source and copy; changes neither.
+/// Counts the losses of an 8-bit copy, and adds them to earlier counts. Reads source and copy; changes neither.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CountQuantized {
     /// The matrix `(rows, columns)`.
     pub source: QuantizeSource,
-    /// `(rows, columns)`: its copy. Values saturate only where the scale is [`Scale::Tensor`]: the others are made from the
-    /// values that they scale.
+    /// `(rows, columns)`: its copy. Values saturate only with a [`Scale::Tensor`]: the others are made from the values
+    /// that they scale.
     pub copy: Fp8Matrix,
     /// u8, the bytes of a [`QuantizeCounts`], updated.
     pub counts: Tensor,

@@ -7,14 +7,14 @@ use crate::Result;
 /// `product / sqrt(head_dim)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// What products are multiplied by; `None` for `1 / sqrt(head_dim)`.
+    /// The factor of products; `None` for `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Then a score `s` becomes `cap * tanh(s / cap)` (Gemma Team, 2024), so that it stays within the cap; `None` for no cap.
     pub soft_cap: Option<f32>,
 }
 
 impl Scores {
-    /// What products are multiplied by, in heads of `dim` channels.
+    /// The factor of products, in heads of `dim` channels.
     pub(crate) fn scale(self, dim: usize) -> f32 {
         self.scale.unwrap_or(1.0 / (dim as f32).sqrt())
     }

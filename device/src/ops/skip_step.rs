@@ -3,14 +3,14 @@
 use super::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// Skips the update of a spike: a step whose loss or gradient norm is more than `sigma_factor` standard deviations above
+/// Skips the update of a spike: a step with a loss or gradient norm more than `sigma_factor` standard deviations above
 /// the mean of the last `interval` steps. It comes after [`super::ClipScale`], and before the update.
 ///
-/// The loss is `loss_sum * grad_scale`. Of a spike `status.applies` becomes 0, `applied` is taken back, and `spikes` is
-/// advanced. Every step with a finite loss and norm enters the history, spikes among them, so a loss that stays high is
-/// no spike for long. Until half of the interval is known, and at least two steps, there are no spikes. Mean and deviation
-/// (of a sample, so with one degree of freedom less) are of the steps before this one, in f64, summed from the oldest step
-/// to the newest.
+/// The loss is `loss_sum * grad_scale`. For a spike `status.applies` becomes 0, `applied` is taken back, and `spikes`
+/// is advanced. Every step with a finite loss and norm enters the history, spikes among them, so a loss that stays high
+/// is no spike for long. Until half of the interval is known, and at least two steps, there are no spikes. Mean and
+/// deviation (of a sample, so with one degree of freedom less) are of the steps before this one, in f64, summed from
+/// the oldest step to the newest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SkipStep {
     /// `(1)`, f32: the sum of the losses of all ranks.
@@ -18,7 +18,7 @@ pub struct SkipStep {
     /// `(2, interval)`, f32: losses, then norms, of the last steps. Step i that entered, counted from 0, is in column i mod
     /// interval; `status.recorded` is their number.
     pub history: Tensor,
-    /// Standard deviations above the mean from which a value is a spike.
+    /// A value is a spike if it lies more than this many standard deviations above the mean.
     pub sigma_factor: f32,
     /// u8, a [`super::Control`].
     pub control: Tensor,

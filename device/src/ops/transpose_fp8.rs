@@ -3,8 +3,8 @@
 use super::{Accesses, Operation, ensure, visit_all};
 use crate::{Result, Tensor};
 
-/// Transposes a matrix in an 8-bit floating type. [`Quantize`](super::Quantize) makes both copies of a matrix in one pass;
-/// this is for a matrix that came from other ranks in 8 bits. The scale of the whole tensor stays what it was.
+/// Transposes a matrix in an 8-bit floating type. [`Quantize`](super::Quantize) makes both copies of a matrix in one
+/// pass; this is for a matrix that came from other ranks in 8 bits. The scale of the whole tensor does not change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransposeFp8 {
     /// `(rows, columns)`.

@@ -1,16 +1,20 @@
-//! How much work an operation is, whatever does it.
+//! The amount of work of an operation, on any device.
 
 use super::{Attention, AttentionBackward, Epilogue, Gemm, Mask, MatrixPlace};
 use crate::{DType, Op, Tensor};
 
 impl Op {
-    /// Floating-point operations of its matrix products. Of attention only what is not masked counts. 0 for operations
+    /// Floating-point operations of its matrix products. For attention only unmasked pairs count. 0 for operations
     /// without products.
     pub fn flops(&self) -> f64 {
         match self {
             Op::Gemm(gemm) => {
                 let [rows, columns, inner] = gemm.sizes().map(|size| size as f64);
                 2.0 * rows * columns * inner
+            }
+            Op::GroupedGemm(gemm) => {
+                let [rows, n, k] = gemm.sizes().map(|size| size as f64);
+                2.0 * rows * n * k
             }
             Op::Attention(Attention { qkv, heads, kv_heads, mask, .. }) => scores(qkv, *heads, *kv_heads, *mask) * 2.0,
             Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, mask, .. }) => {
@@ -30,7 +34,7 @@ impl Op {
                 let outputs = out * if gemm.accumulate { 2 } else { 1 };
                 (a + b + outputs + gemm.epilogue_bytes()) as f64
             }
-            // Of a table only the rows of the batch's tokens are touched.
+            // Only the table's rows of the batch's tokens are touched.
             Op::Embedding(lookup) => (2 * lookup.output.bytes()) as f64,
             Op::EmbeddingBackward(lookup) => {
                 let gradients = lookup.grad_output;
@@ -52,6 +56,10 @@ impl Op {
             let [rows, columns, inner] = gemm.sizes();
             return format!("{rows} x {columns} x {inner}");
         }
+        if let Op::GroupedGemm(gemm) = self {
+            let [rows, n, k] = gemm.sizes();
+            return format!("{rows} x {n} x {k}, {} experts", gemm.experts());
+        }
         let accesses = self.accesses();
         let of = if accesses.writes.is_empty() { &accesses.reads } else { &accesses.writes };
         let largest = of.iter().max_by_key(|tensor| tensor.bytes());
@@ -59,10 +67,11 @@ impl Op {
         largest.map_or_else(String::new, words)
     }
 
-    /// The type of what a product or attention multiplies. `None` for other operations.
+    /// The type of the factors of a product or attention. `None` for other operations.
     pub fn factor_type(&self) -> Option<DType> {
         match self {
             Op::Gemm(gemm) => Some(gemm.a.dtype),
+            Op::GroupedGemm(gemm) => Some(gemm.a.dtype),
             Op::Attention(Attention { qkv, .. }) | Op::AttentionBackward(AttentionBackward { qkv, .. }) => {
                 Some(qkv.dtype)
             }
@@ -88,7 +97,7 @@ impl Gemm {
     }
 }
 
-/// Channels times pairs of positions of which one sees the other, over all heads: half of a product's FLOPs.
+/// Channels times pairs of positions (a query and a key that it sees), over all heads: half of a product's FLOPs.
 fn scores(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> f64 {
     let sizes = qkv.shape.sizes();
     let channels = sizes[2] / (heads + 2 * kv_heads);

@@ -9,8 +9,8 @@ use crate::device::Core;
 use crate::{CaptureRule, Error, Graph, Result, StreamId};
 
 impl Stream {
-    /// From now on what is submitted to this stream, and to streams that fork from it by an event, is recorded and not
-    /// run.
+    /// From now on operations submitted to this stream, and to streams that fork from it by an event, are recorded and
+    /// not run.
     ///
     /// # Errors
     /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already;
@@ -41,7 +41,7 @@ impl Stream {
         self.device.core().streams[self.id.index()].capture.is_some()
     }
 
-    /// Ends the capture begun on this stream and returns what was recorded, ready to launch.
+    /// Ends the capture begun on this stream and returns the recorded graph, ready to launch.
     ///
     /// # Errors
     /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a
@@ -49,7 +49,7 @@ impl Stream {
     /// another stream.
     pub fn end_capture(&self, name: &str) -> Result<Graph> {
         let (capture, names) = self.take_capture()?;
-        // Nodes may hold the last handle to an area, whose drop borrows the core. So they are dropped after it.
+        // Nodes may hold the last handle to an area. Its drop borrows the core. So they are dropped after it.
         let nodes = capture.finish(|stream| names[stream.index()].to_string());
         let mut core = self.device.core();
         let core = &mut *core;
@@ -74,7 +74,7 @@ impl Stream {
         Ok(Graph::new(self.device.clone(), name, nodes?, effects, raw, checked_at))
     }
 
-    /// Ends the capture begun on this stream: what was recorded, and the names of all streams.
+    /// Ends the capture begun on this stream. Returns the record, and the names of all streams.
     fn take_capture(&self) -> Result<(Capture, Vec<Rc<str>>)> {
         let mut core = self.device.core();
         let core = &mut *core;
@@ -104,7 +104,7 @@ impl Stream {
         }
         core.streams[self.id.index()].backend.abandon_capture();
         core.free_deferred();
-        // Its nodes may hold the last handle to an area, whose drop borrows the core.
+        // Its nodes may hold the last handle to an area. Its drop borrows the core.
         drop(core);
         drop(capture);
     }

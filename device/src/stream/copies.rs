@@ -1,4 +1,4 @@
-//! Copies between host and device in stream order, which do not wait.
+//! Copies between host and device in stream order. The calls do not wait.
 
 use super::Stream;
 use crate::array::ArrayColumns;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::Stream;
 use crate::backend::RecordedPoint;
 use crate::device::Core;
-use crate::sync_debug::Hindrance;
+use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent};
 
 /// A point in a stream that other streams, or the host, can wait for.
@@ -14,7 +14,7 @@ use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent
 pub struct Event {
     state: Rc<RefCell<EventState>>,
     number: u64,
-    /// Of which of the process's devices it is.
+    /// The number of its device in the process.
     device: u32,
 }
 
@@ -26,7 +26,7 @@ enum EventState {
         stream: StreamId,
         point: RecordedPoint,
     },
-    /// Recorded during a capture. Who waits for it depends on `nodes`.
+    /// Recorded during a capture. A wait for it is a dependency on `nodes`.
     Captured {
         capture: u64,
         nodes: Vec<usize>,
@@ -70,7 +70,7 @@ impl Event {
             return Ok(());
         }
         core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;
-        core.hinders(Hindrance::Waits, || "Event::synchronize".into())?;
+        core.hinders(CostlyCall::Waits, || "Event::synchronize".into())?;
         match &*self.state.borrow() {
             EventState::Never => Ok(()),
             EventState::Recorded { stream, point } => {

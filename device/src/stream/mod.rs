@@ -10,7 +10,7 @@ use crate::backend::DeviceBackend;
 use crate::device::Core;
 use crate::host;
 use crate::priority::Priority;
-use crate::sync_debug::Hindrance;
+use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
 
 /// An ordered queue of work. On the host, work runs when it is submitted; only collectives run asynchronously.
@@ -49,8 +49,7 @@ impl Device {
         Stream { device: self.clone(), id }
     }
 
-    /// CUDA's legacy default stream, which waits for all others. It exists so that its use during a capture can be
-    /// refused.
+    /// CUDA's legacy default stream. It waits for all others. It is here so that its use during a capture is refused.
     pub fn default_stream(&self) -> Stream {
         Stream { device: self.clone(), id: StreamId::DEFAULT }
     }
@@ -98,7 +97,7 @@ impl Stream {
         self.submit_checked(op)
     }
 
-    /// Traces, records or runs an operation whose shapes and types were checked.
+    /// Traces, records or runs an operation after the check of its shapes and types.
     fn submit_checked(&self, op: Op) -> Result<()> {
         let mut core = self.device.core();
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
@@ -169,7 +168,7 @@ impl Stream {
             return Ok(());
         }
         core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
-        core.hinders(Hindrance::Waits, || format!("Stream::synchronize of stream `{name}`"))?;
+        core.hinders(CostlyCall::Waits, || format!("Stream::synchronize of stream `{name}`"))?;
         core.streams[self.id.index()].backend.finish()?;
         if let Some(checker) = &mut core.checker {
             checker.synchronize(self.id);

@@ -1,7 +1,7 @@
-//! A timeline as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+//! A timeline as Chrome's trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 //!
-//! The format: Google, "Trace Event Format". Times are in microseconds, from `baseTimeNanoseconds` since 1970, which is
-//! Perfetto's addition.
+//! The format: Google, "Trace Event Format". Times are in microseconds from `baseTimeNanoseconds` since 1970. This
+//! field is Perfetto's addition.
 
 use std::io::{self, Write};
 
@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use super::{Span, Timeline};
 
 impl Timeline {
-    /// Writes the timeline as JSON. `process` names where it comes from. `rank` distinguishes it from the timelines of
-    /// other ranks when several are shown together.
+    /// Writes the timeline as JSON. `process` names the process that made it. `rank` distinguishes it from the
+    /// timelines of other ranks when several are shown together.
     ///
     /// # Errors
     /// The writer's.

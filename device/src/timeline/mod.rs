@@ -1,4 +1,4 @@
-//! Where the time of a few steps goes: spans of time on rows, one row per stream, for a viewer such as Perfetto.
+//! The time of a few steps: spans on rows, one row per stream, for a viewer such as Perfetto.
 //!
 //! On the host an operation's span is when it ran, since streams run inline. On CUDA times come from CUPTI
 //! ([`crate::cuda`]'s `cupti`), for work inside graphs too.
@@ -7,15 +7,15 @@ mod chrome;
 
 use crate::Op;
 
-/// Categories of spans in which the device worked.
+/// Categories of spans of the device's work.
 pub const WORK_CATEGORIES: [&str; 4] = ["kernel", "operation", "copy", "set"];
 
 /// A span of time on a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// `stream compute` for the stream `compute`; `host` for what the host does.
+    /// `stream compute` for the stream `compute`; `host` for spans of the host.
     pub row: String,
-    /// What was done: `region/operation` if that is known.
+    /// The name of the work: `region/operation` if that is known.
     pub name: String,
     /// `operation`, `launch`, `kernel`, `copy`, `set` or `call`.
     pub category: &'static str,
@@ -23,8 +23,8 @@ pub struct Span {
     pub start_ns: u64,
     /// Nanoseconds it took.
     pub duration_ns: u64,
-    /// What else is known, by name: an operation's `shape`, `type`, `flops` and `bytes`; the kernel's symbol; the region it
-    /// was launched for.
+    /// Other facts, by name: an operation's `shape`, `type`, `flops` and `bytes`; the kernel's symbol; the region of
+    /// the launch.
     pub details: Vec<(&'static str, String)>,
     /// The same for all spans of one operation that ran, such as a product of two kernels.
     pub submission: u64,
@@ -47,7 +47,7 @@ impl Span {
     }
 }
 
-/// What a timeline says of an operation's work.
+/// The details of an operation's work in a timeline.
 pub(crate) fn work_details(op: &Op) -> Vec<(&'static str, String)> {
     let mut details = vec![("shape", op.shape()), ("bytes", op.bytes().to_string())];
     if let Some(dtype) = op.factor_type() {
@@ -56,8 +56,8 @@ pub(crate) fn work_details(op: &Op) -> Vec<(&'static str, String)> {
     details
 }
 
-/// What happened between [`begin_timeline`](crate::Device::begin_timeline) and
-/// [`end_timeline`](crate::Device::end_timeline), by time of start.
+/// The spans from [`begin_timeline`](crate::Device::begin_timeline) to [`end_timeline`](crate::Device::end_timeline),
+/// by time of start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// When it began, in nanoseconds since 1970 by this machine's clock. It aligns the timelines of several ranks.

@@ -27,7 +27,7 @@ fn bench() -> Bench {
     Bench { device, main, side, a, b, _area: area }
 }
 
-/// Asserts rule, code and that the message says what to do.
+/// Asserts the rule, the code, and a fix in the message.
 fn assert_rule<T>(result: Result<T, Error>, rule: CaptureRule, code: u32, words: &[&str]) {
     let error = result.err().expect("the mistake must be refused");
     let Error::Capture { rule: found, .. } = &error else { panic!("not a capture error: {error}") };

@@ -11,7 +11,7 @@ pub struct Bench {
     areas: RefCell<Vec<Area>>,
 }
 
-/// A bench whose device has that many threads, with the checker on.
+/// A bench with a device of that many threads, with the checker on.
 pub fn bench(threads: usize) -> Bench {
     on(Device::host(HostOptions { threads, check: true, dry: false }).unwrap())
 }
@@ -115,6 +115,20 @@ impl Bench {
         tensor
     }
 
+    /// A tensor of -1 for integers.
+    pub fn empty_ints(&self, shape: &[usize]) -> Tensor {
+        self.ints(shape, &vec![-1; shape.iter().product()])
+    }
+
+    pub fn get_ints(&self, tensor: &Tensor) -> Vec<i32> {
+        self.device.download(tensor).unwrap()
+    }
+
+    /// The words with which an operation is refused.
+    pub fn refusal(&self, op: impl Into<Op>) -> String {
+        self.stream.submit(op).unwrap_err().to_string()
+    }
+
     /// A `repr(C)` block.
     pub fn block<T: bytemuck::Pod>(&self, value: &T) -> Tensor {
         let tensor = self.place("block", &[size_of::<T>()], DType::U8);
@@ -131,7 +145,7 @@ impl Bench {
         PartialColumns { partial: self.empty(&[parts, output.elements()], DType::F32), output }
     }
 
-    /// A tensor of NaN, which shows what an operation leaves unwritten.
+    /// A tensor of NaN. It shows elements that an operation leaves unwritten.
     pub fn empty(&self, shape: &[usize], dtype: DType) -> Tensor {
         let nan = vec![f64::NAN; shape.iter().product()];
         self.put(shape, dtype, &nan)

@@ -191,8 +191,8 @@ fn freed_memory_of_a_custom_operation_is_refused_before_it_runs() {
     assert!(matches!(hazard(t.stream.submit(Axpy { a: 0.5, x, y })), CheckError::Freed { .. }));
 }
 
-/// The refusal that a body meets which takes slices of `x`, declared to read, of `y`, declared to write, and of `z`,
-/// which is not declared.
+/// The refusal of a body that takes slices of `x`, declared to read, of `y`, declared to write, and of `z`, not
+/// declared.
 fn refusal(body: impl Fn(&mut HostTensors<'_>, Tensor, Tensor, Tensor) -> Result<()> + 'static) -> Option<String> {
     let t = bench(1);
     let ((x, y), z) = (tensors(&t), t.put(&[N], DType::F32, &numbers(3, N, DType::F32)));
@@ -286,7 +286,7 @@ fn a_custom_operation_that_fails_ends_the_submission_or_the_launch_with_its_erro
     assert_eq!(graph(&t.stream).unwrap().launch(&t.stream).unwrap_err().to_string(), "probe: no");
 }
 
-/// [`Axpy`] with a CUDA side, which launches `function` with `arguments`.
+/// [`Axpy`] with a CUDA side. It launches `function` with `arguments`.
 #[derive(Debug)]
 struct CudaAxpy {
     host: Axpy,

@@ -115,7 +115,7 @@ fn a_mapped_operation_is_checked_where_it_was_mapped() {
     assert!(matches!(&error, Error::Check(CheckError::Race { second, .. }) if second == "axpy"), "{error}");
 }
 
-/// An operation that declares `x` twice and takes what `take` takes of it.
+/// An operation that declares `x` twice and takes slices of it by `take`.
 struct Takes<F>(Tensor, F);
 
 impl<F> std::fmt::Debug for Takes<F> {

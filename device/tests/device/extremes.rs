@@ -15,7 +15,7 @@ fn assert_each_close(what: &str, ours: &[f64], truth: &[f64], allowed: impl Fn(u
 
 const SCALE: f64 = 0.25;
 
-/// What cross-entropy takes and gives, in f64.
+/// Inputs and outputs of cross-entropy, in f64.
 struct Reference {
     /// `(rows, padded vocab)`, as a tensor holds them.
     logits: Vec<f64>,

@@ -14,7 +14,7 @@ const SIMILAR: [&str; 3] = ["sm_86", "sm_89", "sm_120"];
 /// for the H200 alone, and for all GPUs with `ALL_KERNELS=1` in the environment.
 const SLOW: &str = "attention.cu";
 
-/// What the assembler says of one kernel.
+/// The assembler's report of one kernel.
 #[derive(Debug, PartialEq)]
 struct Kernel {
     name: String,
@@ -43,7 +43,7 @@ fn kernels(log: &str) -> Vec<Kernel> {
     named.map(kernel).collect()
 }
 
-/// What is wrong with a source on a target: one line per kernel that uses local memory.
+/// The problems of a source on a target: one line per kernel that uses local memory.
 fn problems(file: &str, source: &str, target: &str) -> Vec<String> {
     let (cubin, log) = match compile(file, source, target) {
         Ok(compiled) => compiled,
@@ -122,7 +122,8 @@ fn a_gpu_that_the_compiler_is_too_old_for_is_named_with_its_version_and_the_fix(
     assert!(error.contains(" does not know sm_999. Fix: a newer one: install "), "{error}");
 }
 
-/// The first statement of every kernel in a source, by what declares it: a name, or a pattern of names in a macro.
+/// The first statement of every kernel in a source, after the line that declares the kernel: it has a name, or a
+/// pattern of names in a macro.
 fn first_statements(source: &str) -> Vec<(&str, &str)> {
     let starts = source.match_indices("__global__").chain(source.match_indices("KERNEL("));
     let statement = |(at, _): (usize, &str)| {

@@ -1,4 +1,4 @@
-//! Operations are values: they can be mapped to other tensors, and compared. `trainer/src/commands/doctor/cases.rs` tests
+//! Operations are values: they can be mapped to other tensors, and compared. `device/src/trials/cases.rs` tests
 //! that for an operation of every other kind.
 
 use std::rc::Rc;

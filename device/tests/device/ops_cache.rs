@@ -80,7 +80,7 @@ proptest! {
         let t = bench(threads);
         let qkv = numbers(3, batch * s.tokens() * s.width(), dtype);
         let truth = attention(s, &qkv);
-        // What the cache held before must not matter: it is NaN.
+        // Earlier content of the cache must not matter: it is NaN.
         let cache = t.empty(&[batch, s.tokens() + spare, 2 * kv_heads * dim], dtype);
         let (mut from, out_width) = (0, s.heads * dim);
         for rows in s.calls {

@@ -43,7 +43,7 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     };
     let absolute = |values: &[f64]| -> Vec<f64> { values.iter().map(|x| x.abs()).collect() };
     let product = matmul(&a, &b, dims, ta, tb);
-    // The magnitudes of the products, and of what is added to them, which is below 1.
+    // The magnitudes of the products, and of the numbers added to them. Those are below 1.
     let magnitudes: Vec<f64> = matmul(&absolute(&a), &absolute(&b), dims, ta, tb).iter().map(|x| x + 1.0).collect();
     let close = |what: &str, ours: &Tensor, truth: &[f64]| {
         assert_sums_close(what, out, &t.get(ours), truth, &magnitudes);
@@ -83,7 +83,7 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     assert_eq!(t.get(&again), t.get(&activated), "the GELU beside its gradient");
 }
 
-/// Twice the product of matrices that lie in wider tensors. What lies beside them in `out` stays.
+/// Twice the product of matrices that lie in wider tensors. The other columns of `out` keep their values.
 fn check_columns(
     t: &Bench,
     dims: (usize, usize, usize),

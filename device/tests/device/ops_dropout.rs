@@ -20,7 +20,7 @@ pub struct Place {
 pub const PLACE: Place = Place { rate: 0.3, seed: 0x1234_5678_9abc_def0, layer: 3, site: 2, first_sample: 40, step: 7 };
 
 impl Place {
-    /// What a value is multiplied by: 0, or one over the share that is kept.
+    /// The factor of a value: 0, or one over the share that is kept.
     pub fn factor(&self, sample: usize, token: usize, channel: usize) -> f64 {
         let place = u32::from(self.layer) << 16 | u32::from(self.site);
         let key = [self.seed as u32, (self.seed >> 32) as u32 ^ place];

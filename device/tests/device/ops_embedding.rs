@@ -36,7 +36,7 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
     let truth: Vec<f64> = (0..batch * seq * hidden)
         .map(|i| {
             let position = if with_positions { positions[row(i) % seq * hidden + i % hidden] } else { 0.0 };
-            // What is multiplied has the table's type.
+            // The product with the scale is rounded to the table's type.
             let embedded = f64::from(scale) * table[tokens[row(i)] as usize * hidden + i % hidden];
             if scale == 1.0 { embedded + position } else { rounded(embedded, dtype) + position }
         })

@@ -7,8 +7,8 @@ use crate::common::{FLOATS, bench, checked_bench, numbers, on_gpu};
 
 const F32: DType = DType::F32;
 
-/// Runs `backward` with every choice of the wanted of so many gradients. What it returns has the input gradient, then one
-/// tensor for each parameter, which hold 2 before.
+/// Runs `backward` with every choice among so many gradients. It returns the input gradient, then one tensor for each
+/// parameter. These hold 2 before.
 fn check_choices(what: &str, parameters: usize, backward: impl Fn(&[bool]) -> Vec<Vec<f64>>) {
     let all = backward(&vec![true; parameters]);
     for choice in 0..1 << parameters {

@@ -29,7 +29,7 @@ impl Sizes {
     }
 }
 
-/// What one rank has.
+/// The tensors of one rank.
 struct Rank {
     input: Tensor,
     grad: Tensor,

@@ -1,4 +1,4 @@
-//! What Muon adds to matrix products, against naive f64 references.
+//! Muon's operations beside matrix products, against naive f64 references.
 
 use device::DType::{Bf16, F32};
 use device::ops::*;
@@ -47,7 +47,7 @@ fn a_block_is_scaled_into_its_place_and_nothing_else_changes() {
             let (from, to) = (t.put(&[5, 7], from_dtype, &x), t.put(&[6, 9], to_dtype, &y));
             let square_sum = norm.map(|norm: f64| t.put(&[1], F32, &[norm * norm]));
             let (from_block, to_block) =
-                (Block { matrix: from, row: 1, column: 2 }, Block { matrix: to, row: 3, column: 4 });
+                (Corner { matrix: from, row: 1, column: 2 }, Corner { matrix: to, row: 3, column: 4 });
             let factor = if norm == Some(0.0) { 1e-7 } else { 0.75 };
             t.run(ScaleBlock { from: from_block, to: to_block, rows: 3, columns: 5, factor, square_sum });
             let factor = f64::from(factor) / norm.map_or(1.0, |norm| norm.max(1e-7));

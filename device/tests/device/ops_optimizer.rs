@@ -2,11 +2,11 @@
 
 use crate::common::{Bench, assert_close, bench, numbers, rounded};
 use device::DType::{Bf16, F32};
-use device::Tensor;
 use device::ops::*;
+use device::{DType, Op, Tensor};
 
-/// Parameters, their reference values and a status block, for several steps of an optimizer.
-struct Update {
+/// A device, its control block and status, for several steps of an optimizer.
+struct Steps {
     t: Bench,
     control: Tensor,
     status: Tensor,
@@ -15,17 +15,17 @@ struct Update {
 
 const SIZE: usize = 300;
 const CLIP: f64 = 4.0;
-/// The learning rate of all parameters, and what it is multiplied by for those of the tests.
+/// The learning rate of all parameters, and its factor for those of the tests.
 const RATE: f64 = 0.01;
 const MULTIPLIER: f64 = 0.5;
 
-impl Update {
-    fn new() -> Update {
+impl Steps {
+    fn new() -> Steps {
         let t = bench(2);
         let control = t.block(&Control::default());
         let status = t.block(&Status::default());
         let square_sum = t.empty(&[1], F32);
-        Update { t, control, status, square_sum }
+        Steps { t, control, status, square_sum }
     }
 
     /// Clips a gradient into `grad` on the device. Returns the reference's factor, `None` for a gradient that is not
@@ -51,6 +51,10 @@ impl Update {
         assert!((f64::from(status.grad_norm) / norm - 1.0).abs() < 1e-6, "norm {} not {norm}", status.grad_norm);
         Some((CLIP / (norm + 1e-6)).min(1.0) * 0.5)
     }
+
+    fn update(&self, rule: Rule, tensors: &UpdateTensors) {
+        self.t.run(Update { rule, tensors: [tensors.clone()].into(), control: self.control, status: self.status });
+    }
 }
 
 /// Gradients of five steps: one large, one small, one that is not finite, and two more.
@@ -63,32 +67,24 @@ fn gradients() -> Vec<Vec<f64>> {
 
 #[test]
 fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
-    let u = Update::new();
+    let u = Steps::new();
     let (mut w, mut m, mut v) = (numbers(1, SIZE, F32), vec![0.0; SIZE], vec![0.0; SIZE]);
     let zeros = || u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
     let (master, compute) = (u.t.put(&[SIZE], F32, &w), u.t.put(&[SIZE], Bf16, &w));
     let (grad, exp_avg, exp_avg_sq) = (zeros(), zeros(), zeros());
     let (beta1, beta2, eps, decay) = (0.9, 0.95, 1e-8, 0.1);
-    let tensors = AdamWTensors {
+    let tensors = UpdateTensors {
         master,
         compute: Some(compute),
         grad,
-        exp_avg,
-        exp_avg_sq,
+        state: [exp_avg, exp_avg_sq].into(),
         weight_decay: 0.1,
         lr_multiplier: MULTIPLIER as f32,
     };
     let mut applied = 0;
     for (step, values) in gradients().iter().enumerate() {
         let factor = u.clip(step as u32, &grad, values);
-        u.t.run(AdamW {
-            tensors: [tensors.clone()].into(),
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            control: u.control,
-            status: u.status,
-        });
+        u.update(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, &tensors);
         if let Some(factor) = factor {
             applied += 1;
             for i in 0..SIZE {
@@ -110,24 +106,23 @@ fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
 
 #[test]
 fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
-    let u = Update::new();
+    let u = Steps::new();
     let (mut w, mut m) = (numbers(1, SIZE, F32), vec![0.0; SIZE]);
     let zeros = || u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
     let (master, grad, exp_avg) = (u.t.put(&[SIZE], F32, &w), zeros(), zeros());
     let compute = u.t.empty(&[SIZE], Bf16);
-    let tensors = LionTensors {
+    let tensors = UpdateTensors {
         master,
         compute: Some(compute),
         grad,
-        exp_avg,
+        state: [exp_avg].into(),
         weight_decay: 0.1,
         lr_multiplier: MULTIPLIER as f32,
     };
     for (step, mut values) in gradients().into_iter().enumerate() {
         values[0] = if values[0].is_finite() { 0.0 } else { values[0] };
         let factor = u.clip(step as u32, &grad, &values);
-        let tensors = [tensors.clone()].into();
-        u.t.run(Lion { tensors, beta1: 0.9, beta2: 0.99, control: u.control, status: u.status });
+        u.update(Rule::Lion { beta1: 0.9, beta2: 0.99 }, &tensors);
         if let Some(factor) = factor {
             for i in 0..SIZE {
                 let g = values[i] * factor;
@@ -146,28 +141,23 @@ fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
 
 #[test]
 fn moments_in_bf16_update_weights_as_the_same_values_in_f32_and_are_then_rounded() {
-    let u = Update::new();
+    let u = Steps::new();
     let (weights, of) = (numbers(1, SIZE, F32), |seed| numbers(seed, SIZE, Bf16));
     let squares: Vec<f64> = of(4).iter().map(|x| rounded(x * x, Bf16)).collect();
     let grad = u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
     u.clip(0, &grad, &numbers(2, SIZE, F32));
-    // Master weights and moments after a step, with moments of these types.
+    // Master weights and moments after a step by the rule, from moments of these values and types.
+    let updated = |rule, moments: &[(&[f64], DType)]| {
+        let master = u.t.put(&[SIZE], F32, &weights);
+        let moments: Vec<Tensor> = moments.iter().map(|(values, dtype)| u.t.put(&[SIZE], *dtype, values)).collect();
+        let state = moments.clone().into();
+        u.update(rule, &UpdateTensors { master, compute: None, grad, state, weight_decay: 0.1, lr_multiplier: 1.0 });
+        [master].iter().chain(&moments).map(|tensor| u.t.get(tensor)).collect::<Vec<_>>()
+    };
     let adamw = |first, second| {
-        let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
-        let exp_avg_sq = u.t.put(&[SIZE], second, &squares);
-        let tensors =
-            [AdamWTensors { master, compute: None, grad, exp_avg, exp_avg_sq, weight_decay: 0.1, lr_multiplier: 1.0 }]
-                .into();
-        u.t.run(AdamW { tensors, beta1: 0.9, beta2: 0.95, eps: 1e-8, control: u.control, status: u.status });
-        [master, exp_avg, exp_avg_sq].map(|tensor| u.t.get(&tensor))
+        updated(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, &[(&of(3), first), (&squares, second)])
     };
-    let lion = |first| {
-        let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
-        let tensors =
-            [LionTensors { master, compute: None, grad, exp_avg, weight_decay: 0.1, lr_multiplier: 1.0 }].into();
-        u.t.run(Lion { tensors, beta1: 0.9, beta2: 0.99, control: u.control, status: u.status });
-        [master, exp_avg].map(|tensor| u.t.get(&tensor))
-    };
+    let lion = |first| updated(Rule::Lion { beta1: 0.9, beta2: 0.99 }, &[(&of(3), first)]);
     let as_type = |values: &[f64], dtype| values.iter().map(|x| rounded(*x, dtype)).collect::<Vec<f64>>();
     let exact = adamw(F32, F32);
     for (first, second) in [(Bf16, Bf16), (Bf16, F32), (F32, Bf16)] {
@@ -181,22 +171,21 @@ fn moments_in_bf16_update_weights_as_the_same_values_in_f32_and_are_then_rounded
 #[test]
 fn sgd_agrees_with_f64_with_and_without_momentum() {
     for momentum in [0.0, 0.9] {
-        let u = Update::new();
+        let u = Steps::new();
         let (mut w, mut buffer) = (numbers(1, SIZE, F32), vec![0.0; SIZE]);
         let zeros = || u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
         let (master, grad, momentum_t) = (u.t.put(&[SIZE], F32, &w), zeros(), zeros());
-        let tensors = SgdTensors {
+        let tensors = UpdateTensors {
             master,
             compute: None,
             grad,
-            momentum: (momentum != 0.0).then_some(momentum_t),
+            state: if momentum == 0.0 { [].into() } else { [momentum_t].into() },
             weight_decay: 0.1,
             lr_multiplier: MULTIPLIER as f32,
         };
         for (step, values) in gradients().iter().enumerate() {
             let factor = u.clip(step as u32, &grad, values);
-            let tensors = [tensors.clone()].into();
-            u.t.run(Sgd { tensors, momentum: momentum as f32, control: u.control, status: u.status });
+            u.update(Rule::Sgd { momentum: momentum as f32 }, &tensors);
             if let Some(factor) = factor {
                 for i in 0..SIZE {
                     buffer[i] = momentum * buffer[i] + values[i] * factor + 0.1 * w[i];
@@ -205,5 +194,33 @@ fn sgd_agrees_with_f64_with_and_without_momentum() {
             }
             assert_close("weights", F32, &u.t.get(&master), &w);
         }
+    }
+}
+
+#[test]
+fn the_rule_decides_the_number_and_the_types_of_the_state() {
+    let u = Steps::new();
+    let [master, grad, f32s] = [(); 3].map(|()| u.t.put(&[SIZE], F32, &vec![0.0; SIZE]));
+    let bf16s = u.t.put(&[SIZE], Bf16, &vec![0.0; SIZE]);
+    let short = u.t.put(&[SIZE - 1], F32, &vec![0.0; SIZE - 1]);
+    let problem = |rule, state: &[Tensor]| {
+        let state = state.into();
+        let tensors = UpdateTensors { master, compute: None, grad, state, weight_decay: 0.0, lr_multiplier: 1.0 };
+        let update = Update { rule, tensors: [tensors].into(), control: u.control, status: u.status };
+        Op::from(update).check().err().map(|error| error.to_string())
+    };
+    let adamw = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let (lion, sgd) = (Rule::Lion { beta1: 0.9, beta2: 0.99 }, |momentum| Rule::Sgd { momentum });
+    assert_eq!(problem(adamw, &[bf16s, f32s]), None);
+    assert_eq!(problem(lion, &[bf16s]), None);
+    for (rule, state, expected) in [
+        (adamw, vec![f32s], "adamw: a parameter has 1 tensors of state, needs 2"),
+        (sgd(0.0), vec![f32s], "sgd: a parameter has 1 tensors of state, needs 0"),
+        (sgd(0.9), vec![], "sgd: a parameter has 0 tensors of state, needs 1"),
+        (sgd(0.9), vec![bf16s], "sgd: `momentum` is bf16, needs f32"),
+        (adamw, vec![f32s, short], "adamw: `exp_avg_sq` of shape (299) has 299 elements, needs 300"),
+    ] {
+        let text = problem(rule, &state).unwrap_or_default();
+        assert!(text.contains(expected), "{text}, not {expected}");
     }
 }

@@ -1,4 +1,4 @@
-//! Operations on the parts of a tensor give together what the operation on the whole tensor gives.
+//! Operations on the parts of a tensor give together the result of the operation on the whole tensor.
 
 use crate::common::{Bench, FLOATS, assert_close, bench, numbers};
 use device::DType::{self, F32};

@@ -16,13 +16,13 @@ enum Scaling {
     Rows,
 }
 
-/// What is asked for.
+/// The wanted outputs.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     rows: Option<(DType, Scaling)>,
     columns: Option<(DType, Scaling)>,
     amax: bool,
-    /// Whether to add to what is there.
+    /// The sums. `Some(true)` adds to their earlier values.
     sums: Option<bool>,
 }
 
@@ -36,7 +36,8 @@ fn check_copy(what: &str, matrix: &Matrix, bytes: &[u8], values: &[f64], scales:
             assert!(same, "{what}: element {i} of {matrix:?} is {byte:#x}, not {wanted:#x}");
             continue;
         }
-        // One step beside where the value is near the middle of two numbers, or within what the value may be off by.
+        // The byte may be one step beside, for a value near the middle of two numbers. Or its number is within the
+        // tolerance.
         let near = format.steps(*byte, wanted).is_some_and(|steps| steps <= 1)
             || (format.number(*byte) * f64::from(scale) - x).abs() <= matrix.allowed(*x);
         assert!(near, "{what}: element {i} of {matrix:?}, {x:e} scaled by {scale:e}, is {byte:#x}, not {wanted:#x}");
@@ -76,7 +77,7 @@ fn check(t: &Bench, matrix: Matrix, (values, source): &(Vec<f64>, QuantizeSource
     });
     let column_copy = wanted.columns.map(|(dtype, scale)| Fp8Matrix {
         values: bytes([columns, rows], dtype),
-        // The same tensor where the scale is the same, as a step would have it.
+        // The same tensor if the scale is the same, as a step would have it.
         scale: match (scale, shared) {
             (Scaling::Rows, _) => Scale::Rows(t.empty(&[columns], F32)),
             (Scaling::Tensor(scale), Some((other, tensor))) if other == scale => Scale::Tensor(tensor),

@@ -7,7 +7,7 @@ use device::ops::*;
 use device::{DType, Tensor};
 use proptest::prelude::*;
 
-/// The smallest power of two with which a largest magnitude is not beyond 448.
+/// The smallest power of two that brings a largest magnitude down to 448 or less.
 fn scale_of(amax: f64) -> f64 {
     if !amax.is_finite() {
         return f64::NAN;
@@ -75,7 +75,7 @@ fn check_copy(t: &Bench, what: &str, matrix: &Matrix, copy: &Fp8Matrix, values: 
     assert!(padding, "{what} of {matrix:?}: what lies between scales is 0: {scales:?}");
 }
 
-/// What is asked for: which copies, and whether sums are added to what is there.
+/// The wanted copies and sums. Sums may be added to earlier values.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     square: bool,

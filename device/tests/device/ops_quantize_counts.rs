@@ -1,5 +1,5 @@
-//! Counts of what 8-bit copies lose, against the values and the bytes of the copies, on the host or with `TEST_DEVICE=cuda`
-//! on a GPU.
+//! Counts of losses in 8-bit copies, against the values and the bytes of the copies, on the host or with
+//! `TEST_DEVICE=cuda` on a GPU.
 
 use crate::common::{Bench, checked_bench};
 use crate::quantize_reference::{Format, KINDS, Kind, Matrix};
@@ -7,7 +7,7 @@ use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 
-/// What counts say of these values and bytes. Values beyond `edge` times the scale saturate.
+/// The counts for these values and bytes. Values beyond `edge` times the scale saturate.
 fn counted(values: &[f64], bytes: &[u8], edge: f64) -> QuantizeCounts {
     let mut counts = QuantizeCounts { values: values.len() as u64, ..QuantizeCounts::default() };
     for (x, byte) in values.iter().zip(bytes) {

@@ -1,4 +1,4 @@
-//! Products of 8-bit factors against f64 references over what the bytes stand for, on the host or with
+//! Products of 8-bit factors against f64 references over the numbers of the bytes, on the host or with
 //! `TEST_DEVICE=cuda` on a GPU.
 
 use crate::common::{Bench, assert_close, checked_bench, numbers, timed_bench};
@@ -7,7 +7,7 @@ use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 
-/// Which [`Scale`].
+/// The kind of [`Scale`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Tensor,
@@ -27,7 +27,7 @@ impl Kind {
         }
     }
 
-    /// Which scale a value has, of as many in a row.
+    /// The index of a value's scale. A row has `width` values.
     fn index(self, row: usize, column: usize, width: usize) -> usize {
         match self {
             Kind::Tensor => 0,
@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// A factor, and what it stands for.
+/// A factor, and its values.
 fn factor(t: &Bench, seed: u64, shape: [usize; 2], dtype: DType, kind: Kind) -> (Fp8Matrix, Vec<f64>) {
     let ([rows, columns], format) = (shape, Format::of(dtype));
     let bytes: Vec<u8> = numbers(seed, rows * columns, F32).iter().map(|x| format.nearest(40.0 * x)).collect();
@@ -57,8 +57,8 @@ fn factor(t: &Bench, seed: u64, shape: [usize; 2], dtype: DType, kind: Kind) -> 
     (Fp8Matrix { values: t.put_bytes(&shape, dtype, &bytes), scale }, values)
 }
 
-/// Products are near the f64 reference. GPUs of compute capability 9.0 add up what one instruction multiplies with about
-/// 14 bits, the host in f32.
+/// Products are near the f64 reference. GPUs of compute capability 9.0 add up the products of one instruction with
+/// about 14 bits, the host in f32.
 fn assert_near(t: &Bench, what: &str, out: DType, ours: &[f64], truth: &[f64]) {
     if t.device.gpu().is_none() {
         return assert_close(what, out, ours, truth);
@@ -70,7 +70,7 @@ fn assert_near(t: &Bench, what: &str, out: DType, ours: &[f64], truth: &[f64]) {
     assert!(off <= allowed, "{what} ({out}): off by {off:.2e}, more than {allowed:.2e}");
 }
 
-/// Runs a product as a step does: prepared first, which on a GPU may choose an algorithm by timing.
+/// Runs a product as a step does: prepared first. On a GPU this may choose an algorithm by timing.
 fn run(t: &Bench, op: &Gemm) {
     t.prepare(op.clone());
     t.run(op.clone());

@@ -48,7 +48,7 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
         for step in 0..12 {
             let mut amax: Vec<f64> =
                 numbers(step + 1, n, F32).into_iter().map(|x| rounded(100.0 * x.abs(), F32)).collect();
-            // What says nothing: at the first step, and among others.
+            // Magnitudes that say nothing: at the first step, and among others.
             amax[0] = 0.0;
             amax[1] = [f64::NAN, f64::INFINITY][step as usize % 2];
             if step % 3 == 0 {

@@ -1,4 +1,4 @@
-//! Which steps are spikes, against a reference in f64.
+//! The choice of spikes among steps, against a reference in f64.
 
 use crate::common::{bench, numbers};
 use device::DType::F32;

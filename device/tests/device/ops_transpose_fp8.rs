@@ -8,7 +8,7 @@ use crate::common::checked_bench;
 
 fn check(dtype: DType, [rows, columns]: [usize; 2], offset: usize) {
     let t = checked_bench();
-    // All bytes but the NaNs, of which there may be several.
+    // All bytes but the NaNs: there may be several of these.
     let byte = |i: usize| (i * 37 % 0x78) as u8 | if i.is_multiple_of(3) { 0x80 } else { 0 };
     let bytes: Vec<u8> = (0..rows * columns).map(byte).collect();
     let put = |bytes: &[u8], shape: [usize; 2]| {

@@ -1,14 +1,14 @@
-//! The order in which blocks of `kernels/peers.cu` show pieces, wait and combine, tried in all ways that ranks can overtake each
-//! other: no piece is overwritten before all have combined it, and no rank waits for ever.
+//! The order in which blocks of `kernels/peers.cu` show pieces, wait and combine, tried in all ways that ranks can
+//! overtake each other: no piece is overwritten before all have combined it, and no rank waits for ever.
 
 use std::collections::HashSet;
 
 use device::cuda::SOURCES;
 
-/// What a block does, in rounds counted over all transfers.
+/// An action of a block, in rounds counted over all transfers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
-    /// Copies its piece to a slot, where all others can read it.
+    /// Copies its piece to a slot for all others to read.
     Show(usize),
     /// Writes the number of the round into the flags of all others.
     Flag(usize),
@@ -19,7 +19,7 @@ enum Action {
 }
 use Action::{Combine, Flag, Show, Wait};
 
-/// What a block does in transfers of so many rounds each, as `transfer` in `kernels/peers.cu`.
+/// The actions of a block in transfers of so many rounds each, as `transfer` in `kernels/peers.cu`.
 fn block(transfers: &[usize]) -> Vec<Action> {
     let (mut actions, mut before) = (Vec::new(), 0);
     for &rounds in transfers {
@@ -35,7 +35,7 @@ fn block(transfers: &[usize]) -> Vec<Action> {
     actions
 }
 
-/// Tries all orders in which ranks can go through `actions`. Fails with what went wrong.
+/// Tries all orders of the ranks' `actions`. Fails with a description of the mistake.
 fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usize, String> {
     let last = |done: usize, of: fn(&Action) -> Option<usize>| actions[..done].iter().filter_map(of).next_back();
     let flagged = |done| last(done, |action| if let Flag(round) = action { Some(*round) } else { None }).unwrap_or(0);

@@ -23,7 +23,7 @@ fn build(folder: &Path, kernel: &str) {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
-/// What the transfers between so many ranks print, and whether all values were right.
+/// The output of the transfers between so many ranks, and whether all values were right.
 fn transfer(folder: &Path, ranks: usize) -> (String, bool) {
     let done = Command::new(folder.join("transfers")).arg(ranks.to_string()).output().unwrap();
     (String::from_utf8_lossy(&done.stdout).into_owned(), done.status.success())

@@ -1,4 +1,4 @@
-//! The references of 8-bit copies: the types by their definition, and matrices whose values are known in f64.
+//! The references of 8-bit copies: the types by their definition, and matrices with values known in f64.
 
 use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
@@ -34,7 +34,7 @@ impl Format {
         *self.numbers.last().unwrap()
     }
 
-    /// The byte of the nearest number, of two the even one; the largest for all beyond it; NaN for what is not finite.
+    /// The byte of the nearest number, of two the even one; the largest for all beyond it; NaN for NaN and infinities.
     pub fn nearest(&self, x: f64) -> u8 {
         if !x.is_finite() {
             return NAN;
@@ -67,8 +67,8 @@ impl Format {
     }
 }
 
-/// What `x` becomes, with every rounding that the operation promises: of the inverse, of the product, of the byte.
-/// A scale of 0 is not known yet.
+/// The byte of `x`, with every rounding that the operation promises: of the inverse, of the product, of the byte. A
+/// scale of 0 is not known yet.
 pub fn quantized(x: f64, scale: f32, format: &Format) -> u8 {
     let inverse = if scale == 0.0 { 0.0 } else { (1.0 / f64::from(scale)) as f32 };
     format.nearest(f64::from((x * f64::from(inverse)) as f32))
@@ -141,12 +141,12 @@ pub struct Matrix {
     pub dtype: DType,
     /// Even for [`Kind::GluBackward`].
     pub shape: [usize; 2],
-    /// Where tensors begin, in elements after a multiple of 256 bytes.
+    /// The offset of tensors from a multiple of 256 bytes, in elements.
     pub offset: usize,
 }
 
 impl Matrix {
-    /// Its values in f64, and where a device computes them from.
+    /// Its values in f64, and the source from which a device computes them.
     pub fn make(&self, t: &Bench) -> (Vec<f64>, QuantizeSource) {
         let Matrix { kind, dtype, shape: [rows, columns], offset } = *self;
         let tensor = |seed: u64, columns: usize| {
@@ -214,8 +214,8 @@ impl Matrix {
         }
     }
 
-    /// How far a value may be from its f64 reference: what is stored is exact, and functions are within a few bits of f32,
-    /// or within 1e-5 where the inputs are bf16.
+    /// The distance that a value may have from its f64 reference: stored values are exact, and functions are within a
+    /// few bits of f32, or within 1e-5 for bf16 inputs.
     pub fn allowed(&self, x: f64) -> f64 {
         match (self.kind, self.dtype) {
             (Kind::Stored | Kind::Rounded, _) => 0.0,

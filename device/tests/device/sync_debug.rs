@@ -1,4 +1,4 @@
-//! Calls that wait or allocate are named where a step must do neither.
+//! Calls that wait or allocate are named in steps that must do neither.
 
 use device::ops::Fill;
 use device::{DType, Device, Error, HostOptions, Result, SyncDebug};

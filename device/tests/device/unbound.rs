@@ -1,4 +1,4 @@
-//! A buffer that a recording took has no address until it is bound to memory. What would run at it is refused.
+//! A buffer that a recording took has no address until it is bound to memory. Work on it is refused.
 
 use device::cuda::CudaOptions;
 use device::ops::{Copy, Fill};

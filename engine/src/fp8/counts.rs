@@ -1,5 +1,5 @@
-//! Losses of 8-bit copies: values beyond the largest number of the type, and values that became 0. A step of
-//! [`Mode::Measure`] counts them on the device.
+//! Counts of the values that 8-bit copies lose: values beyond the largest number of the type, and values that became 0.
+//! A step of [`Mode::Measure`] counts them on the device.
 
 use common::choice;
 use device::ops::{CountQuantized, Fill, Fp8Matrix, QuantizeCounts, QuantizeSource};
@@ -26,12 +26,12 @@ const KINDS: usize = 3;
 /// Bytes of the counts of a tensor.
 const BYTES: usize = size_of::<QuantizeCounts>();
 
-/// Where the counts of a tensor lie: u8, a [`QuantizeCounts`].
+/// The memory of a tensor's counts: u8, a [`QuantizeCounts`].
 #[derive(Clone, Copy, Debug)]
 pub struct CountCell(Tensor);
 
 impl CountCell {
-    /// In a step that measures, adds what `copy` lost of `source`.
+    /// In a step that measures, counts the values of `source` that `copy` lost, and adds them.
     ///
     /// # Errors
     /// Errors of the device.
@@ -126,7 +126,7 @@ pub struct PendingCounts {
 /// The losses of a tensor's copies in a step, on this rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorCounts {
-    /// The weight whose layer it belongs to.
+    /// The weight of the layer that it belongs to.
     pub weight: String,
     /// Its role in that layer.
     pub kind: TensorKind,
@@ -172,7 +172,7 @@ pub struct Fp8Losses {
 }
 
 impl Fp8Losses {
-    /// The shares that follow from sums; 0 where there are no values.
+    /// The shares that follow from sums; 0 if there are no values.
     pub(crate) fn of(sums: LossSums) -> Fp8Losses {
         let [input, weight, grad_output] = sums.map(|sums| {
             let [values, saturated, underflowed] = sums.map(f64::from);

@@ -20,13 +20,13 @@ pub(crate) struct Fp8Memory {
     areas: Vec<Area>,
 }
 
-/// Where the 8-bit copies of a weight come from.
+/// The source of the 8-bit copies of a weight.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each weight, and what is copied need not be allocated")]
 pub enum WeightSource {
     /// They are made of the weight.
     Values(QuantizeSource),
-    /// `(out, in)`: the ranks that divide the weight have quantised their parts, which were gathered here.
+    /// `(out, in)`: the ranks that divide the weight have quantised their parts. All parts were gathered here.
     Gathered(Tensor),
 }
 
@@ -38,7 +38,7 @@ pub struct Fp8Param {
     pub fp8: Fp8,
     /// The source of the copies.
     pub source: WeightSource,
-    /// Where its scales begin among those of all weights.
+    /// The index of its first scale among those of all weights.
     scales_start: usize,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
@@ -54,7 +54,7 @@ pub struct Fp8Param {
 }
 
 impl Fp8Memory {
-    /// Allocates what these parameters need; nothing for those without 8-bit products.
+    /// Allocates the memory of these parameters; nothing for those without 8-bit products.
     ///
     /// # Errors
     /// Out of memory.
@@ -131,7 +131,7 @@ fn scale_elements(recipe: Fp8Recipe, out: usize, input: usize) -> usize {
     }
 }
 
-/// The scales of the copies `(out, in)` and `(in, out)` of a weight, which lie in `all` from `start` on.
+/// The scales of the copies `(out, in)` and `(in, out)` of a weight. They lie in `all` from `start` on.
 fn scales_of(recipe: Fp8Recipe, all: &Tensor, start: usize, out: usize, input: usize) -> [Scale; 2] {
     match recipe.scaling() {
         Scaling::Tensor => [Scale::Tensor(all.view(start, [1])); 2],
@@ -154,5 +154,5 @@ fn block_elements(rows: usize, columns: usize) -> usize {
     Scale::block_shape(rows, columns).iter().product()
 }
 
-/// Elements, and bytes, at whose multiples weights begin.
+/// Weights begin at multiples of so many elements, and bytes.
 const ALIGNMENT: usize = 256;

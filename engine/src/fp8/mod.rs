@@ -1,4 +1,4 @@
-//! Matrix products of 8-bit factors: recipes, what is kept for each weight, and what products read.
+//! Matrix products of 8-bit factors: recipes, the memory of each weight, and the operands of products.
 
 mod counts;
 mod memory;

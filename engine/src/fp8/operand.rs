@@ -38,7 +38,8 @@ pub(crate) enum Copies {
 }
 
 impl Copies {
-    /// Those of a layer's input in forward. Backward `keeps` what its weight gradient reads, or makes it again.
+    /// Those of a layer's input in forward. With `keeps`, backward keeps the copy that its weight gradient reads.
+    /// Without it, backward makes the copy again.
     pub(crate) fn of_input(cx: &StepContext<'_>, keeps: bool) -> Copies {
         match keeps && cx.mode().trains() {
             true => Copies::Both,
@@ -59,7 +60,7 @@ impl Operand {
     /// The values as they are.
     ///
     /// # Panics
-    /// If they are in 8 bits: a layer mixed up what it made itself.
+    /// If they are in 8 bits: a mistake in the layer that made it.
     pub(crate) fn plain(&self) -> Tensor {
         match self {
             Operand::Plain(tensor) => *tensor,
@@ -75,7 +76,7 @@ impl Operand {
     /// Its rows in 8 bits.
     ///
     /// # Panics
-    /// If there are none: a layer mixed up what it made itself.
+    /// If there are none: a mistake in the layer that made it.
     pub(crate) fn fp8_rows(&self) -> Fp8Matrix {
         match self {
             Operand::Fp8 { rows: Some(rows), .. } => *rows,
@@ -130,7 +131,7 @@ impl Operand {
         let recipe = fp8.fp8.recipe;
         let of_rows = copies.rows().then(|| recipe.scaling());
         let of_columns = copies.columns().then(|| recipe.weight_gradient_scaling());
-        // Evaluation has no delayed scale: it scales by what it sees.
+        // Evaluation has no delayed scale: its scales follow from its own values.
         let delayed = cell.filter(|_| cx.mode().trains());
         let one_scale = match [of_rows, of_columns].contains(&Some(Scaling::Tensor)) {
             true => Some(delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?),
@@ -160,7 +161,8 @@ impl Operand {
         };
         let rows = matrix(of_rows, ["rows_8bit", "row_scales"], source.shape())?;
         let columns = matrix(of_columns, ["columns_8bit", "column_scales"], [width, height].into())?;
-        // What forward has seen need not enter again. Of rows with scales of their own it has seen no magnitude.
+        // Magnitudes that forward has recorded need not be recorded again. For rows with scales of their own it
+        // recorded none.
         let seen = again && (copies.rows() || recipe.scaling() == Scaling::Tensor);
         let amax = one_scale.and(delayed).filter(|_| !seen).map(|cell| cell.amax);
         let accumulate = sums.is_some() && !cx.is_first_microbatch();
@@ -178,9 +180,9 @@ pub(crate) struct QuantizeAs<'p> {
     pub(crate) dtype: DType,
     /// The state of its delayed scale, if the recipe has one.
     pub(crate) cell: Option<ScaleCell>,
-    /// Where a step that measures counts the losses of the rows.
+    /// The counts of the values that the rows lose, in a step that measures.
     pub(crate) counts: CountCell,
-    /// `(width)`, f32: gets the sums over rows, which are a bias gradient.
+    /// `(width)`, f32: gets the sums over rows: a bias gradient.
     pub(crate) sums: Option<Tensor>,
     /// Backward makes the copies again that forward made.
     pub(crate) again: bool,

@@ -1,22 +1,23 @@
-//! Recipes: which formats, and how scales are made.
+//! Recipes: the formats, and how scales are made.
 
 use common::choice;
 use device::DType;
 
 choice! {
-    /// How activations and gradients are scaled. Weights are always scaled by what they are now.
+    /// How activations and gradients are scaled. The scales of weights always follow from their present values.
     pub enum Fp8Recipe {
         /// One scale, from the tensor itself, just before it is quantised. Needs one more pass over it.
         Tensorwise = "tensorwise",
-        /// One scale, from the largest magnitudes of earlier steps. Needs no more pass; the magnitudes are part of
-        /// checkpoints.
+        /// One scale, from the largest magnitudes of earlier steps. Needs no other pass over the tensor; the magnitudes
+        /// are part of checkpoints.
         Delayed = "delayed",
         /// For outputs and input gradients a scale for each token, from the token itself, and one for each row of the weight's
-        /// copies. Weight gradients sum over tokens, so their factors have one scale each, which is delayed.
+        /// copies. Weight gradients sum over tokens, so their factors have one delayed scale each.
         Rowwise = "rowwise",
         /// From blocks of 128 values, while they are quantised: activations and gradients have a scale for 128 neighbours
-        /// along the size that a product sums over, weights one for 128 x 128 values. Scales are powers of two. Needs no more
-        /// pass, and nothing of other ranks or steps. All factors are E4M3, and all products accumulate precisely.
+        /// along the size that a product sums over, weights one for 128 x 128 values. Scales are powers of two. Needs
+        /// no other pass over the tensor, and no values of other ranks or steps. All factors are E4M3, and all products
+        /// accumulate precisely.
         ///
         /// This is DeepSeek-V3's recipe (2024), and Transformer Engine's `Float8BlockScaling`.
         Blockwise = "blockwise",
@@ -35,7 +36,7 @@ pub(crate) enum Scaling {
 }
 
 impl Fp8Recipe {
-    /// Whether some scales follow from magnitudes of earlier steps, which are part of checkpoints.
+    /// Whether some scales follow from magnitudes of earlier steps. Such magnitudes are part of checkpoints.
     pub fn keeps_magnitudes(self) -> bool {
         match self {
             Fp8Recipe::Tensorwise | Fp8Recipe::Blockwise => false,
@@ -75,7 +76,7 @@ impl Fp8Recipe {
 choice! {
     /// The types of the factors.
     pub enum Fp8Format {
-        /// E4M3 for activations and weights, E5M2 for gradients, which have a wider range.
+        /// E4M3 for activations and weights, E5M2 for gradients: they have a wider range.
         Hybrid = "hybrid",
         /// E4M3 for all.
         E4m3 = "e4m3",
@@ -94,11 +95,11 @@ pub struct Fp8 {
     pub amax_history: usize,
     /// Delayed scales: powers of two that are left free above the largest magnitude.
     pub margin: i32,
-    /// Blocks at the start and at the end of the model whose layers stay in 16 bits.
+    /// The numbers of blocks at the start and at the end of the model that stay in 16 bits.
     pub bf16_blocks: [usize; 2],
     /// With a distributed optimizer each rank quantises the weights that it updates, and bytes are gathered. Otherwise 16-bit
-    /// weights are gathered, and each rank quantises all of them. The bits are the same. For recipes whose weights have one
-    /// scale.
+    /// weights are gathered, and each rank quantises all of them. The bits are the same. Only for recipes with one
+    /// scale for each weight.
     pub gathers_weights: bool,
 }
 

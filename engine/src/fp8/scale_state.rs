@@ -27,7 +27,7 @@ pub struct ScaleCell {
 /// products has two: its input's, its output gradient's. Scales and magnitudes are 0 before the first step.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleState {
-    /// `(n)`, f32. 0 where none is known.
+    /// `(n)`, f32. 0 if none is known.
     pub scale: Tensor,
     /// `(n)`, f32: largest magnitudes of this step.
     pub amax: Tensor,
@@ -40,7 +40,7 @@ pub struct ScaleState {
 }
 
 impl ScaleState {
-    /// The state of these weights, which have one recipe.
+    /// The state of these weights. They have one recipe.
     pub(super) fn allocate(device: &Device, areas: &mut Vec<Area>, all: &[(&ParamSpec, Fp8)]) -> Result<ScaleState> {
         let (_, Fp8 { amax_history, margin, .. }) = all[0];
         let count = 2 * all.len() * SCALE_STRIDE;

@@ -1,5 +1,5 @@
-//! Sums of gradients over ranks that share layers, of rows of which a few of them store copies: those of a key head whose
-//! query heads lie on several ranks. Each computes the gradient from its own query heads.
+//! Sums of gradients over ranks that share layers, for rows that a few of them store copies of: those of a key head, if
+//! its query heads lie on several ranks. Each computes the gradient from its own query heads.
 
 use std::rc::Rc;
 
@@ -13,13 +13,13 @@ use crate::step_policy::StepContext;
 /// Sums such gradients over the tensor-parallel group, once a step.
 pub struct CopiedRowsSync {
     communicator: Rc<dyn Communicator>,
-    /// This rank's part of `main_grad` of the rows of each parameter, flat: what it updates. Other ranks of the group have as
-    /// much of theirs.
+    /// This rank's part of `main_grad` of the rows of each parameter, flat: the elements that it updates. Other ranks
+    /// of the group have as many of theirs.
     parameters: Vec<(CopiedRows, Tensor)>,
 }
 
 impl CopiedRowsSync {
-    /// `None` where there are no such gradients.
+    /// `None` if there are no such gradients.
     pub fn new(communicator: Option<Rc<dyn Communicator>>, params: &Params) -> Option<CopiedRowsSync> {
         let copied = params.iter().filter_map(|(spec, param)| {
             let (rows, grad) = (spec.copied_rows()?, param.grad?);

@@ -25,8 +25,8 @@ pub struct DataParallelSync {
     communicator: Rc<dyn Communicator>,
     buckets: Vec<BucketMemory>,
     shard: OptimizerShard,
-    /// Where gradients are summed if that is not done in f32: flat, as large as the largest bucket. One bucket after the
-    /// other has it.
+    /// The buffer for sums of gradients if that is not done in f32: flat, as large as the largest bucket. One bucket
+    /// after the other has it.
     rounded: Option<Tensor>,
     _areas: Vec<Area>,
     /// The numbers of the layers on this rank, in the order of forward.
@@ -36,8 +36,8 @@ pub struct DataParallelSync {
 }
 
 impl DataParallelSync {
-    /// Syncs the buckets of all parameters. `layers` are the layers on this rank. `travels` is the type in which gradients are
-    /// summed: f32 or bf16.
+    /// Syncs the buckets of all parameters. `layers` are the layers on this rank. `travels` is the type that gradients
+    /// are summed in: f32 or bf16.
     ///
     /// # Errors
     /// Out of memory.
@@ -81,7 +81,7 @@ impl DataParallelSync {
         Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor).into()
     }
 
-    /// The operations that gather the buckets which `layer` is the first to read. None if each rank updates all weights.
+    /// The operations that gather the buckets that `layer` is the first to read. None if each rank updates all weights.
     pub fn gather(&self, cx: &StepContext<'_>, layer: usize) -> Vec<Op> {
         let of_layer = self.buckets.iter().filter(|bucket| self.shard.is_part() && bucket.layer == layer);
         let transfers = |bucket: &BucketMemory| {
@@ -97,7 +97,7 @@ impl DataParallelSync {
         of_layer.flat_map(transfers).collect()
     }
 
-    /// The operations that sum the buckets which the backward of `layer` completes.
+    /// The operations that sum the buckets that the backward of `layer` completes.
     pub fn reduce(&self, layer: usize) -> Vec<Op> {
         let of_layer = self.buckets.iter().filter(|bucket| bucket.layer == layer);
         of_layer.flat_map(|bucket| self.reduction(bucket)).collect()

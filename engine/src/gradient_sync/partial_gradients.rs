@@ -1,5 +1,5 @@
-//! Sums of gradients over the ranks that share layers, of parameters that each of them has whole but whose gradient it
-//! computes in part: from its own tokens with sequence parallelism, or from its own heads.
+//! Sums of gradients over the ranks that share layers. Each rank has these parameters whole, but computes a part of
+//! their gradients: from its own tokens with sequence parallelism, or from its own heads.
 
 use std::rc::Rc;
 
@@ -13,19 +13,19 @@ use crate::step_policy::StepContext;
 /// Sums such gradients over the tensor-parallel group, once a step.
 pub struct PartialGradientSync {
     communicator: Rc<dyn Communicator>,
-    /// Ranges of `main_grad`, each with the layer whose backward completes it.
+    /// Ranges of `main_grad`, each with the layer that completes it in backward.
     ranges: Vec<(usize, Tensor)>,
 }
 
 impl PartialGradientSync {
-    /// `None` where there are no such gradients.
+    /// `None` if there are no such gradients.
     pub fn new(communicator: Option<Rc<dyn Communicator>>, params: &Params) -> Option<PartialGradientSync> {
         let ranges = params.grad_ranges(|spec| spec.partial_gradient);
         (!ranges.is_empty()).then_some(PartialGradientSync { communicator: communicator?, ranges })
     }
 
-    /// Sums what the backward region of `layer` completed. It is called inside that region, at its end, in the last
-    /// microbatch.
+    /// Sums the gradients that the backward region of `layer` completed. It is called inside that region, at its end,
+    /// in the last microbatch.
     ///
     /// # Errors
     /// A failed collective.

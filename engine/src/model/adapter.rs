@@ -1,9 +1,9 @@
-//! Low-rank adapters (LoRA, Hu et al., 2021): a linear layer whose weight is frozen adds `alpha / rank * B A dropout(x)` to
-//! its output. `A` and `B` are trained.
+//! Low-rank adapters (LoRA, Hu et al., 2021): a linear layer with a frozen weight adds `alpha / rank * B A dropout(x)`
+//! to its output. `A` and `B` are trained.
 //!
-//! The layers of a block pack several matrices in one weight, such as queries, keys and values. Each [`LoraTarget`] is one of
-//! these matrices, or all of them as one, and has an adapter of its own. The `A` of a layer's adapters are packed in one
-//! parameter `(adapters * rank, in)`, so their products with the input are one. Their `B` are packed too:
+//! The layers of a block pack several matrices in one weight, such as queries, keys and values. Each [`LoraTarget`] is
+//! one of these matrices, or all of them as one, and has an adapter of its own. The `A` of a layer's adapters are
+//! packed in one parameter `(adapters * rank, in)`, so their products with the input are one. Their `B` are packed too:
 //! `(outputs of all adapters, rank)`.
 
 use std::ops::Range;
@@ -26,8 +26,8 @@ impl Lora {
         self.targets.contains(&target)
     }
 
-    /// The linear layers of a block with adapters, by the names that their parameters begin with in a block, and the rows
-    /// of its weight that each adapter covers. In the order in which `A` and `B` pack them.
+    /// The linear layers of a block with adapters, by the names that their parameters begin with in a block, and the
+    /// rows of its weight that each adapter covers. Adapters are in the order that `A` and `B` pack them in.
     pub fn adapted_rows(&self, shape: &GptShape) -> Vec<(&'static str, Vec<Range<usize>>)> {
         let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
         let up = vec![shape.ffn; shape.feed_forward.packed()];
@@ -60,7 +60,7 @@ impl Lora {
         self.spec(self.single(&[LoraTarget::AttentionOutput]), 1)
     }
 
-    /// Those of the first layer of a feed-forward layer, which packs so many matrices: the last is [`LoraTarget::Up`].
+    /// Those of the first layer of a feed-forward layer. It packs so many matrices: the last is [`LoraTarget::Up`].
     pub(crate) fn of_up(&self, groups: usize) -> Option<AdapterSpec> {
         let all = [LoraTarget::Gate, LoraTarget::Up];
         self.spec(self.single(&all[all.len() - groups..]), 2)
@@ -96,9 +96,9 @@ pub(crate) struct AdapterSpec {
     rank: usize,
     scale: f32,
     dropout: f64,
-    /// For each adapter, which of the matrices that the layer packs it covers.
+    /// By adapter: the numbers of the matrices that it covers, among the packed ones.
     groups: Vec<Range<usize>>,
-    /// Which of the block's linear layers it is.
+    /// The number of the layer among the block's linear layers.
     layer: usize,
 }
 
@@ -178,7 +178,7 @@ pub(super) struct Adapter {
     dropout: DropoutLayer,
 }
 
-/// What an adapter's forward leaves for its backward.
+/// The values that an adapter's forward leaves for its backward.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedAdapter {
     /// `(..., adapters * rank)`: `alpha / rank * A dropout(x)`.
@@ -186,7 +186,7 @@ pub(crate) struct SavedAdapter {
     dropout: Option<DropoutSite>,
 }
 
-/// What the gradients of an adapter's weights are computed from.
+/// The tensors that the gradients of an adapter's weights are computed from.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterGradient {
     saved: SavedAdapter,
@@ -222,8 +222,8 @@ impl Adapter {
         })
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. Returns the values for backward. `record` is
-    /// the microbatch's `SampleRecord`, if there is dropout.
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. Returns the values for backward.
+    /// `record` is the microbatch's `SampleRecord`, if there is dropout.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -282,7 +282,8 @@ impl Adapter {
         Ok(AdapterGradient { saved, grad_low })
     }
 
-    /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its output.
+    /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its
+    /// output.
     pub(super) fn weight_gradients(
         &self,
         cx: &mut StepContext<'_>,

@@ -2,7 +2,9 @@
 
 use device::{DType, Shape, Tensor};
 
+use super::expert_loads::{ExpertLoads, SelectionBias};
 use super::layer::{Layer, LossHead};
+use super::loss_term::{LossTerm, TermSums};
 use super::position::{RotaryTable, RotaryTables};
 use super::sample_row::SampleRow;
 use super::tensor_parallel::TensorParallel;
@@ -11,14 +13,14 @@ use crate::layer_partition::StageLayers;
 use crate::params::{ParamSpec, Params};
 
 /// Buffers of the step that layers read or add to, at fixed addresses.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StepTensors {
     /// u8, a `Control`.
     pub control: Tensor,
-    /// `(1)`, f32: the sum of the step's losses on this rank.
-    pub loss_sum: Tensor,
-    /// `(1)`, f32: the sum of the step's z-losses on this rank, where the architecture has them.
-    pub z_loss_sum: Option<Tensor>,
+    /// The sums of the step's losses on this rank.
+    pub losses: TermSums,
+    /// The loads of the step's experts on this rank, if the model has experts.
+    pub expert_loads: Option<ExpertLoads>,
     /// `(seq, head_dim / 2, 2)`, f32: the architecture's rotary tables.
     pub rotary: RotaryTables<Tensor>,
 }
@@ -44,9 +46,9 @@ impl Chunk {
 pub struct Model {
     /// The layers, in the order data pass them.
     pub chunks: Vec<Chunk>,
-    /// Shape and type of what passes from any layer to the next; `None` where it differs from layer to layer.
+    /// Shape and type of the values that pass from any layer to the next; `None` if they differ from layer to layer.
     pub residual: Option<(Shape, DType)>,
-    /// Where a sample's inputs and targets are.
+    /// The places of a sample's inputs and targets.
     pub sample: SampleRow,
     /// One microbatch's inputs: shape and type.
     pub inputs: (Shape, DType),
@@ -56,6 +58,23 @@ pub struct Model {
     pub losses: usize,
     /// Training drops some values, so it needs records of samples.
     pub drops: bool,
+    /// Layers ask which tokens are padding.
+    pub asks_padding: bool,
+    /// The biases of routers that every step updates.
+    pub selection_biases: Vec<SelectionBias>,
+}
+
+/// The blocks with experts of a model.
+#[derive(Clone, Debug)]
+pub struct ExpertBlocks {
+    /// Their numbers in the whole model.
+    pub blocks: Vec<usize>,
+    /// Experts of each.
+    pub experts: usize,
+    /// Choices beyond a capacity are dropped, and counted.
+    pub drops: bool,
+    /// A loss is about the loads of all ranks.
+    pub balances_globally: bool,
 }
 
 /// Builds a model's layers over its parameters, once these have memory.
@@ -71,12 +90,15 @@ pub struct Architecture {
     pub layers: StageLayers,
     /// The ranks that share the layers.
     pub tensor: TensorParallel,
-    /// The modules that it is made of; empty where layers have none of these.
-    pub modules: Vec<GraphModule>,
+    /// The modules of each layer of the whole model; empty where layers have none.
+    pub modules: Vec<Vec<GraphModule>>,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
     pub rotary: RotaryTables<RotaryTable>,
-    /// Training adds a z-loss to the loss; see [`StepTensors::z_loss_sum`].
-    pub has_z_loss: bool,
+    /// The terms of the loss, the same on all ranks. The first is [`LossTerm::OF_TARGETS`]; training adds the others to
+    /// it.
+    pub loss_terms: Vec<LossTerm>,
+    /// The blocks with experts of the whole model; `None` if it has none.
+    pub experts: Option<ExpertBlocks>,
     /// A layer's weight gradients may be computed next to the backwards of the layers before it, unless layers have
     /// graphs of their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's
     /// backward ends. No backward may write them.
@@ -86,13 +108,13 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// The same model, whose parameters with these names keep their values; see [`ParamSpec::frozen`].
+    /// The same model, but parameters with these names keep their values; see [`ParamSpec::frozen`].
     pub fn freeze(mut self, is_frozen: impl Fn(&str) -> bool) -> Architecture {
         self.specs.iter_mut().for_each(|spec| spec.frozen |= is_frozen(&spec.name));
         self
     }
 
-    /// The same model on samples whose inputs and targets are elsewhere in a row.
+    /// The same model on samples with inputs and targets elsewhere in a row.
     pub fn with_sample(mut self, row: SampleRow) -> Architecture {
         let build = self.build;
         self.build = Box::new(move |params, step| Model { sample: row.clone(), ..build(params, step) });

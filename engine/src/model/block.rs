@@ -1,9 +1,11 @@
-//! A transformer block: branches of the residual stream, each a norm and a part such as attention or a feed-forward layer.
+//! A transformer block: branches of the residual stream, each a norm and a part such as attention or a feed-forward
+//! layer.
 //!
-//! The residual adds happen inside the norms: a block hands on the residual stream and what is still to be added to it.
+//! The residual adds happen inside the norms: a block hands on the residual stream, and the tensor that is still to be
+//! added to it.
 //!
-//! To add a kind of part: write a file that implements [`PartSpec`] and [`BlockPart`], and name it in [`parts`], the only
-//! place that knows which kinds there are.
+//! To add a kind of part: write a file that implements [`PartSpec`] and [`BlockPart`], and name it in [`parts`]. If it
+//! is a module of its own, also give it a [`GraphModule`] here. No other file lists the kinds.
 
 use device::Tensor;
 use graph_manager::Result;
@@ -11,6 +13,7 @@ use graph_manager::Result;
 use super::attention::CausalAttentionSpec;
 use super::branch::{Branch, SavedBranch};
 use super::builder::{LayerBuilder, ShardedShape};
+use super::feed_forward::feed_forward;
 use super::hidden::Hidden;
 use super::layer::Layer;
 use super::norm::NormSpec;
@@ -24,57 +27,86 @@ use crate::hooks::after_module;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 
-/// A part of a block, before it has memory.
-struct BranchSpec {
+/// A part of a block with its norms, before it has memory.
+struct BranchSpec<'s> {
     module: GraphModule,
-    /// The norm before the part, if blocks have it.
-    norm: &'static str,
     part: Box<dyn PartSpec>,
-    /// The norm after the part, if blocks have it.
-    output_norm: &'static str,
+    /// The norms before and after the part, if blocks have them.
+    norms: [Option<NormSpec<'s>>; 2],
 }
 
-impl BranchSpec {
-    /// The norms that a block has before and after the part.
-    fn norms<'s>(&self, shape: &'s GptShape, block: usize) -> [Option<NormSpec<'s>>; 2] {
+impl GraphModule {
+    /// The first layer.
+    pub const EMBEDDING: GraphModule = GraphModule("embedding");
+    /// A block's attention, with its norms.
+    pub const ATTENTION: GraphModule = GraphModule("attention");
+    /// A block's dense feed-forward layer, with its norms.
+    pub const FEED_FORWARD: GraphModule = GraphModule("mlp");
+    /// A block's layer of experts, with its norms.
+    pub const EXPERTS: GraphModule = GraphModule("moe");
+    /// The first half of a layer of experts: the norm before it, the router and the shared expert.
+    pub const ROUTER: GraphModule = GraphModule("moe_router");
+    /// The order of rows by expert, as a part of that half.
+    pub const ROW_ORDER: GraphModule = GraphModule("moe_preprocess");
+    /// The last layer.
+    pub const HEAD: GraphModule = GraphModule("head");
+
+    /// The words of all modules, in the order of a model.
+    pub const WORDS: &'static [&'static str] = &[
+        GraphModule::EMBEDDING.0,
+        GraphModule::ATTENTION.0,
+        GraphModule::FEED_FORWARD.0,
+        GraphModule::EXPERTS.0,
+        GraphModule::ROUTER.0,
+        GraphModule::ROW_ORDER.0,
+        GraphModule::HEAD.0,
+    ];
+
+    /// The module that it is a part of: itself, unless it names a part of a layer of experts.
+    pub fn whole(self) -> GraphModule {
+        match self {
+            GraphModule::ROUTER | GraphModule::ROW_ORDER => GraphModule::EXPERTS,
+            whole => whole,
+        }
+    }
+}
+
+/// The parts of a block in order. Blocks may differ: `block` is its number in the whole model.
+fn parts(shape: &GptShape, block: usize) -> Vec<BranchSpec<'_>> {
+    let branch = |module, part: Box<dyn PartSpec>, before: &str, after: &str| {
         let norm = |name: &str| NormSpec::new(format!("h.{block}.{name}"), shape);
         let placement = shape.norm_placement;
-        [placement.is_before().then(|| norm(self.norm)), placement.is_after().then(|| norm(self.output_norm))]
-    }
-}
-
-/// The parts of a block in order.
-fn parts(shape: &GptShape) -> Vec<BranchSpec> {
-    let mut parts = Vec::new();
-    if shape.attention {
-        let part = Box::new(CausalAttentionSpec);
-        parts.push(BranchSpec { module: GraphModule::Attention, norm: "ln_1", part, output_norm: "post_ln_1" });
-    }
-    let part = shape.feed_forward.spec();
-    parts.push(BranchSpec { module: GraphModule::FeedForward, norm: "ln_2", part, output_norm: "post_ln_2" });
-    parts
+        let norms = [placement.is_before().then(|| norm(before)), placement.is_after().then(|| norm(after))];
+        BranchSpec { module, part, norms }
+    };
+    let attention = || branch(GraphModule::ATTENTION, Box::new(CausalAttentionSpec), "ln_1", "post_ln_1");
+    let module = match shape.block_experts(block) {
+        Some(_) => GraphModule::EXPERTS,
+        None => GraphModule::FEED_FORWARD,
+    };
+    let feed_forward = branch(module, feed_forward(shape, block), "ln_2", "post_ln_2");
+    shape.attention.then(attention).into_iter().chain([feed_forward]).collect()
 }
 
 /// The modules that a block is made of, in order.
-pub(crate) fn block_modules(shape: &GptShape) -> Vec<GraphModule> {
-    parts(shape).into_iter().map(|branch| branch.module).collect()
+pub(crate) fn block_modules(shape: &GptShape, block: usize) -> Vec<GraphModule> {
+    parts(shape, block).into_iter().map(|branch| branch.module).collect()
 }
 
-/// The parameters that this rank has of a block: those of all parts, then those of all norms. `layer` is the layer that they
-/// belong to.
+/// The parameters that this rank has of a block: those of all parts, then those of all norms. `layer` is the layer that
+/// they belong to.
 pub(crate) fn block_params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
-    let parts = parts(shape.shape);
+    let parts = parts(shape.shape, block);
     let of_parts = parts.iter().flat_map(|branch| branch.part.params(shape, block, layer));
-    let norms = parts.iter().flat_map(|branch| branch.norms(shape.shape, block)).flatten();
+    let norms = parts.iter().flat_map(|branch| &branch.norms).flatten();
     let of_norms = norms.flat_map(|norm| norm.params(shape.parallel, layer));
     of_parts.chain(of_norms).collect()
 }
 
-/// What a token costs in a block, on all ranks together.
+/// The cost of a token in a block, on all ranks together.
 pub(crate) fn block_cost(shape: &GptShape, block: usize) -> TokenCost {
-    let norms =
-        |branch: &BranchSpec| branch.norms(shape, block).iter().flatten().map(NormSpec::cost).sum::<TokenCost>();
-    parts(shape).iter().map(|branch| norms(branch) + branch.part.cost(shape, block)).sum()
+    let norms = |branch: &BranchSpec<'_>| branch.norms.iter().flatten().map(NormSpec::cost).sum::<TokenCost>();
+    parts(shape, block).iter().map(|branch| norms(branch) + branch.part.cost(shape, block)).sum()
 }
 
 /// A transformer block.
@@ -86,11 +118,10 @@ impl Block {
     /// A block over its parameters.
     pub(crate) fn build(builder: &LayerBuilder<'_>, block: usize) -> Block {
         let mut branches: Vec<Branch> = Vec::new();
-        for spec in parts(builder.of.shape) {
-            let norms = spec.norms(builder.of.shape, block);
-            let [norm, output_norm] = norms.map(|norm| norm.map(|norm| norm.build(builder.params)));
+        for spec in parts(builder.of.shape, block) {
+            let [norm, output_norm] = spec.norms.map(|norm| norm.map(|norm| norm.build(builder.params)));
             let mut part = spec.part.build(builder, block);
-            // The norm before the part sees the gradient of what the part added to the stream.
+            // The norm before the part sees the gradient of the values that the part added to the stream.
             let sees_output = norm.is_some() && output_norm.is_none();
             let output_bias = if sees_output { part.leave_bias_to_norm() } else { None };
             branches.push(Branch { module: spec.module, norm, part, output_norm, output_bias });
@@ -119,7 +150,7 @@ impl Layer for Block {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let (mut hidden, mut all) = (input, Vec::new());
         for branch in &self.branches {
-            let (output, saved) = branch.within(cx, hidden, |cx, hidden| branch.forward(cx, hidden))?;
+            let (output, saved) = branch.forward_in_regions(cx, hidden)?;
             after_module(cx, branch.module, output)?;
             all.push(saved);
             hidden = output;
@@ -131,21 +162,13 @@ impl Layer for Block {
         let saved: &Vec<SavedBranch> = saved.get();
         let (mut grad, mut sums) = (grad, NormSums::default());
         for (branch, saved) in self.branches.iter().zip(saved).rev() {
-            let has_region = branch.region(cx).is_some();
-            grad = branch.within(cx, grad, |cx, grad| {
-                let grad = branch.backward(cx, saved, grad, &mut sums)?;
-                if has_region {
-                    // The region may have a graph of its own, and nothing of it may be done elsewhere.
-                    std::mem::take(&mut sums).add_up(cx)?;
-                }
-                Ok(grad)
-            })?;
+            grad = branch.backward_in_regions(cx, saved, grad, &mut sums)?;
         }
         sums.add_up(cx)?;
         Ok(grad)
     }
 
     fn weight_gradient_regions(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        self.branches.iter().rev().try_for_each(|branch| branch.within(cx, (), |_, ()| Ok(())))
+        self.branches.iter().rev().try_for_each(|branch| branch.weight_gradient_regions(cx))
     }
 }

@@ -1,40 +1,40 @@
-//! A branch of the residual stream: a norm, a part such as attention or a feed-forward layer, and a norm of what it computes.
-//! Which of the two norms there are is the model's choice.
+//! A branch of the residual stream: a norm, a part such as attention or a feed-forward layer, and a norm of its output.
+//! A model may have one of the two norms, or both.
 
 use device::Tensor;
 use device::ops::{Add, QuantizeSource};
-use graph_manager::{Result, TensorTree};
+use graph_manager::Result;
 
 use super::hidden::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::norm_sums::NormSums;
-use super::part::{BlockPart, DecodeStep, SavedInput};
+use super::part::{BlockPart, DecodeStep, Halves, SavedInput};
 use super::saved::Saved;
 use crate::graph_options::GraphModule;
 use crate::params::Param;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
-/// A part with its norms. What the branch computes is added to the residual stream by whoever reads the stream next.
+/// A part with its norms. The next reader of the residual stream adds the branch's output to it.
 pub(crate) struct Branch {
     pub(crate) module: GraphModule,
     /// Of the residual stream, before the part; `None` if the part reads the stream itself.
     pub(crate) norm: Option<NormLayer>,
     pub(crate) part: Box<dyn BlockPart>,
-    /// Of what the part computed; `None` if that is added to the stream as it is.
+    /// Of the part's output; `None` if that is added to the stream as it is.
     pub(crate) output_norm: Option<NormLayer>,
     /// The part's output bias, if the norm before the part sums its gradient.
     pub(crate) output_bias: Option<Param>,
 }
 
-/// What a branch leaves for its backward.
+/// The values that a branch leaves for its backward.
 pub(crate) struct SavedBranch {
     stream: SavedStream,
     part: Saved,
     output: Option<SavedNorm>,
 }
 
-/// What a branch saves of the residual stream.
+/// The residual stream as a branch saves it.
 #[derive(Clone, Copy)]
 enum SavedStream {
     Normed(SavedNorm),
@@ -42,28 +42,100 @@ enum SavedStream {
     AsItIs(Normed),
 }
 
-impl Branch {
-    /// The module's region within the region of its layer, where it has one of its own.
-    pub(crate) fn region(&self, cx: &StepContext<'_>) -> Option<Region> {
-        let of_layer = cx.current_region()?;
-        let (layer, _) = of_layer.place()?;
-        of_layer.of_module(self.module).filter(|_| cx.policy().divides(layer))
-    }
+/// The regions of a branch within the region of its layer.
+enum Regions<'b> {
+    /// It has none of its own.
+    None,
+    /// That of its module.
+    One(Region),
+    /// Those of the halves of its part.
+    Two(&'b dyn Halves, Region, Region),
+}
 
-    /// Does the work of the module, in its region if it has one.
-    pub(crate) fn within<'m, I: TensorTree, O>(
-        &self,
-        cx: &mut StepContext<'m>,
-        input: I,
-        work: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
-    ) -> Result<O> {
-        match self.region(cx) {
-            Some(region) => cx.region(region, input, work),
-            None => work(cx, input),
+impl Branch {
+    fn regions(&self, cx: &StepContext<'_>) -> Regions<'_> {
+        let of_module = |module| {
+            let of_layer = cx.current_region()?;
+            let (layer, _) = of_layer.layer_and_microbatch()?;
+            of_layer.of_module(module).filter(|_| cx.policy().divides(layer))
+        };
+        let halves = self.part.halves().filter(|halves| cx.policy().names(halves.first()));
+        match (of_module(self.module), halves) {
+            (None, _) => Regions::None,
+            (Some(region), None) => Regions::One(region),
+            (Some(second), Some(halves)) => match of_module(halves.first()) {
+                Some(first) => Regions::Two(halves, first, second),
+                None => unreachable!("a layer has regions for all modules or for none"),
+            },
         }
     }
 
-    /// The residual stream, what the part reads of it, and what backward needs.
+    /// [`Branch::forward`], in the branch's regions if it has any.
+    pub(crate) fn forward_in_regions(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedBranch)> {
+        let (halves, first, second) = match self.regions(cx) {
+            Regions::None => return self.forward(cx, input),
+            Regions::One(region) => return cx.region(region, input, |cx, input| self.forward(cx, input)),
+            Regions::Two(halves, first, second) => (halves, first, second),
+        };
+        let (x, stream, half) = cx.region(first, input, |cx, input| {
+            let (x, normed, stream) = self.read(cx, input.x, input.delta)?;
+            Ok((x, stream, halves.forward_first(cx, normed, input.samples)?))
+        })?;
+        cx.region(second, input.samples, |cx, samples| {
+            let (delta, part) = halves.forward_second(cx, half, samples)?;
+            let (delta, output) = self.normalise_output(cx, delta)?;
+            Ok((Hidden { x, delta: Some(delta), ..input }, SavedBranch { stream, part, output }))
+        })
+    }
+
+    /// [`Branch::backward`], in the branch's regions if it has any. They leave nothing to `sums`: they may have graphs of their
+    /// own, and nothing of these may be done elsewhere.
+    pub(crate) fn backward_in_regions(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: &SavedBranch,
+        grad: Tensor,
+        sums: &mut NormSums,
+    ) -> Result<Tensor> {
+        let (halves, first, second) = match self.regions(cx) {
+            Regions::None => return self.backward(cx, saved, grad, sums),
+            Regions::One(region) => {
+                return cx.region(region, grad, |cx, grad| {
+                    let mut sums = NormSums::default();
+                    let grad = self.backward(cx, saved, grad, &mut sums)?;
+                    sums.add_up(cx)?;
+                    Ok(grad)
+                });
+            }
+            Regions::Two(halves, first, second) => (halves, first, second),
+        };
+        let left = cx.region(second, grad, |cx, grad| {
+            let mut sums = NormSums::default();
+            let grad_output = self.output_gradient(cx, saved, grad, &mut sums)?;
+            let left = halves.backward_second(cx, grad_output, self.saved_input(saved), &saved.part)?;
+            sums.add_up(cx)?;
+            Ok(left)
+        })?;
+        cx.region(first, (grad, left), |cx, (grad, left)| {
+            let mut sums = NormSums::default();
+            let grad_read = halves.backward_first(cx, &left, &saved.part)?;
+            let grad = self.stream_gradient(cx, saved, grad_read, grad, &mut sums)?;
+            sums.add_up(cx)?;
+            Ok(grad)
+        })
+    }
+
+    /// Begins and ends the branch's regions, if it has any, for weight gradients that are computed later.
+    pub(crate) fn weight_gradient_regions(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        let regions = match self.regions(cx) {
+            Regions::None => Vec::new(),
+            Regions::One(region) => vec![region],
+            Regions::Two(_, first, second) => vec![second, first],
+        };
+        regions.into_iter().try_for_each(|region| cx.region(region, (), |_, ()| Ok(())))
+    }
+
+    /// The residual stream, the part's input, and the values that backward needs.
     fn read(
         &self,
         cx: &mut StepContext<'_>,
@@ -95,14 +167,14 @@ impl Branch {
         Ok((Hidden { x, delta: Some(delta), ..input }, SavedBranch { stream, part, output }))
     }
 
-    /// What the branch adds to the residual stream, from what the part computed.
+    /// The values that the branch adds to the residual stream, from the part's output.
     fn normalise_output(&self, cx: &mut StepContext<'_>, delta: Tensor) -> Result<(Tensor, Option<SavedNorm>)> {
         let Some(norm) = &self.output_norm else { return Ok((delta, None)) };
         let (_, normed, saved) = norm.forward(cx, delta, None)?;
         Ok((normed, Some(saved)))
     }
 
-    /// The forward as far as backward needs it. Only the backward of an output norm needs what the part computes.
+    /// The forward as far as backward needs it. Only the backward of an output norm needs the part's output.
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<SavedBranch> {
         if self.output_norm.is_some() {
             return self.forward(cx, input).map(|(_, saved)| saved);
@@ -112,8 +184,8 @@ impl Branch {
         Ok(SavedBranch { stream, part, output: None })
     }
 
-    /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`]. The
-    /// norms leave their parameter gradients to `sums`.
+    /// The gradient of the residual stream before the branch from `grad`, the one after it; see
+    /// [`BlockPart::backward`]. The norms leave their parameter gradients to `sums`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -121,16 +193,43 @@ impl Branch {
         grad: Tensor,
         sums: &mut NormSums,
     ) -> Result<Tensor> {
-        let grad_output = match (&self.output_norm, &saved.output) {
-            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None, sums)?,
-            _ => grad,
-        };
-        let input = match (&self.norm, &saved.stream) {
+        let grad_output = self.output_gradient(cx, saved, grad, sums)?;
+        let grad_read = self.part.backward(cx, grad_output, self.saved_input(saved), &saved.part)?;
+        self.stream_gradient(cx, saved, grad_read, grad, sums)
+    }
+
+    /// The gradient of the part's output, from that of the residual stream after the branch.
+    fn output_gradient(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: &SavedBranch,
+        grad: Tensor,
+        sums: &mut NormSums,
+    ) -> Result<Tensor> {
+        match (&self.output_norm, &saved.output) {
+            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None, sums),
+            _ => Ok(grad),
+        }
+    }
+
+    /// The part's input.
+    fn saved_input<'s>(&'s self, saved: &'s SavedBranch) -> SavedInput<'s> {
+        match (&self.norm, &saved.stream) {
             (Some(norm), SavedStream::Normed(saved)) => SavedInput::Norm(norm, saved),
             (_, SavedStream::AsItIs(read)) => SavedInput::Stored(read),
             (None, SavedStream::Normed(_)) => unreachable!("without a norm nothing of it is saved"),
-        };
-        let grad_read = self.part.backward(cx, grad_output, input, &saved.part)?;
+        }
+    }
+
+    /// The gradient of the residual stream before the branch, from that of the part's input and `grad`, the one after it.
+    fn stream_gradient(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: &SavedBranch,
+        grad_read: Tensor,
+        grad: Tensor,
+        sums: &mut NormSums,
+    ) -> Result<Tensor> {
         match (&self.norm, &saved.stream) {
             (Some(norm), SavedStream::Normed(saved)) => {
                 norm.backward(cx, saved, grad_read, Some(grad), self.output_bias, sums)
@@ -143,8 +242,8 @@ impl Branch {
         }
     }
 
-    /// Forward of new tokens in a model that decodes: the residual stream `(1, rows, hidden)` and what is to be added to it,
-    /// before and after.
+    /// Forward of new tokens in a model that decodes: the residual stream `(1, rows, hidden)` and the tensor to be
+    /// added to it, before and after.
     pub(crate) fn decode(
         &self,
         cx: &mut StepContext<'_>,

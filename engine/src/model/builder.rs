@@ -1,11 +1,11 @@
-//! What layers are declared from, and what they are built from.
+//! The inputs for declaring layers, and for building them.
 
 use device::ops::DropoutPart;
 
 use super::architecture::StepTensors;
 use super::dropout::DropoutLayer;
 use super::shape::GptShape;
-use super::tensor_parallel::{Packed, TensorParallel, TensorParallelRegion};
+use super::tensor_parallel::{LayerRanks, Packed, TensorParallel};
 use crate::params::{ParamSpec, Params};
 
 /// A shape, and the ranks that share its layers.
@@ -16,19 +16,20 @@ pub(crate) struct ShardedShape<'m> {
 }
 
 impl ShardedShape<'_> {
-    /// What layers know of the ranks that share them.
-    pub(crate) fn region(&self) -> TensorParallelRegion {
-        TensorParallelRegion { parallel: self.parallel.clone(), tokens: (self.shape.batch, self.shape.seq) }
+    /// The ranks that share layers, and the microbatch's sizes.
+    pub(crate) fn layer_ranks(&self) -> LayerRanks {
+        LayerRanks { parallel: self.parallel.clone(), tokens: (self.shape.batch, self.shape.seq) }
     }
 
-    /// A table `(padded vocab, hidden)` of the vocabulary, or this rank's rows of it. `layer` is the layer that it belongs to.
+    /// A table `(padded vocab, hidden)` of the vocabulary, or this rank's rows of it. `layer` is the layer that it
+    /// belongs to.
     pub(crate) fn vocabulary_table(&self, name: &str, layer: usize) -> ParamSpec {
         let GptShape { hidden, vocab, padded_vocab, .. } = *self.shape;
         let whole = ParamSpec::new(name, [padded_vocab, hidden], self.shape.matrix_init(), layer).with_rows(vocab);
         self.parallel.shard(whole, 0, &[Packed::channels(padded_vocab)])
     }
 
-    /// Key and value heads of this rank: at least one, of which other ranks may have copies.
+    /// Key and value heads of this rank: at least one. Other ranks may have copies of it.
     pub(crate) fn own_kv_heads(&self) -> usize {
         (self.shape.kv_heads / self.parallel.size()).max(1)
     }
@@ -43,13 +44,13 @@ impl ShardedShape<'_> {
         DropoutLayer { rate: rate as f32, seed: self.shape.seed, layer: layer as u16, site, part }
     }
 
-    /// The dropout of what is added to this rank's rows of the residual stream.
+    /// The dropout of values that are added to this rank's rows of the residual stream.
     pub(crate) fn hidden_dropout(&self, layer: usize, site: u16) -> DropoutLayer {
-        self.dropout(self.shape.hidden_dropout, layer, site, self.region().dropout_rows())
+        self.dropout(self.shape.hidden_dropout, layer, site, self.layer_ranks().dropout_rows())
     }
 }
 
-/// What layers are built from: their sizes, and their parameters in memory.
+/// The inputs for building layers: their sizes, and their parameters in memory.
 pub(crate) struct LayerBuilder<'m> {
     pub(crate) of: ShardedShape<'m>,
     pub(crate) params: &'m Params,

@@ -1,10 +1,11 @@
-//! What a transformer costs: its FLOPs, and the head's time in blocks, by which the parts of a pipeline are balanced.
+//! The cost of a transformer: its FLOPs, and the head's time as a multiple of a block's. The stages of a pipeline are
+//! balanced by this multiple.
 //!
-//! The time estimate is that of a token, forward and backward, on an H200 in bf16. A block is a dozen short operations one
-//! after the other: products, and between them norms, attention and the activation, which move more than they multiply. Its
-//! time is taken to be the sum of the time of its multiplications and of that of its bytes. The head is one product tens of
-//! thousands wide, in which the two overlap: its time is taken to be the longer one. What the tokens of a microbatch share,
-//! such as reading the weights, is left out.
+//! The time estimate is that of a token, forward and backward, on an H200 in bf16. A block is a dozen short operations
+//! one after the other: products, and between them norms, attention and the activation. These move more than they
+//! multiply. Its time is taken to be the sum of the time of its multiplications and of that of its bytes. The head is
+//! one product tens of thousands wide. The two overlap in it: its time is taken to be the longer one. Work that the
+//! tokens of a microbatch share, such as reading the weights, is left out.
 
 use super::block::block_cost;
 use super::gpt::gpt;
@@ -14,25 +15,26 @@ use super::shape::GptShape;
 use super::token_cost::TokenCost;
 use crate::params::ParamSpec;
 
-/// Floating-point operations a second: what bf16 products achieve on an H200, whose data sheet says 989 TFLOP/s.
+/// Floating-point operations a second that bf16 products achieve on an H200; its data sheet says 989 TFLOP/s.
 const FLOPS: f64 = 650e12;
-/// Values of bf16 read or written a second: 4 TB/s, which kernels achieve of the 4.8 on an H200's data sheet.
+/// Values of bf16 read or written a second: kernels achieve 4 TB/s of the 4.8 on an H200's data sheet.
 const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
-    /// Training FLOPs per token: 6 per parameter that the token is multiplied with, and those of causal attention. Lookups
-    /// in tables cost nothing; a tied table counts once, in the head. With adapters all other parameters are frozen: they have
-    /// no gradient, so each costs 4.
+    /// Training FLOPs per token: 6 per parameter that the token is multiplied with, and those of causal attention.
+    /// Lookups in tables cost nothing; a tied table counts once, in the head. With adapters all other parameters are
+    /// frozen: they have no gradient, so each costs 4.
     pub fn flops_per_token(&self) -> f64 {
         let specs = gpt(self.clone()).specs;
         let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
         let multiplied = specs.iter().filter(|spec| !spec.sparse);
-        let of_weights: usize = multiplied.map(|spec| flops(spec) * spec.whole.iter().product::<usize>()).sum();
+        let weights = |spec: &ParamSpec| spec.share_per_token * spec.whole.iter().product::<usize>() as f64;
+        let of_weights: f64 = multiplied.map(|spec| f64::from(flops(spec)) * weights(spec)).sum();
         let attention = |block| TokenCost { scores: block_cost(self, block).scores, ..TokenCost::default() }.flops();
-        (of_weights + (0..self.layers).map(attention).sum::<usize>()) as f64
+        of_weights + (0..self.layers).map(attention).sum::<usize>() as f64
     }
 
-    /// How many blocks' time the head takes: that of the mean block, where some have a window.
+    /// The head's time as a multiple of a block's: of the mean block's, if some have a window.
     pub fn head_in_blocks(&self) -> f64 {
         let head = head_cost(self);
         let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block)).sum();

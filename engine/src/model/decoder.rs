@@ -11,6 +11,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::EmbeddingLayer;
 use super::gpt::rotary_tables;
 use super::head::LanguageHead;
+use super::loss_term::{LossTerm, TermSums};
 use super::part::DecodeStep;
 use super::position::RotaryTables;
 use super::shape::GptShape;
@@ -39,20 +40,17 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Allocates the caches of a model whose parameters are in memory.
+    /// Allocates the caches of a model. Its parameters are in memory.
     ///
     /// # Errors
     /// Out of memory.
     pub fn new(device: &Device, shape: &GptShape, params: &Params) -> Result<Decoder> {
         let mut areas = Vec::new();
-        let rotary = rotary_tables(shape).try_map(|table| -> Result<Tensor> {
-            let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
-            device.upload(&tensor, &table.values())?;
-            Ok(tensor)
-        })?;
+        let rotary = rotary_tables(shape).uploaded(device, &mut areas)?;
         // Only the layers of training read or add to these.
         let unused = device.virtual_tensor("control", [1], DType::U8);
-        let step = StepTensors { control: unused, loss_sum: unused, z_loss_sum: None, rotary };
+        let losses = TermSums { terms: [LossTerm::OF_TARGETS].into(), all: unused };
+        let step = StepTensors { control: unused, losses, expert_loads: None, rotary };
         let of = ShardedShape { shape, parallel: &TensorParallel::alone() };
         let builder = LayerBuilder { of, params, step };
         let mut branches = Vec::new();
@@ -73,7 +71,8 @@ impl Decoder {
                 branches.push((branch, cache));
             }
         }
-        // A row is written before it is read. But an operation reads the cache as one buffer, all of which must have values.
+        // A row is written before it is read. But an operation reads the cache as one buffer, and all of it must have
+        // values.
         for cache in branches.iter().filter_map(|(_, cache)| *cache) {
             device.zero(&cache)?;
         }

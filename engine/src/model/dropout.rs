@@ -12,18 +12,18 @@ pub(crate) struct DropoutLayer {
     pub(crate) rate: f32,
     pub(crate) seed: u64,
     pub(crate) layer: u16,
-    /// Which dropout of the layer.
+    /// The number of the dropout in its layer.
     pub(crate) site: u16,
     pub(crate) part: DropoutPart,
 }
 
 impl DropoutLayer {
-    /// Whether training steps drop anything.
+    /// Whether training steps drop nothing.
     pub(crate) fn is_off(&self) -> bool {
         self.rate == 0.0
     }
 
-    /// The site for a microbatch with this `SampleRecord`; `None` where nothing is dropped.
+    /// The site for a microbatch with this `SampleRecord`; `None` if nothing is dropped.
     pub(crate) fn site(&self, cx: &StepContext<'_>, record: Option<Tensor>) -> Option<DropoutSite> {
         if self.is_off() || !cx.mode().trains() {
             return None;

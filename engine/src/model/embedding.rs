@@ -10,7 +10,7 @@ use super::hidden::Hidden;
 use super::layer::Layer;
 use super::position::Position;
 use super::saved::Saved;
-use super::tensor_parallel::TensorParallelRegion;
+use super::tensor_parallel::LayerRanks;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -19,12 +19,12 @@ pub(crate) const TOKEN_TABLE: &str = "wte.weight";
 /// The table of learned positions.
 const POSITION_TABLE: &str = "wpe.weight";
 
-/// Whether a parameter is the table of tokens, which may be the head's too, or of learned positions.
+/// Whether a parameter is the table of tokens, possibly the head's too, or that of learned positions.
 pub fn is_embedding(spec: &ParamSpec) -> bool {
     [TOKEN_TABLE, POSITION_TABLE].contains(&&*spec.name)
 }
 
-/// The parameters that this rank has of layer 0: the table of tokens, which a tied head uses too, and learned positions.
+/// The parameters that this rank has of layer 0: the table of tokens (a tied head uses it too), and learned positions.
 pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
     let tokens = ParamSpec { sparse: !shape.shape.tied, ..shape.vocabulary_table(TOKEN_TABLE, 0) };
     let positions = (shape.shape.position == Position::Learned).then(|| {
@@ -34,19 +34,19 @@ pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
     [tokens].into_iter().chain(positions).collect()
 }
 
-/// Looks tokens up in a table, and adds learned positions where there are any.
+/// Looks tokens up in a table, and adds learned positions if there are any.
 pub(crate) struct EmbeddingLayer {
     /// `(padded vocab, hidden)`, or this rank's rows of it.
     pub(crate) table: Param,
     /// The token of the first row here.
     pub(crate) first_token: usize,
-    /// What embedded tokens are multiplied by.
+    /// The factor of embedded tokens.
     pub(crate) scale: f32,
-    /// `(seq, hidden)`; `None` where positions are not learned.
+    /// `(seq, hidden)`; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
     pub(crate) dropout: DropoutLayer,
     pub(crate) dtype: DType,
-    pub(crate) region: TensorParallelRegion,
+    pub(crate) ranks: LayerRanks,
 }
 
 struct SavedTokens {
@@ -67,7 +67,7 @@ impl EmbeddingLayer {
             first_token: of.first_token(),
             scale: of.shape.embedding_scale(),
             dtype: of.shape.precision.activations(),
-            region: of.region(),
+            ranks: of.layer_ranks(),
         }
     }
 }
@@ -75,7 +75,7 @@ impl EmbeddingLayer {
 impl Layer for EmbeddingLayer {
     /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism this rank's rows of it.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
-        let all = self.region.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
+        let all = self.ranks.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);
         let position_ids = input.samples.documents.map(|documents| documents.position_ids);
         cx.run(Embedding {
@@ -83,18 +83,18 @@ impl Layer for EmbeddingLayer {
             table: self.table.weight,
             first_token: self.first_token,
             scale: self.scale,
-            positions: self.region.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
+            positions: self.ranks.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
             position_ids,
             output: all,
         })?;
         // One rank's table has the token, the others add zeros: the sum is exact.
-        let x = self.region.reduce(cx, "embedded_here", all)?;
+        let x = self.ranks.reduce(cx, "embedded_here", all)?;
         drop_in_place(cx, x, dropout)?;
         let saved = SavedTokens { tokens: input.x, position_ids, dropout };
         Ok((Hidden { x, delta: None, ..input }, Saved::new(saved)))
     }
 
-    /// `grad` is that of the embedded tokens; nothing comes before them.
+    /// `grad` is that of the embedded tokens. It is returned as it is: no layer comes before, so nothing reads it.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
         let saved: &SavedTokens = saved.get();
         let (grad_table, grad_positions) = (self.table.grad, self.positions.and_then(|positions| positions.grad));
@@ -102,7 +102,7 @@ impl Layer for EmbeddingLayer {
             return Ok(grad);
         }
         let grad_output = dropout_backward(cx, "grad_embedded", grad, saved.dropout)?;
-        let grad_output = self.region.gather_rows(cx, "all_grad_embedded", grad_output)?;
+        let grad_output = self.ranks.gather_rows(cx, "all_grad_embedded", grad_output)?;
         let (tokens, first_token, scale) = (saved.tokens, self.first_token, self.scale);
         let of_tokens = EmbeddingBackward { tokens, grad_output, grad_table, first_token, scale, grad_positions };
         let Some(position_ids) = saved.position_ids else {
@@ -110,7 +110,7 @@ impl Layer for EmbeddingLayer {
             return Ok(grad);
         };
         cx.run(EmbeddingBackward { grad_positions: None, ..of_tokens })?;
-        // The table of positions is one whose tokens are the positions.
+        // The table of positions is treated as a table of tokens: the positions are the tokens.
         if grad_positions.is_some() {
             cx.run(EmbeddingBackward {
                 tokens: position_ids,

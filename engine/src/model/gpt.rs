@@ -1,21 +1,24 @@
 //! Decoder-only transformers: an embedding, blocks with norms in front, and a head.
 //!
-//! GPT-2 (Radford et al., 2019) has learned positions, LayerNorm, GELU, biases and a tied head. Llama (Touvron et al., 2023)
-//! has rotary positions, RMSNorm, SwiGLU, grouped key and value heads and no biases. Qwen2 (Yang et al., 2024) adds biases to
-//! queries, keys and values, and Qwen3 norms of heads. OLMo 2 (Team OLMo, 2024) has its norms after the parts of blocks.
-//! Gemma (Gemma Team, 2024) has norms before and after them, GeGLU, scaled embeddings and bounds of scores and logits.
-//! [`GptShape`] has each of these as a choice of its own.
+//! GPT-2 (Radford et al., 2019) has learned positions, LayerNorm, GELU, biases and a tied head. Llama (Touvron et al.,
+//! 2023) has rotary positions, RMSNorm, SwiGLU, grouped key and value heads and no biases. Qwen2 (Yang et al., 2024)
+//! adds biases to queries, keys and values, and Qwen3 norms of heads. OLMo 2 (Team OLMo, 2024) has its norms after the
+//! parts of blocks. Mixtral (Jiang et al., 2024), Qwen3-MoE and OLMoE (Muennighoff et al., 2024) have experts in place
+//! of dense layers. Gemma (Gemma Team, 2024) has norms before and after them, GeGLU, scaled embeddings and bounds of
+//! scores and logits. [`GptShape`] has each of these as a choice of its own.
 
 use std::ops::Range;
 
 use device::DType;
 
-use super::architecture::{Architecture, Chunk, Model, StepTensors};
+use super::architecture::{Architecture, Chunk, ExpertBlocks, Model, StepTensors};
 use super::block::{Block, block_modules, block_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::{EmbeddingLayer, embedding_params};
-use super::head::{LanguageHead, head_params};
+use super::feed_forward::{router_terms, selection_biases};
+use super::head::{LanguageHead, head_params, head_terms};
 use super::layer::{Layer, LossHead};
+use super::loss_term::LossTerm;
 use super::position::{Position, RotaryTable, RotaryTables};
 use super::recompute::RecomputedBlocks;
 use super::sample_row::SampleRow;
@@ -31,15 +34,15 @@ pub fn gpt(shape: GptShape) -> Architecture {
     gpt_part(shape, TensorParallel::alone(), layers)
 }
 
-/// A rank's part of a transformer of that shape: its shard of each layer of its pipeline stage. The number of ranks that
-/// share a layer divides the heads, the feed-forward width and the padded vocabulary; with sequence parallelism also a
-/// microbatch's tokens. It divides the key and value heads, or is a multiple of them: then ranks store copies of a head.
+/// A rank's part of a transformer of that shape: its shard of each layer of its pipeline stage. The number of ranks
+/// that share a layer divides the heads, the feed-forward width and the padded vocabulary; with sequence parallelism
+/// also a microbatch's tokens. It divides the key and value heads, or is a multiple of them: then ranks store copies of
+/// a head.
 pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
-    let modules =
-        [GraphModule::Embedding].into_iter().chain(block_modules(&shape)).chain([GraphModule::Head]).collect();
-    let (rotary, has_z_loss) = (rotary_tables(&shape), shape.z_loss_multiplier != 0.0);
+    let (modules, rotary, loss_terms) = (layer_modules(&shape, &layers), rotary_tables(&shape), loss_terms(&shape));
+    let experts = expert_blocks(&shape);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
@@ -52,10 +55,34 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         tensor,
         modules,
         rotary,
-        has_z_loss,
+        loss_terms,
+        experts,
         gradients_outlive_layers: false,
         build: Box::new(build),
     }
+}
+
+/// The terms of the loss of the whole model.
+fn loss_terms(shape: &GptShape) -> Vec<LossTerm> {
+    head_terms(shape).into_iter().chain(shape.experts.iter().flat_map(router_terms)).collect()
+}
+
+/// See [`Architecture::experts`].
+fn expert_blocks(shape: &GptShape) -> Option<ExpertBlocks> {
+    let blocks = (0..shape.layers).filter(|&block| shape.block_experts(block).is_some()).collect();
+    shape.experts.as_ref().map(|of| ExpertBlocks {
+        blocks,
+        experts: of.count,
+        drops: of.capacity.is_some(),
+        balances_globally: of.balances_globally(),
+    })
+}
+
+/// The modules of each layer of the whole model.
+pub fn layer_modules(shape: &GptShape, layers: &StageLayers) -> Vec<Vec<GraphModule>> {
+    let of_layer = |blocks: &Range<usize>| blocks.clone().flat_map(|block| block_modules(shape, block)).collect();
+    let of_blocks = layers.blocks.iter().map(of_layer);
+    [vec![GraphModule::EMBEDDING]].into_iter().chain(of_blocks).chain([vec![GraphModule::HEAD]]).collect()
 }
 
 /// The angles that attention reads, if positions are rotary.
@@ -76,8 +103,8 @@ fn params(shape: &ShardedShape<'_>, stage: &StageLayers) -> Vec<ParamSpec> {
     shape.shape.precision.apply(all)
 }
 
-/// A stage's parameters, and the names of those that other stages have. A tied table is on the first stage, which looks
-/// tokens up in it, and again on the last, whose head multiplies with it.
+/// A stage's parameters, and the names of those that other stages have. A tied table is on the first stage, for the
+/// lookup of tokens, and again on the last, for the product of the head.
 fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, tied: bool) -> (Vec<ParamSpec>, Vec<String>) {
     if !layers.is_part() {
         return (all, Vec::new());
@@ -131,5 +158,7 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
         targets: tokens,
         losses: shape.batch * shape.seq,
         drops: shape.drops(),
+        asks_padding: shape.experts.is_some(),
+        selection_biases: selection_biases(builder, layers),
     }
 }

@@ -1,4 +1,4 @@
-//! What passes from one layer to the next.
+//! The values that pass from one layer to the next.
 
 use device::Tensor;
 use device::ops::Documents;
@@ -7,20 +7,23 @@ use graph_manager::{Result, TensorTree};
 /// Facts about a microbatch's samples that every layer may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples {
-    /// Their `SampleRecord`, from which dropout is computed; `None` where nothing is dropped.
+    /// Their `SampleRecord`, the source of dropout masks; `None` if nothing is dropped.
     pub record: Option<Tensor>,
-    /// Their documents; `None` where a sample is one document.
+    /// Their documents; `None` if a sample is one document.
     pub documents: Option<Documents>,
+    /// `(batch, 1)`, i32: of each sample the tokens that are no padding, for layers that ask. `None` if there is no
+    /// padding.
+    pub real: Option<Tensor>,
 }
 
-/// What passes from layer to layer in forward. The gradient that passes back is that of `x`, which is also that of `delta`:
-/// the next layer only sees their sum.
+/// The values that pass from layer to layer in forward. One gradient passes back. It is that of `x`, and also that of
+/// `delta`: the next layer only sees their sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Hidden {
-    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`. Before the
-    /// first layer it is the microbatch's inputs.
+    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`.
+    /// Before the first layer it is the microbatch's inputs.
     pub x: Tensor,
-    /// What the next norm adds to the residual stream; of its shape.
+    /// The tensor that the next norm adds to the residual stream; of its shape.
     pub delta: Option<Tensor>,
     /// The microbatch's targets; only the chunk with the head has them.
     pub targets: Option<Tensor>,
@@ -38,6 +41,7 @@ impl TensorTree for Samples {
                 }
                 None => None,
             },
+            real: self.real.map(|real| f("real", real)).transpose()?,
         })
     }
 }

@@ -9,23 +9,25 @@ use crate::step_policy::StepContext;
 
 /// A layer: an explicit forward and an explicit backward, nothing else.
 ///
-/// Both submit operations to `cx` and take their buffers from it. When and beside what these run is decided later, by
-/// [passes](crate::passes).
+/// Both submit operations to `cx` and take their buffers from it. [Passes](crate::passes) decide later when these run,
+/// and which run side by side.
 pub trait Layer {
-    /// Computes the output from the input. Also returns what backward needs.
+    /// Computes the output from the input. Also returns the values that backward needs.
     ///
     /// # Errors
     /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)>;
 
-    /// Computes the input's gradient from the output's, and the parameters' `main_grad`. `saved` is what forward returned for
-    /// the same microbatch.
+    /// Computes the input's gradient from `grad`, the output's, and the parameters' `main_grad`. The gradients have the
+    /// shapes of the input's and of the output's [`x`](Hidden::x); the result of a model's first layer is not read.
+    /// `saved` is the value that forward returned for the same microbatch.
     ///
     /// # Errors
     /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor>;
 
-    /// Begins and ends the regions of its modules that have some of their own, for weight gradients that are computed later.
+    /// Begins and ends the regions of its modules that have some of their own, for weight gradients that are computed
+    /// later.
     ///
     /// # Errors
     /// Errors of the device.
@@ -34,17 +36,17 @@ pub trait Layer {
     }
 }
 
-/// The last layer of a model, which computes the losses. Nothing comes after it: backward begins here.
+/// The last layer of a model. It computes the losses. Nothing comes after it: backward begins here.
 pub trait LossHead {
     /// Computes the losses. In evaluation it adds them to the step's loss sum; in training it does so, or backward
-    /// does. Returns them, f32, one for each target, and what backward needs.
+    /// does. Returns them, f32, one for each target, and the values that backward needs.
     ///
     /// # Errors
     /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Tensor, Saved)>;
 
-    /// The input's gradient, and the parameters' `main_grad`. The gradient of each loss is the control block's `grad_scale`.
-    /// `saved` is what forward returned for the same microbatch of a training step.
+    /// The input's gradient, and the parameters' `main_grad`. The gradient of each loss is the control block's
+    /// `grad_scale`. `saved` is the value that forward returned for the same microbatch of a training step.
     ///
     /// # Errors
     /// Errors of the device.

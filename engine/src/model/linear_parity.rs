@@ -23,13 +23,14 @@ const ROWS: usize = 48;
 const INPUT: usize = 64;
 const OUTPUT: usize = 80;
 
-/// Of outputs in bf16, relative L2: half a unit of 8 bits of precision in the worst case for the few sums that lie beside
-/// the middle of two numbers, and go to the other one because the sum was in another order.
+/// Of outputs in bf16, relative L2: half a unit of 8 bits of precision in the worst case for the few sums that lie
+/// beside the middle of two numbers, and go to the other one because the sum was in another order.
 const BF16: f64 = 1e-4;
-/// Of outputs in f32: rounding of sums of 48 to 80 terms. A single factor that went to another 8-bit number would be 1e-4.
+/// Of outputs in f32: rounding of sums of 48 to 80 terms. A single factor that went to another 8-bit number would be
+/// 1e-4.
 const F32: f64 = 2e-6;
 
-/// What a layer computes: output `(rows, out)`, gradients of input `(rows, in)`, weight `(out, in)` and bias `(out)`.
+/// The results of a layer: output `(rows, out)`, gradients of input `(rows, in)`, weight `(out, in)` and bias `(out)`.
 struct Results {
     output: Tensor,
     grad_input: Tensor,
@@ -135,7 +136,7 @@ fn check(device: &Device, name: &str, results: &Results, arrays: &Arrays, fp8: F
         let within = if tensor.dtype == DType::Bf16 { BF16 } else { F32 };
         let ours = download(device, &tensor);
         assert!(ours.iter().filter(|x| **x != 0.0).count() > ours.len() / 2, "{name}: {what} is mostly 0");
-        // As bf16, where ours is.
+        // As bf16, if ours is.
         let round = |x: &f64| f64::from(bf16::from_f64(*x).to_f32());
         let theirs: Vec<f64> = match tensor.dtype {
             DType::Bf16 => theirs[what].iter().map(round).collect(),

@@ -1,6 +1,6 @@
-//! Which linear layers of a model have low-rank adapters.
+//! Low-rank adapters: their sizes, and the matrices that have them.
 
-/// What has an adapter in each block.
+/// A matrix that has an adapter in each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LoraTarget {
     /// The projection to queries.
@@ -15,7 +15,7 @@ pub enum LoraTarget {
     AttentionOutput,
     /// The gate of a gated feed-forward layer.
     Gate,
-    /// The feed-forward layer's first matrix; of a gated one what is gated.
+    /// The feed-forward layer's first matrix; of a gated one the matrix of the gated values.
     Up,
     /// The feed-forward layer's last matrix.
     Down,
@@ -33,14 +33,14 @@ pub struct Lora {
     pub rank: usize,
     /// Adapters add `alpha / rank` times their product.
     pub alpha: f64,
-    /// Dropout of what adapters read.
+    /// Dropout of the adapters' input.
     pub dropout: f64,
-    /// What has adapters, each once.
+    /// The matrices with adapters, each once.
     pub targets: Vec<LoraTarget>,
 }
 
 impl Lora {
-    /// What an adapter's product is multiplied by.
+    /// The factor of an adapter's product.
     pub fn scale(&self) -> f32 {
         (self.alpha / self.rank as f64) as f32
     }

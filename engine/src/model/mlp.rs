@@ -10,6 +10,7 @@ use super::head::RegressionHead;
 use super::hidden::Hidden;
 use super::layer::Layer;
 use super::linear::{Linear, LinearSpec};
+use super::loss_term::LossTerm;
 use super::position::RotaryTables;
 use super::sample_row::SampleRow;
 use super::saved::Saved;
@@ -63,7 +64,8 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         tensor,
         modules: Vec::new(),
         rotary: RotaryTables::NONE,
-        has_z_loss: false,
+        loss_terms: vec![LossTerm::OF_TARGETS],
+        experts: None,
         gradients_outlive_layers: true,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }
@@ -87,15 +89,18 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
             },
         }));
     }
+    let head = RegressionHead { control: step.control, loss_sum: step.losses.loss() };
     let dtype = shape.precision.activations();
     Model {
-        chunks: vec![Chunk { first: 0, layers, head: Some(Box::new(RegressionHead { step })) }],
+        chunks: vec![Chunk { first: 0, layers, head: Some(Box::new(head)) }],
         residual: None,
         sample: SampleRow::regression(shape.sizes[0], shape.sizes[last + 1]),
         inputs: ([shape.batch, shape.sizes[0]].into(), dtype),
         targets: ([shape.batch, shape.sizes[last + 1]].into(), dtype),
         losses: shape.batch,
         drops: shape.dropouts.iter().any(|rate| *rate > 0.0),
+        asks_padding: false,
+        selection_biases: Vec::new(),
     }
 }
 
@@ -146,8 +151,8 @@ impl Layer for Perceptron {
                 scale: saved.dropout.map_or(1.0, |site| site.keep_scale()),
             })?;
         }
-        // First, so that it need not wait for the input gradient. It takes longer than that one, after which the bias gradient
-        // runs on the compute stream.
+        // First, so that it need not wait for the input gradient. It takes longer than that one. The bias gradient
+        // comes last, and runs on the compute stream.
         self.linear.weight_gradient(cx, Operand::Plain(saved.input), Operand::Plain(grad_product))?;
         let mut grad_input = grad_product;
         if !self.first {

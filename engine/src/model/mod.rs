@@ -1,9 +1,9 @@
 //! Models: their layers, and the parameters, memory and time that these take.
 //!
-//! - [`Architecture`] is a model before it has memory: the parameters to allocate, and how to build the layers. [`gpt`] and
-//!   [`mlp`] make one from a shape.
-//! - `block.rs` has a transformer's block. What varies between models lies in its parts, in `attention/` and
-//!   `feed_forward/`: each declares its parameters, builds itself, computes forward and backward, and tells its cost.
+//! - [`Architecture`] is a model before it has memory: the parameters to allocate, and how to build the layers. [`gpt`]
+//!   and [`mlp`] make one from a shape.
+//! - `block.rs` has a transformer's block. Models differ in its parts, in `attention/` and `feed_forward/`: each
+//!   declares its parameters, builds itself, computes forward and backward, and tells its cost.
 //! - [`Decoder`] runs a transformer forward only, one token at a time, with keys and values in a cache.
 
 mod adapter;
@@ -17,6 +17,7 @@ mod cost;
 mod decoder;
 mod dropout;
 mod embedding;
+mod expert_loads;
 mod feed_forward;
 mod gpt;
 mod head;
@@ -26,6 +27,7 @@ mod linear;
 #[cfg(test)]
 mod linear_parity;
 mod lora;
+mod loss_term;
 mod mlp;
 mod norm;
 mod norm_sums;
@@ -39,13 +41,16 @@ mod tensor_parallel;
 mod token_cost;
 mod weight_input;
 
-pub use architecture::{Architecture, Build, Chunk, Model, StepTensors};
+pub use architecture::{Architecture, Build, Chunk, ExpertBlocks, Model, StepTensors};
 pub use decoder::{Cursor, Decoder};
 pub use embedding::is_embedding;
-pub use gpt::{gpt, gpt_part};
+pub use expert_loads::{ExpertLoads, SelectionBias};
+pub use feed_forward::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+pub use gpt::{gpt, gpt_part, layer_modules};
 pub use hidden::{Hidden, Samples};
 pub use layer::{Layer, LossHead};
 pub use lora::{Lora, LoraTarget, is_adapter};
+pub use loss_term::{LossTerm, TermSums};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, RotaryTables, Scaling};
 pub use sample_row::{DocumentColumns, SampleRow};

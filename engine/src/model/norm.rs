@@ -1,4 +1,4 @@
-//! A norm of the residual stream, which first adds what the part before computed.
+//! A norm of the residual stream. It first adds the output of the part before.
 
 use device::ops::{Norm, NormBackward, NormKind, PartialColumns, QuantizeSource};
 use device::{DType, Tensor};
@@ -11,9 +11,9 @@ use super::token_cost::TokenCost;
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::step_policy::StepContext;
 
-/// A norm before it has memory: what it declares, and what it is built from.
+/// A norm before it has memory: it declares the parameters, and builds the norm over them.
 pub(crate) struct NormSpec<'s> {
-    /// What the names of its parameters begin with.
+    /// The beginning of the names of its parameters.
     name: String,
     shape: &'s GptShape,
 }
@@ -28,8 +28,8 @@ impl NormSpec<'_> {
         self.shape.bias && self.shape.norm == NormKind::Layer
     }
 
-    /// Its parameters, `(hidden)` each: weight, then bias. `layer` is the layer that they belong to. Every rank has them
-    /// whole; with sequence parallelism their gradients are those of the rank's rows.
+    /// Its parameters, `(hidden)` each: weight, then bias. `layer` is the layer that they belong to. Every rank has
+    /// them whole; with sequence parallelism their gradients are those of the rank's rows.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let param = |name: &str, first: f32| {
             let spec =
@@ -51,7 +51,7 @@ impl NormSpec<'_> {
         }
     }
 
-    /// What it costs. Forward reads two tensors and writes two, because it also adds to the residual stream. Backward reads
+    /// Its cost. Forward reads two tensors and writes two, because it also adds to the residual stream. Backward reads
     /// three and writes one.
     pub(crate) fn cost(&self) -> TokenCost {
         TokenCost { values: 8 * self.shape.hidden, ..TokenCost::default() }
@@ -79,7 +79,7 @@ pub(crate) enum Normed {
     Computed(QuantizeSource),
 }
 
-/// What a norm saves for its backward.
+/// The values that a norm saves for its backward.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedNorm {
     /// `(batch, seq, hidden)`, or this rank's rows `(1, rows, hidden)`: the residual stream.
@@ -88,13 +88,13 @@ pub(crate) struct SavedNorm {
     mean: Option<Tensor>,
     /// `(rows)`, f32.
     rstd: Tensor,
-    /// `None` if they were stored and backward recomputes them.
+    /// The normed values, if forward keeps them or they are never stored; `None` if backward recomputes them.
     output: Option<Normed>,
 }
 
 impl NormLayer {
-    /// Adds `delta` to the residual stream `x` and normalises the sum. Returns the new stream, the normed values, and what
-    /// backward needs. All tensors have the residual stream's shape.
+    /// Adds `delta` to the residual stream `x` and normalises the sum. Returns the new stream, the normed values, and
+    /// the values that backward needs. All tensors have the residual stream's shape.
     pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -122,7 +122,8 @@ impl NormLayer {
         Ok((input, normed, SavedNorm { output: Some(normed), ..saved }))
     }
 
-    /// The operation. What it saves has no output yet.
+    /// Runs the operation, which writes the normed values to `output` if there is one. The returned values have no
+    /// output yet.
     fn run(
         &self,
         cx: &mut StepContext<'_>,
@@ -163,9 +164,9 @@ impl NormLayer {
         self.forward(cx, saved.input, None).map(|(_, normed, _)| Normed::Stored(normed))
     }
 
-    /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which arrives by the residual
-    /// path. The sum of the latter over all rows, `(hidden)`, is the gradient of `output_bias`. Parameter gradients are
-    /// left to `sums`.
+    /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, the gradient that arrives
+    /// by the residual path. The sum of the latter over all rows, `(hidden)`, is the gradient of `output_bias`.
+    /// Parameter gradients are left to `sums`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,

@@ -1,11 +1,11 @@
-//! Gradients of norms' weights, of which a backward leaves parts.
+//! Gradients of norms' weights. A backward leaves them in parts.
 
 use device::ops::{AddPartialColumns, PartialColumns};
 use graph_manager::Result;
 
 use crate::step_policy::StepContext;
 
-/// Parameter gradients whose parts are there, of all norms of a block. One operation adds them up.
+/// The parts of parameter gradients, of all norms of a block. One operation adds them up.
 #[must_use]
 #[derive(Default)]
 pub(crate) struct NormSums(Vec<PartialColumns>);

@@ -1,4 +1,4 @@
-//! What a block's part is: a kind of part before it has memory ([`PartSpec`]), and the part over its parameters
+//! The parts of a block: a kind of part before it has memory ([`PartSpec`]), and the part over its parameters
 //! ([`BlockPart`]). Each kind has both in one file of `attention/` or `feed_forward/`.
 
 use device::Tensor;
@@ -11,10 +11,11 @@ use super::norm::{NormLayer, Normed, SavedNorm};
 use super::position::RotaryTables;
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::tensor_parallel::TensorParallelRegion;
+use super::tensor_parallel::LayerRanks;
 use super::token_cost::TokenCost;
 use super::weight_input::WeightInput;
 use crate::fp8::Operand;
+use crate::graph_options::GraphModule;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -26,21 +27,21 @@ pub(crate) trait PartSpec {
     /// The part of a block, over its parameters.
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart>;
 
-    /// What a token costs in it, on all ranks together.
+    /// The cost of a token in it, on all ranks together.
     fn cost(&self, shape: &GptShape, block: usize) -> TokenCost;
 }
 
-/// A part of a block: computes what is added to the residual stream, from the normed residual stream.
+/// A part of a block: computes the values that are added to the residual stream, from the normed residual stream.
 ///
 /// Both have the residual stream's shape, `(batch, seq, hidden)`, with sequence parallelism `(1, rows, hidden)`.
 pub(crate) trait BlockPart {
-    /// What is added to the residual stream, and what backward needs.
+    /// The values that are added to the residual stream, and those that backward needs.
     ///
     /// # Errors
     /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)>;
 
-    /// What backward needs, without the output: for a backward that recomputes its forward.
+    /// The values that backward needs, without the output: for a backward that recomputes its forward.
     ///
     /// # Errors
     /// Errors of the device.
@@ -48,8 +49,8 @@ pub(crate) trait BlockPart {
         self.forward(cx, normed, samples).map(|(_, saved)| saved)
     }
 
-    /// The gradient of the normed residual stream from `grad`, the gradient of the output. Also computes the gradients of the
-    /// part's parameters. Nothing may write what these are computed from afterwards.
+    /// The gradient of the normed residual stream from `grad`, the gradient of the output. Also computes the gradients
+    /// of the part's parameters. Nothing may write their sources afterwards.
     ///
     /// # Errors
     /// Errors of the device.
@@ -60,7 +61,7 @@ pub(crate) trait BlockPart {
     /// # Errors
     /// Errors of the device.
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, _step: &DecodeStep) -> Result<Tensor> {
-        let samples = Samples { record: None, documents: None };
+        let samples = Samples { record: None, documents: None, real: None };
         self.forward(cx, Normed::Stored(normed), samples).map(|(output, _)| output)
     }
 
@@ -69,18 +70,60 @@ pub(crate) trait BlockPart {
         None
     }
 
-    /// Whether the part's first layer computes the normed values itself, while it quantises them. The norm then stores only
-    /// its statistics.
+    /// Whether the part's first layer computes the normed values itself, while it quantises them. The norm then stores
+    /// only its statistics.
     fn computes_input(&self) -> bool {
         false
     }
 
-    /// Called once, while the block is built. The backward of the part's norm reads the gradient of the residual stream after
-    /// the part, so it can also sum it over all rows: that sum is the gradient of the output's bias. A part that leaves this to
-    /// the norm returns its bias, and no longer computes the bias's gradient.
+    /// Called once, while the block is built. The backward of the part's norm reads the gradient of the residual stream
+    /// after the part, so it can also sum it over all rows: that sum is the gradient of the output's bias. A part that
+    /// leaves this to the norm returns its bias, and no longer computes the bias's gradient.
     fn leave_bias_to_norm(&mut self) -> Option<Param> {
         None
     }
+
+    /// The part as two halves; `None` if graphs have all of it or nothing.
+    fn halves(&self) -> Option<&dyn Halves> {
+        None
+    }
+}
+
+/// A part in two halves. Graphs may have the first alone, so each half has a region of its own then. Forward runs the first
+/// half, then the second; backward the second, then the first. Together they do what the part does.
+pub(crate) trait Halves {
+    /// The module of the first half.
+    fn first(&self) -> GraphModule;
+
+    /// The values that the second half reads.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn forward_first(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved>;
+
+    /// As [`BlockPart::forward`], from the values of the first half.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn forward_second(&self, cx: &mut StepContext<'_>, first: Saved, samples: Samples) -> Result<(Tensor, Saved)>;
+
+    /// The values that the first half's backward reads, from `grad`, the gradient of the output.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn backward_second(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        input: SavedInput<'_>,
+        saved: &Saved,
+    ) -> Result<Vec<Tensor>>;
+
+    /// As [`BlockPart::backward`], from the values that the second half's backward `left`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn backward_first(&self, cx: &mut StepContext<'_>, left: &[Tensor], saved: &Saved) -> Result<Tensor>;
 }
 
 /// The input of a part's backward, as it read the residual stream.
@@ -92,8 +135,19 @@ pub(crate) enum SavedInput<'b> {
 }
 
 impl SavedInput<'_> {
-    /// What the part read, as the weight gradient of its first layer, `linear`, reads it: as the part `saved` it, as what it
-    /// is computed from, or gathered.
+    /// The stream as the part read it: this rank's rows.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn read(&self, cx: &mut StepContext<'_>) -> Result<Normed> {
+        match self {
+            SavedInput::Norm(norm, saved) => norm.output(cx, saved),
+            SavedInput::Stored(read) => Ok(**read),
+        }
+    }
+
+    /// The part's input, as the weight gradient of its first layer, `linear`, reads it: as the part `saved` it, as the
+    /// source that it is computed from, or gathered.
     ///
     /// # Errors
     /// Errors of the device.
@@ -103,23 +157,19 @@ impl SavedInput<'_> {
         name: &'static str,
         saved: Option<Operand>,
         linear: &Linear,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<WeightInput> {
         if let Some(saved) = saved {
-            return WeightInput::saved(cx, name, saved, linear, region);
+            return WeightInput::saved(cx, name, saved, linear, ranks);
         }
-        let read = match self {
-            SavedInput::Norm(norm, saved) => norm.output(cx, saved)?,
-            SavedInput::Stored(read) => **read,
-        };
-        match read {
-            Normed::Computed(source) => WeightInput::computed(cx, name, source, linear, region),
-            Normed::Stored(normed) => Ok(WeightInput::Gathered(region.gather_rows(cx, name, normed)?)),
+        match self.read(cx)? {
+            Normed::Computed(source) => WeightInput::computed(cx, name, source, linear, ranks),
+            Normed::Stored(normed) => Ok(WeightInput::Gathered(ranks.gather_rows(cx, name, normed)?)),
         }
     }
 }
 
-/// What a part has to know of the tokens that are decoded.
+/// Facts about the tokens that are decoded, for parts.
 pub(crate) struct DecodeStep {
     /// `(rows, head_dim / 2, 2)`, f32: rotary angles of the new tokens.
     pub(crate) angles: RotaryTables<Tensor>,

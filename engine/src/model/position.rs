@@ -2,8 +2,8 @@
 
 use std::f64::consts::TAU;
 
-use device::Shape;
 use device::ops::Mask;
+use device::{Area, DType, Device, Shape, Tensor};
 
 /// How a model knows the order of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,19 +16,20 @@ pub enum Position {
         base: f64,
         /// See [`RotaryTable::scaling`].
         scaling: Option<Scaling>,
-        /// The base in blocks with a window, whose frequencies are then not scaled; `None` if they are as in the others.
+        /// The base in blocks with a window. Their frequencies are then not scaled. `None` if they are as in the
+        /// others.
         window_base: Option<f64>,
     },
     /// Only the causal mask (Kazemnejad et al., 2023).
     None,
 }
 
-/// Rotary tables, or what there is for each of them.
+/// Rotary tables, or a value for each of them.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryTables<T> {
-    /// Of all blocks, or of those without a window; `None` where positions are not rotary.
+    /// Of all blocks, or of those without a window; `None` if positions are not rotary.
     pub full: Option<T>,
-    /// Of blocks with a window, where they have their own.
+    /// Of blocks with a window, if they have their own.
     pub window: Option<T>,
 }
 
@@ -36,18 +37,34 @@ impl<T> RotaryTables<T> {
     /// No tables.
     pub const NONE: RotaryTables<T> = RotaryTables { full: None, window: None };
 
-    /// What a block with this mask has.
+    /// The table of a block with this mask.
     pub fn of(&self, mask: Mask) -> Option<&T> {
         self.window.as_ref().filter(|_| mask.window.is_some()).or(self.full.as_ref())
     }
 
-    /// What `make` makes of each.
+    /// The results of `make` for each table.
     ///
     /// # Errors
     /// Those of `make`.
     pub fn try_map<U, E>(&self, mut make: impl FnMut(&T) -> Result<U, E>) -> Result<RotaryTables<U>, E> {
         let full = self.full.as_ref().map(&mut make).transpose()?;
         Ok(RotaryTables { full, window: self.window.as_ref().map(make).transpose()? })
+    }
+}
+
+impl RotaryTables<RotaryTable> {
+    /// The tables in memory that is added to `areas`: `(seq, head_dim / 2, 2)`, f32.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn uploaded(&self, device: &Device, areas: &mut Vec<Area>) -> device::Result<RotaryTables<Tensor>> {
+        self.try_map(|table| -> device::Result<Tensor> {
+            let tensor = device.allocate_tensor(areas, "rotary_table", table.shape(), DType::F32)?;
+            if !device.is_dry() {
+                device.upload(&tensor, &table.values())?;
+            }
+            Ok(tensor)
+        })
     }
 }
 
@@ -67,8 +84,8 @@ pub struct RotaryTable {
 /// How frequencies are lowered for contexts longer than the one that a model was first trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// Llama 3.1 and later. Pairs whose wavelength is long compared with the original context have a `factor` times lower
-    /// frequency; short ones keep theirs; those between are interpolated.
+    /// Llama 3.1 and later. Pairs with a wavelength that is long compared with the original context have a `factor`
+    /// times lower frequency; short ones keep theirs; those between are interpolated.
     Llama3 {
         /// How much lower the frequency of long wavelengths is.
         factor: f64,
@@ -79,8 +96,8 @@ pub enum Scaling {
         /// Positions that the model was first trained on.
         original_context: f64,
     },
-    /// YaRN (Peng et al., 2023). Between the pairs that make `beta_fast` and `beta_slow` turns over the original context, the
-    /// frequency goes from the pair's own to a `factor` times lower one, linear in the number of the pair.
+    /// YaRN (Peng et al., 2023). Between the pairs that make `beta_fast` and `beta_slow` turns over the original
+    /// context, the frequency goes from the pair's own to a `factor` times lower one, linear in the number of the pair.
     Yarn {
         /// How much lower the frequency of slow pairs is.
         factor: f64,
@@ -90,7 +107,7 @@ pub enum Scaling {
         beta_fast: f64,
         /// Pairs with fewer turns are scaled in full.
         beta_slow: f64,
-        /// What cosines and sines are multiplied by.
+        /// The factor of cosines and sines.
         attention_factor: f64,
     },
     /// All frequencies are lowered alike.
@@ -124,7 +141,7 @@ impl Scaling {
         }
     }
 
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     fn attention_factor(&self) -> f64 {
         match *self {
             Scaling::Yarn { attention_factor, .. } => attention_factor,

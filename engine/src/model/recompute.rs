@@ -1,4 +1,4 @@
-//! Full recompute: blocks that save nothing but the input of the first.
+//! Full recompute: several blocks save only the input of the first one.
 
 use device::Tensor;
 use graph_manager::Result;
@@ -12,8 +12,8 @@ use crate::step_policy::StepContext;
 /// A few blocks as one layer (Chen et al., 2016). Its forward saves only the layer's input; its backward recomputes the
 /// rest, so the activations of one such layer at a time are in memory.
 ///
-/// Recompute gives the same bits: dropout is a function of the microbatch's record, which is part of the input. The last
-/// block's output is not recomputed, because no backward reads it.
+/// Recompute gives the same bits: dropout is a function of the microbatch's record, and the input has the record. The
+/// last block's output is not recomputed, because no backward reads it.
 pub(crate) struct RecomputedBlocks {
     pub(crate) blocks: Vec<Block>,
 }

@@ -1,4 +1,4 @@
-//! Where the inputs and the targets of a sample are.
+//! The columns of a sample's inputs and targets.
 
 use std::ops::Range;
 
@@ -17,10 +17,13 @@ pub struct SampleRow {
     pub targets: Range<usize>,
     /// The columns that divide a sample into documents; `None` if a sample is one document.
     pub documents: Option<DocumentColumns>,
+    /// The column of the number of inputs that are no padding, which comes after them; `None` if there is no padding.
+    pub real: Option<usize>,
 }
 
 /// The division of a sample into several documents, one after the other. Attention stays within a document, and learned
-/// positions count from its first token. Rotary positions count on: attention depends on differences of positions alone.
+/// positions count from its first token. Rotary positions count on: attention depends on differences of positions
+/// alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentColumns {
     /// Columns of the position of each token in its document.
@@ -32,24 +35,45 @@ pub struct DocumentColumns {
 impl SampleRow {
     /// `seq + 1` token ids. The inputs are all but the last, the targets all but the first.
     pub fn tokens(seq: usize) -> SampleRow {
-        SampleRow { width: seq + 1, dtype: DType::I32, inputs: 0..seq, targets: 1..seq + 1, documents: None }
+        SampleRow {
+            width: seq + 1,
+            dtype: DType::I32,
+            inputs: 0..seq,
+            targets: 1..seq + 1,
+            documents: None,
+            real: None,
+        }
     }
 
-    /// `seq` token ids as inputs, then as many as targets, where some targets have no loss.
+    /// `seq` token ids as inputs, then as many as targets. Some targets have no loss.
     pub fn conversations(seq: usize) -> SampleRow {
-        SampleRow { width: 2 * seq, dtype: DType::I32, inputs: 0..seq, targets: seq..2 * seq, documents: None }
+        let (inputs, targets) = (0..seq, seq..2 * seq);
+        SampleRow { width: 2 * seq, dtype: DType::I32, inputs, targets, documents: None, real: None }
     }
 
-    /// Up to `most` conversations one after the other: inputs and targets as in [`SampleRow::conversations`], then the position
-    /// of each token in its conversation.
+    /// Up to `most` conversations one after the other: inputs and targets as in [`SampleRow::conversations`], then the
+    /// position of each token in its conversation.
     pub fn packed(seq: usize, most: usize) -> SampleRow {
         let documents = Some(DocumentColumns { position_ids: 2 * seq..3 * seq, most });
         SampleRow { width: 3 * seq, documents, ..SampleRow::conversations(seq) }
     }
 
+    /// The same row. Its last column is the number of inputs that are no padding.
+    #[must_use]
+    pub fn with_padding(self) -> SampleRow {
+        SampleRow { real: Some(self.width), width: self.width + 1, ..self }
+    }
+
     /// Features, then outputs.
     pub fn regression(features: usize, outputs: usize) -> SampleRow {
         let width = features + outputs;
-        SampleRow { width, dtype: DType::F32, inputs: 0..features, targets: features..width, documents: None }
+        SampleRow {
+            width,
+            dtype: DType::F32,
+            inputs: 0..features,
+            targets: features..width,
+            documents: None,
+            real: None,
+        }
     }
 }

@@ -1,22 +1,22 @@
-//! What a forward leaves for its backward.
+//! The values that a forward leaves for its backward.
 
 use std::any::Any;
 use std::rc::Rc;
 
-/// What a layer's or a part's forward leaves for its backward: a type of its own.
+/// The values that the forward of a layer or a part leaves for its backward. Each kind of layer has a type of its own.
 #[derive(Clone)]
 pub struct Saved(Rc<dyn Any>);
 
 impl Saved {
-    /// Wraps what a forward leaves.
+    /// Wraps the values that a forward leaves.
     pub fn new<T: 'static>(value: T) -> Saved {
         Saved(Rc::new(value))
     }
 
-    /// What the forward left.
+    /// The values that the forward left.
     ///
     /// # Panics
-    /// If it left another type: a backward gets what the forward of the same layer left.
+    /// If it left another type: a backward gets the values of the same layer's forward.
     pub fn get<T: 'static>(&self) -> &T {
         match self.0.downcast_ref::<T>() {
             Some(value) => value,

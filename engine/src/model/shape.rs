@@ -3,13 +3,14 @@
 use device::ops::{Mask, NormKind, Scores};
 use device::{DType, bf16};
 
+use super::feed_forward::Experts;
 use super::lora::Lora;
 use super::position::Position;
 use crate::fp8::Fp8;
 use crate::params::Init;
 use crate::precision::Precision;
 
-/// Which feed-forward layer blocks have.
+/// The kind of a block's feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeedForward {
     /// Two matrices, with GELU in its tanh form between them.
@@ -20,7 +21,7 @@ pub enum FeedForward {
     GeGlu,
 }
 
-/// Where the norms of blocks are.
+/// The places of norms in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlacement {
     /// Before attention and feed-forward.
@@ -46,25 +47,26 @@ impl NormPlacement {
 /// How queries and keys are normalised, by RMSNorm, before they are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of channels.
+    /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of
+    /// channels.
     EachHead,
     /// All queries of a token together, and all its keys, with a weight for each channel. Goes with [`NormKind::Rms`].
     AllHeads,
 }
 
-/// In which blocks a token sees no more than a window of tokens.
+/// The blocks with a window: a token sees no more than a window of tokens there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     /// Tokens that a token sees at most, itself among them; above 0.
     pub tokens: usize,
-    /// Which blocks have the window, repeated over all blocks; empty for all.
+    /// Whether a block has the window, repeated over all blocks; empty if all have it.
     pub pattern: Vec<bool>,
 }
 
 /// The sizes and choices of a decoder-only transformer.
 #[derive(Clone, Debug)]
 pub struct GptShape {
-    /// Blocks.
+    /// The number of blocks. (As layers of a model, embedding and head count too.)
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -72,7 +74,7 @@ pub struct GptShape {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Channels of a head; `None` for `hidden / heads`, which `heads` then divides.
+    /// Channels of a head; `None` for `hidden / heads`; `heads` then divides `hidden`.
     pub head_dim: Option<usize>,
     /// Width of the feed-forward layer.
     pub ffn: usize,
@@ -88,7 +90,7 @@ pub struct GptShape {
     pub tied: bool,
     /// Embedded tokens are multiplied by the root of `hidden`, rounded to the type of activations.
     pub scaled_embedding: bool,
-    /// Blocks have attention.
+    /// Whether blocks have attention.
     pub attention: bool,
     /// Products of queries and keys are divided by the root of it; f32 in kernels. `None` for the channels of a head.
     pub query_pre_attn_scalar: Option<f64>,
@@ -96,16 +98,18 @@ pub struct GptShape {
     pub attention_soft_cap: Option<f64>,
     /// Likewise the head's logits.
     pub logit_soft_cap: Option<f64>,
-    /// In which blocks a token does not see all tokens before it; `None` if it always does.
+    /// The blocks with a limited view of earlier tokens; `None` if a token always sees all tokens before it.
     pub windows: Option<Windows>,
     /// The kind of all norms.
     pub norm: NormKind,
-    /// Where blocks have norms.
+    /// The places of norms in blocks.
     pub norm_placement: NormPlacement,
     /// Added to the variance in norms; f32 in kernels.
     pub norm_eps: f64,
     /// The feed-forward layer of all blocks.
     pub feed_forward: FeedForward,
+    /// The blocks with experts: their activation is that of `feed_forward`, which has a gate. They have no biases.
+    pub experts: Option<Experts>,
     /// How blocks know positions.
     pub position: Position,
     /// Linear layers and LayerNorms have biases.
@@ -118,22 +122,22 @@ pub struct GptShape {
     pub init_std: f64,
     /// Matrices that write to the residual stream start smaller, by the root of the number of additions to it.
     pub scaled_residual_init: bool,
-    /// Dropout of embeddings and of what blocks add to the residual stream.
+    /// Dropout of embeddings and of the values that blocks add to the residual stream.
     pub hidden_dropout: f64,
     /// Dropout of attention probabilities.
     pub attention_dropout: f64,
     /// Backward recomputes activations and normed values instead of keeping them.
     pub recompute: bool,
-    /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of the
-    /// logits is in memory; divides `batch * seq`.
+    /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of
+    /// the logits is in memory; divides `batch * seq`.
     pub loss_pieces: usize,
-    /// What the z-loss multiplies the square of each row's logsumexp by; f32 in kernels. 0: there is no z-loss.
+    /// The z-loss is this times the square of each row's logsumexp; f32 in kernels. 0: there is no z-loss.
     pub z_loss_multiplier: f64,
     /// Seed of dropout.
     pub seed: u64,
     /// The number formats of weights and activations.
     pub precision: Precision,
-    /// How linear layers of blocks multiply in 8 bits, where they do. Goes with [`Precision::Bf16`].
+    /// How linear layers of blocks multiply in 8 bits, if they do. Goes with [`Precision::Bf16`].
     pub fp8: Option<Fp8>,
     /// Low-rank adapters of linear layers of blocks. Does not go with 8-bit factors.
     pub lora: Option<Lora>,
@@ -164,6 +168,7 @@ impl Default for GptShape {
             norm_placement: NormPlacement::Pre,
             norm_eps: 1e-5,
             feed_forward: FeedForward::Gelu,
+            experts: None,
             position: Position::Learned,
             bias: true,
             qkv_bias: false,
@@ -189,13 +194,18 @@ impl GptShape {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
-    /// Which tokens a token sees in the attention of a block.
+    /// The tokens that a token sees in the attention of a block.
     pub fn mask(&self, block: usize) -> Mask {
         let windows = self.windows.as_ref().filter(|windows| {
             let pattern = &windows.pattern;
             pattern.is_empty() || pattern[block % pattern.len()]
         });
         Mask { window: windows.map(|windows| windows.tokens) }
+    }
+
+    /// The experts of a block; `None` if its feed-forward layer is dense.
+    pub fn block_experts(&self, block: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|Experts { pattern, .. }| pattern.is_empty() || pattern[block % pattern.len()])
     }
 
     /// Whether training drops any values.
@@ -210,7 +220,7 @@ impl GptShape {
         Scores { scale, soft_cap: self.attention_soft_cap.map(|cap| cap as f32) }
     }
 
-    /// What embedded tokens are multiplied by.
+    /// The factor of embedded tokens.
     pub(crate) fn embedding_scale(&self) -> f32 {
         let root = (self.hidden as f64).sqrt() as f32;
         match self.precision.activations() {
@@ -220,7 +230,7 @@ impl GptShape {
         }
     }
 
-    /// How the linear layers of a block multiply in 8 bits; `None` where they do not.
+    /// How the linear layers of a block multiply in 8 bits; `None` if they do not.
     pub(crate) fn block_fp8(&self, block: usize) -> Option<Fp8> {
         self.fp8.filter(|fp8| fp8.covers(block, self.layers))
     }

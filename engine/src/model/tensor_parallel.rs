@@ -1,14 +1,14 @@
-//! How the ranks of a tensor-parallel group share a layer (Shoeybi et al., 2019; with sequence parallelism Korthikanti et
-//! al., 2022).
+//! How the ranks of a tensor-parallel group share a layer (Shoeybi et al., 2019; with sequence parallelism Korthikanti
+//! et al., 2022).
 //!
-//! A layer's first matrix is column parallel: each rank computes some attention heads, or some channels of the feed-forward
-//! layer, from the whole input. Its second matrix is row parallel: each rank multiplies its own inputs, and the results are
-//! summed over the ranks.
+//! A layer's first matrix is column parallel: each rank computes some attention heads, or some channels of the
+//! feed-forward layer, from the whole input. Its second matrix is row parallel: each rank multiplies its own inputs,
+//! and the results are summed over the ranks.
 //!
-//! Between layers every rank has all rows of the residual stream. With sequence parallelism a rank has only its own rows:
-//! the sum is then a reduce-scatter, and an all-gather comes before the next first matrix. A rank's rows are consecutive
-//! rows `(sample, token)` of the microbatch, whatever samples they belong to. Norms, dropout and residual adds work row by
-//! row, and a rank's rows are contiguous, so no transfer needs a copy.
+//! Between layers every rank has all rows of the residual stream. With sequence parallelism a rank has only its own
+//! rows: the sum is then a reduce-scatter, and an all-gather comes before the next first matrix. A rank's rows are
+//! consecutive rows `(sample, token)` of the microbatch, whatever samples they belong to. Norms, dropout and residual
+//! adds work row by row, and a rank's rows are contiguous, so no transfer needs a copy.
 
 use std::rc::Rc;
 
@@ -22,9 +22,10 @@ use crate::step_policy::StepContext;
 /// The ranks that share layers.
 #[derive(Clone, Debug, Default)]
 pub struct TensorParallel {
-    /// The ranks that share layers; `None` where each rank has whole layers.
+    /// The ranks that share layers; `None` if each rank has whole layers.
     pub group: Option<Rc<dyn Communicator>>,
-    /// The same ranks over a communicator of its own, for microbatches that overlap: the forwards that run aside use it.
+    /// The same ranks over a communicator of its own, for microbatches that overlap: the forwards that run aside use
+    /// it.
     pub aside: Option<Rc<dyn Communicator>>,
     /// Sequence parallelism: each rank has its own rows of the residual stream.
     pub sequence: bool,
@@ -46,7 +47,7 @@ impl TensorParallel {
         self.group.as_ref().map_or(1, |group| group.size())
     }
 
-    /// This rank's shard of a parameter that is split along `axis`. `groups` are what is packed along that axis; of each group
+    /// This rank's shard of a parameter that is split along `axis`. `groups` are packed along that axis; of each group
     /// a rank has an equal part.
     pub(crate) fn shard(&self, whole: ParamSpec, axis: usize, groups: &[Packed]) -> ParamSpec {
         let (rank, ranks) = (self.rank(), self.size());
@@ -57,13 +58,14 @@ impl TensorParallel {
         whole.sharded(TensorShard { axis, groups: groups.iter().map(group).collect(), rank, ranks })
     }
 
-    /// Whether this rank has only some rows of the residual stream. Gradients of what is computed on these rows are then
-    /// partial sums.
+    /// Whether this rank has only some rows of the residual stream. Gradients that are computed from these rows are
+    /// then partial sums.
     pub(crate) fn splits_rows(&self) -> bool {
         self.sequence && self.size() > 1
     }
 
-    /// `value` on the group's first rank, `None` on the others: for what is added once before a sum over the ranks.
+    /// `value` on the group's first rank, `None` on the others: for a value that is added once before a sum over the
+    /// ranks.
     pub(crate) fn on_first_rank<T>(&self, value: Option<T>) -> Option<T> {
         value.filter(|_| self.rank() == 0)
     }
@@ -73,7 +75,7 @@ impl TensorParallel {
 #[derive(Clone, Copy)]
 pub(crate) struct Packed {
     size: usize,
-    /// What they are made of, such as heads. With more ranks than units, ranks store copies of the same unit.
+    /// The number of their units, such as heads. With more ranks than units, ranks store copies of the same unit.
     units: usize,
 }
 
@@ -83,12 +85,12 @@ impl Packed {
         Packed { size, units: size }
     }
 
-    /// Their number.
+    /// The number of rows or columns, of all ranks together.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// Those that each of so many ranks has.
+    /// The number of rows or columns that each of so many ranks has.
     pub(crate) fn on_each(&self, ranks: usize) -> usize {
         self.size / ranks.min(self.units)
     }
@@ -99,15 +101,15 @@ impl Packed {
     }
 }
 
-/// What a layer knows of the group that shares it: the ranks, and the microbatch's sizes.
+/// The group that shares a layer, as the layer knows it: the ranks, and the microbatch's sizes.
 #[derive(Clone)]
-pub(crate) struct TensorParallelRegion {
+pub(crate) struct LayerRanks {
     pub(crate) parallel: TensorParallel,
     /// Samples of a microbatch and tokens of a sample, whichever rows this rank has.
     pub(crate) tokens: (usize, usize),
 }
 
-impl TensorParallelRegion {
+impl LayerRanks {
     /// This rank's rows of the residual stream among the microbatch's, for dropout.
     pub(crate) fn dropout_rows(&self) -> DropoutPart {
         let (batch, seq) = self.tokens;

@@ -1,9 +1,9 @@
-//! What a token costs in a part of a model.
+//! The cost of a token in a part of a model.
 
 use std::iter::Sum;
 use std::ops::Add;
 
-/// What a token costs in a part of a model, on all ranks together.
+/// The cost of a token in a part of a model, on all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TokenCost {
     /// Multiplications by weights, in forward.
@@ -33,8 +33,8 @@ impl Sum for TokenCost {
 }
 
 impl TokenCost {
-    /// Floating-point operations of a training step: an addition with each multiplication, and in backward twice as much as
-    /// in forward.
+    /// Floating-point operations of a training step: an addition with each multiplication, and in backward twice as
+    /// much as in forward.
     pub(crate) fn flops(&self) -> usize {
         6 * (self.weights + self.scores)
     }

@@ -5,7 +5,7 @@ use device::ops::{Fp8Matrix, QuantizeSource, Scale};
 use graph_manager::Result;
 
 use super::linear::Linear;
-use super::tensor_parallel::TensorParallelRegion;
+use super::tensor_parallel::LayerRanks;
 use crate::fp8::{Copies, Operand};
 use crate::step_policy::StepContext;
 
@@ -23,7 +23,8 @@ pub(crate) enum WeightInput {
 }
 
 impl WeightInput {
-    /// As a forward saved it that kept what [`Linear::normed_input`] gave it. Gathers rows if it kept only this rank's.
+    /// As forward saved it: the value that [`Linear::normed_input`] returned for keeping. Gathers rows if it kept only
+    /// this rank's.
     ///
     /// # Errors
     /// Errors of the device.
@@ -32,10 +33,10 @@ impl WeightInput {
         name: &'static str,
         saved: Operand,
         linear: &Linear,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<WeightInput> {
-        match linear.gathers_8_bits(region) {
-            true => WeightInput::gathered_8_bits(cx, name, saved.fp8_rows(), region),
+        match linear.gathers_8_bits(ranks) {
+            true => WeightInput::gathered_8_bits(cx, name, saved.fp8_rows(), ranks),
             false => Ok(WeightInput::Saved(saved)),
         }
     }
@@ -49,22 +50,22 @@ impl WeightInput {
         name: &'static str,
         source: QuantizeSource,
         linear: &Linear,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<WeightInput> {
-        if !linear.gathers_8_bits(region) {
+        if !linear.gathers_8_bits(ranks) {
             return Ok(WeightInput::Computed(source));
         }
-        let own = linear.own_input(cx, source, region)?;
-        WeightInput::gathered_8_bits(cx, name, own, region)
+        let own = linear.own_input(cx, source, ranks)?;
+        WeightInput::gathered_8_bits(cx, name, own, ranks)
     }
 
     fn gathered_8_bits(
         cx: &mut StepContext<'_>,
         name: &'static str,
         own: Fp8Matrix,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<WeightInput> {
-        Ok(WeightInput::Gathered8Bits(region.gather_rows(cx, name, own.values)?, own.scale))
+        Ok(WeightInput::Gathered8Bits(ranks.gather_rows(cx, name, own.values)?, own.scale))
     }
 
     /// As the weight gradient of `linear` reads it.

@@ -10,7 +10,7 @@ use graph_manager::Result;
 use crate::params::{ParamSpec, Params, TiedCopy};
 use crate::step_policy::StepContext;
 
-/// The groups of ranks that have gradients which this rank does not have. `None`: there are no such ranks.
+/// The groups of ranks that have other gradients than this rank. `None`: there are no such ranks.
 pub(super) struct NormGroups {
     /// The data-parallel ranks, with a distributed optimizer: each owns a part.
     pub(super) data_parallel: Option<Rc<dyn Communicator>>,
@@ -28,8 +28,8 @@ pub(super) struct GradNorm {
 }
 
 impl GradNorm {
-    /// A parameter that every rank of a tensor-parallel group stores whole counts on the first rank, and rows of which a few
-    /// ranks store copies on the first of these. A tied parameter counts on the first stage.
+    /// A parameter that every rank of a tensor-parallel group stores whole counts on the first rank, and rows that a
+    /// few ranks store copies of count on the first of these. A tied parameter counts on the first stage.
     pub(super) fn new(params: &Params, groups: NormGroups) -> GradNorm {
         let NormGroups { data_parallel, tensor_parallel, pipeline } = groups;
         let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use device::ops::RuleState;
 use device::{Communicator, Tensor};
 use graph_manager::Result;
 
@@ -22,7 +23,7 @@ pub struct ParamGroup {
     pub rule: Arc<dyn UpdateRule>,
     /// Weight decay of its parameters.
     pub weight_decay: f32,
-    /// What the learning rate is multiplied by for its parameters. It is a constant: graphs have it.
+    /// The factor of the learning rate for its parameters. It is a constant: graphs have it.
     pub lr_multiplier: f32,
 }
 
@@ -45,19 +46,19 @@ impl ParamGroup {
     }
 }
 
-/// How parameters are updated from their gradients. Each rule is a file of its own; see [`AdamW`](super::AdamW). The
-/// learning rate comes with each step, so it is not part of a rule.
+/// How parameters are updated from their gradients: by a rule of the device ([`Rule`](device::ops::Rule)), or by several
+/// operations ([`Muon`](super::Muon)). The learning rate comes with each step, so it is not part of a rule.
 pub trait UpdateRule: Debug + Send + Sync {
-    /// The names of the state that the rule keeps for each parameter, as checkpoints name it. Each is a tensor, 0 at
-    /// the start, with one element for each element that this rank updates.
-    fn state(&self) -> &'static [&'static str];
+    /// The state that the rule keeps for each parameter. Each is a tensor, 0 at the start, with one element for each
+    /// element that this rank updates.
+    fn state(&self) -> &'static [RuleState];
 
     /// The update of these parameters, as it is recorded in every step. It reads the learning rate from `control` and the
-    /// gradients' factor from `status`, and writes nothing in a step whose gradients are not finite.
+    /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite.
     fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update>;
 
-    /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is given the parameters of which this
-    /// rank updates nothing too.
+    /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is also given parameters
+    /// without an element that this rank updates.
     fn overwrites_gradients(&self) -> bool {
         false
     }
@@ -87,7 +88,7 @@ pub struct ParamUpdate {
     pub whole_grad: Tensor,
     /// Master weights, f32, updated.
     pub master: Tensor,
-    /// The weights that layers read, rewritten from the master weights; `None` where both are the same memory.
+    /// The weights that layers read, rewritten from the master weights; `None` if both are the same memory.
     pub weight: Option<Tensor>,
     /// `main_grad`, f32.
     pub grad: Tensor,
@@ -95,11 +96,11 @@ pub struct ParamUpdate {
     pub state: Vec<Tensor>,
     /// Weight decay of its group.
     pub weight_decay: f32,
-    /// What its group multiplies the learning rate by.
+    /// The factor of the learning rate of its group.
     pub lr_multiplier: f32,
 }
 
-/// What the host and the gradient norm decided for a step, in device memory.
+/// The host's settings of a step and the results of the gradient norm, in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct StepControl {
     /// u8, a [`device::ops::Control`].

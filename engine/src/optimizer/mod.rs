@@ -1,33 +1,29 @@
 //! The optimizer: gradient norm, clipping and the update of every parameter group, all on the device.
 //!
-//! A [`ParamGroup`] says which parameters it takes and which [`UpdateRule`] updates them. [`AdamW`],
-//! [`Lion`], [`Muon`] and [`Sgd`] are rules.
-//! A new rule is a type that implements the trait; nothing else here changes.
+//! A [`ParamGroup`] takes some parameters and has the [`UpdateRule`] that updates them. The device's rules
+//! ([`Rule`](device::ops::Rule): AdamW, Lion and SGD) update each element by itself; a new one of these changes nothing
+//! here. A rule that needs more than one operation, as [`Muon`] does, is a file with a type that implements the trait.
 
-mod adamw;
+mod elementwise;
 mod grad_norm;
 mod group;
-mod lion;
 mod muon;
 mod newton_schulz;
-mod sgd;
 mod skip_step;
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use device::ops::{ClipScale, Status};
+use device::ops::{ClipScale, StateValues, Status};
 use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
 use crate::params::{ALIGNMENT, Param, Params};
 use crate::step_policy::StepContext;
-pub use adamw::AdamW;
 use grad_norm::{GradNorm, NormGroups};
 pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
-pub use lion::Lion;
 pub use muon::Muon;
-pub use sgd::Sgd;
 use skip_step::SpikeTest;
 pub use skip_step::{SkipStep, StepHistory};
 
@@ -35,8 +31,8 @@ pub use skip_step::{SkipStep, StepHistory};
 /// weights, f32 or as [`MomentTypes`] says.
 pub type StateTensor = (&'static str, Tensor);
 
-/// The types in which the moments of AdamW and Lion are kept, f32 or bf16. They are computed in f32, and rounded to nearest
-/// even after the weights were updated. Other state is f32.
+/// The stored types of the moments that rules keep, f32 or bf16. They are computed in f32, and rounded to nearest even
+/// after the weights were updated. Other state is f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MomentTypes {
     /// The first moment.
@@ -52,12 +48,12 @@ impl Default for MomentTypes {
 }
 
 impl MomentTypes {
-    /// The type of a rule's state.
-    fn of(&self, name: &str) -> DType {
-        match name {
-            "exp_avg" => self.exp_avg,
-            "exp_avg_sq" => self.exp_avg_sq,
-            _ => DType::F32,
+    /// The type of a rule's state of these values.
+    fn of(&self, values: StateValues) -> DType {
+        match values {
+            StateValues::FirstMoment => self.exp_avg,
+            StateValues::SecondMoment => self.exp_avg_sq,
+            StateValues::Others => DType::F32,
         }
     }
 }
@@ -79,7 +75,7 @@ pub struct Optimizer {
     /// One for each rule.
     updates: Vec<Box<Update>>,
     control: StepControl,
-    /// Finds spikes, where they make no update.
+    /// Finds spikes; `None` if they are not skipped.
     spikes: Option<SpikeTest>,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
@@ -88,7 +84,8 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Puts each parameter that is not frozen in a group, and allocates state for what this rank updates, set to 0.
+    /// Puts each parameter that is not frozen in a group, and allocates state for the elements that this rank updates,
+    /// set to 0.
     ///
     /// # Errors
     /// Out of memory; a parameter that no group takes.
@@ -114,10 +111,10 @@ impl Optimizer {
         let buckets = params.buckets().map(|bucket| bucket.grads).collect();
         let ranks = UpdateRanks { data_parallel, tensor_parallel, shard, buckets };
         for (rule, members) in by_rule(params, groups)? {
-            for name in rule.state() {
-                let tensors =
-                    zeroed(device, &mut areas, (*name, moments.of(name)), members.iter().map(|member| member.param))?;
-                members.iter().zip(tensors).for_each(|(member, tensor)| state[member.index].push((*name, tensor)));
+            for of in rule.state() {
+                let (name, dtype) = (of.name, moments.of(of.values));
+                let tensors = zeroed(device, &mut areas, (name, dtype), members.iter().map(|member| member.param))?;
+                members.iter().zip(tensors).for_each(|(member, tensor)| state[member.index].push((name, tensor)));
             }
             let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
             let members = members.iter().filter(|member| takes(member.param));
@@ -136,17 +133,13 @@ impl Optimizer {
             updates.push(rule.update(update.collect(), control, &ranks));
         }
         let norm = GradNorm::new(params, norm_groups);
-        let mut state_names = Vec::new();
-        for name in groups.iter().flat_map(|group| group.rule.state()) {
-            if !state_names.contains(name) {
-                state_names.push(*name);
-            }
-        }
+        let (names, mut seen) = (groups.iter().flat_map(|group| group.rule.state()), BTreeSet::new());
+        let state_names = names.map(|state| state.name).filter(|name| seen.insert(*name)).collect();
         Ok(Optimizer { norm, updates, control, spikes: None, state, state_names, areas })
     }
 
-    /// The same optimizer, which makes no update in steps that are spikes. `loss_sum` is the sum of the losses of all ranks,
-    /// `(1)`, f32.
+    /// The same optimizer, but it makes no update in steps that are spikes. `loss_sum` is the sum of the losses of all
+    /// ranks, `(1)`, f32.
     ///
     /// # Errors
     /// Out of memory.
@@ -170,7 +163,7 @@ impl Optimizer {
         self.updates.iter().try_for_each(|update| update(cx))
     }
 
-    /// The counters of updates, and the history by which spikes are found, if they are.
+    /// The counters of updates, and the history for finding spikes, if spikes are skipped.
     ///
     /// # Errors
     /// Errors of the device.
@@ -180,7 +173,7 @@ impl Optimizer {
         Ok((status, history))
     }
 
-    /// Continues from these counters, and from this history where spikes are skipped.
+    /// Continues from these counters, and from this history if spikes are skipped.
     ///
     /// # Errors
     /// Errors of the device.

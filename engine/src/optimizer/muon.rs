@@ -1,20 +1,22 @@
-//! Muon: momentum whose matrices are made orthogonal.
+//! Muon: the matrices of the momentum are made orthogonal.
 //!
-//! An update needs whole matrices, and ranks have parts of them. `main_grad` is where they come together, because no gradient is
-//! read after the other rules have run:
+//! An update needs whole matrices, and ranks have parts of them. They come together in `main_grad`, because no gradient
+//! is read after the other rules have run:
 //!
 //! 1. Each rank updates the momentum of the elements that it owns, and writes their direction over their gradient.
 //! 2. With a distributed optimizer the data-parallel ranks gather each bucket.
 //! 3. Each matrix belongs to one data-parallel rank, balanced by cost. That rank makes it orthogonal, after it has gathered
-//!    the shards of tensor-parallel ranks, which all do the same work. The other data-parallel ranks write zeros.
-//! 4. The data-parallel ranks sum each bucket, so that each has what it updates. The other summands are zeros, so the sum is exact.
+//!    the shards of tensor-parallel ranks. These all do the same work. The other data-parallel ranks write zeros.
+//! 4. The data-parallel ranks sum each bucket, so that each has the directions of its own elements. The other summands
+//!    are zeros, so the sum is exact.
 //! 5. Each rank updates the weights that it owns.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use device::ops::{
-    Block, Collective, CollectiveKind, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum, ScaleBlock,
+    Collective, CollectiveKind, Corner, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum,
+    RuleState, ScaleBlock, StateValues,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
@@ -29,11 +31,11 @@ use crate::step_policy::StepContext;
 /// rate and weight decay are those of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Muon {
-    /// Decay of the momentum, which is Nesterov's.
+    /// Decay of the momentum (Nesterov's).
     pub momentum: f32,
     /// Newton-Schulz iterations.
     pub steps: usize,
-    /// The type of the iterations' products: bf16, or f32 where the model computes in f32.
+    /// The type of the iterations' products: bf16, or f32 if the model computes in f32.
     pub products: DType,
 }
 
@@ -45,8 +47,8 @@ impl Muon {
 }
 
 impl UpdateRule for Muon {
-    fn state(&self) -> &'static [&'static str] {
-        &["momentum_buffer"]
+    fn state(&self) -> &'static [RuleState] {
+        &[RuleState { name: "momentum_buffer", values: StateValues::Others }]
     }
 
     fn overwrites_gradients(&self) -> bool {
@@ -109,7 +111,7 @@ impl Muon {
                 let whole = cx.tensor("whole matrix", [rows, columns], DType::F32)?;
                 cx.run(Fill { output: whole, value: 0.0 })?;
                 if matrix.is_first_copy {
-                    cx.run(block(Block::first(stored), Block { matrix: whole, row, column }, 1.0))?;
+                    cx.run(block(Corner::first(stored), Corner { matrix: whole, row, column }, 1.0))?;
                 }
                 cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), whole))?;
                 whole
@@ -117,14 +119,14 @@ impl Muon {
         };
         let orthogonal = orthogonalize(cx, whole, self.steps, self.products)?;
         let scale = 0.2 * (rows.max(columns) as f32).sqrt();
-        cx.run(block(Block { matrix: orthogonal, row, column }, Block::first(stored), scale))
+        cx.run(block(Corner { matrix: orthogonal, row, column }, Corner::first(stored), scale))
     }
 }
 
 /// A matrix that is made orthogonal by itself.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
-    /// What this rank stores of it in `main_grad`, f32 `(rows, columns)`.
+    /// This rank's stored part of it in `main_grad`, f32 `(rows, columns)`.
     stored: Tensor,
     /// Rows of the whole.
     rows: usize,
@@ -168,7 +170,9 @@ fn matrices(param: &ParamUpdate) -> Vec<Matrix> {
             before += part;
             Matrix { row: first, is_first_copy, ..whole(stored, width) }
         } else {
-            Matrix { column: first, is_first_copy, ..whole(view(0, rows), group.size) }
+            let stored = view(before, rows);
+            before += rows;
+            Matrix { column: first, is_first_copy, ..whole(stored, group.size) }
         }
     };
     spec.matrices.iter().enumerate().map(matrix).collect()
@@ -189,11 +193,11 @@ fn assigned(matrices: Vec<Matrix>, ranks: &UpdateRanks) -> Vec<(Matrix, bool)> {
     matrices.into_iter().zip(owner).map(|(matrix, owner)| (matrix, owner == rank)).collect()
 }
 
-/// What data-parallel ranks send each other: all of `main_grad` in the buckets that have matrices.
+/// The values that data-parallel ranks send each other: all of `main_grad` in the buckets that have matrices.
 struct Exchange {
     /// `None` if there is one rank.
     group: Option<Rc<dyn Communicator>>,
-    /// Each bucket, and this rank's part of it, which is all of it unless the optimizer is distributed.
+    /// Each bucket, and this rank's part of it: all of it unless the optimizer is distributed.
     buckets: Arc<[(Tensor, Tensor)]>,
     is_divided: bool,
 }
@@ -217,7 +221,7 @@ impl Exchange {
         })
     }
 
-    /// Every rank receives the orthogonal directions of what it updates.
+    /// Every rank receives the orthogonal directions of the elements that it updates.
     fn sum(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let Some(group) = &self.group else { return Ok(()) };
         let kind = if self.is_divided { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };

@@ -1,6 +1,6 @@
-//! The Newton-Schulz iteration: from a matrix to the nearest matrix whose singular values are all about 1.
+//! The Newton-Schulz iteration: from a matrix to the nearest matrix with all singular values about 1.
 
-use device::ops::{Block, Gemm, MatrixPolynomial, ScaleBlock, SquareSum};
+use device::ops::{Corner, Gemm, MatrixPolynomial, ScaleBlock, SquareSum};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -10,8 +10,8 @@ use crate::step_policy::StepContext;
 /// to 1 into the range of 0.7 to 1.2.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-/// Divides `matrix`, f32 `(rows, columns)`, by its Frobenius norm, and iterates. The result is of type `products`, in which
-/// products are computed, and of the same shape.
+/// Divides `matrix`, f32 `(rows, columns)`, by its Frobenius norm, and iterates. Products are computed in the type
+/// `products`. The result has this type, and the same shape.
 ///
 /// The products `x x^T` are made of the shorter side: `x^T x` if there are more rows than columns.
 ///
@@ -25,8 +25,8 @@ pub(super) fn orthogonalize(cx: &mut StepContext<'_>, matrix: Tensor, steps: usi
     cx.run(SquareSum { inputs: [matrix].into(), total: square_sum })?;
     let mut x = cx.tensor("orthogonal", [rows, columns], products)?;
     cx.run(ScaleBlock {
-        from: Block::first(matrix),
-        to: Block::first(x),
+        from: Corner::first(matrix),
+        to: Corner::first(x),
         rows,
         columns,
         factor: 1.0,

@@ -1,4 +1,5 @@
-//! Steps whose loss or gradient norm is a spike make no update. The device decides, from what all ranks have alike.
+//! A step makes no update if its loss or gradient norm is a spike. The device decides, from values that are the same on
+//! all ranks.
 
 use device::ops;
 use device::{Area, DType, Device, Tensor};
@@ -7,7 +8,7 @@ use graph_manager::Result;
 use super::group::StepControl;
 use crate::step_policy::StepContext;
 
-/// Which steps make no update, as OLMo-core's `SkipStepOptimizer` decides it; [`ops::SkipStep`] says it exactly.
+/// The steps that make no update, as in OLMo-core's `SkipStepOptimizer`; [`ops::SkipStep`] defines them exactly.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SkipStep {
     /// A loss or gradient norm so many standard deviations above the mean is a spike.
@@ -57,7 +58,7 @@ impl SpikeTest {
         cx.run(self.op.clone())
     }
 
-    /// The history, of which `recorded` steps were written.
+    /// The history. `recorded` steps were written to it.
     ///
     /// # Errors
     /// Errors of the device.

@@ -1,5 +1,5 @@
-//! Where parameters lie in the flat buffers: in buckets that are reduced at once, each divided over the ranks that share
-//! the optimizer's state.
+//! The places of parameters in the flat buffers. They lie in buckets. A bucket is reduced at once, and divided over the
+//! ranks that share the optimizer's state.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// rank has the whole bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptimizerShard {
-    /// Which part.
+    /// The index of the part.
     pub rank: usize,
     /// The number of parts.
     pub ranks: usize,
@@ -55,9 +55,9 @@ pub struct Bucket {
     pub memory: WeightMemory,
     /// Its first element in the weights of that memory.
     pub weights_start: usize,
-    /// For [`WeightMemory::Passing`]: the buffer, of [`PASSING_BUFFERS`], in which the whole weights come together.
+    /// For [`WeightMemory::Passing`]: the buffer, of [`PASSING_BUFFERS`], that gathers the whole weights.
     pub buffer: usize,
-    /// Set where the bucket has one parameter, of which another stage has a copy.
+    /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
 }
 
@@ -84,7 +84,7 @@ impl OwnedRange {
     }
 }
 
-/// Where one parameter lies, in elements.
+/// The place of one parameter, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
     /// The memory of its weights.
@@ -97,17 +97,17 @@ pub struct ParamOffsets {
     pub buffer: usize,
     /// The elements that are updated here.
     pub owned: OwnedRange,
-    /// Where these lie in the master weights of its memory.
+    /// The first of these in the master weights of its memory.
     pub master: usize,
 }
 
-/// How many buffers passing weights take turns in: one is gathered while the one before is read.
+/// The number of buffers that passing weights take turns in: one is gathered while the one before is read.
 pub(crate) const PASSING_BUFFERS: usize = 2;
 
 /// The flat layout of parameters.
 #[derive(Clone, Debug)]
 pub struct FlatLayout {
-    /// Where each parameter lies.
+    /// The place of each parameter.
     pub params: Vec<ParamOffsets>,
     /// In the order backward completes them: from the last layer to the first.
     pub buckets: Vec<Bucket>,
@@ -115,7 +115,7 @@ pub struct FlatLayout {
     pub total: usize,
     /// Elements of all parameters by the memory of their weights, with padding.
     pub by_memory: Vec<(WeightMemory, usize)>,
-    /// Which part of each bucket is updated here.
+    /// The part of each bucket that is updated here.
     pub shard: OptimizerShard,
 }
 
@@ -137,7 +137,7 @@ impl FlatLayout {
             let members = |index: &usize| memories[*index] == layout.by_memory[kind].0;
             let members: Vec<usize> = (0..specs.len()).filter(members).collect();
             if let WeightMemory::Frozen(_) = layout.by_memory[kind].0 {
-                members.iter().for_each(|&index| places[index] = Some(layout.place_frozen(kind, &specs[index])));
+                members.iter().for_each(|&index| places[index] = Some(layout.add_frozen(kind, &specs[index])));
                 continue;
             }
             for (number, bucket) in buckets_of(specs, &members, bucket_bytes).into_iter().enumerate() {
@@ -150,7 +150,7 @@ impl FlatLayout {
         layout
     }
 
-    fn place_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
+    fn add_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
         let (memory, end) = &mut self.by_memory[kind];
         let weight = *end;
         // The ranks that share an optimizer have all of it, too.
@@ -174,7 +174,7 @@ impl FlatLayout {
         self.total += elements;
         let mut grad = bucket.start;
         for &index in members {
-            places[index] = Some(bucket.place(grad, specs[index].shape.elements(), self.shard));
+            places[index] = Some(bucket.offsets_of(grad, specs[index].shape.elements(), self.shard));
             grad += aligned_elements(&specs[index]);
         }
         self.buckets.push(bucket);
@@ -182,8 +182,8 @@ impl FlatLayout {
 }
 
 impl Bucket {
-    /// Where a parameter lies that begins at `grad` in `main_grad`.
-    fn place(&self, grad: usize, elements: usize, shard: OptimizerShard) -> ParamOffsets {
+    /// The offsets of a parameter that begins at `grad` in `main_grad`.
+    fn offsets_of(&self, grad: usize, elements: usize, shard: OptimizerShard) -> ParamOffsets {
         let part = self.elements / shard.ranks;
         let part_start = self.start + shard.rank * part;
         let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
@@ -191,15 +191,9 @@ impl Bucket {
             WeightMemory::Kept(_) => self.weights_start + grad - self.start,
             WeightMemory::Passing(_) | WeightMemory::Frozen(_) => grad - self.start,
         };
-        let nowhere = OwnedRange::default();
-        let place = ParamOffsets {
-            memory: self.memory,
-            grad: Some(grad),
-            weight,
-            buffer: self.buffer,
-            owned: nowhere,
-            master: 0,
-        };
+        let none = OwnedRange::default();
+        let place =
+            ParamOffsets { memory: self.memory, grad: Some(grad), weight, buffer: self.buffer, owned: none, master: 0 };
         if first >= end {
             return place;
         }

@@ -1,7 +1,7 @@
 //! The parameters of a model: their names, their memory, their first values.
 
-mod dense_block;
 mod flat_layout;
+mod slab;
 mod spec;
 mod tensor_shard;
 mod weight_memory;
@@ -17,10 +17,10 @@ use rayon::prelude::*;
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
-pub use dense_block::DenseBlock;
 pub(crate) use flat_layout::ALIGNMENT;
 use flat_layout::{Bucket, FlatLayout, PASSING_BUFFERS, ParamOffsets};
 pub use flat_layout::{OptimizerShard, OwnedRange};
+pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use tensor_shard::{CopiedRows, ShardGroup, TensorShard};
 use weight_memory::WeightMemory;
@@ -36,14 +36,14 @@ pub struct Param {
     /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat. A
     /// frozen parameter has none: here are its weights, in their type.
     pub master: Tensor,
-    /// The owned elements in the type that layers read, flat, rewritten by each update; `None` where `master` has that type, or
-    /// where they are quantised before they are gathered.
+    /// The owned elements in the type that layers read, flat, rewritten by each update; `None` if `master` has that
+    /// type, or if they are quantised before they are gathered.
     pub owned_weight: Option<Tensor>,
     /// `main_grad`, f32, in the parameter's shape; `None` if it is frozen.
     pub grad: Option<Tensor>,
     /// The elements that this rank updates; none of a frozen parameter.
     pub owned: OwnedRange,
-    /// Set where its products have 8-bit factors.
+    /// Set if its products have 8-bit factors.
     pub fp8: Option<Fp8Param>,
 }
 
@@ -68,20 +68,20 @@ pub struct BucketMemory {
     pub grads: Tensor,
     /// The weights that layers read, flat.
     pub weights: Tensor,
-    /// This rank's part of them, which it updates; flat.
+    /// The part of them that this rank updates; flat.
     pub owned_weights: Tensor,
-    /// Set where this rank quantises its part before it is gathered.
+    /// Set if this rank quantises its part before it is gathered.
     pub quantized: Option<QuantizedPart>,
-    /// Set where the bucket has one parameter, of which another stage has a copy.
+    /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
 }
 
-/// This rank's part of a bucket of 8-bit weights, which are gathered in 8 bits.
+/// This rank's part of a bucket of 8-bit weights. They are gathered in 8 bits.
 #[derive(Clone, Debug)]
 pub struct QuantizedPart {
-    /// The weights, also those of which this rank has nothing.
+    /// The weights, also those without an element of this rank's.
     pub weights: Vec<OwnedQuantized>,
-    /// f32: the scales of these weights, which the ranks must agree on: the largest of theirs.
+    /// f32: the scales of these weights. The ranks must agree on them: they take the largest of theirs.
     pub scales: Tensor,
 }
 
@@ -90,7 +90,7 @@ pub struct QuantizedPart {
 pub struct OwnedQuantized {
     /// The weight.
     pub fp8: Fp8Param,
-    /// Its owned masters, and where they go in 8 bits, as matrices of any shape. `None` if this rank owns none.
+    /// Its owned masters, and their 8-bit copy, as matrices of any shape. `None` if this rank owns none.
     pub owned: Option<(QuantizeSource, Fp8Matrix)>,
 }
 
@@ -114,16 +114,16 @@ struct Weights {
     memory: WeightMemory,
     /// Flat. All of them, or of passing weights the owned part.
     weights: Tensor,
-    /// The f32 master weights that this rank owns, flat; `None` for f32, where the weights are their own masters, and for frozen
-    /// weights.
+    /// The f32 master weights that this rank owns, flat; `None` for f32 weights, which are their own masters, and for
+    /// frozen weights.
     masters: Option<Tensor>,
-    /// Of passing weights: where the whole of a bucket comes together, each as large as the largest bucket.
+    /// Of passing weights: the buffers that gather whole buckets, each as large as the largest bucket.
     passing: Vec<Tensor>,
 }
 
 impl Params {
     /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
-    /// their first values. `shard` is the part of each bucket that this rank has master weights of.
+    /// their first values. This rank has master weights of the part `shard` of each bucket.
     ///
     /// # Errors
     /// Out of memory.
@@ -227,7 +227,7 @@ impl Params {
         }
     }
 
-    /// Overwrites the elements that this rank updates, of weights of which it has no others.
+    /// Overwrites the elements that this rank updates, of a weight that it has no other elements of.
     fn set_owned(&self, device: &Device, index: usize, part: &[f32]) -> Result<()> {
         let Param { master, owned_weight, .. } = self.params[index];
         if part.is_empty() {
@@ -278,7 +278,7 @@ impl Params {
         self.layout.buckets.iter().map(memory)
     }
 
-    /// This rank's part of a bucket whose weights are gathered in 8 bits.
+    /// This rank's part of a bucket with weights that are gathered in 8 bits.
     fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
         let grads = bucket.start..bucket.start + bucket.elements;
         let members = self
@@ -338,7 +338,7 @@ impl Params {
         self.fp8.scales.as_ref()
     }
 
-    /// Where steps that measure count what 8-bit copies lose; `None` without 8-bit weights.
+    /// The counts of the values that 8-bit copies lose, for steps that measure; `None` without 8-bit weights.
     pub(crate) fn fp8_counts(&self) -> Option<&Fp8Counts> {
         self.fp8.counts.as_ref()
     }
@@ -366,7 +366,7 @@ impl Params {
         self.weights.iter().filter(|weights| weights.is_frozen()).map(|weights| weights.weights.bytes()).sum()
     }
 
-    /// Bytes of the master weights that are memory of their own; 0 where all parameters are f32.
+    /// Bytes of the master weights that are memory of their own; 0 if all parameters are f32.
     pub fn master_bytes(&self) -> usize {
         self.weights.iter().filter_map(|weights| weights.masters).map(|masters| masters.bytes()).sum()
     }
@@ -377,7 +377,7 @@ impl Weights {
         matches!(self.memory, WeightMemory::Frozen(_))
     }
 
-    /// Allocates the weights of one memory, which have so many elements, and sets them to 0.
+    /// Allocates the weights of one memory, so many elements, and sets them to 0.
     fn allocate(
         device: &Device,
         areas: &mut Vec<Area>,

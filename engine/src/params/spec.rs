@@ -1,11 +1,11 @@
-//! What a model declares of a parameter.
+//! The declaration of a parameter by its model.
 
 use std::ops::Range;
 
 use device::{DType, Shape};
 
-use super::dense_block::DenseBlock;
-use super::tensor_shard::{CopiedRows, TensorShard, dense_blocks, fill};
+use super::slab::Slab;
+use super::tensor_shard::{CopiedRows, TensorShard, fill, slabs};
 use crate::fp8::Fp8;
 
 /// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.
@@ -19,7 +19,7 @@ pub enum Init {
     Uniform(f32),
 }
 
-/// Which copy of a tied parameter a stage has. The first and the last stage of a pipeline each have one.
+/// The copy of a tied parameter that a stage has. The first and the last stage of a pipeline each have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TiedCopy {
     /// The first stage's copy. It is counted in the gradient norm, and saved in checkpoints.
@@ -31,11 +31,11 @@ pub enum TiedCopy {
 /// A parameter as a model declares it.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
-    /// Its name, as in Hugging Face checkpoints where one exists.
+    /// Its name, as in Hugging Face checkpoints if they have one for it.
     pub name: String,
     /// Its shape as this rank stores it. Linear weights are `(out features, in features)`.
     pub shape: Shape,
-    /// The number of real rows stored here. A padded vocabulary has more rows, which stay zero.
+    /// The number of real rows stored here. A padded vocabulary has more rows; they stay zero.
     pub rows: usize,
     /// The sizes of the whole parameter, without padding.
     pub whole: Vec<usize>,
@@ -45,17 +45,21 @@ pub struct ParamSpec {
     pub dtype: DType,
     /// Its first values.
     pub init: Init,
-    /// The layer whose backward completes its gradient.
+    /// The layer that completes its gradient in backward.
     pub layer: usize,
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
     /// tables are like this.
     pub sparse: bool,
     /// Backward computes a part of its gradient, though this rank stores it whole: with sequence parallelism from this rank's
-    /// tokens, of norms of heads from this rank's heads. The parts are summed over the tensor-parallel group.
+    /// tokens, of norms of heads from this rank's heads, of routers from this rank's channels of experts. The parts are summed over the tensor-parallel group.
     pub partial_gradient: bool,
     /// Of the weight of a block's linear layer: the outputs of each matrix that is packed in it, over all ranks, such as those of
     /// queries, keys and values. Empty for every other parameter.
     pub matrices: Vec<usize>,
+    /// The share of it that a token is multiplied with: 1, or of all experts those that a token passes.
+    pub share_per_token: f64,
+    /// Layers read f32 weights, whatever the model's precision.
+    pub always_f32: bool,
     /// Its products have 8-bit factors, by this recipe.
     pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
@@ -81,6 +85,8 @@ impl ParamSpec {
             sparse: false,
             partial_gradient: false,
             matrices: Vec::new(),
+            share_per_token: 1.0,
+            always_f32: false,
             fp8: None,
             tied: None,
             frozen: false,
@@ -99,22 +105,22 @@ impl ParamSpec {
         let shape = Shape::new(&shard.stored_sizes(self.shape.sizes()));
         let mut spec = ParamSpec { shape, shard: Some(shard), ..self };
         let row: usize = shape.sizes()[1..].iter().product();
-        spec.rows = spec.dense_blocks().iter().map(DenseBlock::elements).sum::<usize>() / row.max(1);
+        spec.rows = spec.slabs().iter().map(Slab::elements).sum::<usize>() / row.max(1);
         spec
     }
 
-    /// Where the values stored here lie in the whole parameter.
-    pub fn dense_blocks(&self) -> Vec<DenseBlock> {
-        dense_blocks(&self.whole, self.shard.as_ref())
+    /// The places in the whole parameter of the values stored here.
+    pub fn slabs(&self) -> Vec<Slab> {
+        slabs(&self.whole, self.shard.as_ref())
     }
 
-    /// The stored rows of which other tensor-parallel ranks store copies, such as those of a key head.
+    /// The stored rows that other tensor-parallel ranks store copies of, such as those of a key head.
     pub fn copied_rows(&self) -> Option<CopiedRows> {
         self.shard.as_ref().and_then(TensorShard::copied_rows)
     }
 
-    /// The stored elements that count on this rank, in the gradient norm and in checkpoints: all but copies of which another
-    /// rank has the first.
+    /// The stored elements that count on this rank, in the gradient norm and in checkpoints: all but copies if another
+    /// rank has the first copy.
     pub fn counted(&self) -> Range<usize> {
         let row: usize = self.shape.sizes()[1..].iter().product();
         match self.copied_rows() {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::dense_block::DenseBlock;
+use super::slab::Slab;
 
 /// Rows or columns that are divided by themselves, such as the queries of a packed weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct ShardGroup {
     /// Their number, with a vocabulary's padding; a multiple of `parts`.
     pub size: usize,
     /// The number of equal parts; it divides the number of ranks. If it is smaller, consecutive ranks store copies of the
-    /// same part: a key head, where there are more ranks than key heads.
+    /// same part: a key head, if there are more ranks than key heads.
     pub parts: usize,
 }
 
@@ -31,14 +31,14 @@ pub struct TensorShard {
     pub ranks: usize,
 }
 
-/// Rows of a parameter of which other ranks store copies.
+/// Rows of a parameter that other ranks store copies of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedRows {
     /// The first of them among the stored rows. They go on to the end.
     pub first: usize,
-    /// Which part they are, and of how many.
+    /// The index of their part among `parts`.
     pub part: usize,
-    /// See `part`.
+    /// The number of parts.
     pub parts: usize,
     /// This rank is the first of those that store them.
     pub is_first_copy: bool,
@@ -60,11 +60,11 @@ impl TensorShard {
         Some(CopiedRows { first, part: self.rank / copies, parts, is_first_copy: self.rank.is_multiple_of(copies) })
     }
 
-    /// The dense blocks that a rank has of a whole of these sizes, without padding.
-    fn dense_blocks(&self, whole: &[usize]) -> Vec<DenseBlock> {
+    /// The slabs that a rank has of a whole of these sizes, without padding.
+    fn slabs(&self, whole: &[usize]) -> Vec<Slab> {
         let row: usize = whole[1..].iter().product();
         let (mut before, mut here) = (0, 0);
-        let blocks = self.groups.iter().map(|group| {
+        let slabs = self.groups.iter().map(|group| {
             let part = group.size / group.parts;
             let first = before + self.rank / (self.ranks / group.parts) * part;
             let real = part.min(whole[self.axis].saturating_sub(first));
@@ -73,18 +73,18 @@ impl TensorShard {
             let start = if self.axis == 0 { here * row } else { 0 };
             before += group.size;
             here += part;
-            DenseBlock { offset, sizes, start }
+            Slab { offset, sizes, start }
         });
-        blocks.filter(|block| block.elements() > 0).collect()
+        slabs.filter(|slab| slab.elements() > 0).collect()
     }
 }
 
-/// The dense blocks of a parameter whose whole has these sizes, without padding: those of the shard, or one block with
+/// The slabs of a parameter of these whole sizes, without padding: those of the shard, or one slab with
 /// everything.
-pub(super) fn dense_blocks(whole: &[usize], shard: Option<&TensorShard>) -> Vec<DenseBlock> {
+pub(super) fn slabs(whole: &[usize], shard: Option<&TensorShard>) -> Vec<Slab> {
     match shard {
-        Some(shard) => shard.dense_blocks(whole),
-        None => vec![DenseBlock { offset: vec![0; whole.len()], sizes: whole.to_vec(), start: 0 }],
+        Some(shard) => shard.slabs(whole),
+        None => vec![Slab { offset: vec![0; whole.len()], sizes: whole.to_vec(), start: 0 }],
     }
 }
 
@@ -97,16 +97,16 @@ pub(super) fn fill(
 ) -> Vec<f32> {
     let width: usize = whole[1..].iter().product();
     let mut values = vec![0.0; range.len()];
-    for block in dense_blocks(whole, shard) {
-        let (row, column) = (block.offset[0], block.offset.get(1).copied().unwrap_or(0));
-        let columns: usize = block.sizes[1..].iter().product();
-        let (first, end) = (block.start.max(range.start), (block.start + block.elements()).min(range.end));
+    for slab in slabs(whole, shard) {
+        let (row, column) = (slab.offset[0], slab.offset.get(1).copied().unwrap_or(0));
+        let columns: usize = slab.sizes[1..].iter().product();
+        let (first, end) = (slab.start.max(range.start), (slab.start + slab.elements()).min(range.end));
         if first >= end {
             continue;
         }
         let here = &mut values[first - range.start..end - range.start];
         here.par_iter_mut().enumerate().for_each(|(i, here)| {
-            let at = first - block.start + i;
+            let at = first - slab.start + i;
             *here = value((row + at / columns) * width + column + at % columns);
         });
     }
@@ -138,7 +138,7 @@ mod tests {
         let second = shard(0, &[4, 2, 2], 1, 2);
         assert_eq!(second.stored_sizes(&[8, 2]), [4, 2]);
         assert_eq!(filled(&[8, 2], &second, &[8, 2]), [5, 6, 7, 8, 11, 12, 15, 16]);
-        let starts: Vec<usize> = dense_blocks(&[8, 2], Some(&second)).iter().map(|block| block.start).collect();
+        let starts: Vec<usize> = slabs(&[8, 2], Some(&second)).iter().map(|slab| slab.start).collect();
         assert_eq!(starts, [0, 4, 6]);
     }
 
@@ -166,8 +166,8 @@ mod tests {
     fn a_shard_of_columns_is_one_block() {
         let second = shard(1, &[6], 1, 3);
         assert_eq!(filled(&[2, 6], &second, &[2, 6]), [3, 4, 9, 10]);
-        let block = DenseBlock { offset: vec![0, 2], sizes: vec![2, 2], start: 0 };
-        assert_eq!(dense_blocks(&[2, 6], Some(&second)), [block]);
+        let slab = Slab { offset: vec![0, 2], sizes: vec![2, 2], start: 0 };
+        assert_eq!(slabs(&[2, 6], Some(&second)), [slab]);
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(filled(&whole, &shard(0, &[8], 0, 2), &[8, 2]), [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(filled(&whole, &shard(0, &[8], 1, 2), &[8, 2]), [9, 10, 0, 0, 0, 0, 0, 0]);
         assert_eq!(filled(&whole, &shard(0, &[8], 3, 4), &[8, 2]), [0; 4]);
-        assert_eq!(dense_blocks(&whole, Some(&shard(0, &[8], 3, 4))), []);
+        assert_eq!(slabs(&whole, Some(&shard(0, &[8], 3, 4))), []);
     }
 
     #[test]

@@ -1,26 +1,26 @@
-//! Where the weights lie that layers read.
+//! The memory of the weights that layers read.
 
 use device::DType;
 
 use super::flat_layout::OptimizerShard;
 use super::spec::ParamSpec;
 
-/// How much of a parameter's weights a rank has, and in which type.
+/// The share of a parameter's weights that a rank has, and their type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightMemory {
     /// All, at any time. f32 weights are their own masters.
     Kept(DType),
     /// The part that this rank updates. The whole is gathered in a buffer that many parameters share. It is there for a
-    /// short time, in which the 8-bit copies are made.
+    /// short time, while the 8-bit copies are made.
     Passing(DType),
     /// All, at any time, without masters: nothing updates them.
     Frozen(DType),
 }
 
 impl WeightMemory {
-    /// What a parameter needs. What products read of an 8-bit weight are its copies, so it needs no other memory than its
-    /// masters. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of the first
-    /// layer are gathered after the update and must last until the next forward, so they stay.
+    /// The memory that a parameter needs. Products read the copies of an 8-bit weight, so it needs no other memory than
+    /// its masters. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of
+    /// the first layer are gathered after the update and must last until the next forward, so they stay.
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, shard: OptimizerShard) -> WeightMemory {
         if spec.frozen {
             return WeightMemory::Frozen(spec.dtype);

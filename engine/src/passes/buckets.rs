@@ -1,12 +1,13 @@
 //! Buckets of gradients are summed, and buckets of weights gathered, next to the work of layers.
 //!
-//! The code sums all buckets after the last backward. The pass begins a bucket's sum with the next backward after the bucket
-//! is complete; the last bucket has no such backward. The code gathers a layer's weights in its first forward. The pass begins
-//! the gather with the forward of the layer before. If layers have no graphs of their own and buckets share no memory, it
-//! begins all gathers with the step: then a stage of a pipeline has its weights before its first input comes.
+//! The code sums all buckets after the last backward. The pass begins a bucket's sum with the next backward after the
+//! bucket is complete; the last bucket has no such backward. The code gathers a layer's weights in its first forward.
+//! The pass begins the gather with the forward of the layer before. If layers have no graphs of their own and buckets
+//! share no memory, it begins all gathers with the step: then a stage of a pipeline has its weights before its first
+//! input comes.
 //!
-//! These transfers have a queue of their own, one after the other. Where layers have graphs of their own, a graph waits at its
-//! end for the transfers that began in it: no work may go on past the end of a graph.
+//! These transfers have a queue of their own, one after the other. If layers have graphs of their own, a graph waits at
+//! its end for the transfers that began in it: no work may go on past the end of a graph.
 //!
 //! Order that it removes: layers do not wait for the sums of others' buckets, nor for gathers of others' weights.
 
@@ -14,11 +15,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use device::{Communicator, Op};
-use graph_manager::{Piece, PieceEntry, SideStream, StepPass, Then};
+use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 
 use super::name::PassName;
 use crate::gradient_sync::DataParallelSync;
-use crate::regions::{Pass, Region};
+use crate::regions::Region;
 use crate::step_policy::StepContext;
 
 /// The pass, with what it has begun in a step.
@@ -34,24 +35,24 @@ pub(crate) struct Buckets {
     last: Vec<Op>,
     communicator: Rc<dyn Communicator>,
     /// The regions that complete gradients: of this kind, and of the last microbatch.
-    completing: (Pass, usize),
+    completing: (Phase, usize),
     /// Layers have graphs of their own.
     captures_layers: bool,
     /// All gathers begin with the step.
     gathers_ahead: bool,
     /// Operations that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
-    /// The region whose end waits for the transfers that began in it.
+    /// The region that waits at its end for the transfers that began in it.
     ends_in: Option<Region>,
 }
 
 impl Buckets {
-    /// For a step whose gradients regions of `completing` complete, in the last microbatch.
+    /// For a step. Its gradients are complete after the regions of the kind `completing` of the last microbatch.
     pub(crate) fn new(
         queue: &Rc<SideStream>,
         cx: &StepContext<'_>,
         ranks: &DataParallelSync,
-        completing: Pass,
+        completing: Phase,
     ) -> Buckets {
         let layers = ranks.layers().to_vec();
         let captures_layers = cx.policy().captures_layers();
@@ -78,10 +79,10 @@ impl Buckets {
 
     /// The transfers that begin with a region, and whether its end waits for them.
     fn beginning(&mut self, region: Region) -> (Vec<Op>, bool) {
-        let (pass, last) = self.completing;
+        let (phase, last) = self.completing;
         let sums_after = match region {
             // The first region of a layer comes after the step's beginning.
-            region if self.gathers_ahead && !self.gathers.is_empty() && region.place().is_some() => {
+            region if self.gathers_ahead && !self.gathers.is_empty() && region.layer_and_microbatch().is_some() => {
                 let gathers = &mut self.gathers;
                 return (self.layers.iter().filter_map(|layer| gathers.remove(layer)).flatten().collect(), false);
             }
@@ -89,8 +90,8 @@ impl Buckets {
                 let next = self.after(layer).and_then(|next| self.gathers.remove(&next));
                 return (next.unwrap_or_default(), true);
             }
-            Region::Backward { layer, microbatch } if (Pass::Backward, microbatch) == (pass, last) => layer,
-            Region::WeightGradients { layer, microbatch } if (Pass::WeightGradients, microbatch) == (pass, last) => {
+            Region::Backward { layer, microbatch } if (Phase::Backward, microbatch) == (phase, last) => layer,
+            Region::WeightGradients { layer, microbatch } if (Phase::WeightGradients, microbatch) == (phase, last) => {
                 layer
             }
             _ => return (Vec::new(), false),

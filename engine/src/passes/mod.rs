@@ -1,4 +1,5 @@
-//! When the work of a step is done, and beside what. The step's code says what is computed, in one order; passes decide on time.
+//! Passes decide when the work of a step is done, and which work runs side by side. The step's code gives all
+//! operations, in one order.
 
 mod buckets;
 mod name;
@@ -11,13 +12,13 @@ mod weight_gradients;
 use std::rc::Rc;
 
 use device::{BufferId, Communicator};
-use graph_manager::{SideStream, StepPass};
+use graph_manager::{Phase, SideStream, StepPass};
 use parallel::Task;
 
 use crate::gradient_sync::DataParallelSync;
 use crate::model::Chunk;
 use crate::pipeline::Pipeline;
-use crate::regions::{Pass, Region};
+use crate::regions::Region;
 use crate::step_policy::StepContext;
 use buckets::Buckets;
 pub use name::PassName;
@@ -27,10 +28,10 @@ use task_walk::TaskWalk;
 use tensor_parallel::TensorParallelTransfers;
 use weight_gradients::WeightGradients;
 
-/// What the passes of a rank's steps have to know.
+/// The settings, queues and groups that the passes of a rank's steps use.
 pub(crate) struct Timing {
     pub(crate) left_out: Vec<PassName>,
-    /// Where gradients of parameters lie.
+    /// The memory of the parameters' gradients.
     pub(crate) gradients: BufferId,
     /// Backwards leave weight gradients to regions of their own.
     pub(crate) splits_backward: bool,
@@ -55,8 +56,8 @@ pub(crate) struct StepOf<'s> {
 
 impl Timing {
     /// The regions that complete gradients, in the last microbatch.
-    pub(crate) fn completing(&self) -> Pass {
-        if self.splits_backward { Pass::WeightGradients } else { Pass::Backward }
+    pub(crate) fn completing(&self) -> Phase {
+        if self.splits_backward { Phase::WeightGradients } else { Phase::Backward }
     }
 
     /// The passes of a step, in order.
@@ -68,7 +69,7 @@ impl Timing {
         let StepOf { tasks, chunks, pipeline, data_parallel } = *step;
         let walk = || TaskWalk::new(pipeline.stage(), chunks, tasks, cx.mode().trains());
         let is_left_out = |name| self.left_out.contains(&name);
-        let overlap = pipeline.ahead_of_overlap().filter(|_| cx.mode().trains() && !is_left_out(PassName::Overlap));
+        let overlap = pipeline.warmup_of_overlap().filter(|_| cx.mode().trains() && !is_left_out(PassName::Overlap));
         if is_left_out(name) && name != PassName::StageTransfers {
             return None;
         }

@@ -1,4 +1,4 @@
-//! What passes are called.
+//! The names of passes.
 
 use std::fmt::{Display, Formatter};
 
@@ -18,7 +18,7 @@ pub enum PassName {
 }
 
 impl PassName {
-    /// All passes, in the order in which they are applied.
+    /// All passes. They are applied in this order.
     pub const ALL: [PassName; 5] = [
         PassName::Overlap,
         PassName::WeightGradients,

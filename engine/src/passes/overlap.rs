@@ -1,7 +1,7 @@
 //! A forward runs next to the backward of another microbatch.
 //!
-//! The schedule has each such forward right before its backward. The pass puts the regions of forwards on the second lane,
-//! with tensor-parallel communicators of their own, so the backward that follows goes on next to them. The first
+//! The schedule has each such forward right before its backward. The pass puts the regions of forwards on the second
+//! lane, with tensor-parallel communicators of their own, so the backward that follows goes on next to them. The first
 //! forwards have no backward beside them; they run on that lane too, because a region's graph belongs to one lane.
 //!
 //! Order that it removes: a backward does not wait for the forward before it; the tasks after both wait for both.
@@ -20,9 +20,9 @@ use crate::regions::Region;
 pub(crate) struct Overlap {
     tasks: Vec<Task>,
     walk: TaskWalk,
-    /// How many forwards come before all backwards.
+    /// The number of forwards that come before all backwards.
     ahead: usize,
-    /// The layers whose forward belongs to a backward: the head.
+    /// The heads: their forward belongs to a backward.
     heads: Vec<usize>,
     /// Communicators, each with the one that forwards use in its place.
     twins: Vec<(Rc<dyn Communicator>, Rc<dyn Communicator>)>,

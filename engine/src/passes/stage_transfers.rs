@@ -1,10 +1,11 @@
-//! Transfers between stages begin as early as they may, and receives no earlier: they occupy multiprocessors.
+//! Transfers between stages begin early, but a receive only about one task ahead: until it ends it occupies
+//! multiprocessors.
 //!
-//! Each end of a link has a queue of its own, so no transfer waits for another one. A send begins after the work that computed
-//! its values. Only the next send in its direction, and the end of the step, wait for it. In the code a task receives and at
-//! once copies the values out of the receive buffer. The pass begins the receive about one task earlier, see
-//! [`ReceiveQueue`]: after the task before has copied its own values out. (A receive cannot write to the microbatch's slot:
-//! the microbatch before may still use it.)
+//! Each end of a link has a queue of its own, so no transfer waits for another one. A send begins after the work that
+//! computed its values. Only the next send in its direction, and the end of the step, wait for it. In the code a task
+//! receives and at once copies the values out of the receive buffer. The pass begins the receive about one task
+//! earlier, see [`ReceiveQueue`]: after the task before has copied its own values out. (A receive cannot write to the
+//! microbatch's slot: the microbatch before may still use it.)
 //!
 //! Order that it removes: layers do not wait for sends and receives, but for the copies out of receive buffers.
 
@@ -61,7 +62,7 @@ impl StageTransfers {
         StageTransfers { stage, tasks: tasks.to_vec(), walk, overlaps, ahead, forward, backward }
     }
 
-    /// Begins the receives for which it is time where so many tasks have begun.
+    /// Begins the receives that are due when so many tasks have begun.
     fn begin(&mut self, piece: &mut Piece<Region>, begun: usize, directions: &[Direction]) {
         for direction in directions {
             let receives = match direction {
@@ -72,8 +73,9 @@ impl StageTransfers {
         }
     }
 
-    /// Begins the receives for later tasks, if a task has just begun or has just copied its values out of the receive buffer.
-    /// Where forwards run aside, the lane aside reads the buffers of activations, so receives of activations begin there.
+    /// Begins the receives for later tasks, if a task has just begun or has just copied its values out of the receive
+    /// buffer. If forwards run aside, the lane aside reads the buffers of activations, so receives of activations begin
+    /// there.
     fn begin_ahead(&mut self, piece: &mut Piece<Region>) {
         let here: &[Direction] = match (self.overlaps, piece.is_aside()) {
             (false, _) => &BOTH,

@@ -1,4 +1,4 @@
-//! Where the tasks of a step begin and end among its regions.
+//! Finds the beginnings and ends of a step's tasks among its regions.
 
 use graph_manager::{Piece, Then};
 use parallel::{PipelineStage, Task};
@@ -8,7 +8,7 @@ use crate::regions::Region;
 
 /// A step's tasks, and how many have ended.
 pub(super) struct TaskWalk {
-    /// By task: the region with which it ends. A hook may come after it.
+    /// By task: its last region. A hook may come after it.
     ends: Vec<Region>,
     ended: usize,
     /// The next piece between regions comes after the end of a task, or before the first one.
@@ -21,8 +21,8 @@ impl TaskWalk {
         TaskWalk { ends, ended: 0, between: false }
     }
 
-    /// Goes on to a piece. Returns how many tasks have ended where one piece before it was the last of one, or of the step's
-    /// beginning.
+    /// Goes on to a piece. If it is the first piece between regions after the end of a task, or after the step's
+    /// beginning, returns the number of tasks that have ended.
     pub(super) fn reach(&mut self, piece: &Piece<Region>) -> Option<usize> {
         let region = piece.region();
         if piece.then() == Then::End && (region == Region::Begin || self.ends.get(self.ended) == Some(&region)) {
@@ -40,7 +40,7 @@ impl TaskWalk {
     }
 }
 
-/// The region with which a task ends.
+/// The last region of a task.
 fn last_region(stage: PipelineStage, chunk: &Chunk, task: Task, trains: bool) -> Region {
     let (first, last, microbatch) = (chunk.first, chunk.last(), task.microbatch());
     match task {

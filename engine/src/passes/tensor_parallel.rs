@@ -1,11 +1,12 @@
 //! Transfers between ranks that share layers, in backwards, beside products that do not need them.
 //!
-//! A transfer that a product separates from its first reader runs beside that product. Otherwise it is **exposed**: the next
-//! operation reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an exposed transfer
-//! runs. If a second exposed transfer comes before new weight gradients do, the two transfers share them: half each.
+//! A transfer that a product separates from its first reader runs beside that product. Otherwise it is **exposed**: the
+//! next operation reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an
+//! exposed transfer runs. If a second exposed transfer comes before new weight gradients do, the two transfers share
+//! them: half each.
 //!
-//! Such transfers have a queue of their own. Its work starts before products that are ready at the same time: a product that
-//! begins first would occupy the whole GPU until it ends.
+//! Such transfers have a queue of their own. Its work starts before products that are ready at the same time: a product
+//! that begins first would occupy the whole GPU until it ends.
 //!
 //! Order that it removes: operations between a transfer and its first reader do not wait for the transfer.
 
@@ -30,8 +31,8 @@ impl TensorParallelTransfers {
         TensorParallelTransfers { queue: queue.clone(), group: group.clone() }
     }
 
-    /// Whether it brings rows of the residual stream or of its gradient: products read them. A sum in place of such rows has
-    /// three axes, `(batch, seq, hidden)`; sums of statistics and of gradients of parameters have fewer.
+    /// Whether it brings rows of the residual stream or of its gradient: products read them. A sum in place of such
+    /// rows has three axes, `(batch, seq, hidden)`; sums of statistics and of gradients of parameters have fewer.
     fn is_large(&self, entry: &PieceEntry) -> bool {
         let Op::Collective(transfer) = entry.op() else { return false };
         let brings_rows = match transfer.kind {
@@ -75,7 +76,8 @@ struct Ordered {
     entries: Vec<PieceEntry>,
     /// Weight gradients that wait for an exposed transfer.
     held: Vec<PieceEntry>,
-    /// Readers of covered transfers, other than products: they wait for the next transfer, so that more products cover this one.
+    /// Readers of covered transfers, other than products: they wait for the next transfer, so that more products cover
+    /// this one.
     late: Vec<PieceEntry>,
     /// Transfers on the queue that nothing has waited for, by index in `entries`.
     under_way: Vec<usize>,
@@ -83,7 +85,7 @@ struct Ordered {
 
 impl Ordered {
     fn push(&mut self, entry: PieceEntry) {
-        // What waits for a transfer waits for those before it.
+        // An operation that waits for a transfer waits for those before it.
         let waits_for = self.under_way.iter().rposition(|at| self.entries[*at].conflicts_with(&entry));
         if let (Some(last), None) = (waits_for, entry.queue()) {
             self.under_way.drain(..=last);
@@ -95,7 +97,7 @@ impl Ordered {
         std::mem::take(&mut self.late).into_iter().for_each(|entry| self.push(entry));
     }
 
-    /// The first `count` weight gradients that were held, after what they wait for.
+    /// The first `count` weight gradients that were held, after the operations that they wait for.
     fn release(&mut self, count: usize) {
         if count > 0 {
             self.push_late();
@@ -113,10 +115,14 @@ impl Ordered {
 }
 
 impl TensorParallelTransfers {
+    /// Puts a backward's piece in another order. Weight gradients, which an earlier pass has put on a queue, are held
+    /// until an exposed transfer, or an operation that they must not come after. Readers of covered transfers other
+    /// than products wait for the next transfer. All else keeps its order.
     fn cover(&self, piece: &mut Piece<Region>) {
         let entries = std::mem::take(&mut piece.entries);
         let found: Vec<Option<Found>> =
             (0..entries.len()).map(|at| self.is_large(&entries[at]).then(|| self.look(&entries, at))).collect();
+        // The only entries with a queue so far are those of the pass for weight gradients.
         let is_gradient: Vec<bool> = entries.iter().map(|entry| entry.queue().is_some()).collect();
         let next_exposed = |at: usize| (at..found.len()).find(|at| found[*at] == Some(Found::Exposed));
         let reads_covered = |at: usize| found.contains(&Some(Found::Covered { reader: at }));

@@ -1,48 +1,49 @@
 //! Gradients of weights: no other layer waits for them.
 //!
-//! They have a queue of their own, next to the other operations of a backward, which waits for them at its end. Where
-//! backwards are split (zero bubble), they go to regions of their own instead, later in the step.
+//! They have a queue of their own, next to the other operations of a backward. The backward waits for them at its end.
+//! If backwards are split (zero bubble), they go to regions of their own instead, later in the step.
 //!
-//! Order that it removes: the operations of a region after a weight gradient do not wait for it before the region's end. In
-//! an MLP the layers before do not wait either; only the first layer's backward does.
+//! Order that it removes: the operations of a region after a weight gradient do not wait for it before the region's
+//! end. In an MLP the layers before do not wait either; only the first layer's backward does.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use device::{Accesses, BufferId, Op};
-use graph_manager::{Piece, PieceEntry, SideStream, StepPass, Then};
+use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 
 use super::name::PassName;
-use crate::regions::{Pass, Region};
+use crate::regions::Region;
 
-/// The pass, with what it has kept and put on the queue in a step.
+/// The pass, with the work that it has kept and put on the queue in a step.
 pub(crate) struct WeightGradients {
     queue: Rc<SideStream>,
     /// The memory of `main_grad`.
     gradients: BufferId,
     /// Backwards are split.
     splits: bool,
-    /// They may be computed next to the backwards of the layers before.
+    /// They may be computed next to the backwards of earlier layers, which come later in backward.
     outlive: bool,
     /// By backward region: gradients that a later region computes.
     kept: HashMap<Region, Vec<PieceEntry>>,
     /// The queue was given operations that nothing has waited for.
     under_way: bool,
-    /// They belong to a region that has ended.
+    /// The operations under way belong to a region that has ended.
     outlived: bool,
 }
 
 impl WeightGradients {
-    /// For parameters whose gradients lie in that buffer.
+    /// For parameters with gradients in that buffer.
     pub(crate) fn new(queue: &Rc<SideStream>, gradients: BufferId, splits: bool, outlive: bool) -> WeightGradients {
         let queue = queue.clone();
         WeightGradients { queue, gradients, splits, outlive, kept: HashMap::new(), under_way: false, outlived: false }
     }
 
-    /// Whether an operation computes gradients of parameters alone, or in a backward adds up losses.
+    /// Whether an operation is for this pass: it computes only gradients of parameters, or in a backward adds up
+    /// losses.
     fn is_one(&self, region: Region, entry: &PieceEntry) -> bool {
         match entry.op() {
-            Op::Gemm(_) | Op::BiasGrad(_) => {
+            Op::Gemm(_) | Op::GroupedGemm(_) | Op::BiasGrad(_) => {
                 entry.accesses().writes.iter().all(|tensor| tensor.buffer == self.gradients)
             }
             Op::SumInto(_) => region.is_backward() && entry.writes_outside(),
@@ -50,8 +51,9 @@ impl WeightGradients {
         }
     }
 
-    /// Puts them on the queue, or keeps those of a split backward. One whose factors are overwritten later in the piece stays,
-    /// and so does a sum that nothing comes after: it runs beside the product before it.
+    /// Puts weight gradients on the queue, or keeps those of a split backward. One stays in its place if its factors
+    /// are overwritten later in the piece. A bias's sum stays if nothing comes after it: it runs beside the product
+    /// before it.
     fn take(&mut self, piece: &mut Piece<Region>) {
         let region = piece.region();
         let keeps = self.splits && region.is_backward();
@@ -78,26 +80,26 @@ impl WeightGradients {
         }
     }
 
-    /// Whether what a region has put on the queue may go on past its end. The first layer's backward is a microbatch's last and
-    /// waits for all.
+    /// Whether a region's operations on the queue may go on past its end. The first layer's backward is a microbatch's
+    /// last and waits for all.
     fn outlives(&self, region: Region) -> bool {
         self.outlive && matches!(region, Region::Backward { layer, .. } if layer > 0)
     }
 }
 
-/// Whether an operation writes what a product reads besides its result.
+/// Whether an operation writes a tensor that a product reads, other than its result.
 fn overwrites_factors(later: &PieceEntry, product: &PieceEntry) -> bool {
     let of = product.accesses();
     let factors = of.reads.iter().filter(|read| !of.writes.contains(read)).copied();
     later.accesses().conflicts(&Accesses::new(factors, []))
 }
 
-/// The backward whose gradients a region of weight gradients computes.
+/// The backward that a region of weight gradients belongs to.
 fn backward_of(region: Region) -> Option<Region> {
     match region {
         Region::WeightGradients { layer, microbatch } => Some(Region::Backward { layer, microbatch }),
-        Region::Module { module, pass: Pass::WeightGradients, layer, microbatch } => {
-            Some(Region::Module { module, pass: Pass::Backward, layer, microbatch })
+        Region::Module { module, phase: Phase::WeightGradients, layer, microbatch } => {
+            Some(Region::Module { module, phase: Phase::Backward, layer, microbatch })
         }
         _ => None,
     }

@@ -13,7 +13,7 @@ pub(crate) struct Link {
     pub(crate) send: Option<SendEnd>,
 }
 
-/// Where values of the neighbour arrive.
+/// The end that receives values from the neighbour.
 pub(crate) struct ReceiveEnd {
     /// `forward` or `backward`.
     pub(crate) name: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct ReceiveEnd {
     pub(super) buffers: Vec<Tensor>,
 }
 
-/// Where values leave for the neighbour.
+/// The end that sends values to the neighbour.
 pub(crate) struct SendEnd {
     pub(super) communicator: Rc<dyn Communicator>,
     pub(crate) queue: Rc<SideStream>,

@@ -76,11 +76,11 @@ impl Pipeline {
         })
     }
 
-    /// Where forwards run next to backwards of other microbatches: how many forwards come before all backwards. Each
-    /// later one runs next to the backward that follows it.
-    pub fn ahead_of_overlap(&self) -> Option<usize> {
+    /// If forwards run next to backwards of other microbatches: the number of forwards before all backwards. Each later
+    /// one runs next to the backward that follows it.
+    pub fn warmup_of_overlap(&self) -> Option<usize> {
         let schedule = self.stage.schedule();
-        schedule.overlaps().then(|| schedule.ahead(self.stage.stage()))
+        schedule.overlaps().then(|| schedule.warmup(self.stage.stage()))
     }
 
     /// All stages; `None` if this is the only one.
@@ -93,7 +93,7 @@ impl Pipeline {
         Transfers::new(self.stage, [&self.forward, &self.backward])
     }
 
-    /// Which stage it is.
+    /// This rank's stage.
     pub(crate) fn stage(&self) -> PipelineStage {
         self.stage
     }
@@ -117,7 +117,7 @@ impl Pipeline {
         cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ends.clone(), *grads))
     }
 
-    /// Sums a small tensor over the stages, such as the loss, which only the last stage computes.
+    /// Sums a small tensor over the stages, such as the loss: only the last stage computes it.
     ///
     /// # Errors
     /// A failed collective.

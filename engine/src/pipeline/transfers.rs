@@ -1,5 +1,5 @@
-//! The transfers of one step, as its code has them: a task receives what it needs and copies it out of the receive buffer, and
-//! sends what it has computed.
+//! The transfers of one step, as its code has them: a task receives its input, copies it out of the receive buffer, and
+//! sends its output.
 
 use device::Tensor;
 use device::ops::{Add, Collective, CollectiveKind, Copy};
@@ -42,9 +42,9 @@ impl<'p> Transfers<'p> {
         self.forward.receive(cx).map(Some)
     }
 
-    /// Sends the output of a chunk, whose last layer is `layer`, to the next part of the model: the sum of the residual
-    /// stream and what is still to be added to it, rounded as the next norm would round it. Does nothing for the last
-    /// part.
+    /// Sends the output of a chunk to the next part of the model. `layer` is the chunk's last layer. The output is the
+    /// sum of the residual stream and of a `delta` not yet added to it, rounded as the next norm would round it. Does
+    /// nothing for the last part.
     ///
     /// # Errors
     /// A failed transfer.
@@ -60,7 +60,7 @@ impl<'p> Transfers<'p> {
         })
     }
 
-    /// The gradient of a chunk's output, whose last layer is `layer`, copied into the microbatch's slot.
+    /// The gradient of a chunk's output, copied into the microbatch's slot. `layer` is the chunk's last layer.
     ///
     /// # Errors
     /// A failed transfer.
@@ -73,8 +73,8 @@ impl<'p> Transfers<'p> {
         })
     }
 
-    /// Sends the gradient of a chunk's input, whose first layer is `layer`, to the part of the model before. Does nothing
-    /// for the first part.
+    /// Sends the gradient of a chunk's input to the part of the model before. `layer` is the chunk's first layer. Does
+    /// nothing for the first part.
     ///
     /// # Errors
     /// A failed transfer.
@@ -99,7 +99,7 @@ impl Channel<'_> {
         Ok(values)
     }
 
-    /// Sends what `fill` writes to the send buffer.
+    /// Sends the values that `fill` writes to the send buffer.
     fn send(&self, cx: &StepContext<'_>, fill: impl FnOnce(&StepContext<'_>, Tensor) -> Result<()>) -> Result<()> {
         let Some(end) = &self.link.send else { unreachable!("a task that sends has a link to send to") };
         fill(cx, end.buffer)?;

@@ -1,10 +1,9 @@
-//! Makes a stage: what it allocates, and which part gets which memory.
+//! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
-use std::mem::offset_of;
 use std::rc::Rc;
 
-use device::ops::{Control, Status};
-use device::{Area, Communicator, DType, Device, Tensor};
+use device::ops::{Control, Rule};
+use device::{Communicator, DType, Device};
 use graph_manager::{Error, Result, SideStream};
 use parallel::{PipelineGroups, PipelineStage};
 
@@ -15,8 +14,8 @@ use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync
 use crate::graph_options::GraphOptions;
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
-use crate::model::{Architecture, StepTensors};
-use crate::optimizer::{AdamW, MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
+use crate::model::{Architecture, ExpertLoads, StepTensors};
+use crate::optimizer::{MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
 use crate::params::{OptimizerShard, Params};
 use crate::passes::{PassName, Timing};
 use crate::pipeline::Pipeline;
@@ -28,9 +27,10 @@ pub struct StageOptions {
     pub seed: u64,
     /// The largest number of microbatches in a step.
     pub microbatches: usize,
-    /// The parameter groups: which parameters are updated how. Each parameter belongs to the first group that takes it.
+    /// The parameter groups. All parameters of a group are updated in the same way. Each parameter belongs to the first
+    /// group that takes it.
     pub optimizer: Vec<ParamGroup>,
-    /// Which steps make no update because they are spikes; `None`: all that are finite make one.
+    /// How spikes are recognised. A step with a spike makes no update. `None`: all finite steps make one.
     pub skip_step: Option<SkipStep>,
     /// The types of the optimizer's moments.
     pub moments: MomentTypes,
@@ -38,9 +38,9 @@ pub struct StageOptions {
     pub bucket_bytes: usize,
     /// Each data-parallel rank has master weights and optimizer state of its own part of every bucket only.
     pub distributed_optimizer: bool,
-    /// The type in which gradients are summed over data-parallel ranks: f32 or bf16.
+    /// The number type of sums of gradients over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
-    /// Which stage of a pipeline this is, and in which order it works. If the schedule
+    /// This rank's stage of a pipeline, with the order of its work. If the schedule
     /// [overlaps](parallel::Schedule::overlapping), forwards run next to backwards, to the same bits. With tensor
     /// parallelism that needs [`TensorParallel::aside`](crate::model::TensorParallel::aside).
     pub pipeline: PipelineStage,
@@ -60,7 +60,7 @@ impl Default for StageOptions {
         StageOptions {
             seed: 0,
             microbatches: 1,
-            optimizer: ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
+            optimizer: ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
             skip_step: None,
             moments: MomentTypes::default(),
             bucket_bytes: 25 << 20,
@@ -81,6 +81,8 @@ impl Default for StageOptions {
 pub struct StageGroups {
     /// The ranks with other parts of the batch.
     pub data_parallel: Option<Rc<dyn Communicator>>,
+    /// The same ranks over a communicator of their own, for a balance loss over the global batch.
+    pub expert_loads: Option<Rc<dyn Communicator>>,
     /// The stages with other layers.
     pub pipeline: Option<PipelineGroups>,
 }
@@ -97,8 +99,9 @@ impl Stage {
         options: StageOptions,
         groups: StageGroups,
     ) -> Result<Stage> {
-        let StageGroups { data_parallel, pipeline } = groups;
+        let StageGroups { data_parallel, expert_loads: load_ranks, pipeline } = groups;
         check_aside(&options, architecture)?;
+        check_loads(data_parallel.is_some(), load_ranks.is_some(), architecture)?;
         let compute = device.stream("compute");
         let shard = match &data_parallel {
             Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
@@ -107,25 +110,17 @@ impl Stage {
         let params = Params::new(device, architecture.specs.clone(), options.seed, options.bucket_bytes, shard)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
-        let rotary = architecture.rotary.try_map(|table| -> Result<Tensor> {
-            let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
-            if !device.is_dry() {
-                device.upload(&tensor, &table.values())?;
-            }
-            Ok(tensor)
-        })?;
-        let numbers = NumberTensors::allocate(device, &mut areas, architecture.has_z_loss)?;
-        let NumberTensors { loss_sum, z_loss_sum, .. } = numbers;
-        let tensors = StepTensors { control, loss_sum, z_loss_sum, rotary };
-        let model = (architecture.build)(&params, tensors);
+        let rotary = architecture.rotary.uploaded(device, &mut areas)?;
+        let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
+        let losses = numbers.losses.clone();
+        let expert_loads = numbers.loads.clone().map(|loads| ExpertLoads { ranks: load_ranks, ..loads });
+        let model = (architecture.build)(&params, StepTensors { control, losses, expert_loads, rotary });
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
         let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
-        let mut kept_losses = None;
-        if options.keeps_losses && layers.has_last() {
-            let shape = [options.microbatches, model.losses];
-            kept_losses = Some(device.allocate_tensor(&mut areas, "losses", shape, DType::F32)?);
-        }
+        let kept_losses = (options.keeps_losses && layers.has_last()).then_some([options.microbatches, model.losses]);
+        let kept_losses =
+            kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor_parallel = architecture.tensor.group.clone();
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
@@ -140,13 +135,12 @@ impl Stage {
         let mut optimizer =
             Optimizer::new(device, &params, &options.optimizer, options.moments, step_control, optimizer_ranks)?;
         if let Some(skip) = options.skip_step {
-            optimizer = optimizer.skipping_spikes(device, skip, loss_sum)?;
+            optimizer = optimizer.skipping_spikes(device, skip, numbers.losses.loss())?;
         }
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
-        let data_parallel = match data_parallel {
-            Some(group) => Some(DataParallelSync::new(device, group, &params, layers, options.grad_reduce)?),
-            None => None,
-        };
+        let data_parallel = data_parallel
+            .map(|group| DataParallelSync::new(device, group, &params, layers, options.grad_reduce))
+            .transpose()?;
         let shape = StepShape {
             layers: layers.total,
             modules: architecture.modules.clone(),
@@ -172,7 +166,8 @@ impl Stage {
         Ok(Stage {
             graphs,
             measures: false,
-            losses_per_microbatch: model.losses * ranks,
+            losses_per_microbatch: model.losses,
+            data_ranks: ranks,
             program: StepProgram {
                 model,
                 params,
@@ -183,17 +178,29 @@ impl Stage {
                 partial_gradients,
                 copied_rows,
                 scale_groups,
-                fp8_sums: numbers.fp8_sums,
-                tensors,
+                control,
+                numbers,
                 timing,
-                loss_sums: numbers.loss_sums,
                 kept_losses,
             },
             compute,
             params_elsewhere: architecture.elsewhere.clone(),
-            numbers: numbers.all,
             _areas: areas,
         })
+    }
+}
+
+/// Fails if a balance loss is about the loads of several ranks, and these have no communicator for it.
+fn check_loads(has_ranks: bool, has_communicator: bool, architecture: &Architecture) -> Result<()> {
+    let asks = architecture.experts.as_ref().is_some_and(|experts| experts.balances_globally);
+    match asks && has_ranks && !has_communicator {
+        true => Err(Error::Usage {
+            problem:
+                "a balance loss is about the loads of all data-parallel ranks, and they have no communicator for it"
+                    .into(),
+            fix: "set StageGroups::expert_loads",
+        }),
+        false => Ok(()),
     }
 }
 
@@ -207,37 +214,4 @@ fn check_aside(options: &StageOptions, architecture: &Architecture) -> Result<()
         });
     }
     Ok(())
-}
-
-/// A step's [`StepNumbers`] on the device, and its parts.
-struct NumberTensors {
-    /// Bytes.
-    all: Tensor,
-    /// Bytes of a [`Status`].
-    status: Tensor,
-    /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where there are any.
-    loss_sums: Tensor,
-    /// `(1)`, f32.
-    loss_sum: Tensor,
-    /// `(1)`, f32.
-    z_loss_sum: Option<Tensor>,
-    /// `(3, 3)`, f32.
-    fp8_sums: Tensor,
-}
-
-impl NumberTensors {
-    fn allocate(device: &Device, areas: &mut Vec<Area>, has_z_loss: bool) -> Result<NumberTensors> {
-        let area = device.allocate("step numbers", size_of::<StepNumbers>())?;
-        let all = area.tensor("step numbers", 0, [size_of::<StepNumbers>()], DType::U8);
-        let part = |offset, size, dtype| area.place(all.buffer, offset, [size], dtype);
-        let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
-        let loss_sums = part(offset_of!(StepNumbers, loss_sum), 1 + usize::from(has_z_loss), DType::F32);
-        let loss_sum = loss_sums.view(0, [1]);
-        let z_loss_sum = has_z_loss.then(|| loss_sums.view(1, [1]));
-        let fp8_sums = part(offset_of!(StepNumbers, fp8), 9, DType::F32).reshape([3, 3]);
-        areas.push(area);
-        // Some steps write only a part of them, and every step's numbers are read.
-        device.zero(&all)?;
-        Ok(NumberTensors { all, status, loss_sums, loss_sum, z_loss_sum, fp8_sums })
-    }
 }

@@ -1,46 +1,94 @@
-//! What a step returns to the host.
+//! The numbers that a step returns to the host.
+
+use std::collections::BTreeMap;
 
 use crate::fp8::{Fp8Losses, LossSums};
+use crate::model::{Architecture, ExpertBlocks, ExpertLoads, TermSums};
+use crate::regions::Mode;
 use device::ops::Status;
-use device::{Readback, Stream, Tensor};
+use device::{Area, DType, Device, Readback, Stream, Tensor};
 use graph_manager::Result;
+use serde::Serialize;
 
-/// What a step leaves for the host, as it lies in device memory.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// The numbers that a step leaves for the host, on the device. They lie in one area, so that one copy has them all.
+#[derive(Clone)]
 pub(super) struct StepNumbers {
-    pub(super) status: Status,
-    pub(super) loss_sum: f32,
-    /// Written where training adds a z-loss. It comes after the loss, so that ranks sum both at once.
-    pub(super) z_loss_sum: f32,
-    /// Written by steps that measure.
-    pub(super) fp8: LossSums,
+    /// u8: all numbers below, as bytes.
+    all: Tensor,
+    /// u8, a [`Status`].
+    pub(super) status: Tensor,
+    /// f32: the sums of the terms of the loss, then the loads of experts. At first over this rank's microbatches; the
+    /// region `reduce` sums them over data-parallel ranks and stages.
+    pub(super) sums: Tensor,
+    /// The sums of the loss.
+    pub(super) losses: TermSums,
+    /// The loads of experts, if the model has any.
+    pub(super) loads: Option<ExpertLoads>,
+    /// `(3, 3)`, f32, a [`LossSums`]: counts of values that 8-bit copies lost, by kind of tensor. Steps that measure
+    /// write it.
+    pub(super) fp8: Tensor,
+}
+
+impl StepNumbers {
+    pub(super) fn allocate(device: &Device, areas: &mut Vec<Area>, architecture: &Architecture) -> Result<StepNumbers> {
+        let terms = &architecture.loss_terms;
+        let of_blocks = |of: &ExpertBlocks| [of.blocks.len(), of.experts + usize::from(of.drops)];
+        let loads = architecture.experts.as_ref().map_or([0, 0], of_blocks);
+        let sums = terms.len() + loads[0] * loads[1];
+        let losses = size_of::<Status>();
+        // Parts begin at multiples of 8 bytes.
+        let fp8 = (losses + sums * DType::F32.size()).next_multiple_of(8);
+        let bytes = fp8 + size_of::<LossSums>();
+        let area = device.allocate("step numbers", bytes)?;
+        let all = area.tensor("step numbers", 0, [bytes], DType::U8);
+        let part = |offset, size, dtype| area.place(all.buffer, offset, [size], dtype);
+        let sums = part(losses, sums, DType::F32);
+        let all_loads = sums.view(terms.len(), loads);
+        let of_experts = |of: &ExpertBlocks| ExpertLoads {
+            blocks: of.blocks.as_slice().into(),
+            experts: of.experts,
+            all: all_loads,
+            ranks: None,
+        };
+        let numbers = StepNumbers {
+            all,
+            sums,
+            status: part(0, losses, DType::U8),
+            losses: TermSums { terms: terms.as_slice().into(), all: sums.view(0, [terms.len()]) },
+            loads: architecture.experts.as_ref().map(of_experts),
+            fp8: part(fp8, 9, DType::F32).reshape([3, 3]),
+        };
+        areas.push(area);
+        // Some steps write only a part of them, and every step's numbers are read.
+        device.zero(&all)?;
+        Ok(numbers)
+    }
+
+    /// Begins to read them back, after all work submitted to `stream` so far. `losses` is the number of losses that the
+    /// step's loss is the mean of.
+    pub(super) fn read(&self, stream: &Stream, losses: usize, mode: Mode) -> Result<PendingMetrics> {
+        Ok(PendingMetrics { bytes: stream.read(&self.all)?, of: self.clone(), losses, mode })
+    }
 }
 
 /// A step whose numbers are on their way to the host.
 pub struct PendingMetrics {
-    numbers: Readback<u8>,
+    bytes: Readback<u8>,
+    of: StepNumbers,
     /// The number of losses that the step's loss is the mean of.
     losses: usize,
-    extras: Extras,
-}
-
-/// Which numbers a step has beside those that every step has.
-#[derive(Clone, Copy)]
-pub(super) struct Extras {
-    /// The z-loss.
-    pub(super) z_loss: bool,
-    /// What 8-bit copies lost.
-    pub(super) fp8: bool,
+    mode: Mode,
 }
 
 /// A step's numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
     /// Mean loss over the global batch.
     pub loss: f64,
-    /// Mean z-loss over the global batch, if training adds one; `loss` is without it.
-    pub z_loss: Option<f64>,
+    /// Means of the terms that training adds to it, by name. `loss` is without them. Evaluation has none.
+    pub added: BTreeMap<&'static str, f64>,
+    /// The tokens of each expert, by block. Empty in evaluation, and for a model without experts.
+    pub expert_loads: Vec<BlockLoad>,
     /// Gradient norm before clipping.
     pub grad_norm: f32,
     /// Whether the weights were updated. They are not when a gradient is not finite, or when the step is a spike.
@@ -49,31 +97,68 @@ pub struct StepResult {
     pub spike: bool,
     /// Updates skipped up to this step, for either reason.
     pub skipped: u32,
-    /// What 8-bit copies lost, if the step measured it.
+    /// The shares of values that 8-bit copies lost, if the step measured them.
     pub fp8: Option<Fp8Losses>,
 }
 
-impl PendingMetrics {
-    /// Begins to read back `numbers`, a [`StepNumbers`], after all work submitted to `stream` so far.
-    pub(super) fn read(stream: &Stream, numbers: &Tensor, losses: usize, extras: Extras) -> Result<PendingMetrics> {
-        Ok(PendingMetrics { numbers: stream.read(numbers)?, losses, extras })
-    }
+/// The tokens of each expert of a block in a step, over all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BlockLoad {
+    /// The block, by its number in the whole model.
+    pub block: usize,
+    /// By expert: the tokens that it computes.
+    pub tokens: Vec<f32>,
+    /// The choices that are dropped, if loads are limited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<f32>,
+}
 
+impl BlockLoad {
+    /// The largest load over the mean one: 1 if all are equal.
+    pub fn imbalance(&self) -> f64 {
+        let total: f64 = self.tokens.iter().map(|tokens| f64::from(*tokens)).sum();
+        let largest = self.tokens.iter().copied().fold(0.0, f32::max);
+        f64::from(largest) * self.tokens.len() as f64 / total.max(1.0)
+    }
+}
+
+impl PendingMetrics {
     /// Waits for the step to finish and returns its numbers.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Errors of the device.
     pub fn wait(self) -> Result<StepResult> {
-        let StepNumbers { status, loss_sum, z_loss_sum, fp8 } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
-        let mean = |sum: f32| f64::from(sum) / self.losses as f64;
+        let PendingMetrics { bytes, of, losses, mode } = self;
+        let bytes = bytes.wait()?;
+        let part = |part: &Tensor| &bytes[(part.address - of.all.address) as usize..][..part.bytes()];
+        let status: Status = bytemuck::pod_read_unaligned(part(&of.status));
+        let mean = |sum: Tensor| f64::from(bytemuck::pod_read_unaligned::<f32>(part(&sum))) / losses as f64;
+        let added = of.losses.terms.iter().skip(1).filter(|_| mode.trains());
         Ok(StepResult {
-            loss: mean(loss_sum),
-            z_loss: self.extras.z_loss.then(|| mean(z_loss_sum)),
+            loss: mean(of.losses.loss()),
+            added: added.filter_map(|term| Some((term.name, mean(of.losses.of(*term)?)))).collect(),
+            expert_loads: of
+                .loads
+                .iter()
+                .filter(|_| mode.trains())
+                .flat_map(|loads| block_loads(loads, part))
+                .collect(),
             grad_norm: status.grad_norm,
             applied: status.applies == 1,
             spike: status.finite == 1 && status.applies == 0,
             skipped: status.skipped + status.spikes,
-            fp8: self.extras.fp8.then(|| Fp8Losses::of(fp8)),
+            fp8: (mode == Mode::Measure).then(|| Fp8Losses::of(bytemuck::pod_read_unaligned(part(&of.fp8)))),
         })
     }
+}
+
+/// The loads of each block, from the bytes of tensors.
+fn block_loads<'b>(loads: &ExpertLoads, bytes: impl Fn(&Tensor) -> &'b [u8]) -> Vec<BlockLoad> {
+    let of_block = |&block: &usize| {
+        let numbers = bytes(&loads.of(block)).chunks_exact(DType::F32.size()).map(bytemuck::pod_read_unaligned);
+        let mut tokens: Vec<f32> = numbers.collect();
+        let dropped = tokens.split_off(loads.experts).first().copied();
+        BlockLoad { block, tokens, dropped }
+    };
+    loads.blocks.iter().map(of_block).collect()
 }

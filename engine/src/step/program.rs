@@ -1,25 +1,27 @@
-//! The step as regions: what is recorded, captured in graphs, and replayed.
+//! The step as regions. Its code is recorded; the regions are captured in graphs and replayed.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
-use graph_manager::Result;
+use graph_manager::{Phase, Result};
 use parallel::Task;
 
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::hooks::after_layer;
 use crate::inputs::Inputs;
-use crate::model::{Chunk, Hidden, LossHead, Model, Saved, StepTensors};
+use crate::model::{Chunk, Hidden, LossHead, Model, Saved};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::passes::{StepOf, Timing};
 use crate::pipeline::{Pipeline, Transfers};
-use crate::regions::{Mode, Pass, Region};
+use crate::regions::{Mode, Region};
 use crate::step_policy::StepContext;
 
-/// What a step of this rank runs, and the memory that it runs on.
+use super::metrics::StepNumbers;
+
+/// The parts that a step of this rank runs, and the memory that it uses.
 pub(super) struct StepProgram {
     pub(super) model: Model,
     pub(super) params: Params,
@@ -31,23 +33,22 @@ pub(super) struct StepProgram {
     pub(super) copied_rows: Option<CopiedRowsSync>,
     /// The ranks that scale 8-bit tensors alike.
     pub(super) scale_groups: Vec<Rc<dyn Communicator>>,
-    /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
-    pub(super) fp8_sums: Tensor,
-    pub(super) tensors: StepTensors,
+    /// u8, a `Control`.
+    pub(super) control: Tensor,
+    /// The numbers that a step returns to the host.
+    pub(super) numbers: StepNumbers,
     pub(super) timing: Timing,
-    /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where the architecture has them.
-    pub(super) loss_sums: Tensor,
-    /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only where
-    /// they are kept.
+    /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only
+    /// where they are kept.
     pub(super) kept_losses: Option<Tensor>,
 }
 
-/// What a chunk's forward of a microbatch leaves.
+/// The results of a chunk's forward of a microbatch.
 struct Forwarded {
     microbatch: usize,
-    /// The output, up to the head.
+    /// The output of the last layer before the head, or of the chunk's last layer.
     hidden: Hidden,
-    /// By layer: what its backward needs.
+    /// By layer: the values that its backward needs.
     saved: Vec<Saved>,
 }
 
@@ -74,26 +75,27 @@ impl StepProgram {
         self.set_passes(cx, &tasks);
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
-                cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
+                cx.region(Region::Begin, (), |cx, ()| self.zero_sums(cx))?;
                 self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     if let Some(data_parallel) = &self.data_parallel {
-                        cx.run(data_parallel.sum(self.loss_sums))?;
+                        cx.run(data_parallel.sum(self.numbers.sums))?;
                     }
-                    self.pipeline.sum_over_stages(cx, self.loss_sums)
+                    self.pipeline.sum_over_stages(cx, self.numbers.sums)
                 })
             })
         })
     }
 
-    fn zero_losses(&self, cx: &StepContext<'_>) -> Result<()> {
-        cx.run(Fill { output: self.loss_sums, value: 0.0 })
+    fn zero_sums(&self, cx: &StepContext<'_>) -> Result<()> {
+        cx.run(Fill { output: self.numbers.sums, value: 0.0 })
     }
 
-    /// Sets the loss sum and sparse gradients to 0. Each microbatch adds to sparse gradients. The first one's backward
-    /// overwrites all others.
+    /// Sets to 0: the sums of losses and loads, in steps that measure the counts of 8-bit copies, and sparse gradients.
+    /// Each microbatch adds to sparse gradients. All other gradients are overwritten by the first microbatch's
+    /// backward.
     fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
-        self.zero_losses(cx)?;
+        self.zero_sums(cx)?;
         if let (Mode::Measure, Some(counts)) = (cx.mode(), self.params.fp8_counts()) {
             counts.zero(cx)?;
         }
@@ -114,7 +116,8 @@ impl StepProgram {
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task]) -> Result<()> {
         let trains = cx.mode().trains();
         let mut transfers = self.pipeline.start_step();
-        // What forwards left for their backwards, by chunk: microbatches go backward in the order in which they went forward.
+        // Results of forwards that wait for their backwards, by chunk. Microbatches go backward in the order of their
+        // forwards.
         let mut in_flight: Vec<VecDeque<Forwarded>> = self.model.chunks.iter().map(|_| VecDeque::new()).collect();
         for &task in tasks {
             let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
@@ -145,7 +148,7 @@ impl StepProgram {
     /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model.
     fn forward_task(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>, task: Task) -> Result<Forwarded> {
         let chunk = &self.model.chunks[task.chunk()];
-        let hidden = self.inputs.place(cx, transfers, task, chunk)?;
+        let hidden = self.inputs.to_forward(cx, transfers, task, chunk)?;
         let forwarded = self.forward(cx, chunk, task.microbatch(), hidden)?;
         transfers.send_activations(cx, task, chunk.last(), &forwarded.hidden)?;
         Ok(forwarded)
@@ -193,8 +196,8 @@ impl StepProgram {
         Ok(Forwarded { microbatch, hidden, saved: all })
     }
 
-    /// Computes a microbatch's losses; returns what their backward needs. An evaluation keeps the losses for the host if there
-    /// is a place for them.
+    /// Computes a microbatch's losses. Returns the values that the head's backward needs. An evaluation keeps the
+    /// losses for the host if there is a place for them.
     fn loss(
         &self,
         cx: &mut StepContext<'_>,
@@ -226,13 +229,13 @@ impl StepProgram {
     ) -> Result<Tensor> {
         cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| {
             let grad = head.backward(cx, saved)?;
-            self.sum_partial_gradients(cx, layer, microbatch, Pass::Backward)?;
+            self.sum_partial_gradients(cx, layer, microbatch, Phase::Backward)?;
             Ok(grad)
         })
     }
 
     /// Runs a chunk's layers backward, from the gradient of its last output to the gradient of its first input.
-    /// `saved` has what the forward of each layer left.
+    /// `saved` has the values that the forward of each layer saved.
     fn backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -245,28 +248,29 @@ impl StepProgram {
             let layer = chunk.first + at;
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
                 let grad = module.backward(cx, saved, grad)?;
-                self.sum_partial_gradients(cx, layer, microbatch, Pass::Backward)?;
+                self.sum_partial_gradients(cx, layer, microbatch, Phase::Backward)?;
                 Ok(grad)
             })?;
         }
         Ok(grad)
     }
 
-    /// The regions in which a pass computes the weight gradients of a split backward, layer by layer in the same order.
+    /// The regions of the weight gradients of a split backward, layer by layer in the same order. A pass puts the
+    /// operations there.
     fn weight_gradients(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
         for layer in (chunk.first..=chunk.last()).rev() {
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
                 if let Some(module) = chunk.layers.get(layer - chunk.first) {
                     module.weight_gradient_regions(cx)?;
                 }
-                self.sum_partial_gradients(cx, layer, microbatch, Pass::WeightGradients)
+                self.sum_partial_gradients(cx, layer, microbatch, Phase::WeightGradients)
             })?;
         }
         Ok(())
     }
 
-    /// In the first microbatch's forward of a layer: gathers the weights that it is the first to read. Those of the first layer
-    /// were gathered after the last update.
+    /// In the first microbatch's forward of a layer: gathers the weights that it is the first to read. Those of the
+    /// first layer were gathered after the last update.
     fn gather_weights(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
         match &self.data_parallel {
             Some(ranks) if cx.is_first_microbatch() && ranks.layers().first() != Some(&layer) => {
@@ -276,22 +280,23 @@ impl StepProgram {
         }
     }
 
-    /// At the end of work that adds to a layer's gradients, if it is the last of the step that does: sums those of which
-    /// ranks that share the layer computed parts.
-    fn sum_partial_gradients(&self, cx: &StepContext<'_>, layer: usize, microbatch: usize, pass: Pass) -> Result<()> {
+    /// Called at the end of work that adds to a layer's gradients. If no later work of the step adds to them, it sums
+    /// the gradients that ranks that share the layer computed in parts.
+    fn sum_partial_gradients(&self, cx: &StepContext<'_>, layer: usize, microbatch: usize, phase: Phase) -> Result<()> {
         match &self.partial_gradients {
-            Some(ranks) if pass == self.timing.completing() && microbatch + 1 == cx.microbatches() => {
+            Some(ranks) if phase == self.timing.completing() && microbatch + 1 == cx.microbatches() => {
                 ranks.sum(cx, layer)
             }
             _ => Ok(()),
         }
     }
 
-    /// After all backwards: sums gradients and losses over the data-parallel ranks, and what several stages share.
+    /// After all backwards: sums gradients and losses over the data-parallel ranks, then tied gradients and losses over
+    /// stages.
     fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         if let Some(ranks) = &self.data_parallel {
             let buckets = ranks.layers().iter().rev().flat_map(|&layer| ranks.reduce(layer));
-            buckets.chain([ranks.sum(self.loss_sums)]).try_for_each(|op| cx.run(op))?;
+            buckets.chain([ranks.sum(self.numbers.sums)]).try_for_each(|op| cx.run(op))?;
         }
         if let Some(ranks) = &self.copied_rows {
             ranks.sum(cx)?;
@@ -300,12 +305,13 @@ impl StepProgram {
         if cx.mode() == Mode::Measure {
             self.sum_fp8_counts(cx)?;
         }
-        self.pipeline.sum_over_stages(cx, self.loss_sums)
+        self.pipeline.sum_over_stages(cx, self.numbers.sums)
     }
 
-    /// Sums what 8-bit copies lost over all tensors of a kind and all ranks. A stage may have no 8-bit weights.
+    /// Sums the counts of values that 8-bit copies lost over all tensors of a kind and all ranks. A stage may have no
+    /// 8-bit weights.
     fn sum_fp8_counts(&self, cx: &StepContext<'_>) -> Result<()> {
-        let sums = self.fp8_sums;
+        let sums = self.numbers.fp8;
         match self.params.fp8_counts() {
             Some(counts) => cx.run(SumCounts { counts: counts.all, sums })?,
             None => cx.run(Fill { output: sums, value: 0.0 })?,
@@ -316,10 +322,13 @@ impl StepProgram {
         self.pipeline.sum_over_stages(cx, sums)
     }
 
-    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step begins with the forward that
-    /// reads them, so nothing can overlap with this gather.
+    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step begins with the forward
+    /// that reads them, so nothing can overlap with this gather.
     fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.optimizer.update(cx)?;
+        for bias in &self.model.selection_biases {
+            cx.run(bias.update(self.numbers.status))?;
+        }
         if let Some(scales) = self.params.delayed_scales() {
             scales.update(cx, &self.scale_groups)?;
         }

@@ -7,8 +7,8 @@ use crate::passes::PassName;
 use crate::regions::{Mode, Region};
 
 impl Stage {
-    /// Records a training step of `microbatches` microbatches, and with `evaluates` an evaluation step too. No operation
-    /// runs. The recording says how much memory a step needs, and when.
+    /// Records a training step of `microbatches` microbatches, and with `evaluates` an evaluation step too. No
+    /// operation runs. The recording says how much memory a step needs, and when.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
@@ -20,8 +20,8 @@ impl Stage {
         Ok(())
     }
 
-    /// The list of a training step of `microbatches` microbatches before all passes and after each, in words. A pass that changes
-    /// nothing is named alone.
+    /// The list of a training step of `microbatches` microbatches before all passes and after each, in words. A pass
+    /// that changes nothing is named alone.
     ///
     /// # Errors
     /// As [`Stage::record`].
@@ -67,15 +67,15 @@ impl Stage {
     /// microbatches. With `evaluates` it also runs an evaluation step of the first number. Samples and receive buffers
     /// hold zeros.
     ///
-    /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a kernel or
-    /// captures a graph while another stage waits for it could block both; see
+    /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a
+    /// kernel or captures a graph while another stage waits for it could block both; see
     /// [`CudaGraphManager::rehearse`](graph_manager::CudaGraphManager::rehearse).
     ///
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
         self.program.inputs.clear(self.device())?;
-        // The samples are no real ones, so what they say about scales is forgotten.
+        // The samples are not real, so the scales that follow from them are forgotten.
         let device = self.device().clone();
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
@@ -111,7 +111,7 @@ fn updates(region: Region) -> bool {
     region == Region::Optimizer
 }
 
-/// What the host decides for a rehearsal.
+/// The settings of a rehearsed step.
 fn rehearsed(microbatches: usize) -> StepSettings {
     StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None }
 }

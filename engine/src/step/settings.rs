@@ -1,8 +1,8 @@
-//! What the host decides for one step.
+//! The settings of one step, given by the host.
 
 use device::ops::Control;
 
-/// What the host decides for one step.
+/// The settings of one step, given by the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepSettings {
     /// The step, counted from 0.
@@ -15,17 +15,17 @@ pub struct StepSettings {
     pub learning_rate: f32,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
-    /// The number of targets of the global batch that have a loss, over all ranks. `None` where all have one.
+    /// The number of targets of the global batch that have a loss, over all ranks. `None` if all have one.
     pub targets: Option<u64>,
 }
 
 impl StepSettings {
-    /// The control block of a step whose loss is the mean of `losses` losses.
-    pub(super) fn control(&self, losses: usize) -> Control {
+    /// The control block of a step. Its loss is the mean of `losses` losses. `ranks` have a share of its batch.
+    pub(super) fn control(&self, losses: usize, ranks: usize) -> Control {
         Control {
             first_sample: self.first_sample,
             step: self.step,
-            microbatches: self.microbatches as u32,
+            microbatches: (self.microbatches * ranks) as u32,
             learning_rate: self.learning_rate,
             clip: self.clip,
             grad_scale: (1.0 / losses as f64) as f32,

@@ -7,9 +7,9 @@ use super::{Stage, StepSettings};
 use crate::regions::Mode;
 
 impl Stage {
-    /// Runs a training step with its graphs and, from the same state, without, and compares all that both leave: weights,
-    /// gradients, optimizer state, 8-bit copies and scales, loss. Then all of it is as before, and the step itself can be run.
-    /// `mode` is that of the step. All ranks call it together; see
+    /// Runs a training step with its graphs and, from the same state, without, and compares all that both leave:
+    /// weights, gradients, optimizer state, 8-bit copies and scales, loss. Then all of it is as before, and the step
+    /// itself can be run. `mode` is that of the step. All ranks call it together; see
     /// [`CudaGraphManager::verify`](graph_manager::CudaGraphManager::verify).
     ///
     /// # Errors

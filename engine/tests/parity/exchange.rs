@@ -47,7 +47,7 @@ fn python() -> PathBuf {
     std::env::var_os("PARITY_PYTHON").map_or_else(|| root.join(".venv/bin/python"), PathBuf::from)
 }
 
-/// What a script of `engine/tests/parity` makes of a case and its arrays.
+/// The results of a script of `engine/tests/parity` for a case and its arrays.
 pub fn reference(script: &str, name: &str, case: &serde_json::Value, arrays: &Arrays) -> HashMap<String, Vec<f64>> {
     let folder = std::env::temp_dir().join(format!("parity-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -3,14 +3,17 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2" and "gemma3" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
-spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
+Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe" and "olmoe" are `transformers`' own classes. For the others norms, activations,
+attention, experts and cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
          layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
          config: more keys for the configuration of `transformers`
          "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
+    "experts", of "gpt" and of the kinds that have them: {count, per_token, ffn, shared_ffn, score "softmax" or "sigmoid", normalise, scale,
+         blocks [whether each block has experts], balance (its multiplier), balance_over "microbatch", "sequence" or "global_batch", z_loss (its multiplier),
+         capacity (over the mean load; 0: nothing is dropped), keeps "weights" or "first": the choices that an expert with more keeps}
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
@@ -22,7 +25,7 @@ CASE.json, all keys of its kind required, none others accepted:
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
-OUT  loss, z_loss and grad_norm (steps,) f64, the loss without z-loss and the norm before clipping; grad.{name} of step 0 before
+OUT  loss, z_loss, balance_loss, router_z_loss and grad_norm (steps,) f64, the loss alone and the norm before clipping; grad.{name} of step 0 before
      clipping; final.{name}; but for mlp the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
@@ -43,7 +46,9 @@ SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "s
          "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
-            "gemma2": "Gemma2", "gemma3": "Gemma3"}
+            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe"}
+EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance", "balance_over", "z_loss",
+               "capacity", "keeps"}
 # Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
 SANDWICH = (("ln_1", "ln_2"), ("post_ln_1", "post_ln_2"))
 NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2")), "gemma2": SANDWICH, "gemma3": SANDWICH}
@@ -75,7 +80,9 @@ def check_case(case):
         kind = (table or {}).get("kind")
         if kind not in keys_of_kind:
             raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own")}, keys_of_kind[kind])
+        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own", "experts")}, keys_of_kind[kind])
+    if "experts" in case:
+        require_keys("experts", case["experts"], EXPERT_KEYS)
     if len(case["optimizer"]["lr"]) != case["steps"]:
         raise SystemExit(f"optimizer: lr has {len(case['optimizer']['lr'])} values for {case['steps']} steps")
 
@@ -101,20 +108,28 @@ def weight_shapes(case):
     shapes |= {"wte.weight": (case["vocab"], hidden)}
     if case.get("position") == "learned":
         shapes |= {"wpe.weight": (case["seq"], hidden)}
-    for h in (f"h.{i}" for i in range(case["layers"])):
+    for i in range(case["layers"]):
+        h = f"h.{i}"
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
         for name in (*before, *after):
             shapes |= norm(f"{h}.{name}")
         shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
         if case["kind"] == "qwen2":
             shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
-        if case["kind"] in ("qwen3", "gemma3"):
+        if case["kind"] in ("qwen3", "qwen3moe", "gemma3"):
             shapes |= {f"{h}.attn.{norm}.weight": (head_dim,) for norm in ("q_norm", "k_norm")}
-        if case["kind"] == "olmo2":
+        if case["kind"] in ("olmo2", "olmoe"):
             shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
                        f"{h}.attn.k_norm.weight": (head_dim * case["kv_heads"],)}
         shapes |= linear(f"{h}.attn.c_proj", hidden, head_dim * case["heads"])
-        shapes |= linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
+        if not has_experts(case, i):
+            shapes |= linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
+            continue
+        count, width, shared = (case["experts"][key] for key in ("count", "ffn", "shared_ffn"))
+        shapes |= {f"{h}.mlp.router.weight": (count, hidden), f"{h}.mlp.experts.c_fc.weight": (count * 2 * width, hidden),
+                   f"{h}.mlp.experts.c_proj.weight": (count * hidden, width)}
+        if shared:
+            shapes |= {f"{h}.mlp.shared.c_fc.weight": (2 * shared, hidden), f"{h}.mlp.shared.c_proj.weight": (hidden, shared)}
     shapes |= norm("ln_f")
     if not case["tied"]:
         shapes |= {"lm_head.weight": (case["vocab"], hidden)}
@@ -123,6 +138,10 @@ def weight_shapes(case):
         shapes |= {f"{name}.lora_A": (rank * len(rows), n_in)}
         shapes |= {f"{name}.lora_B": (sum(end - start for start, end in rows), rank)}
     return shapes
+
+
+def has_experts(case, block):
+    return "experts" in case and case["experts"]["blocks"][block]
 
 
 def adapters(case):
@@ -199,8 +218,59 @@ def attention(case, qkv):
     return (probabilities @ v).transpose(1, 2).reshape(batch, seq, -1)
 
 
+def mixture(case, w, h, x):
+    """Every expert on every token, weighed: x (batch, seq, hidden) -> the same shape, and the router's logits (batch * seq, experts)."""
+    experts = case["experts"]
+    logits = (x @ w[f"{h}.router.weight"].T).flatten(0, 1)
+    scores = logits.softmax(-1) if experts["score"] == "softmax" else torch.sigmoid(logits)
+    weights, chosen = scores.topk(experts["per_token"], dim=-1)
+    if experts["normalise"]:
+        weights = weights / weights.sum(-1, keepdim=True)
+    of_each = torch.zeros_like(scores).scatter(-1, chosen, weights * experts["scale"])
+    if experts["capacity"]:
+        of_each = of_each * within_capacity(experts, of_each.detach(), chosen)
+    ups, downs = (w[f"{h}.experts.{name}.weight"].chunk(experts["count"]) for name in ("c_fc", "c_proj"))
+    parts = [swiglu(x @ up.T) @ down.T for up, down in zip(ups, downs, strict=True)]
+    total = sum(part * of_each[:, e].view(*x.shape[:2], 1) for e, part in enumerate(parts))
+    if experts["shared_ffn"]:
+        total = total + swiglu(x @ w[f"{h}.shared.c_fc.weight"].T) @ w[f"{h}.shared.c_proj.weight"].T
+    return total, logits
+
+
+def within_capacity(experts, of_each, chosen):
+    """1 for the choices (tokens, experts) that experts keep: weights (tokens, experts), and the experts of each token."""
+    tokens, count = of_each.shape
+    most = math.ceil(tokens * experts["per_token"] / count * experts["capacity"])
+    keys = of_each if experts["keeps"] == "weights" else torch.zeros_like(of_each)
+    is_chosen = torch.zeros_like(of_each).scatter(-1, chosen, 1.0)
+    order = keys.masked_fill(is_chosen == 0, -1.0).argsort(dim=0, descending=True, stable=True)
+    return is_chosen * (order.argsort(dim=0) < most)
+
+
+def router_losses(case, all_logits, batch, loads):
+    """The balance loss and the z-loss of all routers of a microbatch, with their multipliers. `loads` has those of the step's microbatches
+    before it, for each router; this one's are added."""
+    balance, z_loss = 0.0, 0.0
+    if "experts" not in case:
+        return balance, z_loss
+    experts = case["experts"]
+    count, k = experts["count"], experts["per_token"]
+    for at, logits in enumerate(all_logits):
+        scores = logits.softmax(-1) if experts["score"] == "softmax" else torch.sigmoid(logits)
+        load = torch.zeros_like(scores).scatter(-1, scores.topk(k, dim=-1).indices, 1.0)
+        shares = scores / scores.sum(-1, keepdim=True)
+        groups = batch if experts["balance_over"] == "sequence" else 1
+        load, shares = (x.view(groups, -1, count).mean(1) for x in (load, shares))
+        if experts["balance_over"] == "global_batch":
+            loads.setdefault(at, []).append(load)
+            load = torch.stack(loads[at]).mean(0)
+        balance = balance + experts["balance"] * count / k * (load * shares).sum(-1).mean()
+        z_loss = z_loss + experts["z_loss"] * logits.logsumexp(-1).square().mean()
+    return balance, z_loss
+
+
 def gpt_logits(case, w, tokens):
-    """tokens (batch, seq) -> logits (batch, seq, vocab), padding left out."""
+    """tokens (batch, seq) -> logits (batch, seq, vocab), padding left out, and those of each router."""
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
@@ -210,16 +280,38 @@ def gpt_logits(case, w, tokens):
         return layer_norm(x, w[f"{name}.weight"], w.get(f"{name}.bias"), case["eps"])
 
     activation = swiglu if case["activation"] == "swiglu" else gelu
-    x = w["wte.weight"][: case["vocab"]][tokens]
+    x, routers = w["wte.weight"][: case["vocab"]][tokens], []
     if case["position"] == "learned":
         x = x + w["wpe.weight"][: tokens.shape[1]]
     for i in range(case["layers"]):
         h = f"h.{i}"
         mixed = attention(case, linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn"))
         x = x + linear(mixed, f"{h}.attn.c_proj")
-        x = x + linear(activation(linear(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc")), f"{h}.mlp.c_proj")
+        normed = norm(x, f"{h}.ln_2")
+        if has_experts(case, i):
+            added, logits = mixture(case, w, f"{h}.mlp", normed)
+            x, routers = x + added, [*routers, logits]
+        else:
+            x = x + linear(activation(linear(normed, f"{h}.mlp.c_fc")), f"{h}.mlp.c_proj")
     head = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
-    return norm(x, "ln_f") @ head.T
+    return norm(x, "ln_f") @ head.T, routers
+
+
+def family_experts(case):
+    """The keys of experts in the configuration of the case's kind."""
+    if "experts" not in case:
+        return {}
+    experts = case["experts"]
+    if experts["score"] != "softmax" or experts["scale"] != 1 or experts["shared_ffn"]:
+        raise SystemExit("experts: no such family")
+    keys = {"num_experts_per_tok": experts["per_token"], "output_router_logits": True}
+    if case["kind"] == "mixtral":
+        return keys | {"num_local_experts": experts["count"], "intermediate_size": experts["ffn"]}
+    keys |= {"num_experts": experts["count"], "norm_topk_prob": experts["normalise"]}
+    if case["kind"] == "olmoe":
+        return keys | {"intermediate_size": experts["ffn"]}
+    dense = [i for i, here in enumerate(experts["blocks"]) if not here]
+    return keys | {"moe_intermediate_size": experts["ffn"], "mlp_only_layers": dense}
 
 
 def family_model(case, dtype):
@@ -229,13 +321,32 @@ def family_model(case, dtype):
     family = FAMILIES[case["kind"]]
     config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
-        num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
+        num_key_value_heads=case["kv_heads"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
         pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2, 0 in Gemma
-        **case["config"],
+        **{"intermediate_size": case["ffn"], "head_dim": case["head_dim"]} | family_experts(case) | case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
+
+
+def gated(w, ours, theirs):
+    """A dense layer by the names of `transformers`."""
+    gate, up = w[f"{ours}.c_fc.weight"].chunk(2)
+    return {f"{theirs}.gate_proj.weight": gate, f"{theirs}.up_proj.weight": up, f"{theirs}.down_proj.weight": w[f"{ours}.c_proj.weight"]}
+
+
+def family_experts_weights(case, w, h, layer):
+    """A layer of experts by the names of `transformers`."""
+    ups, downs = (w[f"{h}.mlp.experts.{name}.weight"].chunk(case["experts"]["count"]) for name in ("c_fc", "c_proj"))
+    part, names = f"{layer}.mlp", ("gate_proj", "up_proj", "down_proj")
+    if case["kind"] == "mixtral":
+        part, names = f"{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    named = {f"{part}.gate.weight": w[f"{h}.mlp.router.weight"]}
+    for e, (up, down) in enumerate(zip(ups, downs, strict=True)):
+        matrices = (*up.chunk(2), down)
+        named |= {f"{part}.experts.{e}.{name}.weight": matrix for name, matrix in zip(names, matrices, strict=True)}
+    return named
 
 
 def family_weights(case, w):
@@ -246,15 +357,12 @@ def family_weights(case, w):
     for i in range(case["layers"]):
         h, layer = f"h.{i}", f"model.layers.{i}"
         q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
-        gate, up = w[f"{h}.mlp.c_fc.weight"].chunk(2)
+        named |= family_experts_weights(case, w, h, layer) if has_experts(case, i) else gated(w, f"{h}.mlp", f"{layer}.mlp")
         named |= {
             f"{layer}.self_attn.q_proj.weight": q,
             f"{layer}.self_attn.k_proj.weight": k,
             f"{layer}.self_attn.v_proj.weight": v,
             f"{layer}.self_attn.o_proj.weight": w[f"{h}.attn.c_proj.weight"],
-            f"{layer}.mlp.gate_proj.weight": gate,
-            f"{layer}.mlp.up_proj.weight": up,
-            f"{layer}.mlp.down_proj.weight": w[f"{h}.mlp.c_proj.weight"],
         }
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
         theirs = THEIR_GEMMA_NORMS if case["kind"].startswith("gemma") else THEIR_NORMS
@@ -262,19 +370,23 @@ def family_weights(case, w):
         if case["kind"] == "qwen2":
             biases = w[f"{h}.attn.c_attn.bias"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
-        if case["kind"] in ("qwen3", "olmo2", "gemma3"):
+        if case["kind"] in ("qwen3", "qwen3moe", "olmo2", "olmoe", "gemma3"):
             named |= {f"{layer}.self_attn.{part}_norm.weight": w[f"{h}.attn.{part}_norm.weight"] for part in "qk"}
     return named
 
 
 def language_model(case, w, dtype):
-    """A function from tokens (batch, seq) to logits (batch, seq, vocab) over the weights w."""
+    """A function from tokens (batch, seq) to logits (batch, seq, vocab), and those of each router, over the weights w."""
     if case["kind"] == "gpt":
         return lambda tokens: gpt_logits(case, adapted(case, w), tokens)
     model = family_model(case, dtype)
-    return lambda tokens: torch.func.functional_call(
-        model, family_weights(case, adapted(case, w)), kwargs={"input_ids": tokens}, tie_weights=False
-    ).logits
+
+    def logits(tokens):
+        named = family_weights(case, adapted(case, w))
+        out = torch.func.functional_call(model, named, kwargs={"input_ids": tokens}, tie_weights=False)
+        return out.logits, out.router_logits if "experts" in case else []
+
+    return logits
 
 
 def mlp_outputs(case, w, inputs):
@@ -285,16 +397,17 @@ def mlp_outputs(case, w, inputs):
     return x
 
 
-def summed_loss(case, w, model, tensors, batch, dtype):
-    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the model's output)."""
+def summed_loss(case, w, model, tensors, batch, dtype, loads):
+    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; the model's output)."""
     targets = tensors[f"{batch}.targets"]
     if case["kind"] == "mlp":
         outputs = mlp_outputs(case, w, tensors[f"{batch}.inputs"].to(dtype))
-        return (outputs - targets.to(dtype)).square().sum(), 0.0, outputs
-    logits = model(tensors[f"{batch}.tokens"].long())
+        return (outputs - targets.to(dtype)).square().sum(), 0.0, (0.0, 0.0), outputs
+    logits, routers = model(tensors[f"{batch}.tokens"].long())
     target_logits = logits.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
     log_sums = logits.logsumexp(-1)
-    return (log_sums - target_logits).sum(), case.get("z_loss", 0.0) * log_sums.square().sum(), logits
+    z_loss = case.get("z_loss", 0.0) * log_sums.square().sum()
+    return (log_sums - target_logits).sum(), z_loss, router_losses(case, routers, len(targets), loads), logits
 
 
 def orthogonal(g, ns_steps):
@@ -315,8 +428,8 @@ class Muon:
         self.settings, self.momenta = settings, {}
         self.matrices = {name: p for name, p in w.items() if name.startswith("h.") and p.ndim == 2}
         heads = [case["head_dim"] * heads for heads in (case["heads"], case["kv_heads"], case["kv_heads"])]
-        gated = case.get("activation", "swiglu") == "swiglu"
-        self.rows = {"attn.c_attn.weight": heads, "mlp.c_fc.weight": [case["ffn"]] * (2 if gated else 1)}
+        has_gate = case.get("activation", "swiglu") == "swiglu"
+        self.rows = {"attn.c_attn.weight": heads, "mlp.c_fc.weight": [case["ffn"]] * (2 if has_gate else 1)}
         others = {name: p for name, p in w.items() if name not in self.matrices}
         self.adamw = make_optimizer(case, settings | {"kind": "adamw"}, others)
         self.param_groups = self.adamw.param_groups
@@ -366,31 +479,33 @@ def train(case, tensors, dtype=torch.float32):
     trained = {name: p for name, p in w.items() if p.requires_grad}
     optimizer = make_optimizer(case, case["optimizer"], trained)
     clip = case["optimizer"]["clip"] or math.inf
-    out, losses, z_losses, norms = {}, [], [], []
+    out, losses, norms, added = {}, [], [], {"z_loss": [], "balance_loss": [], "router_z_loss": []}
     for step, lr in enumerate(case["optimizer"]["lr"]):
         optimizer.zero_grad()
         batches = [f"batch.{step}.{m}" for m in range(case["microbatches"])]
-        loss = z_loss = 0.0
+        loss, terms, loads = 0.0, [0.0] * 3, {}
         total = sum(tensors[f"{batch}.targets"].numel() for batch in batches)
         for batch in batches:
-            part, z_part, outputs = summed_loss(case, w, model, tensors, batch, dtype)
-            ((part + z_part) / total).backward()
+            part, z_part, of_routers, outputs = summed_loss(case, w, model, tensors, batch, dtype, loads)
+            means = [z_part / total, *(part / case["microbatches"] for part in of_routers)]
+            (part / total + sum(means)).backward()
             loss += part.item() / total
-            z_loss += float(z_part) / total
+            terms = [term + float(mean) for term, mean in zip(terms, means, strict=True)]
             if case["kind"] != "mlp" and batch == "batch.0.0":
                 out["logits"] = outputs.detach()
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in trained.items()}
         norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), clip, foreach=False).item())
         losses.append(loss)
-        z_losses.append(z_loss)
+        for values, term in zip(added.values(), terms, strict=True):
+            values.append(term)
         optimizer.lr = lr
         for group in optimizer.param_groups:
             group["lr"] = lr * group["lr_multiplier"]
         optimizer.step()
     out |= {f"final.{name}": p.detach() for name, p in w.items()}
-    history = torch.tensor([losses, norms, z_losses], dtype=torch.float64)
-    return out | {"loss": history[0].clone(), "grad_norm": history[1].clone(), "z_loss": history[2].clone()}
+    history = {"loss": losses, "grad_norm": norms} | added
+    return out | {name: torch.tensor(values, dtype=torch.float64) for name, values in history.items()}
 
 
 def main(arguments):

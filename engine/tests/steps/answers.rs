@@ -1,4 +1,4 @@
-//! Steps in which only some targets have a loss, as in training on answers.
+//! Steps with a loss for some targets only, as in training on answers.
 
 use device::HostValues;
 use engine::graph_options::{GraphOptions, Scope};

@@ -1,4 +1,4 @@
-//! What each pass is for: which work does not wait for which.
+//! Each pass takes waits out of a step. These tests find two operations without a wait between them.
 
 use std::collections::HashMap;
 
@@ -138,7 +138,7 @@ fn the_next_layers_weights_are_gathered_while_a_forward_runs() {
 fn a_receive_begins_before_the_task_before_the_one_that_reads_it_computes() {
     let list = &lists("stages 2")[1];
     let receive = the_only(list, "forward receive 1", "receive");
-    // Its values are copied in the second forward, after the first backward, which begins with the head.
+    // Its values are copied in the second forward, after the first backward. That one begins with the head.
     let copied = those(list, |entry| entry.region == "inputs of layer 3, microbatch 1" && entry.name == "copy")[0];
     assert!(list[copied].waits_for(receive));
     let first = those(list, |entry| entry.region == "forward of layer 5, microbatch 0")[0];

@@ -1,4 +1,4 @@
-//! A step's list, bound to its plan, does what the step does.
+//! A step's list, bound to its plan, has the same results as the step.
 
 use engine::regions::Mode;
 
@@ -11,7 +11,7 @@ fn weights(run: Run, by_list: bool) -> Vec<u32> {
     let device = run.device();
     let (_, mut stage) = run.train_on(&device);
     if by_list {
-        // One stream, in the order of the list: what one queue does aside, others find done.
+        // One stream, in the order of the list: an operation of any queue is done before the next one begins.
         let stream = device.stream("list");
         let submit = |entry: graph_manager::ListedEntry| entry.op.map_or(Ok(()), |op| stream.submit(op));
         let mut submitted = Ok(());

@@ -1,5 +1,5 @@
 //! Ranks that divide the optimizer's state train as ranks that each have all of it: the same bits of losses and weights
-//! where no norm enters them, and with clipping the same up to the order of the norm's sum.
+//! if no norm enters them, and with clipping the same up to the order of the norm's sum.
 
 use device::Device;
 use engine::fp8::{Fp8, Fp8Recipe};
@@ -14,7 +14,7 @@ use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
 
-/// How ranks are laid out, and what they train.
+/// A layout of ranks, and the model that they train.
 #[derive(Clone, Debug)]
 struct Case {
     kind: Kind,
@@ -80,13 +80,13 @@ impl Case {
         }
     }
 
-    /// Does `work` on a thread for each rank; what it returns, by rank.
+    /// Does `work` on a thread for each rank. Returns the results by rank.
     fn on_ranks<T: Send>(&self, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
         Layout::new(self.tensor, 1, 1, self.data).on_ranks(|| self.run(), work)
     }
 
-    /// The numbers of all steps, which all ranks must agree on, and the final weights and moments put together from the
-    /// ranks that have them, by tensor-parallel rank.
+    /// The numbers of all steps, the same on all ranks, and the final weights and moments put together from the ranks
+    /// that have them, by tensor-parallel rank.
     fn train(&self) -> (Vec<StepResult>, Vec<State>) {
         let ranks = self.on_ranks(|run| {
             let device = run.device();
@@ -105,7 +105,7 @@ impl Case {
 /// Bits of master weights and moments of each parameter.
 type State = Vec<Vec<u32>>;
 
-/// What a rank has of each: the elements of the whole, the first one here, and their bits.
+/// A rank's part of each: the number of elements of the whole, the first one here, and the bits.
 type Parts = Vec<(usize, usize, Vec<u32>)>;
 
 fn parts(device: &Device, stage: &Stage) -> Parts {
@@ -127,7 +127,7 @@ fn parts(device: &Device, stage: &Stage) -> Parts {
     placed
 }
 
-/// Puts the parts of ranks together; where each has all, they must be the same.
+/// Puts the parts of ranks together; if each has all, they must be the same.
 fn join<'p>(ranks: impl Iterator<Item = &'p Parts>, divided: bool) -> State {
     let ranks: Vec<&Parts> = ranks.collect();
     let whole = |index: usize| {
@@ -247,7 +247,7 @@ fn transfers_run_inside_forward_and_backward_graphs_and_only_the_first_buckets_a
             let has = |nodes: &[String]| nodes.iter().any(|node| node.contains(word));
             report.graphs.iter().filter(|graph| has(&graph.nodes)).map(|graph| graph.name.as_str()).collect()
         };
-        // Embedding, two blocks and a head, a bucket each but for the head's norm, which goes with the block before it.
+        // Embedding, two blocks and a head, a bucket each; but the head's norm goes with the block before it.
         assert_eq!(with("reduce_scatter").len(), 3, "{report}");
         let gathering = with("all_gather");
         assert_eq!(gathering.len(), 3, "{report}");
@@ -322,7 +322,7 @@ fn master_weights_and_moments_take_the_memory_of_one_part() {
         for ((all, state, weights, grads), (own_all, own_state, own_weights, own_grads)) in
             plain.into_iter().zip(divided)
         {
-            // Buckets are padded to equal parts of 64 elements, which is much for a model so small.
+            // Buckets are padded to equal parts of 64 elements: much for a model so small.
             assert!(own_state * data < state * 11 / 10, "{precision} {data}: {own_state} of {state} bytes of state");
             let padding = own_weights - weights + own_grads - grads;
             assert!(own_all < all + padding - state * (data - 1) / data + state / 10, "{own_all} of {all} bytes");

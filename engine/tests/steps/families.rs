@@ -1,7 +1,7 @@
-//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, norms of heads and
-//! over all heads, norms after the parts of blocks or around them, windows of attention with frequencies of their own,
-//! scaled embeddings, and soft caps of scores and logits. They keep the engine's promises: the same bits in every setting,
-//! and the numbers of one rank in every layout.
+//! The features that families of models add to Llama: heads of any width, biases on queries, keys and values alone,
+//! norms of heads and over all heads, norms after the parts of blocks or around them, windows of attention with
+//! frequencies of their own, scaled embeddings, and soft caps of scores and logits. They keep the engine's promises:
+//! the same bits in every setting, and the numbers of one rank in every layout.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
@@ -138,7 +138,7 @@ fn ranks_with_their_own_heads_keep_the_same_norms_of_heads() {
     };
     let layout = Layout { sequence: false, ..Layout::new(2, 1, 1, 1) };
     let ranks = layout.on_ranks(|| run(&shape, 1, off()), norms);
-    // Two norms of 12 channels in each of two blocks, which training has moved away from 1.
+    // Two norms of 12 channels in each of two blocks. Training has moved them away from 1.
     assert_eq!(ranks[0].len(), 2 * 2 * 12);
     assert!(ranks[0].iter().all(|&bits| f32::from_bits(bits) != 1.0), "{:?}", ranks[0]);
     assert_eq!(ranks[0], ranks[1]);
@@ -218,7 +218,7 @@ fn heads_of_any_width_multiply_in_8_bits_on_one_rank_and_on_two() {
     // With one key head two ranks store copies of it.
     let qwen3 = tiny_qwen3(0.0, Precision::Bf16);
     let olmo2 = tiny_olmo2(0.0, Precision::Bf16);
-    // A residual stream of 32, which products in 8 bits need.
+    // A residual stream of 32: products in 8 bits need it.
     let gemma3 = GptShape { hidden: 32, ..tiny_gemma3(0.0, Precision::Bf16) };
     for (recipe, kv_heads, family) in [
         (Fp8Recipe::Tensorwise, 2, &qwen3),

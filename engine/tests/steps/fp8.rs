@@ -16,7 +16,7 @@ fn shape(kind: Kind, dropout: f32, fp8: Option<Fp8>) -> GptShape {
     GptShape { ffn: 64, kv_heads: 4, layers: 3, fp8, ..own(dropout, Precision::Bf16) }
 }
 
-/// In the hybrid format, which blockwise scaling does not have.
+/// In the hybrid format; blockwise scaling does not have it.
 fn fp8(recipe: Fp8Recipe) -> Fp8 {
     let format = if recipe == Fp8Recipe::Blockwise { Fp8Format::E4m3 } else { Fp8Format::Hybrid };
     Fp8 { recipe, format, amax_history: 4, ..Fp8::default() }
@@ -207,8 +207,8 @@ fn after_a_first_step_that_is_not_finite_training_goes_on_as_without_it() {
 
 #[test]
 fn graphs_make_no_delayed_scale_because_the_first_step_has_made_it() {
-    // Each of three blocks has four weights, whose scales are those of the tensor itself. So are all tensorwise scales: two
-    // of each weight's input and output gradient.
+    // Each of three blocks has four weights. Their scales are those of the tensor itself. So are all tensorwise scales:
+    // two of each weight's input and output gradient.
     for (recipe, in_graphs) in [(Fp8Recipe::Delayed, 12), (Fp8Recipe::Rowwise, 0), (Fp8Recipe::Tensorwise, 36)] {
         let run = run(shape(Kind::Gpt, 0.0, Some(fp8(recipe))), Kind::Gpt, 1, GraphOptions::default());
         let (_, mut stage) = run.train_on(&run.device());

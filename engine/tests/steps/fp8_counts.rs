@@ -1,4 +1,4 @@
-//! Steps that measure what 8-bit copies lose: they change no bit, and their counts are right.
+//! Steps that count the values that 8-bit copies lose: they change no bit, and their counts are right.
 
 use common::Choice;
 use device::ops::QuantizeCounts;
@@ -17,7 +17,7 @@ fn shape(fp8: Fp8) -> GptShape {
 }
 
 fn run(recipe: Fp8Recipe, microbatches: usize, graphs: GraphOptions) -> Run {
-    // In the hybrid format, which blockwise scaling does not have.
+    // In the hybrid format; blockwise scaling does not have it.
     let format = if recipe == Fp8Recipe::Blockwise { Fp8Format::E4m3 } else { Fp8Format::Hybrid };
     let fp8 = Fp8 { recipe, format, amax_history: 4, ..Fp8::default() };
     Run { shape: Some(shape(fp8)), steps: STEPS, ..Run::new(Kind::Gpt, microbatches, graphs) }
@@ -31,7 +31,7 @@ fn measure(stage: &mut Stage, run: &Run, step: usize) -> (StepResult, Vec<Tensor
     (metrics.wait().unwrap(), counts.map(|counts| counts.wait().unwrap()).unwrap_or_default())
 }
 
-/// All steps, of which those whose numbers `measures` takes measure: their results, and the final weights.
+/// Runs all steps; a step measures if `measures` takes its number. Returns their results, and the final weights.
 fn train(run: &Run, measures: impl Fn(usize) -> bool) -> (Vec<StepResult>, Vec<u32>) {
     let device = run.device();
     let mut stage = run.stage(&device);
@@ -58,7 +58,7 @@ fn measuring_changes_no_bit_with_graphs_and_without() {
             let (measured, others) = train(&run(*recipe, 3, graphs), |step| step % 2 == 1);
             assert_eq!(weights, others, "{recipe} {name}");
             for (step, (plain, measured)) in plain.iter().zip(&measured).enumerate() {
-                assert_eq!(*plain, StepResult { fp8: None, ..*measured }, "{recipe} {name}, step {step}");
+                assert_eq!(*plain, StepResult { fp8: None, ..measured.clone() }, "{recipe} {name}, step {step}");
                 assert_eq!(measured.fp8.is_some(), step % 2 == 1);
             }
         }

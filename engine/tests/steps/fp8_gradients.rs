@@ -21,7 +21,7 @@ fn least_cosine() -> f64 {
 /// Steps that bf16 trains before gradients are compared.
 const STEPS: usize = 30;
 
-/// Four blocks of a width at which sums over channels and tokens are long; larger on a GPU.
+/// Four blocks, so wide that sums over channels and tokens are long; larger on a GPU.
 fn shape(kind: Kind) -> GptShape {
     let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
     let (hidden, ffn, seq, batch) = if on_gpu() { (1024, 4096, 512, 8) } else { (128, 512, 64, 4) };
@@ -29,7 +29,7 @@ fn shape(kind: Kind) -> GptShape {
     GptShape { layers: 4, hidden, heads, kv_heads: heads, ffn, seq, batch, ..own(0.0, Precision::Bf16) }
 }
 
-/// Sequences in which most tokens follow from the one before.
+/// Sequences of tokens: most follow from the one before.
 fn samples(shape: &GptShape, step: usize) -> HostValues {
     let vocab = shape.vocab as u64;
     let sample = |s: u64| {
@@ -61,7 +61,7 @@ fn gradients(kind: Kind, fp8: Option<Fp8>, weights: &[Vec<f32>], before: usize) 
         stage.params().set(stage.device(), index, values).unwrap();
     }
     for step in STEPS - before..=STEPS {
-        // The weights stay what they are.
+        // The weights stay as they are.
         stage.train_step(settings(step, 0.0), Some(&samples(&shape(kind), step))).unwrap().wait().unwrap();
     }
     let download = |tensor| stage.device().download::<f32>(tensor).unwrap();

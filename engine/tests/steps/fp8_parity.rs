@@ -1,5 +1,5 @@
-//! A whole block in 8 bits against PyTorch, which casts to its own 8-bit types and multiplies in f32: see `fp8.py` beside
-//! `reference.py`. One linear layer alone is compared in `engine/src/model/linear_parity.rs`.
+//! A whole block in 8 bits against PyTorch. PyTorch casts to its own 8-bit types and multiplies in f32: see `fp8.py`
+//! beside `reference.py`. One linear layer alone is compared in `engine/src/model/linear_parity.rs`.
 
 use device::{Device, HostValues};
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe, ScaleCell};
@@ -16,10 +16,10 @@ const LOSS: f64 = 1e-3;
 
 /// How many times closer a gradient is to PyTorch's in 8 bits than that is to PyTorch's in f32.
 ///
-/// Both sides round at the same places: to 8 bits, and to bf16 what is stored so. They may add in another order, which
-/// moves a few values to another bf16 number, and a few of these to another 8-bit number. Where both add alike most
-/// gradients have the same bits, and none is further than 1e-3. A wrong scale, type or layout, or a
-/// value that does not saturate, makes the distance as large as that to f32, or larger.
+/// Both sides round at the same places: to 8 bits, and stored 16-bit values to bf16. They may add in another order.
+/// That moves a few values to another bf16 number, and a few of these to another 8-bit number. If both add alike, most
+/// gradients have the same bits, and none is further than 1e-3. A wrong scale, type or layout, or a value that does not
+/// saturate, makes the distance as large as that to f32, or larger.
 const CLOSER: f64 = 4.0;
 
 /// One block, with widths that tell rows from columns.
@@ -37,7 +37,7 @@ fn cells(stage: &Stage) -> Vec<(String, Option<ScaleCell>)> {
         .collect()
 }
 
-/// Scales that a step of delayed scaling finds: half of what would do, so that the largest values saturate.
+/// Scales that a step of delayed scaling finds: half as large as needed, so that the largest values saturate.
 fn give_scales(stage: &Stage, device: &Device) {
     for (name, cell) in cells(stage) {
         let cell = cell.unwrap();
@@ -60,7 +60,7 @@ fn compare(feed_forward: FeedForward, recipe: Fp8Recipe, format: Fp8Format) {
     let device = run.device();
     let mut stage = run.stage(&device);
     let step = |stage: &mut Stage| {
-        // The weights stay what they are.
+        // The weights stay as they are.
         let settings = StepSettings { learning_rate: 0.0, ..run.settings(0) };
         let samples = batch(run.kind, 0, 1);
         (stage.train_step(settings, Some(&samples)).unwrap().wait().unwrap().loss, samples)

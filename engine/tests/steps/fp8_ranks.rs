@@ -21,7 +21,7 @@ fn run(kind: Kind, recipe: Fp8Recipe, recompute: bool, graphs: GraphOptions) -> 
 /// A rank's results, the gradients of the last step by name, and the transposes of gathered bytes in its graphs.
 type Trained = (Vec<StepResult>, Vec<(String, Vec<f64>)>, usize);
 
-/// What the ranks of a layout train.
+/// The results of the ranks of a layout.
 fn train(layout: Layout, own: impl Fn() -> Run + Sync) -> Vec<Trained> {
     layout.on_ranks(own, |run| {
         let device = run.device();

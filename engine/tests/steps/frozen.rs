@@ -17,7 +17,7 @@ type Bits = BTreeMap<String, Vec<u32>>;
 /// Whether a parameter is frozen, by its name.
 type Frozen = fn(&str) -> bool;
 
-/// What is frozen, in words and as a function of a parameter's name.
+/// The frozen parameters, in words and as a function of a parameter's name.
 const CHOICES: [(&str, Frozen); 6] = [
     ("the tables and the first block", |name| ["wte", "wpe", "h.0."].iter().any(|begin| name.starts_with(begin))),
     ("all but norms", |name| !is_norm(name)),

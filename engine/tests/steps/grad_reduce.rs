@@ -7,8 +7,9 @@ use engine::step::StepResult;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
-/// bf16 rounds each element by up to 1/512 of it. Errors are random: they cancel in the first norm, which is within a
-/// quarter of this bound, and weights that ten updates of AdamW carry apart have losses and norms within a half of these.
+/// bf16 rounds each element by up to 1/512 of it. Errors are random: they cancel in the first norm, so it is within a
+/// quarter of this bound, and weights that ten updates of AdamW carry apart have losses and norms within a half of
+/// these.
 const FIRST_NORM: f64 = 1e-3;
 const LATER_NORMS: f64 = 5e-2;
 const LOSSES: f64 = 2e-3;
@@ -30,7 +31,7 @@ impl Case {
         Case { kind, layout, travels: DType::Bf16, divided: false, graphs, shuffle: None }
     }
 
-    /// The numbers of all steps, which all ranks must agree on. Nothing is clipped, so that no weight depends on the
+    /// The numbers of all steps. All ranks must agree on them. Nothing is clipped, so that no weight depends on the
     /// order of the norm's sum.
     fn train(&self) -> Vec<StepResult> {
         let own = || {

@@ -1,4 +1,4 @@
-//! Graphs of some modules or layers only: which there are, and that the numbers stay the same bits.
+//! Graphs of some modules or layers only: their names, and that the numbers stay the same bits.
 
 use std::collections::BTreeMap;
 
@@ -11,37 +11,49 @@ use graph_manager::{Mempool, Report};
 
 use crate::models::{Kind, Layout, Run, batch, tiny_gpt, tiny_llama};
 
-use GraphModule::{Attention, Embedding, FeedForward, Head};
+const EMBEDDING: GraphModule = GraphModule::EMBEDDING;
+const ATTENTION: GraphModule = GraphModule::ATTENTION;
+const FEED_FORWARD: GraphModule = GraphModule::FEED_FORWARD;
+const HEAD: GraphModule = GraphModule::HEAD;
+const ALL: [GraphModule; 4] = [EMBEDDING, ATTENTION, FEED_FORWARD, HEAD];
 
-const ALL: [GraphModule; 4] = [Embedding, Attention, FeedForward, Head];
-
-fn only(modules: &[GraphModule], layers: &[usize]) -> GraphSelection {
+pub fn only(modules: &[GraphModule], layers: &[usize]) -> GraphSelection {
     GraphSelection { modules: modules.iter().copied().collect(), layers: layers.iter().copied().collect() }
 }
 
 /// Choices in a model of two blocks: layers 0 to 3.
 fn selections() -> Vec<GraphSelection> {
     vec![
-        only(&[Attention], &[]),
-        only(&[FeedForward], &[]),
-        only(&[Attention, FeedForward], &[]),
-        only(&[Embedding, Head], &[]),
+        only(&[ATTENTION], &[]),
+        only(&[FEED_FORWARD], &[]),
+        only(&[ATTENTION, FEED_FORWARD], &[]),
+        only(&[EMBEDDING, HEAD], &[]),
         only(&[], &[2]),
-        only(&[Attention, Head], &[1, 3]),
+        only(&[ATTENTION, HEAD], &[1, 3]),
     ]
 }
 
 /// Graphs off, whole layers, and each selection. Poison shows any stray read. The code of replayed regions is compared with
 /// their graphs.
 fn settings(mempool: Mempool) -> Vec<GraphOptions> {
+    choices(mempool, selections())
+}
+
+/// As [`settings`], with other selections.
+pub fn choices(mempool: Mempool, selections: Vec<GraphSelection>) -> Vec<GraphOptions> {
     let layers = GraphOptions { mempool, poison: true, check_replays: true, ..GraphOptions::default() };
     let off = GraphOptions { enable: false, mempool, ..GraphOptions::default() };
-    let chosen = selections().into_iter().map(|only| GraphOptions { only, ..layers.clone() });
+    let chosen = selections.into_iter().map(|only| GraphOptions { only, ..layers.clone() });
     [off, layers.clone()].into_iter().chain(chosen).collect()
 }
 
 /// Fails unless every rank's results and weights are the same bits in all settings.
-fn assert_same_bits(what: &str, layout: &Layout, settings: &[GraphOptions], run: impl Fn(GraphOptions) -> Run + Sync) {
+pub fn assert_same_bits(
+    what: &str,
+    layout: &Layout,
+    settings: &[GraphOptions],
+    run: impl Fn(GraphOptions) -> Run + Sync,
+) {
     let train = |graphs: &GraphOptions| -> Vec<(Vec<[u64; 2]>, Vec<u32>)> {
         layout.on_ranks(
             || Run { steps: 5, ..run(graphs.clone()) },
@@ -177,12 +189,12 @@ fn one_layer_of_an_mlp_is_a_graph_and_the_bits_stay() {
 }
 
 /// The names of the graphs of layers and modules, without those of the reduction and the optimizer.
-fn of_layers(report: &Report) -> Vec<&str> {
+pub fn of_layers(report: &Report) -> Vec<&str> {
     report.graphs.iter().map(|graph| graph.name.as_str()).filter(|name| name.contains(" of layer ")).collect()
 }
 
-/// What three training steps captured, and the number of graphs that was foretold.
-fn captured(run: &Run) -> (Report, usize) {
+/// The captures of three training steps, and the number of graphs that was foretold.
+pub fn captured(run: &Run) -> (Report, usize) {
     let device = run.device();
     let mut stage = run.stage(&device);
     for step in 0..3 {
@@ -199,12 +211,12 @@ fn the_graphs_are_those_that_the_choice_names_and_the_report_says_why_the_rest_i
     let cases: [(GraphSelection, usize, &[&str]); 8] = [
         (only(&[], &[]), 12, &[]),
         (only(&ALL, &[]), 12, &[]),
-        (only(&[Attention], &[]), 6, &["mlp forward (it is not", "forward (the embedding is not", "(the head is not"]),
-        (only(&[FeedForward], &[]), 6, &["attention backward (it is not among the chosen modules)"]),
-        (only(&[Attention, FeedForward], &[]), 6, &["backward (the embedding is not among the chosen modules)"]),
-        (only(&[Embedding, Head], &[]), 6, &["forward (neither module of a block is among the chosen ones)"]),
+        (only(&[ATTENTION], &[]), 6, &["mlp forward (it is not", "forward (the embedding is not", "(the head is not"]),
+        (only(&[FEED_FORWARD], &[]), 6, &["attention backward (it is not among the chosen modules)"]),
+        (only(&[ATTENTION, FEED_FORWARD], &[]), 6, &["backward (the embedding is not among the chosen modules)"]),
+        (only(&[EMBEDDING, HEAD], &[]), 6, &["forward (no module of its block is among the chosen ones)"]),
         (only(&[], &[2]), 3, &["forward (its layer is not among the chosen ones)"]),
-        (only(&[Attention], &[2]), 3, &["mlp backward", "forward (its layer is not among the chosen ones)"]),
+        (only(&[ATTENTION], &[2]), 3, &["mlp backward", "forward (its layer is not among the chosen ones)"]),
     ];
     for (only, graphs, reasons) in cases {
         let options = GraphOptions { only: only.clone(), ..GraphOptions::default() };
@@ -224,7 +236,7 @@ fn a_module_graph_is_named_for_its_module_and_holds_its_operations_alone() {
         let (report, _) = captured(&Run::new(Kind::Gpt, 2, options));
         report.graphs.into_iter().map(|graph| (graph.name, graph.nodes)).collect()
     };
-    let (whole, attention, mlp) = (nodes(&[]), nodes(&[Attention]), nodes(&[FeedForward]));
+    let (whole, attention, mlp) = (nodes(&[]), nodes(&[ATTENTION]), nodes(&[FEED_FORWARD]));
     for pass in ["forward", "backward"] {
         for layer in [1, 2] {
             let place = format!("{pass} of layer {layer}, microbatch 0");
@@ -237,7 +249,7 @@ fn a_module_graph_is_named_for_its_module_and_holds_its_operations_alone() {
             }
             let mut joined: Vec<String> = parts.iter().flat_map(|nodes| operations(nodes)).collect();
             if pass == "backward" {
-                // The first module adds up the gradients of its norm, where a whole block does that for all norms at once.
+                // The first module adds up the gradients of its norm. A whole block does that for all norms at once.
                 let sums = joined.iter().position(|node| node == "add_partial_columns").unwrap();
                 joined.remove(sums);
             }
@@ -261,7 +273,7 @@ fn naming_all_modules_gives_the_graphs_and_the_memory_of_naming_none() {
 #[test]
 fn deferred_weight_gradients_of_a_module_are_a_graph_of_its_own() {
     let layout = Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) };
-    let graphs = GraphOptions { only: only(&[Attention], &[]), ..GraphOptions::default() };
+    let graphs = GraphOptions { only: only(&[ATTENTION], &[]), ..GraphOptions::default() };
     let run = || Run { shape: shape(Kind::Gpt, false), steps: 3, ..Run::new(Kind::Gpt, 4, graphs.clone()) };
     let reports = layout.on_ranks(run, |run| {
         let (_, mut stage) = run.train_on(&run.device());
@@ -278,7 +290,8 @@ fn deferred_weight_gradients_of_a_module_are_a_graph_of_its_own() {
 #[test]
 fn a_choice_that_the_scope_or_the_model_does_not_have_is_refused() {
     let device = Run::new(Kind::Gpt, 1, GraphOptions::default()).device();
-    let shape = StepShape { layers: 4, modules: ALL.to_vec(), ..StepShape::default() };
+    let by_layer = [&ALL[..1], &ALL[1..3], &ALL[1..3], &ALL[3..]].map(<[_]>::to_vec).to_vec();
+    let shape = StepShape { layers: 4, modules: by_layer, ..StepShape::default() };
     let refused = |scope, only: &GraphSelection, shape: &StepShape| {
         let options = GraphOptions { scope, only: only.clone(), ..GraphOptions::default() };
         let off = GraphOptions { enable: false, ..options.clone() };
@@ -291,16 +304,16 @@ fn a_choice_that_the_scope_or_the_model_does_not_have_is_refused() {
     let without_modules = StepShape { modules: Vec::new(), ..shape.clone() };
     let recomputed = StepShape { recomputes_blocks: true, ..shape.clone() };
     for (scope, only, shape, words) in [
-        (Scope::FullIteration, only(&[Attention], &[]), &shape, "under FullIteration the whole step is one graph"),
+        (Scope::FullIteration, only(&[ATTENTION], &[]), &shape, "under FullIteration the whole step is one graph"),
         (Scope::FullIteration, only(&[], &[1]), &shape, "under FullIteration"),
         (Scope::PerLayer, only(&[], &[4]), &shape, "the chosen layer 4 is not in the model, which has 4"),
-        (Scope::PerLayer, only(&[Head], &[]), &without_modules, "the chosen module `head` is not in the model"),
-        (Scope::PerLayer, only(&[FeedForward], &[]), &recomputed, "where backward recomputes whole blocks"),
+        (Scope::PerLayer, only(&[HEAD], &[]), &without_modules, "the chosen module `head` is not in the model"),
+        (Scope::PerLayer, only(&[FEED_FORWARD], &[]), &recomputed, "where backward recomputes whole blocks"),
     ] {
         let error = refused(scope, &only, shape);
         assert!(error.contains(words), "{only:?}: {error}");
     }
-    for only in [only(&[Attention, FeedForward], &[]), only(&[Head], &[]), only(&[], &[1])] {
+    for only in [only(&[ATTENTION, FEED_FORWARD], &[]), only(&[HEAD], &[]), only(&[], &[1])] {
         assert_eq!(refused(Scope::PerLayer, &only, &recomputed), "");
     }
 }

@@ -12,7 +12,7 @@ use engine::regions::Mode;
 
 use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
 
-/// What a hook has read: the sum of the residual stream and what is to be added to it.
+/// The values that a hook has read: the sum of the residual stream and of the tensor to be added to it.
 type Seen = Rc<RefCell<Vec<(HookPlace, usize, f32)>>>;
 
 /// Reads such sums.
@@ -38,7 +38,7 @@ fn submits(runs: &Rc<Cell<usize>>) -> Hook {
     })
 }
 
-const ATTENTION: HookPlace = HookPlace { layer: 2, module: Some(GraphModule::Attention) };
+const ATTENTION: HookPlace = HookPlace { layer: 2, module: Some(GraphModule::ATTENTION) };
 
 /// After the embedding, after a block, and between the modules of a block.
 const PLACES: [HookPlace; 3] = [HookPlace { layer: 0, module: None }, HookPlace { layer: 1, module: None }, ATTENTION];
@@ -47,7 +47,7 @@ fn hooked(run: Run, hook: &Hook, places: &[HookPlace]) -> Run {
     Run { hooks: Hooks::new(places.iter().map(|place| (*place, hook.clone()))), ..run }
 }
 
-/// The run with hooks: they read values, or where the whole step is one graph they submit operations.
+/// The run with hooks: they read values, or if the whole step is one graph they submit operations.
 pub fn with_hooks(run: Run) -> Run {
     match run.graphs.scope {
         Scope::PerLayer => hooked(run, &reads(&Seen::default()), &PLACES),

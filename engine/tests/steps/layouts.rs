@@ -21,8 +21,8 @@ use crate::models::{Kind, Layout, Run, tiny_gpt, tiny_llama};
 const STEPS: usize = 10;
 const RANKS: usize = 8;
 const CLIP: f32 = 0.5;
-/// So small that ten steps do not stretch the rounding of the first: at 1e-2 one rank whose first weights are changed by
-/// their last bit can be 1e-4 away in its tenth loss, and a mistake of that size would hide.
+/// So small that ten steps do not stretch the rounding of the first: if the first weights of one rank differ in their
+/// last bit, its tenth loss can differ by 1e-4 at a rate of 1e-2, and a mistake of that size would hide.
 const LEARNING_RATE: f32 = 1e-3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +33,7 @@ enum Recompute {
     Full,
 }
 
-/// What one rank must do to get the same numbers. Recompute and graphs are not part of it: they change no bit.
+/// The work that one rank must do to get the same numbers. Recompute and graphs are not part of it: they change no bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Model {
     llama: bool,
@@ -92,7 +92,7 @@ impl Case {
         GraphOptions { enable, scope, mempool: self.mempool, poison: true, ..GraphOptions::default() }
     }
 
-    /// The numbers of all steps, which all ranks must agree on.
+    /// The numbers of all steps. All ranks must agree on them.
     fn train(&self) -> Vec<StepResult> {
         let Case { layout, model, divided, recompute, .. } = *self;
         let run = || Run { distributed_optimizer: divided, ..model.run(recompute, self.graphs(), layout.data) };
@@ -101,8 +101,8 @@ impl Case {
         ranks.swap_remove(0)
     }
 
-    /// Stages alone divide no sum. What does: the norm, whose parts come from stages, and enters weights by clipping;
-    /// and a tied table's gradient, of which the first and the last stage have a term each.
+    /// Stages divide two sums only: the norm, which enters weights by clipping, and a tied table's gradient. The norm
+    /// has a part from each stage. The gradient has one term from the first stage and one from the last.
     fn has_the_bits_of_one_rank(&self) -> bool {
         let Layout { tensor, stages, data, .. } = self.layout;
         tensor * data == 1 && (stages == 1 || !self.model.tied && !self.model.clipped)
@@ -118,7 +118,7 @@ impl Case {
         }
     }
 
-    /// The value of every option, and of what the layout is. Where an option means nothing it has none.
+    /// The value of every option, and those of the layout. An option without a meaning in this case has no value.
     fn values(&self) -> Vec<&'static str> {
         let Layout { tensor, stages, chunks, data, sequence, zero_bubble, .. } = self.layout;
         let either = |yes: bool, word: &'static str, other: &'static str| if yes { word } else { other };
@@ -178,7 +178,7 @@ impl Difference {
     }
 
     fn within(&self, allowed: &Difference) -> bool {
-        // False for what is not a number, too.
+        // False for values that are not a number, too.
         self.loss <= allowed.loss && self.norm <= allowed.norm
     }
 
@@ -233,7 +233,7 @@ fn combinations(layout: Layout) -> Vec<Case> {
     cases
 }
 
-/// Each layout once, with the combination that has most pairs which none before has; of those, pairs seen least.
+/// Each layout once, with the combination that has the most new pairs; of equal ones, that with the pairs seen least.
 fn one_of_each_layout() -> Vec<Case> {
     let mut seen: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let mut chosen = Vec::new();
@@ -252,7 +252,7 @@ fn one_of_each_layout() -> Vec<Case> {
     chosen
 }
 
-/// Does `work` for each item, on as many threads as there are cores; what it returns, in order.
+/// Does `work` for each item, on as many threads as there are cores. Returns the results in order.
 fn on_all_cores<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(BTreeMap::new());

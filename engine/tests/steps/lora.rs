@@ -41,7 +41,8 @@ pub fn adapters(lora: &Lora, shape: &GptShape) -> serde_json::Value {
     serde_json::json!({ "rank": lora.rank, "scale": lora.alpha / lora.rank as f64, "targets": targets })
 }
 
-/// Gives each `B`, which begins at 0, other values, so that all gradients matter. They are the same on every rank.
+/// Gives each `B` other values than its first ones, which are 0, so that all gradients matter. They are the same on
+/// every rank.
 pub fn move_adapters(stage: &Stage) {
     for (index, spec) in stage.params().specs.iter().enumerate().filter(|(_, spec)| spec.name.ends_with(".lora_B")) {
         let stream = spec.name.bytes().map(u64::from).sum();
@@ -173,7 +174,7 @@ fn adapters_that_ranks_share_have_the_losses_and_gradient_norms_of_one_rank() {
     }
 }
 
-/// The gradient of each adapter against the change of the loss, through the masks of dropout, which are those of the step.
+/// The gradient of each adapter against the change of the loss, through the step's own masks of dropout.
 #[test]
 fn gradients_of_adapters_with_dropout_are_the_slopes_of_the_loss() {
     let shape = with_adapters(GptShape { layers: 1, ..tiny_qwen3(0.0, Precision::F32) }, 0.3);

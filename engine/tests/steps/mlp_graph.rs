@@ -1,4 +1,4 @@
-//! The graph of an MLP's iteration, which is short enough that every kernel on its longest path counts.
+//! The graph of an MLP's iteration. It is so short that every kernel on its longest path counts.
 
 use engine::graph_options::{GraphOptions, Scope};
 use graph_manager::GraphReport;
@@ -48,7 +48,7 @@ fn no_backward_waits_for_the_sum_of_losses_or_for_the_weight_gradients_of_the_la
         let update = graph.nodes.iter().position(|node| node.contains("/sgd") || node.contains("/adamw")).unwrap();
         assert!(others.iter().all(|&at| graph.waits_for(&[at])[update]), "{:?}", graph.nodes);
         if microbatch == 0 {
-            // The memory of what weight gradients read is used again.
+            // The memory of the tensors that weight gradients read is used again.
             let next =
                 graph.nodes.iter().position(|node| node.contains("forward of layer 1, microbatch 1/gemm")).unwrap();
             assert!(others.iter().all(|&at| graph.waits_for(&[at])[next]), "{:?}", graph.nodes);

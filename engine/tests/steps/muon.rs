@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use device::DType;
+use device::ops::Rule;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{AdamW, Muon, ParamGroup};
+use engine::optimizer::{Muon, ParamGroup};
 use engine::precision::Precision;
 use engine::step::StepResult;
 
+use crate::experts::tiny_mixtral;
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
@@ -18,7 +20,7 @@ const STEPS: usize = 10;
 pub fn muon_groups() -> Vec<ParamGroup> {
     let muon = Muon { momentum: 0.95, steps: 5, products: DType::F32 };
     let matrices = ParamGroup::new(Muon::takes, Arc::new(muon), 0.1);
-    let others = ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1);
+    let others = ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1);
     [vec![matrices], others].concat()
 }
 
@@ -34,7 +36,7 @@ fn run(shape: &GptShape, data: usize, divided: bool, graphs: GraphOptions) -> Ru
     }
 }
 
-/// The numbers of all steps, which all ranks must agree on.
+/// The numbers of all steps. All ranks must agree on them.
 fn train(layout: Layout, shape: &GptShape, divided: bool) -> Vec<StepResult> {
     let graphs = GraphOptions { scope: Scope::FullIteration, poison: true, ..GraphOptions::default() };
     let ranks = layout.on_ranks(|| run(shape, layout.data, divided, graphs.clone()), |run| run.train().0);
@@ -47,8 +49,9 @@ fn every_layout_trains_by_muon_as_one_rank_does() {
     let gpt = tiny_gpt(0.0, Precision::F32);
     // More tensor-parallel ranks than key heads: some ranks store copies.
     let llama = GptShape { heads: 8, kv_heads: 2, ..tiny_llama(0.0, Precision::F32) };
+    let mixture = tiny_mixtral(0.0, Precision::F32);
     let alone = |shape| train(Layout::new(1, 1, 1, 1), shape, false);
-    let (gpt_alone, llama_alone) = (alone(&gpt), alone(&llama));
+    let (gpt_alone, llama_alone, mixture_alone) = (alone(&gpt), alone(&llama), alone(&mixture));
     assert!(gpt_alone[STEPS - 1].loss < gpt_alone[0].loss);
     for (layout, shape, divided) in [
         (Layout::new(1, 1, 1, 4), &gpt, false),
@@ -57,8 +60,11 @@ fn every_layout_trains_by_muon_as_one_rank_does() {
         (Layout::new(1, 2, 1, 2), &gpt, true),
         (Layout::new(4, 1, 1, 1), &llama, false),
         (Layout::new(2, 2, 1, 2), &llama, true),
+        (Layout::new(2, 1, 1, 1), &mixture, false),
+        (Layout::new(2, 1, 1, 2), &mixture, true),
     ] {
-        let expected = if std::ptr::eq(shape, &gpt) { &gpt_alone } else { &llama_alone };
+        let all = [(&gpt, &gpt_alone), (&llama, &llama_alone), (&mixture, &mixture_alone)];
+        let expected = all.iter().find(|(of, _)| std::ptr::eq(*of, shape)).unwrap().1;
         for (step, (ours, one)) in train(layout, shape, divided).iter().zip(expected).enumerate() {
             let difference = (ours.loss / one.loss - 1.0).abs();
             assert!(

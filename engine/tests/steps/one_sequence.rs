@@ -27,7 +27,7 @@ struct Transfer {
     /// The sender and the receiver of a message.
     between: Option<(usize, usize)>,
     dtype: DType,
-    /// Of a part, where ranks gather.
+    /// The number of elements of the input: of a part, if ranks gather.
     elements: usize,
 }
 
@@ -55,7 +55,8 @@ impl fmt::Display for Transfer {
     }
 }
 
-/// What a rank submits to a communicator, in order, each with its region. `Err`: it is not ordered after the one before.
+/// The transfers that a rank submits to a communicator, in order, each with its region. `Err`: it is not ordered after
+/// the one before.
 type Sequence = Vec<(Transfer, String, Result<(), String>)>;
 
 /// How many transfers of each stream are done.
@@ -74,7 +75,7 @@ struct Read {
     sequences: BTreeMap<Group, Sequence>,
     /// By communicator: the last transfer's queue, and its number there.
     last: HashMap<Group, (StreamId, usize)>,
-    /// What is done with the last entry of a queue, and with each entry.
+    /// The transfers that are done after the last entry of a queue, and after each entry.
     queues: HashMap<StreamId, Clock>,
     entries: Vec<Clock>,
 }
@@ -130,7 +131,7 @@ fn of_all_ranks(case: &Case, setting: &str, left_out: &[PassName]) -> Vec<Steps>
     case.layout.on_ranks(make, |run| recorded(&run))
 }
 
-/// What is wrong with the sequences of all ranks. Nothing, where they fit.
+/// The faults in the sequences of all ranks. There are none if they fit.
 fn problems(ranks: &[Steps]) -> Vec<String> {
     let mut problems = Vec::new();
     for step in 0..ranks[0].len() {

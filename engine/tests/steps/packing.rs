@@ -1,9 +1,10 @@
 //! Samples that hold several documents: each is trained on as if it were alone.
 
 use device::HostValues;
+use device::ops::Rule;
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, SampleRow};
-use engine::optimizer::{ParamGroup, Sgd};
+use engine::optimizer::ParamGroup;
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult, StepSettings};
 
@@ -36,11 +37,11 @@ fn off() -> GraphOptions {
     GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
-/// The loss of one step without dropout, and what it changed of all weights: the gradients, times the learning rate.
+/// The loss of one step without dropout, and the changes of all weights: the gradients, times the learning rate.
 fn step(shape: &GptShape, row: SampleRow, samples: &HostValues, targets: usize) -> (f64, Vec<f64>) {
     let HostValues::I32(values) = samples else { unreachable!("a GPT reads tokens") };
     let microbatches = values.len() / row.width / MICRO_BATCH;
-    let groups = Some(ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.0));
+    let groups = Some(ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.0 }, 0.0));
     let (shape, row) = (Some(shape.clone()), Some(row));
     let run = Run { shape, row, groups, clip: 0.0, ..Run::new(Kind::Llama, microbatches, off()) };
     let device = run.device();
@@ -62,7 +63,7 @@ fn packed_documents_have_the_losses_and_gradients_of_each_alone() {
     for (name, shape) in shapes(0.0) {
         let samples = 2 * MICRO_BATCH;
         let (loss, gradient) = step(&shape, SampleRow::packed(SEQ, SEQ), &packed(0, samples), samples * SEQ);
-        // Each document at the start of a row of its own, whose rest has no loss.
+        // Each document at the start of a row of its own. The rest of the row has no loss.
         let alone = |document: Vec<i32>| {
             let (mut inputs, mut targets) = ([0; SEQ], [-1; SEQ]);
             let length = document.len() - 1;
@@ -108,7 +109,7 @@ fn packed_documents_have_the_same_bits_in_every_graph_setting_and_replays_take_o
         }
         let again = run(&selective, 1, GraphOptions::default()).train().0;
         if on_gpu() {
-            // There a library's product writes the kept activation, whose last bit may differ from our kernel's.
+            // There a library's product writes the kept activation. Its last bit may differ from our kernel's.
             let close = |(a, b): (&StepResult, &StepResult)| (a.loss / b.loss - 1.0).abs() < 1e-5;
             assert!(again.iter().zip(&plain).all(close), "{name}: {again:?} and {plain:?}");
         } else {

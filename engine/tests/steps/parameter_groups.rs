@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use device::ops::{Control, Status, WriteControl};
+use device::ops::{Control, Rule, RuleState, Status, WriteControl};
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
 use engine::optimizer::{
-    AdamW, MomentTypes, Optimizer, OptimizerRanks, ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks,
-    UpdateRule,
+    MomentTypes, Optimizer, OptimizerRanks, ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule,
 };
 use engine::params::{Init, OptimizerShard, ParamSpec, Params};
 use engine::precision::Precision;
@@ -18,8 +17,8 @@ use engine::step_policy::{StepContext, StepPolicy, StepShape};
 
 use crate::models::{Kind, Layout, Run, noise, tiny_mlp};
 
-const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-const SGD: Sgd = Sgd { momentum: 0.0 };
+const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+const SGD: Rule = Rule::Sgd { momentum: 0.0 };
 
 fn is_norm(spec: &ParamSpec) -> bool {
     spec.name.contains("ln_")
@@ -61,7 +60,7 @@ fn train(groups: &[ParamGroup], divided: bool, steps: usize) -> (BTreeMap<String
     (all, ranks.iter().map(|(_, launches)| *launches).collect())
 }
 
-/// What a rank owns of each parameter.
+/// The elements of each parameter that a rank owns.
 fn owned(device: &Device, stage: &Stage) -> Vec<(String, Vec<u32>)> {
     let owned = stage.params().iter().filter(|(_, param)| param.owned.elements > 0);
     let bits = |tensor| device.download::<f32>(tensor).unwrap().into_iter().map(f32::to_bits).collect();
@@ -94,7 +93,7 @@ fn groups_of_one_rule_are_updated_by_one_launch() {
 struct Frozen;
 
 impl UpdateRule for Frozen {
-    fn state(&self) -> &'static [&'static str] {
+    fn state(&self) -> &'static [RuleState] {
         &[]
     }
 

@@ -1,15 +1,15 @@
 //! The trainer against PyTorch on the CPU: from the same weights and batches the same losses, gradients and final
-//! weights. `reference.py` beside this file spells the models out or takes them from `transformers`; `./x test` installs
-//! what it needs.
+//! weights. `reference.py` beside this file spells the models out or takes them from `transformers`; `./x test`
+//! installs the packages that it needs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use device::ops::NormKind;
+use device::ops::{NormKind, Rule};
 use device::{DType, Device, HostValues, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Lora, LoraTarget, Position, Scaling, gpt, is_adapter};
-use engine::optimizer::{AdamW, Muon, ParamGroup, Sgd};
+use engine::optimizer::{Muon, ParamGroup};
 use engine::params::Param;
 use engine::precision::Precision;
 
@@ -26,7 +26,7 @@ const STEPS: usize = 20;
 const MICROBATCHES: usize = 3;
 
 /// How close two trainings have to be.
-struct Tolerances {
+pub struct Tolerances {
     /// The type our layers precision in.
     precision: Precision,
     /// Of each step's loss, relative.
@@ -39,15 +39,17 @@ struct Tolerances {
     weights: f64,
 }
 
-/// A few times what the reference itself differs between f32 and f64 on these cases: losses 1e-7, gradients 1e-6, final
-/// weights 3e-5 under AdamW, whose first updates have the learning rate's size however small a gradient is.
+/// A few times the reference's own difference between f32 and f64 on these cases: losses 1e-7, gradients 1e-6, final
+/// weights 3e-5 under AdamW, because its first updates have the learning rate's size however small a gradient is.
 // Each processor adds in an order of its own, and twenty steps of training magnify that: by up to 1.1e-6 of a loss, and of
 // Gemma 3's norms by 6.5e-5 on one processor and less than 5e-5 on others.
-const F32: Tolerances = Tolerances { precision: Precision::F32, loss: 4e-6, grads: 5e-6, norms: 2e-4, weights: 2e-4 };
+pub const F32: Tolerances =
+    Tolerances { precision: Precision::F32, loss: 4e-6, grads: 5e-6, norms: 2e-4, weights: 2e-4 };
 
 /// bf16 layers against the reference in f32: 8 bits of precision are 4e-3 a rounding, a gradient has met a few, and
 /// AdamW turns the sign of a small gradient into a whole step: most in the products of queries and keys.
-const BF16: Tolerances = Tolerances { precision: Precision::Bf16, loss: 2e-2, grads: 5e-2, norms: 1e-1, weights: 3e-1 };
+pub const BF16: Tolerances =
+    Tolerances { precision: Precision::Bf16, loss: 2e-2, grads: 5e-2, norms: 1e-1, weights: 3e-1 };
 
 /// A range of columns of a microbatch's rows.
 fn columns<T: Clone>(rows: &[T], width: usize, microbatch: usize, range: Range<usize>) -> Vec<T> {
@@ -61,8 +63,8 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     let is_muon = case["optimizer"]["kind"] == "muon";
     let usual = || match case["optimizer"]["kind"].as_str() {
         Some("muon") => muon_groups(),
-        Some("sgd") => ParamGroup::decay_matrices(Sgd { momentum: 0.9 }, 0.1),
-        _ => ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
+        Some("sgd") => ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.9 }, 0.1),
+        _ => ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
     };
     // Parameters with a learning rate of their own.
     let rates = case["optimizer"]["own"].as_object();
@@ -85,7 +87,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     for (spec, param) in stage.params().iter() {
         arrays.f32(spec.name.clone(), spec.shape.sizes(), &master_values(&device, param));
     }
-    let (mut losses, mut z_losses, mut norms, mut grads) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+    let (mut losses, mut added, mut norms, mut grads) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
     for step in 0..STEPS {
         let settings = run.settings(step);
         let batch = crate::models::batch(kind, settings.first_sample, MICROBATCHES);
@@ -107,7 +109,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         }
         let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
         losses.push(result.loss);
-        z_losses.extend(result.z_loss);
+        added.push(result.added);
         norms.push(f64::from(result.grad_norm));
         if step == 0 {
             for (spec, param) in stage.params().iter() {
@@ -122,12 +124,15 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     for (step, (ours, theirs)) in losses.iter().zip(&theirs["loss"]).enumerate() {
         assert!((ours / theirs - 1.0).abs() < within.loss, "loss of step {step}: {ours} here, {theirs} in PyTorch");
     }
-    assert_eq!(
-        z_losses.len(),
-        if shape.as_ref().is_some_and(|shape| shape.z_loss_multiplier > 0.0) { STEPS } else { 0 }
-    );
-    for (step, (ours, theirs)) in z_losses.iter().zip(&theirs["z_loss"]).enumerate() {
-        assert!((ours / theirs - 1.0).abs() < within.loss, "z-loss of step {step}: {ours} here, {theirs} in PyTorch");
+    let terms = ["z_loss", "balance_loss", "router_z_loss"].into_iter().filter(|term| theirs[*term][0] != 0.0);
+    assert_eq!(terms.clone().collect::<BTreeSet<_>>(), added[0].keys().copied().collect());
+    for term in terms {
+        for (step, (ours, theirs)) in added.iter().map(|added| added[term]).zip(&theirs[term]).enumerate() {
+            assert!(
+                (ours / theirs - 1.0).abs() < within.loss,
+                "{term} of step {step}: {ours} here, {theirs} in PyTorch"
+            );
+        }
     }
     // Adapters of a model that was never trained have little to learn.
     assert!(lora.is_some() || losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
@@ -170,7 +175,7 @@ fn rope_scaling(scaling: Option<Scaling>) -> serde_json::Value {
     }
 }
 
-/// What the configuration of a kind of models has besides: windows, and what is the kind's own.
+/// Further entries of the configuration of a kind of models: windows, and the kind's own ones.
 fn config(kind: &str, shape: &GptShape) -> serde_json::Value {
     let tokens = shape.windows.as_ref().map(|windows| windows.tokens);
     let type_of = |block| if shape.mask(block).window.is_some() { "sliding_attention" } else { "full_attention" };
@@ -193,7 +198,7 @@ fn config(kind: &str, shape: &GptShape) -> serde_json::Value {
     }
 }
 
-/// What a parameter is trained from.
+/// The master weights of a parameter, or the weights of a frozen one.
 fn master_values(device: &Device, param: &Param) -> Vec<f32> {
     match param.master.dtype {
         DType::F32 => device.download::<f32>(&param.master).unwrap(),
@@ -201,7 +206,7 @@ fn master_values(device: &Device, param: &Param) -> Vec<f32> {
     }
 }
 
-/// What the reference must know of a transformer. Kinds other than "gpt" leave the choices that make a family to
+/// A transformer, as the reference must know it. Kinds other than "gpt" leave the choices that make a family to
 /// `transformers`.
 fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     let (rope_base, scaling) = match shape.position {
@@ -223,6 +228,9 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     if let Some(lora) = &shape.lora {
         case["lora"] = adapters(lora, shape);
     }
+    if let Some(experts) = &shape.experts {
+        case["experts"] = crate::experts::case(experts, shape);
+    }
     if kind == "gpt" {
         case["norm"] = if shape.norm == NormKind::Rms { "rmsnorm" } else { "layernorm" }.into();
         case["activation"] = if shape.feed_forward == FeedForward::SwiGlu { "swiglu" } else { "gelu" }.into();
@@ -239,7 +247,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
 }
 
 /// Trains a transformer of this shape on both sides.
-fn transformer(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
+pub fn transformer(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
     let case = case(kind, &shape);
     compare(name, Kind::Gpt, Some(GptShape { precision: within.precision, ..shape }), within, case);
 }
@@ -293,7 +301,7 @@ fn by_muon(name: &str, kind: &str, shape: GptShape) {
     compare(name, Kind::Gpt, Some(shape), &MUON, case);
 }
 
-/// A case whose parameters of these names have a learning rate, and some a weight decay, of their own.
+/// The case with parameters of these names at a learning rate of their own, and some at a weight decay of their own.
 fn with_rates(mut case: serde_json::Value, names: impl IntoIterator<Item = String>) -> serde_json::Value {
     let rate = |name: String| {
         let (multiplier, decay) = own(&name)?;
@@ -380,9 +388,9 @@ fn a_tied_qwen3_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
     transformer("qwen3-tied", "qwen3", &F32, shape);
 }
 
-/// Trains on both sides a transformer that magnifies what steps differ by, in steps that are small enough for it. Norms after the
-/// parts do so, and the sharp attention in a window of few tokens.
-fn in_small_steps(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
+/// Trains on both sides a transformer that magnifies the differences of steps, in steps that are small enough for it.
+/// Norms after the parts do so, and the sharp attention in a window of few tokens.
+pub fn in_small_steps(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
     let mut case = case(kind, &shape);
     let rate = if within.precision == Precision::Bf16 { 0.0003 } else { 0.002 };
     case["optimizer"]["lr"] = vec![rate; STEPS].into();

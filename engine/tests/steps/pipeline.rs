@@ -15,7 +15,7 @@ use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
 
-/// How ranks are laid out, and what they train.
+/// A layout of ranks, and the model that they train.
 #[derive(Clone, Debug)]
 struct Case {
     kind: Kind,
@@ -104,13 +104,13 @@ impl Case {
         }
     }
 
-    /// Does `work` on a thread for each rank; what it returns, by rank.
+    /// Does `work` on a thread for each rank. Returns the results by rank.
     fn on_ranks<T: Send>(&self, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
         self.layout().on_ranks(|| self.run(), work)
     }
 
-    /// The results, which all ranks must agree on, and the bits of every parameter's parts by name and rank. Stages that
-    /// share a parameter must have the same bits of it.
+    /// The results, the same on all ranks, and the bits of every parameter's parts by name and rank. Stages that share
+    /// a parameter must have the same bits of it.
     fn train(&self) -> (Vec<StepResult>, BTreeMap<String, Vec<Vec<u32>>>) {
         let ranks = self.on_ranks(|run| {
             let device = run.device();
@@ -238,7 +238,7 @@ fn marks_of_receives_that_wait_hold_up_no_rank_in_groups_larger_than_the_stages(
     }
 }
 
-/// Layouts in which stages meet every other way to divide the work.
+/// Layouts that combine stages with every other way to divide the work.
 fn mixed() -> Vec<Case> {
     vec![
         Case { data: 2, ..Case::new(Kind::Gpt, 2, 1, 2) },
@@ -427,8 +427,7 @@ fn a_chunk_has_a_slot_for_each_microbatch_it_has_in_flight_and_graphs_for_each_s
     // gradients, so it has a graph for the first microbatch too.
     let plain = Case { layers: 8, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
     assert_eq!(slots(plain), [(4, 0, 4 * 3), (3, 0, 3 * 2), (2, 0, 2 * 2), (1, 0, 3 + 1)]);
-    // Where forwards overlap with backwards, twice as many microbatches are in flight, which are all on the first
-    // stage.
+    // If forwards overlap with backwards, twice as many microbatches are in flight: all of them on the first stage.
     let overlapping = Case { layers: 8, overlaps: true, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
     assert_eq!(slots(overlapping), [(8, 0, 8 * 3), (6, 0, 6 * 2), (4, 0, 4 * 2), (2, 0, 2 * 3 + 1)]);
     // The interleaved numbers are those of the schedule's known table; a block a chunk, embedding and head beside.

@@ -41,8 +41,8 @@ fn assert_ranks_agree(kind: Kind) {
     for ranks in [1, 2, 4] {
         let (together, _) = train(kind, ranks, &graphs, None);
         for (step, (a, b)) in alone.iter().zip(&together).enumerate() {
-            // f32 sums in another order differ by about 1e-7 a step; twenty steps of AdamW, whose update is of the
-            // learning rate's size however small the gradient, stretch that to a few 1e-5.
+            // f32 sums in another order differ by about 1e-7 a step; twenty steps of AdamW stretch that to a few 1e-5,
+            // because its update is of the learning rate's size however small the gradient.
             let difference = (a.loss - b.loss).abs() / a.loss.abs();
             assert!(difference < 2e-4, "{kind:?} on {ranks} ranks, step {step}: {} and {}", a.loss, b.loss);
             if step == 0 {
@@ -73,7 +73,7 @@ fn captured_reductions_change_no_bit_in_any_setting() {
     }
 }
 
-/// What a short run and evaluations after it give on a rank: losses, norms and weights.
+/// The results on a rank of a short run and evaluations after it: losses, norms and weights.
 type Bits = (Vec<StepResult>, Vec<u64>, Vec<u32>);
 
 /// Trains and evaluates on two ranks; also how many launches of training and of evaluation ran in an order of their own.
@@ -162,8 +162,8 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     }
     let report = stage.graphs().report();
     // Forward and two backwards of four layers: of the first microbatch and the others; the embedding's does the same in all. Of
-    // blocks and embedding one that reduces what the layer after it completed. The head's forward of the first microbatch, the
-    // tail and the optimizer.
+    // blocks and embedding one that reduces the gradients that the layer after it completed. The head's forward of the
+    // first microbatch, the tail and the optimizer.
     let layers = 4 + (2 + 2 + 2 + 1) + 2;
     assert_eq!(report.graphs.len(), layers + 3, "{report}");
     let hidden: Vec<_> =

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use device::ops::Rule;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{GptShape, gpt};
-use engine::optimizer::{AdamW, Lion, ParamGroup, Sgd};
+use engine::optimizer::ParamGroup;
 use engine::precision::Precision;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt};
@@ -12,10 +13,10 @@ use crate::muon::muon_groups;
 
 const STEPS: usize = 5;
 
-/// What a learning rate is multiplied by, and a weight decay; without one it is the usual one.
+/// The factor of a learning rate, and a weight decay; without one it is the usual one.
 type Rate = (f32, Option<f32>);
 
-/// The rate of the parameter of a name, where it has its own.
+/// The rate of the parameter of a name, if it has its own.
 type Own = fn(&str) -> Option<Rate>;
 
 /// The rates of these tests.
@@ -49,15 +50,15 @@ fn shape() -> GptShape {
 }
 
 fn adamw() -> Vec<ParamGroup> {
-    ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1)
+    ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1)
 }
 
 /// The groups of every kind of optimizer.
 fn kinds() -> [(&'static str, Vec<ParamGroup>); 4] {
     [
         ("adamw", adamw()),
-        ("lion", ParamGroup::decay_matrices(Lion { beta1: 0.9, beta2: 0.99 }, 0.1)),
-        ("sgd", ParamGroup::decay_matrices(Sgd { momentum: 0.9 }, 0.1)),
+        ("lion", ParamGroup::decay_matrices(Rule::Lion { beta1: 0.9, beta2: 0.99 }, 0.1)),
+        ("sgd", ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.9 }, 0.1)),
         ("muon", muon_groups()),
     ]
 }

@@ -27,7 +27,7 @@ fn memory(run: &Run) -> usize {
     stage.graphs().memory().iter().map(|area| area.bytes).sum()
 }
 
-/// As decimals, which are shortest for their bits.
+/// As decimals: the shortest for their bits.
 fn numbers(results: &[StepResult]) -> Vec<String> {
     results.iter().map(|step| format!("{} {}", step.loss, step.grad_norm)).collect()
 }
@@ -80,7 +80,8 @@ fn less_is_kept_in_every_scope_and_pool() {
             let (few, many) = (4, 12);
             let each = |recompute| (bytes(many, recompute) - bytes(few, recompute)) / (many - few);
             let (kept, again, pairs) = (each(None), each(Some(1)), each(Some(2)));
-            // A block has its residual stream and what is added to it, of some thirty tensors of that size.
+            // A block keeps its residual stream and the tensor that is added to it, of some thirty tensors of that
+            // size.
             let input = 2 * shape(Kind::Gpt, Precision::F32).batch * crate::models::SEQ * 32 * 4;
             assert!(again <= input + input / 4, "{scope:?} {mempool:?}: {again} bytes a block, its input has {input}");
             assert!(pairs * 2 <= input + input / 4, "{scope:?} {mempool:?}: {pairs} bytes a block of two");
@@ -92,8 +93,9 @@ fn less_is_kept_in_every_scope_and_pool() {
 
 #[test]
 fn the_graphs_are_as_many_as_there_are_groups() {
-    // Embedding and head beside the groups; forward and backward of each, and but for the embedding the first microbatch's
-    // backward, which overwrites gradients, as the head's forward does; the optimizer. One rank reduces nothing.
+    // Embedding and head beside the groups; forward and backward of each, and but for the embedding the first
+    // microbatch's backward, because it overwrites gradients, as the head's forward does; the optimizer. One rank
+    // reduces nothing.
     for (together, groups) in [(1, 5), (2, 3), (3, 2), (9, 1)] {
         let run = run(Kind::Gpt, Some(together), GraphOptions::default());
         let mut stage = run.stage(&run.device());

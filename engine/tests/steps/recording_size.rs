@@ -1,4 +1,4 @@
-//! What it takes to record a long step of a deep model.
+//! The time and memory that recording a long step of a deep model takes.
 
 use std::time::Instant;
 

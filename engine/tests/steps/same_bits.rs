@@ -1,4 +1,4 @@
-//! Graphs change when work is submitted, never what is computed: losses, norms and weights are the same bits for every
+//! Graphs change when work is submitted, never its results: losses, norms and weights are the same bits for every
 //! scope, pool and boundary setting, with dropout on, for any number of microbatches.
 
 use engine::graph_options::GraphOptions;
@@ -88,7 +88,7 @@ fn recomputing_norms_and_activations_changes_no_bit_and_saves_memory() {
         let ((kept, weights), all) = run(false);
         let ((again, others), less) = run(true);
         if crate::models::on_gpu() {
-            // There a library's product writes the kept activation, whose last bit may differ from our kernel's.
+            // There a library's product writes the kept activation. Its last bit may differ from our kernel's.
             let close = |(a, b): (&StepResult, &StepResult)| (a.loss / b.loss - 1.0).abs() < 1e-5;
             assert!(kept.iter().zip(&again).all(close), "{kind:?}: {kept:?} and {again:?}");
         } else {

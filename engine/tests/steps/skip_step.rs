@@ -12,7 +12,7 @@ use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
 use crate::muon::muon_groups;
 
 const STEPS: usize = 14;
-/// The step whose learning rate is so large that the next steps' losses are spikes.
+/// The step with a learning rate so large that the next steps' losses are spikes.
 const LEAP: usize = 8;
 const SKIP: SkipStep = SkipStep { sigma_factor: 6.0, interval: 8 };
 
@@ -33,7 +33,7 @@ fn weights(device: &Device, stage: &Stage) -> Vec<u32> {
     params.flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap()).map(f32::to_bits).collect()
 }
 
-/// What a training leaves: the numbers of all steps, and after each step the bits of the weights here.
+/// The results of a training: the numbers of all steps, and after each step the bits of the weights here.
 fn train(run: &Run) -> (Vec<StepResult>, Vec<Vec<u32>>) {
     let device = run.device();
     let mut stage = run.stage(&device);

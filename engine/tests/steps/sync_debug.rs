@@ -3,10 +3,11 @@
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
+use device::ops::{Rule, RuleState};
 use device::{Stream, SyncDebug};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks, UpdateRule};
+use engine::optimizer::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
 use engine::precision::Precision;
 use engine::step::Stage;
 
@@ -47,7 +48,7 @@ fn steady_steps_neither_wait_nor_allocate_in_any_setting_or_layout() {
     }
 }
 
-/// SGD beside which something is done on the host.
+/// SGD, and beside it some work on the host.
 struct Beside(fn(&Stream) -> device::Result<()>);
 
 impl Debug for Beside {
@@ -57,12 +58,12 @@ impl Debug for Beside {
 }
 
 impl UpdateRule for Beside {
-    fn state(&self) -> &'static [&'static str] {
+    fn state(&self) -> &'static [RuleState] {
         &[]
     }
 
     fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
-        let (sgd, beside) = (Sgd { momentum: 0.0 }.update(params, control, ranks), self.0);
+        let (sgd, beside) = (Rule::Sgd { momentum: 0.0 }.update(params, control, ranks), self.0);
         Box::new(move |cx| {
             cx.host_call("beside", (), (), move |stream, (), ()| Ok(beside(stream)?))?;
             sgd(cx)
@@ -70,7 +71,7 @@ impl UpdateRule for Beside {
     }
 }
 
-/// The error of a step in whose optimizer `beside` is done.
+/// The error of a step that does `beside` in its optimizer.
 fn error_of(beside: fn(&Stream) -> device::Result<()>, graphs: GraphOptions) -> String {
     let groups = vec![ParamGroup::new(|_| true, Arc::new(Beside(beside)), 0.0)];
     let run = Run { steps: 2, check: false, groups: Some(groups), ..Run::new(Kind::Mlp, 2, graphs) };
@@ -104,7 +105,7 @@ fn a_planted_wait_and_a_planted_allocation_are_named_with_their_region() {
             "{text}"
         );
     }
-    // Where the optimizer becomes a graph.
+    // With an optimizer that becomes a graph.
     let text = error_of(waits, GraphOptions::default());
     assert!(text.starts_with("optimizer: it becomes a graph, and calls the host (`beside`)"), "{text}");
 }

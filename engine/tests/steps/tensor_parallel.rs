@@ -41,7 +41,7 @@ struct Layout {
     sequence: bool,
 }
 
-/// Trains on a thread for each rank; the results, which all ranks must agree on, and each rank's weights.
+/// Trains on a thread for each rank. Returns the results, the same on all ranks, and each rank's weights.
 fn train(
     kind: Kind,
     layout: Layout,

@@ -1,13 +1,14 @@
-//! Steps that are verified: with graphs and eagerly they leave the same bits, in every layout, and what is different is named.
+//! Steps that are verified: with graphs and eagerly they leave the same bits, in every layout, and a tensor that
+//! differs is named.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 
-use device::ops;
+use device::ops::{self, Rule, RuleState};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks, UpdateRule};
+use engine::optimizer::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
 use engine::params::ParamSpec;
 use engine::precision::Precision;
 use engine::regions::Mode;
@@ -16,7 +17,7 @@ use graph_manager::{EagerMemory, Mempool, Verification, Verified};
 
 use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
 
-/// Trains, and verifies each step before it is run. Returns what `train` does, and what was found.
+/// Trains, and verifies each step before it is run. Returns the results of `train`, and those of the verifications.
 fn train_verified(run: &Run, memory: EagerMemory, any: &dyn Fn(bool) -> bool) -> (Vec<StepResult>, Vec<Verified>) {
     let device = run.device();
     let mut stage = run.stage(&device);
@@ -103,29 +104,29 @@ fn what_runs_again_after_a_difference_finds_none_in_a_sound_step() {
     }
 }
 
-/// SGD whose momentum, in sixteenths, is a number of the host: it freezes when the step is recorded.
+/// SGD with a momentum, in sixteenths, that is a number of the host: it freezes when the step is recorded.
 #[derive(Debug)]
 struct HostMomentum(Arc<AtomicU32>);
 
 impl UpdateRule for HostMomentum {
-    fn state(&self) -> &'static [&'static str] {
-        Sgd { momentum: 1.0 }.state()
+    fn state(&self) -> &'static [RuleState] {
+        Rule::Sgd { momentum: 1.0 }.state()
     }
 
     fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
         let momentum = self.0.clone();
         let StepControl { control, status } = control;
         Box::new(move |cx| {
-            let of = |param: &ParamUpdate| ops::SgdTensors {
+            let of = |param: &ParamUpdate| ops::UpdateTensors {
                 master: param.master,
                 compute: param.weight,
                 grad: param.grad,
-                momentum: param.state.first().copied(),
+                state: param.state.clone().into(),
                 weight_decay: param.weight_decay,
                 lr_multiplier: param.lr_multiplier,
             };
-            let momentum = momentum.load(Ordering::Relaxed) as f32 / 16.0;
-            cx.run(ops::Sgd { tensors: params.iter().map(of).collect(), momentum, control, status })
+            let rule = Rule::Sgd { momentum: momentum.load(Ordering::Relaxed) as f32 / 16.0 };
+            cx.run(ops::Update { rule, tensors: params.iter().map(of).collect(), control, status })
         })
     }
 }
@@ -134,7 +135,7 @@ impl UpdateRule for HostMomentum {
 fn a_momentum_that_froze_is_named_by_the_rank_that_has_it_and_the_others_run_nothing() {
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         let momentum = Arc::new(AtomicU32::new(8));
-        let mut groups = ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.1);
+        let mut groups = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.0 }, 0.1);
         let is_norm = |spec: &ParamSpec| spec.name == "h.1.ln_2.weight";
         groups.insert(0, ParamGroup::new(is_norm, Arc::new(HostMomentum(momentum.clone())), 0.0));
         let run = || Run {
@@ -206,13 +207,13 @@ impl ops::CustomOp for WriteRuns {
 }
 
 impl UpdateRule for CountsRuns {
-    fn state(&self) -> &'static [&'static str] {
+    fn state(&self) -> &'static [RuleState] {
         &[]
     }
 
     fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
         let output = params[0].grad;
-        let (sgd, runs) = (Sgd { momentum: 0.0 }.update(params, control, ranks), Arc::new(AtomicU32::new(0)));
+        let (sgd, runs) = (Rule::Sgd { momentum: 0.0 }.update(params, control, ranks), Arc::new(AtomicU32::new(0)));
         Box::new(move |cx| {
             sgd(cx)?;
             cx.run(ops::Custom::new(std::rc::Rc::new(WriteRuns { runs: runs.clone(), output })))
@@ -222,7 +223,7 @@ impl UpdateRule for CountsRuns {
 
 #[test]
 fn a_difference_is_named_with_region_operation_and_parameter() {
-    let mut groups = ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.1);
+    let mut groups = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.0 }, 0.1);
     let is_norm = |spec: &ParamSpec| spec.name == "h.1.ln_2.weight";
     groups.insert(0, ParamGroup::new(is_norm, Arc::new(CountsRuns), 0.0));
     let shape = Some(tiny_gpt(0.1, Precision::F32));

@@ -12,7 +12,7 @@ use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 6;
 
-/// How ranks are laid out, and what they train. With dropout and clipping, and the checker on.
+/// A layout of ranks, and the model that they train. With dropout and clipping, and the checker on.
 #[derive(Clone, Debug)]
 struct Case {
     layout: Layout,
@@ -110,7 +110,7 @@ fn assert_bits_of_one_f_one_b(case: &Case, settings: &[GraphOptions]) {
     }
 }
 
-/// Graphs off, per layer with both pools, and all of the iteration; what is dead is poisoned.
+/// Graphs off, per layer with both pools, and all of the iteration; dead buffers are poisoned.
 fn scopes() -> Vec<GraphOptions> {
     let with = |scope, mempool| GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
     vec![
@@ -143,7 +143,7 @@ fn tied_or_not_with_anything_computed_again_and_in_bf16_the_bits_are_those_of_1f
     }
 }
 
-/// Layouts in which stages meet every other way to divide the work.
+/// Layouts that combine stages with every other way to divide the work.
 fn mixed() -> Vec<Case> {
     vec![
         Case::new(Kind::Gpt, 2, 2).shared(1, 2),
@@ -187,8 +187,8 @@ fn a_rehearsal_captures_every_layer_and_changes_no_bit() {
     }
 }
 
-/// The first microbatch overwrites gradients, so what its backwards put off is not what others put off: here the
-/// weights of a slot's microbatch that is not the last are first captured after such a step, with a backward captured before.
+/// The first microbatch overwrites gradients, so its backwards put off other work than later ones do: here the weights
+/// of a slot's microbatch that is not the last are first captured after such a step, with a backward captured before.
 #[test]
 fn steps_of_any_number_of_microbatches_go_by_the_slots_of_the_largest() {
     let train = |case: &Case| {
@@ -225,11 +225,12 @@ fn every_stage_has_as_many_slots_as_there_are_stages_and_only_graphs_of_weights_
             (slots, ["forward", "backward", "weights"].map(named))
         })
     };
-    // Two blocks a stage, the embedding or the head beside, which defer no gradients. The first microbatch's slot has a graph
-    // more of what computes gradients: that microbatch overwrites them.
+    // Two blocks a stage, the embedding or the head beside. These two defer no gradients. The first microbatch's slot
+    // has one more graph of each kind that computes gradients: that microbatch overwrites them.
     let alone = Case { layers: 8, ..Case::new(Kind::Gpt, 4, 8) };
     assert_eq!(counts(alone), [(4, [12, 14, 10]), (4, [8, 10, 10]), (4, [8, 10, 10]), (4, [13, 15, 10])]);
-    // The last microbatch's slot has a graph besides of each layer that reduces what the layer after it completed.
+    // The last microbatch's slot also has a graph of each layer that reduces the gradients that the layer after it
+    // completed.
     let shared = counts(Case::new(Kind::Gpt, 2, 4).shared(1, 2));
     assert_eq!(shared, [(2, [6, 8, 8]), (2, [6, 8, 8]), (2, [7, 9, 8]), (2, [7, 9, 8])]);
 }

@@ -1,5 +1,6 @@
-//! The network that all examples train: linear layers 4096 -> 2048 -> 1024 -> 512 -> 256 with ReLU and dropout, batch 640,
-//! mean squared error, SGD. And what runs an example: eager first, then with graphs; the losses must be the same bits.
+//! The network that all examples train: linear layers 4096 -> 2048 -> 1024 -> 512 -> 256 with ReLU and dropout, batch
+//! 640, mean squared error, SGD. `run` runs an example: eager first, then with graphs; the losses must be the same
+//! bits.
 //!
 //!     cargo run --release -p graph-manager --example NAME            # a small network on the host
 //!     cargo run --release -p graph-manager --example NAME -- cuda    # the whole one on a GPU, with times
@@ -15,7 +16,7 @@ use std::time::Instant;
 use device::cuda::CudaOptions;
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutPart, DropoutSite,
-    Epilogue, Gemm, Mse, Sgd, SgdTensors, SquareSum, Status, WriteControl,
+    Epilogue, Gemm, Mse, Rule, SquareSum, Status, Update, UpdateTensors, WriteControl,
 };
 use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor};
 use graph_manager::{
@@ -102,7 +103,7 @@ impl<P: Policy> Layer<P> for Network {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = ();
-    /// What each block leaves.
+    /// The values that each block leaves for its backward.
     type Saved = Vec<(Tensor, Tensor)>;
 
     fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<(Tensor, Vec<(Tensor, Tensor)>)> {
@@ -159,7 +160,7 @@ impl Network {
         self.blocks.iter().map(of_width).collect()
     }
 
-    /// The loss of one of several microbatches, whose prediction is `(batch / microbatches, 256)`.
+    /// The loss of one of several microbatches. Its prediction is `(batch / microbatches, 256)`.
     pub fn loss_of(&self, microbatch: usize, microbatches: usize, prediction: Tensor, grad: Tensor) -> Op {
         let [target, losses] = [self.target, self.losses].map(|all| rows(all, microbatch, microbatches));
         Mse { prediction, target, losses, grad: Some((grad, self.control)) }.into()
@@ -211,7 +212,7 @@ pub struct Mlp {
     pub network: Network,
     /// `(batch, 4096)`, f32.
     pub input: Tensor,
-    /// `(batch, 256)`, f32: for the gradient of the prediction, where the loss is outside of the graphs.
+    /// `(batch, 256)`, f32: for the gradient of the prediction, if the loss is outside of the graphs.
     pub prediction_grad: Tensor,
     random: RandomState,
     _areas: Vec<Area>,
@@ -257,18 +258,19 @@ impl Mlp {
         let value = Control { learning_rate: LEARNING_RATE, grad_scale: 1.0 / batch as f32, ..Control::default() };
         compute.submit(WriteControl { control, value })?;
         let parts = || blocks.iter().flat_map(|b| [(b.weight, b.weight_grad), (b.bias, b.bias_grad)]);
-        let sgd = |(master, grad)| SgdTensors {
+        let tensors = |(master, grad)| UpdateTensors {
             master,
             compute: None,
             grad,
-            momentum: None,
+            state: [].into(),
             weight_decay: 0.0,
             lr_multiplier: 1.0,
         };
         let mut update: Vec<Op> = vec![
             SquareSum { inputs: parts().map(|(_, grad)| grad).collect(), total: square_sum }.into(),
             ClipScale { square_sum, control, status }.into(),
-            Sgd { tensors: parts().map(sgd).collect(), momentum: 0.0, control, status }.into(),
+            Update { rule: Rule::Sgd { momentum: 0.0 }, tensors: parts().map(tensors).collect(), control, status }
+                .into(),
         ];
         // The next step adds to gradients of 0.
         update.extend(parts().map(|(_, grad)| Op::from(device::ops::Fill { output: grad, value: 0.0 })));
@@ -283,11 +285,11 @@ pub fn rows(all: Tensor, microbatch: usize, microbatches: usize) -> Tensor {
     all.reshape([microbatches, batch / microbatches, columns]).at(microbatch)
 }
 
-/// A way to train the network: what each example shows.
+/// A way to train the network. Each example shows one.
 pub trait Way {
     /// One training step. It does not wait for the device.
     fn step(&mut self, mlp: &Mlp) -> Result<()>;
-    /// What was captured.
+    /// The report on the captured graphs.
     fn reports(&self) -> Vec<Report>;
 }
 

@@ -1,4 +1,4 @@
-//! A step divided into regions, and which of them become graphs.
+//! A step divided into regions, some of them captured.
 
 use std::fmt::{Display, Formatter};
 
@@ -22,7 +22,7 @@ impl Display for Region {
     }
 }
 
-/// Which regions become graphs.
+/// The policy: it decides on the regions that become graphs.
 pub enum Captured {
     All,
     Block(usize),

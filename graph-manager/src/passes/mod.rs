@@ -1,7 +1,8 @@
 //! Passes decide on the time and the queue of the operations that a step's code submits. The code is mathematics alone.
 //!
-//! A pass gets the step piece by piece, before it becomes the list. It may move operations within a piece, keep some for a
-//! later piece, and put them on other queues. Two operations that meet in memory must not change places: that is refused.
+//! A pass gets the step piece by piece, before it becomes the list. It may move operations within a piece, keep some
+//! for a later piece, and put them on other queues. Two operations that meet in memory must not change places: that is
+//! refused.
 
 mod moved;
 mod piece;
@@ -22,31 +23,31 @@ pub(crate) use sums::Sums;
 
 /// Decides on the time of operations.
 pub trait StepPass<R> {
-    /// What errors and reports call it.
+    /// Its name in errors and reports.
     fn name(&self) -> &'static str;
 
-    /// Whether a region, and those inside it, run on the second lane: in turn with other regions there, after what comes before
-    /// them, and next to what follows. Their transfers need communicators of their own: two that are under way at once on one
-    /// communicator might start in another order on another rank, and wait for each other for ever.
+    /// Whether a region, and those inside it, run on the second lane: in turn with other regions there, after all
+    /// earlier work, and next to later work. Their transfers need communicators of their own: two transfers under way
+    /// at once on one communicator might start in another order on another rank, and wait for each other for ever.
     fn runs_aside(&mut self, _region: R) -> bool {
         false
     }
 
-    /// Changes a piece. It may take entries out, and put them in a later piece of the step; or begin what comes in a later
-    /// piece, as [`PieceEntry::ahead`] says.
+    /// Changes a piece. It may take entries out, and put them in a later piece of the step. It may also begin
+    /// operations of a later piece: see [`PieceEntry::ahead`].
     fn apply(&mut self, piece: &mut Piece<R>);
 }
 
 /// The passes of a step that is recorded.
 pub(crate) struct Passes<R> {
     all: RefCell<Vec<Watched<R>>>,
-    /// What the innermost region has submitted since the last piece.
+    /// The operations that the innermost region has submitted since the last piece.
     entries: RefCell<Vec<PieceEntry>>,
     /// The first error of a piece that could not be returned at once.
     error: RefCell<Option<Error>>,
 }
 
-/// A pass, and what it has moved.
+/// A pass, and the operations that it has moved.
 type Watched<R> = (Box<dyn StepPass<R>>, Moved<R>);
 
 impl<R: Copy + Display> Passes<R> {
@@ -54,17 +55,18 @@ impl<R: Copy + Display> Passes<R> {
         Passes { all: RefCell::default(), entries: RefCell::default(), error: RefCell::default() }
     }
 
-    /// An error that the end of the next piece returns.
+    /// Keeps an error, for the end of the next piece to return.
     pub(crate) fn note(&self, error: Error) {
         self.error.borrow_mut().get_or_insert(error);
     }
 
-    /// A region has failed: what it has submitted since the last piece is in no list.
+    /// After a region has failed: drops the operations that it has submitted since the last piece.
     pub(crate) fn drop_entries(&self) {
         self.entries.borrow_mut().clear();
     }
 
-    /// Fails if work that no pass gets meets what a pass keeps or has begun ahead: it takes its place in the list now.
+    /// Fails if work meets operations that a pass keeps or has begun ahead. Passes do not get this work: it takes its
+    /// place in the list now.
     pub(crate) fn check_direct(&self, region: Option<R>, name: &'static str, accesses: &Accesses) -> Result<()> {
         let Some(region) = region else { return Ok(()) };
         self.all.borrow().iter().try_for_each(|(pass, moved)| moved.check_direct(pass.name(), region, name, accesses))
@@ -77,12 +79,13 @@ impl<R: Copy + Display> Passes<R> {
 }
 
 impl<P: Policy> StepContext<'_, P> {
-    /// Has passes decide on the time of what regions submit from here on, one pass after the other.
+    /// Has passes decide on the time of all operations that regions submit from here on. Each pass gets the result of
+    /// the one before it.
     pub fn set_passes(&mut self, passes: Vec<Box<dyn StepPass<P::Region>>>) {
         self.passes.all.replace(passes.into_iter().map(|pass| (pass, Moved::default())).collect());
     }
 
-    /// Submits an operation to the stream of the current region, or leaves it to the passes.
+    /// Adds an operation to the current piece, for the passes. `early` is as in [`StepContext::run_early`].
     pub(crate) fn give(&self, op: Op, early: bool) -> Result<()> {
         op.check()?;
         let mut recorder = self.recorder.borrow_mut();
@@ -95,7 +98,7 @@ impl<P: Policy> StepContext<'_, P> {
         Ok(())
     }
 
-    /// Whether passes decide on what is submitted here.
+    /// Whether passes get the operations that are submitted here.
     pub(crate) fn has_passes(&self) -> bool {
         self.current.is_some() && !self.passes.all.borrow().is_empty()
     }
@@ -105,7 +108,8 @@ impl<P: Policy> StepContext<'_, P> {
         self.passes.all.borrow_mut().iter_mut().any(|(pass, _)| pass.runs_aside(region))
     }
 
-    /// Submits the operations that the innermost region has given since the last piece, as the passes say.
+    /// Gives the passes the operations that the innermost region has submitted since the last piece, and submits the
+    /// result.
     pub(crate) fn end_piece(&self, then: Then) -> Result<()> {
         let Some(current) = self.current.as_ref().filter(|_| self.has_passes()) else { return Ok(()) };
         if let Some(error) = self.passes.error.take() {

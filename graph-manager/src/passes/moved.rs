@@ -1,4 +1,4 @@
-//! What a pass has moved: it must not have changed the places of two operations that meet in memory, or lost one.
+//! Checks on a pass: it must not lose an operation, or change the order of two that meet in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -10,17 +10,17 @@ use device::{Accesses, BufferId, Op};
 use super::piece::PieceEntry;
 use crate::error::{Error, Result};
 
-/// What a pass was given and has not put in the list, and what it has begun ahead.
+/// The operations that a pass was given and has not put in the list, and those that it has begun ahead.
 pub(super) struct Moved<R> {
-    /// The operations that it was given so far.
+    /// The number of operations that it was given so far.
     count: u64,
-    /// Those of the piece that it has.
+    /// The operations of the current piece.
     given: Vec<Given>,
-    /// Those of earlier pieces that it keeps, by number, each with its region.
+    /// The operations of earlier pieces that it keeps, by number, each with its region.
     kept: BTreeMap<u64, (R, Given)>,
     /// The bytes that they read and write, by buffer.
     bytes: HashMap<BufferId, Vec<Bytes>>,
-    /// What began before the code submits it, which it has not done so far.
+    /// Operations that have begun ahead and that the code has not submitted yet.
     begun: Vec<Begun<R>>,
 }
 
@@ -63,10 +63,10 @@ impl<R: Copy + Display> Moved<R> {
         }
     }
 
-    /// Compares a piece, as the pass left it, with what it was given.
+    /// Compares a piece, as the pass left it, with the operations that the pass was given.
     ///
     /// # Errors
-    /// [`Error::Usage`] with two operations that changed places and must not have.
+    /// [`Error::Usage`] with two operations that changed places and must not.
     pub(super) fn check(&mut self, pass: &'static str, region: R, entries: &[PieceEntry]) -> Result<()> {
         let given = std::mem::take(&mut self.given);
         let first = given.first().map_or(u64::MAX, |given| given.number);
@@ -115,7 +115,8 @@ impl<R: Copy + Display> Moved<R> {
         Ok(())
     }
 
-    /// Notes which operations that began ahead come in this piece: the pass has taken them out.
+    /// Notes the operations that began ahead and that the code has submitted in this piece: the pass has taken them
+    /// out.
     fn come(&mut self, entries: &[PieceEntry], waiting: &mut [Option<&Given>], first: u64) {
         let mut is_in = vec![false; waiting.len()];
         for entry in entries.iter().filter(|entry| entry.number >= first) {
@@ -130,8 +131,9 @@ impl<R: Copy + Display> Moved<R> {
         }
     }
 
-    /// What began ahead and has come now must have begun in the order of the code, and before nothing that the pass keeps. The
-    /// piece has left `left` to it.
+    /// Checks the operations that began ahead and have come now. They must have begun in the order of the code. None
+    /// may meet an earlier operation that the pass keeps, nor one of `left`, the operations that it has taken from this
+    /// piece.
     fn check_come(&mut self, pass: &'static str, left: &[Given]) -> Result<()> {
         for (at, later) in self.begun.iter().enumerate() {
             let Some(came) = later.came else { continue };
@@ -149,7 +151,7 @@ impl<R: Copy + Display> Moved<R> {
         Ok(())
     }
 
-    /// Fails if work that takes its place in the list now meets what the pass keeps or has begun ahead.
+    /// Fails if work that takes its place in the list now meets operations that the pass keeps or has begun ahead.
     pub(super) fn check_direct(
         &self,
         pass: &'static str,
@@ -224,7 +226,7 @@ impl<R: Copy + Display> Moved<R> {
     }
 }
 
-/// An operation, with what it reads and writes.
+/// An operation, with its reads and writes.
 pub(super) type Of<'o> = (&'o Op, &'o Accesses);
 
 impl Given {
@@ -239,7 +241,8 @@ impl<R> Begun<R> {
     }
 }
 
-/// Whether the order of two operations matters: they meet in memory, or other ranks take part in both by one communicator.
+/// Whether the order of two operations matters: they meet in memory, or other ranks take part in both by one
+/// communicator.
 fn meet((a, of_a): Of<'_>, (b, of_b): Of<'_>) -> bool {
     let share_ranks = match (a, b) {
         (Op::Collective(a), Op::Collective(b)) => Rc::ptr_eq(&a.communicator, &b.communicator),

@@ -1,4 +1,4 @@
-//! What a pass sees of a step's code.
+//! The pieces of a step's code that a pass gets.
 
 use std::rc::Rc;
 
@@ -6,7 +6,8 @@ use device::{Accesses, BufferId, Communicator, Op};
 
 use crate::side_stream::SideStream;
 
-/// Operations that a region's code submits between one inner region and the next, in the order of the list.
+/// Operations that a region's code submits up to its next inner region, fork, join or host call, or up to its end, in
+/// the order of the list.
 pub struct Piece<R> {
     pub(super) region: R,
     pub(super) begins: bool,
@@ -14,18 +15,18 @@ pub struct Piece<R> {
     pub(super) then: Then,
     /// The operations.
     pub entries: Vec<PieceEntry>,
-    /// Queues that all that comes after the piece waits for.
+    /// All work after the piece waits for these queues.
     pub joins: Vec<Rc<SideStream>>,
-    /// The piece, and what comes after it, waits for the second lane.
+    /// The piece, and all work after it, waits for the second lane.
     pub joins_aside: bool,
 }
 
-/// What comes after a piece.
+/// The event that ends a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// A region inside this one.
     Inner,
-    /// The region's code goes on: it forks, joins or calls the host.
+    /// The region's code goes on: it forks, joins, calls the host, or asks for the stream.
     More,
     /// The region ends.
     End,
@@ -47,7 +48,7 @@ impl<R: Copy> Piece<R> {
         self.is_aside
     }
 
-    /// What comes after it.
+    /// The event that ends it.
     pub fn then(&self) -> Then {
         self.then
     }
@@ -58,8 +59,9 @@ pub struct PieceEntry {
     op: Rc<Op>,
     early: bool,
     accesses: Rc<Accesses>,
+    /// See [`PieceEntry::writes_outside`].
     outside: bool,
-    /// What timelines call its place, if that is not its region.
+    /// The name of its place in timelines, if that is not its region.
     pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
@@ -68,15 +70,15 @@ pub struct PieceEntry {
 }
 
 impl PieceEntry {
-    /// `is_taken` tells buffers that regions take.
+    /// `is_taken` tells whether a region takes a buffer.
     pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
         let accesses = Rc::new(op.accesses());
         let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
         PieceEntry { op: Rc::new(op), early, accesses, outside, label: None, queue: None, number: 0 }
     }
 
-    /// An operation that the code will submit later, and that is to begin here. The pass takes it out of the piece in which
-    /// it comes. It uses no buffer of a region.
+    /// An operation that the code will submit later, and that is to begin here. The pass has to take it out of the
+    /// later piece. It uses no buffer of a region.
     pub fn ahead(op: impl Into<Op>) -> PieceEntry {
         PieceEntry::new(op.into(), false, |_| false)
     }
@@ -95,17 +97,17 @@ impl PieceEntry {
         &self.op
     }
 
-    /// What it reads and writes.
+    /// The tensors that it reads and writes.
     pub fn accesses(&self) -> &Rc<Accesses> {
         &self.accesses
     }
 
-    /// Whether it writes no buffer of a region: its results are for memory that outlives the step.
+    /// Whether it writes no buffer of a region: its results lie in memory that outlives the step.
     pub fn writes_outside(&self) -> bool {
         self.outside
     }
 
-    /// Whether only the first steps do it; later ones find it done.
+    /// Whether only the first steps do it; later ones use the result.
     pub(super) fn is_early(&self) -> bool {
         self.early
     }
@@ -114,8 +116,8 @@ impl PieceEntry {
         (&self.op, &self.accesses)
     }
 
-    /// Whether it may come before an operation that it meets: it is done early, comes again and finds itself done. What it is
-    /// computed from must be there.
+    /// Whether it may come before an operation that it meets. True for an early operation, if the other does not write
+    /// its inputs: it has run before, and to run it again changes nothing.
     pub(super) fn finds_itself_done(&self, other: &Accesses) -> bool {
         self.early && !Accesses::new(self.accesses.reads.iter().copied(), []).conflicts(other)
     }
@@ -135,7 +137,7 @@ impl PieceEntry {
         self.queue.as_ref()
     }
 
-    /// Puts it on a queue. It starts there after what comes before it on the region's own queue.
+    /// Puts it on a queue. It starts there after all earlier work on the region's own queue.
     pub fn put_on(&mut self, queue: &Rc<SideStream>) {
         self.queue = Some(queue.clone());
     }

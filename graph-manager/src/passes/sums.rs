@@ -6,11 +6,11 @@ use std::rc::Rc;
 use device::{Op, Tensor};
 
 use super::{Piece, PieceEntry, StepPass, Then};
-use crate::order::{Call, Pass};
+use crate::order::{Call, Phase};
 use crate::side_stream::SideStream;
 
-/// Puts what backwards add to memory of the layers' own, such as gradients of weights, on a queue of its own, which the
-/// backward waits for at its end; or in the later call that an order has for it.
+/// Moves operations of backwards that add to memory of the layers' own, such as gradients of weights. They go on a
+/// queue of their own, and the backward waits for it at its end. If the order has later calls for them, they go there.
 pub(crate) struct Sums {
     queue: Rc<SideStream>,
     /// The order has calls for them.
@@ -56,12 +56,12 @@ impl StepPass<Call> for Sums {
 
     fn apply(&mut self, piece: &mut Piece<Call>) {
         let call = piece.region();
-        match call.pass {
+        match call.phase {
             // Of a backward in several pieces, another piece may read the sum.
-            Pass::Backward if piece.begins() && piece.then() == Then::End => self.take(call, piece),
-            Pass::Forward | Pass::Backward => {}
-            Pass::WeightGradients => {
-                let backward = Call { pass: Pass::Backward, ..call };
+            Phase::Backward if piece.begins() && piece.then() == Then::End => self.take(call, piece),
+            Phase::Forward | Phase::Backward => {}
+            Phase::WeightGradients => {
+                let backward = Call { phase: Phase::Backward, ..call };
                 piece.entries.extend(self.kept.remove(&backward).unwrap_or_default());
             }
         }

@@ -1,4 +1,5 @@
-//! What visits of regions have in common: what they submit, on buffers that each visit has its own of.
+//! The common part of visits that do the same: their submissions, without the buffers. Each visit has buffers of its
+//! own.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -7,21 +8,22 @@ use device::{Op, StreamId};
 
 use super::host_call::HostCall;
 
-/// What is submitted in a region, apart from what the regions inside it submit.
+/// The submissions of a region, without those of the regions inside it.
 pub(super) struct Body {
     pub(super) items: Vec<Item>,
     /// How many of the first items copy the region's inputs. They come before its graph.
     pub(super) inputs: u32,
-    /// What entries read and write.
+    /// The reads and writes of the entries.
     pub(super) uses: Vec<Use>,
     /// The buffers that the region takes, in that order.
     pub(super) own: Vec<Own>,
-    /// The table of the first visit, and its length, which all visits with this body have.
+    /// The start of the first visit's table.
     pub(super) table: u32,
+    /// The length of each visit's table: the number of buffers that the body mentions.
     pub(super) mentions: u32,
 }
 
-/// A piece of a body.
+/// A part of a body.
 pub(super) enum Item {
     Entry(Entry),
     /// A join. The program has its position.
@@ -33,27 +35,27 @@ pub(super) enum Item {
     Inner,
 }
 
-/// An operation or a copy on a queue.
+/// An operation or a host call, on a queue.
 pub(crate) struct Entry {
     pub(crate) queue: StreamId,
-    /// On another queue than the region's: it starts no earlier than the region's entry before it. Where it does, joins say
-    /// when.
+    /// Whether the rule of place orders it: it starts no earlier than the last entry before it on its base queue (see
+    /// `order::base`). If not, joins order it. True if it has no base queue.
     pub(super) placed: bool,
     pub(crate) work: Work,
-    /// Steps with graphs leave it out: they find what it left.
+    /// Steps with graphs leave it out: they use the result of earlier steps.
     pub(crate) early: bool,
-    /// What timelines call its place, if that is not its region.
+    /// The name of its place in timelines, if that is not its region.
     pub(crate) label: Option<Rc<str>>,
-    /// Which of the body's uses are its own.
+    /// The range of the body's uses that are its own.
     pub(super) uses: Range<u32>,
 }
 
-/// What an entry does.
+/// The work of an entry.
 pub(crate) enum Work {
-    /// Its tensors in buffers that regions take name the buffer by its number in the visit's table, as a placeholder, and
-    /// have addresses from the buffer's beginning.
+    /// A tensor in a buffer that a region takes has a placeholder for the buffer, with its number in the visit's table.
+    /// Its address is counted from the buffer's beginning.
     Op(Box<Op>),
-    /// A graph cannot have it.
+    /// A graph cannot contain it.
     Host(Rc<HostCall>),
 }
 

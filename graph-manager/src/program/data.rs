@@ -12,15 +12,16 @@ use super::lifetime::Lifetime;
 use crate::error::{Error, Result};
 use crate::policy::Instance;
 
-/// One kind of step with a number of microbatches, as one pass over its code in which nothing ran submitted it.
+/// The recorded list of one kind of step with a number of microbatches.
 pub(crate) struct Program<R> {
     pub(crate) microbatches: usize,
     /// The regions, in the order in which they begin.
     pub(crate) visits: Vec<Visit<R>>,
-    /// What is submitted outside of all regions, and where regions are.
+    /// The submissions outside of all regions, and the places of the outermost regions.
     pub(super) outermost: Held,
     pub(super) bodies: Vec<Body>,
-    /// The buffers that the visits mean, by number within each.
+    /// The tables of all visits, one after the other. A table has, for each number that a body uses for a buffer, the
+    /// visit's buffer: an index in `buffers`, or one in `outside` marked with [`OUTSIDE`].
     pub(super) tables: Vec<u32>,
     /// The buffers that regions take, in that order.
     pub(crate) buffers: Vec<Taken>,
@@ -32,9 +33,9 @@ pub(crate) struct Program<R> {
     pub(super) joins: Vec<Join>,
     /// Queues that entries and regions are on. The first is the compute stream.
     pub(super) queues: Vec<StreamId>,
-    /// Entries and joins.
+    /// The number of entries and joins.
     pub(super) length: u32,
-    /// What entries wait for besides the entry before them on their queue. No wait follows from others.
+    /// The waits of entries, besides those for the entry before them on their queue. No wait follows from others.
     pub(crate) waits: Vec<Wait>,
     /// By index in `buffers`.
     pub(super) lifetimes: Vec<Lifetime>,
@@ -43,7 +44,7 @@ pub(crate) struct Program<R> {
 /// A region's turn in a step.
 pub(crate) struct Visit<R> {
     pub(crate) region: R,
-    /// Where it belongs to a microbatch.
+    /// Its microbatch, if it belongs to one.
     pub(crate) instance: Option<Instance<R>>,
     /// The region in words.
     pub(crate) name: Rc<str>,
@@ -51,17 +52,17 @@ pub(crate) struct Visit<R> {
     pub(super) outer: u32,
     /// Index of the first visit after this one that is not inside it.
     pub(super) next: u32,
-    /// Positions of what was submitted.
+    /// Positions of its submissions.
     pub(super) start: u32,
     pub(super) end: u32,
     /// The stream that the region runs on.
     pub(crate) stream: StreamId,
-    /// Which of the buffers the region and those inside it take.
+    /// The range of `buffers` that the region and those inside it take.
     pub(super) taken: (u32, u32),
     pub(super) held: Held,
 }
 
-/// A body, and where its table begins.
+/// The number of a body, and the index at which the visit's table begins.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Held {
     pub(super) body: u32,
@@ -72,7 +73,7 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) bytes: usize,
-    /// Where it begins among the recording's own addresses.
+    /// Its first address, in the recording's own addresses.
     pub(crate) address: u64,
     pub(crate) buffer: BufferId,
     /// Index of the visit that takes it.
@@ -82,13 +83,13 @@ pub(crate) struct Taken {
 /// An entry that waits for one of another queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
-    /// The position of the one that waits.
+    /// The position of the waiting entry.
     pub(crate) position: u32,
-    /// The position of the other.
+    /// The position of the entry that it waits for.
     pub(crate) on: u32,
 }
 
-/// Stands for no index.
+/// Stands for no index. As a visit: outside of all visits.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// Marks an index in a table as one of `outside`.
@@ -112,7 +113,7 @@ impl<R> Visit<R> {
         self.next as usize
     }
 
-    /// Positions of what is submitted in it.
+    /// Positions of its submissions.
     pub(crate) fn positions(&self) -> Range<u32> {
         self.start..self.end
     }
@@ -129,13 +130,13 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         self.visits[visit].next() > visit + 1
     }
 
-    /// Operations and copies between those positions.
+    /// The number of entries between those positions; joins do not count.
     pub(crate) fn entries(&self, positions: Range<u32>) -> usize {
         let before = |position: u32| self.joins.partition_point(|join| join.position < position);
         positions.len() - (before(positions.end) - before(positions.start))
     }
 
-    /// Operations and copies of the whole step.
+    /// The number of entries of the whole step.
     pub(crate) fn operations(&self) -> usize {
         self.entries(0..self.length)
     }
@@ -176,7 +177,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         })
     }
 
-    /// When a buffer is in use.
+    /// The time in which a buffer is in use.
     pub(crate) fn used(&self, buffer: usize) -> Lifetime {
         self.lifetimes[buffer]
     }
@@ -215,8 +216,8 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         Ok(())
     }
 
-    /// The buffer that a tensor of a body means in the visit with that table: its index. `None` for a buffer that no region
-    /// takes.
+    /// The index of the buffer that a tensor of a body stands for in the visit with that table. `None` for a buffer
+    /// that no region takes.
     pub(crate) fn meant(&self, table: u32, tensor: &Tensor) -> Option<usize> {
         let local = tensor.buffer.placeholder_number()?;
         Some(self.tables[(table + local) as usize] as usize)
@@ -233,13 +234,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         }
     }
 
-    /// The positions of what becomes a visit's graph: all but the copies of its inputs.
+    /// The positions of a visit's graph: all but the copies of its inputs.
     pub(crate) fn in_graph(&self, visit: usize) -> Range<u32> {
         let visit = &self.visits[visit];
         visit.start + self.bodies[visit.held.body as usize].inputs..visit.end
     }
 
-    /// An entry that an action names, with the table of its visit. Also which of the region's inputs it copies, if it does.
+    /// An entry that an action names, with the table of its visit. If it copies one of the region's inputs, also the
+    /// input's number.
     pub(crate) fn entry(&self, visit: u32, item: u32) -> (&Entry, u32, Option<usize>) {
         let held = self.visits.get(visit as usize).map_or(self.outermost, |visit| visit.held);
         let body = &self.bodies[held.body as usize];

@@ -1,4 +1,4 @@
-//! A digest of what a visit submits.
+//! A digest of a visit's submissions.
 
 use std::hash::{Hash, Hasher};
 

@@ -1,4 +1,4 @@
-//! What visits do, as numbers: visits that do the same in the same places have the same graph.
+//! Digests of visits. Visits that do the same in the same places have the same digest, and share a graph.
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,8 +8,8 @@ use super::data::Program;
 use super::frozen::text;
 
 impl<R: Copy + Eq + Hash + Display> Program<R> {
-    /// By visit: a digest of what it and the visits inside it submit, with all fields, and of the places of the buffers that
-    /// they name. Two visits of a program, or of programs of one plan, do the same if they have the same.
+    /// By visit: a digest of all operations of the visit and the visits inside it, with all fields, and of the places
+    /// of their buffers. Two visits of a program, or of programs of one plan, do the same if their digests are equal.
     pub(crate) fn digests(&self, place: impl Fn(usize, &mut DefaultHasher)) -> impl Fn(usize) -> u64 {
         let bodies: Vec<u64> = (0..self.bodies.len()).map(|body| self.body_digest(body)).collect();
         move |visit| {
@@ -18,7 +18,7 @@ impl<R: Copy + Eq + Hash + Display> Program<R> {
                 let held = self.visits[inner].held;
                 let body = &self.bodies[held.body as usize];
                 bodies[held.body as usize].hash(&mut hasher);
-                // Which of the visits it is in.
+                // The visit directly around it, counted from the digested one.
                 (inner > visit).then(|| self.visits[inner].outer - visit as u32).hash(&mut hasher);
                 let table = &self.tables[held.table as usize..(held.table + body.mentions) as usize];
                 for index in table.iter().filter(|index| Self::is_taken(**index)) {

@@ -4,7 +4,7 @@ use super::body::{Body, Entry, Item, Use};
 use super::data::{Held, NONE, OUTSIDE, Program};
 use super::joined::Join;
 
-/// An entry with the buffers that its visit means.
+/// An entry with the buffers of its visit.
 pub(super) struct Expanded<'p> {
     /// Index of the visit; `NONE` outside of all.
     pub(super) visit: u32,
@@ -14,14 +14,14 @@ pub(super) struct Expanded<'p> {
     tables: &'p [u32],
 }
 
-/// A piece of the list.
-pub(super) enum Step<'p> {
+/// An entry or a join of the list.
+pub(super) enum EntryOrJoin<'p> {
     Entry(Expanded<'p>),
     Join(&'p Join),
 }
 
 impl<'p> Expanded<'p> {
-    /// What it reads and writes: the index of each buffer, marked where no region takes it.
+    /// Its reads and writes, each with the index of the buffer. The index is marked if no region takes the buffer.
     pub(super) fn uses(&self) -> impl Iterator<Item = (u32, &'p Use)> {
         let (table, tables) = (self.table, self.tables);
         let uses = &self.body.uses[self.entry.uses.start as usize..self.entry.uses.end as usize];
@@ -30,8 +30,8 @@ impl<'p> Expanded<'p> {
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// Goes through the list.
-    pub(super) fn walk<'p>(&'p self, mut each: impl FnMut(u32, Step<'p>)) {
+    /// Calls `each` with every position of the list and the entry or join there, in order.
+    pub(super) fn walk<'p>(&'p self, mut each: impl FnMut(u32, EntryOrJoin<'p>)) {
         let (mut position, mut visits, mut joins) = (0, 0..self.visits.len(), self.joins.iter());
         let begin = |visit: u32, Held { body, table }: Held| {
             let body = &self.bodies[body as usize];
@@ -51,11 +51,11 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
                 }
                 Item::Entry(entry) => {
                     let (visit, body, table) = (*visit, *body, *table);
-                    each(position, Step::Entry(Expanded { visit, entry, body, table, tables: &self.tables }));
+                    each(position, EntryOrJoin::Entry(Expanded { visit, entry, body, table, tables: &self.tables }));
                 }
                 Item::Join { .. } => {
                     let Some(join) = joins.next() else { unreachable!("each join has its position") };
-                    each(position, Step::Join(join));
+                    each(position, EntryOrJoin::Join(join));
                 }
             }
             position += 1;

@@ -6,28 +6,28 @@ use device::{BufferId, Op, Tensor};
 use super::body::{Body, Entry, Item, Work};
 use super::data::{Held, NONE, OUTSIDE, Program};
 
-/// The first difference between a list and the one that the code of the step makes now.
-pub(crate) enum Difference {
+/// The first change between a list and the one that the code of the step makes now.
+pub(crate) enum Change {
     /// Another region comes next.
     Order { position: usize, expected: String, actual: String },
     /// A region does something else.
     Region { region: String, problem: String },
 }
 
-/// What stands for a region that is not there.
+/// Stands for a region that is not there.
 const END: &str = "the end of the step";
 
-/// The first difference between two lists of a step.
-pub(crate) fn difference<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
+/// The first change between two lists of a step.
+pub(crate) fn first_change<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     was: &Program<R>,
     is: &Program<R>,
-) -> Option<Difference> {
+) -> Option<Change> {
     let mut pairs = was.visits.iter().map(Some).chain([None]).zip(is.visits.iter().map(Some).chain([None]));
     let other = pairs.position(|(was, is)| was.map(|was| was.region) != is.map(|is| is.region));
     if let Some(position) = other {
         let name =
             |program: &Program<R>| program.visits.get(position).map_or(END.into(), |visit| visit.name.to_string());
-        return Some(Difference::Order { position, expected: name(was), actual: name(is) });
+        return Some(Change::Order { position, expected: name(was), actual: name(is) });
     }
     let outermost = (NONE, was.outermost, is.outermost);
     let visits = (0..).zip(was.visits.iter().zip(&is.visits)).map(|(at, (was, is))| (at, was.held, is.held));
@@ -35,11 +35,11 @@ pub(crate) fn difference<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
         let problem = in_region((was, old), (is, new))?;
         let region =
             was.visits.get(visit as usize).map_or(crate::error::OUTSIDE.into(), |visit| visit.name.to_string());
-        Some(Difference::Region { region, problem })
+        Some(Change::Region { region, problem })
     })
 }
 
-/// The first difference in what a region submits itself.
+/// The first difference in a region's own submissions.
 fn in_region<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     was: (&Program<R>, Held),
     is: (&Program<R>, Held),
@@ -79,7 +79,7 @@ fn in_region<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
 /// An entry, with its visit and the program that it is of.
 type Listed<'p, R> = (&'p Program<R>, Held, &'p Entry);
 
-/// The difference between two entries: what they are called, and the difference.
+/// The difference between two entries, with their name if they have the same.
 fn in_entry<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     (was, was_held, old): Listed<'_, R>,
     (is, is_held, new): Listed<'_, R>,
@@ -131,7 +131,7 @@ fn used<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     uses.map(|each| (of(program.tables[(table + each.local) as usize]), each.writes, each.start, each.end)).collect()
 }
 
-/// An operation with its buffers by number, which two recordings of one step have in common.
+/// An operation with its buffers by number. Two recordings of one step have the same numbers.
 fn by_number<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>, table: u32, op: &Op) -> Op {
     op.clone().map(|tensor| match program.meant(table, &tensor) {
         Some(index) => Tensor { buffer: BufferId::placeholder(index as u32), ..tensor },
@@ -139,8 +139,8 @@ fn by_number<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Progr
     })
 }
 
-/// An operation in words, with a field a line. Of a caller's own the tensors that it declared do not count: they have other
-/// addresses in each recording, and the placed ones say which they are.
+/// An operation in words, with a field a line. For a caller's own operation, the tensors as declared are left out: they
+/// have other addresses in each recording, and the placed tensors identify them.
 pub(super) fn text(op: &Op) -> String {
     let text = format!("{op:#?}");
     let Op::Custom(_) = op else { return text };

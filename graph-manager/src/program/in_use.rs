@@ -1,17 +1,18 @@
-//! When each buffer of a list is in use.
+//! The times in which the buffers of a list are in use.
 
 use std::collections::{HashMap, VecDeque};
 
 use device::StreamId;
 
 use super::data::Program;
-use super::expand::{Expanded, Step};
+use super::expand::{EntryOrJoin, Expanded};
 use super::lifetime::{Lifetime, SEVERAL};
 use super::order::{Order, base};
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// Finds the order of the list, and when each buffer is in use. Code outside of the step reads the buffers `kept` up to
-    /// these positions. Buffers are taken at those of `taken_at`.
+    /// Finds the order of the list, and the times in which its buffers are in use. `kept` are buffers that code outside
+    /// of the step reads, each with the position up to which it does. `taken_at` has the positions at which buffers are
+    /// taken.
     pub(super) fn order_and_lifetimes(&mut self, taken_at: Vec<u32>, kept: &[(u32, u32)]) {
         let order = Order::of(self);
         self.lifetimes = lifetimes(self, taken_at, &order);
@@ -25,9 +26,9 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     }
 }
 
-/// First and last use of every buffer. Work on a side stream may start once all is done that its stream waited for. It
-/// may go on until the compute stream waits for it, directly or through another stream. Without such a wait it may last to
-/// the end of the step. A buffer that nothing uses is there where it was taken.
+/// First and last use of every buffer. Work on a side stream may start once everything that its stream waited for is
+/// done. It may go on until the compute stream waits for it, directly or through another stream. Without such a wait it
+/// may last to the end of the step. An unused buffer is in use only at the position of its taking.
 fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     program: &Program<R>,
     taken_at: Vec<u32>,
@@ -45,17 +46,17 @@ fn lifetimes<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     };
     let mut waits = order.waits.iter().peekable();
     program.walk(|position, step| match step {
-        Step::Join(join) if join.by == compute => {
+        EntryOrJoin::Join(join) if join.by == compute => {
             uses.compute_at = position + 1;
             let on = numbers.get(&join.of).and_then(|of| order.last_before(*of, join.until));
             on.into_iter().for_each(|on| uses.arrive(position, on));
         }
-        Step::Join(join) => {
+        EntryOrJoin::Join(join) => {
             if let (Some(by), true) = (numbers.get(&join.by), join.of == compute) {
                 uses.since[*by] = uses.since[*by].max(join.until);
             }
         }
-        Step::Entry(expanded) => {
+        EntryOrJoin::Entry(expanded) => {
             let Expanded { visit, entry, .. } = &expanded;
             let queue = numbers[&entry.queue];
             while let Some(wait) = waits.next_if(|wait| wait.position == position) {
@@ -82,7 +83,7 @@ struct Uses<'o> {
     order: &'o Order,
     lifetimes: Vec<Lifetime>,
     is_used: Vec<bool>,
-    /// By queue: all that compute was given before that position is done before what comes next here.
+    /// By queue: a position. All entries of compute before it are done before the next entry here.
     since: Vec<u32>,
     /// The position after the last entry or join of compute.
     compute_at: u32,
@@ -91,7 +92,7 @@ struct Uses<'o> {
 }
 
 impl Uses<'_> {
-    /// Compute waits at `position` for the entry `on`, and for what that waited for.
+    /// Compute waits at `position` for the entry `on`, and so for everything that this entry waited for.
     fn arrive(&mut self, position: u32, on: u32) {
         let Uses { order, lifetimes, open, .. } = self;
         order.done_with(on, |queue, until| {
@@ -103,7 +104,7 @@ impl Uses<'_> {
         });
     }
 
-    /// An entry, which comes after what `base` was given. Returns from when on it may run.
+    /// Adds an entry that comes after all earlier work on `base`. Returns the earliest position at which it may run.
     fn submit(&mut self, position: u32, queue: usize, base: Option<usize>) -> u32 {
         if queue == 0 {
             self.compute_at = position + 1;
@@ -118,7 +119,7 @@ impl Uses<'_> {
         self.since[queue]
     }
 
-    /// A use of a buffer by an entry, in time as `now` says.
+    /// Adds a use of a buffer by an entry, with the time `now`.
     fn touch(&mut self, index: u32, now: Lifetime, queue: usize) {
         let used = &mut self.lifetimes[index as usize];
         if !std::mem::replace(&mut self.is_used[index as usize], true) {

@@ -1,8 +1,8 @@
-//! Where a queue waits for another.
+//! A queue's wait for another.
 
 use device::StreamId;
 
-/// From its position on, queue `by` waits for all that queue `of` was given before position `until`.
+/// From its position on, queue `by` waits for all entries of queue `of` before position `until`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Join {
     pub(crate) position: u32,

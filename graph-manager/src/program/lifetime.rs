@@ -1,18 +1,18 @@
-//! When a buffer is in use.
+//! The time in which a buffer is in use.
 
 use device::StreamId;
 
 /// Stands for several streams.
 pub(super) const SEVERAL: u32 = u32::MAX;
 
-/// When a buffer is in use, in positions of the list.
+/// The time in which a buffer is in use, in positions of the list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lifetime {
     pub(crate) first: u32,
     pub(crate) last: u32,
     /// Its first and last use in the order of its stream. Only work of the same stream may go by these.
     pub(super) in_stream: (u32, u32),
-    /// The stream of all its uses; `SEVERAL` where several streams use it.
+    /// The stream of all its uses; `SEVERAL` if several streams use it.
     pub(super) stream: u32,
 }
 
@@ -22,7 +22,7 @@ impl Lifetime {
         Lifetime { first: position, last: position, in_stream: (position, position), stream: stream.0 }
     }
 
-    /// The stream of all its uses; `None` where several streams use it.
+    /// The stream of all its uses; `None` if several streams use it.
     pub(crate) fn stream(&self) -> Option<StreamId> {
         (self.stream != SEVERAL).then_some(StreamId(self.stream))
     }

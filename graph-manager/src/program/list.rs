@@ -6,15 +6,15 @@ use device::{Accesses, Op, StreamId};
 
 use super::body::Work;
 use super::data::{NONE, Program};
-use super::expand::{Expanded, Step};
+use super::expand::{EntryOrJoin, Expanded};
 
 /// An entry of a step's list: an operation or a call of the host.
 ///
-/// It comes after the entry before it on its queue, and after those that it waits for. That is the order of the whole list:
-/// no wait follows from others. Buffers of the plan have addresses of the recording's own.
+/// It comes after the entry before it on its queue, and after those that it waits for. That is the order of the whole
+/// list: no wait follows from others. Buffers of the plan have addresses of the recording's own.
 #[derive(Clone, Debug)]
 pub struct ListedEntry {
-    /// How many entries come before it.
+    /// Its number in the list, from 0.
     pub number: usize,
     /// Index of its region's visit, counted in the order in which regions begin; `None` outside of all.
     pub visit: Option<usize>,
@@ -22,11 +22,11 @@ pub struct ListedEntry {
     pub region: Rc<str>,
     /// Its queue.
     pub queue: StreamId,
-    /// What it is called.
+    /// The name of its operation or call.
     pub name: &'static str,
     /// The operation. `None` for a call of the host.
     pub op: Option<Op>,
-    /// What it reads and writes.
+    /// The tensors that it reads and writes.
     pub accesses: Accesses,
     /// The entries of other queues that it waits for, by number.
     pub waits: Vec<usize>,
@@ -40,7 +40,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         let (mut number, mut waits, outside): (_, _, Rc<str>) = (0, self.waits.iter().peekable(), "".into());
         self.walk(|position, step| {
             numbers.push(number);
-            let Step::Entry(Expanded { visit, entry, table, .. }) = step else { return };
+            let EntryOrJoin::Entry(Expanded { visit, entry, table, .. }) = step else { return };
             let (op, name, accesses) = match &entry.work {
                 Work::Op(op) => {
                     let op = Op::clone(op).map(|tensor| self.recorded(table, tensor));

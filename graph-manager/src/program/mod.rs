@@ -1,11 +1,11 @@
 //! A step as a list.
 //!
-//! The list is the submissions of one pass over the step's code: operations, and calls of the host, each on a queue, and
-//! **joins**, where a queue waits for all that another has been given so far. Entries and joins are counted together: a
-//! **position** is a place in the list.
+//! The list is the submissions of the step's code, called once: operations and calls of the host, each on a queue, and
+//! **joins**. At a join a queue waits for all earlier entries of another queue. Entries and joins are counted together:
+//! the count before one of them is its **position** in the list.
 //!
-//! The list is divided into the visits of regions, which nest. Visits that submit the same on other buffers share one
-//! [`Body`]; each has a **table** of the buffers that it means. So a step of many microbatches takes little memory.
+//! The list is divided into the visits of regions. Visits nest. Visits that submit the same on other buffers share one
+//! [`Body`]; each has a **table** with its own buffers. So a step of many microbatches takes little memory.
 
 mod body;
 mod data;
@@ -28,7 +28,7 @@ mod text;
 
 pub(crate) use body::Work;
 pub(crate) use data::{Program, Taken, Visit};
-pub(crate) use frozen::{Difference, difference};
+pub(crate) use frozen::{Change, first_change};
 pub(crate) use host_call::HostCall;
 pub(crate) use lifetime::Lifetime;
 pub use list::ListedEntry;

@@ -1,12 +1,13 @@
-//! Which entries wait for which. The order follows from four rules:
+//! The order of entries. It follows from four rules:
 //!
-//! - **Data**: where an entry writes bytes that another reads or writes, the later one waits for the earlier one.
+//! - **Data**: if an entry writes bytes that another reads or writes, the later one waits for the earlier one.
 //! - **Queue**: entries of a queue run in turn.
-//! - **Place**: an entry on another queue than its region's starts no earlier than the region's entry before it in the list,
-//!   and than what that queue waited for since.
-//! - **End**: what other queues were given is done where a join says so.
+//! - **Place**: an entry on another queue than its region's waits for the region's entry before it in the list. It also
+//!   waits for everything that the region's queue has waited for since.
+//! - **End**: a join waits for the work of another queue.
 //!
-//! An entry waits for no more than one entry of another queue, and for none that it knows to be done from other waits.
+//! An entry waits for at most one entry of each other queue, and for none that is done anyway because of other waits.
+//! Each queue has a vector clock to know this: how far every other queue is done before its next entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -14,16 +15,16 @@ use std::ops::Range;
 use device::StreamId;
 
 use super::data::{NONE, Program, Wait};
-use super::expand::{Expanded, Step};
+use super::expand::{EntryOrJoin, Expanded};
 
-/// The queue after whose entries one on `queue` comes, in a region that runs on `of_region`. The second lane comes after the
-/// compute stream.
+/// The other queue that an entry on `queue` waits for by the rule of place, in a region that runs on `of_region`. An
+/// entry on the second lane waits for the compute stream.
 pub(super) fn base(queue: StreamId, of_region: StreamId, compute: StreamId) -> Option<StreamId> {
     let base = if queue == of_region { compute } else { of_region };
     (queue != base).then_some(base)
 }
 
-/// The waits of a list, and what is done when.
+/// The waits of a list, and for each entry the work that is done before it.
 pub(super) struct Order {
     pub(super) waits: Vec<Wait>,
     queues: Vec<Queue>,
@@ -36,9 +37,9 @@ pub(super) struct Order {
 struct Queue {
     /// Positions of its entries.
     entries: Vec<u32>,
-    /// By queue: all its entries before that position are done before what comes next here.
+    /// The vector clock. By queue: a position. The queue's entries before it are done before the next entry here.
     clock: Vec<u32>,
-    /// Positions at which the clock changed, and what it was from then on.
+    /// Positions at which the clock changed; the clocks from these positions on.
     changed: Vec<u32>,
     clocks: Vec<u32>,
     /// Entries that joins name, for the next entry.
@@ -52,7 +53,7 @@ impl Queue {
         count.checked_sub(1).map(|at| self.entries[at])
     }
 
-    /// What is done before its entry at that position.
+    /// The clock of its entry at that position.
     fn clock_at(&self, position: u32) -> &[u32] {
         let count = self.changed.partition_point(|changed| *changed <= position);
         let width = self.clock.len();
@@ -61,7 +62,7 @@ impl Queue {
 }
 
 impl Order {
-    /// The clock of the entry at that position, the entry itself included, given to `each` by queue.
+    /// Calls `each` with queues and the positions up to which their entries are done once the entry at `position` is.
     pub(super) fn done_with(&self, position: u32, mut each: impl FnMut(usize, u32)) {
         let queue = self.queue_of[position as usize] as usize;
         self.queues[queue].clock_at(position).iter().enumerate().for_each(|(of, until)| each(of, *until));
@@ -73,7 +74,7 @@ impl Order {
         self.queues[queue].before(position)
     }
 
-    /// An order on so many queues, of up to so many entries.
+    /// An order without entries yet, for `width` queues and up to `length` entries.
     pub(super) fn empty(width: usize, length: usize) -> Order {
         let queue = || Queue { clock: vec![0; width], ..Queue::default() };
         let queues = (0..width).map(|_| queue()).collect();
@@ -92,13 +93,13 @@ impl Order {
         let last_use = shared(program);
         let (mut data, mut required) = (Data::default(), Vec::new());
         program.walk(|position, step| match step {
-            Step::Join(join) => {
+            EntryOrJoin::Join(join) => {
                 let before = numbers.get(&join.of).and_then(|of| order.queues[*of].before(join.until));
                 if let (Some(by), Some(before)) = (numbers.get(&join.by), before) {
                     order.queues[*by].pending.push(before);
                 }
             }
-            Step::Entry(expanded) => {
+            EntryOrJoin::Entry(expanded) => {
                 let Expanded { visit, entry, .. } = &expanded;
                 let queue = numbers[&entry.queue];
                 required.append(&mut order.queues[queue].pending);
@@ -128,7 +129,7 @@ impl Order {
 
     /// Adds an entry that comes after the `required` ones, and keeps the waits that do not follow from others.
     pub(super) fn submit(&mut self, position: u32, queue: usize, required: &mut Vec<u32>) {
-        // A later entry may know an earlier one to be done, and never the other way round.
+        // Latest first: a wait for a later entry may include waits for earlier ones, never the other way round.
         required.sort_unstable_by_key(|on| std::cmp::Reverse(*on));
         let mut clock = std::mem::take(&mut self.queues[queue].clock);
         let first = self.waits.len();
@@ -159,7 +160,7 @@ struct Data(BTreeMap<u64, Cell>);
 struct Cell {
     end: u64,
     written: Option<u32>,
-    /// The last read of each queue since.
+    /// The last read of each queue since that write.
     reads: Vec<(u16, u32)>,
 }
 
@@ -243,13 +244,13 @@ impl Data {
 }
 
 /// By buffer that a region takes: the position of its last use, if several queues use it and one of them writes; else
-/// `NONE`. The queue of the others orders them.
+/// `NONE`. Uses of the other buffers are in order anyway, by their queue.
 fn shared<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>) -> Vec<u32> {
     const WRITTEN: u32 = 1 << 31;
     const BITS: usize = 30;
     let mut used = vec![(0u32, NONE); program.buffers.len()];
     program.walk(|position, step| {
-        let Step::Entry(expanded) = step else { return };
+        let EntryOrJoin::Entry(expanded) = step else { return };
         let queue = program.queues.iter().position(|queue| *queue == expanded.entry.queue).unwrap_or(0);
         for (index, each) in expanded.uses().filter(|(index, _)| Program::<R>::is_taken(*index)) {
             let (by, last) = &mut used[index as usize];

@@ -24,23 +24,25 @@ pub(crate) struct Recorder<R> {
     program: Program<R>,
     /// Bodies by digest.
     bodies: HashMap<u64, Vec<u32>>,
-    /// The visits under way, the innermost last. The first is the outermost, which is no visit.
+    /// The visits under way, the innermost last. The first is the outermost level: it is no visit.
     open: Vec<Open>,
     streams: Streams,
-    /// What was submitted and is not in the list yet.
+    /// Submissions that are not in the list yet.
     heard: Vec<TraceEvent>,
-    /// Of buffers that regions take and of others: the visit that has mentioned it last, and its number there.
+    /// For the buffers that regions take, and for others: the last visit that has mentioned each, and the buffer's
+    /// number there.
     mentions: [Vec<(u32, u32)>; 2],
+    /// The index in the program's `outside` of each buffer that no region takes.
     outside: HashMap<BufferId, u32>,
-    /// Buffers that code outside of the step reads, each with the position until which it does.
+    /// Buffers that code outside of the step reads, each with the position up to which it may read.
     kept: Vec<(u32, u32)>,
-    /// By buffer that a region takes: the position at which it does.
+    /// By buffer that a region takes: the position of the taking.
     taken_at: Vec<u32>,
-    /// What operations have made that updates follow.
+    /// The statuses that operations have made so far. Updates follow such a status.
     statuses: RefCell<Vec<BufferId>>,
-    /// Steps with graphs leave out what is submitted now.
+    /// Steps with graphs leave out the current submission.
     early: bool,
-    /// The first mistake: its visit, and what is wrong.
+    /// The first mistake, with its visit.
     refused: Option<(u32, Refused)>,
 }
 
@@ -48,7 +50,7 @@ pub(crate) struct Recorder<R> {
 struct Open {
     visit: u32,
     stream: StreamId,
-    /// Where it is part of a graph: the visit that becomes the graph.
+    /// If it is part of a graph: the visit that becomes the graph.
     graph: Option<Graph>,
     items: Vec<Item>,
     inputs: u32,
@@ -108,7 +110,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         }
     }
 
-    /// Refuses an operation that follows a status which nothing before it has made.
+    /// Refuses an operation that follows a status if no earlier operation has made the status.
     pub(crate) fn check_status(&self, op: &Op) -> device::Result<()> {
         self.statuses.borrow_mut().extend(op.makes_status().map(|status| status.buffer));
         match op.follows_status() {
@@ -121,8 +123,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         }
     }
 
-    /// Begins a visit within the innermost one, on that stream; returns its index. A region that is `captured` becomes a
-    /// graph, unless it is part of one.
+    /// Begins a visit within the innermost one, on that stream; returns its index. A region that is `captured` becomes
+    /// a graph, unless it is part of one.
     pub(crate) fn begin(
         &mut self,
         device: &Device,
@@ -172,7 +174,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         (visit.next, visit.end, visit.taken.1, visit.held) = (next, end, taken, held);
     }
 
-    /// What a visit's region is called.
+    /// The name of a visit's region.
     pub(crate) fn name(&self, visit: usize) -> Rc<str> {
         self.program.visits[visit].name.clone()
     }
@@ -197,6 +199,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.taken_at.push(self.program.length);
         let visit = self.top().visit;
         self.program.buffers.push(Taken { bytes, address, buffer, visit });
+        // `NONE - 1` is no visit: `NONE` stands for the outermost level.
         self.mentions[0].push((NONE - 1, 0));
         let local = self.local(index);
         let open = self.top();
@@ -205,7 +208,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(name.as_ptr() as u64);
     }
 
-    /// The innermost visit has submitted copies of its inputs, and nothing else.
+    /// Notes that the innermost visit has submitted copies of its inputs, and nothing else so far.
     pub(crate) fn inputs_are_copied(&mut self, device: &Device) {
         self.hear(device);
         let open = self.top();
@@ -213,14 +216,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(u64::from(open.inputs));
     }
 
-    /// Steps with graphs leave out what was submitted since the last call.
+    /// As [`Recorder::hear`], for submissions that steps with graphs leave out.
     pub(crate) fn hear_early(&mut self, device: &Device) {
         self.early = true;
         self.hear(device);
         self.early = false;
     }
 
-    /// A call of the host comes next, after all that the region's stream was given.
+    /// A call of the host comes next, after all earlier work on the region's stream.
     pub(crate) fn host_call(&mut self, device: &Device, call: HostCall) {
         self.hear(device);
         let (queue, accesses) = (self.top().stream, call.accesses.clone());
@@ -237,10 +240,10 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.kept.extend(taken.map(|index| (index as u32, self.program.length)));
     }
 
-    /// The whole list, with what follows from it.
+    /// The whole list, with its order and the lifetimes of its buffers.
     ///
     /// # Errors
-    /// What a list cannot have.
+    /// The first mistake in the list.
     pub(crate) fn finish(mut self, device: &Device) -> Result<Program<R>> {
         self.hear(device);
         if let Some((visit, refused)) = &self.refused {
@@ -278,7 +281,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         name
     }
 
-    /// Lists what was submitted since the last call.
+    /// Adds the submissions since the last call to the list. They belong to the innermost visit.
     pub(crate) fn hear(&mut self, device: &Device) {
         let mut heard = take(&mut self.heard);
         device.take_trace(&mut heard);
@@ -312,7 +315,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.program.queues[0]
     }
 
-    /// The queue whose entries an entry on `queue` comes after.
+    /// The other queue that an entry on `queue` has to wait for, up to its place in the list.
     fn base(&self, queue: StreamId) -> Option<StreamId> {
         let of_region = self.open.last().map_or(self.compute(), |open| open.stream);
         base(queue, of_region, self.compute())
@@ -328,7 +331,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             reached.joins.iter().for_each(|&(of, until)| self.join(stream, of, until));
             self.streams.of(stream).unspent.extend(reached.joins);
         } else {
-            // Where its next entry comes after all that its base was given, that says it already.
+            // No join is needed yet: if the next entry comes after all entries of its base queue, that includes this
+            // wait.
             self.streams.of(stream).pending.push(reached);
         }
     }
@@ -397,7 +401,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.items.push(Item::Entry(Entry { queue, placed, work, early, label, uses }));
     }
 
-    /// A buffer's number in the innermost visit, and the address that its bytes are counted from.
+    /// A buffer's number in the innermost visit, and the address from which its bytes are counted.
     fn mention(&mut self, buffer: BufferId) -> (u32, u64) {
         if let Some(index) = self.program.taken(buffer) {
             return (self.local(index as u32), self.program.buffers[index].address);
@@ -425,7 +429,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         mention.1
     }
 
-    /// The body of a visit that is over, which others may have too.
+    /// Stores the body and the table of a visit that is over. Visits that do the same share one body.
     fn hold(&mut self, open: Open) -> Held {
         let Open { items, inputs, uses, own, table: mut meant, digest, .. } = open;
         let table = self.program.tables.len() as u32;
@@ -447,7 +451,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
 }
 
 impl<R: Copy + Eq + Hash + std::fmt::Display> Program<R> {
-    /// Whether a visit with that table does what a body says.
+    /// Whether a visit with that table does the same as a body.
     fn is_same(&self, body: u32, items: &[Item], uses: &[Use], own: &[Own], table: u32) -> bool {
         let body = &self.bodies[body as usize];
         let mentions = self.tables.len() - table as usize;

@@ -1,12 +1,12 @@
-//! What a list cannot have.
+//! Mistakes for which a list is refused.
 
 use device::{BufferId, Device, StreamId};
 
 use crate::error::Error;
 
-/// What a list cannot have.
+/// Mistakes for which a list is refused.
 pub(super) enum Refused {
-    /// An operation of a region that becomes a graph, on a stream that the graph would not have.
+    /// An operation of a captured region, on a stream that the graph would not include.
     LeftOut(&'static str, StreamId),
     /// A copy between host and device, by its name.
     HostCopy(&'static str, BufferId),
@@ -17,7 +17,7 @@ pub(super) enum Refused {
 }
 
 impl Refused {
-    /// The error, for the region in which it was found.
+    /// The error, with its region.
     pub(super) fn error(&self, device: &Device, region: String) -> Error {
         match self {
             Refused::LeftOut(operation, stream) => {

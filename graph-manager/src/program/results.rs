@@ -1,10 +1,10 @@
-//! What a list leaves written.
+//! The tensors that a list writes.
 
 use device::{BufferId, DType, Shape, Tensor};
 
 use super::body::Work;
 use super::data::{OUTSIDE, Program};
-use super::expand::{Expanded, Step};
+use super::expand::{EntryOrJoin, Expanded};
 
 /// A tensor that an entry writes. In a buffer that a region took it has an address of the recording's own.
 #[derive(Clone, Copy, Debug)]
@@ -16,11 +16,11 @@ pub(crate) struct Write {
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// What entries write, in order.
+    /// All writes of entries, in order.
     pub(crate) fn writes(&self) -> Vec<Write> {
         let mut writes = Vec::new();
         self.walk(|position, step| {
-            let Step::Entry(Expanded { entry, table, .. }) = step else { return };
+            let EntryOrJoin::Entry(Expanded { entry, table, .. }) = step else { return };
             let (op, tensors) = match &entry.work {
                 Work::Op(op) => (op.name(), op.accesses().writes),
                 Work::Host(call) => (call.name, call.accesses.writes.clone()),
@@ -35,7 +35,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     pub(crate) fn state(&self) -> Vec<Tensor> {
         let mut ranges: Vec<(BufferId, u64, u64)> = Vec::new();
         self.walk(|_, step| {
-            let Step::Entry(entry) = step else { return };
+            let EntryOrJoin::Entry(entry) = step else { return };
             let written = entry.uses().filter(|(index, each)| !Self::is_taken(*index) && each.writes);
             ranges.extend(written.map(|(index, each)| {
                 let buffer = self.outside[(index & !OUTSIDE) as usize];

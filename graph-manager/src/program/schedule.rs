@@ -1,7 +1,8 @@
-//! From a list to what the host does, in turn, to run it or a part of it.
+//! From a list to the actions of the host, in turn, that run it or a part of it.
 //!
-//! A **unit** is an entry that is submitted, or a visit that is launched as a graph. A unit waits for others where their
-//! entries do. What runs begins after all that its own stream was given before, and ends when all its queues have.
+//! A **unit** is an entry that is submitted, or a visit that is launched as a graph. A unit waits for another if its
+//! entries wait for the other's. The part begins after all earlier work on its own stream. It ends when all its queues
+//! have ended.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,18 +13,19 @@ use super::body::Item;
 use super::data::{Held, NONE, Program};
 use super::order::Order;
 
-/// What the host does next. Queues are numbers of the program's, events are counted from 0.
+/// An action of the host. Queues are numbers of the program's, events are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// What a queue is given from now on waits for the event.
+    /// Later work on the queue waits for the event.
     Wait { queue: u16, event: u32 },
-    /// The entry with that number among the items of a visit is submitted. Outside of all visits there is none of that number.
+    /// The entry with that number among the items of a visit is submitted. Outside of all visits the visit's number is
+    /// `NONE`.
     Submit { visit: u32, item: u32 },
     /// The graph of a visit is launched.
     Launch { visit: u32, graph: u32 },
     /// A visit that is not part of a graph has ended.
     End { visit: u32 },
-    /// The event stands for all that the queue was given so far.
+    /// The event stands for all earlier work on the queue.
     Record { queue: u16, event: u32 },
 }
 
@@ -31,13 +33,13 @@ pub(crate) enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Part {
     All,
-    /// A visit, which may be a graph.
+    /// A visit. It may be a graph.
     Visit(u32),
-    /// What becomes a visit's graph: all but the copies of its inputs.
+    /// A visit's graph: all of the visit but the copies of its inputs.
     Inside(u32),
 }
 
-/// What the host does to run a list.
+/// The actions of the host that run a list.
 pub(crate) struct Schedule {
     pub(crate) actions: Vec<Action>,
     /// The number of events.
@@ -46,7 +48,7 @@ pub(crate) struct Schedule {
 
 #[derive(Clone, Copy)]
 enum Unit {
-    /// All that was submitted before.
+    /// All earlier submissions.
     Start,
     Entry {
         visit: u32,
@@ -68,7 +70,7 @@ struct Builder<'p, R> {
     /// By position, counted from the first of the part: its unit.
     unit_of: Vec<u32>,
     units: Vec<Unit>,
-    /// Waits between units. The queue of a graph is that of its visit.
+    /// Waits between units, with the numbers of units as positions. The queue of a graph is that of its visit.
     order: Order,
     /// By queue: the unit of its last entry.
     last: Vec<Option<u32>>,
@@ -79,7 +81,7 @@ struct Builder<'p, R> {
     required: Vec<u32>,
 }
 
-/// A place in a list.
+/// How far the builder is in the list.
 struct At {
     /// The visit that an [`Item::Inner`] begins.
     next_visit: u32,
@@ -87,8 +89,9 @@ struct At {
 }
 
 impl Schedule {
-    /// What runs a part of a program, in which some visits are launched as graphs of that number. With `poisons`, what is
-    /// submitted at the end of visits is part of the order: a wait for a queue of regions is for all that it was given before.
+    /// The schedule of a part of a program. `graph` gives the number of a visit's graph, if the visit is launched as
+    /// one. With `poisons`, work is also submitted at the end of visits. A wait for a queue of regions then waits for
+    /// all earlier work on the queue, so it includes this work.
     pub(crate) fn of<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
         program: &Program<R>,
         part: Part,
@@ -135,7 +138,7 @@ impl Schedule {
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
-    /// The items of a visit, from that one on.
+    /// Adds units for the items of a visit, from the item number `first` on.
     fn items(&mut self, visit: u32, held: Held, first: u32, at: &mut At, graph: &mut dyn FnMut(usize) -> Option<u32>) {
         let body = &self.program.bodies[held.body as usize];
         for (number, item) in body.items.iter().enumerate().skip(first as usize) {
@@ -152,7 +155,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
         }
     }
 
-    /// The visit that begins there.
+    /// Adds units for the visit that begins at `at`: one if it is launched as a graph.
     fn visit(&mut self, at: &mut At, graph: &mut dyn FnMut(usize) -> Option<u32>) {
         let (number, program) = (at.next_visit, self.program);
         let visit = &program.visits[number as usize];
@@ -187,13 +190,13 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
         (0..used.len()).filter(|queue| used[*queue]).collect()
     }
 
-    /// Adds a unit on `stream` with these positions, whose entries are on these queues.
+    /// Adds a unit on `stream` with the entries at these positions, on these queues.
     fn add(&mut self, unit: Unit, stream: usize, positions: Range<u32>, queues: &[usize]) {
         let number = self.units.len() as u32;
         let Builder { program, required, order, .. } = self;
         let first = program.waits.partition_point(|wait| wait.position < positions.start);
         let waits = program.waits[first..].iter().take_while(|wait| wait.position < positions.end);
-        // What comes before the part is done when it begins.
+        // Entries before the part are done when it begins.
         let on = waits.filter_map(|wait| wait.on.checked_sub(self.positions.start));
         required.extend(on.map(|on| self.unit_of[on as usize]).filter(|on| *on != NONE && *on != number));
         // Entries of a queue run in turn, also those of graphs on other streams.

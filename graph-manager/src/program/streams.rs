@@ -1,4 +1,4 @@
-//! What a recording has to know of streams and events.
+//! The state of streams and events during a recording.
 
 use std::collections::HashMap;
 
@@ -7,33 +7,34 @@ use device::StreamId;
 /// Streams, by number.
 #[derive(Default)]
 pub(super) struct Streams {
-    all: Vec<Stream>,
+    all: Vec<StreamState>,
     points: HashMap<u64, Point>,
     /// Submissions so far.
     pub(super) submitted: u64,
 }
 
-/// What is known of a stream.
+/// The state of a stream.
 #[derive(Default)]
-pub(super) struct Stream {
+pub(super) struct StreamState {
     /// The position after its last entry; 0 without one.
     end: u32,
-    /// By stream: all that it was given before that position is done before what comes here.
+    /// By stream: a position. All its entries before it are done before the next entry here.
     known: Vec<u32>,
-    /// By stream: the count of submissions at the latest event there that something here waits for, directly or through others.
+    /// By stream: the count of submissions at its latest event that an entry here waits for, directly or through
+    /// others.
     forked: Vec<u64>,
-    /// What its next entry waits for, in no join yet.
+    /// Waits of its next entry that are in no join yet.
     pub(super) pending: Vec<Reached>,
     /// The joins by it since its last entry.
     pub(super) unspent: Vec<(StreamId, u32)>,
 }
 
-/// What a stream waits for.
+/// The streams reached by a wait for an event.
 #[derive(Clone)]
 pub(super) struct Reached {
     /// The stream of the event.
     pub(super) from: StreamId,
-    /// Streams, each with the position before which all that it was given is done.
+    /// Streams, each with a position: all its entries before the position are done.
     pub(super) joins: Vec<(StreamId, u32)>,
 }
 
@@ -61,23 +62,23 @@ fn set<T: Copy + Default>(into: &mut Vec<T>, at: StreamId, value: T) {
     into[at] = value;
 }
 
-impl Stream {
-    /// The count of submissions at the latest event of `stream` that something here waits for.
+impl StreamState {
+    /// The count of submissions at the latest event of `stream` that an entry here waits for.
     pub(super) fn forked_from(&self, stream: StreamId) -> u64 {
         self.forked.get(stream.0 as usize).copied().unwrap_or(0)
     }
 }
 
 impl Streams {
-    pub(super) fn of(&mut self, stream: StreamId) -> &mut Stream {
+    pub(super) fn of(&mut self, stream: StreamId) -> &mut StreamState {
         let at = stream.0 as usize;
         if self.all.len() <= at {
-            self.all.resize_with(at + 1, Stream::default);
+            self.all.resize_with(at + 1, StreamState::default);
         }
         &mut self.all[at]
     }
 
-    /// Whether what comes on `stream` waits for all that `base` was given.
+    /// Whether the next entry of `stream` waits for all entries of `base` so far.
     pub(super) fn knows_all(&mut self, stream: StreamId, base: StreamId) -> bool {
         let end = self.of(base).end;
         end == 0 || self.of(stream).known.get(base.0 as usize).is_some_and(|known| *known >= end)
@@ -91,7 +92,7 @@ impl Streams {
         stream.unspent.clear();
     }
 
-    /// An event is recorded where the list has that length.
+    /// Notes an event, recorded at the current length of the list.
     pub(super) fn record(&mut self, stream: StreamId, event: u64, length: u32) {
         self.submitted += 1;
         let (now, mut point) = (self.submitted, self.points.remove(&event).unwrap_or_default());
@@ -113,13 +114,14 @@ impl Streams {
         self.points.contains_key(&event)
     }
 
-    /// A stream waits for an event. Returns what it waits for, unless all of that is known to be done or nothing was recorded.
+    /// Notes that a stream waits for an event. Returns the streams that it now waits for. `None` if their work is
+    /// already known to be done, or if the event was not recorded.
     pub(super) fn wait(&mut self, stream: StreamId, event: u64) -> Option<Reached> {
         self.submitted += 1;
         let point = self.points.remove(&event)?;
         let ends: Vec<u32> = self.all.iter().map(|stream| stream.end).collect();
         let of = self.of(stream);
-        let known = |of: &Stream, at: usize| of.known.get(at).copied().unwrap_or(0);
+        let known = |of: &StreamState, at: usize| of.known.get(at).copied().unwrap_or(0);
         let gains = point.known.iter().enumerate().any(|(at, until)| {
             at != stream.0 as usize && *until > known(of, at) && ends.get(at).is_some_and(|end| *end > known(of, at))
         });

@@ -10,8 +10,8 @@ use super::data::Program;
 use super::list::ListedEntry;
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// The list in words: a heading, and a line for each entry. A region that does what another does on other buffers has one
-    /// line that names the other.
+    /// The list in words: a heading, and a line for each entry. A region that does the same as an earlier one, on other
+    /// buffers, has one line that names the earlier one.
     pub(crate) fn write(&self, mode: &impl Debug, device: &Device, text: &mut String) {
         let (entries, microbatches) =
             (counted(self.operations(), "operation"), counted(self.microbatches, "microbatch"));

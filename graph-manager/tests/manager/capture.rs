@@ -1,4 +1,4 @@
-//! What is captured, how often, and in which memory.
+//! The captured graphs: their regions, their number and their memory.
 
 use std::rc::Rc;
 

@@ -1,5 +1,5 @@
-//! Code that would now make another list than the one that its step runs: it is refused where the code is called again, and
-//! the list is what runs where it is not.
+//! Code that would now make another list than the recorded one. If steps are compared, it is refused. Otherwise the
+//! recorded list runs.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,8 +11,8 @@ use graph_manager::{Error, ManagerOptions, Result};
 use crate::named::{Bench, StepContext, bench, copy, fill};
 use crate::toy::{Mode, Region, WIDTH, toy};
 
-/// What a step says whose captured region runs `code` with the number of the step, counted from 0, in the first step that
-/// fails: its number and the error.
+/// Runs steps with a captured region that calls `code` with the number of the step, counted from 0. Returns the number
+/// and the error of the first step that fails.
 fn first_failure(
     options: &ManagerOptions,
     code: impl Fn(&Bench, &mut StepContext<'_>, usize) -> Result<()>,
@@ -23,7 +23,7 @@ fn first_failure(
     (0..5).find_map(|number| step(number).err().map(|error| (number, error)))
 }
 
-/// What the third step says, which replays, of code that does `then` in it and before that `first`.
+/// The error of the third step, the first replay. The code does `first` in the steps before it, and `then` in it.
 fn refused(
     first: impl Fn(&Bench, &mut StepContext<'_>) -> Result<()>,
     then: impl Fn(&Bench, &mut StepContext<'_>) -> Result<()>,
@@ -43,7 +43,7 @@ fn refused(
 fn a_host_value_that_changed_is_named_with_operation_and_field() {
     let text = refused(|b, cx| cx.run(fill(b.x, 1.0)), |b, cx| cx.run(fill(b.x, 2.0)));
     assert!(text.contains("operation 0, `fill`: `value` was 1.0 when recorded and is now 2.0"), "{text}");
-    // Steps are compared from the first on that has graphs.
+    // Steps are compared from the first step with graphs on.
     for warmup_steps in [1, 3] {
         let options = ManagerOptions { warmup_steps, ..ManagerOptions::default() };
         let (number, error) =
@@ -252,7 +252,7 @@ fn code_that_fails_or_allocates_where_it_is_called_again_runs_nothing_and_the_ne
     assert_eq!(bench.value(bench.x), 3.0);
 }
 
-/// Adds nothing, and is refused where it is submitted while `refused` says so.
+/// An operation without an effect. It is refused when it is submitted while `refused` is set.
 #[derive(Debug)]
 struct Refused {
     refused: Rc<Cell<bool>>,

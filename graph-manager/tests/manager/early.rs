@@ -79,7 +79,7 @@ fn code_that_no_longer_calls_an_operation_early_makes_another_list() {
 fn a_verification_does_early_operations_again_and_finds_one_that_steps_with_graphs_miss() {
     let bench = bench();
     let how = Verification::default();
-    // Done again it leaves what is there.
+    // Done again, it changes nothing.
     let sound = &mut |cx: &mut StepContext<'_>| {
         cx.region("work", (), |cx, ()| {
             cx.run_early(fill(bench.x, 3.0))?;

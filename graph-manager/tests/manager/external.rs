@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Runs one of its programs, which checks itself, and finds the end of the line that it prints.
+/// Runs one of its programs, and finds the end of the line that it prints. The program checks itself.
 fn prints(program: &str, ending: &str) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let external = own.join("tests/external");

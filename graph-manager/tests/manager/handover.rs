@@ -1,4 +1,4 @@
-//! What one region leaves for another: operations that a pass puts there.
+//! Operations that a pass moves from one region to another.
 
 use device::DType;
 use device::ops::{Add, Copy};

@@ -1,4 +1,4 @@
-//! What a step has the host do each time that it runs.
+//! Host calls: code that the host runs in each step.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ fn first(stream: &Stream, tensor: Tensor) -> Result<f32> {
     Ok(stream.read::<f32>(&tensor)?.wait()?[0])
 }
 
-/// Counts in a graph. The host looks at the count, and writes ten times as much, which another graph adds.
+/// Counts in a graph. The host looks at the count, and writes ten times as much. Another graph adds that.
 fn step(bench: &Bench, cx: &mut StepContext<'_>, seen: &Log<f32>) -> Result<()> {
     let (x, y, z) = (bench.x, bench.y, bench.z);
     cx.region("count", (), |cx, ()| cx.run(bench.count()))?;
@@ -238,7 +238,7 @@ fn a_step_with_host_calls_is_compared_and_verified_like_another() {
         manager.step("step", 1, &mut |cx| step(&bench, cx, &seen)).unwrap();
         assert_eq!(bench.value(bench.z), 11.0 * number as f32);
     }
-    // Each verification called it twice, with what the next step calls it with.
+    // Each verification called it twice, with the same value as the next step.
     assert_eq!(*seen.borrow(), [1.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0]);
     // A call that names other tensors is another.
     let other = &mut |cx: &mut StepContext<'_>| {

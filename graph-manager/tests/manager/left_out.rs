@@ -55,7 +55,7 @@ impl Bench {
     }
 }
 
-/// What the first step of a manager says that captures one region with this code.
+/// The error of a manager's first step with one captured region that runs this code.
 fn refused(bench: &Bench, code: impl Fn(&mut StepContext<'_, All>) -> Result<()>) -> (String, &'static str, String) {
     let mut manager = bench.manager(true);
     let before = bench.values();
@@ -178,7 +178,7 @@ fn eager_regions_may_use_any_stream() {
         manager.step("step", 1, work).unwrap();
         assert_eq!(bench.values(), [(1 + step) as f32, 1.0]);
     }
-    // Next to captured ones, which wait for what they read.
+    // Next to captured regions: these wait for the data that they read.
     let toy = toy();
     let other = toy.device.stream("other");
     let mut manager = toy.manager(ManagerOptions::default());

@@ -1,4 +1,5 @@
-//! The order of a step's list: it keeps what must be kept, says nothing twice, and is not what the checker goes by.
+//! The order of a step's list: it has all waits that are needed and no wait that follows from others, and the checker
+//! does not rely on it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -47,7 +48,7 @@ impl Bench {
         CudaGraphManager::new(self.compute.clone(), options, CaptureAll::default()).unwrap()
     }
 
-    /// A random sum of places, whose bytes may overlap with those of others in part.
+    /// A random sum of places. Their bytes may overlap with those of other sums in part.
     fn sum(&self, numbers: &mut Numbers) -> Op {
         let flat = self.all.reshape([PLACES * EACH]);
         let starts = |numbers: &mut Numbers| 2 * numbers.below((PLACES - 1) * EACH / 2);
@@ -62,7 +63,7 @@ impl Bench {
         Add { a, b, output: flat.view(output, [EACH]) }.into()
     }
 
-    /// Random work in random regions, some of which repeat each other; returns the operations with their streams.
+    /// Random work in random regions; some regions do the same as others. Returns the operations with their streams.
     fn record(&self, manager: &mut CudaGraphManager<CaptureAll<u32>>, seed: u64) -> Vec<(StreamId, Op)> {
         let mut submitted = Vec::new();
         let body = &mut |cx: &mut graph_manager::StepContext<'_, CaptureAll<u32>>| {
@@ -211,7 +212,7 @@ fn the_checker_finds_a_missing_event_though_the_list_has_the_order() {
     let error = submit(false).unwrap_err();
     assert!(matches!(error, device::Error::Check(CheckError::Race { .. })), "{error}");
     bench.device.synchronize().unwrap();
-    // The manager submits what its list says.
+    // The manager submits its list with all waits.
     for _ in 0..3 {
         bench.device.upload(&bench.all, &[1.0; PLACES * EACH]).unwrap();
         manager.step("step", 1, forgets).unwrap();

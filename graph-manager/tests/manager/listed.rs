@@ -1,4 +1,4 @@
-//! What a recorded step looks like as a list.
+//! The printed list of a recorded step.
 
 use device::ops::{Add, Fill};
 use device::{DType, Device, HostOptions};

@@ -84,7 +84,7 @@ fn code_that_fails_while_it_is_recorded_leaves_the_manager_ready_for_the_next_st
     assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![1.0; WIDTH]);
 }
 
-/// What a recording of a step with one microbatch says to `body`.
+/// The error of recording a step of one microbatch with the code `body`.
 fn refused(body: impl Fn(&mut StepContext<'_>) -> Result<()>) -> String {
     let toy = toy_with(ToyPolicy { splits_backward: true, ..ToyPolicy::default() });
     let mut manager = toy.manager(ManagerOptions::default());

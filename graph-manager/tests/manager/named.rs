@@ -6,7 +6,7 @@ use graph_manager::{CudaGraphManager, ManagerOptions, Policy};
 
 use crate::toy::checked_device;
 
-/// Regions whose name begins with `eager` become no graphs.
+/// Regions with names that begin with `eager` become no graphs.
 pub struct Named;
 
 impl Policy for Named {

@@ -1,4 +1,4 @@
-//! What one device made is refused by another, with an error that says so.
+//! A device refuses tensors, events and graphs of another, with an error that says so.
 
 use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, Error, HostOptions, Tensor};

@@ -1,4 +1,4 @@
-//! What a step returns: what its code returned, with tensors at their addresses in the step.
+//! The result of a step: the result of its code, with tensors at their addresses in the step.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ use graph_manager::{Error, ManagerOptions, Mempool, Result};
 use crate::named::{Bench, StepContext, bench, copy, fill};
 use crate::toy::{Mode, Region, toy};
 
-/// Counts, and returns the count, a buffer of the step that is used early, and nothing where nothing is.
+/// Counts. Returns the count, a buffer with its last use early in the step, and `None`.
 fn step(bench: &Bench, cx: &mut StepContext<'_>) -> Result<(Tensor, Vec<Tensor>, Option<Tensor>)> {
     let twice = cx.region("count", (), |cx, ()| {
         let twice = cx.tensor("twice", [4], DType::F32)?;
@@ -150,7 +150,7 @@ fn a_buffer_that_one_number_of_microbatches_returns_and_the_planned_one_does_not
                         cx.run(copy(grads[0], grads[1]))
                     })?;
                 }
-                // The first is in slot 0 where it is alone, and in slot 1 where it is not.
+                // The first microbatch is in slot 0 if it is alone, else in slot 1.
                 Ok(made[0])
             })
         };

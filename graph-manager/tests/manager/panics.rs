@@ -1,4 +1,4 @@
-//! A panic in the code of a step, which the caller catches: the next step works as if there had been none.
+//! A caller catches a panic in the code of a step: the next step works as if there had been none.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ struct Bench {
     total: Tensor,
     /// How often the code of the region ran.
     runs: Cell<usize>,
-    /// In which of them it panics.
+    /// The number of the run that panics.
     panics: Cell<Option<usize>>,
     _areas: Vec<Area>,
 }

@@ -1,4 +1,4 @@
-//! Passes: operations on other queues, at other places, and in later regions; and what a pass must not do.
+//! Passes: operations on other queues, at other places, and in later regions; and mistakes of passes that are refused.
 
 use std::rc::Rc;
 
@@ -25,7 +25,8 @@ fn set(cx: &mut StepContext<'_>, pass: impl FnMut(&mut Piece<Region>) + 'static)
     cx.set_passes(vec![Box::new(Of(pass))]);
 }
 
-/// Has what writes the first sum run on a queue, which regions wait for at the end if `waits` says so.
+/// Puts operations that write the first sum on a queue. A region waits for it at its end if `waits` is true for the
+/// region.
 fn sums_aside(toy: &Toy, cx: &mut StepContext<'_>, waits: fn(Region) -> bool) {
     let (queue, sum) = (SideStream::background(&toy.device, "sums"), toy.sum());
     set(cx, move |piece| {
@@ -86,7 +87,7 @@ fn what_writes_what_a_queue_reads_waits_for_it() {
     }
 }
 
-/// Two forwards whose sums go on past their ends, then a backward.
+/// Two forwards, with sums that go on past their ends, then a backward.
 fn outliving(toy: &Toy, cx: &mut StepContext<'_>) -> Result<()> {
     sums_aside(toy, cx, |region| matches!(region, Region::Backward { .. }));
     cx.region(Region::Step, (), |cx, ()| {
@@ -161,7 +162,7 @@ fn three(toy: &Toy, cx: &mut StepContext<'_>) -> Result<()> {
     cx.region(forward(1, 0), (), |cx, ()| cx.run(Fill { output: toy.sums.at(1), value: 7.0 }))
 }
 
-/// The first region of a step, in which a pass finds the operations of [`three`].
+/// Whether a piece is of the first region of [`three`].
 fn is_first(piece: &Piece<Region>) -> bool {
     piece.region() == forward(0, 0)
 }
@@ -212,7 +213,7 @@ fn an_operation_must_not_be_kept_past_one_that_it_meets() {
             false => piece.entries.append(&mut kept.borrow_mut()),
         }
     };
-    // The second region writes what the copy reads, and the copy writes what the second region does.
+    // The copy and the second region write the same bytes.
     let error = recorded(keep(1)).unwrap_err().to_string();
     let expected = "forward of layer 1, microbatch 0: the pass `test` has put `fill` before `copy`";
     assert!(error.contains(expected), "{error}");

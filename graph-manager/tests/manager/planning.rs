@@ -1,4 +1,4 @@
-//! Where the buffers of a step lie.
+//! The places of a step's buffers.
 
 use std::cmp::Reverse;
 
@@ -47,7 +47,7 @@ fn planned(buffers: &[Buffer]) -> (Vec<usize>, usize) {
     step.unwrap();
     let [area] = &manager.memory()[..] else { panic!("{:?}", manager.memory()) };
     assert_eq!(area.area, "step");
-    // The report has buffers in the order in which regions take them.
+    // The report lists buffers in the order of their taking.
     let taken = (0..regions).flat_map(|region| (0..buffers.len()).filter(move |at| buffers[*at].first == region));
     let mut offsets = vec![0; buffers.len()];
     taken.zip(&manager.report().steps[0].buffers).for_each(|(at, planned)| offsets[at] = planned.offset);

@@ -1,4 +1,4 @@
-//! The order of queues where graphs and eager regions take turns: waits come from the list, whatever the code joins.
+//! The order of queues if graphs and eager regions take turns: waits come from the list, whatever the code joins.
 
 use device::DType;
 use device::ops::Add;
@@ -86,7 +86,7 @@ fn the_next_step_begins_after_all_queues_of_a_step_have_ended() {
         for number in 0..6 {
             bench.device.shuffle_replays(Some(number));
             manager.step("step", 1, &mut step).unwrap();
-            // What follows a step is in its stream's order, too. Without that the checker would find a race.
+            // Work after a step is also in its stream's order. Otherwise the checker would find a race.
             bench.compute.submit(copy(bench.x, bench.y)).unwrap();
             bench.compute.submit(fill(bench.z, -1.0)).unwrap();
             assert_eq!(bench.value(bench.y), number as f32 + 1.0);

@@ -1,4 +1,5 @@
-//! A step that is run before the first real one, without what waits for other ranks and what must not be done twice.
+//! A rehearsal: a step before the first real one, without transfers that wait for other ranks and without work that
+//! must not be done twice.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -68,7 +69,8 @@ fn a_rehearsal_exchanges_nothing_with_other_stages_and_leaves_regions_out_with_t
         let counts = || (ranks.exchanges.get(), ranks.sums.get(), bench.value(bench.x));
         let body = &mut |cx: &mut StepContext<'_>| step(&bench, &ranks, cx);
         manager.rehearse("step", 1, body, |region| leaves_out && region == "update").unwrap();
-        // Where a captured region has others inside, nothing is captured. One that sends would lack its send.
+        // If a captured region has others inside, nothing is captured. A graph of a region that sends would lack its
+        // send.
         let (runs, captured) = if leaves_out { (2, &["sum"][..]) } else { (1, &[][..]) };
         assert_eq!(counts(), (0, runs, if leaves_out { 0.0 } else { 1.0 }));
         let names = |manager: &Manager| manager.report().graphs.into_iter().map(|graph| graph.name).collect::<Vec<_>>();

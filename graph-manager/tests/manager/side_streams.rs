@@ -213,9 +213,8 @@ fn a_buffer_of_a_side_stream_lives_from_the_fork() {
     }
 }
 
-/// Bytes of a step in which a stream works next to the compute stream, and another one may wait for it. Three buffers
-/// that several regions use follow each other: on the compute stream, on the side stream, and on the compute stream
-/// again.
+/// Bytes of a step with a stream next to the compute stream. A third stream may wait for it. Three buffers that several
+/// regions use follow each other: on the compute stream, on the side stream, and on the compute stream again.
 fn bytes_with(known: Known) -> usize {
     let toy = toy();
     let (one, two) = (toy.device.stream("one"), toy.device.stream("two"));

@@ -1,4 +1,4 @@
-//! A toy model whose sums show any misplaced byte, and its regions.
+//! A toy model and its regions. Its sums show any misplaced byte.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
@@ -91,7 +91,7 @@ impl Policy for ToyPolicy {
     }
 }
 
-/// Keeps what backwards leave outside of the step's buffers for the regions of weight gradients.
+/// Keeps operations of backwards that write outside of the step's buffers, for the regions of weight gradients.
 #[derive(Default)]
 pub struct LaterSums(HashMap<(usize, usize), Vec<PieceEntry>>);
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
-use device::ops::{AdamW, Add, Control, Fill, Poison, Status};
+use device::ops::{Add, Control, Fill, Poison, Rule, Status, Update};
 use device::{DType, Device, HostOptions, Tensor};
 use graph_manager::{CaptureAll, CudaGraphManager, Error, ManagerOptions, Mempool, Result, StepContext};
 
@@ -26,7 +26,7 @@ fn checked() -> ManagerOptions {
     ManagerOptions { check_replays: true, ..ManagerOptions::default() }
 }
 
-/// What the third of three steps says, whose captured region runs `body` with the number of the step.
+/// The result of the third of three steps. Their captured region runs `body` with the number of the step.
 fn third_step(
     body: impl Fn(&mut StepContext<'_, CaptureAll<&'static str>>, Tensor, usize) -> Result<()>,
 ) -> Result<()> {
@@ -108,7 +108,8 @@ fn an_update_without_clip_scale_before_it_is_refused_while_it_is_recorded() {
     let mut areas = Vec::new();
     let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8).unwrap();
     let status = device.allocate_tensor(&mut areas, "status", [size_of::<Status>()], DType::U8).unwrap();
-    let update = AdamW { tensors: Default::default(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status };
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let update = Update { rule, tensors: Default::default(), control, status };
     let error = manager.step("step", 1, &mut |cx| cx.region("update", (), |cx, ()| cx.run(update.clone())));
     let text = error.unwrap_err().to_string();
     assert!(text.contains("update: adamw: no clip_scale comes before it"), "{text}");

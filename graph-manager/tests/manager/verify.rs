@@ -86,7 +86,7 @@ fn small() -> Small {
 }
 
 impl Small {
-    /// What is found after so many steps.
+    /// The result of a verification after so many steps.
     fn verified_after(
         &mut self,
         steps: usize,

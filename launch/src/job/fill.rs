@@ -1,6 +1,6 @@
 //! Text of templates and shells.
 
-/// A template with its `{names}` replaced. What replaces them is not looked at again, so it may hold braces.
+/// A template with its `{names}` replaced. The replacing text is not searched again, so it may hold braces.
 pub(super) fn fill(template: &str, values: &[(&str, &str)]) -> String {
     let (mut text, mut rest) = (String::new(), template);
     while let Some((before, from)) = rest.split_once('{') {

@@ -39,8 +39,8 @@ impl Job {
         self.script(include_str!("../../templates/hosts.sh"), &starter, &self.trainer, setup, &[])
     }
 
-    /// A manifest for Kubernetes with Kubeflow's MPI operator. All containers run `image`, and mount the storage of `claim` at
-    /// `mount`, which is the folder that the run starts in.
+    /// A manifest for Kubernetes with Kubeflow's MPI operator. All containers run `image`, and mount the storage of
+    /// `claim` at `mount`. The run starts in this folder.
     pub fn kubernetes(&self, image: &str, claim: &str, mount: &str) -> String {
         let ranks = self.ranks().to_string();
         let starter = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", &ranks].map(String::from);

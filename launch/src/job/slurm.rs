@@ -6,7 +6,7 @@ use super::{Job, exported};
 /// The program that starts the ranks of a Slurm job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// Open MPI's mpirun, which gets the nodes from Slurm.
+    /// Open MPI's mpirun. It gets the nodes from Slurm.
     Mpirun,
     /// srun. Slurm and Open MPI must have PMIx.
     Srun,
@@ -23,7 +23,7 @@ pub struct Slurm {
     pub account: Option<String>,
     /// The quality of service. `None` for the account's default.
     pub qos: Option<String>,
-    /// The number of CPUs of each rank. `None` for the cluster's default, which is often one.
+    /// The number of CPUs of each rank. `None` for the cluster's default, often one.
     pub cpus_per_task: Option<usize>,
     /// Whether no other job may use the nodes.
     pub exclusive: bool,
@@ -33,14 +33,14 @@ pub struct Slurm {
     pub setup: Vec<String>,
     /// The program that starts the ranks.
     pub starter: Starter,
-    /// What the ranks run in. `None` for the node itself.
+    /// The container that the ranks run in. `None` for the node itself.
     pub container: Option<Container>,
 }
 
 /// The container of each rank. It sees the folder that the job starts in.
 #[derive(Clone, Debug)]
 pub struct Container {
-    /// Who makes it.
+    /// The runtime that makes it.
     pub runtime: ContainerRuntime,
     /// The image, in the runtime's own form. It contains the trainer and an Open MPI that fits the starter's.
     pub image: String,
@@ -48,12 +48,12 @@ pub struct Container {
     pub folders: Vec<String>,
 }
 
-/// What makes containers.
+/// A container runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerRuntime {
     /// NVIDIA's plug-in for srun.
     Pyxis,
-    /// Apptainer, whose command starts in the place of the trainer.
+    /// Apptainer. Its command starts in the place of the trainer.
     Apptainer,
 }
 

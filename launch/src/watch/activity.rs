@@ -1,11 +1,11 @@
-//! What a rank's host is doing, as the watch reports it.
+//! The activity of a rank's host, as the watch reports it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// What the thread that owns the device is doing.
+/// The activity of the thread that owns the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Doing {
     /// Set-up, and the steps that warm up and capture.
@@ -63,7 +63,7 @@ impl std::fmt::Display for Doing {
     }
 }
 
-/// What the host is doing, shared between the run and the heartbeat thread. An update costs one store.
+/// The current activity of the host, shared between the run and the heartbeat thread. An update costs one store.
 #[derive(Clone, Debug, Default)]
 pub struct Activity {
     /// The number of changes, and in the lowest byte the index in [`ALL`].
@@ -71,7 +71,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Records what the host is doing from now on. Only one thread calls it.
+    /// Records the activity of the host from now on. Only one thread calls it.
     pub fn set(&self, doing: Doing) {
         let changes = (self.state.load(Ordering::Relaxed) >> 8) + 1;
         self.state.store(changes << 8 | doing as u64, Ordering::Relaxed);
@@ -80,6 +80,13 @@ impl Activity {
     /// Records progress in the current activity. Any thread may call it.
     pub fn advance(&self) {
         self.state.fetch_add(1 << 8, Ordering::Relaxed);
+    }
+
+    /// Records progress of another thread, if the host is `doing` just this: if it does something else, it may hang there.
+    pub fn advance_while(&self, doing: Doing) {
+        if self.now() == doing {
+            self.advance();
+        }
     }
 
     /// Runs `work` as `doing`, and restores the previous activity afterwards.
@@ -118,5 +125,9 @@ mod tests {
         assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 11));
         activity.advance();
         assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 12));
+        activity.advance_while(Doing::Writes);
+        assert_eq!(activity.changes(), 12, "the host does something else");
+        activity.advance_while(Doing::Ends);
+        assert_eq!(activity.changes(), 13);
     }
 }

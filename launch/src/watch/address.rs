@@ -1,4 +1,4 @@
-//! Where the monitor listens, and how ranks reach it.
+//! The addresses of the monitor, and how ranks reach it.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl From<std::io::Error> for WatchError {
     }
 }
 
-/// What rank 0 sends to all ranks.
+/// The message of rank 0 to all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Announced {
     /// Proves that a connection belongs to this run.
@@ -86,9 +86,9 @@ fn bind(wanted: &str) -> Result<(TcpListener, u16), WatchError> {
     Ok((listener, port))
 }
 
-/// Listens at the addresses by which other nodes may reach this one: those that its name has here, and the `outward` one.
-/// A node without any is known to others by its name alone. Which address that is cannot be known here, so then the
-/// monitor listens on all.
+/// Listens at the addresses by which other nodes may reach this one: those that its name has here, and the `outward`
+/// one. A node without any is known to others by its name alone. Its address for others cannot be known here, so then
+/// the monitor listens on all.
 fn listen_outside(host: &str, outward: Option<IpAddr>) -> Result<(Vec<TcpListener>, Vec<String>), WatchError> {
     // An address of the name may be one of a gateway, and not of this node.
     let bound: Vec<_> = reachable(host, outward).iter().filter_map(|ip| bind(&format!("{ip}:0")).ok()).collect();
@@ -126,8 +126,8 @@ fn reachable(host: &str, outward: Option<IpAddr>) -> Vec<IpAddr> {
     all
 }
 
-/// This node's address on its default route, for nodes whose name others cannot resolve. Nothing is sent: a connected
-/// datagram socket knows its own address.
+/// This node's address on its default route, for nodes with a name that others cannot resolve. Nothing is sent: a
+/// connected datagram socket knows its own address.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?; // an address reserved for documentation

@@ -1,10 +1,10 @@
-//! Which rank is at fault: a pure function of the ranks' reports and of the times without one.
+//! The decision on the rank at fault: a pure function of the ranks' reports and of the times without one.
 
 use std::time::Duration;
 
 use super::message::{Beat, Fault};
 
-/// What the monitor knows about a rank.
+/// The monitor's knowledge about a rank.
 #[derive(Clone, Debug, Default)]
 pub struct RankStatus {
     /// The name of its host, once it has connected.
@@ -28,7 +28,7 @@ pub struct RankStatus {
 pub struct Limits {
     /// In a step.
     pub step: Duration,
-    /// During set-up and while files are written, where minutes are normal.
+    /// During set-up and while files are written: minutes are normal then.
     pub setup: Duration,
 }
 
@@ -37,11 +37,11 @@ pub struct Limits {
 pub struct Cause {
     /// The rank at fault.
     pub rank: usize,
-    /// What is wrong with it.
+    /// Its fault.
     pub problem: Problem,
 }
 
-/// What is wrong with a rank.
+/// The fault of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Problem {
     /// It reported an error.
@@ -63,7 +63,7 @@ impl Problem {
         let on_its_way = Duration::from_millis(150);
         match self {
             Problem::Failed(fault) if !fault.follows => Duration::ZERO,
-            // Reports are up to a heartbeat old. A rank whose report is older than the others' may seem to be behind them
+            // Reports are up to a heartbeat old. A rank with an older report than the others may seem to be behind them
             // although it is not.
             Problem::Hangs(_) => 2 * heartbeat + on_its_way,
             _ => on_its_way,
@@ -188,7 +188,7 @@ impl Cause {
     }
 }
 
-/// What a rank was doing according to its last report.
+/// The activity of a rank according to its last report.
 fn last_report(row: &RankStatus) -> String {
     let mut parts = vec![format!("host {}", row.host.as_deref().unwrap_or("unknown"))];
     if let Some(beat) = &row.beat {

@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// By how much the rank at fault exits before the others, so that its exit code is the one that the launcher sees.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
-/// What the thread reports.
+/// The source of the thread's reports.
 #[derive(Default)]
 pub(super) struct Reported {
     pub(super) progress: Progress,
@@ -143,8 +143,8 @@ impl Heartbeat {
         end_process(PEER_FAILED)
     }
 
-    /// Ends the process, because rank 0 exited without a verdict or is silent. Every remaining rank prints a line: none knows
-    /// which others remain, and a single speaker could be dead too, for example if rank 0's node is down.
+    /// Ends the process, because rank 0 exited without a verdict or is silent. Every remaining rank prints a line: none
+    /// knows the other remaining ranks, and a single speaker could be dead too, for example if rank 0's node is down.
     fn end_without_monitor(&self, closed: bool) -> ! {
         if !closed {
             // If rank 0 continues after all, it must not report this rank as the first that failed.
@@ -163,8 +163,8 @@ impl Heartbeat {
     }
 }
 
-/// The time since `since`, at most a second: time in which this process was stopped, or its machine was asleep, does not
-/// count.
+/// The time since `since`, at most a second: time does not count while this process is stopped or its machine is
+/// asleep.
 fn a_second_at_most(since: Instant) -> Duration {
     since.elapsed().min(Duration::from_secs(1))
 }

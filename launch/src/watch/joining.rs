@@ -11,7 +11,7 @@ use crate::RankEnv;
 /// line, and the launcher ends the others.
 const PRECEDENCE: Duration = Duration::from_secs(5);
 
-/// The name of the thread that waits. Who looks from outside sees by it that a rank waits for the others.
+/// The name of the thread that waits. Other processes see by it that a rank waits for the others.
 pub(crate) const THREAD: &str = "joining";
 
 /// The wait for the other ranks. Dropping it ends the wait.

@@ -63,7 +63,7 @@ pub enum Message {
 /// A rank's progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Beat {
-    /// What its host is doing.
+    /// The activity of its host.
     pub doing: Doing,
     /// Milliseconds without progress on the host or the device.
     pub quiet_ms: u64,
@@ -95,7 +95,7 @@ pub struct TransferCount {
 pub struct Fault {
     /// The exit code for it.
     pub code: i32,
-    /// What went wrong.
+    /// The fault, in words.
     pub error: String,
     /// Another rank's fault may have caused it.
     pub follows: bool,
@@ -141,7 +141,7 @@ impl Sender {
     /// A sender on a connection that nobody else writes to.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// Errors of the operating system.
     pub fn new(stream: TcpStream) -> std::io::Result<Sender> {
         stream.set_write_timeout(Some(WRITING))?;
         stream.set_nodelay(true)?;
@@ -151,7 +151,7 @@ impl Sender {
     /// Writes one message.
     ///
     /// # Errors
-    /// What the operating system said. If a part of the line was written, the connection is closed.
+    /// Errors of the operating system. If a part of the line was written, the connection is closed.
     pub fn send<T: Serialize>(&mut self, message: &T) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
@@ -183,7 +183,7 @@ impl Sender {
 /// Reads lines as they arrive.
 pub struct Receiver {
     stream: TcpStream,
-    /// The beginning of a line whose rest has not arrived. It has no line end.
+    /// The beginning of a line before its rest has arrived. It has no line end.
     rest: Vec<u8>,
     /// The most bytes that `rest` may hold.
     longest: usize,
@@ -203,7 +203,7 @@ impl Receiver {
     /// The other side has proved that it belongs to this run. Returns a sender to it.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// Errors of the operating system.
     pub fn trust(&mut self) -> std::io::Result<Sender> {
         self.longest = LONGEST;
         Sender::new(self.stream.try_clone()?)

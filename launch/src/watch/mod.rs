@@ -1,9 +1,9 @@
 //! A fault of one rank ends all ranks, within seconds, and with one line that names the rank and the cause.
 //!
 //! On every rank a thread reports the rank's progress over TCP to a **monitor** on rank 0 ([`heartbeat`]). The monitor
-//! ([`monitor`]) decides which rank is at fault ([`decide`]): one that reports an error, one whose connection breaks, one
-//! that sends no heartbeats, or one that makes no progress while others wait for it. It prints the line and informs all
-//! ranks. Each rank then exits without tearing anything down, because that could wait forever. Until all ranks are
+//! ([`monitor`]) decides on the rank at fault ([`decide`]): one that reports an error, one with a broken connection,
+//! one that sends no heartbeats, or one that makes no progress while others wait for it. It prints the line and informs
+//! all ranks. Each rank then exits without tearing anything down, because that could wait forever. Until all ranks are
 //! connected, a time limit applies ([`joining`]).
 
 pub mod activity;
@@ -81,17 +81,17 @@ impl Watch {
         Ok(Some(Watch { rank, ranks, reported, sender, monitor, timeout }))
     }
 
-    /// Where the device records its progress.
+    /// The place for the device's record of its progress.
     pub fn progress(&self) -> Progress {
         self.reported.progress.clone()
     }
 
-    /// Where the run records what this rank's host does.
+    /// The place for the run's record of this rank's host activity.
     pub fn activity(&self) -> Activity {
         self.reported.activity.clone()
     }
 
-    /// Runs `wait`, in which all ranks wait for each other outside of the device.
+    /// Runs `wait`: in it all ranks wait for each other outside of the device.
     pub fn waiting<T>(&self, name: &str, wait: impl FnOnce() -> T) -> T {
         let order = Order { communicator: "world".into(), ranks: (0..self.ranks).collect(), between: None };
         self.reported.progress.begin(name, order);
@@ -136,8 +136,8 @@ impl Watch {
 /// The longest time for the monitor to answer with a verdict.
 const VERDICT: Duration = Duration::from_secs(5);
 
-/// Writes a last line to the run's logs and, if `printed`, to standard error. Waits a short time only: the file or terminal
-/// may be what hangs.
+/// Writes a last line to the run's logs and, if `printed`, to standard error. Waits a short time only: the hang may be
+/// that of the file or the terminal.
 pub fn last_words(line: &str, printed: bool) {
     let (done, wait) = channel();
     let words = [printed.then_some(warn as fn(&str)), Some(|line| tracing::error!(target: PRINTED, "{line}"))];

@@ -98,7 +98,7 @@ impl Monitor {
         let (mut suspicion, mut silent) = (Suspicion::default(), Duration::ZERO);
         while !self.statuses.iter().all(|row| row.left) {
             std::thread::sleep(POLL);
-            // Time in which this process was stopped, or its machine was asleep, does not count against the ranks.
+            // Time does not count against the ranks if this process was stopped in it, or its machine was asleep.
             let passed = last.elapsed().min(Duration::from_secs(1));
             last = Instant::now();
             self.accept(passed);

@@ -1,5 +1,5 @@
-//! A file with the state of all ranks, for those who look at a run from outside. A thread of its own writes it, for a disk may
-//! hang and the monitor must not.
+//! A file with the state of all ranks, for people and programs outside of the run. A thread of its own writes it,
+//! because a disk may hang and the monitor must not.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -21,7 +21,7 @@ pub struct RankRow {
     pub host: Option<String>,
     /// How it is.
     pub state: RankState,
-    /// What its host is doing.
+    /// The activity of its host.
     pub doing: Option<String>,
     /// The step under way on its device.
     pub step: Option<u64>,
@@ -104,7 +104,7 @@ impl RanksFile {
     }
 }
 
-/// Writes under another name first: who reads it sees the old state or the new one.
+/// Writes under another name first, so a reader sees the old state or the new one.
 fn write(path: &Path, rows: &[RankRow]) -> std::io::Result<()> {
     let temporary = path.with_extension("json.tmp");
     write_file(&temporary, serde_json::to_vec(rows)?)?;

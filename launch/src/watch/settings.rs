@@ -12,9 +12,9 @@ pub struct WatchSettings {
     pub timeout: Duration,
     /// The limit for progress at the start, in warm-up, and while files are written. At least `timeout`.
     pub setup_timeout: Duration,
-    /// Where the monitor listens: `host` or `host:port`. `None` finds an address.
+    /// The address for the monitor to listen at: `host` or `host:port`. `None` finds an address.
     pub address: Option<String>,
-    /// The file that rank 0 keeps the state of all ranks in, for those who look from outside.
+    /// The file in which rank 0 keeps the state of all ranks, for people and programs outside of the run.
     pub file: Option<PathBuf>,
 }
 

@@ -20,8 +20,8 @@ use crate::host_memory;
 /// Every sum over the group has one order, whatever the collective and the length. So ranks that divide a sum get the
 /// bits of ranks that each have all of it. With `MPI_SUM`, Open MPI chooses among algorithms by collective, length and
 /// number of ranks, and these sum in different orders. Two things prevent that. A sum is an operation of our own,
-/// declared not commutative, which Open MPI and MPICH always add up along the same tree of ranks. And a reduce-scatter is
-/// an all-reduce of which each rank takes its part; Open MPI's own moves as many bytes.
+/// declared not commutative: Open MPI and MPICH always add up such an operation along the same tree of ranks. And a
+/// reduce-scatter is an all-reduce, and each rank takes its part of the result; Open MPI's own moves as many bytes.
 pub(crate) struct MpiCommunicator {
     name: String,
     group: SimpleCommunicator,
@@ -42,7 +42,7 @@ impl MpiCommunicator {
     ) -> MpiCommunicator {
         // SAFETY: the communicator is valid and MPI is initialised. From now on errors are return codes, and end no rank.
         unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
-        // SAFETY: `add` does what MPI asks of such a function, and only f32 is ever summed.
+        // SAFETY: `add` has the type and the effect that MPI requires of such a function, and only f32 is ever summed.
         let sum = unsafe { UnsafeUserOperation::associative(add) };
         MpiCommunicator { name: name.into(), group, sum, max: SystemOperation::max(), members, _universe: universe }
     }
@@ -55,7 +55,7 @@ unsafe extern "C" fn add(from: *mut c_void, into: *mut c_void, length: *mut c_in
     if length <= 0 {
         return; // the addresses of no elements may be null
     }
-    // SAFETY: MPI passes two arrays of as many f32, which do not overlap.
+    // SAFETY: MPI passes two arrays of as many f32, and they do not overlap.
     let (from, into) = unsafe {
         let length = length as usize;
         (
@@ -67,8 +67,8 @@ unsafe extern "C" fn add(from: *mut c_void, into: *mut c_void, length: *mut c_in
 }
 
 impl Drop for MpiCommunicator {
-    /// Waits for the other ranks, as NCCL does and MPI does not. So a run whose ranks drop their communicators in different
-    /// orders hangs on any machine, and not on GPUs only.
+    /// Waits for the other ranks, as NCCL does and MPI does not. So if ranks drop their communicators in different
+    /// orders, the run hangs on any machine, not on GPUs only.
     fn drop(&mut self) {
         if self.group.size() > 1 && !std::thread::panicking() {
             self.group.barrier();
@@ -109,7 +109,7 @@ impl Communicator for MpiCommunicator {
         let receives = matches!(kind, CollectiveKind::Receive { .. });
         let mut sent = if receives { Vec::new() } else { host_memory::read(input) };
         let from = sent.as_mut_ptr();
-        // Where the output's first element is in what MPI delivers.
+        // The index of the output's first element in the data that MPI delivers.
         let (delivered, first) = match kind {
             CollectiveKind::ReduceScatterSum => (input.elements(), self.rank() * output.elements()),
             _ => (output.elements(), 0),
@@ -159,8 +159,8 @@ struct MpiRequest {
     request: ffi::MPI_Request,
     /// Send buffer. MPI reads from it until the request is done.
     sent: Vec<f32>,
-    /// Receive buffer where the output is not f32, or is a part of what MPI delivers. Written into the output when the
-    /// request is done.
+    /// Receive buffer, if the output is not f32 or is only a part of the data that MPI delivers. Written into the
+    /// output when the request is done.
     received: Vec<f32>,
     /// The first element of `received` that belongs to the output.
     first: usize,
@@ -184,8 +184,8 @@ impl Request for MpiRequest {
 }
 
 impl Drop for MpiRequest {
-    /// Leaks the buffers of a request that failed or that nobody waited for: MPI may still use them, and waiting here could
-    /// take forever.
+    /// Leaks the buffers of a request that failed or that nobody waited for: MPI may still use them, and a wait here
+    /// could take forever.
     fn drop(&mut self) {
         std::mem::forget((std::mem::take(&mut self.sent), std::mem::take(&mut self.received)));
     }

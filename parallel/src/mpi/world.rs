@@ -75,7 +75,7 @@ impl MpiWorld {
         self.world.abort(code)
     }
 
-    /// What keeps MPI running.
+    /// The handle that keeps MPI running.
     pub(crate) fn universe(&self) -> Rc<Universe> {
         self.universe.clone()
     }

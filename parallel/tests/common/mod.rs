@@ -1,9 +1,9 @@
-//! What every communicator must do, whatever it is made of.
+//! Tests for every communicator, whatever its library.
 
 use device::ops::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, Receive, ReduceScatterSum, Send};
 use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tensor, bf16};
 
-/// The tensor whose memory is `values`.
+/// The tensor with the memory of `values`.
 pub fn tensor<T: Element>(values: &mut [T]) -> Tensor {
     let address = values.as_mut_ptr() as u64;
     Tensor { address, shape: Shape::new(&[values.len()]), dtype: T::DTYPE, buffer: BufferId::NOTHING }
@@ -15,12 +15,13 @@ pub fn value(rank: usize, transfer: usize, index: usize) -> f32 {
     (hash as f32 - 5003.0) * [1.0, 1e-3, 1e3][hash % 3]
 }
 
-/// What `rank` brings to a transfer.
+/// The values that `rank` contributes to a transfer.
 pub fn values<T: Float>(rank: usize, transfer: usize, length: usize) -> Vec<T> {
     (0..length).map(|index| T::from_f32(value(rank, transfer, index))).collect()
 }
 
-/// Fails unless `got` is the sum over ranks from index `first` on, within what the order of the terms can change.
+/// Fails unless `got` is the sum over ranks from index `first` on, up to the rounding that the order of the terms can
+/// change.
 fn assert_summed<T: Float>(size: usize, transfer: usize, first: usize, got: &[T]) {
     for (index, got) in got.iter().enumerate() {
         let terms = (0..size).map(|rank| f64::from(T::from_f32(value(rank, transfer, first + index)).to_f32()));
@@ -35,7 +36,7 @@ fn bits<T: Float>(values: &[T]) -> Vec<u32> {
     values.iter().map(|x| x.to_f32().to_bits()).collect()
 }
 
-/// Does every kind of transfer with tensors of type `T`, several under way at a time, and checks what comes of each.
+/// Does every kind of transfer with tensors of type `T`, several under way at a time, and checks the result of each.
 pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
     let (rank, size) = (group.rank(), group.size());
     for (transfer, length) in [1, 3, 0, 17_001, 100].into_iter().enumerate() {
@@ -107,7 +108,7 @@ fn assert_sums_have_one_order<T: Float>(group: &dyn Communicator) {
     }
 }
 
-/// A ring in which all send and receive at once, and two messages from first to last rank, of other lengths, in order.
+/// A ring: all ranks send and receive at once. Then two messages from first to last rank, of other lengths, in order.
 fn assert_messages_arrive<T: Float>(group: &dyn Communicator) {
     let (rank, size) = (group.rank(), group.size());
     let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);

@@ -1,4 +1,4 @@
-//! The files of a checkpoint: one list, by which they are written, read and removed.
+//! The list of a checkpoint's files. Writing, reading and removal use it.
 
 use common::{Choice, choice};
 use data::CopiedFile;
@@ -36,7 +36,7 @@ choice! {
         Tokenizer = "hf-tokenizer.json",
         /// How `transformers` uses that.
         TokenizerConfig = "hf-tokenizer_config.json",
-        /// The special tokens by what they are for.
+        /// The special tokens with their roles.
         SpecialTokens = "hf-special_tokens_map.json",
         /// Tokens beyond the tokenizer's own.
         AddedTokens = "hf-added_tokens.json",
@@ -61,18 +61,18 @@ impl SourceFile {
     }
 }
 
-/// A file of a checkpoint. Only such files are written there, so every file is known where checkpoints are removed.
+/// A file of a checkpoint. A checkpoint is written with these files only, so removal knows every file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckpointFile {
     /// Tensors: all, or those of one of several ranks that write, by its number from 0 and how many these are.
     Tensors(Tensors, Option<(usize, usize)>),
     /// About the whole checkpoint.
     Single(Single),
-    /// What the run's tokens mean.
+    /// The meaning of the run's tokens.
     Copied(CopiedFile),
     /// Of the model that training began with.
     Source(SourceFile),
-    /// What a rank has written, for the rank that leads. It is gone when the checkpoint is complete.
+    /// One rank's entries for the manifest, read by the rank that leads. It is gone when the checkpoint is complete.
     Note(usize),
 }
 
@@ -100,7 +100,7 @@ impl CheckpointFile {
     }
 }
 
-/// The file whose name has numbers, if it has no superfluous zeros.
+/// The file for a name with numbers, if the numbers have no superfluous zeros.
 fn numbered(name: &str) -> Option<CheckpointFile> {
     if let Some(rank) = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".json")) {
         return rank.parse().ok().map(CheckpointFile::Note);

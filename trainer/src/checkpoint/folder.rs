@@ -74,8 +74,8 @@ fn is_our_file(path: &Path) -> std::io::Result<bool> {
     Ok(name.and_then(CheckpointFile::named).is_some() && !std::fs::symlink_metadata(path)?.is_dir())
 }
 
-/// Whether a path whose name says so is a checkpoint, or one that was begun. All of what was begun is removed some day, so it
-/// may have nothing else in it.
+/// Whether the path, named as `name`, is a checkpoint, complete or begun. A begun one must hold nothing but a
+/// checkpoint's files, because all of it is removed some day.
 fn is_ours(path: &Path, name: FolderName) -> std::io::Result<bool> {
     match name {
         FolderName::Checkpoint(_) => is_folder_of_ours(path),
@@ -129,7 +129,7 @@ pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The newest complete checkpoint, and what is wrong with each newer one.
+/// The newest complete checkpoint, and the damage of each newer one.
 pub(super) type Newest = (Option<(PathBuf, Manifest)>, Vec<(PathBuf, Damage)>);
 
 /// Why no newest checkpoint was found. A run that started from an older one would overwrite the newest.
@@ -210,9 +210,9 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     }
 }
 
-/// Removes this run's older checkpoints. Of those of up to `step` steps the newest `keep` complete ones stay; 0 keeps all.
-/// `complete` says which checkpoints are. Checkpoints of other runs, or of unknown runs, stay, and so do those that hold files
-/// of somebody else.
+/// Removes this run's older checkpoints. Of those of up to `step` steps the newest `keep` complete ones stay; 0 keeps
+/// all. `complete` tells whether a checkpoint is complete. Checkpoints of other or unknown runs stay, and so do those
+/// with files of somebody else.
 pub(super) fn prune(
     dir: &Path,
     step: usize,

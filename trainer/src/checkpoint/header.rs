@@ -1,4 +1,4 @@
-//! The header of a safetensors file, read and checked: which tensors the file has, and where.
+//! The header of a safetensors file, read and checked: the file's tensors and their places.
 //!
 //! The format: 8 bytes with the length of the header, the header as JSON, then the values of all tensors end to end. See
 //! <https://huggingface.co/docs/safetensors>.
@@ -53,7 +53,7 @@ pub(crate) struct TensorHeader {
 pub(crate) struct FileHeader {
     /// Its tensors by name.
     pub(crate) tensors: BTreeMap<String, TensorHeader>,
-    /// Where the values begin in the file.
+    /// The offset of the first value in the file.
     pub(crate) data: u64,
 }
 
@@ -61,8 +61,8 @@ impl FileHeader {
     /// Reads the header of a file.
     ///
     /// # Errors
-    /// In words, what is wrong: the file cannot be read; the header is not one; two tensors have one name; tensors overlap,
-    /// leave gaps, do not have the bytes of their shape, or do not fill the file.
+    /// In words, the problem: the file cannot be read; the header is not one; two tensors have one name; tensors
+    /// overlap, leave gaps, do not have the bytes of their shape, or do not fill the file.
     pub(crate) fn read(file: &File) -> Result<FileHeader, String> {
         let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
         let bytes = file.metadata().map_err(unreadable)?.len();
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// What is wrong with a file of this header and so many bytes of values.
+    /// The problem of a file with this header and so many bytes of values.
     fn problem(header: &str, values: usize) -> String {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();

@@ -1,14 +1,14 @@
-//! Which tensors a rank has of a checkpoint, and where they lie in memory.
+//! The tensors of a checkpoint that a rank has, and their places in memory.
 
 use std::ops::Range;
 
 use device::{DType, Device, Tensor, bf16};
-use engine::params::{DenseBlock, OwnedRange, Param, ParamSpec, TiedCopy};
+use engine::params::{OwnedRange, Param, ParamSpec, Slab, TiedCopy};
 use engine::step::Stage;
 
 use super::file::Tensors;
 
-/// What a tensor is to the stage.
+/// A tensor's role in the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Master weights of the parameter of that index.
@@ -19,7 +19,7 @@ pub(super) enum Role {
     Magnitudes,
 }
 
-/// What the names of [`Role::Magnitudes`] end with, after the weight's name: of its layer's input and output gradient.
+/// The ends of the names of [`Role::Magnitudes`], after the weight's name: for its layer's input and output gradient.
 const MAGNITUDES: [&str; 2] = [".input_amax", ".grad_output_amax"];
 
 /// Whether a tensor of that name is one that a run need not have.
@@ -27,20 +27,20 @@ pub(super) fn is_optional(name: &str) -> bool {
     MAGNITUDES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// What this rank has of a tensor of the checkpoint.
+/// This rank's part of a tensor of the checkpoint.
 pub(super) struct LocalTensor {
     pub(super) role: Role,
-    /// The file that it belongs to. Where several ranks write, each has one of its own.
+    /// The file that it belongs to. If several ranks write, each has one of its own.
     pub(super) file: Tensors,
     pub(super) name: String,
     /// The shape of the whole tensor, without padding.
     pub(super) shape: Vec<usize>,
-    /// The blocks of the whole that layers here compute with. They start at their index in the stored parameter.
-    pub(super) blocks: Vec<DenseBlock>,
-    /// The parts of these blocks that this rank updates.
-    pub(super) owned: Vec<DenseBlock>,
-    /// Those of them that a rank writes if it writes the tensor: all but copies of what another rank writes.
-    pub(super) written: Vec<DenseBlock>,
+    /// The slabs of the whole that layers here compute with. They start at their index in the stored parameter.
+    pub(super) slabs: Vec<Slab>,
+    /// The parts of these slabs that this rank updates.
+    pub(super) owned: Vec<Slab>,
+    /// The owned slabs that this rank writes if it writes the tensor: all but copies of another rank's.
+    pub(super) written: Vec<Slab>,
     /// Every rank of a tensor-parallel group stores the whole tensor.
     pub(super) replicated: bool,
     /// The stage has the second copy of a tied parameter; another stage writes it.
@@ -54,16 +54,16 @@ pub(super) struct LocalTensor {
 }
 
 impl LocalTensor {
-    fn memory_of(&self, block: &DenseBlock) -> Tensor {
-        self.memory.view(block.start - self.first, [block.elements()])
+    fn memory_of(&self, slab: &Slab) -> Tensor {
+        self.memory.view(slab.start - self.first, [slab.elements()])
     }
 
-    /// The values of an owned block. A frozen parameter may have them in 16 bits.
+    /// The values of an owned slab. A frozen parameter may have them in 16 bits.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn values(&self, device: &Device, block: &DenseBlock) -> device::Result<Vec<f32>> {
-        let memory = self.memory_of(block);
+    pub(super) fn values(&self, device: &Device, slab: &Slab) -> device::Result<Vec<f32>> {
+        let memory = self.memory_of(slab);
         match memory.dtype {
             DType::Bf16 => Ok(device.download::<bf16>(&memory)?.into_iter().map(f32::from).collect()),
             _ => device.download(&memory),
@@ -85,7 +85,7 @@ pub(super) fn names_elsewhere(stage: &Stage) -> Vec<String> {
 /// All tensors of a stage, file by file, in order of declaration.
 pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     let (params, optimizer) = (stage.params(), stage.optimizer());
-    // What all ranks of a stage that share the batch have alike, one of them writes.
+    // One rank writes the values that are alike on all ranks of a stage sharing the batch.
     let first = params.optimizer_shard().rank == 0;
     let mut all = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
@@ -120,7 +120,7 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
 /// A tensor that every rank has whole.
 fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
     let elements = memory.elements();
-    let whole = vec![DenseBlock { offset: vec![0], sizes: vec![elements], start: 0 }];
+    let whole = vec![Slab { offset: vec![0], sizes: vec![elements], start: 0 }];
     LocalTensor {
         role: Role::Magnitudes,
         file: Tensors::Optimizer,
@@ -128,7 +128,7 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
         shape: vec![elements],
         owned: if writes { whole.clone() } else { Vec::new() },
         written: if writes { whole.clone() } else { Vec::new() },
-        blocks: whole,
+        slabs: whole,
         replicated: true,
         tied_replica: false,
         memory,
@@ -145,8 +145,8 @@ fn local_tensor(
     memory: Tensor,
     first: bool,
 ) -> LocalTensor {
-    let blocks = spec.dense_blocks();
-    let within = |range: Range<usize>| blocks.iter().flat_map(|block| block.within(range.clone())).collect();
+    let slabs = spec.slabs();
+    let within = |range: Range<usize>| slabs.iter().flat_map(|slab| slab.within(range.clone())).collect();
     let range = match spec.frozen {
         // Nobody updates it, and every rank has all of it.
         true => OwnedRange { first: 0, elements: if first { spec.shape.elements() } else { 0 } },
@@ -160,7 +160,7 @@ fn local_tensor(
         shape: spec.whole.clone(),
         owned,
         written,
-        blocks,
+        slabs,
         replicated: spec.shard.is_none(),
         tied_replica: spec.tied == Some(TiedCopy::Replica),
         memory,

@@ -14,7 +14,7 @@ use crate::error::RunError;
 /// The most bytes of a lock file: a process and a mark.
 const LARGEST: u64 = 4096;
 
-/// What a lock file begins with. The number of the process follows.
+/// The first word of a lock file. The number of the process follows.
 const HOLDER: &str = "process ";
 
 /// A folder that this process has locked. The system releases the lock when the process ends, however it ends. The lock's
@@ -26,8 +26,8 @@ pub(super) struct FolderLock {
 }
 
 impl FolderLock {
-    /// Locks `dir`, which the option `key` names, by the file `name` in it. The file shows others which process has the lock,
-    /// and `mark`.
+    /// Locks `dir`, named by the option `key`, with the file `name` in it. The file shows others the process that has
+    /// the lock, and `mark`.
     ///
     /// # Errors
     /// Another run has the lock; the folder or the file cannot be made.
@@ -77,7 +77,7 @@ pub(super) fn is_locked(dir: &Path, name: &str) -> bool {
     open_unlinked(&dir.join(name)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Makes the folder and the file where they are missing.
+/// Makes the folder and the file if they are missing.
 fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let made = Made(missing.map(Path::to_path_buf).collect());
@@ -102,8 +102,8 @@ impl Drop for Made {
     }
 }
 
-/// Whether the file `name` in `dir` shows `mark`, which another rank wrote there, within `patience`. A network file system
-/// may take a while to show one node what another has written.
+/// Whether the file `name` in `dir` shows `mark` within `patience`. Another rank wrote it there. A network file system
+/// may take a while to show one node the writes of another.
 pub(super) fn shows(dir: &Path, name: &str, mark: &str, patience: Duration) -> bool {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The manifest: which files a checkpoint has, and what lies in them.
+//! The manifest: the files of a checkpoint, and their contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -43,8 +43,8 @@ pub struct Progress {
 
 /// A checkpoint's description of itself.
 ///
-/// Its hash covers the text that is written. To keep older checkpoints readable, a new field comes after the other optional
-/// ones, and is left out where it is empty.
+/// Its hash covers the text that is written. To keep older checkpoints readable, a new field comes after the other
+/// optional ones, and is left out if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -61,13 +61,13 @@ pub struct Manifest {
     /// How the GPU's library computes each matrix product, so that a resumed run computes the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
-    /// The name of the run, by which it recognises its metrics.
+    /// The name of the run. The run recognises its metrics by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// The identities of the data, so that a resumed run notices that they changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Identities>,
-    /// What a run that skips spikes knows of its last steps.
+    /// The losses and norms of the last steps, if the run skips spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeEntry>,
     /// Every file but this one.
@@ -78,8 +78,8 @@ pub struct Manifest {
     pub sha256: String,
 }
 
-/// Losses and gradient norms of the last steps, from the oldest to the newest, by which spikes are found. Each is the bits of
-/// an f32.
+/// Losses and gradient norms of the last steps, from the oldest to the newest. Spikes are found by them. Each is the
+/// bits of an f32.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpikeEntry {
@@ -123,7 +123,7 @@ pub struct TensorEntry {
     pub name: String,
     /// The file.
     pub file: String,
-    /// Its name in the file, where that is not the tensor's.
+    /// Its name in the file, if that is not the tensor's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The whole tensor's shape, padding not counted.
@@ -134,13 +134,13 @@ pub struct TensorEntry {
     pub sizes: Vec<usize>,
 }
 
-/// What is wrong with a checkpoint, and in which of its files.
+/// Damage of a checkpoint, and the file that has it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file} {problem}")]
 pub struct Damage {
     /// The file's name in the folder.
     pub file: String,
-    /// What is wrong with it.
+    /// The problem with the file.
     pub problem: String,
     /// Whether the checkpoint is lost.
     pub extent: Extent,
@@ -149,11 +149,11 @@ pub struct Damage {
 /// Whether a damaged checkpoint is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Its content is not what was written.
+    /// Its content differs from the content that was written.
     Lost,
     /// It may be complete: the system does not let it be read now, or this build cannot read it.
     Unreadable,
-    /// It has links or other things in place of files. What they lead to may be complete, and is not read.
+    /// It has links or other things in place of files. Their targets may be complete, but are not read.
     NotFiles,
 }
 
@@ -186,7 +186,7 @@ impl Manifest {
         Manifest { format: FORMAT, step, samples, applied, skipped, ..Manifest::default() }
     }
 
-    /// Where the run stood.
+    /// The steps and samples that the run had done.
     pub fn progress(&self) -> Progress {
         Progress { step: self.step, samples: self.samples }
     }
@@ -327,7 +327,7 @@ impl TensorEntry {
             && (0..axes).all(inside)
     }
 
-    /// Where the part ends along an axis; `None` without such an axis.
+    /// The end of the part along an axis; `None` without such an axis.
     fn end(&self, axis: usize) -> Option<usize> {
         Some(self.offset.get(axis)? + self.sizes.get(axis)?)
     }

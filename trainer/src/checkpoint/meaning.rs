@@ -5,16 +5,18 @@ use std::path::Path;
 use common::{Choice, UserError};
 
 use super::file::Single;
-use crate::config::{Layers, ModelConfig, ModelKind, PositionEmbedding};
+use crate::config::{ConfigSources, ModelConfig, ModelKind, PositionEmbedding};
+use crate::families::MOST_LAYERS;
 
-/// Fails if the weights of the checkpoint in `folder`, whose configuration is `theirs`, would be another model under
-/// `ours`, although their shapes may fit. A configuration that this build cannot read is not compared.
+/// Compares the model of the checkpoint in `folder` with `ours`; `theirs` is the checkpoint's configuration. Fails if
+/// its weights would be another model under `ours`, although their shapes may fit. An unreadable configuration is not
+/// compared.
 pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Result<(), UserError> {
-    let mut layers = Layers::default();
-    if layers.read_text(theirs, Single::Config.word()).is_err() {
+    let mut sources = ConfigSources::default();
+    if sources.read_text(theirs, Single::Config.word()).is_err() {
         return Ok(());
     }
-    let differ = changed_meaning(&layers.resolve().model, ours);
+    let differ = changed_meaning(&sources.resolve().model, ours);
     if differ.is_empty() {
         return Ok(());
     }
@@ -70,6 +72,21 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
             all.push(("window_pattern", format!("{:?}", model.window_pattern)));
         }
     }
+    if model.experts > 0 {
+        let pattern = &model.expert_pattern;
+        let has_experts = |block: usize| pattern.is_empty() || pattern[block % pattern.len()] == 1;
+        let layers = model.layers.min(MOST_LAYERS as usize);
+        let blocks: Vec<usize> = (0..layers).filter(|block| has_experts(*block)).collect();
+        all.extend([
+            ("experts", model.experts.to_string()),
+            ("experts_per_token", model.experts_per_token.to_string()),
+            ("expert_pattern", format!("experts in blocks {blocks:?}")),
+            ("router_score", model.router_score.to_string()),
+            ("router_normalise", model.router_normalise.to_string()),
+            ("router_scale", model.router_scale.to_string()),
+            ("router_bias", model.router_bias.to_string()),
+        ]);
+    }
     if model.lora_rank > 0 {
         all.extend([("lora_rank", model.lora_rank.to_string()), ("lora_alpha", model.lora_alpha.to_string())]);
     }
@@ -88,9 +105,9 @@ mod tests {
     use super::*;
 
     fn compare(before: &str, now: &str) -> String {
-        let mut layers = Layers::default();
-        layers.read_text(&format!("[model]\n{now}"), "now").unwrap();
-        let ours = layers.resolve().model;
+        let mut sources = ConfigSources::default();
+        sources.read_text(&format!("[model]\n{now}"), "now").unwrap();
+        let ours = sources.resolve().model;
         other_model(Path::new("saved"), &format!("[model]\n{before}"), &ours)
             .map_or_else(|error| error.what, |()| String::new())
     }
@@ -108,6 +125,8 @@ mod tests {
             ("attention = false", "attention = false\nqk_norm = true"),
             ("kind = \"mlp\"\nheads = 2", "kind = \"mlp\"\nheads = 4"),
             ("a setting of another build", "heads = 2"),
+            ("router_scale = 2.5", "router_scale = 1.0"),
+            ("experts = 4", "experts = 4\nexpert_pattern = [1]"),
         ] {
             assert_eq!(compare(before, now), "");
         }
@@ -133,6 +152,18 @@ mod tests {
             ("", "norm_placement = \"post\"", "model.norm_placement = post (was pre)"),
             ("norm_eps = 1e-5", "norm_eps = 1e-6", "model.norm_eps = 0.000001 (was 0.00001)"),
             (rotary, &format!("{rotary}rope_base = 500000.0"), "model.rope_base = 500000 (was 10000)"),
+            ("experts = 4", "experts = 4\nexperts_per_token = 3", "model.experts_per_token = 3 (was 2)"),
+            (
+                "experts = 4",
+                "experts = 4\nrouter_score = \"sigmoid\"\nrouter_scale = 2.5\nrouter_normalise = false",
+                "model.router_score = sigmoid (was softmax), model.router_normalise = false (was true), \
+                 model.router_scale = 2.5 (was 1)",
+            ),
+            (
+                "experts = 4",
+                "experts = 4\nexpert_pattern = [0, 1]",
+                "model.expert_pattern = experts in blocks [1] (was experts in blocks [0, 1])",
+            ),
             (
                 rotary,
                 &format!("{rotary}rope_scaling = [8, 1, 4, 8192]"),

@@ -2,24 +2,25 @@
 //!
 //! `checkpoint.dir` holds a folder for each, `step-00001000` after 1000 steps:
 //!
-//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names, which follow GPT-2 for every model
-//!   (`h.0.attn.c_attn.weight`). Hugging Face's files differ; `trainer convert --to hf` makes them. Here linear weights are
-//!   `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and values are one
-//!   tensor, as are its gate and up projection. Padding rows of the vocabulary are absent.
+//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names. These follow GPT-2 for every
+//!   model (`h.0.attn.c_attn.weight`). Hugging Face's files differ; `trainer convert --to hf` makes them. Here linear
+//!   weights are `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and
+//!   values are one tensor, as are its gate and up projection. Padding rows of the vocabulary are absent.
 //! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq`, `.momentum` or `.momentum_buffer`.
 //!   With delayed 8-bit scaling also the history of largest magnitudes, `<weight>.input_amax` and `.grad_output_amax`.
 //! - `config.toml`: the resolved configuration.
-//! - `tokens.json` and `tokenizer.json`: what the tokens mean ([`TokenizerCopy`](data::TokenizerCopy)), where the data say.
+//! - `tokens.json` and `tokenizer.json`: the meaning of the tokens ([`TokenizerCopy`](data::TokenizerCopy)), if the
+//!   data have it.
 //! - `chat_template.jinja` and `tokenizer_config.json`: the chat template and the tokens that it names, after training on
 //!   conversations.
 //! - `hf-config.json`, `hf-tokenizer.json` and so on ([`SourceFile`]): files of the Hugging Face model that training began with.
-//! - Where several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
-//!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file has
-//!   dense blocks of a divided tensor.
-//! - `manifest.json`: a [`Manifest`]: counters, the data's position and identities, every file's size and SHA-256, and for
-//!   every tensor its global shape and which part of it each file has.
+//! - If several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
+//!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file
+//!   has slabs of a divided tensor.
+//! - `manifest.json`: a [`Manifest`]: counters, the data's position and identities, every file's size and SHA-256, and
+//!   for every tensor its global shape and the part that each file has.
 //!
-//! - `metrics.jsonl`, only where the run could not write its metrics elsewhere: the lines that are missing there.
+//! - `metrics.jsonl`, only if the run could not write its metrics elsewhere: the lines that are missing there.
 //!
 //! `file.rs` has the list of all files. They are regular files with plain names. Links are not followed: nothing outside of
 //! the folder is read.
@@ -27,7 +28,7 @@
 //! A folder of that name is complete, at whatever moment a process dies: see [`save`]. Randomness and data are functions of
 //! step and sample, so there is no generator state to save.
 //!
-//! Start with [`Session`], which is all that the training loop uses.
+//! Start with [`Session`]: the training loop uses nothing else.
 
 mod file;
 mod folder;
@@ -41,6 +42,7 @@ mod read;
 mod session;
 mod step_name;
 mod tensor_file;
+mod unfinished;
 mod write;
 mod writers;
 
@@ -53,6 +55,7 @@ pub use other_formats::refuse_other_formats;
 pub(crate) use read::copy_overlap;
 pub use read::{LARGEST_SOURCE_FILE, load, verify};
 pub(crate) use session::LOG_LOCK;
-pub use session::{Session, is_in_use, newest_step, start_folder};
+pub use session::{Session, is_in_use, missing_checkpoint, newest_step, start_folder};
+pub(crate) use write::rank_bytes;
 pub use write::{Occasion, Origin, SaveRequest, save};
 pub use writers::Writers;

@@ -1,4 +1,4 @@
-//! Checkpoints of other trainers, which must not be taken for an empty folder: a run would start at step 0 without a word.
+//! Checkpoints of other trainers. A run must not take their folder for an empty one, and silently start at step 0.
 
 use std::fs::DirEntry;
 use std::path::Path;
@@ -50,11 +50,11 @@ fn is_folder(entry: &DirEntry) -> bool {
     entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
 
-/// Fails if a run would look for its checkpoints, or write them, where those of another trainer lie. A folder that has
-/// checkpoints of ours too is no mistake.
+/// Fails if a run would look for its checkpoints, or write them, in a folder with another trainer's. If the folder also
+/// has checkpoints of ours, it is no mistake.
 ///
 /// # Errors
-/// Names the folder, the format, and what shows it. A folder that cannot be read is no error here.
+/// Names the folder, the format, and the file that shows it. A folder that cannot be read is no error here.
 pub fn refuse_other_formats(settings: &CheckpointConfig) -> Result<(), UserError> {
     let resume = match &settings.resume {
         Resume::From(path) => Some(("checkpoint.resume", path)),

@@ -10,7 +10,7 @@ use common::files::{open_unlinked, read_at_most};
 use common::{Choice, UserError};
 use device::ops::Status;
 use device::{DType, bf16};
-use engine::params::DenseBlock;
+use engine::params::Slab;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
 use rayon::prelude::*;
@@ -120,17 +120,17 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     manifest.tensors.iter().for_each(|part| parts.entry(&part.name).or_default().push(part));
     let mut files = TensorFiles { folder: folder.into(), open: BTreeMap::new() };
     for tensor in &tensors {
-        // Layers compute with the whole parameter, also where other ranks update parts of it.
-        let wanted = if tensor.role == Role::OptimizerState { &tensor.owned } else { &tensor.blocks };
+        // Layers compute with the whole parameter, even if other ranks update parts of it.
+        let wanted = if tensor.role == Role::OptimizerState { &tensor.owned } else { &tensor.slabs };
         let mut values = vec![0.0; tensor.elements];
         for part in parts.get(tensor.name.as_str()).into_iter().flatten() {
-            if !wanted.iter().any(|block| overlap(part, block)) {
+            if !wanted.iter().any(|slab| overlap(part, slab)) {
                 continue;
             }
             let stored = files.read(part, activity).map_err(damaged)?;
-            for block in wanted {
-                let here = &mut values[block.start..block.start + block.elements()];
-                copy_overlap((&stored, &part.offset, &part.sizes), (here, &block.offset, &block.sizes));
+            for slab in wanted {
+                let here = &mut values[slab.start..slab.start + slab.elements()];
+                copy_overlap((&stored, &part.offset, &part.sizes), (here, &slab.offset, &slab.sizes));
             }
         }
         match tensor.role {
@@ -245,19 +245,19 @@ impl TensorFiles {
     }
 }
 
-/// Whether a file's part of a tensor and a block of it have elements in common.
-fn overlap(part: &TensorEntry, block: &DenseBlock) -> bool {
+/// Whether a file's part of a tensor and a slab of it have elements in common.
+fn overlap(part: &TensorEntry, slab: &Slab) -> bool {
     (0..part.shape.len()).all(|axis| {
-        let (a, b) = (part.offset[axis], block.offset[axis]);
-        a < b + block.sizes[axis] && b < a + part.sizes[axis]
+        let (a, b) = (part.offset[axis], slab.offset[axis]);
+        a < b + slab.sizes[axis] && b < a + part.sizes[axis]
     })
 }
 
-/// A dense, row-major block of a tensor: its values, its first element in the whole by axis, and its sizes.
-pub(crate) type BlockValues<'b, V> = (V, &'b [usize], &'b [usize]);
+/// A dense, row-major slab of a tensor: its values, its first element in the whole by axis, and its sizes.
+pub(crate) type SlabValues<'b, V> = (V, &'b [usize], &'b [usize]);
 
-/// Copies the elements that two blocks of one tensor have in common.
-pub(crate) fn copy_overlap(from: BlockValues<'_, &[f32]>, to: BlockValues<'_, &mut [f32]>) {
+/// Copies the elements that two slabs of one tensor have in common.
+pub(crate) fn copy_overlap(from: SlabValues<'_, &[f32]>, to: SlabValues<'_, &mut [f32]>) {
     let ((from, from_offset, from_sizes), (to, to_offset, to_sizes)) = (from, to);
     let (Some((&start, rest)), Some((&to_start, to_rest))) = (from_offset.split_first(), to_offset.split_first())
     else {
@@ -283,8 +283,8 @@ pub(crate) fn copy_overlap(from: BlockValues<'_, &[f32]>, to: BlockValues<'_, &m
 mod tests {
     use super::*;
 
-    /// The block of a whole `(5, 6, 4)` tensor whose values are their own numbers.
-    fn block(offset: &[usize], sizes: &[usize]) -> Vec<f32> {
+    /// A slab of a `(5, 6, 4)` tensor. The tensor's values are their own numbers.
+    fn slab(offset: &[usize], sizes: &[usize]) -> Vec<f32> {
         let mut values = Vec::new();
         for i in 0..sizes[0] {
             for j in 0..sizes[1] {
@@ -309,9 +309,9 @@ mod tests {
             {
                 let mut values = vec![f32::NAN; sizes.iter().product()];
                 for (at, extent) in &parts {
-                    copy_overlap((&block(at, extent), at, extent), (&mut values, &offset, &sizes));
+                    copy_overlap((&slab(at, extent), at, extent), (&mut values, &offset, &sizes));
                 }
-                assert_eq!(values, block(&offset, &sizes), "cut {axis} at {cut}, read {offset:?} {sizes:?}");
+                assert_eq!(values, slab(&offset, &sizes), "cut {axis} at {cut}, read {offset:?} {sizes:?}");
             }
         }
     }

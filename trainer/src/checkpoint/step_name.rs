@@ -7,7 +7,7 @@ pub(super) fn step_name(step: usize) -> String {
     format!("step-{step:08}")
 }
 
-/// What a folder's name says of it.
+/// The meaning of a folder's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FolderName {
     /// A checkpoint after so many steps.
@@ -16,7 +16,7 @@ pub(super) enum FolderName {
     Temporary,
 }
 
-/// What a path's last part says; `None` unless it is exactly a name that a run gives.
+/// The meaning of a path's last part; `None` unless it is exactly a name that a run gives.
 pub(super) fn folder_name(path: &Path) -> Option<FolderName> {
     let name = path.file_name()?.to_str()?;
     let digits = |text: &str| text.parse().ok().filter(|step| step_name(*step).strip_prefix("step-") == Some(text));

@@ -1,15 +1,18 @@
-//! Which ranks write a checkpoint, and what each of them writes.
+//! The ranks that write a checkpoint, and the share of each.
 
 use std::path::Path;
 use std::rc::Rc;
 
 use launch::watch::activity::Activity;
+use parallel::Axis;
 
 use super::file::{CheckpointFile, Tensors};
 use super::layout::LocalTensor;
+use crate::config::plan::RunPlan;
 use crate::error::SaveError;
+use crate::process_group::ProcessGroup;
 
-/// The ranks that write a checkpoint together. Each writes what it alone has.
+/// The ranks that write a checkpoint together. Each writes the state that it alone has.
 pub struct Writers {
     /// This rank's number among the ranks with different parts of the state: the ranks that share layers, the stages, and
     /// with a distributed optimizer all ranks.
@@ -29,6 +32,24 @@ pub struct Writers {
 }
 
 impl Writers {
+    /// The ranks of a run.
+    pub fn new(plan: &RunPlan, group: &ProcessGroup) -> Writers {
+        let grid = &plan.parallel.grid;
+        let at = |axis| grid.coordinate(group.rank, axis);
+        let (any, sum) = (group.control.clone(), group.control.clone());
+        // With a distributed optimizer every rank has a part that no other has.
+        let divided = plan.parallel.distributed_optimizer;
+        Writers {
+            rank: if divided { group.rank } else { at(Axis::Pipeline) * grid.size(Axis::Tensor) + at(Axis::Tensor) },
+            ranks: if divided { grid.ranks() } else { grid.size(Axis::Pipeline) * grid.size(Axis::Tensor) },
+            writes: divided || at(Axis::Data) == 0,
+            writes_replicated: at(Axis::Tensor) == 0,
+            any: Rc::new(move |here| any.any(here)),
+            sum: Rc::new(move |value| sum.sum(value)),
+            activity: group.activity.clone(),
+        }
+    }
+
     /// One rank that has everything.
     pub fn alone() -> Writers {
         let (any, sum) = (Rc::new(|here| here), Rc::new(|here| here));
@@ -41,7 +62,7 @@ impl Writers {
         self.writes && self.rank == 0
     }
 
-    /// Whether this rank writes what it updates of a tensor.
+    /// Whether this rank writes its updated blocks of a tensor.
     pub(super) fn writes_tensor(&self, tensor: &LocalTensor) -> bool {
         !tensor.tied_replica && (self.writes_replicated || !tensor.replicated)
     }

@@ -1,8 +1,10 @@
-//! Which outputs of layers and modules are printed.
+//! The outputs of layers and modules that a run prints.
 
 use common::UserError;
 use engine::graph_options::GraphModule;
 use engine::hooks::HookPlace;
+use engine::layer_partition::StageLayers;
+use engine::model::layer_modules;
 
 use crate::config::checks::require;
 use crate::config::model_plan::ModelPlan;
@@ -16,7 +18,7 @@ impl PrintedActivations {
     /// Those of `logging.print_activations`.
     ///
     /// # Errors
-    /// A name that the model does not have; settings under which nothing can be printed.
+    /// A name that the model does not have; settings that allow no printing.
     pub(crate) fn new(config: &RunConfig, model: &ModelPlan) -> Result<PrintedActivations, UserError> {
         let names = &config.logging.print_activations;
         if names.is_empty() {
@@ -28,16 +30,18 @@ impl PrintedActivations {
             return Err(UserError::new(format!("{what} with model.kind = \"mlp\""), rule, "leave it out"));
         };
         check_settings(config, &what)?;
+        let modules = layer_modules(shape, &StageLayers::whole(shape.layers + 2));
         let place = |name: &String| {
-            place(name, shape.layers, shape.attention).map(|place| (name.clone(), place)).ok_or_else(|| {
+            hook_place(name, &modules).map(|place| (name.clone(), place)).ok_or_else(|| {
                 let last = shape.layers - 1;
                 UserError::new(
                     format!("logging.print_activations = [{name:?}]"),
                     format!(
-                        "the model has embedding, h.0 to h.{last}, and in each block mlp{}",
+                        "the model has embedding, h.0 to h.{last}, and in each block mlp{}{}",
+                        if shape.experts.is_some() { " (moe where it has experts)" } else { "" },
                         if shape.attention { " and attention" } else { "" }
                     ),
-                    format!("for example logging.print_activations = [\"h.{last}\", \"h.0.mlp\"]"),
+                    format!("for example logging.print_activations = [\"embedding\", \"h.{last}\"]"),
                 )
             })
         };
@@ -45,19 +49,19 @@ impl PrintedActivations {
     }
 }
 
-fn place(name: &str, blocks: usize, attention: bool) -> Option<HookPlace> {
+/// The place of that name in a model whose layers have these modules.
+fn hook_place(name: &str, modules: &[Vec<GraphModule>]) -> Option<HookPlace> {
     if name == "embedding" {
         return Some(HookPlace { layer: 0, module: None });
     }
     let mut words = name.strip_prefix("h.")?.split('.');
     let block: usize = words.next()?.parse().ok()?;
+    let of_block = modules[1..modules.len() - 1].get(block)?;
     let module = match words.next() {
         None => None,
-        Some("attention") if attention => Some(GraphModule::Attention),
-        Some("mlp") => Some(GraphModule::FeedForward),
-        Some(_) => return None,
+        Some(word) => Some(*of_block.iter().find(|module| module.to_string() == word)?),
     };
-    (block < blocks && words.next().is_none()).then_some(HookPlace { layer: block + 1, module })
+    words.next().is_none().then_some(HookPlace { layer: block + 1, module })
 }
 
 fn check_settings(config: &RunConfig, what: &str) -> Result<(), UserError> {
@@ -84,18 +88,24 @@ fn check_settings(config: &RunConfig, what: &str) -> Result<(), UserError> {
 
 #[cfg(test)]
 mod tests {
+    use engine::model::GptShape;
+
     use super::*;
 
     #[test]
     fn names_are_those_of_layers_and_of_modules_in_blocks() {
-        let named = |name| place(name, 4, true).map(|place| (place.layer, place.module));
+        let modules = |attention| {
+            let shape = GptShape { layers: 4, attention, ..GptShape::default() };
+            layer_modules(&shape, &StageLayers::whole(6))
+        };
+        let named = |name| hook_place(name, &modules(true)).map(|place| (place.layer, place.module));
         assert_eq!(named("embedding"), Some((0, None)));
         assert_eq!(named("h.3"), Some((4, None)));
-        assert_eq!(named("h.0.attention"), Some((1, Some(GraphModule::Attention))));
-        assert_eq!(named("h.2.mlp"), Some((3, Some(GraphModule::FeedForward))));
+        assert_eq!(named("h.0.attention"), Some((1, Some(GraphModule::ATTENTION))));
+        assert_eq!(named("h.2.mlp"), Some((3, Some(GraphModule::FEED_FORWARD))));
         for wrong in ["h.4", "h.-1", "h", "h.1.norm", "h.1.mlp.up", "head", "wte"] {
             assert_eq!(named(wrong), None, "{wrong}");
         }
-        assert_eq!(place("h.0.attention", 4, false), None);
+        assert_eq!(hook_place("h.0.attention", &modules(false)), None);
     }
 }

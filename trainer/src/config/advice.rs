@@ -1,13 +1,48 @@
-//! Advice about settings that are right but slow where the run is.
+//! Advice about settings that are valid, but slow on the run's machines or for benchmarks alone.
 
+use std::collections::BTreeSet;
+
+use common::format::counted;
 use launch::RankEnv;
 use parallel::Axis;
 
 use crate::config::GraphScope;
 use crate::config::plan::RunPlan;
 
-/// What would make the run faster, if anything is known to.
-pub fn notice(plan: &RunPlan, env: &RankEnv) -> Option<String> {
+/// The advice about a run.
+pub fn notices(plan: &RunPlan, env: &RankEnv) -> impl Iterator<Item = String> {
+    faster(plan, env).into_iter().chain(forced_balance(plan))
+}
+
+/// The rates of fine-tuning that are taken because nothing in `given` sets them; `None` if there are none.
+pub fn fine_tuning(plan: &RunPlan, given: &BTreeSet<&str>) -> Option<String> {
+    let rate = &plan.optimizer.learning_rate;
+    let of_lr = || {
+        let trained = if plan.config.model.lora_rank > 0 { "adapters" } else { "all weights" };
+        format!("optimizer.lr = {:e} for {trained} (--lr)", rate.peak)
+    };
+    let of_warmup = || {
+        let steps = counted(rate.warmup, "step");
+        format!("a warm-up of {steps}, 3 % of the run (--lr-warmup-steps)")
+    };
+    let lr = (!given.contains("optimizer.lr")).then(of_lr);
+    let warmup = (!given.contains("optimizer.warmup_steps")).then(of_warmup);
+    let taken: Vec<String> = lr.into_iter().chain(warmup).collect();
+    (plan.config.fine_tunes() && !taken.is_empty()).then(|| format!("fine-tuning takes {}", taken.join(" and ")))
+}
+
+/// Tells that routers choose nothing.
+fn forced_balance(plan: &RunPlan) -> Option<String> {
+    let forced = plan.config.model.experts > 0 && plan.config.train.force_expert_balance;
+    forced.then(|| {
+        "train.force_expert_balance = true: tokens take experts in turn, whatever the routers say. This is for benchmarks; the \
+         model learns nothing of use"
+            .into()
+    })
+}
+
+/// Advice to make the run faster; `None` if nothing is known to help.
+fn faster(plan: &RunPlan, env: &RankEnv) -> Option<String> {
     let (graph, grid) = (&plan.config.cuda_graph, &plan.parallel.grid);
     let per_layer = graph.enable && graph.scope == GraphScope::PerLayer;
     let (tensor, data) = (grid.size(Axis::Tensor), grid.size(Axis::Data));
@@ -23,15 +58,15 @@ pub fn notice(plan: &RunPlan, env: &RankEnv) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
 
     #[test]
     fn graphs_per_layer_are_advised_against_where_the_data_parallel_ranks_of_a_stage_are_in_several_nodes() {
         let told = |settings: &[(&str, &str)], local_size: usize| {
-            let mut layers = Layers::default();
-            settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            let plan = RunPlan::new(layers.resolve(), 4).unwrap();
-            notice(&plan, &RankEnv { local_size, ..RankEnv::local(4) }).is_some()
+            let mut sources = ConfigSources::default();
+            settings.iter().for_each(|(key, value)| sources.set(key, value, "test").unwrap());
+            let plan = RunPlan::new(sources.resolve(), 4).unwrap();
+            faster(&plan, &RankEnv { local_size, ..RankEnv::local(4) }).is_some()
         };
         let on = [("cuda_graph.enable", "true"), ("parallel.pipeline", "2"), ("train.global_batch_size", "8")];
         assert!(told(&on, 1));
@@ -41,5 +76,19 @@ mod tests {
         assert!(!told(&on[1..], 1));
         assert!(!told(&[on[0], on[2]], 1));
         assert!(!told(&[on[0], on[1], on[2], ("cuda_graph.scope", "full_iteration")], 1));
+    }
+
+    #[test]
+    fn loads_that_are_forced_to_be_equal_are_told() {
+        let told = |text: &str| {
+            let mut sources = ConfigSources::default();
+            sources.read_text(text, "test").unwrap();
+            let plan = RunPlan::new(sources.resolve(), 1).unwrap();
+            notices(&plan, &RankEnv::local(1)).collect::<Vec<String>>()
+        };
+        let model = "[model]\nexperts = 4\nactivation = \"swiglu\"\nbias = false\n";
+        assert_eq!(told(model), [""; 0]);
+        let lines = told(&format!("{model}[train]\nforce_expert_balance = true"));
+        assert!(lines.len() == 1 && lines[0].contains("for benchmarks"), "{lines:?}");
     }
 }

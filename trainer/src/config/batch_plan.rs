@@ -14,7 +14,7 @@ pub struct BatchPlan {
     pub global: usize,
     /// Samples of a microbatch.
     pub micro: usize,
-    /// Data-parallel ranks, which divide each step's samples.
+    /// The number of data-parallel ranks. They divide each step's samples.
     data_ranks: usize,
     ramp: Option<Ramp>,
 }
@@ -142,6 +142,20 @@ impl BatchPlan {
         consumed
     }
 
+    /// The steps of a run until it has consumed at least so many samples.
+    pub fn steps_for(&self, samples: u64) -> usize {
+        let (mut consumed, mut steps) = (0, 0);
+        while consumed < samples {
+            let size = self.samples_after(consumed);
+            if size == self.global {
+                return steps + (samples - consumed).div_ceil(size as u64) as usize;
+            }
+            consumed += size as u64;
+            steps += 1;
+        }
+        steps
+    }
+
     /// The ramp in words, if there is one.
     pub fn describe_ramp(&self) -> Option<String> {
         let Ramp { start, increment, samples } = self.ramp.as_ref()?;
@@ -184,6 +198,17 @@ mod tests {
         for steps in 0..40 {
             assert_eq!(batch.samples_of(steps), consumed);
             consumed += batch.samples_after(consumed) as u64;
+        }
+    }
+
+    #[test]
+    fn the_steps_for_some_samples_are_the_fewest_that_have_as_many() {
+        for batch in [ramp([8, 4, 100], 32), BatchPlan { global: 12, micro: 2, data_ranks: 2, ramp: None }] {
+            for samples in 0..400 {
+                let steps = batch.steps_for(samples);
+                assert!(batch.samples_of(steps) >= samples);
+                assert!(steps == 0 || batch.samples_of(steps - 1) < samples, "{samples}: {steps}");
+            }
         }
     }
 

@@ -3,26 +3,26 @@
 use common::UserError;
 
 /// Fails unless `ok`.
-pub(crate) fn require(ok: bool, error: impl FnOnce() -> UserError) -> Result<(), UserError> {
+pub fn require(ok: bool, error: impl FnOnce() -> UserError) -> Result<(), UserError> {
     if ok { Ok(()) } else { Err(error()) }
 }
 
 /// Fails on a number below `least`.
-pub(crate) fn at_least(key: &str, value: usize, least: usize) -> Result<(), UserError> {
+pub fn at_least(key: &str, value: usize, least: usize) -> Result<(), UserError> {
     require(value >= least, || {
         UserError::new(format!("{key} = {value}"), format!("it is at least {least}"), format!("set {key} = {least}"))
     })
 }
 
 /// Fails on a number above `most`.
-pub(crate) fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
+pub fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
     require(value <= most, || {
         UserError::new(format!("{key} = {value}"), format!("it is at most {most}"), format!("set a smaller {key}"))
     })
 }
 
 /// Fails on a tensor that no machine can hold. Such a size is a typing mistake, and sizes derived from it would overflow.
-pub(crate) fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
+pub fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
     let elements: f64 = sizes.iter().map(|&size| size as f64).product();
     require(elements <= (1u64 << 44) as f64, || {
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
@@ -32,12 +32,12 @@ pub(crate) fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
 }
 
 /// Fails on a number unless `ok`.
-pub(crate) fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
+pub fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
     require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
 }
 
 /// Fails on a number that f32 holds as infinity, or as 0 though it is not 0. Devices compute with f32.
-pub(crate) fn fits_f32(key: &str, value: f64) -> Result<(), UserError> {
+pub fn fits_f32(key: &str, value: f64) -> Result<(), UserError> {
     let near = value as f32;
     within(
         key,

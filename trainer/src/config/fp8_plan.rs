@@ -1,4 +1,4 @@
-//! The recipe of 8-bit products, and what it asks of a model's sizes.
+//! The recipe of 8-bit products, and its demands on a model's sizes.
 
 use common::UserError;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};

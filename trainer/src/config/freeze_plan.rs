@@ -1,4 +1,4 @@
-//! Which parameters keep their values.
+//! The parameters that keep their values.
 
 use std::collections::BTreeSet;
 
@@ -16,11 +16,11 @@ pub struct FrozenNames {
 }
 
 impl FrozenNames {
-    /// The parameters of `model` whose names match any of the `patterns` of `optimizer.freeze`. In a model with adapters also
-    /// all that belong to none.
+    /// The parameters of `model` that match any of the `patterns` of `optimizer.freeze` by name. In a model with
+    /// adapters also all parameters outside of adapters.
     ///
     /// # Errors
-    /// What is no pattern; a pattern that matches nothing; nothing left to train.
+    /// A wrong pattern; a pattern that matches nothing; nothing left to train.
     pub(crate) fn new(patterns: &[String], model: &ModelPlan) -> Result<FrozenNames, UserError> {
         let has_adapters = matches!(model, ModelPlan::Gpt(GptShape { lora: Some(_), .. }));
         if patterns.is_empty() && !has_adapters {
@@ -63,13 +63,13 @@ impl FrozenNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::model_plan::model_plan;
 
     fn names(patterns: &[&str]) -> Result<FrozenNames, UserError> {
-        let mut layers = Layers::default();
-        layers.set("model.layers", "12", "test").unwrap();
-        let model = model_plan(&layers.resolve()).unwrap();
+        let mut sources = ConfigSources::default();
+        sources.set("model.layers", "12", "test").unwrap();
+        let model = model_plan(&sources.resolve()).unwrap();
         FrozenNames::new(&patterns.iter().map(|text| text.to_string()).collect::<Vec<_>>(), &model)
     }
 

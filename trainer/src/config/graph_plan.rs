@@ -1,20 +1,24 @@
-//! What becomes graphs: the options of a run, checked.
+//! The options of CUDA graphs, made from a run's settings and checked.
 
 use common::UserError;
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use engine::layer_partition::StageLayers;
+use engine::model::layer_modules;
 use graph_manager::Mempool;
 
 use crate::config::checks::require;
-use crate::config::{
-    CudaGraphConfig, GraphMempool, GraphScope, ModelKind, PipelineSchedule, RecomputeGranularity, RunConfig,
-};
+use crate::config::model_plan::ModelPlan;
+use crate::config::{CudaGraphConfig, GraphMempool, GraphScope, PipelineSchedule, RecomputeGranularity, RunConfig};
 
-/// The options of a rank's graphs. `layers` are those of any rank.
+/// The options of a rank's graphs of that model. `layers` are those of any rank.
 ///
 /// # Errors
 /// The first rule that is broken.
-pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<GraphOptions, UserError> {
+pub(super) fn graph_options(
+    config: &RunConfig,
+    model: &ModelPlan,
+    layers: &StageLayers,
+) -> Result<GraphOptions, UserError> {
     let graph = &config.cuda_graph;
     if graph.enable {
         require(graph.warmup_steps >= 1, || {
@@ -24,18 +28,18 @@ pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<
                 "set cuda_graph.warmup_steps = 1",
             )
         })?;
-        check_selection(config, layers)?;
+        check_selection(config, model, layers)?;
         check_overlap(config)?;
     }
     Ok(GraphOptions {
         enable: graph.enable,
         scope: match graph.scope {
-            // A run whose scope is `auto` chooses at its start.
+            // With the scope `auto` the run chooses a scope when it starts.
             GraphScope::PerLayer | GraphScope::Auto => Scope::PerLayer,
             GraphScope::FullIteration => Scope::FullIteration,
         },
         only: GraphSelection {
-            modules: graph.modules.iter().copied().collect(),
+            modules: graph.modules.iter().filter_map(|word| GraphModule::of(word)).collect(),
             layers: graph.layers.iter().copied().collect(),
         },
         mempool: match graph.mempool {
@@ -50,17 +54,10 @@ pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<
     })
 }
 
-/// The modules as in a TOML file.
-pub(super) fn words(modules: &[GraphModule]) -> String {
-    let words: Vec<String> = modules.iter().map(|module| format!("\"{module}\"")).collect();
-    format!("[{}]", words.join(", "))
-}
-
 /// What becomes one graph, in words: the scope, and the modules and layers that it is limited to.
 pub fn graph_scope(graph: &CudaGraphConfig) -> String {
-    let listed = |words: Vec<String>| words.join(", ");
-    let modules = listed(graph.modules.iter().map(GraphModule::to_string).collect());
-    let layers = listed(graph.layers.iter().map(usize::to_string).collect());
+    let modules = graph.modules.join(", ");
+    let layers = graph.layers.iter().map(usize::to_string).collect::<Vec<String>>().join(", ");
     match (modules.is_empty(), layers.is_empty()) {
         (true, true) => graph.scope.to_string(),
         (false, true) => format!("{} (only {modules})", graph.scope),
@@ -69,7 +66,7 @@ pub fn graph_scope(graph: &CudaGraphConfig) -> String {
     }
 }
 
-/// Fails on microbatches that overlap where backwards are split.
+/// Refuses overlapping microbatches with a schedule that splits backwards.
 fn check_overlap(config: &RunConfig) -> Result<(), UserError> {
     let splits = config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble;
     require(!config.cuda_graph.overlap_microbatches || !splits, || {
@@ -82,9 +79,9 @@ fn check_overlap(config: &RunConfig) -> Result<(), UserError> {
 }
 
 /// Fails on modules and layers that the scope or the model does not have, or that have nothing in common.
-fn check_selection(config: &RunConfig, layers: &StageLayers) -> Result<(), UserError> {
+fn check_selection(config: &RunConfig, model: &ModelPlan, layers: &StageLayers) -> Result<(), UserError> {
     let graph = &config.cuda_graph;
-    let modules = format!("cuda_graph.modules = {}", words(&graph.modules));
+    let modules = format!("cuda_graph.modules = {:?}", graph.modules);
     let chosen_layers = format!("cuda_graph.layers = {:?}", graph.layers);
     for (is_set, setting) in [(!graph.modules.is_empty(), &modules), (!graph.layers.is_empty(), &chosen_layers)] {
         require(!is_set || graph.scope == GraphScope::PerLayer, || {
@@ -97,7 +94,7 @@ fn check_selection(config: &RunConfig, layers: &StageLayers) -> Result<(), UserE
     }
     let head = layers.total - 1;
     if let Some(layer) = graph.layers.iter().find(|layer| **layer > head) {
-        let last = if config.model.kind == ModelKind::Mlp { "the loss" } else { "the head" };
+        let last = if matches!(model, ModelPlan::Mlp(_)) { "the loss" } else { "the head" };
         return Err(UserError::new(
             format!("{chosen_layers}: there is no layer {layer}"),
             format!("layers are counted from 0, and the last, {last}, is {head}"),
@@ -107,30 +104,28 @@ fn check_selection(config: &RunConfig, layers: &StageLayers) -> Result<(), UserE
     if graph.modules.is_empty() {
         return Ok(());
     }
-    require(config.model.kind == ModelKind::Gpt, || {
-        let rule = "an MLP's layers are not made of modules";
-        UserError::new(format!("{modules} with model.kind = \"mlp\""), rule, "set cuda_graph.layers instead")
-    })?;
-    let named = |module| graph.modules.contains(&module);
-    let (attention, feed_forward) = (named(GraphModule::Attention), named(GraphModule::FeedForward));
-    require(config.model.attention || !attention, || {
-        let rule = "blocks have no attention then";
-        UserError::new(format!("{modules} with model.attention = false"), rule, "leave attention out")
-    })?;
-    let splits_blocks = config.model.attention && attention != feed_forward;
+    let ModelPlan::Gpt(shape) = model else {
+        let (what, rule) = (format!("{modules} with model.kind = \"mlp\""), "an MLP's layers are not made of modules");
+        return Err(UserError::new(what, rule, "set cuda_graph.layers instead"));
+    };
+    let named: Vec<GraphModule> = graph.modules.iter().filter_map(|word| GraphModule::of(word)).collect();
+    check_experts(&named, &modules)?;
+    let by_layer = layer_modules(shape, layers);
+    let missing = named.iter().find(|module| !by_layer.iter().flatten().any(|of_model| *of_model == module.whole()));
+    if let Some(module) = missing {
+        return Err(not_in_model(*module, &modules));
+    }
+    let has_some = |layer: usize| by_layer[layer].iter().any(|of| named.iter().any(|module| module.whole() == *of));
+    let has_all = |layer: usize| by_layer[layer].iter().all(|of| named.contains(of));
+    let splits_blocks = (0..=head).any(|layer| has_some(layer) && !has_all(layer));
     require(!splits_blocks || config.recompute.granularity != RecomputeGranularity::Full, || {
         UserError::new(
             format!("{modules} with recompute.granularity = \"full\""),
             "backward recomputes whole blocks, so a block's modules cannot be graphs of their own",
-            "name both attention and mlp, or set recompute.granularity = \"selective\"",
+            "name both attention and mlp (moe for experts), or set recompute.granularity = \"selective\"",
         )
     })?;
-    let is_captured = |layer: &usize| match *layer {
-        0 => named(GraphModule::Embedding),
-        layer if layer == head => named(GraphModule::Head),
-        _ => attention || feed_forward,
-    };
-    require(graph.layers.is_empty() || graph.layers.iter().any(is_captured), || {
+    require(graph.layers.is_empty() || graph.layers.iter().any(|layer| has_some(*layer)), || {
         UserError::new(
             format!("{modules} with {chosen_layers}"),
             format!("layer 0 is the embedding, layer {head} the head, and blocks are between"),
@@ -139,20 +134,49 @@ fn check_selection(config: &RunConfig, layers: &StageLayers) -> Result<(), UserE
     })
 }
 
+/// Fails on words for a layer of experts that do not go together.
+fn check_experts(named: &[GraphModule], modules: &str) -> Result<(), UserError> {
+    let [whole, router, row_order] =
+        [GraphModule::EXPERTS, GraphModule::ROUTER, GraphModule::ROW_ORDER].map(|module| named.contains(&module));
+    require(!(whole && router), || {
+        let rule = "moe is the whole layer of experts, and moe_router its first half";
+        UserError::new(modules, rule, "name one of the two")
+    })?;
+    require(router || !row_order, || {
+        let rule = "moe_preprocess, the order of rows by expert, adds to the graph of moe_router";
+        UserError::new(modules, rule, "name moe_router too, or moe alone for the whole layer")
+    })
+}
+
+/// The error for a module that no layer of the model has.
+fn not_in_model(module: GraphModule, modules: &str) -> UserError {
+    let (of_model, rule, fix) = match module {
+        GraphModule::ATTENTION => ("model.attention = false", "blocks have no attention then", "leave attention out"),
+        GraphModule::FEED_FORWARD => {
+            ("model.experts", "all blocks have experts, and mlp is a dense layer", "name moe instead of mlp")
+        }
+        _ => {
+            let fix = "name embedding, attention, mlp or head, or set model.experts";
+            ("model.experts = 0", "moe, moe_router and moe_preprocess are modules of experts", fix)
+        }
+    };
+    UserError::new(format!("{modules} with {of_model}"), rule, fix)
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::config::layers::Layers;
     use crate::config::plan::RunPlan;
+    use crate::config::sources::ConfigSources;
 
     #[test]
     fn microbatches_overlap_in_every_layout_but_zero_bubble() {
         let problem = |settings: &[(&str, &str)]| {
-            let mut layers = Layers::default();
+            let mut sources = ConfigSources::default();
             let all = [("cuda_graph.enable", "true"), ("cuda_graph.overlap_microbatches", "true")];
             for (key, value) in all.iter().chain(settings) {
-                layers.set(key, value, "test").unwrap();
+                sources.set(key, value, "test").unwrap();
             }
-            RunPlan::new(layers.resolve(), 2).err().map(|error| error.to_string())
+            RunPlan::new(sources.resolve(), 2).err().map(|error| error.to_string())
         };
         assert_eq!(problem(&[]), None);
         assert_eq!(problem(&[("parallel.tensor", "2")]), None);

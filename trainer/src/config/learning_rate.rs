@@ -1,6 +1,6 @@
 //! The learning rate by step.
 
-/// A learning-rate schedule: warm-up, then what [`Decay`] says.
+/// A learning-rate schedule: warm-up, then the course that [`Decay`] gives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
     /// The largest rate.
@@ -9,7 +9,7 @@ pub struct LearningRate {
     pub floor: f64,
     /// Steps of linear warm-up.
     pub warmup: usize,
-    /// What follows warm-up.
+    /// The course after warm-up.
     pub decay: Decay,
     /// Steps of the run.
     pub steps: usize,

@@ -1,4 +1,4 @@
-//! Which linear layers have low-rank adapters, by the names that PEFT has for them.
+//! The linear layers that have low-rank adapters, by the names that PEFT has for them.
 
 use common::{UserError, nearest};
 use engine::model::{GptShape, Lora, LoraTarget};
@@ -8,7 +8,7 @@ use crate::config::model_plan::is_dropout_rate;
 use crate::config::{Fp8Choice, RunConfig};
 use crate::families;
 
-/// What stands for all linear layers of blocks, as in PEFT.
+/// The target that means all linear layers of blocks, as in PEFT.
 const ALL: &str = "all-linear";
 
 /// A linear layer of the model's family, as its files have it.
@@ -16,12 +16,12 @@ const ALL: &str = "all-linear";
 pub struct AdaptedModule {
     /// Its name in a block without `.weight`, such as `self_attn.q_proj`.
     pub name: String,
-    /// What it is in our blocks.
+    /// The same layer in our blocks.
     pub target: LoraTarget,
 }
 
 impl AdaptedModule {
-    /// The last part of its name, which PEFT takes as a target, such as `q_proj`.
+    /// The last part of its name, such as `q_proj`. PEFT takes it as a target.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
@@ -35,7 +35,7 @@ impl AdaptedModule {
 /// The linear layers of a block by the names of the family that `shape` is of.
 ///
 /// # Errors
-/// In words, what the shape has that the nearest family has not.
+/// In words, the property of the shape that the nearest family lacks.
 pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, QueryKeyValue, Up, Value};
     let names = families::of_shape(shape)?.tensors();
@@ -97,6 +97,11 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
         let meant = all.iter().filter(|module| text == ALL || module.is_meant_by(text));
         let before = targets.len();
         targets.extend(meant.map(|module| module.target));
+        if let Some(experts) = &shape.experts
+            && targets.iter().any(|target| in_feed_forward(*target))
+        {
+            return Err(of_experts(text, experts.count, &all));
+        }
         if targets.len() == before {
             return Err(unknown(text, &all));
         }
@@ -104,6 +109,21 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
     targets.sort_unstable();
     targets.dedup();
     Ok(Some(Lora { rank: model.lora_rank, alpha, dropout: model.lora_dropout, targets }))
+}
+
+fn in_feed_forward(target: LoraTarget) -> bool {
+    matches!(target, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
+}
+
+/// A target that means a feed-forward layer, of a model with experts.
+fn of_experts(text: &str, experts: usize, all: &[AdaptedModule]) -> UserError {
+    let attention: Vec<&AdaptedModule> = all.iter().filter(|module| !in_feed_forward(module.target)).collect();
+    let names: Vec<&str> = attention.iter().map(|module| module.short_name()).collect();
+    UserError::new(
+        format!("model.lora_target_modules has {text:?} with model.experts = {experts}"),
+        "in a model with experts only attention has adapters, its feed-forward layers have none",
+        format!("--lora-target-modules {}", names.join(" ")),
+    )
 }
 
 fn unknown(text: &str, all: &[AdaptedModule]) -> UserError {
@@ -121,13 +141,13 @@ fn unknown(text: &str, all: &[AdaptedModule]) -> UserError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::model_plan::{ModelPlan, model_plan};
 
     fn plan(options: &str) -> Result<Option<Lora>, String> {
-        let mut layers = Layers::default();
-        layers.read_text(options, "test").unwrap();
-        let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).map_err(|error| error.to_string())? else {
+        let mut sources = ConfigSources::default();
+        sources.read_text(options, "test").unwrap();
+        let ModelPlan::Gpt(shape) = model_plan(&sources.resolve()).map_err(|error| error.to_string())? else {
             panic!("not a gpt")
         };
         Ok(shape.lora)
@@ -164,6 +184,14 @@ mod tests {
             let error = plan(&format!("[model]\n{rank}{options}")).unwrap_err();
             assert!(error.contains(words), "{options}: {error}");
         }
+        let mixture = "[model]\npreset = \"tiny-llama\"\nexperts = 4\nlora_rank = 8\n";
+        for text in ["all-linear", "up_proj", "q_proj,mlp.down_proj"] {
+            let error = plan(&format!("{mixture}lora_target_modules = [\"{text}\"]")).unwrap_err();
+            let words =
+                ["with model.experts = 4", "only attention", "--lora-target-modules q_proj k_proj v_proj o_proj"];
+            assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
+        }
+        assert!(plan(&format!("{mixture}lora_target_modules = [\"q_proj\", \"o_proj\"]")).is_ok());
         let error = plan("[model]\nlora_rank = 8\n[precision]\ncompute = \"bf16\"\nfp8 = \"hybrid\"").unwrap_err();
         assert!(error.contains("precision.fp8"), "{error}");
     }

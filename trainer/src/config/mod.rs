@@ -1,17 +1,18 @@
 //! From the command line and a file to a checked plan.
 //!
 //! 1. [`options`]: the table of all options. Flags, help, defaults and `docs/options.md` are made from it.
-//! 2. [`Layers`]: collects values from defaults, a preset, a file and flags, and resolves them to a [`RunConfig`].
+//! 2. [`ConfigSources`]: collects values from defaults, a preset, a file and flags, and resolves them to a [`RunConfig`].
 //! 3. [`plan::RunPlan`]: checks the [`RunConfig`] and derives every size of the run.
 
 pub mod activation_plan;
 pub mod advice;
 pub mod batch_plan;
-pub(crate) mod checks;
+pub mod checks;
+pub mod epochs;
+mod experts_plan;
 mod fp8_plan;
 pub mod freeze_plan;
 pub mod graph_plan;
-mod layers;
 pub mod learning_rate;
 pub mod lora_plan;
 pub mod megatron;
@@ -20,6 +21,7 @@ pub mod model_plan;
 pub mod model_size;
 pub(crate) mod name_patterns;
 pub mod optimizer_plan;
+mod optimizers;
 pub mod options;
 pub mod other_names;
 pub mod parallel_plan;
@@ -30,14 +32,16 @@ pub mod recipes;
 pub mod reference;
 pub mod request;
 mod sections;
+mod sources;
 pub mod unused_settings;
 pub mod watch;
 
-pub use layers::Layers;
+pub use optimizers::OptimizerChoice;
 pub use sections::{
-    Activation, AmaxAlgo, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
-    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization,
-    OptimizerChoice, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
-    RecomputeConfig, RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RunConfig,
-    SyncDebugChoice, TensorTransfers, TrainConfig, VerifyMemory, by_key,
+    Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice,
+    GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement,
+    Normalization, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
+    RecomputeConfig, RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RouterScore,
+    RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
 };
+pub use sources::ConfigSources;

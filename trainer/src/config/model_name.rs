@@ -1,15 +1,14 @@
-//! What a model is called: by its preset, if it has the preset's sizes and choices.
+//! The name of a model: its preset's, if it has the preset's sizes and choices.
 
 use toml::{Table, Value};
 
-use crate::config::{Layers, ModelConfig, ModelKind};
+use crate::config::{ConfigSources, ModelConfig, ModelKind};
 
 /// Options of a model that do not make it another one.
 const NO_OTHER_MODEL: [&str; 6] =
     ["preset", "init_from", "hidden_dropout", "attention_dropout", "dropouts", "loss_pieces"];
 
-/// A short name, also for files: the preset's, or what a model of other sizes is, such as `gpt-7x64` for seven layers of
-/// width 64.
+/// A short name, also for files: the preset's, or for other sizes one such as `gpt-7x64` for seven layers of width 64.
 pub fn name(model: &ModelConfig) -> String {
     match (changes(model).is_empty(), model.kind) {
         (true, _) => model.preset.to_string(),
@@ -27,7 +26,7 @@ pub(crate) fn name_in(config: &str) -> String {
     model.map_or("run".into(), |model| name(&model))
 }
 
-/// The name, and where the sizes come from if they are not a preset's.
+/// The name; if the sizes are not a preset's, also their source.
 pub fn describe(model: &ModelConfig) -> String {
     let changes = changes(model);
     match &model.init_from {
@@ -42,10 +41,10 @@ pub fn describe(model: &ModelConfig) -> String {
 
 /// The options that differ from those of the preset.
 fn changes(model: &ModelConfig) -> Vec<(String, Value)> {
-    let mut layers = Layers::default();
+    let mut sources = ConfigSources::default();
     let table = |model: &ModelConfig| Table::try_from(model).unwrap_or_default();
-    let preset = match layers.set("model.preset", &model.preset.to_string(), "preset") {
-        Ok(()) => table(&layers.resolve().model),
+    let preset = match sources.set("model.preset", &model.preset.to_string(), "preset") {
+        Ok(()) => table(&sources.resolve().model),
         Err(_) => Table::new(),
     };
     let differs =
@@ -58,9 +57,9 @@ mod tests {
     use super::*;
 
     fn model(options: &[(&str, &str)]) -> ModelConfig {
-        let mut layers = Layers::default();
-        options.iter().for_each(|(key, value)| layers.set(&format!("model.{key}"), value, "test").unwrap());
-        layers.resolve().model
+        let mut sources = ConfigSources::default();
+        options.iter().for_each(|(key, value)| sources.set(&format!("model.{key}"), value, "test").unwrap());
+        sources.resolve().model
     }
 
     #[test]

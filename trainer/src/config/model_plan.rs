@@ -1,14 +1,15 @@
-//! Which model a configuration asks for, checked, with every size.
+//! The model of a configuration, checked, with every size.
 
-use common::UserError;
+use common::{Mistakes, UserError};
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel, Windows,
-    gpt, gpt_part, mlp,
+    Architecture, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel,
+    Windows, gpt, gpt_part, mlp,
 };
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::experts_plan::experts_plan;
 use crate::config::fp8_plan::fp8_plan;
 use crate::config::lora_plan::lora_plan;
 use crate::config::{
@@ -17,7 +18,7 @@ use crate::config::{
 };
 use crate::families::MOST_LAYERS;
 
-/// Which model, with all sizes.
+/// The kind of model, with all sizes.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a plan holds one")]
 pub enum ModelPlan {
@@ -28,6 +29,14 @@ pub enum ModelPlan {
 }
 
 impl ModelPlan {
+    /// Whether a loss is about the loads of experts on all data-parallel ranks.
+    pub fn balances_globally(&self) -> bool {
+        match self {
+            ModelPlan::Gpt(shape) => shape.experts.as_ref().is_some_and(Experts::balances_globally),
+            ModelPlan::Mlp(_) => false,
+        }
+    }
+
     /// A rank's part of the model: a shard of each layer of its pipeline stage.
     pub fn part(&self, tensor: TensorParallel, layers: StageLayers) -> Architecture {
         match self {
@@ -48,8 +57,8 @@ impl ModelPlan {
 /// The model of a configuration, checked.
 ///
 /// # Errors
-/// The first rule that is broken.
-pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
+/// The rules that are broken.
+pub fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
     check_model_magnitudes(config)?;
     match config.model.kind {
         ModelKind::Gpt => gpt_shape(config).map(ModelPlan::Gpt),
@@ -59,7 +68,7 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
 
 /// Fails on sizes so large that they can only be typing mistakes, and on numbers that no device computes with.
 pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError> {
-    let model = &config.model;
+    let (model, mut mistakes) = (&config.model, Mistakes::default());
     for (key, value, most) in [
         ("model.layers", model.layers, MOST_LAYERS as usize),
         ("model.hidden", model.hidden, 1 << 30),
@@ -72,7 +81,7 @@ pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError
         // Shapes are padded to multiples of it.
         ("parallel.tensor", config.parallel.tensor, 1 << 16),
     ] {
-        at_most(key, value, most)?;
+        mistakes.keep(at_most(key, value, most));
     }
     for (key, value) in [
         ("model.norm_eps", model.norm_eps),
@@ -81,9 +90,10 @@ pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError
         ("model.hidden_dropout", model.hidden_dropout),
         ("model.attention_dropout", model.attention_dropout),
     ] {
-        fits_f32(key, value)?;
+        mistakes.keep(fits_f32(key, value));
     }
-    model.rope_scaling.iter().try_for_each(|&value| fits_f32("model.rope_scaling", value))
+    mistakes.keep(model.rope_scaling.iter().try_for_each(|&value| fits_f32("model.rope_scaling", value)));
+    mistakes.end()
 }
 
 pub(super) fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
@@ -129,19 +139,16 @@ fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
 
 fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     let model = &config.model;
-    let kv_heads = heads(config)?;
+    let mut mistakes = Mistakes::default();
+    check_model_numbers(config, &mut mistakes);
+    let windows = mistakes.keep(windows(config)).flatten();
+    // All else is computed with heads and sizes.
+    let kv_heads = mistakes.keep(heads(config));
+    let position = kv_heads.and_then(|_| mistakes.keep(position(config)));
+    kv_heads.and_then(|_| mistakes.keep(check_head_norms(config)));
+    mistakes.end()?;
+    let (kv_heads, position) = (kv_heads.unwrap_or_default(), position.unwrap_or(Position::None));
     let head_dim = head_dim(config);
-    within(
-        "model.norm_eps",
-        model.norm_eps,
-        model.norm_eps > 0.0 && (model.norm_eps as f32) > 0.0,
-        "it is above 0, also as f32",
-        "set model.norm_eps = 1e-5",
-    )?;
-    within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
-    let position = position(config)?;
-    check_head_norms(config)?;
-    let windows = windows(config)?;
     let feed_forward = match model.activation {
         Activation::Gelu => FeedForward::Gelu,
         Activation::SwiGlu => FeedForward::SwiGlu,
@@ -149,23 +156,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     };
     let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
-    holdable("model.vocab x hidden", &[model.vocab, hidden])?;
-    holdable("model.ffn x hidden", &[ffn, hidden])?;
-    holdable("model.hidden x hidden", &[hidden, hidden])?;
-    holdable("model.hidden x heads x head_dim", &[hidden, model.heads, head_dim])?;
-    // The weights of all layers lie in one tensor.
-    holdable("model.layers x ffn x hidden", &[model.layers, ffn, hidden])?;
-    holdable("model.layers x hidden x heads x head_dim", &[model.layers, hidden, model.heads, head_dim])?;
-    holdable("model.seq_length x hidden", &[seq, hidden])?;
-    holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
-    holdable("train.micro_batch_size x model.seq_length x heads x head_dim", &[batch, seq, model.heads, head_dim])?;
-    holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
-    is_dropout_rate("model.hidden_dropout", model.hidden_dropout)?;
-    is_dropout_rate("model.attention_dropout", model.attention_dropout)?;
-    let z_loss = config.train.z_loss_multiplier;
-    let key = "train.z_loss_multiplier";
-    within(key, z_loss, z_loss >= 0.0, "a multiplier is not negative", "set it to 1e-5, or 0 for no z-loss")?;
-    fits_f32(key, z_loss)?;
+    check_gpt_sizes(config, ffn, head_dim)?;
     let shape = GptShape {
         layers: model.layers,
         hidden,
@@ -196,6 +187,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         },
         norm_eps: model.norm_eps,
         feed_forward,
+        experts: experts_plan(config, ffn)?,
         position,
         bias: model.bias,
         qkv_bias: model.qkv_bias,
@@ -208,7 +200,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         hidden_dropout: model.hidden_dropout,
         attention_dropout: model.attention_dropout,
         loss_pieces: loss_pieces(config)?,
-        z_loss_multiplier: z_loss,
+        z_loss_multiplier: config.train.z_loss_multiplier,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         precision: config.precision.compute,
@@ -218,7 +210,44 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
 }
 
-/// A number that is above 0 where it is set.
+/// Checks that each of its tensors can be held.
+fn check_gpt_sizes(config: &RunConfig, ffn: usize, head_dim: usize) -> Result<(), UserError> {
+    let model = &config.model;
+    let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
+    holdable("model.vocab x hidden", &[model.vocab, hidden])?;
+    holdable("model.ffn x hidden", &[ffn, hidden])?;
+    holdable("model.hidden x hidden", &[hidden, hidden])?;
+    holdable("model.hidden x heads x head_dim", &[hidden, model.heads, head_dim])?;
+    // The weights of all layers lie in one tensor.
+    holdable("model.layers x ffn x hidden", &[model.layers, ffn, hidden])?;
+    holdable("model.layers x hidden x heads x head_dim", &[model.layers, hidden, model.heads, head_dim])?;
+    holdable("model.seq_length x hidden", &[seq, hidden])?;
+    holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
+    holdable("train.micro_batch_size x model.seq_length x heads x head_dim", &[batch, seq, model.heads, head_dim])?;
+    holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])
+}
+
+/// Checks numbers of a model that no other setting depends on.
+fn check_model_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
+    let model = &config.model;
+    mistakes.keep(within(
+        "model.norm_eps",
+        model.norm_eps,
+        model.norm_eps > 0.0 && (model.norm_eps as f32) > 0.0,
+        "it is above 0, also as f32",
+        "set model.norm_eps = 1e-5",
+    ));
+    let rule = "it is above 0";
+    mistakes.keep(within("model.init_std", model.init_std, model.init_std > 0.0, rule, "set model.init_std = 0.02"));
+    mistakes.keep(is_dropout_rate("model.hidden_dropout", model.hidden_dropout));
+    mistakes.keep(is_dropout_rate("model.attention_dropout", model.attention_dropout));
+    let (key, z_loss) = ("train.z_loss_multiplier", config.train.z_loss_multiplier);
+    let rule = "a multiplier is not negative";
+    mistakes.keep(within(key, z_loss, z_loss >= 0.0, rule, "set it to 1e-5, or 0 for no z-loss"));
+    mistakes.keep(fits_f32(key, z_loss));
+}
+
+/// An optional number. If it is set, it must be above 0.
 fn above_zero(key: &str, value: Option<f64>) -> Result<Option<f64>, UserError> {
     let Some(number) = value else { return Ok(None) };
     fits_f32(key, number)?;
@@ -226,7 +255,8 @@ fn above_zero(key: &str, value: Option<f64>) -> Result<Option<f64>, UserError> {
     Ok(value)
 }
 
-/// Checks that no size is 0 and that heads divide what they share; returns the number of key and value heads.
+/// Checks that no size is 0, that heads divide the width, and that key and value heads divide the heads. Returns the
+/// number of key and value heads.
 fn heads(config: &RunConfig) -> Result<usize, UserError> {
     let model = &config.model;
     for (key, value) in [
@@ -265,7 +295,7 @@ fn head_dim(config: &RunConfig) -> usize {
     model.head_dim.unwrap_or(model.hidden / model.heads)
 }
 
-/// Most channels of a head whose queries and keys are normalised: as many as kernels keep in registers.
+/// Most channels of a head with normalised queries and keys: as many as kernels keep in registers.
 const MOST_NORMED: usize = 512;
 
 /// Fails on norms of queries and keys that no kernel computes.
@@ -299,7 +329,7 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
     })
 }
 
-/// In which blocks a token does not see all tokens before it.
+/// The blocks in which a token does not see all tokens before it; `None` if there are none.
 fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     let model = &config.model;
     let pattern = &model.window_pattern;
@@ -321,10 +351,10 @@ fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
 /// more of them for backward, if nothing is recomputed.
 const LOGIT_TENSORS_PER_BLOCK: usize = 3;
 
-/// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within
-/// 1 GiB or within [`LOGIT_TENSORS_PER_BLOCK`]. Each piece reads and writes the gradient of the token table once more. The
-/// number decides in which order that gradient is summed. So it does not depend on the GPU, on stages, graphs or
-/// recomputation.
+/// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1
+/// GiB or within [`LOGIT_TENSORS_PER_BLOCK`]. Each piece reads and writes the gradient of the token table once more.
+/// The number determines the order in which that gradient is summed. So it does not depend on the GPU, on stages,
+/// graphs or recomputation.
 fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
     let rows = config.train.micro_batch_size * config.model.seq_length;
     if let Some(pieces) = config.model.loss_pieces {
@@ -415,15 +445,15 @@ fn scaling(config: &RunConfig) -> Result<Option<Scaling>, UserError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
 
     #[test]
     fn logits_are_in_one_piece_unless_they_take_more_than_the_blocks_spare() {
         let pieces = |preset: &str, micro: &str, more: &[(&str, &str)]| {
-            let mut layers = Layers::default();
+            let mut sources = ConfigSources::default();
             let settings = [("model.preset", preset), ("train.micro_batch_size", micro), ("precision.compute", "bf16")];
-            settings.iter().chain(more).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            loss_pieces(&layers.resolve()).unwrap()
+            settings.iter().chain(more).for_each(|(key, value)| sources.set(key, value, "test").unwrap());
+            loss_pieces(&sources.resolve()).unwrap()
         };
         assert_eq!(pieces("gpt2-124m", "4", &[]), 1);
         // Logits of 6.1 GiB; three tensors for each of 12 blocks are 3.4 GiB.

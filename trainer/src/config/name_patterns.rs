@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use common::{UserError, nearest};
 use glob::Pattern;
 
-/// The names among `all` that match a pattern of the option `key`: `*`, `?` and `[ ]` as in a shell, and `*` matches dots too.
-/// In a list of the option a name is followed by `rest`, which is empty where items are patterns alone.
+/// The names among `all` that match a pattern of the option `key`: `*`, `?` and `[ ]` as in a shell, and `*` matches
+/// dots too. `rest` is the text after a name in the option's list. It is empty if the list has patterns alone.
 ///
 /// # Errors
-/// What is no pattern; a pattern that matches nothing.
+/// A wrong pattern; a pattern that matches nothing.
 pub(crate) fn matching<'n>(
     key: &str,
     pattern: &str,

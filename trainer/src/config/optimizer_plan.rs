@@ -1,21 +1,22 @@
 //! The optimizer of a run, checked.
 
-use std::sync::Arc;
-
-use common::UserError;
+use common::{Mistakes, UserError};
 use device::DType;
-use engine::model::is_embedding;
-use engine::optimizer::{AdamW, Lion, MomentTypes, Muon, ParamGroup, Sgd, SkipStep, UpdateRule};
+use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
 
 use crate::config::checks::{at_least, at_most, fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
+use crate::config::optimizers::groups;
 use crate::config::param_groups::NamedGroup;
-use crate::config::{DecayStyle, MomentDtype, OptimizerChoice, OptimizerConfig};
+use crate::config::{DecayStyle, MomentDtype, OptimizerConfig};
 
-/// What updates the weights, and at which rate.
+/// Share of the steps that warm up, if the configuration has no number of them.
+const WARMUP_PERCENT: usize = 3;
+
+/// The optimizer and its learning rates.
 #[derive(Clone, Debug)]
 pub struct OptimizerPlan {
-    /// Which parameters are updated how.
+    /// The parameter groups with their update rules.
     pub groups: Vec<ParamGroup>,
     /// Those of them that the user named, for the plan box.
     pub named: Vec<NamedGroup>,
@@ -23,7 +24,7 @@ pub struct OptimizerPlan {
     pub clip: f32,
     /// The types of moments.
     pub moments: MomentTypes,
-    /// Which steps make no update because they are spikes.
+    /// The rule for spikes; a step that is a spike makes no update.
     pub skip_step: Option<SkipStep>,
     /// Learning rate by step.
     pub learning_rate: LearningRate,
@@ -33,74 +34,44 @@ impl OptimizerPlan {
     /// The plan of a configuration for a run of `steps` steps. Muon computes its products in `products`.
     ///
     /// # Errors
-    /// A value out of its range.
+    /// The values out of their range.
     pub fn new(optimizer: &OptimizerConfig, products: DType, steps: usize) -> Result<OptimizerPlan, UserError> {
-        require(optimizer.weight_decay >= 0.0 && optimizer.clip >= 0.0, || {
+        let mut mistakes = Mistakes::default();
+        mistakes.keep(require(optimizer.weight_decay >= 0.0 && optimizer.clip >= 0.0, || {
             UserError::new(
                 format!("optimizer.weight_decay = {}, clip = {}", optimizer.weight_decay, optimizer.clip),
                 "neither is negative",
                 "set them to 0 to turn them off",
             )
-        })?;
+        }));
         for (key, value) in [
             ("optimizer.lr", optimizer.lr),
-            ("optimizer.min_lr", optimizer.min_lr),
+            ("optimizer.min_lr", optimizer.min_lr.unwrap_or(0.0)),
             ("optimizer.eps", optimizer.eps),
             ("optimizer.momentum", optimizer.momentum),
             ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.clip", optimizer.clip),
         ] {
-            fits_f32(key, value)?;
+            mistakes.keep(fits_f32(key, value));
         }
-        Ok(OptimizerPlan {
-            groups: groups(optimizer, products)?,
-            named: Vec::new(),
-            clip: optimizer.clip as f32,
-            moments: moments(optimizer)?,
-            skip_step: skip_step(optimizer)?,
-            learning_rate: learning_rate(optimizer, steps)?,
-        })
+        let groups = mistakes.keep(groups(optimizer, products));
+        let moments = groups.as_ref().and_then(|_| mistakes.keep(moments(optimizer)));
+        let skip_step = mistakes.keep(skip_step(optimizer));
+        let learning_rate = mistakes.keep(learning_rate(optimizer, steps));
+        mistakes.end()?;
+        match (groups, moments, skip_step, learning_rate) {
+            (Some(groups), Some(moments), Some(skip_step), Some(learning_rate)) => {
+                let clip = optimizer.clip as f32;
+                Ok(OptimizerPlan { groups, named: Vec::new(), clip, moments, skip_step, learning_rate })
+            }
+            _ => unreachable!("each part is made, or there is a mistake"),
+        }
     }
 
     /// The same, with these groups before all others.
     pub fn with_named(self, named: Vec<NamedGroup>) -> OptimizerPlan {
         OptimizerPlan { groups: NamedGroup::before(&named, self.groups), named, ..self }
     }
-}
-
-fn groups(optimizer: &OptimizerConfig, products: DType) -> Result<Vec<ParamGroup>, UserError> {
-    let decay = |key: &str, value: f64| {
-        let is_decay = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
-        within(key, value, is_decay, "a decay is in [0, 1), also as f32", "see `trainer options` for defaults")
-    };
-    if optimizer.kind == OptimizerChoice::Sgd {
-        decay("optimizer.momentum", optimizer.momentum)?;
-        return Ok(grouped(Sgd { momentum: optimizer.momentum as f32 }, optimizer));
-    }
-    let [beta1, beta2] = optimizer.betas[..] else {
-        return Err(UserError::new(
-            format!("optimizer.betas = {:?}", optimizer.betas),
-            "AdamW, Lion and Muon have two betas",
-            "set optimizer.betas = [0.9, 0.95]",
-        ));
-    };
-    decay("optimizer.betas", beta1)?;
-    decay("optimizer.betas", beta2)?;
-    let (beta1, beta2) = (beta1 as f32, beta2 as f32);
-    if optimizer.kind == OptimizerChoice::Lion {
-        return Ok(grouped(Lion { beta1, beta2 }, optimizer));
-    }
-    within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "eps is above 0", "set optimizer.eps = 1e-8")?;
-    let adamw = AdamW { beta1, beta2, eps: optimizer.eps as f32 };
-    if optimizer.kind != OptimizerChoice::Muon {
-        return Ok(grouped(adamw, optimizer));
-    }
-    decay("optimizer.muon_momentum", optimizer.muon_momentum)?;
-    let (key, steps) = ("optimizer.muon_num_ns_steps", optimizer.muon_num_ns_steps);
-    within(key, steps as f64, (1..=20).contains(&steps), "1 to 20 iterations are made", "set it to 5")?;
-    let muon = Muon { momentum: optimizer.muon_momentum as f32, steps, products };
-    let matrices = ParamGroup::new(Muon::takes, Arc::new(muon), optimizer.weight_decay as f32);
-    Ok([vec![matrices], grouped(adamw, optimizer)].concat())
 }
 
 fn moments(optimizer: &OptimizerConfig) -> Result<MomentTypes, UserError> {
@@ -127,18 +98,8 @@ fn skip_step(optimizer: &OptimizerConfig) -> Result<Option<SkipStep>, UserError>
     Ok((sigma_factor > 0.0).then_some(SkipStep { sigma_factor: sigma_factor as f32, interval }))
 }
 
-/// The groups of a rule: matrices decay, apart from embeddings if the user says so.
-fn grouped(rule: impl UpdateRule + 'static, optimizer: &OptimizerConfig) -> Vec<ParamGroup> {
-    let usual = ParamGroup::decay_matrices(rule, optimizer.weight_decay as f32);
-    let without = (!optimizer.decay_embeddings).then(|| {
-        let rule = usual[0].rule.clone();
-        ParamGroup::new(is_embedding, rule, 0.0)
-    });
-    without.into_iter().chain(usual).collect()
-}
-
 fn learning_rate(optimizer: &OptimizerConfig, steps: usize) -> Result<LearningRate, UserError> {
-    let (peak, floor) = (optimizer.lr, optimizer.min_lr);
+    let (peak, floor) = (optimizer.lr, floor(optimizer));
     within("optimizer.lr", peak, peak > 0.0, "a learning rate is above 0", "set optimizer.lr = 3e-4")?;
     let decay = match optimizer.schedule {
         DecayStyle::Constant => Decay::None,
@@ -156,7 +117,23 @@ fn learning_rate(optimizer: &OptimizerConfig, steps: usize) -> Result<LearningRa
             "set optimizer.min_lr = optimizer.lr / 10",
         )?;
     }
-    Ok(LearningRate { peak, floor, warmup: optimizer.warmup_steps, decay, steps })
+    let warmup = optimizer.warmup_steps.unwrap_or_else(|| (WARMUP_PERCENT * steps).div_ceil(100));
+    Ok(LearningRate { peak, floor, warmup, decay, steps })
+}
+
+/// The rate at the end of a decay.
+fn floor(optimizer: &OptimizerConfig) -> f64 {
+    optimizer.min_lr.unwrap_or_else(|| tenth(optimizer.lr))
+}
+
+/// A tenth of a number, by its decimal digits: that of 3e-3 is 3e-4. Division would give another number beside it.
+fn tenth(number: f64) -> f64 {
+    let text = format!("{number:e}");
+    let shifted = text.split_once('e').and_then(|(digits, exponent)| {
+        let exponent = exponent.parse::<i32>().ok()? - 1;
+        format!("{digits}e{exponent}").parse().ok()
+    });
+    shifted.unwrap_or(number / 10.0)
 }
 
 #[cfg(test)]
@@ -164,14 +141,44 @@ mod tests {
     use engine::params::{Init, ParamSpec};
 
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
+
+    #[test]
+    fn a_decay_ends_at_a_tenth_and_fine_tuning_has_rates_and_a_warm_up_of_its_own() {
+        let rates = |text: &str, steps: usize| {
+            let mut sources = ConfigSources::default();
+            for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+                sources.set(key, value, "test").unwrap();
+            }
+            let LearningRate { peak, floor, warmup, decay, .. } =
+                learning_rate(&sources.resolve().optimizer, steps).unwrap();
+            assert_eq!(decay, Decay::Cosine, "{text}");
+            (peak, floor, warmup)
+        };
+        for (text, expected) in [
+            ("", (3e-3, 3e-4, 100)),
+            ("optimizer.lr=6e-4", (6e-4, 6e-5, 100)),
+            ("optimizer.lr=1.5 optimizer.min_lr=0.5", (1.5, 0.5, 100)),
+            ("model.preset=gpt2-124m", (6e-4, 6e-5, 700)),
+            ("model.preset=gpt2-124m optimizer.lr=1e-3", (1e-3, 1e-4, 700)),
+            ("data.sft=true", (2e-5, 2e-6, 15)),
+            ("model.init_from=x", (2e-5, 2e-6, 15)),
+            ("model.init_from=x model.preset=gpt2-124m", (2e-5, 2e-6, 15)),
+            ("model.init_from=x model.lora_rank=8", (2e-4, 2e-5, 15)),
+            ("data.sft=true optimizer.lr=1e-4 optimizer.warmup_steps=7", (1e-4, 1e-5, 7)),
+        ] {
+            assert_eq!(rates(text, 500), expected, "{text}");
+        }
+        assert_eq!(rates("data.sft=true", 1).2, 1);
+        assert_eq!(rates("data.sft=true", 334).2, 11);
+    }
 
     #[test]
     fn embeddings_decay_unless_the_user_says_otherwise() {
         let decays = |settings: &[(&str, &str)]| {
-            let mut layers = Layers::default();
-            settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            let groups = OptimizerPlan::new(&layers.resolve().optimizer, DType::F32, 10).unwrap().groups;
+            let mut sources = ConfigSources::default();
+            settings.iter().for_each(|(key, value)| sources.set(key, value, "test").unwrap());
+            let groups = OptimizerPlan::new(&sources.resolve().optimizer, DType::F32, 10).unwrap().groups;
             [
                 ("wte.weight", 2),
                 ("wpe.weight", 2),

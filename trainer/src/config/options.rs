@@ -7,10 +7,10 @@ use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 
 use crate::config::{
-    Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
-    MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, QkNormOver,
-    RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, TensorTransfers,
-    VerifyMemory,
+    Activation, AmaxAlgo, BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope,
+    ModelKind, MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding,
+    QkNormOver, RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice,
+    TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -40,7 +40,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What the value must be, in words.
+    /// A description of the values that are allowed.
     pub fn expected(self) -> String {
         match self {
             Kind::Bool => "true or false".into(),
@@ -70,7 +70,7 @@ pub struct OptionSpec {
     pub default: &'static str,
     /// The kind of its value.
     pub kind: Kind,
-    /// What it does.
+    /// Its effect, for help and documents.
     pub doc: &'static str,
 }
 
@@ -97,7 +97,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.kv_heads", "kv-heads", &["num-query-groups"], "", Kind::Integer, "Key and value heads, shared by groups of attention heads. Unset: as many as heads"),
     option("model.head_dim", "head-dim", &["kv-channels"], "", Kind::Integer, "Channels of a head. Unset: hidden / heads"),
     option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer. Unset: 4 x hidden, or for swiglu and geglu 8/3 x hidden rounded up to a multiple of 256"),
-    option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Number of tokens. In memory it is padded to a multiple of 128 x parallel.tensor"),
+    option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Number of tokens. Without a preset or model.init_from the default is that of the data's tokenizer, 256 for bytes. In memory it is padded to a multiple of 128 x parallel.tensor"),
     option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
     option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention. Without it a model sees one token at a time"),
     option("model.sliding_window", "sliding-window", &[], "", Kind::Integer, "Tokens that a token sees at most, itself among them. Unset: all before it"),
@@ -109,6 +109,17 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.norm_eps", "norm-eps", &["norm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms"),
     option("model.norm_placement", "norm-placement", &[], "\"pre\"", Kind::Choice(NormPlacement::WORDS), "Norms of blocks: before attention and feed-forward, after them (as OLMo 2 has them), or both (as Gemma)"),
     option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(Activation::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU or GeGLU with a third matrix"),
+    option("model.experts", "experts", &["num-experts"], "0", Kind::Integer, "Experts of a feed-forward layer. Each token passes experts_per_token of them. 0: layers are dense"),
+    option("model.experts_per_token", "experts-per-token", &["moe-router-topk"], "2", Kind::Integer, "Experts that a token passes"),
+    option("model.expert_ffn", "expert-ffn", &["moe-ffn-hidden-size"], "", Kind::Integer, "Width of an expert. Unset: as ffn"),
+    option("model.shared_expert_ffn", "shared-expert-ffn", &["moe-shared-expert-intermediate-size"], "0", Kind::Integer, "Width of the shared expert, which every token passes too. 0: there is none"),
+    option("model.expert_pattern", "expert-pattern", &[], "[]", Kind::Integers, "Which blocks have experts: 1 with, 0 dense, repeated over all blocks. Empty: all"),
+    option("model.expert_capacity_factor", "expert-capacity-factor", &["moe-expert-capacity-factor"], "", Kind::Float, "Training only: an expert takes at most this times the mean number of choices of a microbatch, rounded up. Choices beyond it are dropped: they add nothing to their token. Unset: nothing is dropped"),
+    option("model.token_drop_policy", "token-drop-policy", &["moe-token-drop-policy"], "\"probs\"", Kind::Choice(TokenDropPolicy::WORDS), "expert_capacity_factor: an expert keeps the choices with the highest weights (of equal ones those of the first tokens), or position: those of the first tokens of the microbatch"),
+    option("model.router_score", "router-score", &["moe-router-score-function"], "\"softmax\"", Kind::Choice(RouterScore::WORDS), "Scores of experts: softmax over all, or the logistic function of each (as DeepSeek-V3). A token passes the experts with the highest scores"),
+    option("model.router_normalise", "router-normalise", &[], "true", Kind::Bool, "The weights of a token's experts, which are their scores, are divided by their sum"),
+    option("model.router_scale", "router-scale", &["moe-router-topk-scaling-factor"], "1.0", Kind::Float, "The weights of a token's experts are multiplied by it"),
+    option("model.router_bias", "router-bias", &["moe-router-enable-expert-bias"], "false", Kind::Bool, "Each expert has a bias that is added to its score for the choice alone. Training moves it towards an equal load (as DeepSeek-V3)"),
     option("model.position", "position", &["position-embedding-type"], "\"learned\"", Kind::Choice(PositionEmbedding::WORDS), "How the model knows positions: learned vectors, rotated queries and keys, or the causal mask alone"),
     option("model.rope_base", "rope-base", &["rotary-base"], "10000.0", Kind::Float, "rotary: base of the wavelengths (RoPE theta)"),
     option("model.rope_scaling", "rope-scaling", &[], "[]", Kind::Floats, "rotary: numbers of the scaling for longer contexts; see rope_scaling_type. Empty: none"),
@@ -135,33 +146,39 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.path", "data-path", &[], "", Kind::Paths, "Files of text, JSON lines, Parquet or tokens, or folders of them. Several are read end to end, or blended if each has a weight before it. Unset: the embedded Markov source"),
     option("data.validation_path", "validation-path", &["valid-data-path"], "", Kind::Paths, "Data to evaluate on. All of data.path is then for training"),
     option("data.validation_sets", "validation-sets", &[], "[]", Kind::Texts, "Further data to evaluate on, each NAME=PATH with a loss of its own in the log and the metrics. PATH is a file or a folder, read with the tokenizer of data.path. At each evaluation train.eval_steps global batches of its beginning are read"),
-    option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "Tokenizer for text: byte, a Hugging Face tokenizer.json, or a folder with one. Token files need none"),
+    option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "Tokenizer for text: byte, a Hugging Face tokenizer.json, or a folder with one. Token files need none. With model.init_from the default is the tokenizer of its folder"),
     option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document. Unset: the first that the tokenizer has of the usual names"),
     option("data.text_key", "text-key", &["json-key", "json-keys"], "\"text\"", Kind::Text, "Key of the text in JSON lines, or its column in Parquet files"),
-    option("data.sft", "sft", &[], "false", Kind::Bool, "Train on conversations: data.path are JSON lines with messages of role and content, which the tokenizer's chat template makes text of. The loss is on the answers of the assistant alone. A sample is a conversation, cut or filled to model.seq_length"),
+    option("data.sft", "sft", &[], "false", Kind::Bool, "Train on conversations: data.path has records of JSON or Parquet with messages, ShareGPT's conversations, prompt and completion, or Alpaca's instruction and output. The tokenizer's chat template makes text of them. The loss is on the answers of the assistant alone. A sample is a conversation, cut or filled to model.seq_length"),
     option("data.sft_packing", "sft-packing", &[], "1", Kind::Integer, "data.sft: conversations that are packed into a sample, at most. Attention stays within a conversation, and learned positions count from its start. 1: a sample is one conversation"),
-    option("data.chat_template", "chat-template", &[], "", Kind::Text, "Chat template for data.sft: chatml, or a file with one. Unset: that of the tokenizer's folder, in chat_template.jinja or tokenizer_config.json"),
+    option("data.chat_template", "chat-template", &[], "", Kind::Text, "Chat template for data.sft: chatml, llama3, gemma or mistral, which are built in, or a file with one. Unset: that of the tokenizer's folder, in chat_template.jinja or tokenizer_config.json, or else the built-in one of the tokenizer's family"),
     option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(RawTokens::WORDS), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation, unless files of a folder are named as validation data"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the order of samples, and of the embedded source"),
 
     option("train.device", "device", &[], "\"auto\"", Kind::Choice(DeviceChoice::WORDS), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host. cpu and gpu are other words for host and cuda"),
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
+    option("train.epochs", "epochs", &[], "", Kind::Float, "Passes over the training data, in place of train.steps. The last step ends at or just behind the end of the last pass"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples in a step, over all ranks"),
     option("train.rampup_batch_size", "rampup-batch-size", &[], "[]", Kind::Integers, "Batch size to start from, increment, and number of samples until the global batch size is reached. Empty: the same batch size in every step"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples in a microbatch"),
     option("train.z_loss_multiplier", "z-loss-multiplier", &[], "0.0", Kind::Float, "gpt: the z-loss, this multiple of logsumexp(logits)^2, is added to the loss in training, and keeps logits from growing. 1e-5 is usual; 0 for none. It is reported apart from the loss"),
+    option("train.balance_loss_multiplier", "balance-loss-multiplier", &["moe-aux-loss-coeff"], "0.0", Kind::Float, "experts: factor of the loss that keeps the loads of experts equal (1 times the factor for each layer, if they are). 0.01 is usual; 0 for none. It is reported apart from the loss"),
+    option("train.balance_loss_over", "balance-loss-over", &[], "\"microbatch\"", Kind::Choice(BalanceLossOver::WORDS), "experts: the balance loss compares the loads of a microbatch's tokens, of each sequence's, or of all data-parallel ranks' tokens in the step so far (one small transfer for each layer and microbatch)"),
+    option("train.router_z_loss_multiplier", "router-z-loss-multiplier", &["moe-z-loss-coeff"], "0.0", Kind::Float, "experts: the mean of logsumexp(logits)^2 of routers, times this, is added to the loss. 1e-3 is usual; 0 for none. It is reported apart from the loss"),
+    option("train.router_bias_update_rate", "router-bias-update-rate", &["moe-router-bias-update-rate"], "1e-3", Kind::Float, "experts: what every step adds to the router_bias of experts with less than the mean load, and subtracts from those with more"),
+    option("train.force_expert_balance", "force-expert-balance", &["moe-router-force-load-balancing"], "false", Kind::Bool, "experts: tokens take experts in turn, whatever the router says. For benchmarks: such a model learns nothing of use"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits in every run. Nothing is timed, and backward attention is slower"),
     option("train.sync_debug", "sync-debug", &[], "\"off\"", Kind::Choice(SyncDebugChoice::WORDS), "What happens at a call in a steady step that makes the host wait for the device, or allocates. warn: a warning names the call and the region, once. error: the run ends with exit code 3"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for no evaluations"),
-    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches in an evaluation; 0 for no evaluations"),
+    option("train.eval_steps", "eval-iters", &[], "8", Kind::Integer, "Batches in an evaluation; 0 for no evaluations"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
 
     option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(OptimizerChoice::WORDS), "The optimizer. muon: Muon for the matrices of blocks, with AdamW's learning rate and weight decay, and AdamW for embeddings, head, norms and biases"),
-    option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate"),
-    option("optimizer.min_lr", "min-lr", &[], "3e-4", Kind::Float, "Learning rate at the end of the decay"),
-    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. Step i, counted from 1, has i / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron it has (i - 1) / warmup_steps, so the first rate is 0.)"),
+    option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate. With model.init_from or data.sft the default is 2e-5, and with adapters 2e-4"),
+    option("optimizer.min_lr", "min-lr", &[], "", Kind::Float, "Learning rate at the end of the decay. Unset: a tenth of lr"),
+    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. With model.init_from or data.sft the default is 3 % of the steps. Step i, counted from 1, has i / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron it has (i - 1) / warmup_steps, so the first rate is 0.)"),
     option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end of the run"),
     option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(DecayStyle::WORDS), "Learning rate after warm-up: constant; cosine or linear decay to the end of the run; decay with the root of the steps; or stable, then linear decay"),
     option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw, muon: decay rates of AdamW's two moments. lion: the moment's share in the direction of an update, and its decay rate"),
@@ -211,7 +228,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
     option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step. auto: steps on random samples are timed at the start, without graphs and in both scopes, and the fastest that fits the memory is used"),
-    option("cuda_graph.modules", "cuda-graph-modules", &[], "[]", Kind::Choices(GraphModule::WORDS), "per_layer: only these modules become graphs, the rest runs eagerly. attention and mlp are each a graph of their own in a block, with the norm before it; both together are one. Empty: all"),
+    option("cuda_graph.modules", "cuda-graph-modules", &[], "[]", Kind::Choices(GraphModule::WORDS), "per_layer: only these modules become graphs, the rest runs eagerly. attention and mlp are each a graph of their own in a block, with the norm before it; both together are one. In a block with experts moe is the whole layer of experts in place of mlp, moe_router its norm, router and shared expert alone, and moe_preprocess adds the order of rows to moe_router. Empty: all"),
     option("cuda_graph.layers", "cuda-graph-layers", &[], "[]", Kind::Integers, "per_layer: only these layers become graphs, the rest runs eagerly. Layer 0 is the embedding, then come the blocks, then the head. Empty: all"),
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before the capture; at least 1"),
     option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(GraphMempool::WORDS), "How microbatches share memory: a slot for each in flight, or one plan over the whole step"),
@@ -224,13 +241,14 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints. Unset: none are written"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints. 0: one at the end, or when a signal ends the run"),
     option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Number of the run's newest checkpoints to keep; 0 for all"),
+    option("checkpoint.async_save", "async-save", &[], "true", Kind::Bool, "At an interval the state is copied to the machine's memory, and training goes on while the copy is written. false: training waits until the checkpoint is on disk, as it does at the end of a run"),
     option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue from the newest in checkpoint.dir, if there is one. never: refuse to start where there is one. Or a checkpoint, or a folder whose newest is taken"),
 
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console. metrics.jsonl has every step"),
     option("logging.tensorboard", "tensorboard", &[], "false", Kind::Bool, "Also write TensorBoard event files into logging.dir"),
     option("logging.wandb", "wandb", &[], "false", Kind::Bool, "Also write wandb-history.jsonl and wandb-summary.json, in the form of Weights & Biases, into logging.dir. If python3 has the module wandb, it also sends each step while the run goes on; WANDB_MODE=offline sends nothing"),
-    option("logging.print_activations", "print-activations", &[], "[]", Kind::Texts, "Outputs of which the mean, the root mean square and the largest magnitude are printed, for each microbatch of the steps that have a line: \"embedding\", \"h.3\" for the block of that number, \"h.3.attention\" or \"h.3.mlp\" for a module of it. The host waits for each. Graphs go around them"),
+    option("logging.print_activations", "print-activations", &[], "[]", Kind::Texts, "Outputs of which the mean, the root mean square and the largest magnitude are printed, for each microbatch of the steps that have a line: \"embedding\", \"h.3\" for the block of that number, \"h.3.attention\" or \"h.3.mlp\" (\"h.3.moe\" in a block with experts) for a module of it. The host waits for each. Graphs go around them"),
     option("logging.trace", "trace", &[], "", Kind::Text, "File for a timeline of a few steps, for ui.perfetto.dev: every kernel, copy and call with its layer. Ranks other than 0 add their number to the name"),
     option("logging.trace_after", "trace-after", &["profile-step-start"], "", Kind::Integer, "Steps before the timeline begins. Unset: it begins with the first replay"),
     option("logging.trace_steps", "trace-steps", &[], "2", Kind::Integer, "Number of steps in the timeline"),

@@ -11,9 +11,9 @@ use crate::config::{GradReduce, RecomputeGranularity, RunConfig, rank_layout};
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
 pub struct ParallelPlan {
-    /// Which ranks share layers, and which the batch.
+    /// The groups of ranks: those that share layers, the stages, and those that share the batch.
     pub grid: Grid,
-    /// Which part of the model each pipeline stage has, and the order of its work.
+    /// Each pipeline stage's part of the model, and the order of its work.
     pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
     pub blocks: Vec<usize>,
@@ -25,7 +25,7 @@ pub struct ParallelPlan {
     pub sequence_parallel: bool,
     /// Whether data-parallel ranks divide the optimizer's state and work.
     pub distributed_optimizer: bool,
-    /// Type in which gradients are summed over data-parallel ranks.
+    /// The type of the sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
     /// Smallest gradient bucket, bytes.
     pub bucket_bytes: usize,

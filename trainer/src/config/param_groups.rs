@@ -55,7 +55,7 @@ impl NamedGroup {
         Ok(groups)
     }
 
-    /// The groups of an optimizer, before which parameters of named groups are taken out: by the same rules, at their own rate.
+    /// The groups of an optimizer, with the named parameters in groups before them: same update rule, their own rate.
     pub(crate) fn before(named: &[NamedGroup], groups: Vec<ParamGroup>) -> Vec<ParamGroup> {
         let of = |named: &NamedGroup, group: &ParamGroup| ParamGroup {
             names: Some(named.names.clone()),
@@ -104,7 +104,7 @@ mod tests {
     use engine::optimizer::UpdateRule;
 
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::model_plan::model_plan;
     use crate::config::optimizer_plan::OptimizerPlan;
 
@@ -114,9 +114,9 @@ mod tests {
         items: &[&str],
         freeze: &[&str],
     ) -> Result<(ModelPlan, Vec<ParamGroup>, Vec<NamedGroup>), UserError> {
-        let mut layers = Layers::default();
-        layers.set("optimizer.kind", kind, "test").unwrap();
-        let config = layers.resolve();
+        let mut sources = ConfigSources::default();
+        sources.set("optimizer.kind", kind, "test").unwrap();
+        let config = sources.resolve();
         let model = model_plan(&config).unwrap();
         let texts = |all: &[&str]| all.iter().map(|text| text.to_string()).collect::<Vec<_>>();
         let frozen = FrozenNames::new(&texts(freeze), &model)?;

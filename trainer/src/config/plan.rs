@@ -1,6 +1,6 @@
 //! The checked plan of a run. All validation happens here, before any other work.
 
-use common::UserError;
+use common::{Mistakes, UserError};
 use device::ops::Documents;
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
@@ -13,6 +13,7 @@ use crate::config::batch_plan::BatchPlan;
 use crate::config::checks::{at_least, at_most, within};
 use crate::config::freeze_plan::FrozenNames;
 use crate::config::graph_plan::graph_options;
+use crate::config::learning_rate::{Decay, LearningRate};
 pub use crate::config::model_plan::ModelPlan;
 use crate::config::model_plan::{check_model_magnitudes, model_plan};
 use crate::config::model_size::ModelSize;
@@ -37,11 +38,11 @@ pub struct RunPlan {
     pub parallel: ParallelPlan,
     /// The samples of every step.
     pub batch: BatchPlan,
-    /// What updates the weights.
+    /// The optimizer and its learning rates.
     pub optimizer: OptimizerPlan,
-    /// What it leaves as it is.
+    /// The parameters that keep their values.
     pub frozen: FrozenNames,
-    /// Which outputs are printed.
+    /// The outputs that are printed.
     pub printed: PrintedActivations,
     /// How steps are captured.
     pub graphs: GraphOptions,
@@ -63,7 +64,7 @@ pub struct EvaluationPlan {
 }
 
 impl RunPlan {
-    /// Whether some steps measure what 8-bit copies lose.
+    /// Whether some steps measure the losses of 8-bit copies.
     pub fn measures_fp8(&self) -> bool {
         let precision = &self.config.precision;
         precision.fp8 != Fp8Choice::None && precision.fp8_metrics_interval > 0
@@ -87,39 +88,46 @@ impl RunPlan {
     /// Checks a configuration for `world_size` ranks and derives its sizes.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Every rule that is broken.
     pub fn new(config: RunConfig, world_size: usize) -> Result<RunPlan, UserError> {
-        check_magnitudes(&config)?;
-        let grid = rank_layout::grid(&config, world_size)?;
-        let batch = BatchPlan::new(&config.train, grid.size(Axis::Data))?;
-        let model = model_plan(&config)?;
-        let parallel = ParallelPlan::new(&config, grid, &model, &batch.microbatch_counts())?;
-        at_least("train.steps", config.train.steps, 1)?;
-        at_least("logging.interval", config.logging.interval, 1)?;
-        at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
-        within(
-            "data.split",
-            config.data.split,
-            config.data.split > 0.0 && config.data.split <= 1.0,
-            "a share is above 0 and at most 1",
-            "set data.split = 0.9",
-        )?;
-        at_least("data.sft_packing", config.data.sft_packing, 1)?;
-        at_most("data.sft_packing", config.data.sft_packing, Documents::MOST - 1)?;
-        if let Some(threads) = config.train.threads {
-            at_least("train.threads", threads, 1)?;
+        let mut mistakes = Mistakes::default();
+        let plan = RunPlan::check(config, world_size, &mut mistakes);
+        match (plan, mistakes.end()) {
+            (_, Err(error)) => Err(error),
+            (Some(plan), Ok(())) => Ok(plan),
+            (None, Ok(())) => unreachable!("a configuration without a plan breaks a rule"),
         }
-        let layers = stage_layers(&model, &parallel, 0);
-        let graphs = graph_options(&config, &layers)?;
-        let watch = watch_settings(&config.parallel)?;
-        let frozen = FrozenNames::new(&config.optimizer.freeze, &model)?;
-        let named = NamedGroup::all(&config.optimizer.param_groups, &model, &frozen)?;
-        let optimizer =
-            OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?
-                .with_named(named);
-        let printed = PrintedActivations::new(&config, &model)?;
+    }
+
+    /// As [`RunPlan::new`], with broken rules added to `mistakes`. `None` if a rule is broken.
+    pub fn check(config: RunConfig, world_size: usize, mistakes: &mut Mistakes) -> Option<RunPlan> {
+        let before = mistakes.len();
+        // Sizes are multiplied from here on.
+        mistakes.keep(check_magnitudes(&config))?;
+        check_numbers(&config, mistakes);
+        let grid = mistakes.keep(rank_layout::grid(&config, world_size));
+        let batch = grid.and_then(|grid| mistakes.keep(BatchPlan::new(&config.train, grid.size(Axis::Data))));
+        let watch = mistakes.keep(watch_settings(&config.parallel));
+        let products = config.precision.compute.activations();
+        let optimizer = mistakes.keep(OptimizerPlan::new(&config.optimizer, products, config.train.steps));
+        let model = mistakes.keep(model_plan(&config))?;
+        let parallel = grid.zip(batch.as_ref()).and_then(|(grid, batch)| {
+            mistakes.keep(ParallelPlan::new(&config, grid, &model, &batch.microbatch_counts()))
+        });
+        let graphs = parallel
+            .as_ref()
+            .and_then(|parallel| mistakes.keep(graph_options(&config, &model, &stage_layers(&model, parallel, 0))));
+        let frozen = mistakes.keep(FrozenNames::new(&config.optimizer.freeze, &model));
+        let named = frozen
+            .as_ref()
+            .and_then(|frozen| mistakes.keep(NamedGroup::all(&config.optimizer.param_groups, &model, frozen)));
+        let printed = mistakes.keep(PrintedActivations::new(&config, &model));
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
-        Ok(RunPlan {
+        let (batch, parallel, graphs) = (batch?, parallel?, graphs?);
+        let (watch, frozen, printed) = (watch?, frozen?, printed?);
+        let optimizer = optimizer?.with_named(named?);
+        let config = with_rates(config, &optimizer.learning_rate);
+        (mistakes.len() == before).then_some(RunPlan {
             steps: config.train.steps,
             config,
             model,
@@ -136,8 +144,8 @@ impl RunPlan {
         })
     }
 
-    /// The same run with other graphs. What was changed after the configuration was checked, such as the number of warm-up
-    /// steps, stays.
+    /// The same run with other graphs. It keeps fields that were changed after the check of the configuration, such as
+    /// the number of warm-up steps.
     ///
     /// # Errors
     /// The first rule that is broken.
@@ -154,16 +162,16 @@ impl RunPlan {
         stage_layers(&self.model, &self.parallel, rank)
     }
 
-    /// Where a sample has its inputs and targets.
+    /// The places of inputs and targets in a sample.
     pub fn sample_row(&self) -> SampleRow {
         match &self.model {
             // An evaluation that keeps losses has rows of its own, one for each choice.
             ModelPlan::Gpt(shape) if self.keeps_losses => SampleRow::conversations(shape.seq),
-            // What is left of a packed sample counts as a conversation.
+            // The unused rest of a packed sample counts as one more conversation.
             ModelPlan::Gpt(shape) if self.config.data.sft_packing > 1 => {
-                SampleRow::packed(shape.seq, self.config.data.sft_packing + 1)
+                SampleRow::packed(shape.seq, self.config.data.sft_packing + 1).with_padding()
             }
-            ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq),
+            ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq).with_padding(),
             ModelPlan::Gpt(shape) => SampleRow::tokens(shape.seq),
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
         }
@@ -173,6 +181,18 @@ impl RunPlan {
     pub fn tokens_per_step(&self) -> usize {
         self.batch.global * self.size.losses_per_sample
     }
+}
+
+/// The configuration with the numbers that follow from others, so that records of the run have them. Steps that are not
+/// known yet decide none.
+fn with_rates(mut config: RunConfig, rate: &LearningRate) -> RunConfig {
+    if config.train.epochs.is_none() {
+        config.optimizer.warmup_steps = Some(rate.warmup);
+    }
+    if rate.decay != Decay::None {
+        config.optimizer.min_lr = Some(rate.floor);
+    }
+    config
 }
 
 /// The layers of a rank.
@@ -189,9 +209,31 @@ fn evaluation(train: &TrainConfig) -> Option<EvaluationPlan> {
     (plan.interval > 0 && plan.batches > 0).then_some(plan)
 }
 
+/// Checks numbers that no other setting depends on.
+fn check_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
+    mistakes.keep(at_least("train.steps", config.train.steps, 1));
+    if let Some(epochs) = config.train.epochs {
+        let (rule, fix) = ("a run has more than 0 epochs", "set train.epochs = 1");
+        mistakes.keep(within("train.epochs", epochs, epochs > 0.0, rule, fix));
+    }
+    mistakes.keep(at_least("logging.interval", config.logging.interval, 1));
+    mistakes.keep(at_least("logging.trace_steps", config.logging.trace_steps, 1));
+    mistakes.keep(within(
+        "data.split",
+        config.data.split,
+        config.data.split > 0.0 && config.data.split <= 1.0,
+        "a share is above 0 and at most 1",
+        "set data.split = 0.9",
+    ));
+    mistakes.keep(at_least("data.sft_packing", config.data.sft_packing, 1));
+    mistakes.keep(at_most("data.sft_packing", config.data.sft_packing, Documents::MOST - 1));
+    mistakes.keep(at_least("train.threads", config.train.threads.unwrap_or(1), 1));
+}
+
 /// Fails on numbers so large that they can only be typing mistakes.
 fn check_magnitudes(config: &RunConfig) -> Result<(), UserError> {
-    check_model_magnitudes(config)?;
+    let mut mistakes = Mistakes::default();
+    mistakes.keep(check_model_magnitudes(config));
     let train = &config.train;
     for (key, value, most) in [
         ("recompute.layers", config.recompute.layers, 1 << 14),
@@ -205,7 +247,7 @@ fn check_magnitudes(config: &RunConfig) -> Result<(), UserError> {
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline, 1 << 14),
         ("parallel.bucket_mib", config.parallel.bucket_mib, 1 << 20),
     ] {
-        at_most(key, value, most)?;
+        mistakes.keep(at_most(key, value, most));
     }
-    Ok(())
+    mistakes.end()
 }

@@ -14,7 +14,7 @@ use crate::config::{
 /// The rank grid of a configuration on `ranks` ranks.
 ///
 /// # Errors
-/// A model whose layers ranks cannot share, or a number of ranks that the settings do not divide.
+/// A model with layers that ranks cannot share, or a number of ranks that the settings do not divide.
 pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
     let (tensor, pipeline) = (config.parallel.tensor, config.parallel.pipeline);
     for (key, value) in [
@@ -98,7 +98,7 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
 /// Fails on a pipeline schedule that other settings exclude.
 ///
 /// # Errors
-/// Zero bubble with one stage, with several chunks a stage, or with full recompute where every slot would have room for
+/// Zero bubble with one stage, with several chunks a stage, or with full recompute that gives every slot room for
 /// recomputed activations.
 pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
     let ParallelConfig { pipeline, virtual_pipeline, pipeline_schedule, .. } = config.parallel;

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use common::Choice;
 
-use crate::config::megatron::{FLAGS, Meaning, our_flag, our_flags};
+use crate::config::megatron::{Meaning, Takes, flags, our_flag, our_flags};
 use crate::config::options::{Kind, OPTIONS};
-use crate::config::other_names::NAMES;
+use crate::config::other_names::{OtherName, Trainer};
 use crate::families::Preset;
 
 /// Options, Megatron's flags, names of other trainers, and presets.
@@ -41,24 +41,27 @@ fn options() -> String {
 
 fn megatron_flags() -> String {
     let mut text = String::from("\n## Megatron's flags\n\n| flag | here |\n|---|---|\n");
-    for (flag, meaning) in FLAGS {
+    for (flag, meaning) in flags() {
         let here = match meaning {
-            Meaning::Sets(key, value) => format!("`{}`", our_flag(key, value)),
+            Meaning::Sets(key, value) | Meaning::SetsTelling((key, value), ..) => format!("`{}`", our_flag(key, value)),
             Meaning::SetsByValue(values, rule, fix) => {
                 let each = values.iter().map(|(word, sets)| format!("`{word}`: `{}`", our_flags(sets)));
                 format!("{}. Others are not supported: {rule}. Instead: {fix}", each.collect::<Vec<_>>().join(", "))
             }
-            Meaning::SetsTelling((key, value), ..) => format!("`{}`", our_flag(key, value)),
             Meaning::SetsWhateverValue(key, value, why) => format!("`{}`: {why}", our_flag(key, value)),
             Meaning::Computes(key, formula, _) => format!("sets `{key}` to {formula}"),
+            Meaning::Translates(key, words, ..) => format!("sets `{key}` to {words}"),
+            Meaning::SetsUnless((key, value), (other, unless), why) => {
+                format!("`{}`, but not with `{}`: {why}", our_flag(key, value), our_flag(other, unless))
+            }
             Meaning::SetsItem(key, at) => format!("sets item {} of `{key}`", at + 1),
-            Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
-            Meaning::OnlyValues(words, rule, fix) => {
+            Meaning::Agrees(Takes::Value, key, _) => format!("accepted if it equals `{key}`"),
+            Meaning::Refused([], rule, fix) => format!("not supported: {rule}. Instead: {fix}"),
+            Meaning::Refused(words, rule, fix) => {
                 format!("accepted if it is `{}`: {rule}. Instead: {fix}", words.join("` or `"))
             }
-            Meaning::OnlyWithout(key, why) => format!("accepted without `{key}`: {why}"),
-            Meaning::NotNeeded(why) | Meaning::IgnoresValue(why) => format!("no effect, with a notice: {why}"),
-            Meaning::Unsupported(rule, fix) => format!("not supported: {rule}. Instead: {fix}"),
+            Meaning::Agrees(Takes::Nothing, key, why) => format!("accepted without `{key}`: {why}"),
+            Meaning::Ignored(_, why) => format!("no effect, with a notice: {why}"),
         };
         let _ = writeln!(text, "| `--{flag}` | {here} |");
     }
@@ -67,11 +70,18 @@ fn megatron_flags() -> String {
 
 fn other_names() -> String {
     let mut text = String::from(
-        "\n## Names of other trainers\n\nThese are answered with ours. Underscores in the names of flags are hyphens.\n\n\
-         | flag | of | here |\n|---|---|---|\n",
+        "\n## Names of other trainers\n\nA flag of one of these names is answered with ours. Hyphens in it are underscores, \
+         and `*` stands for the rest of a name. `trainer import` makes a configuration of a file with such settings, and \
+         takes the defaults here for those that it leaves out.\n",
     );
-    for (name, whose, ours) in NAMES {
-        let _ = writeln!(text, "| `--{name}` | {whose} | `--{ours}` |");
+    for trainer in Trainer::ALL {
+        let _ = write!(text, "\n### {}\n\n| name | default | here |\n|---|---|---|\n", trainer.name());
+        for OtherName { name, default, here } in trainer.names() {
+            let (rule, fix) = here.answer();
+            let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+            let here = rule.map_or(fix.clone(), |rule| format!("not there: {rule}. Instead: {fix}"));
+            let _ = writeln!(text, "| `{name}` | {default} | {here} |");
+        }
     }
     text
 }

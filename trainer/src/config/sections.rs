@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use common::choice;
 use data::DataConfig;
 use engine::fp8::Fp8Recipe;
-use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
+use crate::config::optimizers::OptimizerChoice;
 use crate::families::Preset;
 
 /// The configuration of a run with every option present. Names, types and words are checked, values are not.
@@ -32,6 +32,11 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
+    /// Whether the run goes on with a trained model, or trains on conversations.
+    pub fn fine_tunes(&self) -> bool {
+        self.model.init_from.is_some() || self.data.sft
+    }
+
     /// See [`by_key`].
     pub fn by_key(&self) -> BTreeMap<String, Value> {
         by_key(toml::Table::try_from(self).unwrap_or_default())
@@ -83,6 +88,17 @@ section!(ModelConfig {
     norm_eps: f64,
     norm_placement: NormPlacement,
     activation: Activation,
+    experts: usize,
+    experts_per_token: usize,
+    expert_ffn: Option<usize>,
+    shared_expert_ffn: usize,
+    expert_pattern: Vec<usize>,
+    expert_capacity_factor: Option<f64>,
+    token_drop_policy: TokenDropPolicy,
+    router_score: RouterScore,
+    router_normalise: bool,
+    router_scale: f64,
+    router_bias: bool,
     position: PositionEmbedding,
     rope_base: f64,
     rope_scaling: Vec<f64>,
@@ -118,6 +134,38 @@ choice! {
 }
 
 choice! {
+    /// The scores by which a router chooses experts.
+    pub enum RouterScore {
+        /// Softmax over all experts.
+        Softmax = "softmax",
+        /// The logistic function of each logit.
+        Sigmoid = "sigmoid",
+    }
+}
+
+choice! {
+    /// The choices that an expert keeps, if it has more than its capacity.
+    pub enum TokenDropPolicy {
+        /// Those with the highest weights.
+        Probs = "probs",
+        /// Those of the first tokens.
+        Position = "position",
+    }
+}
+
+choice! {
+    /// The tokens whose loads a balance loss compares.
+    pub enum BalanceLossOver {
+        /// Those of a microbatch.
+        Microbatch = "microbatch",
+        /// Those of each sequence.
+        Sequence = "sequence",
+        /// Those of all ranks' microbatches of the step, up to this one.
+        GlobalBatch = "global_batch",
+    }
+}
+
+choice! {
     /// The normalization before attention, feed-forward and head.
     pub enum Normalization {
         /// Subtracts the mean and divides by the standard deviation.
@@ -130,7 +178,7 @@ choice! {
 }
 
 choice! {
-    /// Where blocks have norms.
+    /// The places of norms in blocks.
     pub enum NormPlacement {
         /// Before attention and feed-forward.
         Pre = "pre",
@@ -142,7 +190,7 @@ choice! {
 }
 
 choice! {
-    /// What queries and keys are normalised over.
+    /// The heads that one norm of queries or keys covers.
     pub enum QkNormOver {
         /// Each head by itself.
         EachHead = "each_head",
@@ -156,7 +204,7 @@ choice! {
     pub enum Activation {
         /// GELU in its tanh form.
         Gelu = "gelu",
-        /// SwiGLU, which has a third matrix.
+        /// SwiGLU. It has a third matrix.
         SwiGlu = "swiglu",
         /// GeGLU, likewise.
         GeGlu = "geglu",
@@ -200,11 +248,17 @@ choice! {
 section!(TrainConfig {
     device: DeviceChoice,
     steps: usize,
+    epochs: Option<f64>,
     seed: u64,
     global_batch_size: usize,
     rampup_batch_size: Vec<usize>,
     micro_batch_size: usize,
     z_loss_multiplier: f64,
+    balance_loss_multiplier: f64,
+    balance_loss_over: BalanceLossOver,
+    router_z_loss_multiplier: f64,
+    router_bias_update_rate: f64,
+    force_expert_balance: bool,
     deterministic: bool,
     sync_debug: SyncDebugChoice,
     eval_interval: usize,
@@ -215,7 +269,7 @@ section!(TrainConfig {
 choice! {
     /// The device that the user asks for.
     pub enum DeviceChoice {
-        /// A GPU where each rank has one, else the host.
+        /// A GPU if each rank has one, else the host.
         Auto = "auto",
         /// The CPU.
         Host = "host",
@@ -225,7 +279,7 @@ choice! {
 }
 
 choice! {
-    /// What happens at a call in a steady step that waits for the device or allocates.
+    /// The reaction to a call that waits for the device or allocates, in a steady step.
     pub enum SyncDebugChoice {
         /// Nothing.
         Off = "off",
@@ -239,8 +293,8 @@ choice! {
 section!(OptimizerConfig {
     kind: OptimizerChoice,
     lr: f64,
-    min_lr: f64,
-    warmup_steps: usize,
+    min_lr: Option<f64>,
+    warmup_steps: Option<usize>,
     decay_steps: usize,
     schedule: DecayStyle,
     betas: Vec<f64>,
@@ -258,20 +312,6 @@ section!(OptimizerConfig {
     skip_step_sigma_factor: f64,
     skip_step_interval: usize,
 });
-
-choice! {
-    /// Which optimizer.
-    pub enum OptimizerChoice {
-        /// AdamW.
-        AdamW = "adamw",
-        /// Lion.
-        Lion = "lion",
-        /// Muon for matrices in blocks, AdamW for the rest.
-        Muon = "muon",
-        /// Stochastic gradient descent, with or without momentum.
-        Sgd = "sgd",
-    }
-}
 
 choice! {
     /// The type of a moment, in Megatron's words.
@@ -324,7 +364,7 @@ choice! {
 }
 
 choice! {
-    /// Which of the magnitudes in the history a delayed scale follows from.
+    /// The magnitude in the history that determines a delayed scale.
     pub enum AmaxAlgo {
         /// The largest.
         Max = "max",
@@ -352,9 +392,9 @@ section!(ParallelConfig {
 });
 
 choice! {
-    /// What makes the transfers between ranks that share layers.
+    /// The code that transfers data between ranks that share layers.
     pub enum TensorTransfers {
-        /// Kernels of our own where the ranks' GPUs reach each other's memory, else NCCL.
+        /// Kernels of our own if the ranks' GPUs reach each other's memory, else NCCL.
         Auto = "auto",
         /// NCCL.
         Nccl = "nccl",
@@ -366,13 +406,13 @@ choice! {
     pub enum PipelineSchedule {
         /// One forward, one backward.
         OneForwardOneBackward = "1f1b",
-        /// 1F1B with the weight gradients put off to where a stage would wait for others.
+        /// 1F1B with the weight gradients put off until a stage would wait for others.
         ZeroBubble = "zero_bubble",
     }
 }
 
 choice! {
-    /// The type in which gradients are summed over data-parallel ranks.
+    /// The type of the sums of gradients over data-parallel ranks.
     pub enum GradReduce {
         /// f32.
         F32 = "f32",
@@ -384,7 +424,7 @@ choice! {
 section!(RecomputeConfig { granularity: RecomputeGranularity, method: RecomputeMethod, layers: usize });
 
 choice! {
-    /// What the backward pass recomputes.
+    /// The extent of recomputation in the backward pass.
     pub enum RecomputeGranularity {
         /// Nothing.
         None = "none",
@@ -396,7 +436,7 @@ choice! {
 }
 
 choice! {
-    /// Which blocks are recomputed with `RecomputeGranularity::Full`.
+    /// The choice of blocks that `RecomputeGranularity::Full` recomputes.
     pub enum RecomputeMethod {
         /// All blocks of a stage, in groups of the same size.
         Uniform = "uniform",
@@ -406,7 +446,7 @@ choice! {
 section!(CudaGraphConfig {
     enable: bool,
     scope: GraphScope,
-    modules: Vec<GraphModule>,
+    modules: Vec<String>,
     layers: Vec<usize>,
     warmup_steps: usize,
     mempool: GraphMempool,
@@ -418,13 +458,13 @@ section!(CudaGraphConfig {
 });
 
 choice! {
-    /// What becomes one graph.
+    /// The extent of one graph.
     pub enum GraphScope {
         /// Each layer's forward and backward.
         PerLayer = "per_layer",
         /// All microbatches of a step.
         FullIteration = "full_iteration",
-        /// What is fastest where the run starts.
+        /// The fastest of them, measured at the run's start.
         Auto = "auto",
     }
 }
@@ -440,18 +480,18 @@ choice! {
 }
 
 choice! {
-    /// Where the eager step of a verification works.
+    /// The memory of the eager step of a verification.
     pub enum VerifyMemory {
         /// In memory of its own.
         Apart = "apart",
-        /// Where graphs work.
+        /// The memory of the graphs.
         Shared = "shared",
     }
 }
 
-section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, resume: Resume });
+section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, async_save: bool, resume: Resume });
 
-/// Which checkpoint a run continues. Any text is one: a word, or else a path.
+/// The checkpoint that a run continues. Any text is one: a word, or else a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Resume {

@@ -1,270 +1,240 @@
 //! Settings that have no effect beside others. The user is told. They are no errors, because they do no harm and may stand in
 //! a file that several runs share.
 
-use common::format::counted;
-use data::RawTokens;
-use parallel::Axis;
+use std::collections::BTreeMap;
 
-use crate::config::graph_plan::words;
-use crate::config::options::find;
+use common::format::counted;
+use parallel::Axis;
+use toml::Value;
+
 use crate::config::plan::RunPlan;
 use crate::config::{
-    DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, MomentDtype, OptimizerChoice, PositionEmbedding,
-    RecomputeGranularity, TensorTransfers, VerifyMemory,
+    ConfigSources, DecayStyle, Fp8Choice, ModelKind, PositionEmbedding, RecomputeGranularity, RunConfig,
 };
+
+/// Settings, when they have no effect, and why.
+type Rule = (&'static [&'static str], fn(&RunPlan) -> bool, &'static str);
+
+const NO_DATA_RANKS: &str = "with one data-parallel rank there is nothing to divide or sum";
+const FOR_ADAMW: &str = "it is for optimizer.kind = \"adamw\"";
+
+/// They are told in this order, where they differ from their defaults.
+#[rustfmt::skip]
+const RULES: &[Rule] = &[
+    (&["parallel.sequence_parallel"], |run| run.config.parallel.tensor == 1, "with parallel.tensor = 1 no ranks share a layer and its tokens"),
+    (&["parallel.tensor_transfers"], |run| run.config.parallel.tensor == 1, "with parallel.tensor = 1 no ranks share a layer"),
+    (
+        &["cuda_graph.scope", "cuda_graph.modules", "cuda_graph.layers", "cuda_graph.warmup_steps", "cuda_graph.share_io_buffers",
+          "cuda_graph.capture_optimizer", "cuda_graph.overlap_microbatches", "cuda_graph.verify"],
+        |run| !run.config.cuda_graph.enable,
+        "without cuda_graph.enable (--enable-cuda-graph) nothing is captured",
+    ),
+    (
+        &["cuda_graph.overlap_microbatches"],
+        |run| run.config.cuda_graph.enable && run.batch.microbatches() == 1,
+        "a step has one microbatch on each rank, which nothing overlaps with",
+    ),
+    (&["cuda_graph.verify_memory"], |run| run.config.cuda_graph.verify == 0, "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified"),
+    (
+        &["model.lora_alpha", "model.lora_dropout", "model.lora_target_modules"],
+        |run| run.config.model.lora_rank == 0,
+        "without model.lora_rank (--lora-rank) there are no adapters",
+    ),
+    (
+        &["optimizer.decay_steps"],
+        |run| run.config.optimizer.schedule != DecayStyle::Wsd,
+        "it is for optimizer.schedule = \"wsd\"; other decays end with the run",
+    ),
+    (&["optimizer.momentum"], |run| !reads(run, "momentum"), "it is for optimizer.kind = \"sgd\""),
+    (
+        &["recompute.layers"],
+        |run| run.config.recompute.granularity != RecomputeGranularity::Full,
+        "it is for recompute.granularity = \"full\"",
+    ),
+    (
+        &["precision.fp8_recipe", "precision.bf16_blocks", "precision.fp8_metrics_interval", "precision.fp8_param_gather",
+          "precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"],
+        |run| run.config.precision.fp8 == Fp8Choice::None,
+        "without precision.fp8 (--fp8-format) no layer multiplies in 8 bits",
+    ),
+    (
+        &["precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"],
+        |run| run.config.precision.fp8 != Fp8Choice::None && !run.config.precision.fp8_recipe.keeps_magnitudes(),
+        "it is for precision.fp8_recipe = \"delayed\" or \"rowwise\"",
+    ),
+    (
+        &["optimizer.min_lr"],
+        |run| run.config.optimizer.schedule == DecayStyle::Constant,
+        "with optimizer.schedule = \"constant\" there is no decay",
+    ),
+    (&["model.rope_base"], |run| run.config.model.position != PositionEmbedding::Rotary, "it is for model.position = \"rotary\""),
+    (&["model.rope_window_base"], |run| run.config.model.sliding_window.is_none(), "it is for blocks with a model.sliding_window"),
+    (
+        &["model.qkv_bias"],
+        |run| run.config.model.kind == ModelKind::Gpt && run.config.model.bias,
+        "with model.bias = true all linear layers have biases",
+    ),
+    (&["parallel.distributed_optimizer"], has_one_data_rank, NO_DATA_RANKS),
+    (
+        &["precision.fp8_param_gather"],
+        |run| run.config.precision.fp8 != Fp8Choice::None && (has_one_data_rank(run) || !run.config.parallel.distributed_optimizer),
+        "only data-parallel ranks with a distributed optimizer gather weights",
+    ),
+    (&["parallel.grad_reduce"], has_one_data_rank, NO_DATA_RANKS),
+    (
+        &["checkpoint.interval", "checkpoint.keep", "checkpoint.async_save"],
+        |run| run.config.checkpoint.dir.is_none(),
+        "without checkpoint.dir (--save) no checkpoint is written",
+    ),
+    (&["logging.trace_after"], |run| run.config.logging.trace.is_none(), "without logging.trace (--trace) there is no timeline"),
+    (&["data.split"], |run| run.config.data.path.is_none(), "without data.path the trainer generates data"),
+    (
+        &["data.split"],
+        |run| run.config.data.validation_path.is_some(),
+        "data.validation_path is for validation, and all of data.path for training",
+    ),
+    (&["data.raw_tokens"], |run| data::forms(&run.config.data) == (true, false), "it is for token files, and the data are text"),
+    (
+        &["data.end_of_text"],
+        |run| data::forms(&run.config.data) == (false, true),
+        "token files mark where documents end; only `trainer sample` uses it",
+    ),
+    (&["optimizer.betas"], |run| !reads(run, "betas"), FOR_ADAMW),
+    (&["optimizer.eps"], |run| !reads(run, "eps"), FOR_ADAMW),
+    (&["optimizer.exp_avg_dtype"], |run| !reads(run, "exp_avg_dtype"), FOR_ADAMW),
+    (&["optimizer.exp_avg_sq_dtype"], |run| !reads(run, "exp_avg_sq_dtype"), FOR_ADAMW),
+    (
+        &["optimizer.skip_step_interval"],
+        |run| run.config.optimizer.skip_step_sigma_factor == 0.0,
+        "without optimizer.skip_step_sigma_factor no step is skipped",
+    ),
+    (
+        &["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"],
+        |run| !reads(run, "muon_momentum"),
+        "it is for optimizer.kind = \"muon\"",
+    ),
+    (
+        &["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
+          "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"],
+        |run| run.config.model.kind == ModelKind::Mlp,
+        "it is for model.kind = \"gpt\"",
+    ),
+    (
+        &["model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
+          "model.expert_capacity_factor", "model.token_drop_policy",
+          "model.router_score", "model.router_normalise", "model.router_scale", "model.router_bias",
+          "train.balance_loss_multiplier", "train.balance_loss_over", "train.router_z_loss_multiplier",
+          "train.router_bias_update_rate", "train.force_expert_balance"],
+        |run| run.config.model.kind == ModelKind::Gpt && run.config.model.experts == 0,
+        "without model.experts (--num-experts) layers are dense",
+    ),
+    (
+        &["model.token_drop_policy"],
+        |run| run.config.model.experts > 0 && run.config.model.expert_capacity_factor.is_none(),
+        "without model.expert_capacity_factor (--moe-expert-capacity-factor) nothing is dropped",
+    ),
+    (
+        &["train.router_bias_update_rate"],
+        |run| run.config.model.experts > 0 && !run.config.model.router_bias,
+        "without model.router_bias (--moe-router-enable-expert-bias) routers have no bias",
+    ),
+    (
+        &["train.balance_loss_over"],
+        |run| run.config.model.experts > 0 && run.config.train.balance_loss_multiplier == 0.0,
+        "without train.balance_loss_multiplier (--moe-aux-loss-coeff) there is no balance loss",
+    ),
+];
+
+/// These are told without their values.
+const WITHOUT_VALUE: &[&str] = &["model.rope_window_base", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"];
+
+fn has_one_data_rank(run: &RunPlan) -> bool {
+    run.parallel.grid.size(Axis::Data) == 1
+}
+
+/// Whether the optimizer reads this setting of `optimizer`.
+fn reads(run: &RunPlan, setting: &str) -> bool {
+    run.config.optimizer.kind.settings().contains(&setting)
+}
 
 /// One line for each setting without effect. For a benchmark (`is_bench`) settings about files and the run's length do not
 /// count, because it has its own.
 pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
-    let mut notices = Vec::new();
-    let mut tell = |unused: bool, setting: String, why: &str| {
-        if unused {
-            notices.push(format!("{setting} has no effect: {why}"));
-        }
-    };
     let config = &plan.config;
-    let (parallel, graph, recompute) = (&config.parallel, &config.cuda_graph, &config.recompute);
-    let (model, checkpoint, logging) = (&config.model, &config.checkpoint, &config.logging);
-    let (optimizer, steps) = (&config.optimizer, config.train.steps);
-    tell(
-        parallel.sequence_parallel && parallel.tensor == 1,
-        "parallel.sequence_parallel = true".into(),
-        "with parallel.tensor = 1 no ranks share a layer and its tokens",
-    );
-    tell(
-        parallel.tensor_transfers == TensorTransfers::Nccl && parallel.tensor == 1,
-        "parallel.tensor_transfers = \"nccl\"".into(),
-        "with parallel.tensor = 1 no ranks share a layer",
-    );
-    let off = "without cuda_graph.enable (--enable-cuda-graph) nothing is captured";
-    for (key, value) in [
-        ("cuda_graph.scope", format!("\"{}\"", graph.scope)),
-        ("cuda_graph.modules", words(&graph.modules)),
-        ("cuda_graph.layers", format!("{:?}", graph.layers)),
-        ("cuda_graph.warmup_steps", graph.warmup_steps.to_string()),
-        ("cuda_graph.share_io_buffers", graph.share_io_buffers.to_string()),
-        ("cuda_graph.capture_optimizer", graph.capture_optimizer.to_string()),
-        ("cuda_graph.overlap_microbatches", graph.overlap_microbatches.to_string()),
-        ("cuda_graph.verify", graph.verify.to_string()),
-    ] {
-        tell(!graph.enable && !is_default(key, &value), format!("{key} = {value}"), off);
-    }
-    tell(
-        graph.enable && graph.overlap_microbatches && plan.batch.microbatches() == 1,
-        "cuda_graph.overlap_microbatches = true".into(),
-        "a step has one microbatch on each rank, which nothing overlaps with",
-    );
-    tell(
-        graph.verify == 0 && graph.verify_memory != VerifyMemory::Apart,
-        format!("cuda_graph.verify_memory = \"{}\"", graph.verify_memory),
-        "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified",
-    );
-    let targets = format!("{:?}", model.lora_target_modules);
-    for (key, is_default, value) in [
-        ("model.lora_alpha", is_default_number("model.lora_alpha", model.lora_alpha), model.lora_alpha.to_string()),
-        ("model.lora_dropout", model.lora_dropout == 0.0, model.lora_dropout.to_string()),
-        ("model.lora_target_modules", is_default("model.lora_target_modules", &targets), targets),
-    ] {
-        let why = "without model.lora_rank (--lora-rank) there are no adapters";
-        tell(model.lora_rank == 0 && !is_default, format!("{key} = {value}"), why);
-    }
-    let decay = format!("optimizer.decay_steps = {}", optimizer.decay_steps);
-    let is_wsd = optimizer.schedule == DecayStyle::Wsd;
-    tell(
-        !is_wsd && !is_default("optimizer.decay_steps", &optimizer.decay_steps.to_string()),
-        decay.clone(),
-        "it is for optimizer.schedule = \"wsd\"; other decays end with the run",
-    );
-    let is_sgd = optimizer.kind == OptimizerChoice::Sgd;
-    tell(
-        !is_sgd && optimizer.momentum != 0.0,
-        format!("optimizer.momentum = {}", optimizer.momentum),
-        "it is for optimizer.kind = \"sgd\"",
-    );
-    tell(
-        recompute.granularity != RecomputeGranularity::Full && recompute.layers != 1,
-        format!("recompute.layers = {}", recompute.layers),
-        "it is for recompute.granularity = \"full\"",
-    );
-    let precision = &config.precision;
-    for (key, value, only_delayed) in [
-        ("precision.fp8_recipe", format!("\"{}\"", precision.fp8_recipe), false),
-        ("precision.bf16_blocks", format!("{:?}", precision.bf16_blocks), false),
-        ("precision.fp8_metrics_interval", precision.fp8_metrics_interval.to_string(), false),
-        ("precision.fp8_param_gather", precision.fp8_param_gather.to_string(), false),
-        ("precision.fp8_amax_history", precision.fp8_amax_history.to_string(), true),
-        ("precision.fp8_amax_algo", format!("\"{}\"", precision.fp8_amax_algo), true),
-        ("precision.fp8_margin", precision.fp8_margin.to_string(), true),
-    ] {
-        let unused = match precision.fp8 {
-            Fp8Choice::None => true,
-            _ => only_delayed && !precision.fp8_recipe.keeps_magnitudes(),
-        };
-        let why = match precision.fp8 {
-            Fp8Choice::None => "without precision.fp8 (--fp8-format) no layer multiplies in 8 bits",
-            _ => "it is for precision.fp8_recipe = \"delayed\" or \"rowwise\"",
-        };
-        tell(unused && !is_default(key, &value), format!("{key} = {value}"), why);
-    }
-    tell(
-        optimizer.schedule == DecayStyle::Constant && !is_default_number("optimizer.min_lr", optimizer.min_lr),
-        format!("optimizer.min_lr = {}", optimizer.min_lr),
-        "with optimizer.schedule = \"constant\" there is no decay",
-    );
-    tell(
-        model.position != PositionEmbedding::Rotary && !is_default_number("model.rope_base", model.rope_base),
-        format!("model.rope_base = {}", model.rope_base),
-        "it is for model.position = \"rotary\"",
-    );
-    tell(
-        model.rope_window_base.is_some() && model.sliding_window.is_none(),
-        "model.rope_window_base".into(),
-        "it is for blocks with a model.sliding_window",
-    );
-    tell(
-        model.kind == ModelKind::Gpt && model.qkv_bias && model.bias,
-        "model.qkv_bias = true".into(),
-        "with model.bias = true all linear layers have biases",
-    );
-    let alone = "with one data-parallel rank there is nothing to divide or sum";
-    let one_data_rank = plan.parallel.grid.size(Axis::Data) == 1;
-    tell(parallel.distributed_optimizer && one_data_rank, "parallel.distributed_optimizer = true".into(), alone);
-    tell(
-        precision.fp8_param_gather
-            && precision.fp8 != Fp8Choice::None
-            && (one_data_rank || !parallel.distributed_optimizer),
-        "precision.fp8_param_gather = true".into(),
-        "only data-parallel ranks with a distributed optimizer gather weights",
-    );
-    tell(
-        parallel.grad_reduce != GradReduce::F32 && one_data_rank,
-        format!("parallel.grad_reduce = \"{}\"", parallel.grad_reduce),
-        alone,
-    );
-    let unsaved = "without checkpoint.dir (--save) no checkpoint is written";
-    for (key, value) in [("checkpoint.interval", checkpoint.interval), ("checkpoint.keep", checkpoint.keep)] {
-        let unused = checkpoint.dir.is_none() && !is_bench && !is_default(key, &value.to_string());
-        tell(unused, format!("{key} = {value}"), unsaved);
-    }
-    if let (None, Some(after)) = (&logging.trace, logging.trace_after) {
-        tell(true, format!("logging.trace_after = {after}"), "without logging.trace (--trace) there is no timeline");
-    }
-    let data = &config.data;
-    let split = format!("data.split = {}", data.split);
-    let changed = !is_default_number("data.split", data.split) && !is_bench;
-    tell(changed && data.path.is_none(), split.clone(), "without data.path the trainer generates data");
-    tell(
-        changed && data.validation_path.is_some(),
-        split,
-        "data.validation_path is for validation, and all of data.path for training",
-    );
-    if !is_bench && (data.raw_tokens != RawTokens::None || data.end_of_text.is_some()) {
-        let (text, tokens) = data::forms(data);
-        tell(
-            data.raw_tokens != RawTokens::None && text && !tokens,
-            format!("data.raw_tokens = \"{}\"", data.raw_tokens),
-            "it is for token files, and the data are text",
-        );
-        if let Some(token) = data.end_of_text.as_ref().filter(|_| tokens && !text) {
-            let why = "token files mark where documents end; only `trainer sample` uses it";
-            tell(true, format!("data.end_of_text = {token:?}"), why);
+    let mut changed = changed(config, &ConfigSources::default());
+    changed.retain(|key, _| !is_bench || !(key.starts_with("checkpoint.") || key.starts_with("data.")));
+    let mut notices = Vec::new();
+    for (keys, when, why) in RULES {
+        for key in *keys {
+            let Some(value) = changed.get(*key).filter(|_| when(plan)) else { continue };
+            let value = if WITHOUT_VALUE.contains(key) { String::new() } else { format!(" = {}", shown(value)) };
+            notices.push(format!("{key}{value} has no effect: {why}"));
         }
     }
-    for (key, by_lion, given, value) in [
-        (
-            "optimizer.betas",
-            true,
-            !is_default("optimizer.betas", &format!("{:?}", optimizer.betas)),
-            format!("{:?}", optimizer.betas),
-        ),
-        ("optimizer.eps", false, !is_default_number("optimizer.eps", optimizer.eps), optimizer.eps.to_string()),
-    ] {
-        let unused = is_sgd || (optimizer.kind == OptimizerChoice::Lion && !by_lion);
-        tell(unused && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
+    let other_kind = if config.model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
+    for (key, value) in set_for_kind(config, other_kind) {
+        notices.push(format!("{key} = {value} has no effect: it is for model.kind = \"{other_kind}\""));
     }
-    let is_lion = optimizer.kind == OptimizerChoice::Lion;
-    for (key, dtype, unused) in [
-        ("optimizer.exp_avg_dtype", optimizer.exp_avg_dtype, is_sgd),
-        ("optimizer.exp_avg_sq_dtype", optimizer.exp_avg_sq_dtype, is_sgd || is_lion),
-    ] {
-        tell(
-            unused && dtype != MomentDtype::F32,
-            format!("{key} = \"{dtype}\""),
-            "it is for optimizer.kind = \"adamw\"",
-        );
-    }
-    tell(
-        optimizer.skip_step_sigma_factor == 0.0
-            && !is_default("optimizer.skip_step_interval", &optimizer.skip_step_interval.to_string()),
-        format!("optimizer.skip_step_interval = {}", optimizer.skip_step_interval),
-        "without optimizer.skip_step_sigma_factor no step is skipped",
-    );
-    for (key, default) in [
-        ("optimizer.muon_momentum", is_default_number("optimizer.muon_momentum", optimizer.muon_momentum)),
-        (
-            "optimizer.muon_num_ns_steps",
-            is_default("optimizer.muon_num_ns_steps", &optimizer.muon_num_ns_steps.to_string()),
-        ),
-    ] {
-        let is_muon = optimizer.kind == OptimizerChoice::Muon;
-        tell(!is_muon && !default, key.to_string(), "it is for optimizer.kind = \"muon\"");
-    }
-    tell(
-        model.kind == ModelKind::Mlp && config.train.z_loss_multiplier != 0.0,
-        format!("train.z_loss_multiplier = {}", config.train.z_loss_multiplier),
-        "it is for model.kind = \"gpt\"",
-    );
-    let other_kind = if model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
-    for (name, value) in set_for_kind(model, other_kind) {
-        tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = \"{other_kind}\""));
-    }
-    let left = steps.saturating_sub(optimizer.warmup_steps);
-    if is_wsd && !is_bench && optimizer.decay_steps > left {
-        notices.push(format!(
-            "{decay} is cut to {}: train.steps = {steps} less optimizer.warmup_steps = {}",
-            counted(left, "step"),
-            optimizer.warmup_steps
-        ));
-    }
-    if !is_bench && optimizer.warmup_steps > steps {
-        notices.push(format!(
-            "the learning rate never reaches optimizer.lr: train.steps = {steps} is below optimizer.warmup_steps = {}",
-            optimizer.warmup_steps
-        ));
-    }
-    if graph.enable && !is_bench && graph.warmup_steps >= steps {
-        notices.push(format!(
-            "no training step is captured: train.steps = {steps} with cuda_graph.warmup_steps = {}",
-            graph.warmup_steps
-        ));
+    if !is_bench {
+        notices.extend(short_runs(plan));
     }
     notices
 }
 
-/// The settings that only models of `kind` use, if they differ from their defaults.
-fn set_for_kind(model: &ModelConfig, kind: ModelKind) -> Vec<(String, toml::Value)> {
-    let mut defaults = Layers::default();
-    if defaults.set("model.preset", &model.preset.to_string(), "preset").is_err() {
-        return Vec::new();
+/// One line for each part of a schedule that the run is too short for.
+fn short_runs(plan: &RunPlan) -> impl Iterator<Item = String> {
+    let (steps, optimizer, graph) = (plan.steps, &plan.config.optimizer, &plan.config.cuda_graph);
+    let (warmup, decay, eager) = (plan.optimizer.learning_rate.warmup, optimizer.decay_steps, graph.warmup_steps);
+    let left = steps.saturating_sub(warmup);
+    let cut = (optimizer.schedule == DecayStyle::Wsd && decay > left).then(|| {
+        let left = counted(left, "step");
+        format!(
+            "optimizer.decay_steps = {decay} is cut to {left}: train.steps = {steps} less optimizer.warmup_steps = {warmup}"
+        )
+    });
+    let rises = (warmup > steps).then(|| {
+        format!(
+            "the learning rate never reaches optimizer.lr: train.steps = {steps} is below optimizer.warmup_steps = {warmup}"
+        )
+    });
+    let is_eager = (graph.enable && eager >= steps)
+        .then(|| format!("no training step is captured: train.steps = {steps} with cuda_graph.warmup_steps = {eager}"));
+    [cut, rises, is_eager].into_iter().flatten()
+}
+
+/// The settings that only models of `kind` use, if they differ from those of the preset.
+fn set_for_kind(config: &RunConfig, kind: ModelKind) -> BTreeMap<String, Value> {
+    let mut preset = ConfigSources::default();
+    if preset.set("model.preset", &config.model.preset.to_string(), "preset").is_err() {
+        return BTreeMap::new();
     }
-    let table = |model: &ModelConfig| toml::Table::try_from(model).unwrap_or_default();
-    let defaults = table(&defaults.resolve().model);
     let used_by = |name: &str| match name {
         "preset" | "kind" | "init_from" => None,
         "layer_sizes" | "dropouts" => Some(ModelKind::Mlp),
         _ => Some(ModelKind::Gpt),
     };
-    let changed = |name: &String, value: &toml::Value| used_by(name) == Some(kind) && defaults.get(name) != Some(value);
-    table(model).into_iter().filter(|(name, value)| changed(name, value)).collect()
+    let mut changed = changed(config, &preset);
+    changed.retain(|key, _| key.strip_prefix("model.").and_then(used_by) == Some(kind));
+    changed
 }
 
-/// Whether an option has its default value.
-fn is_default(key: &str, value: &str) -> bool {
-    find(key).is_some_and(|option| option.default == value)
+/// The settings that differ from those of `sources`.
+fn changed(config: &RunConfig, sources: &ConfigSources) -> BTreeMap<String, Value> {
+    let others = sources.resolve().by_key();
+    config.by_key().into_iter().filter(|(key, value)| others.get(key) != Some(value)).collect()
 }
 
-fn is_default_number(key: &str, value: f64) -> bool {
-    find(key).is_some_and(|option| option.default.parse() == Ok(value))
+/// A value in a notice.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Float(number) => number.to_string(),
+        Value::String(text) => format!("{text:?}"),
+        Value::Array(items) => {
+            let item = |item: &Value| item.as_float().map_or_else(|| shown(item), |number| format!("{number:?}"));
+            format!("[{}]", items.iter().map(item).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -272,16 +242,26 @@ mod tests {
     use common::Choice;
 
     use super::*;
+    use crate::config::options::find;
     use crate::config::recipes::RECIPES;
     use crate::families::Preset;
 
+    const MIXTURE: &str = "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false";
+    const BIASED: &str =
+        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.router_bias=true";
+    const BALANCED: &str =
+        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.balance_loss_multiplier=0.01";
+
+    const LIMITED: &str =
+        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.expert_capacity_factor=1.5";
+
     /// The notices for `key=value` pairs.
     fn told(text: &str) -> Vec<String> {
-        let mut layers = Layers::default();
+        let mut sources = ConfigSources::default();
         for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-            layers.set(key, value, "test").unwrap();
+            sources.set(key, value, "test").unwrap();
         }
-        notices(&RunPlan::new(layers.resolve(), 1).unwrap(), false)
+        notices(&RunPlan::new(sources.resolve(), 1).unwrap(), false)
     }
 
     #[test]
@@ -332,12 +312,48 @@ mod tests {
             ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
             ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
             ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),
+            ("checkpoint.async_save=false", "checkpoint.dir=kept", "--save"),
             ("logging.trace_after=3", "logging.trace=trace.json", "--trace"),
             ("data.split=0.99", "data.path=text", "without data.path"),
             ("data.path=text data.split=0.99 data.validation_path=text", "data.split=0.9", "data.validation_path"),
             ("model.kind=mlp model.layers=4", "model.kind=gpt", "model.kind = \"gpt\""),
             ("model.kind=mlp model.kv_heads=2", "model.kind=gpt", "model.kind = \"gpt\""),
             ("model.kind=mlp train.z_loss_multiplier=1e-5", "model.kind=gpt", "model.kind = \"gpt\""),
+            ("model.kind=mlp train.balance_loss_multiplier=0.01", MIXTURE, "model.kind = \"gpt\""),
+            ("model.kind=mlp train.balance_loss_over=sequence", BALANCED, "model.kind = \"gpt\""),
+            ("model.kind=mlp train.router_z_loss_multiplier=0.001", MIXTURE, "model.kind = \"gpt\""),
+            ("model.kind=mlp train.force_expert_balance=true", MIXTURE, "model.kind = \"gpt\""),
+            ("model.experts_per_token=3", MIXTURE, "--num-experts"),
+            ("model.expert_ffn=32", MIXTURE, "--num-experts"),
+            ("model.shared_expert_ffn=32", MIXTURE, "--num-experts"),
+            ("model.expert_pattern=[0,1]", MIXTURE, "--num-experts"),
+            ("model.expert_capacity_factor=1.5", MIXTURE, "--num-experts"),
+            ("model.token_drop_policy=position", LIMITED, "--num-experts"),
+            (
+                "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.token_drop_policy=position",
+                "model.expert_capacity_factor=1.5",
+                "nothing is dropped",
+            ),
+            ("model.router_score=sigmoid", MIXTURE, "--num-experts"),
+            ("model.router_normalise=false", MIXTURE, "--num-experts"),
+            ("model.router_scale=2.5", MIXTURE, "--num-experts"),
+            ("model.router_bias=true", MIXTURE, "--num-experts"),
+            ("train.router_bias_update_rate=0.01", BIASED, "--num-experts"),
+            (
+                "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.router_bias_update_rate=0.01",
+                "model.router_bias=true",
+                "routers have no bias",
+            ),
+            ("model.kind=mlp train.router_bias_update_rate=0.01", BIASED, "model.kind = \"gpt\""),
+            ("train.balance_loss_multiplier=0.01", MIXTURE, "--num-experts"),
+            ("train.router_z_loss_multiplier=0.001", MIXTURE, "--num-experts"),
+            ("train.force_expert_balance=true", MIXTURE, "--num-experts"),
+            ("train.balance_loss_over=sequence", BALANCED, "--num-experts"),
+            (
+                "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.balance_loss_over=sequence",
+                "train.balance_loss_multiplier=0.01",
+                "there is no balance loss",
+            ),
             ("model.layer_sizes=[4,2]", "model.kind=mlp", "model.kind = \"mlp\""),
             ("optimizer.kind=sgd optimizer.betas=[0.8,0.9]", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
             ("optimizer.kind=lion optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
@@ -383,11 +399,17 @@ mod tests {
             }
         }
         for (name, text) in RECIPES {
-            let mut layers = Layers::default();
-            layers.read_text(text, name).unwrap();
-            layers.set("checkpoint.dir", "checkpoints", "their first lines").unwrap();
+            let mut sources = ConfigSources::default();
+            sources.read_text(text, name).unwrap();
+            sources.set("checkpoint.dir", "checkpoints", "their first lines").unwrap();
             let ranks = if name.contains("-8x") { 8 } else { 1 };
-            assert_eq!(notices(&RunPlan::new(layers.resolve(), ranks).unwrap(), false), [""; 0], "{name}");
+            assert_eq!(notices(&RunPlan::new(sources.resolve(), ranks).unwrap(), false), [""; 0], "{name}");
         }
+    }
+
+    #[test]
+    fn rules_name_options_that_exist() {
+        let keys = RULES.iter().flat_map(|(keys, ..)| *keys).chain(WITHOUT_VALUE);
+        keys.for_each(|key| assert!(find(key).is_some(), "{key}"));
     }
 }

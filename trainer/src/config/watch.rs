@@ -1,4 +1,4 @@
-//! The configured timeouts after which a rank counts as failed.
+//! The configured timeouts: the times after which the watch takes a rank for failed.
 
 use std::time::Duration;
 
@@ -54,15 +54,15 @@ pub fn watch_settings(parallel: &ParallelConfig) -> Result<WatchSettings, UserEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
 
     fn settings(flags: &[&str]) -> Result<WatchSettings, String> {
-        let mut layers = Layers::default();
+        let mut sources = ConfigSources::default();
         for pair in flags {
             let (key, value) = pair.split_once('=').unwrap();
-            layers.set(&format!("parallel.{key}"), value, "test").unwrap();
+            sources.set(&format!("parallel.{key}"), value, "test").unwrap();
         }
-        watch_settings(&layers.resolve().parallel).map_err(|error| error.to_string())
+        watch_settings(&sources.resolve().parallel).map_err(|error| error.to_string())
     }
 
     #[test]

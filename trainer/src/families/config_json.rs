@@ -13,7 +13,7 @@ pub const MOST_LAYERS: i64 = 1 << 12;
 /// No size of a model is larger.
 const LARGEST_SIZE: i64 = 1 << 30;
 
-/// A `config.json`, and where it was read, for errors.
+/// A `config.json`, and its path for errors.
 pub struct ConfigJson<'c> {
     config: &'c Json,
     origin: &'c str,
@@ -29,7 +29,7 @@ impl<'c> ConfigJson<'c> {
         ConfigJson { config, origin, families, asked: RefCell::default() }
     }
 
-    /// A value as it stands; null where the key is absent.
+    /// A value as it stands; null if the key is absent.
     pub fn get(&self, key: &str) -> &'c Json {
         self.asked.borrow_mut().insert(key.into());
         &self.config[key]
@@ -79,7 +79,7 @@ impl<'c> ConfigJson<'c> {
         number.ok_or_else(|| self.refuse(key, &format!("it is a whole number from 1 to {LARGEST_SIZE}")))
     }
 
-    /// A whole number above 0, which may be absent or null.
+    /// A whole number above 0. It may be absent or null.
     ///
     /// # Errors
     /// Another value.
@@ -87,7 +87,7 @@ impl<'c> ConfigJson<'c> {
         if self.get(key).is_null() { Ok(default) } else { self.whole(key) }
     }
 
-    /// A number that f32 can hold, which may be absent or null.
+    /// A number that f32 can hold. It may be absent or null.
     ///
     /// # Errors
     /// Another value.
@@ -99,7 +99,7 @@ impl<'c> ConfigJson<'c> {
         number.ok_or_else(|| self.refuse(key, "it is a number, no larger than f32 can hold"))
     }
 
-    /// True or false, which may be absent or null.
+    /// True or false. It may be absent or null.
     ///
     /// # Errors
     /// Another value.

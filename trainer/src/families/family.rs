@@ -1,4 +1,4 @@
-//! What a model family is.
+//! The description of a model family.
 
 use common::UserError;
 use engine::model::GptShape;
@@ -17,7 +17,7 @@ pub type ModelOptions = Vec<(&'static str, Value)>;
 pub struct ModelFamily {
     /// Its name, for people.
     pub name: &'static str,
-    /// The options that make a model one of the family, where they differ from the defaults.
+    /// The options that make a model one of the family, as far as they differ from the defaults.
     pub choices: Settings,
     /// Published sizes.
     pub sizes: &'static [Size],
@@ -25,11 +25,11 @@ pub struct ModelFamily {
     pub hugging_face: Option<&'static dyn HuggingFace>,
 }
 
-/// A published size of a family, which users name as a [`Preset`](super::Preset).
+/// A published size of a family. Users name it as a [`Preset`](super::Preset).
 pub struct Size {
     /// The preset's name.
     pub name: &'static str,
-    /// Its sizes, and the choices in which it differs from the family's.
+    /// Its sizes, and the choices that differ from the family's.
     pub model: Settings,
     /// How it was trained.
     pub training: Settings,
@@ -40,8 +40,8 @@ pub trait HuggingFace: Sync {
     /// `model_type` in `config.json`.
     fn model_type(&self) -> &'static str;
 
-    /// What makes a model one of the family: whether a shape has it, and what to call the shape if it does not, such as
-    /// `model.bias = false`.
+    /// The properties that make a model one of the family. For each: whether a shape has it, and the name of the
+    /// shape's own choice if it does not, such as `model.bias = false`.
     fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)>;
 
     /// The options of the model that a `config.json` describes. Dropout belongs to a training run and is not among them.
@@ -59,12 +59,15 @@ pub trait HuggingFace: Sync {
 
 /// How the safetensors files of a family, or of several, hold our parameters.
 pub struct TensorNames {
-    /// What tensors' names begin with; left out in files of the model without its head.
+    /// The beginning of tensors' names; left out in files of the model without its head.
     pub prefix: &'static str,
     /// Whether files have the matrices of linear layers as `(in, out)`; ours are `(out, in)`.
     pub transposes_linear_layers: bool,
     /// The tensors that hold one of our parameters, in the order of its rows.
     pub of: fn(&GptShape, &str) -> Vec<FileTensor>,
+    /// Another tensor that may have a whole parameter, in place of those of `of`. Its first axis may be split in two.
+    /// Experts in the memory of `transformers` 5 are such tensors.
+    pub fused: fn(&str) -> Option<String>,
     /// Whether a tensor is one that older versions of `transformers` saved though it is no parameter, such as a mask.
     pub is_leftover: fn(&str) -> bool,
 }

@@ -48,7 +48,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "256000"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "gemma2-9b",
@@ -62,7 +62,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "256000"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "gemma2-27b",
@@ -77,13 +77,13 @@ const SIZES: &[Size] = &[
             ("model.seq_length", "8192"),
             ("model.query_pre_attn_scalar", "144.0"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
 ];
 
 struct Gemma2Files;
 
-const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: Some(256), context: 8192 };
+const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: Some(256), context: 8192, norm_eps: 1e-6, rope_base: 1e4 };
 
 impl HuggingFace for Gemma2Files {
     fn model_type(&self) -> &'static str {
@@ -101,7 +101,7 @@ impl HuggingFace for Gemma2Files {
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
         let mut options = gemma_files::options(config, &ABSENT, 2, Some(30.0))?;
-        options.extend(rope::options(config)?);
+        options.extend(rope::options(config, ABSENT.rope_base)?);
         let cap = gemma_files::soft_cap(config, "attn_logit_softcapping", Some(50.0))?;
         options.extend(cap.map(|cap| ("model.attention_soft_cap", cap.into())));
         Ok(options)

@@ -49,7 +49,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "262144"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "gemma3-1b",
@@ -63,7 +63,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "262144"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "gemma3-4b",
@@ -80,7 +80,7 @@ const SIZES: &[Size] = &[
             ("model.rope_scaling", "[8.0]"),
             ("model.rope_scaling_type", "\"linear\""),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "gemma3-12b",
@@ -97,7 +97,7 @@ const SIZES: &[Size] = &[
             ("model.rope_scaling", "[8.0]"),
             ("model.rope_scaling_type", "\"linear\""),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "gemma3-27b",
@@ -115,15 +115,16 @@ const SIZES: &[Size] = &[
             ("model.rope_scaling", "[8.0]"),
             ("model.rope_scaling_type", "\"linear\""),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
 ];
 
 struct Gemma3Files;
 
-const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: Some(256), context: 131_072 };
+const ABSENT: Absent =
+    Absent { kv_heads: Some(4), head_dim: Some(256), context: 131_072, norm_eps: 1e-6, rope_base: 1e6 };
 
-/// What `rope_parameters` has for each kind of layers.
+/// The keys of `rope_parameters` for the two kinds of layers.
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
@@ -162,7 +163,7 @@ impl HuggingFace for Gemma3Files {
         if parameters.as_object().is_some_and(|all| !all.keys().all(is_kind)) {
             return Err(config.refuse("rope_parameters", &format!("it has \"{FULL}\" and \"{SLIDING}\" alone")));
         }
-        options.extend(rope::options_of(config, &parameters[FULL], 1e6)?);
+        options.extend(rope::options_of(config, &parameters[FULL], ABSENT.rope_base)?);
         options.push(("model.rope_window_base", window_base(config, &parameters[SLIDING])?.into()));
         options.push(("model.qk_norm", true.into()));
         Ok(options)

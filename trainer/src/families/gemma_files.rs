@@ -1,5 +1,5 @@
-//! What the files of Gemma 2 and Gemma 3 share: norms before and after the parts of blocks, which multiply by 1 + weight,
-//! GeGLU, scaled embeddings, and windows in some of the layers.
+//! The common parts of Gemma 2's and Gemma 3's files: norms before and after the parts of blocks, multiplying by 1 +
+//! weight, GeGLU, scaled embeddings, and windows in some of the layers.
 
 use common::UserError;
 use device::ops::NormKind;
@@ -9,10 +9,10 @@ use toml::Value;
 
 use super::config_json::ConfigJson;
 use super::family::{FileTensor, ModelOptions, TensorNames};
-use super::llama_files::{self, Absent};
+use super::llama_files::{self, Absent, without_experts};
 use super::windows;
 
-/// What both families require of a shape; see [`HuggingFace::requirements`](super::HuggingFace::requirements).
+/// The requirements of both families for a shape; see [`HuggingFace::requirements`](super::HuggingFace::requirements).
 pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
     vec![
         (shape.attention, "model.attention = false"),
@@ -23,11 +23,12 @@ pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
         (shape.scaled_embedding, "model.scale_embeddings = false"),
         (!shape.bias, "model.bias = true"),
         (!shape.qkv_bias, "model.qkv_bias = true"),
+        without_experts(shape),
     ]
 }
 
-/// The options that both families have in a `config.json`, without frequencies and norms of heads. `full_every` is how many
-/// layers there are to one without a window, where the file does not tell each layer's type.
+/// The options that both families have in a `config.json`, without frequencies and norms of heads. If the file does not
+/// tell each layer's type, one layer of every `full_every` has no window.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -64,7 +65,7 @@ pub(super) fn options(
     Ok(options)
 }
 
-/// A bound, which is `absent` where the key is, and none where it is null.
+/// A bound; `absent` if the key is absent, and none if it is null.
 ///
 /// # Errors
 /// Another value than a number or null.

@@ -8,7 +8,7 @@ use toml::Value;
 
 use super::config_json::ConfigJson;
 use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
-use super::llama_files::without_gemmas_choices;
+use super::llama_files::{without_experts, without_gemmas_choices};
 use super::training::large;
 
 /// The family. The options' defaults are its choices.
@@ -26,7 +26,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "50257"),
             ("model.seq_length", "1024"),
         ],
-        training: &large("6e-4", "6e-5"),
+        training: &large("6e-4"),
     },
     Size {
         name: "gpt2-350m",
@@ -37,7 +37,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "50257"),
             ("model.seq_length", "1024"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     // Brown et al., 2020, table 2.1.
     Size {
@@ -49,7 +49,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "50257"),
             ("model.seq_length", "2048"),
         ],
-        training: &large("2e-4", "2e-5"),
+        training: &large("2e-4"),
     },
     Size {
         name: "gpt-2.7b",
@@ -60,7 +60,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "50257"),
             ("model.seq_length", "2048"),
         ],
-        training: &large("1.6e-4", "1.6e-5"),
+        training: &large("1.6e-4"),
     },
 ];
 
@@ -82,6 +82,7 @@ impl HuggingFace for Gpt2Files {
             (shape.bias, "model.bias = false"),
             (shape.kv_heads == shape.heads, "model.kv_heads below model.heads"),
         ];
+        all.push(without_experts(shape));
         all.extend(without_gemmas_choices(shape));
         all
     }
@@ -125,7 +126,13 @@ impl HuggingFace for Gpt2Files {
 
     fn tensors(&self) -> &'static TensorNames {
         // `Conv1D` keeps matrices transposed.
-        &TensorNames { prefix: "transformer.", transposes_linear_layers: true, of: tensors, is_leftover }
+        &TensorNames {
+            prefix: "transformer.",
+            transposes_linear_layers: true,
+            of: tensors,
+            fused: |_| None,
+            is_leftover,
+        }
     }
 }
 

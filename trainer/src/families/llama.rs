@@ -42,7 +42,7 @@ const SIZES: &[Size] = &[
             ("model.rope_scaling", "[32.0, 1.0, 4.0, 8192.0]"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     // Llama 3.2 3B, config.json of meta-llama/Llama-3.2-3B.
     Size {
@@ -58,7 +58,7 @@ const SIZES: &[Size] = &[
             ("model.rope_scaling", "[32.0, 1.0, 4.0, 8192.0]"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     // Llama Team, 2024, table 3, and config.json of meta-llama/Meta-Llama-3-8B and -70B.
     Size {
@@ -72,7 +72,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "128256"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "llama-70b",
@@ -85,14 +85,14 @@ const SIZES: &[Size] = &[
             ("model.vocab", "128256"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("1.5e-4", "1.5e-5"),
+        training: &large("1.5e-4"),
     },
 ];
 
 struct LlamaFiles;
 
-/// What is absent in files of the first Llama.
-const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048 };
+/// The values for keys that files of the first Llama lack.
+const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-6, rope_base: 1e4 };
 
 impl HuggingFace for LlamaFiles {
     fn model_type(&self) -> &'static str {

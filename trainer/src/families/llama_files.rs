@@ -1,4 +1,4 @@
-//! What the files of families of Llama's kind share: RMSNorm, SwiGLU, rotary positions, and tensors of their own for queries,
+//! The common parts of the files of Llama's kind: RMSNorm, SwiGLU, rotary positions, and separate tensors for queries,
 //! keys, values, gate and up.
 
 use common::UserError;
@@ -11,11 +11,11 @@ use super::config_json::ConfigJson;
 use super::family::{FileTensor, ModelOptions, TensorNames};
 use super::rope;
 
-/// The largest context taken from a `config.json`. Its `max_position_embeddings`, up to 131072, is what the context can be
-/// extended to, not what a training step holds.
+/// The largest context taken from a `config.json`. Its `max_position_embeddings`, up to 131072, is the limit that the
+/// context can be extended to. A training step does not hold so much.
 const LONGEST_CONTEXT: i64 = 8192;
 
-/// What `transformers` takes where a family's `config.json` lacks a key.
+/// The values that `transformers` takes if a family's `config.json` lacks a key.
 pub(super) struct Absent {
     /// `num_key_value_heads`; `None` for as many as heads.
     pub(super) kv_heads: Option<i64>,
@@ -23,10 +23,22 @@ pub(super) struct Absent {
     pub(super) head_dim: Option<i64>,
     /// `max_position_embeddings`.
     pub(super) context: i64,
+    /// `rms_norm_eps`.
+    pub(super) norm_eps: f64,
+    /// `rope_theta`.
+    pub(super) rope_base: f64,
 }
 
-/// What all these families require of a shape; see [`HuggingFace::requirements`](super::HuggingFace::requirements).
+/// The requirements of all these families for a shape, if their layers are dense; see
+/// [`HuggingFace::requirements`](super::HuggingFace::requirements).
 pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
+    let mut all = of_dense_or_experts(shape);
+    all.push(without_experts(shape));
+    all
+}
+
+/// Likewise, for dense layers or experts.
+pub(super) fn of_dense_or_experts(shape: &GptShape) -> Vec<(bool, &'static str)> {
     let mut all = vec![
         (shape.attention, "model.attention = false"),
         (shape.norm == NormKind::Rms, "a model.norm other than \"rmsnorm\""),
@@ -38,7 +50,15 @@ pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
     all
 }
 
-/// What only Gemma has, and other families must not have.
+/// The name of the choice that a dense family lacks.
+pub(super) const EXPERTS: &str = "model.experts";
+
+/// The choice that only families of experts have, and other families must not have.
+pub(super) fn without_experts(shape: &GptShape) -> (bool, &'static str) {
+    (shape.experts.is_none(), EXPERTS)
+}
+
+/// The choices that only Gemma has, and other families must not have.
 pub(super) fn without_gemmas_choices(shape: &GptShape) -> [(bool, &'static str); 4] {
     [
         (shape.query_pre_attn_scalar.is_none(), "model.query_pre_attn_scalar"),
@@ -61,11 +81,11 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelO
         ("model.activation", text("swiglu")),
         ("model.tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()),
     ]);
-    options.extend(rope::options(config)?);
+    options.extend(rope::options(config, absent.rope_base)?);
     Ok(options)
 }
 
-/// Of these the sizes, and what is not a choice.
+/// Of these options the sizes, and others that are not a choice.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -87,7 +107,7 @@ pub(super) fn sizes(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOpt
         ("model.vocab", config.whole("vocab_size")?.into()),
         ("model.seq_length", context.into()),
         ("model.attention", true.into()),
-        ("model.norm_eps", config.number_or("rms_norm_eps", 1e-6)?.into()),
+        ("model.norm_eps", config.number_or("rms_norm_eps", absent.norm_eps)?.into()),
         ("model.position", text("rotary")),
         ("model.residual_init", text("plain")),
     ];
@@ -116,7 +136,7 @@ pub(super) fn config_json(shape: &GptShape) -> serde_json::Map<String, Json> {
 
 /// How the files of all these families hold parameters.
 pub(super) const TENSORS: TensorNames =
-    TensorNames { prefix: "model.", transposes_linear_layers: false, of: tensors, is_leftover };
+    TensorNames { prefix: "model.", transposes_linear_layers: false, of: tensors, fused: |_| None, is_leftover };
 
 /// The tensors that hold one of our parameters: queries, keys and values, and gate and up, are tensors of their own.
 pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
@@ -144,7 +164,7 @@ pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
     }
 }
 
-/// Whether a tensor is rotary frequencies, which older versions of `transformers` saved.
+/// Whether a tensor is rotary frequencies. Older versions of `transformers` saved them.
 fn is_leftover(tensor: &str) -> bool {
     tensor.ends_with(".rotary_emb.inv_freq")
 }

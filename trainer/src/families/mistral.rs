@@ -29,7 +29,7 @@ pub const MISTRAL: ModelFamily = ModelFamily {
 };
 
 const SIZES: &[Size] = &[
-    // config.json of mistralai/Mistral-7B-v0.3, which has no window.
+    // config.json of mistralai/Mistral-7B-v0.3. It has no window.
     Size {
         name: "mistral-7b",
         model: &[
@@ -41,7 +41,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "32768"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     // config.json of mistralai/Mistral-Nemo-Base-2407.
     Size {
@@ -56,13 +56,13 @@ const SIZES: &[Size] = &[
             ("model.vocab", "131072"),
             ("model.seq_length", "8192"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
 ];
 
 struct MistralFiles;
 
-const ABSENT: Absent = Absent { kv_heads: Some(8), head_dim: None, context: 131_072 };
+const ABSENT: Absent = Absent { kv_heads: Some(8), head_dim: None, context: 131_072, norm_eps: 1e-6, rope_base: 1e4 };
 
 impl HuggingFace for MistralFiles {
     fn model_type(&self) -> &'static str {

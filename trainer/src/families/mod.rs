@@ -6,9 +6,10 @@
 //! 3. If `transformers` has it, implement [`HuggingFace`] in the same file: `config.json` to options and back, and the
 //!    names of tensors.
 //! 4. If its blocks have a new kind of part, add that to the engine first: see `engine::model`.
-//! 5. Add a small model to `trainer/tests/hf/models.py`, so that its logits are compared with those of `transformers`.
+//! 5. Add a small model to `tools/tests/hf/models.py`, so that its logits are compared with those of `transformers`.
 
 mod config_json;
+mod expert_files;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -17,11 +18,14 @@ mod gpt2;
 mod llama;
 mod llama_files;
 mod mistral;
+mod mixtral;
 mod mlp;
 mod olmo2;
+mod olmoe;
 mod preset;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod rope;
 mod training;
 mod windows;
@@ -30,18 +34,24 @@ use common::UserError;
 use engine::model::GptShape;
 use serde_json::Value as Json;
 
+use expert_files::NO_EXPERTS;
+use llama_files::EXPERTS;
+
 pub use config_json::{ConfigJson, MOST_LAYERS};
 pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;
 
-/// All families. Where several have a shape, the first is what a model of it is exported as.
+/// All families. A model with a shape that several have is exported as the first of these.
 pub const FAMILIES: &[ModelFamily] = &[
     gpt2::GPT2,
     llama::LLAMA,
     mistral::MISTRAL,
+    mixtral::MIXTRAL,
     qwen2::QWEN2,
     qwen3::QWEN3,
+    qwen3_moe::QWEN3_MOE,
     olmo2::OLMO2,
+    olmoe::OLMOE,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
     mlp::MLP,
@@ -83,17 +93,19 @@ pub fn has_shape(family: &dyn HuggingFace, shape: &GptShape) -> bool {
     family.requirements(shape).into_iter().all(|(met, _)| met)
 }
 
-/// The Hugging Face family whose files can hold a model of that shape.
+/// The Hugging Face family with files that can hold a model of that shape.
 ///
 /// # Errors
-/// In words, what the shape has that the nearest family has not.
+/// In words, the property of the shape that the nearest family lacks.
 pub fn of_shape(shape: &GptShape) -> Result<&'static dyn HuggingFace, String> {
     let unmet = |family: &dyn HuggingFace| -> Vec<&'static str> {
         let requirements = family.requirements(shape).into_iter();
         requirements.filter(|(met, _)| !met).map(|(_, words)| words).collect()
     };
+    // A family of experts is near to no dense model, nor the other way round.
+    let is_of_other_kind = |unmet: &[&str]| unmet.iter().any(|words| [EXPERTS, NO_EXPERTS].contains(words));
     let families = hugging_face().map(|(_, family)| (family, unmet(family)));
-    match families.min_by_key(|(_, unmet)| unmet.len()) {
+    match families.min_by_key(|(_, unmet)| (is_of_other_kind(unmet), unmet.len())) {
         Some((family, unmet)) if unmet.is_empty() => Ok(family),
         Some((_, unmet)) => Err(unmet.join(" and ")),
         None => Err("a shape of no family".into()),
@@ -105,7 +117,7 @@ mod tests {
     use common::Choice;
 
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::model_plan::{ModelPlan, model_plan};
 
     #[test]
@@ -129,10 +141,14 @@ mod tests {
 
     /// The family of a model with these options, or how the model differs from the nearest.
     fn family(options: &str) -> Result<&'static str, String> {
-        let mut layers = Layers::default();
-        layers.read_text(&format!("[model]\n{options}"), "test").unwrap();
-        let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };
-        of_shape(&shape).map(|family| family.model_type())
+        of_shape(&shape(options)).map(|family| family.model_type())
+    }
+
+    fn shape(options: &str) -> GptShape {
+        let mut sources = ConfigSources::default();
+        sources.read_text(&format!("[model]\n{options}"), "test").unwrap();
+        let ModelPlan::Gpt(shape) = model_plan(&sources.resolve()).unwrap() else { panic!("not a gpt") };
+        shape
     }
 
     #[test]
@@ -145,6 +161,9 @@ mod tests {
             ("qwen2.5-0.5b", "qwen2"),
             ("qwen3-0.6b", "qwen3"),
             ("olmo2-7b", "olmo2"),
+            ("mixtral-8x7b", "mixtral"),
+            ("qwen3-30b-a3b", "qwen3_moe"),
+            ("olmoe-1b-7b", "olmoe"),
             ("gemma2-2b", "gemma2"),
             ("gemma3-1b", "gemma3_text"),
             ("gemma3-4b", "gemma3_text"),
@@ -164,6 +183,41 @@ mod tests {
     }
 
     #[test]
+    fn a_model_with_experts_is_of_no_dense_family_and_differs_from_the_nearest_with_experts() {
+        for (preset, more, differs) in [
+            ("mixtral-8x7b", "router_score = \"sigmoid\"", "a model.router_score other than \"softmax\""),
+            ("mixtral-8x7b", "router_scale = 2.5", "a model.router_scale other than 1"),
+            ("mixtral-8x7b", "router_bias = true", "model.router_bias = true"),
+            ("mixtral-8x7b", "shared_expert_ffn = 64", "model.shared_expert_ffn"),
+            ("mixtral-8x7b", "router_normalise = false", "model.router_normalise = false"),
+            ("mixtral-8x7b", "expert_pattern = [0, 1]", "dense blocks in model.expert_pattern"),
+            ("qwen3-30b-a3b", "qkv_bias = true", "model.qkv_bias = true"),
+        ] {
+            assert_eq!(family(&format!("preset = {preset:?}\n{more}")), Err(differs.into()), "{preset} {more}");
+        }
+        assert_eq!(family("preset = \"qwen3-30b-a3b\"\nexpert_pattern = [0, 1]"), Ok("qwen3_moe"));
+        assert_eq!(family("preset = \"olmoe-1b-7b\"\nrouter_normalise = true"), Ok("olmoe"));
+        let (_, olmoe) = hugging_face().find(|(name, _)| *name == "OLMoE").unwrap();
+        for (more, differs) in [
+            ("expert_pattern = [1, 0]", "dense blocks in model.expert_pattern"),
+            ("head_dim = 64", "a model.head_dim other than hidden / heads"),
+            ("qk_norm_over = \"each_head\"", "model.qk_norm_over = \"each_head\" or no model.qk_norm"),
+            ("sliding_window = 64", "model.sliding_window"),
+        ] {
+            let unmet = olmoe.requirements(&shape(&format!("preset = \"olmoe-1b-7b\"\n{more}")));
+            let unmet: Vec<_> = unmet.into_iter().filter(|(met, _)| !met).collect();
+            assert_eq!(unmet, [(false, differs)]);
+        }
+        for preset in ["llama-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "olmo2-1b", "gemma2-2b", "gemma3-1b"] {
+            let shape = shape(&format!("preset = {preset:?}\nexperts = 4"));
+            for (name, family) in hugging_face() {
+                let refused = family.requirements(&shape).contains(&(false, "model.experts"));
+                assert!(refused || ["Mixtral", "Qwen3-MoE", "OLMoE"].contains(&name), "{preset}: {name}");
+            }
+        }
+    }
+
+    #[test]
     fn the_tensors_of_a_family_have_each_row_of_a_parameter_once() {
         for preset in [
             "tiny",
@@ -172,12 +226,15 @@ mod tests {
             "qwen2.5-0.5b",
             "qwen3-0.6b",
             "olmo2-32b",
+            "mixtral-8x7b",
+            "qwen3-30b-a3b",
+            "olmoe-1b-7b",
             "gemma2-2b",
             "gemma3-1b",
         ] {
-            let mut layers = Layers::default();
-            layers.set("model.preset", preset, "test").unwrap();
-            let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };
+            let mut sources = ConfigSources::default();
+            sources.set("model.preset", preset, "test").unwrap();
+            let ModelPlan::Gpt(shape) = model_plan(&sources.resolve()).unwrap() else { panic!("not a gpt") };
             let family = of_shape(&shape).unwrap();
             let mut names = Vec::new();
             for spec in engine::model::gpt(shape.clone()).specs {

@@ -43,7 +43,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "100352"),
             ("model.seq_length", "4096"),
         ],
-        training: &large("4e-4", "4e-5"),
+        training: &large("4e-4"),
     },
     Size {
         name: "olmo2-7b",
@@ -55,7 +55,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "100352"),
             ("model.seq_length", "4096"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "olmo2-13b",
@@ -67,7 +67,7 @@ const SIZES: &[Size] = &[
             ("model.vocab", "100352"),
             ("model.seq_length", "4096"),
         ],
-        training: &large("9e-4", "9e-5"),
+        training: &large("9e-4"),
     },
     Size {
         name: "olmo2-32b",
@@ -80,13 +80,13 @@ const SIZES: &[Size] = &[
             ("model.vocab", "100352"),
             ("model.seq_length", "4096"),
         ],
-        training: &large("6e-4", "6e-5"),
+        training: &large("6e-4"),
     },
 ];
 
 struct Olmo2Files;
 
-const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048 };
+const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-5, rope_base: 1e4 };
 
 impl HuggingFace for Olmo2Files {
     fn model_type(&self) -> &'static str {
@@ -115,10 +115,6 @@ impl HuggingFace for Olmo2Files {
             ("model.qk_norm_over", text("all_heads")),
             ("model.norm_placement", text("post")),
         ]);
-        // The class takes another value than Llama's where the key is absent.
-        let eps = config.number_or("rms_norm_eps", 1e-5)?;
-        options.retain(|(key, _)| *key != "model.norm_eps");
-        options.push(("model.norm_eps", eps.into()));
         Ok(options)
     }
 

@@ -44,7 +44,7 @@ const SIZES: &[Size] = &[
             ("model.seq_length", "4096"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "qwen2.5-1.5b",
@@ -58,7 +58,7 @@ const SIZES: &[Size] = &[
             ("model.seq_length", "4096"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "qwen2.5-7b",
@@ -71,13 +71,13 @@ const SIZES: &[Size] = &[
             ("model.vocab", "152064"),
             ("model.seq_length", "4096"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
 ];
 
 struct Qwen2Files;
 
-const ABSENT: Absent = Absent { kv_heads: Some(32), head_dim: None, context: 32_768 };
+const ABSENT: Absent = Absent { kv_heads: Some(32), head_dim: None, context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
 
 impl HuggingFace for Qwen2Files {
     fn model_type(&self) -> &'static str {

@@ -45,7 +45,7 @@ const SIZES: &[Size] = &[
             ("model.seq_length", "4096"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "qwen3-1.7b",
@@ -60,7 +60,7 @@ const SIZES: &[Size] = &[
             ("model.seq_length", "4096"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "qwen3-4b",
@@ -75,7 +75,7 @@ const SIZES: &[Size] = &[
             ("model.seq_length", "4096"),
             ("model.tie_embeddings", "true"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
     Size {
         name: "qwen3-8b",
@@ -89,13 +89,14 @@ const SIZES: &[Size] = &[
             ("model.vocab", "151936"),
             ("model.seq_length", "4096"),
         ],
-        training: &large("3e-4", "3e-5"),
+        training: &large("3e-4"),
     },
 ];
 
 struct Qwen3Files;
 
-const ABSENT: Absent = Absent { kv_heads: Some(32), head_dim: Some(128), context: 32_768 };
+const ABSENT: Absent =
+    Absent { kv_heads: Some(32), head_dim: Some(128), context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
 
 impl HuggingFace for Qwen3Files {
     fn model_type(&self) -> &'static str {

@@ -8,15 +8,16 @@ use toml::Value;
 use super::config_json::ConfigJson;
 use super::family::ModelOptions;
 
-/// `model.rope_base`, `model.rope_scaling` and its type. Version 5 of `transformers` has all in `rope_parameters`.
+/// `model.rope_base`, `model.rope_scaling` and its type, with the base `absent` if the file has none. Version 5 of
+/// `transformers` has all in `rope_parameters`.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-    options_of(config, config.get("rope_parameters"), 10_000.0)
+pub(super) fn options(config: &ConfigJson<'_>, absent: f64) -> Result<ModelOptions, UserError> {
+    options_of(config, config.get("rope_parameters"), absent)
 }
 
-/// As [`options`], with those `rope_parameters`, and the base where the file has none.
+/// As [`options`], with those `rope_parameters`.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -39,7 +40,7 @@ pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64
     Ok(options)
 }
 
-/// The type of a scaling and its numbers; none for none. `key` is where it is, for errors.
+/// The type of a scaling and its numbers; none for none. `key` is its key, for errors.
 fn scaling(config: &ConfigJson<'_>, key: &str, scaling: &Json) -> Result<(Option<&'static str>, Vec<f64>), UserError> {
     let kind = scaling["rope_type"].as_str().or_else(|| scaling["type"].as_str());
     let numbers = |keys: &[&str]| {

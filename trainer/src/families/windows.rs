@@ -8,12 +8,12 @@ use toml::Value;
 use super::config_json::{ConfigJson, MOST_LAYERS};
 use super::family::ModelOptions;
 
-/// What `transformers` calls a layer that sees all tokens before, and one with a window.
+/// The names in `transformers` of a layer that sees all tokens before, and of one with a window.
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// `sliding_window`: the number of tokens that a token sees, or `None` for all. `absent` is what `transformers` takes where the
-/// key is absent.
+/// `sliding_window`: the number of tokens that a token sees, or `None` for all. `absent` is the value of `transformers`
+/// for an absent key.
 ///
 /// # Errors
 /// Another value.
@@ -24,7 +24,7 @@ pub(super) fn sliding_window(config: &ConfigJson<'_>, absent: i64) -> Result<Opt
     }
 }
 
-/// Which layers have a window: as `layer_types` says, or where it is absent as `default` does for each layer's number.
+/// Whether each layer has a window: by `layer_types`, or if that is absent by `default` for the layer's number.
 ///
 /// # Errors
 /// Layers of another kind, or more or fewer than the model has.
@@ -46,7 +46,7 @@ pub(super) fn layers(config: &ConfigJson<'_>, default: impl Fn(i64) -> bool) -> 
     })
 }
 
-/// The windows of a family whose files say whether they are used, and from which layer on.
+/// The windows of a family with two more keys in its files: whether windows are used, and from which layer on.
 ///
 /// # Errors
 /// Values that contradict each other.

@@ -21,7 +21,7 @@ pub(super) const ADAPTER_FILE: &str = "adapter_model.safetensors";
 
 /// A linear layer with adapters.
 struct Adapted {
-    /// What the names of its parameters begin with.
+    /// The beginning of its parameters' names.
     layer: String,
     /// The rows of its weight that each adapter covers.
     rows: Vec<Range<usize>>,
@@ -44,21 +44,22 @@ fn adapted(shape: &GptShape, lora: &Lora) -> Vec<Adapted> {
     (0..shape.layers).flat_map(of).collect()
 }
 
-/// `values` of one of our parameters with what its adapters add: `W + alpha / rank * B A`.
+/// Rows of one of our parameters with the product of its adapters added: `W + alpha / rank * B A`.
 ///
 /// # Errors
 /// Adapters that are missing or broken.
 pub(super) fn merged(
-    mut values: Vec<f32>,
     entry: &Entry,
+    wanted: Range<usize>,
     weights: &WeightFolder,
     shape: &GptShape,
 ) -> Result<Vec<f32>, UserError> {
-    let Some(lora) = &shape.lora else { return Ok(values) };
+    let Some(lora) = &shape.lora else { return weights.rows(entry, wanted) };
     let of_entry = |adapted: &Adapted| entry.name.strip_suffix(".weight") == Some(adapted.layer.as_str());
-    let Some(adapted) = adapted(shape, lora).into_iter().find(of_entry) else { return Ok(values) };
+    let Some(adapted) = adapted(shape, lora).into_iter().find(of_entry) else { return weights.rows(entry, wanted) };
     let [a, b] = ["lora_A", "lora_B"].map(|which| ours(shape, &format!("{}.{which}", adapted.layer)));
     let (a, b) = (weights.parameter(&a)?, weights.parameter(&b)?);
+    let mut values = weights.parameter(entry)?;
     let (width, rank, scale) = (entry.shape[1], lora.rank, lora.scale());
     for (adapter, rows) in adapted.rows.iter().enumerate() {
         let a = &a[adapter * rank * width..][..rank * width];
@@ -71,7 +72,7 @@ pub(super) fn merged(
             }
         });
     }
-    Ok(values)
+    Ok(values[wanted.start * width..wanted.end * width].to_vec())
 }
 
 /// One of our parameters, by its name.
@@ -82,8 +83,8 @@ fn ours(shape: &GptShape, name: &str) -> Entry {
     }
 }
 
-/// Writes the adapters to `folder` as PEFT loads them. `base` is the model that they belong to, where it is known. Returns what
-/// was written.
+/// Writes the adapters to `folder` as PEFT loads them. `base` is the model that they belong to, if it is known. Returns
+/// the written tensors.
 ///
 /// # Errors
 /// Adapters that are missing or broken; a file that cannot be written.
@@ -114,7 +115,7 @@ pub(super) fn write_peft(
         }
     }
     let from: Vec<Entry> = written.iter().map(|entry| ours(shape, &entry.name)).collect();
-    write((folder, "adapter_model"), &written, dtype, usize::MAX, &|index| weights.parameter(&from[index]))?;
+    write((folder, "adapter_model"), &written, dtype, usize::MAX, &|index, rows| weights.rows(&from[index], rows))?;
     let path = folder.join("adapter_config.json");
     let config = adapter_config(shape, lora, family, base);
     std::fs::write(&path, format!("{config:#}\n")).map_err(not_written(&path))?;

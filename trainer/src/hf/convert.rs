@@ -17,7 +17,7 @@ use super::read::WeightFolder;
 use super::source::SourceFiles;
 use super::write::{not_written, write};
 use crate::config::model_plan::{ModelPlan, model_plan};
-use crate::config::{Layers, RunConfig};
+use crate::config::{ConfigSources, RunConfig};
 use crate::error::RunError;
 use crate::families;
 
@@ -35,7 +35,7 @@ pub enum Direction {
     FromHuggingFace,
 }
 
-/// Writes the model of `source` to the folder `target`, which is created, and returns a line about it.
+/// Writes the model of `source` to the new folder `target`, and returns a line about it.
 ///
 /// # Errors
 /// The user's: a source that is damaged or of the other kind, a model of no Hugging Face family, a target that has weights
@@ -90,9 +90,8 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let base = GptShape { lora: None, ..shape.clone() };
     let (from, to) = (entries(&base, pretrained.naming), entries(&base, naming));
     create()?;
-    write((target, "model"), &to, dtype, SHARD_BYTES, &|index| {
-        let values = weights.parameter(&from[index])?;
-        adapters::merged(values, &from[index], &weights, &shape)
+    write((target, "model"), &to, dtype, SHARD_BYTES, &|index, rows| {
+        adapters::merged(&from[index], rows, &weights, &shape)
     })?;
     let tokenizer = tokenizer(&pretrained)?;
     let template = tokenizer.as_ref().and_then(|tokenizer| {
@@ -115,7 +114,7 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     Ok(summary(target, &to))
 }
 
-/// A line about what was written.
+/// A line about the written tensors.
 fn summary(target: &Path, written: &[Entry]) -> String {
     let parameters: usize = written.iter().map(|entry| entry.shape.iter().product::<usize>()).sum();
     let tensors = written.iter().map(|entry| entry.parts.len()).sum();
@@ -124,9 +123,9 @@ fn summary(target: &Path, written: &[Entry]) -> String {
 
 /// The configuration of the run that wrote a folder of ours.
 fn trained(folder: &Path) -> Option<RunConfig> {
-    let mut layers = Layers::default();
-    layers.read_file(&folder.join("config.toml")).ok()?;
-    Some(layers.resolve())
+    let mut sources = ConfigSources::default();
+    sources.read_file(&folder.join("config.toml")).ok()?;
+    Some(sources.resolve())
 }
 
 fn no_adapters(source: &Path) -> UserError {

@@ -1,5 +1,5 @@
-//! The files beside the weights of an export: those of the model that training began with, changed where training changed
-//! the model.
+//! The files beside the weights of an export: those of the model that training began with, adapted to the changes that
+//! training made to the model.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub(super) struct Export<'e> {
     pub(super) shape: &'e GptShape,
     pub(super) family: &'static dyn HuggingFace,
     pub(super) dtype: DataType,
-    /// The files of the model that training began with, and that model, where there was one.
+    /// The files of the model that training began with, and that model, if there was one.
     pub(super) source: &'e SourceFiles,
     pub(super) model: Option<&'e SourceModel>,
     /// The tokenizer of the data.
@@ -76,7 +76,7 @@ impl Export<'_> {
         self.put(name, format!("{content:#}\n").as_bytes())
     }
 
-    /// Writes a file, with its own bytes where its content is what it was.
+    /// Writes a file. If its content is unchanged, it keeps its own bytes.
     fn put_or_keep(&self, file: SourceFile, content: &Json) -> Result<(), RunError> {
         match self.source.get(file) {
             Some(before) if self.source.json(file).as_ref() == Ok(&Some(content.clone())) => {
@@ -94,7 +94,8 @@ impl Export<'_> {
         let mut generation = generation.unwrap_or_else(|| json!({}));
         if self.model.is_none() || differs {
             let end = self.tokenizer.map(Tokenizer::end_of_text).filter(|&end| (end as usize) < self.shape.vocab);
-            // Without the keys of tokens transformers would take its class's defaults, which may lie beyond the vocabulary.
+            // Without the keys of tokens transformers would take its class's defaults. They may lie beyond the
+            // vocabulary.
             for (key, token) in TOKENS.into_iter().zip([None, end, None]) {
                 config[key] = json!(token);
                 if generation.get(key).is_some() {
@@ -139,7 +140,7 @@ impl Export<'_> {
                 config[key] = value.clone();
             }
         }
-        // A shorter context of training leaves what positions mean.
+        // A shorter context of training leaves the meaning of positions as it is.
         let context = config.get("max_position_embeddings").and_then(Json::as_u64);
         if context.is_some_and(|context| context < self.shape.seq as u64) {
             config["max_position_embeddings"] = json!(self.shape.seq);
@@ -182,7 +183,7 @@ impl Export<'_> {
         self.put(SourceFile::ChatTemplate.at_hugging_face(), template.source().as_bytes())
     }
 
-    /// What `transformers` does not find in `tokenizer.json`, and the chat template.
+    /// The settings that `transformers` does not find in `tokenizer.json`, and the chat template.
     fn write_tokenizer_config(&self) -> Result<(), RunError> {
         if let Some(template) = self.template {
             self.put(CopiedFile::ChatTemplate.word(), template.source().as_bytes())?;
@@ -212,8 +213,8 @@ fn keys(family: &dyn HuggingFace, shape: &GptShape) -> Map<String, Json> {
     objects.filter_map(|keys| if let Json::Object(keys) = keys { Some(keys) } else { None }).flatten().collect()
 }
 
-/// The shape `theirs` with what belongs to the training of `ours`, and not to a model. Where positions are rotary, the length
-/// of a sample does.
+/// The shape `theirs` with the values of `ours` that belong to training and not to a model. If positions are rotary,
+/// the length of a sample is one of these.
 fn with_training_of(ours: &GptShape, theirs: &GptShape) -> GptShape {
     let is_rotary = matches!(ours.position, Position::Rotary { .. });
     GptShape {

@@ -2,7 +2,7 @@
 //!
 //! [`Pretrained`] is a folder of weights, theirs or ours. [`convert`] writes one from the other, with one tensor at a time
 //! in memory. The other files of a Hugging Face model, [`SourceFiles`], go with its weights and come back with an export.
-//! What a family's files are like is said in [`crate::families`]; `names.rs` applies it to all parameters of a model.
+//! [`crate::families`] describes a family's files; `names.rs` applies that to all parameters of a model.
 
 mod adapters;
 mod convert;

@@ -6,7 +6,7 @@ use engine::model::{GptShape, gpt};
 
 use crate::families::{FileTensor, HuggingFace};
 
-/// Whose names and layout the tensors of a folder have.
+/// The origin of the tensors' names and layout in a folder.
 #[derive(Clone, Copy)]
 pub enum Naming {
     /// Ours: one tensor for each parameter, without padding.
@@ -33,6 +33,8 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// The tensors, in the order of their rows; together they have all rows.
     pub parts: Vec<Part>,
+    /// A tensor that may have all rows instead, in place of `parts`.
+    pub fused: Option<String>,
     /// The file has the transpose. Such a parameter has one part.
     pub transposed: bool,
 }
@@ -47,6 +49,10 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
             Naming::Ours => FileTensor::whole(name.clone()),
             Naming::Family(family) => (family.tensors().of)(shape, &name),
         };
+        let fused = match naming {
+            Naming::Ours => None,
+            Naming::Family(family) => (family.tensors().fused)(&name),
+        };
         let mut first = 0;
         let parts = tensors.into_iter().map(|FileTensor { name, rows }| {
             let rows = first..first + rows.unwrap_or(sizes[0]);
@@ -57,14 +63,14 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
         let is_linear = name.starts_with("h.") && sizes.len() == 2;
         let transposed =
             is_linear && matches!(naming, Naming::Family(family) if family.tensors().transposes_linear_layers);
-        Entry { name, shape: sizes, parts, transposed }
+        Entry { name, shape: sizes, parts, fused, transposed }
     };
     gpt(shape.clone()).specs.into_iter().map(|spec| entry(spec.name, spec.whole)).collect()
 }
 
 impl Entry {
     /// Values of a row.
-    fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.shape[1..].iter().product()
     }
 
@@ -78,19 +84,14 @@ impl Entry {
         sizes
     }
 
-    /// The parameter's values from those of its parts, each as its file has them.
-    pub fn join(&self, parts: &[Vec<f32>]) -> Vec<f32> {
-        match parts {
-            [whole] if self.transposed => transpose(whole, self.width(), self.shape[0]),
-            parts => parts.concat(),
-        }
+    /// Rows from the values of a whole part, as its file has them.
+    pub fn rows_from_file(&self, values: Vec<f32>) -> Vec<f32> {
+        if self.transposed { transpose(&values, self.width(), self.shape[0]) } else { values }
     }
 
-    /// A part's values, as its file has them, from the parameter's.
-    pub fn split(&self, values: &[f32], part: &Part) -> Vec<f32> {
-        let width = self.width();
-        let rows = &values[part.rows.start * width..part.rows.end * width];
-        if self.transposed { transpose(rows, part.rows.len(), width) } else { rows.to_vec() }
+    /// A part's values, as its file has them, from its rows.
+    pub fn rows_to_file(&self, rows: Vec<f32>) -> Vec<f32> {
+        if self.transposed { transpose(&rows, rows.len() / self.width(), self.width()) } else { rows }
     }
 }
 

@@ -13,7 +13,7 @@ use super::names::{Naming, entries};
 use super::read::WeightFolder;
 use super::source::SourceFiles;
 use crate::checkpoint::{MANIFEST, newest_in};
-use crate::config::{Layers, RunConfig};
+use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, ModelOptions};
 
@@ -29,18 +29,19 @@ pub struct Pretrained {
 }
 
 impl Pretrained {
-    /// Reads which model a folder has, and compares every byte of a checkpoint with its hashes.
+    /// Reads the kind of model in a folder, and compares every byte of a checkpoint with its hashes.
     ///
     /// # Errors
-    /// A folder without a configuration, or with one of an unknown family; a damaged checkpoint; checkpoints of which none is
-    /// complete.
+    /// A folder without a configuration, or with one of an unknown family; a damaged checkpoint; checkpoints without a
+    /// complete one.
     pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
         let is_theirs = folder.join("config.json").exists();
-        // What `convert` wrote has no manifest. `newest_in` returns such a folder as it is.
+        // A folder made by `convert` has no manifest. `newest_in` returns such a folder as it is.
         Pretrained::open_checked(&if is_theirs || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? })
     }
 
-    /// As [`Pretrained::open`], of a folder whose hashes were compared before, or of what [`newest_in`] returned.
+    /// As [`Pretrained::open`], for a folder with hashes that were compared before, or for one that [`newest_in`]
+    /// returned.
     ///
     /// # Errors
     /// As [`Pretrained::open`].
@@ -107,9 +108,9 @@ impl Pretrained {
 
     /// The resolved configuration of the model: its options over the defaults.
     pub(super) fn config(&self) -> RunConfig {
-        let mut layers = Layers::default();
-        layers.start_from(&self.options);
-        layers.resolve()
+        let mut sources = ConfigSources::default();
+        sources.start_from(&self.options);
+        sources.resolve()
     }
 }
 
@@ -124,7 +125,7 @@ fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
             "check the path",
         ));
     }
-    let mut layers = Layers::default();
-    layers.read_file(&path)?;
-    Ok(layers.model_values())
+    let mut sources = ConfigSources::default();
+    sources.read_file(&path)?;
+    Ok(sources.model_values())
 }

@@ -3,6 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -17,13 +18,13 @@ use crate::checkpoint::{FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeade
 /// The largest index that is read, in bytes.
 const LARGEST_INDEX: u64 = 64 << 20;
 
-/// A block of a tensor, and where it lies in a file.
+/// A block of a tensor, and its place in a file.
 struct Located {
     file: usize,
     header: TensorHeader,
-    /// Where the file's data begins.
+    /// The offset of the first value in the file.
     data: u64,
-    /// Where the block begins in the tensor, by axis.
+    /// The offset of the block in the tensor, by axis.
     offset: Vec<usize>,
 }
 
@@ -101,7 +102,8 @@ impl WeightFolder {
         Ok(weights)
     }
 
-    /// Reads the header of one more file. `parts` are those of its tensors of which it has only a part, by their names in it.
+    /// Reads the header of one more file. `parts` are the tensors that the file has only a part of, by their names in
+    /// it.
     fn add(&mut self, path: PathBuf, parts: &BTreeMap<&str, &TensorEntry>) -> Result<(), UserError> {
         let file = open_file(&path).map_err(|error| broken(&path, format!("cannot be read: {error}")))?;
         let header = FileHeader::read(&file).map_err(|problem| broken(&path, problem))?;
@@ -139,13 +141,29 @@ impl WeightFolder {
         found.map(|(name, whole)| (name.as_str(), whole))
     }
 
-    /// A parameter's values in our layout. A file may have more learned positions than the model: the first are read.
+    /// A parameter's values in our layout.
+    ///
+    /// # Errors
+    /// As [`WeightFolder::rows`].
+    pub fn parameter(&self, entry: &names::Entry) -> Result<Vec<f32>, UserError> {
+        self.rows(entry, 0..entry.shape[0])
+    }
+
+    /// Some rows of a parameter in our layout: no others are read, unless files have the transpose. A file may have more
+    /// learned positions than the model: the first are read.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape, or a type that is not f32, f16 or bf16.
-    pub fn parameter(&self, entry: &names::Entry) -> Result<Vec<f32>, UserError> {
-        let mut parts = Vec::with_capacity(entry.parts.len());
+    pub fn rows(&self, entry: &names::Entry, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
+        if let Some((name, tensor)) = self.fused(entry) {
+            return self.rows_of_fused(entry, rows, name, tensor);
+        }
+        let mut values = Vec::with_capacity(rows.len() * entry.width());
         for part in &entry.parts {
+            let (first, end) = (rows.start.max(part.rows.start), rows.end.min(part.rows.end));
+            if first >= end {
+                continue;
+            }
             let wanted = entry.part_shape(part);
             let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
             let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
@@ -153,43 +171,89 @@ impl WeightFolder {
             let longer =
                 entry.name == "wpe.weight" && found.len() == 2 && found[1..] == wanted[1..] && found[0] >= wanted[0];
             if *found != wanted && !longer {
-                return Err(UserError::new(
-                    format!("tensor `{name}` of {} has shape {found:?}, the model {wanted:?}", self.folder.display()),
-                    "weights fit the model's options",
-                    "leave out the model options that differ from the folder's own",
-                ));
+                return Err(self.misshapen(name, found, &wanted));
             }
-            let mut values = self.joined(name, tensor)?;
-            values.truncate(wanted.iter().product());
-            parts.push(values);
-        }
-        Ok(entry.join(&parts))
-    }
-
-    fn joined(&self, name: &str, tensor: &Whole) -> Result<Vec<f32>, UserError> {
-        if let [whole] = &tensor.blocks[..]
-            && whole.header.shape == tensor.shape
-        {
-            return self.values(name, whole);
-        }
-        let mut values = vec![0.0; tensor.shape.iter().product()];
-        for block in &tensor.blocks {
-            let part = self.values(name, block)?;
-            let here = (&part[..], &block.offset[..], &block.header.shape[..]);
-            copy_overlap(here, (&mut values, &vec![0; tensor.shape.len()], &tensor.shape));
+            let here = first - part.rows.start..end - part.rows.start;
+            match entry.transposed {
+                false => values.extend(self.joined(name, tensor, here)?),
+                true => {
+                    let whole = entry.rows_from_file(self.joined(name, tensor, 0..wanted[0])?);
+                    values.extend(&whole[here.start * entry.width()..here.end * entry.width()]);
+                }
+            }
         }
         Ok(values)
     }
 
-    fn values(&self, name: &str, located: &Located) -> Result<Vec<f32>, UserError> {
+    /// The tensor that has a parameter's rows in place of its parts, if there is one.
+    fn fused(&self, entry: &names::Entry) -> Option<(&str, &Whole)> {
+        self.find(entry.fused.as_deref()?)
+    }
+
+    fn rows_of_fused(
+        &self,
+        entry: &names::Entry,
+        rows: Range<usize>,
+        name: &str,
+        tensor: &Whole,
+    ) -> Result<Vec<f32>, UserError> {
+        let (width, found) = (entry.width(), &tensor.shape);
+        let fits = match found[..] {
+            [rows, columns] => [rows, columns] == entry.shape[..],
+            [experts, rows, columns] => columns == width && experts.checked_mul(rows) == Some(entry.shape[0]),
+            _ => false,
+        };
+        match &tensor.blocks[..] {
+            [whole] if fits => self.values(name, whole, rows.start * width..rows.end * width),
+            _ => Err(self.misshapen(name, found, &entry.shape)),
+        }
+    }
+
+    fn misshapen(&self, name: &str, found: &[usize], wanted: &[usize]) -> UserError {
+        UserError::new(
+            format!("tensor `{name}` of {} has shape {found:?}, the model {wanted:?}", self.folder.display()),
+            "weights fit the model's options",
+            "leave out the model options that differ from the folder's own",
+        )
+    }
+
+    /// Some rows of a tensor.
+    fn joined(&self, name: &str, tensor: &Whole, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
+        let width = |sizes: &[usize]| sizes[1..].iter().product::<usize>();
+        if let [whole] = &tensor.blocks[..]
+            && whole.header.shape == tensor.shape
+        {
+            let width = width(&tensor.shape);
+            return self.values(name, whole, rows.start * width..rows.end * width);
+        }
+        let sizes = [&[rows.len()], &tensor.shape[1..]].concat();
+        let offset = [&[rows.start], &vec![0; tensor.shape.len() - 1][..]].concat();
+        let mut values = vec![0.0; sizes.iter().product()];
+        for block in &tensor.blocks {
+            let (at, shape) = (block.offset[0], &block.header.shape);
+            let (first, end) = (rows.start.max(at), rows.end.min(at + shape[0]));
+            if first >= end {
+                continue;
+            }
+            let width = width(shape);
+            let part = self.values(name, block, (first - at) * width..(end - at) * width)?;
+            let (part_offset, part_sizes) =
+                ([&[first], &block.offset[1..]].concat(), [&[end - first], &shape[1..]].concat());
+            copy_overlap((&part[..], &part_offset, &part_sizes), (&mut values, &offset, &sizes));
+        }
+        Ok(values)
+    }
+
+    /// Some elements of a block.
+    fn values(&self, name: &str, located: &Located, elements: Range<usize>) -> Result<Vec<f32>, UserError> {
         let (path, file) = &self.files[located.file];
-        let TensorHeader { dtype, data_offsets: [begin, end], .. } = &located.header;
+        let TensorHeader { dtype, data_offsets: [begin, _], .. } = &located.header;
         let Some(dtype) = DataType::named(dtype) else {
             return Err(broken(path, format!("has `{name}` as {dtype}, which is not F32, F16 or BF16")));
         };
-        // As many as the shape says, and no more than the file has: the header was checked.
-        let mut bytes = vec![0; (end - begin) as usize];
-        file.read_exact_at(&mut bytes, located.data + begin)
+        // No more than the shape says, and the file has as many: the header was checked.
+        let mut bytes = vec![0; elements.len() * dtype.size()];
+        file.read_exact_at(&mut bytes, located.data + begin + (elements.start * dtype.size()) as u64)
             .map_err(|error| broken(path, format!("cannot be read: {error}")))?;
         Ok(dtype.decode(&bytes))
     }
@@ -199,8 +263,13 @@ impl WeightFolder {
     /// # Errors
     /// Names the tensor.
     pub fn all_used(&self, entries: &[names::Entry]) -> Result<(), UserError> {
-        let parts = entries.iter().flat_map(|entry| &entry.parts);
-        let used: HashSet<&str> = parts.filter_map(|part| self.find(&part.name)).map(|(name, _)| name).collect();
+        let mut used: HashSet<&str> = HashSet::new();
+        for entry in entries {
+            match self.fused(entry) {
+                Some((name, _)) => used.extend([name]),
+                None => used.extend(entry.parts.iter().filter_map(|part| self.find(&part.name)).map(|(name, _)| name)),
+            }
+        }
         let tied = !entries.iter().any(|entry| entry.name == "lm_head.weight");
         // A tied head may have been saved as well.
         let known = |name: &str| {

@@ -1,5 +1,5 @@
-//! What a Hugging Face model has beside its weights. It goes with the weights through training, so that an export has it
-//! again.
+//! The files of a Hugging Face model beside its weights. They go with the weights through training, so that an export
+//! has them again.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 use super::names::Naming;
 use crate::checkpoint::{KeptFile, LARGEST_SOURCE_FILE, SourceFile};
-use crate::config::Layers;
+use crate::config::ConfigSources;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::families::{self, HuggingFace};
 
@@ -27,12 +27,12 @@ pub(super) struct SourceModel {
     pub(super) config: Json,
 }
 
-/// Whose tokenizer belongs to a model.
+/// The owner of the tokenizer that belongs to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WhoseTokenizer {
     /// That of the model that training began with.
     Source,
-    /// That of the data, where they say one.
+    /// The data's tokenizer, if they name one.
     Data,
 }
 
@@ -74,7 +74,7 @@ impl SourceFiles {
     /// The object in one of the files; `None` without the file.
     ///
     /// # Errors
-    /// What is no object, in words.
+    /// In words, that the file is not a JSON object.
     pub(super) fn json(&self, file: SourceFile) -> Result<Option<Json>, String> {
         let Some(content) = self.get(file) else { return Ok(None) };
         let json: Json = serde_json::from_slice(content).map_err(|error| format!("is not JSON: {error}"))?;
@@ -90,15 +90,16 @@ impl SourceFiles {
         let config = self.json(SourceFile::Config).map_err(|problem| damaged(folder, name, &problem))?;
         let Some(config) = config else { return Ok(None) };
         let (family, options) = families::from_config_json(&config, &folder.join(name).display().to_string())?;
-        let mut layers = Layers::default();
-        layers.start_from(&options);
-        match model_plan(&layers.resolve())? {
+        let mut sources = ConfigSources::default();
+        sources.start_from(&options);
+        match model_plan(&sources.resolve())? {
             ModelPlan::Gpt(shape) => Ok(Some(SourceModel { family, shape, config })),
             ModelPlan::Mlp(_) => Ok(None),
         }
     }
 
-    /// Whose tokenizer belongs to a model that was trained on data of the tokenizer `of_data`, where that is known.
+    /// The owner of the tokenizer that belongs to a model. It was trained on data of the tokenizer `of_data`, if that
+    /// is known.
     pub(super) fn tokenizer_beside(&self, of_data: Option<&TokenizerCopy>) -> WhoseTokenizer {
         match of_data {
             None if self.has_tokenizer() => WhoseTokenizer::Source,

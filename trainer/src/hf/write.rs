@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use common::UserError;
@@ -19,17 +20,16 @@ struct Target<'e> {
 
 /// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` unless a single tensor is larger. Their
 /// names begin with `stem`.
-/// `parameter` returns the values of the entry with that number. One tensor at a time is in memory, so a parameter of
-/// several parts is read once for each.
+/// `rows` returns those rows of the entry with that number. One tensor at a time is in memory.
 ///
 /// # Errors
-/// What `parameter` returns, or a file that cannot be written.
+/// An error of `rows`, or a file that cannot be written.
 pub(super) fn write(
     (folder, stem): (&Path, &str),
     entries: &[Entry],
     dtype: DataType,
     shard_bytes: usize,
-    parameter: &dyn Fn(usize) -> Result<Vec<f32>, UserError>,
+    rows: &dyn Fn(usize, Range<usize>) -> Result<Vec<f32>, UserError>,
 ) -> Result<(), RunError> {
     let mut targets: Vec<Target<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -66,7 +66,7 @@ pub(super) fn write(
         // Renamed once it is whole.
         let partial = folder.join(format!("{name}.partial"));
         let written = write_file(&partial, shard, dtype, &|target| {
-            Ok(entries[target.entry].split(&parameter(target.entry)?, target.part))
+            Ok(entries[target.entry].rows_to_file(rows(target.entry, target.part.rows.clone())?))
         });
         if written.is_err() {
             let _ = std::fs::remove_file(&partial);

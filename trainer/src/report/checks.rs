@@ -1,21 +1,21 @@
-//! What `--check-graphs` proved.
+//! The findings of `--check-graphs`.
 
 use common::format::counted;
 use device::Checked;
 
-/// What was checked, with nothing found.
+/// The numbers of things checked, all without a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// Graphs, and their operations.
     pub graphs: [u64; 2],
-    /// Replays whose code was compared with their graphs.
+    /// Replays with a comparison of the code and its graph.
     pub compared: u64,
-    /// What the device checked.
+    /// The device's own checks.
     pub checked: Checked,
 }
 
 impl Proof {
-    /// The sum of what each rank has checked. `sum` adds a number over all ranks; all call it together.
+    /// The sum of all ranks' checks. `sum` adds a number over all ranks; all call it together.
     pub(crate) fn of_all_ranks(self, sum: impl Fn(u64) -> u64) -> Proof {
         let Proof { graphs, compared, checked } = self;
         let checked = Checked {

@@ -10,8 +10,8 @@ pub struct EnergyMeter {
 }
 
 impl EnergyMeter {
-    /// A meter for the GPU with this UUID, 32 hexadecimal digits. `None` without NVML, which comes with the driver, and for
-    /// a GPU that does not count energy.
+    /// A meter for the GPU with this UUID, 32 hexadecimal digits. `None` without NVML, a part of the driver, and for a
+    /// GPU that does not count energy.
     pub fn open(uuid: &str) -> Option<EnergyMeter> {
         let meter = EnergyMeter { nvml: Nvml::init().ok()?, uuid: with_hyphens(uuid)? };
         meter.joules().map(|_| meter)

@@ -1,4 +1,4 @@
-//! What 8-bit copies lose: in a step's numbers, and as warnings about single tensors.
+//! The losses of 8-bit copies: in a step's numbers, and as warnings about single tensors.
 
 use engine::fp8::{Fp8Losses, Losses, TensorCounts, TensorKind};
 
@@ -22,7 +22,7 @@ pub(crate) fn words(losses: &Fp8Losses) -> String {
     format!("8 bits (input weight grad): saturated {saturated}, underflowed {underflowed}")
 }
 
-/// A share in percent. What is not 0 does not look like 0.
+/// A share in percent. A share above 0 does not look like 0.
 fn percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0 %".into(),
@@ -33,30 +33,30 @@ fn percent(share: f64) -> String {
 
 /// A tensor is reported when so many measured steps in a row show the same.
 const STEPS: usize = 3;
-/// The share of saturated values above which a tensor is reported.
+/// A tensor with a larger share of saturated values is reported.
 const MOST_SATURATED: f64 = 0.01;
 
 /// Looks for tensors that 8 bits do not suit, and tells of each once.
 pub(crate) struct Fp8Watch {
     /// Scales follow from earlier steps.
     delayed: bool,
-    /// Of each tensor, for how many measured steps in a row: all values are 0 and the scale stays what it was; a value is not
-    /// finite and the scale stays; too many values are beyond the largest number.
+    /// For each tensor, the measured steps in a row with each trouble: all values are 0 and the scale stays as it was;
+    /// a value is not finite and the scale stays; too many values are beyond the largest number.
     seen: Vec<[usize; 3]>,
 }
 
 impl Fp8Watch {
-    /// Of a recipe whose scales are `delayed`, or made from what they scale.
+    /// The watch for a recipe. Its scales are `delayed`, or made from the values that they scale.
     pub(crate) fn new(delayed: bool) -> Fp8Watch {
         Fp8Watch { delayed, seen: Vec::new() }
     }
 
-    /// Warnings about these counts of a step, which are of the same tensors in every step.
+    /// Warnings about the counts of a step. Every step has the same tensors.
     pub(crate) fn look(&mut self, counts: &[TensorCounts]) -> Vec<String> {
         let mut warnings = Vec::new();
         self.seen.resize(counts.len(), [0; 3]);
         for (TensorCounts { weight, kind, counts }, seen) in counts.iter().zip(&mut self.seen) {
-            // A weight's scale is made from what the weight is now.
+            // A weight's scale is made from the weight's current values.
             let stays = self.delayed && *kind != TensorKind::Weight;
             let saturated = counts.saturated as f64 / counts.values.max(1) as f64;
             let tensor = match kind {

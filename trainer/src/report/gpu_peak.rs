@@ -1,4 +1,4 @@
-//! The peak speed of GPUs, to which the model FLOPs utilization (MFU) refers.
+//! The peak speed of GPUs. The model FLOPs utilization (MFU) is a share of it.
 
 use engine::precision::Precision;
 
@@ -24,17 +24,17 @@ fn known(gpu: &str) -> Option<&'static (&'static str, f64, f64)> {
     PEAKS.iter().find(|(name, ..)| gpu.contains(&words(name)))
 }
 
-/// The dense matrix peak of a GPU in TFLOP/s. `None` where it is not known.
+/// The dense matrix peak of a GPU in TFLOP/s. `None` if it is not known.
 pub fn peak_tflops(gpu: &str, precision: Precision) -> Option<f64> {
     let (_, bf16, _) = known(gpu)?;
     match precision {
         Precision::Bf16 => Some(*bf16),
         Precision::Tf32 => Some(bf16 / 2.0),
-        Precision::F32 => None, // f32 runs on other units, whose peak does not follow from that of the matrix units
+        Precision::F32 => None, // f32 runs on other units; the peak of the matrix units says nothing about theirs
     }
 }
 
-/// What a GPU could do at best.
+/// The best speeds of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
     /// Dense products of bf16, TFLOP/s.
@@ -44,13 +44,13 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// The peaks of a GPU by the name that its driver gives it. `None` where they are not known.
+    /// The peaks of a GPU by the name that its driver gives it. `None` if they are not known.
     pub fn of(gpu: &str) -> Option<Peaks> {
         known(gpu).map(|(_, bf16_tflops, gb_per_s)| Peaks { bf16_tflops: *bf16_tflops, gb_per_s: *gb_per_s })
     }
 
-    /// The least milliseconds for FLOPs on factors of a type, by its name. 8-bit products have twice the rate of bf16, and f32
-    /// that is rounded to TF32 has half of it. `None` for f32 as it is, whose peak is not known.
+    /// The least milliseconds for FLOPs on factors of a type, by its name. 8-bit products have twice the rate of bf16,
+    /// and f32 that is rounded to TF32 has half of it. `None` for f32 as it is: its peak is not known.
     pub fn flops_ms(&self, flops: f64, dtype: &str, tf32: bool) -> Option<f64> {
         let times_bf16 = match dtype {
             "f32" if tf32 => 0.5,

@@ -22,9 +22,9 @@ struct RankReport<'r> {
     report: &'r graph_manager::Report,
 }
 
-/// What all ranks captured, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in `.dot`, a
-/// picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending in `.txt`: of all
-/// steps, and of a training step before and after each pass. All ranks call it together.
+/// Writes the captures of all ranks, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in
+/// `.dot`, a picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending
+/// in `.txt`: of all steps, and of a training step before and after each pass. All ranks call it together.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -64,6 +64,6 @@ fn lists(stage: &mut Stage, report: &graph_manager::Report) -> Result<String, Ru
 }
 
 /// The files that are written beside the JSON.
-pub(crate) fn beside(path: &Path) -> [std::path::PathBuf; 3] {
+pub fn beside(path: &Path) -> [std::path::PathBuf; 3] {
     ["dot", "svg", "txt"].map(|extension| path.with_extension(extension))
 }

@@ -15,17 +15,18 @@ use tracing_subscriber::{EnvFilter, fmt};
 
 use super::nvtx::ranges as profiler_ranges;
 
-/// The file in `logging.dir` with what rank 0 printed and logged.
+/// The file in `logging.dir` with rank 0's output and log.
 pub const RUN_LOG: &str = "run.log";
 
 /// Starts logging:
 ///
 /// - The console of rank 0 shows the messages that pass `filter`.
-/// - `run.log` in `folder`, on rank 0, gets what was printed, and the messages of level info and above.
+/// - `run.log` in `folder`, on rank 0, gets the printed lines, and the messages of level info and above.
 /// - `rank-N.jsonl` in `folder`, on every rank, gets the same as JSON, with spans (step, microbatch, layer).
 ///
-/// Under a profiler of NVIDIA, spans are also NVTX ranges. The files also get lower levels if the filter asks for them. Existing files are appended to, so nothing is lost that an
-/// earlier run wrote, or that another run still writes. The first line has the version, process and command.
+/// Under a profiler of NVIDIA, spans are also NVTX ranges. The files also get lower levels if the filter asks for them.
+/// Lines are added to existing files, so nothing is lost that an earlier run wrote, or that another run still writes.
+/// The first line has the version, process and command.
 ///
 /// # Errors
 /// A folder that cannot be created or written to.

@@ -11,6 +11,7 @@ use common::fit::width;
 use common::format::count;
 use common::terminal::warn;
 use engine::fp8::Fp8Losses;
+use engine::step::BlockLoad;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -26,9 +27,19 @@ pub struct StepMetrics {
     pub samples: u64,
     /// Mean loss over the global batch, nats.
     pub loss: f64,
-    /// Mean z-loss over the global batch, nats, if training adds one. It is not part of `loss`.
+    /// Likewise the terms that training adds to it, by name. They are not part of `loss`.
+    #[serde(flatten)]
+    pub added: BTreeMap<&'static str, f64>,
+    /// The largest load of an expert over the mean load of its block's experts, in the block with the largest such number;
+    /// left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub z_loss: Option<f64>,
+    pub expert_imbalance: Option<f64>,
+    /// Choices that were dropped because of their experts' loads, over all blocks; left out if loads are not limited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped_choices: Option<f64>,
+    /// The tokens of each expert, by block, in steps that have a line of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expert_loads: Vec<BlockLoad>,
     /// Gradient norm before clipping.
     pub grad_norm: f32,
     /// Updates skipped up to this step, because of gradients that were not finite or of spikes; left out while there are none.
@@ -40,7 +51,7 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Model TFLOP/s over all ranks.
     pub tflops: f64,
-    /// Share of the devices' peak, where it is known.
+    /// Share of the devices' peak, if that is known.
     pub mfu: Option<f64>,
     /// Wall time of the step, milliseconds.
     pub step_ms: f64,
@@ -59,20 +70,20 @@ pub struct StepMetrics {
     /// Mean losses on the further validation data, by name, if an evaluation followed this step.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_sets: BTreeMap<String, f64>,
-    /// What 8-bit copies lost, if the step measured it.
+    /// The losses of 8-bit copies, if the step measured them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<Fp8Losses>,
 }
 
-/// For serde, which passes a reference.
+/// For serde; it passes a reference.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
 impl StepMetrics {
-    /// A line for people, of a run with so many steps, with the time left where it is known. If it may have `columns` only,
-    /// some numbers are left out, and those of an evaluation follow on a second line.
+    /// A line for people, of a run with so many steps, with the time left if it is known. If it may have `columns`
+    /// only, some numbers are left out, and those of an evaluation follow on a second line.
     pub fn line(&self, steps: usize, left: Option<&str>, columns: Option<usize>) -> String {
         let digits = steps.to_string().len();
         let columns = columns.unwrap_or(usize::MAX);
@@ -88,13 +99,15 @@ impl StepMetrics {
         ];
         numbers.extend(self.mfu.map(|mfu| (0, format!("MFU {:.1} %", mfu * 100.0))));
         numbers.extend(left.map(|left| (0, format!("{left} left"))));
+        let added = self.added.iter().map(|(name, loss)| format!("{} {loss:.2e}", name.replace('_', "-")));
         let others = [
-            self.z_loss.map(|loss| format!("z-loss {loss:.2e}")),
+            self.expert_imbalance.map(|imbalance| format!("largest load {imbalance:.2} x mean")),
+            self.dropped_choices.filter(|dropped| *dropped > 0.0).map(|dropped| format!("dropped choices {dropped}")),
             self.validation_loss.map(|loss| format!("validation {loss:.4}")),
             self.validation_perplexity.map(|value| format!("perplexity {value:.2}")),
             self.fp8.map(|shares| fp8_losses::words(&shares)),
         ];
-        let others = others.into_iter().flatten().collect::<Vec<String>>().join("  ");
+        let others = added.chain(others.into_iter().flatten()).collect::<Vec<String>>().join("  ");
         let joined = |numbers: &[(u8, String)]| {
             numbers.iter().map(|(_, number)| number.as_str()).collect::<Vec<&str>>().join("  ")
         };
@@ -113,7 +126,7 @@ impl StepMetrics {
 }
 
 /// The file with a line for each step.
-pub(crate) const METRICS: &str = "metrics.jsonl";
+pub const METRICS: &str = "metrics.jsonl";
 
 /// Appends to `metrics.jsonl`, one object per line. Every line is written at once.
 pub struct MetricsFile {
@@ -131,8 +144,9 @@ impl MetricsFile {
         Ok(MetricsFile { lines: StepFile::new(path, file)? })
     }
 
-    /// Continues the file in `folder` after `step` steps. Lines of later steps, and an incomplete last line, are removed, so
-    /// that each step appears once. Of `carried`, which the checkpoint has, steps are added that are missing.
+    /// Continues the file in `folder` after `step` steps. Lines of later steps, and an incomplete last line, are
+    /// removed, so that each step appears once. `carried` has lines from the checkpoint; those of missing steps are
+    /// added.
     ///
     /// # Errors
     /// Operating system errors.
@@ -198,8 +212,9 @@ fn merged(path: &Path, mut file: File, carried: &[u8], step: usize) -> std::io::
     replaced(path, |copy| steps.values().try_for_each(|line| copy.write_all(line)))
 }
 
-/// Opens a file of one JSON object per line to continue it after `step` steps. Lines whose `key` is a later step, and an
-/// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that stays.
+/// Opens a file of one JSON object per line to continue it after `step` steps. Lines with a later step in `key`, and an
+/// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that
+/// stays.
 pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
     let mut file = open_to_change(path)?;
     let Lines { ranges, last, damaged } = lines_up_to(&file, key, step)?;
@@ -264,7 +279,7 @@ fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result
     })
 }
 
-/// Replaces the file at `path` by what `write` writes.
+/// Replaces the file at `path` by the output of `write`.
 fn replaced(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<File> {
     let temporary = path.with_extension("jsonl.tmp");
     let mut copy = create_file(&temporary)?;
@@ -307,7 +322,7 @@ mod tests {
         let line = |step: usize| line(step).into_bytes();
         for damaged in [vec![0, 0, 0, b'\n'], vec![b'{', 0xff, b'\n'], b"[]\n".into(), line(1)] {
             for at in [0, 3, 11] {
-                // The first line may be what replaces it.
+                // One of the damaged lines is that of step 1. At the first place it is the right one.
                 let mut lines: Vec<Vec<u8>> = (1..15).map(line).collect();
                 lines[at] = damaged.clone();
                 std::fs::write(&path, lines.concat()).unwrap();
@@ -345,7 +360,10 @@ mod tests {
             step: 200,
             samples: 3200,
             loss: 2.4814,
-            z_loss: None,
+            added: BTreeMap::new(),
+            expert_imbalance: None,
+            dropped_choices: None,
+            expert_loads: Vec::new(),
             grad_norm: 0.721,
             skipped: 0,
             lr: 1.99e-3,

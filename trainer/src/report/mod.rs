@@ -1,4 +1,4 @@
-//! What a run reports: lines on the console, logs, and files of metrics.
+//! The reports of a run: lines on the console, logs, and files of metrics.
 
 pub mod checks;
 pub mod energy;
@@ -9,7 +9,7 @@ pub mod logs;
 pub mod metrics;
 mod nvtx;
 mod progress;
-pub(crate) mod replay_picture;
+pub mod replay_picture;
 pub mod reporter;
 pub mod run_log;
 mod step_file;

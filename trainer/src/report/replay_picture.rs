@@ -1,4 +1,4 @@
-//! A picture of the order in which the stages of a pipeline replay their graphs.
+//! A picture of the order of replays on the stages of a pipeline.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use graph_manager::{Launch, Report};
 /// Sizes in pixels.
 const BOX: (usize, usize) = (30, 34);
 const EAGER_WIDTH: usize = 8;
-/// Of a region without a layer, which has its name in the box.
+/// For a region without a layer. Its box shows its name.
 const NAMED_WIDTH: usize = 60;
 const LINE: usize = 1440;
 const MARGIN: usize = 12;
@@ -20,7 +20,7 @@ const BACKWARD: [&str; 4] = ["#fdd0a2", "#fdae6b", "#fd8d3c", "#e6550d"];
 const OTHER: &str = "#bdbdbd";
 
 /// A picture with one part a stage, each made by [`stage_part`].
-pub(crate) fn replay_picture(parts: &[String]) -> String {
+pub fn replay_picture(parts: &[String]) -> String {
     let mut svg = String::new();
     let mut y = 48;
     for part in parts {
@@ -39,7 +39,7 @@ pub(crate) fn replay_picture(parts: &[String]) -> String {
 }
 
 /// The part of one stage: its height, and on the next lines its drawing.
-pub(crate) fn stage_part(title: &str, report: &Report) -> String {
+pub fn stage_part(title: &str, report: &Report) -> String {
     let largest = report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches);
     let launches: &[Launch] = largest.map_or(&[], |step| &step.order);
     let graphs = launches.iter().filter_map(|launch| launch.graph).collect::<std::collections::BTreeSet<_>>().len();

@@ -8,7 +8,7 @@ use common::terminal::{PRINTED, columns, say, shows_status, warn};
 use device::Device;
 use engine::fp8::TensorCounts;
 use engine::precision::Precision;
-use engine::step::StepResult;
+use engine::step::{BlockLoad, StepResult};
 
 use crate::checkpoint::Progress;
 use crate::config::LoggingConfig;
@@ -41,7 +41,7 @@ pub struct Outcome {
     pub finite: bool,
     /// Loss of the last evaluation, if there was one.
     pub validation_loss: Option<f64>,
-    /// The lowest loss that the data allow, where it is known.
+    /// The lowest loss that the data allow, if it is known.
     pub floor: Option<f64>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct FinishedStep {
     /// Its samples over all ranks.
     pub(crate) samples: usize,
     pub(crate) result: StepResult,
-    /// What 8-bit copies of this rank lost, where the step measured it.
+    /// The losses of this rank's 8-bit copies, if the step measured them.
     pub(crate) counts: Option<Vec<TensorCounts>>,
     /// Wall time.
     pub(crate) seconds: f64,
@@ -62,7 +62,7 @@ pub(crate) struct FinishedStep {
     pub(crate) data_wait: Duration,
 }
 
-/// Peak FLOP/s of `ranks` GPUs, where it is known.
+/// Peak FLOP/s of `ranks` GPUs, if it is known.
 pub(crate) fn peak_flops(device: &Device, precision: Precision, ranks: usize) -> Option<f64> {
     let peak = peak_tflops(&device.gpu()?.name, precision)?;
     Some(peak * 1e12 * ranks as f64)
@@ -98,15 +98,15 @@ pub(crate) struct Reporter<'p> {
     began: Instant,
     /// Planned device memory of this rank, bytes.
     memory: usize,
-    /// Peak FLOP/s of all ranks, where it is known.
+    /// Peak FLOP/s of all ranks, if it is known.
     peak: Option<f64>,
     pub(crate) last_loss: f64,
     pub(crate) last_validation: Option<f64>,
 }
 
 impl<'p> Reporter<'p> {
-    /// The reporter of a process. Rank 0 passes a `log`, and is the only one to print; but what an `fp8_watch` finds is
-    /// printed by the rank that has it.
+    /// The reporter of a process. Rank 0 passes a `log`, and is the only one to print, with one exception: each rank
+    /// prints the warnings of its own `fp8_watch`.
     pub(crate) fn new(
         plan: &'p RunPlan,
         log: Option<RunLog>,
@@ -172,7 +172,15 @@ impl<'p> Reporter<'p> {
             step,
             samples: progress.samples,
             loss: result.loss,
-            z_loss: result.z_loss,
+            added: result.added.clone(),
+            expert_imbalance: result.expert_loads.iter().map(BlockLoad::imbalance).reduce(f64::max),
+            dropped_choices: result
+                .expert_loads
+                .iter()
+                .filter_map(|load| load.dropped)
+                .map(f64::from)
+                .reduce(|all, one| all + one),
+            expert_loads: if self.is_due(step) { result.expert_loads.clone() } else { Vec::new() },
             grad_norm: result.grad_norm,
             skipped: result.skipped,
             lr: self.learning_rate.at(step - 1),
@@ -312,7 +320,8 @@ impl<'p> Reporter<'p> {
     }
 }
 
-/// The distance of a loss from the floor. On few samples the loss may fall below the floor, which holds for all samples.
+/// The distance of a loss from the floor. The floor holds for all samples, so on few samples the loss may fall below
+/// it.
 fn relative_to_floor(loss: f64, floor: f64) -> String {
     let above = (loss / floor - 1.0) * 100.0;
     let side = if above < 0.0 { "below" } else { "above" };

@@ -24,7 +24,7 @@ pub(crate) struct StepFile {
 }
 
 impl StepFile {
-    /// Continues an open file, which `path` names, after its last byte.
+    /// Continues an open file, the one at `path`, after its last byte.
     ///
     /// # Errors
     /// Operating system errors.
@@ -33,7 +33,7 @@ impl StepFile {
         Ok(StepFile { path, file, length, unsynced: Vec::new(), written: 0 })
     }
 
-    /// Adds a line, which ends with a line break.
+    /// Adds a line. It must end with a line break.
     ///
     /// # Errors
     /// Operating system errors. The line is kept, and written by a later call.

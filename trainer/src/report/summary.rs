@@ -1,4 +1,4 @@
-//! The summary of a plan, printed before a run: what is trained, on what, in how much memory.
+//! The summary of a plan, printed before a run: the model, the data, the ranks and the memory.
 
 use common::format::{bytes, count, counted};
 use data::Source;
@@ -7,6 +7,8 @@ use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
 
+use crate::checkpoint::{Writers, rank_bytes};
+use crate::config::epochs;
 use crate::config::graph_plan::graph_scope;
 use crate::config::model_name::describe;
 use crate::config::parallel_plan::ParallelPlan;
@@ -28,13 +30,13 @@ pub fn summary(
     let config = &plan.config;
     let compute = config.precision.compute;
     let model = describe(&config.model);
-    let parameters = count(plan.size.parameters as f64);
     let tokens = plan.batch.samples_of(plan.steps) as f64 * plan.size.losses_per_sample as f64;
+    let epochs = epochs::described(plan, source).map_or(String::new(), |epochs| format!(", {epochs}"));
     let mut rows = vec![
-        ("model", format!("{model}, {parameters} parameters{}", adapters(config))),
+        ("model", format!("{model}, {}{}", plan.size.words(), adapters(config))),
         ("data", source.describe()),
         ("batch", batch(plan, group)),
-        ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
+        ("steps", format!("{}, {} tokens{epochs}", plan.steps, count(tokens))),
         ("device", format!("{}, {compute}{}", describe_device(device, group), fp8(config))),
         ("weights", weights(plan, stage)),
         ("optimizer", optimizer(plan, stage)),
@@ -46,6 +48,10 @@ pub fn summary(
         let layers = plan.layers(group.rank).in_words();
         let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank);
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
+    }
+    if config.checkpoint.dir.is_some() && config.checkpoint.interval > 0 && config.checkpoint.async_save {
+        let copy = bytes(rank_bytes(stage, &Writers::new(plan, group)) as usize);
+        rows.push(("saves", format!("while training goes on; {copy} of the machine's memory for a copy meanwhile")));
     }
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the entropy of the data")));
@@ -74,7 +80,7 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
     )
 }
 
-/// Which adapters the model has, if it has any.
+/// The model's adapters, if it has any.
 fn adapters(config: &RunConfig) -> String {
     match config.model.lora_rank {
         0 => String::new(),
@@ -161,7 +167,8 @@ fn pipeline(parallel: &ParallelPlan, microbatches: usize, rank: usize) -> String
     format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage.stage(), idle * 100.0)
 }
 
-/// The device memory that a rank needs. In a dry run on a GPU also what libraries and other processes use already.
+/// The device memory that a rank needs. In a dry run on a GPU also the memory that libraries and other processes use
+/// already.
 fn memory(device: &Device) -> String {
     let needed = device.allocated_bytes();
     let total = bytes(needed);

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::files::create_file;
 use common::host_name;
+use engine::step::BlockLoad;
 
 use crate::report::fp8_losses;
 use crate::report::metrics::StepMetrics;
@@ -82,7 +83,8 @@ fn last_time(folder: &Path) -> std::io::Result<u64> {
 
 /// The scalars of a step by name. The part before the slash is the group.
 pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
-    let mut scalars = vec![
+    let named = |(name, value): (&'static str, f64)| (name.to_string(), value);
+    let always = [
         ("train/loss", metrics.loss),
         ("train/grad_norm", f64::from(metrics.grad_norm)),
         ("train/skipped", f64::from(metrics.skipped)),
@@ -95,13 +97,21 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
         ("speed/data_wait_ms", metrics.data_wait_ms),
         ("memory/bytes", metrics.memory_bytes as f64),
     ];
-    scalars.extend(metrics.z_loss.map(|loss| ("train/z_loss", loss)));
-    scalars.extend(metrics.mfu.map(|mfu| ("speed/mfu", mfu)));
-    scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss", loss)));
-    scalars.extend(metrics.fp8.iter().flat_map(fp8_losses::scalars));
-    scalars.extend(metrics.validation_perplexity.map(|value| ("validation/perplexity", value)));
-    let sets = metrics.validation_sets.iter().map(|(name, loss)| (format!("validation/{name}/loss"), *loss));
-    scalars.into_iter().map(|(name, value)| (name.into(), value)).chain(sets).collect()
+    let mut scalars: Vec<(String, f64)> = always.into_iter().map(named).collect();
+    scalars.extend(metrics.added.iter().map(|(name, loss)| (format!("train/{name}"), *loss)));
+    scalars.extend(metrics.expert_imbalance.map(|imbalance| named(("experts/imbalance", imbalance))));
+    scalars.extend(metrics.dropped_choices.map(|dropped| named(("experts/dropped_choices", dropped))));
+    let of_block = |load: &BlockLoad| (format!("experts/imbalance_of_block_{}", load.block), load.imbalance());
+    scalars.extend(metrics.expert_loads.iter().map(of_block));
+    let dropped =
+        |load: &BlockLoad| Some((format!("experts/dropped_choices_of_block_{}", load.block), f64::from(load.dropped?)));
+    scalars.extend(metrics.expert_loads.iter().filter_map(dropped));
+    scalars.extend(metrics.mfu.map(|mfu| named(("speed/mfu", mfu))));
+    scalars.extend(metrics.validation_loss.map(|loss| named(("validation/loss", loss))));
+    scalars.extend(metrics.fp8.iter().flat_map(fp8_losses::scalars).map(named));
+    scalars.extend(metrics.validation_perplexity.map(|value| named(("validation/perplexity", value))));
+    scalars.extend(metrics.validation_sets.iter().map(|(name, loss)| (format!("validation/{name}/loss"), *loss)));
+    scalars
 }
 
 /// Seconds since 1970.
@@ -146,7 +156,7 @@ mod tests {
     #[test]
     fn the_file_of_a_resumed_run_comes_after_all_earlier_ones() {
         let folder = tempfile::tempdir().unwrap();
-        // Another machine, whose clock is an hour ahead.
+        // A file of another machine. Its clock is an hour ahead.
         let ahead = format!("{PREFIX}{:010}.zebra.9.0", seconds() as u64 + 3600);
         std::fs::write(folder.path().join(&ahead), "").unwrap();
         for step in [3, 4] {

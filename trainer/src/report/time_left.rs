@@ -9,7 +9,7 @@ const FEWEST: usize = 50;
 /// The most steps that are looked back on.
 const MOST: usize = 10_000;
 
-/// Measures the rate of recent steps. What happens between steps counts: each kind of evaluation and checkpoint is among them
+/// Measures the rate of recent steps. The time between steps counts: each kind of evaluation and checkpoint is included
 /// once at least, after the first time.
 pub(crate) struct TimeLeft {
     /// When each of the recent steps ended.

@@ -16,10 +16,10 @@ use serde_json::json;
 use crate::config::RunConfig;
 use crate::config::model_name::name;
 
-/// What the client runs.
+/// The client's program, in Python.
 const SCRIPT: &str = include_str!("wandb_client.py");
 
-/// The file in `logging.dir` with what the client prints.
+/// The file in `logging.dir` with the client's output.
 pub(crate) const CLIENT_LOG: &str = "wandb-client.log";
 
 /// The exit code of the script if Python has no module `wandb`.
@@ -28,7 +28,7 @@ const NO_MODULE: i32 = 3;
 /// So many rows may wait for the client.
 const QUEUE: usize = 4096;
 
-/// How long the client may take at the end to send what it has.
+/// The client's time at the end to send the remaining rows.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client that is running.
@@ -39,8 +39,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts the client of a run, whose name is `run`. `None` if the environment asks for none (`WANDB_MODE`), or there is
-    /// no Python. What goes wrong later is told by a notice.
+    /// Starts the client of the run named `run`. `None` if the environment asks for none (`WANDB_MODE`), or there is no
+    /// Python. Later failures are told by a notice.
     pub fn start(folder: &Path, run: &str, config: &RunConfig) -> Option<Client> {
         let mode = std::env::var("WANDB_MODE").unwrap_or_default();
         if ["offline", "disabled", "dryrun"].contains(&mode.as_str()) {
@@ -66,7 +66,7 @@ impl Client {
         Some(Client { running: Some((child, rows)), log })
     }
 
-    /// Passes on a row, which ends with a line break. Waits for nothing.
+    /// Passes on a row. It must end with a line break. Waits for nothing.
     pub fn send(&mut self, row: &str) {
         let Some((mut child, rows)) = self.running.take() else { return };
         match child.try_wait() {

@@ -9,8 +9,8 @@ use parallel::Axis;
 use crate::config::plan::RunPlan;
 use crate::process_group::ProcessGroup;
 
-/// The hooks that print what `logging.print_activations` names. Of ranks with the same layers the first prints, on its own
-/// samples and its own part of them.
+/// The hooks that print the outputs in `logging.print_activations`. Of ranks with the same layers the first prints, on
+/// its own samples and its own part of them.
 pub(super) fn hooks(plan: &RunPlan, group: &ProcessGroup) -> Hooks {
     let grid = &plan.parallel.grid;
     let prints = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
@@ -43,7 +43,7 @@ fn read(stream: &Stream, tensor: &Tensor) -> Result<Vec<f32>> {
     })
 }
 
-/// What is printed of an output.
+/// The numbers that are printed of an output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Numbers {
     mean: f64,

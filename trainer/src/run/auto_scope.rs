@@ -1,7 +1,7 @@
-//! `cuda_graph.scope = "auto"`: tries what one graph could hold, and chooses what is fastest here.
+//! `cuda_graph.scope = "auto"`: tries the scopes of a graph, and chooses the fastest here.
 //!
-//! The trials train on random samples with a stage of their own, which is freed before the run begins. So the choice changes no
-//! loss and no weight.
+//! The trials train on random samples with a stage of their own. It is freed before the run begins. So the choice
+//! changes no loss and no weight.
 
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ struct Trial {
     step_ms: Result<f64, String>,
 }
 
-/// What was chosen.
+/// The chosen scope, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 struct Choice {
     /// `None` for no graphs.
@@ -45,8 +45,8 @@ struct Choice {
     reason: String,
 }
 
-/// The plan of a run whose scope is `auto`, with the scope that is fastest here; any other plan as it is. All ranks call it
-/// together and choose alike. A dry run measures nothing: it plans for graphs of each layer.
+/// The plan of a run with the scope `auto`, changed to the scope that is fastest here; any other plan as it is. All
+/// ranks call it together and choose alike. A dry run measures nothing: it plans for graphs of each layer.
 ///
 /// # Errors
 /// See [`RunError`].

@@ -1,4 +1,4 @@
-//! Settings with which a run that does not fit would need less memory.
+//! Changes of settings that let a run that does not fit do with less memory.
 
 use common::format::bytes;
 
@@ -22,8 +22,8 @@ const CHANGES: [Change; 5] = [
     }),
 ];
 
-/// Each change of a setting with which a rank needs at least a twentieth less than `needed` bytes, with what it needs then:
-/// the end of a sentence. Empty where there is none. `bytes_needed` rehearses a plan.
+/// Each change of a setting that lowers a rank's need by at least a twentieth of `needed` bytes, with the lower need:
+/// the end of a sentence. Empty if there is none. `bytes_needed` rehearses a plan.
 pub(crate) fn cheaper_settings(
     plan: &RunPlan,
     needed: usize,
@@ -32,7 +32,7 @@ pub(crate) fn cheaper_settings(
     let with = |(words, change): &Change| {
         let mut config = plan.config.clone();
         change(&mut config);
-        // What excludes another setting, or changes nothing, is no help.
+        // A change that the plan's rules refuse, or that saves too little, is no help.
         let other = RunPlan::new(config, plan.parallel.grid.ranks()).ok()?;
         let less = bytes_needed(&other).ok().filter(|less| *less < needed - needed / 20)?;
         Some(format!("{words} needs {}", bytes(less)))

@@ -86,12 +86,12 @@ pub(crate) fn check_identities(group: &ProcessGroup, here: Identities) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
 
     fn settings(key: &str, value: &str, bench: &str) -> String {
-        let mut layers = Layers::default();
-        layers.set(key, value, "test").unwrap();
-        shared_settings(&layers.resolve(), &[("bench", bench.into())])
+        let mut sources = ConfigSources::default();
+        sources.set(key, value, "test").unwrap();
+        shared_settings(&sources.resolve(), &[("bench", bench.into())])
     }
 
     #[test]

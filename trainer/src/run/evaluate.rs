@@ -13,13 +13,13 @@ use crate::config::batch_plan::BatchShare;
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
-use crate::run::choices::{ChoiceResult, ChoiceSet, of_choices};
 use crate::run::consistency::{check_data, check_identities};
+use crate::run::multiple_choice::{ChoiceResult, ChoiceSet, of_choices};
 use crate::run::set_up::{load_start, stage, step_settings};
 
 /// A data set to evaluate on.
 pub struct EvaluationSet {
-    /// What the user calls it.
+    /// The user's name for it.
     pub name: String,
     /// Its samples. All of them are read, in order.
     pub source: TokenSource,
@@ -40,7 +40,7 @@ pub struct EvaluationResult {
     pub perplexity: f64,
 }
 
-/// What to evaluate on.
+/// The data to evaluate on.
 pub enum Subject {
     /// Data, for their loss.
     Data(Box<EvaluationSet>),
@@ -48,7 +48,7 @@ pub enum Subject {
     Choices(ChoiceSet),
 }
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Evaluated {
@@ -58,8 +58,8 @@ pub enum Evaluated {
     Choices(ChoiceResult),
 }
 
-/// What the model that `model.init_from` names gives on each of the subjects: on at most `most` samples or questions of each,
-/// or on all. All ranks call it together. Returns `None` in a dry run, and if the process was asked to end.
+/// Evaluates the model of `model.init_from` on each of the subjects: on at most `most` samples or questions of each, or
+/// on all. All ranks call it together. Returns `None` in a dry run, and if the process was asked to end.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -137,7 +137,7 @@ fn batch(source: &TokenSource, form: &SampleRow, share: BatchShare, end: u64) ->
             source.in_order(number, row)?;
             continue;
         }
-        // Windows of tokens, where samples have targets of their own.
+        // Windows of tokens; the samples of this form have separate targets.
         source.in_order(number, &mut tokens)?;
         row[form.inputs.clone()].copy_from_slice(&tokens[..tokens.len() - 1]);
         row[form.targets.clone()].copy_from_slice(&tokens[1..]);

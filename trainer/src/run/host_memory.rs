@@ -9,7 +9,7 @@ use crate::process_group::ProcessGroup;
 /// Bytes that a rank needs besides the memory of its device: for the program, libraries and data.
 const HEADROOM: usize = 64 << 20;
 
-/// Fails if the ranks of this machine need more memory than it has. The operating system would kill one of them without a
+/// Fails if the ranks of this machine need more memory than it has, on the host device. The operating system would kill one of them without a
 /// message. `cheaper` names settings that need less.
 pub(crate) fn fits_host(
     needed: usize,
@@ -19,7 +19,7 @@ pub(crate) fn fits_host(
 ) -> Result<(), UserError> {
     let scratch = device.host_scratch_bytes();
     let most = group.control.max((needed + scratch + HEADROOM) as u64) as usize;
-    let free = device.free_host_memory();
+    let free = device.free_host_memory().filter(|_| device.gpu().is_none());
     group.control.barrier(); // all ranks read the free memory before any rank takes some
     match free {
         Some(free) if most.saturating_mul(group.local_size) > free => Err(UserError::new(

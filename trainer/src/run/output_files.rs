@@ -41,10 +41,10 @@ fn create_run_folder(logging: &LoggingConfig, path: &Path) {
     }
 }
 
-/// Fails if a file cannot be written. A missing one is created empty. `what` is what messages call it.
+/// Fails if a file cannot be written. A missing one is created empty. Messages call it `what`.
 ///
 /// # Errors
-/// What the operating system said.
+/// The operating system's error.
 pub fn writable(what: &str, path: &Path) -> Result<(), UserError> {
     open_to_append(path).map(drop).map_err(|error| {
         let rule = "the path is that of a regular file that can be written, and of no link";

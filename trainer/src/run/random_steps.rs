@@ -11,10 +11,10 @@ use engine::step::{PendingMetrics, Stage};
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
-use crate::run::random::uniform;
 use crate::run::set_up::{stage, step_settings};
+use device::random::uniform;
 
-/// Which samples a step works on.
+/// The samples that a step works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inputs {
     /// Those that are on the device already.
@@ -23,7 +23,7 @@ pub enum Inputs {
     Copied,
 }
 
-/// What it took to submit steps, each to an idle device: medians in microseconds.
+/// The cost of submitting steps, each to an idle device: medians in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Submission {
     /// The control block, copies and graphs or operations.
@@ -38,7 +38,7 @@ pub struct Row {
     pub milliseconds: Vec<f64>,
     /// Of the last step.
     pub loss: f64,
-    /// What the host had done before the first step, and after the last.
+    /// The host's counters before the first step, and after the last.
     pub before: Counters,
     /// See `before`.
     pub after: Counters,

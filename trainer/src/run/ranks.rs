@@ -17,7 +17,7 @@ use launch::{RankEnv, signals};
 use parallel::{Axis, Grid, PipelineGroups, Placement, World};
 
 use crate::error::RunError;
-use crate::process_group::{Control, ProcessGroup, TENSOR_COMMUNICATORS};
+use crate::process_group::{Control, LOADS_COMMUNICATOR, ProcessGroup, TENSOR_COMMUNICATORS};
 use crate::run::consistency::check_settings;
 
 /// A rank that refuses its input waits for the others, so that only one rank says why. This is how long it waits: the others
@@ -75,8 +75,8 @@ pub fn on_all_ranks(
         last_words(&format!("error on rank {}: {error}", env.rank), true);
         world.abort(error.exit_code())
     });
-    // On a fault nothing is torn down. Otherwise the ranks of a communicator destroy it together, so every rank destroys its
-    // communicators in the order in which they were made. The device follows, and MPI comes last.
+    // On a fault nothing is torn down. Otherwise the ranks of a communicator destroy it together, so every rank
+    // destroys its communicators in the order of their creation. The device follows, and MPI comes last.
     made.into_iter().for_each(drop);
     drop(opened);
     drop(world);
@@ -156,12 +156,13 @@ fn process_group(
     threads: usize,
     watch: Option<&Rc<Watch>>,
 ) -> ProcessGroup {
-    let Groups { tensor, tensor_aside, data, pipeline } = groups;
+    let Groups { tensor, tensor_aside, data, expert_loads, pipeline } = groups;
     ProcessGroup {
         rank: world.rank(),
         local_size,
         threads,
         data,
+        expert_loads,
         tensor,
         tensor_aside,
         pipeline,
@@ -195,17 +196,19 @@ fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
     (0..texts.len()).find_map(|at| texts[..at].iter().position(|text| *text == texts[at]).map(|first| (first, at)))
 }
 
-/// Which ranks exchange data.
+/// The groups of ranks that exchange data.
 #[derive(Clone, Copy)]
 pub struct Topology {
     /// The ranks along each axis.
     pub grid: Grid,
-    /// Which stage of the pipeline feeds which.
+    /// The parts of the model that each pipeline stage has, and so the stages that it exchanges data with.
     pub placement: Placement,
     /// The first and the last stage share a parameter.
     pub ties_ends: bool,
     /// Microbatches overlap.
     pub overlaps: bool,
+    /// A loss is about the loads of experts on all data-parallel ranks.
+    pub balances_globally: bool,
     /// Ranks that share layers read each other's GPU memory, if they can.
     pub peers: bool,
 }
@@ -217,7 +220,8 @@ impl Topology {
     /// If `ranks` is 0.
     pub fn tensor_parallel(ranks: usize) -> Topology {
         let Some(grid) = Grid::new(ranks, &[(Axis::Tensor, ranks)]) else { panic!("a grid without ranks") };
-        Topology { grid, placement: Placement::new(1, 1), ties_ends: false, overlaps: false, peers: true }
+        let placement = Placement::new(1, 1);
+        Topology { grid, placement, ties_ends: false, overlaps: false, balances_globally: false, peers: true }
     }
 }
 
@@ -226,6 +230,7 @@ struct Groups {
     tensor: Option<Rc<dyn Communicator>>,
     tensor_aside: Option<Rc<dyn Communicator>>,
     data: Option<Rc<dyn Communicator>>,
+    expert_loads: Option<Rc<dyn Communicator>>,
     pipeline: Option<PipelineGroups>,
 }
 
@@ -237,7 +242,7 @@ fn connect(
     watch: Option<&Rc<Watch>>,
     made: &mut Vec<Rc<dyn Communicator>>,
 ) -> device::Result<Groups> {
-    let Topology { grid, placement, ties_ends, overlaps, peers } = topology;
+    let Topology { grid, placement, ties_ends, overlaps, balances_globally, peers } = topology;
     let [tensor, aside] = TENSOR_COMMUNICATORS;
     let rank = world.rank();
     let mut connect = |name: &str, group: Vec<usize>, peers: bool| {
@@ -259,6 +264,10 @@ fn connect(
             false => None,
         },
         data: connect("data", grid.group(rank, Axis::Data), false)?,
+        expert_loads: match balances_globally {
+            true => connect(LOADS_COMMUNICATOR, grid.group(rank, Axis::Data), false)?,
+            false => None,
+        },
         pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut |name, group| {
             connect(name, group, false)
         })?,

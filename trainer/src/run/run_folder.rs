@@ -18,7 +18,7 @@ use crate::report::tensorboard::PREFIX;
 use crate::report::wandb::{HISTORY, SUMMARY};
 use crate::report::wandb_client::CLIENT_LOG;
 
-/// The file with the name of the run whose metrics the folder has, and on a second line when it began.
+/// The file with the name of the run that wrote the folder's metrics. Its second line has the time of the run's start.
 const OWNER: &str = "run.id";
 
 /// The file with every option of the run.
@@ -39,7 +39,7 @@ const WRITTEN: [&str; 9] = [LOG_LOCK, CONFIG, METRICS, OWNER, RUN_LOG, RANKS, HI
 /// # Errors
 /// The first such file.
 pub fn check(folder: &Path) -> std::result::Result<(), UserError> {
-    // A file is replaced by way of another, whose name has an ending more.
+    // A file is replaced by way of another, named with one more ending.
     let names = WRITTEN.into_iter().flat_map(|name| [name.to_string(), format!("{name}.tmp")]);
     names.into_iter().try_for_each(|name| {
         ensure_writable_name(&folder.join(&name)).map_err(|error| unwritable(folder, &name, &error))
@@ -47,8 +47,8 @@ pub fn check(folder: &Path) -> std::result::Result<(), UserError> {
 }
 
 /// Gives `folder` to `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts at step 0 or from
-/// another run's checkpoint. Metrics of another run are moved to a folder inside, which has the time at which that run began and
-/// the name of its model, such as `earlier-2026-11-23T10-31-05-tiny`. Returns that folder.
+/// another run's checkpoint. Metrics of another run are moved to a folder inside. Its name has the time of that run's
+/// start and the name of its model, such as `earlier-2026-11-23T10-31-05-tiny`. Returns that folder.
 ///
 /// Metrics belong to another run if the name in `run.id` is not that of `run`. Older builds wrote no name: then they belong
 /// to another run if they end before `resumes_at`. If the run does not resume, all existing metrics belong to another run.
@@ -70,7 +70,7 @@ pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Opti
     Ok(aside)
 }
 
-/// What the folder says of the run that it is of.
+/// The contents of `run.id`: the run that the folder belongs to.
 struct Owner {
     run: String,
     /// When the run began, such as `2026-11-23T10:31:05Z`. Older builds did not write it.
@@ -83,7 +83,7 @@ fn owner(folder: &Path) -> Option<Owner> {
     Some(Owner { run: lines.next().unwrap_or_default(), began: lines.next() })
 }
 
-/// Writes which run the folder is of, also if the folder was removed.
+/// Writes the name of the folder's run, also if the folder was removed.
 ///
 /// # Errors
 /// Operating system errors.

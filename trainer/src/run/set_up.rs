@@ -57,7 +57,7 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
     Ok(())
 }
 
-/// The files of the Hugging Face model that a new run begins with; none where it begins with none. Prints a notice if the
+/// The files of the Hugging Face model that a new run begins with; none if it begins with none. Prints a notice if the
 /// data of `source` have another tokenizer.
 ///
 /// # Errors
@@ -74,8 +74,8 @@ pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>
     Ok(files.into_files())
 }
 
-/// Fails before anything is allocated if the run does not fit the memory of the GPU or the host. To find what it needs, set-up
-/// runs without taking memory.
+/// Fails before anything is allocated if the run does not fit the memory of the GPU or the host. To find the need,
+/// set-up runs without taking memory.
 ///
 /// On a GPU this also times the algorithms of matrix products and chooses among them. The first rank of each stage does
 /// that, one stage after the other, for the products that no earlier stage has. All other ranks take over its choices.
@@ -152,7 +152,7 @@ fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result
 ///
 /// # Errors
 /// Out of memory, or settings that exclude each other.
-pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
+pub fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
     let tensor = TensorParallel { group: group.tensor.clone(), aside: group.tensor_aside.clone(), sequence };
     let options = StageOptions {
@@ -172,7 +172,11 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
     };
     let architecture = plan.model.part(tensor, plan.layers(group.rank));
     let architecture = architecture.freeze(|name| plan.frozen.has(name)).with_sample(plan.sample_row());
-    let groups = StageGroups { data_parallel: group.data.clone(), pipeline: group.pipeline.clone() };
+    let groups = StageGroups {
+        data_parallel: group.data.clone(),
+        expert_loads: group.expert_loads.clone(),
+        pipeline: group.pipeline.clone(),
+    };
     let mut stage = Stage::new(device, &architecture, options, groups)?;
     if plan.frozen.are_all() {
         stage.record_evaluation(plan.batch.microbatches())?;

@@ -7,8 +7,8 @@ use data::{DataConfig, MarkovSource, Missing, MultipleChoice, Paths, Regression,
 use engine::model::GptShape;
 
 use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
-use crate::run::choices::ChoiceSet;
 use crate::run::evaluate::EvaluationSet;
+use crate::run::multiple_choice::ChoiceSet;
 use crate::run::unused_rows;
 
 /// Opens the data of a run.
@@ -19,7 +19,7 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     open(&plan.config.data, &plan.model, plan.evaluation)
 }
 
-/// Opens the data of a dry run or a benchmark, which read no samples. Missing files are allowed.
+/// Opens the data of a dry run or a benchmark. These read no samples. Missing files are allowed.
 ///
 /// # Errors
 /// As [`source()`], except for missing files.
@@ -29,6 +29,17 @@ pub fn source_to_plan(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     match Missing::of(data) {
         Some(missing) => Ok(Arc::new(missing)),
         None => source(plan),
+    }
+}
+
+/// Opens the data of a model that is only planned, as [`source_to_plan`]. Nothing needs to be left to evaluate on.
+///
+/// # Errors
+/// As [`source_to_plan`].
+pub fn source_of_model(data: &DataConfig, model: &ModelPlan) -> Result<Arc<dyn Source>, UserError> {
+    match Missing::of(data) {
+        Some(missing) => Ok(Arc::new(missing)),
+        None => open(data, model, None),
     }
 }
 
@@ -70,7 +81,8 @@ fn open(
 /// Opens the further data to evaluate on, beside those of `source`.
 ///
 /// # Errors
-/// What is not `NAME=PATH`; a name given twice; data that are wrong, or of another tokenizer than those of `source`.
+/// An item other than `NAME=PATH`; a name given twice; data that are wrong, or of another tokenizer than those of
+/// `source`.
 pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<EvaluationSet>, UserError> {
     let sets = &plan.config.data.validation_sets;
     let mut opened: Vec<EvaluationSet> = Vec::new();

@@ -16,7 +16,7 @@ pub(crate) struct SubmittedStep {
     /// Its samples over all ranks.
     pub(crate) samples: usize,
     pub(crate) metrics: PendingMetrics,
-    /// What 8-bit copies of this rank lost, where the step measured it.
+    /// The losses of this rank's 8-bit copies, if the step measured them.
     pub(crate) counts: Option<PendingCounts>,
     pub(crate) started: Instant,
     /// Time the host took to prepare and submit it.

@@ -24,14 +24,14 @@ pub struct StepTrace {
     write_error: Option<RunError>,
 }
 
-/// Where the timeline goes.
+/// The file of the timeline.
 struct Target {
     path: PathBuf,
     rank: usize,
     /// The rank and its device, in words.
     process: String,
     steps: usize,
-    /// Tells the watch that the timeline is being written, which may take long.
+    /// Tells the watch that the timeline is being written. This may take long.
     activity: Activity,
 }
 
@@ -141,7 +141,7 @@ impl StepTrace {
 }
 
 /// The file of a rank: `trace.json` for rank 0, `trace-rank1.json` for rank 1.
-pub(crate) fn of_rank(path: &Path, rank: usize) -> PathBuf {
+pub fn of_rank(path: &Path, rank: usize) -> PathBuf {
     if rank == 0 {
         return path.into();
     }

@@ -187,6 +187,8 @@ impl<'r> Trainer<'r> {
             let _span = tracing::info_span!("step", step = self.progress.step + 1).entered();
             self.train_step()?;
             self.evaluate_if_due()?;
+            let new = self.session.saved()?;
+            self.prune(new);
             let stop = self.must_stop();
             let saved = self.save_if_due(stop)?;
             if stop && self.progress.step < self.plan.steps {
@@ -194,7 +196,16 @@ impl<'r> Trainer<'r> {
                 break;
             }
         }
+        let new = self.group.activity.during(Doing::Writes, || self.session.end_save())?;
+        self.prune(new);
         Ok(())
+    }
+
+    /// Removes old checkpoints if there is a new one on disk, after so many steps.
+    fn prune(&self, new: Option<usize>) {
+        if let Some(step) = new.filter(|_| self.report.is_sound()) {
+            self.session.prune(step);
+        }
     }
 
     /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device,
@@ -301,9 +312,8 @@ impl<'r> Trainer<'r> {
             // A checkpoint is never ahead of its metrics: it has those that are not on disk.
             let metrics = self.report.sync();
             let occasion = if last { Occasion::End } else { Occasion::Interval };
-            if self.session.save(self.stage, self.progress, occasion, &metrics)? && self.report.is_sound() {
-                self.session.prune(step);
-            }
+            let new = self.session.save(self.stage, self.progress, occasion, &metrics)?;
+            self.prune(new);
             Ok(true)
         })
     }
@@ -368,7 +378,7 @@ impl<'r> Trainer<'r> {
     }
 }
 
-/// What happens at calls that a steady step must not make.
+/// The reaction to calls that a steady step must not make.
 fn sync_debug(plan: &RunPlan) -> SyncDebug {
     match plan.config.train.sync_debug {
         SyncDebugChoice::Off => SyncDebug::Off,

@@ -6,7 +6,8 @@ use engine::model::GptShape;
 /// Fewer rows than this are padding to a multiple, as is usual.
 const PADDING: usize = 128;
 
-/// A line if the model has far more tokens than the tokenizer of `name`, which has `tokens`: by more than a sixteenth of them.
+/// A line if the model has far more tokens than the `tokens` of the tokenizer of `name`: by more than a sixteenth of
+/// them.
 pub(super) fn notice(name: &str, tokens: usize, shape: &GptShape) -> Option<String> {
     let rows = shape.vocab.saturating_sub(tokens);
     if rows < PADDING || rows <= tokens / 16 {
@@ -26,17 +27,17 @@ pub(super) fn notice(name: &str, tokens: usize, shape: &GptShape) -> Option<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::plan::{ModelPlan, RunPlan};
 
     #[test]
     fn rows_far_above_the_tokenizers_vocabulary_are_said_with_their_bytes_and_padding_is_not() {
         let told = |vocab: usize, tokens: usize, tied: &str| {
-            let mut layers = Layers::default();
+            let mut sources = ConfigSources::default();
             for (key, value) in [("model.vocab", vocab.to_string()), ("model.tie_embeddings", tied.into())] {
-                layers.set(key, &value, "test").unwrap();
+                sources.set(key, &value, "test").unwrap();
             }
-            let ModelPlan::Gpt(shape) = RunPlan::new(layers.resolve(), 1).unwrap().model else { panic!("a gpt") };
+            let ModelPlan::Gpt(shape) = RunPlan::new(sources.resolve(), 1).unwrap().model else { panic!("a gpt") };
             (notice("data.path", tokens, &shape), shape.hidden)
         };
         let (line, hidden) = told(128_256, 256, "true");

@@ -13,7 +13,7 @@ use crate::config::plan::RunPlan;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 
-/// What was verified so far.
+/// The tensors and bytes verified so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct VerifiedSteps {
     steps: usize,
@@ -48,7 +48,7 @@ impl VerifiedSteps {
         Ok(())
     }
 
-    /// What was verified, in words. `None` if nothing was.
+    /// The verified steps, tensors and bytes in words. `None` if nothing was verified.
     pub(crate) fn words(&self) -> Option<String> {
         let VerifiedSteps { steps, tensors, bytes: size } = *self;
         let what = format!("{} of rank 0, {}", counted(tensors, "tensor"), bytes(size));

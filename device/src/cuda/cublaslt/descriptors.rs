@@ -115,7 +115,7 @@ impl Descriptors {
         Ok(new)
     }
 
-    /// What only products of 8-bit factors have. The scales' addresses are set by [`Descriptors::point`].
+    /// Sets the attributes of products of 8-bit factors. The scales' addresses are set by [`Descriptors::point`].
     fn set_fp8(&self, fp8: &Fp8Problem) -> Result<()> {
         let [a, b] = fp8.scales.map(scale_mode);
         self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, b as i32)?;
@@ -288,7 +288,7 @@ impl Drop for Descriptors {
     }
 }
 
-/// A column-major matrix whose columns are `stride` elements apart.
+/// A column-major matrix. Its columns are `stride` elements apart.
 fn layout(
     dtype: cudaDataType_t,
     (rows, columns): (usize, usize),

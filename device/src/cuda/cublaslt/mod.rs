@@ -49,7 +49,7 @@ enum GemmMethod {
     Library(Algorithm),
     /// A plain product, and our own kernel for the epilogue.
     Separate(Rc<PreparedGemm>),
-    /// A product with a transposed copy of a factor, which lies in scratch memory after the workspace.
+    /// A product with a transposed copy of a factor. The copy lies in scratch memory after the workspace.
     Transposed(Rc<PreparedGemm>),
 }
 
@@ -216,7 +216,7 @@ impl CublasLt {
             methods.push(GemmMethod::Separate(self.prepared(&without_epilogue(op), time_on)?));
         }
         if self.transposes && time_on.is_some() && transposed::may_gain(problem) {
-            // At address 0, which is as aligned as scratch memory is.
+            // At address 0: it is as aligned as scratch memory.
             let plain = self.prepared(&transposed::with_copy(op, 0), time_on).ok();
             methods.extend(plain.map(GemmMethod::Transposed));
         }
@@ -276,7 +276,7 @@ impl CublasLt {
     }
 }
 
-/// What NVIDIA recommends for the GPU; heuristics assume it.
+/// The size that NVIDIA recommends for the GPU. Heuristics assume it.
 fn workspace_bytes(gpu: &GpuProperties) -> usize {
     if gpu.capability.0 >= 9 { 32 << 20 } else { 8 << 20 }
 }
@@ -285,7 +285,7 @@ fn without_epilogue(op: &Gemm) -> Gemm {
     Gemm { epilogue: Epilogue::None, ..op.clone() }
 }
 
-/// Whether a matrix is empty, which cuBLASLt does not support.
+/// Whether a matrix is empty. cuBLASLt does not support empty ones.
 fn is_empty(op: &Gemm) -> bool {
     let (m, n, k) = op.dimensions();
     m == 0 || n == 0 || k == 0

@@ -1,4 +1,5 @@
-//! What the choice of an algorithm depends on: sizes, types, epilogue and alignment, but not addresses.
+//! The properties of a product that decide the choice of an algorithm: sizes, types, epilogue and alignment, but not
+//! addresses.
 
 use std::fmt;
 
@@ -16,9 +17,9 @@ pub(super) struct GemmProblem {
     pub(super) k: usize,
     pub(super) transpose_a: bool,
     pub(super) transpose_b: bool,
-    /// Elements from row to row of `a`, `b` and `out`, where they are columns of wider tensors.
+    /// Elements from row to row of `a`, `b` and `out`, if they are columns of wider tensors.
     pub(super) strides: Option<[usize; 3]>,
-    /// The types of `a` and `b`, which differ only among 8-bit ones.
+    /// The types of `a` and `b`. They differ only if both are 8-bit types.
     pub(super) inputs: [DType; 2],
     pub(super) output: DType,
     /// Present if the factors are of 8-bit types.
@@ -47,7 +48,7 @@ impl Fp8Problem {
     }
 }
 
-/// Which [`Scale`].
+/// The kind of a [`Scale`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ScaleKind {
     Tensor,
@@ -76,7 +77,7 @@ impl ScaleKind {
     }
 }
 
-/// Which [`Epilogue`].
+/// The kind of an [`Epilogue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum EpilogueKind {
     None,

@@ -1,7 +1,7 @@
 //! Timed choices as text: stored on disk, and passed from rank to rank.
 //!
 //! The first line names the library's version and the GPU; the choices hold for these alone. Each other line is
-//! `key method microseconds`, where the method is `separate`, `transposed` or `algorithm:workspace:hex`.
+//! `key method microseconds`. The method is `separate`, `transposed` or `algorithm:workspace:hex`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

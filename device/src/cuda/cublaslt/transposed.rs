@@ -30,7 +30,7 @@ pub(super) fn copy_bytes(op: &Gemm) -> usize {
     smaller_factor(op).bytes()
 }
 
-/// The same product with the copy, which lies at that address.
+/// The same product with the copy at that address.
 pub(super) fn with_copy(op: &Gemm, address: u64) -> Gemm {
     let source = smaller_factor(op);
     let copy = Tensor { address, shape: [source.shape.last(), source.shape.rows()].into(), ..source };

@@ -1,6 +1,6 @@
 //! Causal attention as graphs of cuDNN operations, forward and backward. cuDNN finds its fused kernels by pattern, so
-//! these are the patterns that NVIDIA's own frontend builds. The order of operations, which tensors have memory, and
-//! the strides are all part of a pattern.
+//! these are the patterns that NVIDIA's own frontend builds. The order of operations, the choice of tensors with memory
+//! and the strides are all part of a pattern.
 
 use cudarc::cudnn::sys::cudnnPointwiseMode_t as Pointwise;
 use cudarc::cudnn::sys::cudnnReduceTensorOp_t::{CUDNN_REDUCE_TENSOR_ADD as SUM, CUDNN_REDUCE_TENSOR_MAX as MAXIMUM};
@@ -23,7 +23,7 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const DELTA: i64 = 10;
     /// f32 `(batch, heads, seq, dim)`, scratch: sums of the gradients of queries.
     pub(in crate::cuda::cudnn) const GRAD_QUERY_SUM: i64 = 11;
-    /// Host scalar: what products are multiplied by.
+    /// Host scalar: the factor of the products of queries and keys.
     pub(in crate::cuda::cudnn) const SCALE: i64 = 12;
     /// Host scalar: -inf, the value of masked scores.
     pub(in crate::cuda::cudnn) const MASKED: i64 = 13;
@@ -33,11 +33,11 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const WINDOW: i64 = 15;
     /// i32 `(documents)`, twice: tokens of each document, as lengths of queries and of keys.
     pub(in crate::cuda::cudnn) const LENGTHS: [i64; 2] = [16, 17];
-    /// i32 `(documents + 1)`, three times: where documents begin in packed rows, for queries, keys and values.
+    /// i32 `(documents + 1)`, three times: the offsets of documents in packed rows, for queries, keys and values.
     pub(in crate::cuda::cudnn) const PACKED_OFFSETS: [i64; 3] = [18, 19, 20];
-    /// i32 `(documents + 1)`: where documents begin in the output.
+    /// i32 `(documents + 1)`: the offsets of documents in the output.
     pub(in crate::cuda::cudnn) const OUTPUT_OFFSETS: i64 = 21;
-    /// i32 `(documents + 1)`: where documents begin in the statistics.
+    /// i32 `(documents + 1)`: the offsets of documents in the statistics.
     pub(in crate::cuda::cudnn) const STATS_OFFSETS: i64 = 22;
     /// bf16, scratch: the gradients of keys and of values, for each query head.
     pub(in crate::cuda::cudnn) const HEAD_GRADS: [i64; 2] = [23, 24];
@@ -172,7 +172,7 @@ impl GraphSizes {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
 
-    /// Where queries, keys and values start in a row of packed QKV, in elements.
+    /// The offsets of queries, keys and values in a row of packed QKV, in elements.
     pub(super) fn packed_offsets(&self) -> [u64; 3] {
         [0, self.heads * self.dim, (self.heads + self.kv_heads) * self.dim].map(|offset| offset as u64)
     }
@@ -301,7 +301,7 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     Ok(graph)
 }
 
-/// `scores` where a query sees the key, else `masked`.
+/// `scores` if a query sees the key, else `masked`.
 fn mask(g: &mut OperationGraph, sizes: &GraphSizes, scores: GraphTensor, masked: GraphTensor) -> Result<GraphTensor> {
     let layout = sizes.scores();
     let causal = g.inner(F32, layout)?;

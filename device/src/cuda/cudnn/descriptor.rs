@@ -13,7 +13,7 @@ use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
 use crate::{Error, Result};
 
-/// The oldest version whose backward is correct: those of 9.10.0 and 9.10.1 are not.
+/// The oldest version with a correct backward: those of 9.10.0 and 9.10.1 are wrong.
 const OLDEST: usize = 91002;
 
 fn check(call: &'static str, status: sys::cudnnStatus_t) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::cuda::kernels::Grid;
 /// `Documents` of `kernels/documents.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct DocumentsBlock {
+struct DocumentsArgs {
     position_ids: u64,
     lengths: u64,
     packed: u64,
@@ -27,7 +27,7 @@ fn list_bytes(sizes: &GraphSizes) -> usize {
     ((sizes.items() as usize + 1) * size_of::<i32>()).next_multiple_of(256)
 }
 
-/// Bytes that [`write`] needs; 0 where a sample is one document.
+/// Bytes that [`write`] needs; 0 if a sample is one document.
 pub(super) fn scratch_bytes(sizes: &GraphSizes) -> usize {
     sizes.documents.map_or(0, |_| 4 * list_bytes(sizes))
 }
@@ -46,7 +46,7 @@ pub(super) fn write(
 ) -> Result<Vec<(i64, u64)>> {
     let list = |at: u64| scratch + at * list_bytes(sizes) as u64;
     let [lengths, packed, output, stats] = [0, 1, 2, 3].map(list);
-    let block = DocumentsBlock {
+    let block = DocumentsArgs {
         position_ids,
         lengths,
         packed,

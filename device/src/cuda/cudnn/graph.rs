@@ -91,7 +91,7 @@ impl OperationGraph {
         Ok(GraphTensor(self.tensors.len() - 1))
     }
 
-    /// A tensor in memory, whose address the variant pack gives under `number`.
+    /// A tensor in memory. The variant pack gives its address under `number`.
     pub(super) fn real(&mut self, number: i64, dtype: cudnnDataType_t, layout: TensorLayout) -> Result<GraphTensor> {
         self.tensor(number, dtype, layout, None, None)
     }
@@ -175,7 +175,7 @@ impl OperationGraph {
         self.pointwise((mode, F32, None), x, Some(b), None, y)
     }
 
-    /// `y = x` where row >= column, else `otherwise`. All have the layout `scores`.
+    /// `y = x` if row >= column, else `otherwise`. All have the layout `scores`.
     pub(super) fn causal(
         &mut self,
         scores: TensorLayout,
@@ -192,8 +192,8 @@ impl OperationGraph {
         self.pointwise(select, x, Some(otherwise), Some(mask), y)
     }
 
-    /// `y = x` where column + window > row, else `otherwise`. `window` is a host scalar; the others have the layout `scores`.
-    /// The pattern wants the sum as f32, and indices of its own, not those of [`OperationGraph::causal`].
+    /// `y = x` if column + window > row, else `otherwise`. `window` is a host scalar; the others have the layout
+    /// `scores`. The pattern wants the sum as f32, and indices of its own, not those of [`OperationGraph::causal`].
     pub(super) fn window(
         &mut self,
         scores: TensorLayout,
@@ -263,7 +263,7 @@ impl OperationGraph {
         Ok(())
     }
 
-    /// `y` = the sum or maximum of `x` over the axes along which `y` has size 1 or fewer heads
+    /// `y` = the sum or maximum of `x`, taken over each axis that has size 1 or fewer heads in `y`.
     pub(super) fn reduce(&mut self, operator: cudnnReduceTensorOp_t, x: GraphTensor, y: GraphTensor) -> Result<()> {
         let reduction = Descriptor::new(DescriptorType::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
             .data_type(Attribute::CUDNN_ATTR_REDUCTION_COMP_TYPE, F32)?

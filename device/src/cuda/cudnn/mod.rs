@@ -23,7 +23,7 @@ use crate::{DType, Result, Shape, Tensor};
 
 /// From this version on the first configuration that cuDNN proposes is the fastest.
 const FIRST_IS_BEST: usize = 91900;
-/// The widest head that cuDNN is given. Where a GPU has no plan for wide heads, our own kernels run.
+/// The widest head that cuDNN is given. If a GPU has no plan for wide heads, our own kernels run.
 const WIDEST_HEAD: usize = 256;
 /// How many plans are timed against each other before that version.
 const CANDIDATES: usize = 3;
@@ -52,7 +52,7 @@ struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct AttentionProblem {
     sizes: GraphSizes,
-    /// What products are multiplied by, as bits.
+    /// The factor of the products of queries and keys, as bits.
     scale: u32,
     backward: bool,
 }
@@ -63,7 +63,7 @@ impl AttentionProblem {
     }
 }
 
-/// The plans for a problem, and which of them is used.
+/// The plans for a problem, and the choice among them.
 pub(crate) struct AttentionPlan {
     problem: AttentionProblem,
     plans: Plans,
@@ -297,7 +297,7 @@ impl Cudnn {
     }
 }
 
-/// Where the parts of scratch begin, in bytes. The workspace comes first.
+/// The offsets of the parts of scratch, in bytes. The workspace comes first.
 struct ScratchLayout {
     delta: usize,
     query_sums: usize,

@@ -9,7 +9,7 @@ use super::graph::OperationGraph;
 use crate::cuda::driver::RawStream;
 use crate::{Error, Result};
 
-/// A compiled plan, with what it refers to.
+/// A compiled plan, with the descriptors that it refers to.
 pub(super) struct Plan {
     plan: Descriptor,
     /// Bytes of workspace it needs.

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 const CORRELATION: sys::CUpti_ExternalCorrelationKind =
     sys::CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
-/// Adds to a result of CUPTI what was being done.
+/// Adds the name of the action to a result of CUPTI.
 pub(super) fn call<T>(call: &'static str, result: std::result::Result<T, CuptiError>) -> Result<T> {
     result.map_err(|error| {
         let text = error.error_string().map_or("unknown".into(), |text| text.to_string_lossy());
@@ -25,10 +25,10 @@ pub(super) fn call<T>(call: &'static str, result: std::result::Result<T, CuptiEr
     })
 }
 
-/// Loads CUPTI from where the loader looks, or from CUDA's toolkit, where the loader does not look.
+/// Loads CUPTI from the loader's own folders, or else from CUDA's toolkit.
 pub(super) fn load() -> Result<()> {
     for path in folders().iter().flat_map(|folder| FILES.map(|file| folder.join(file))) {
-        // SAFETY: NVIDIA's library, whose initializers do nothing of note.
+        // SAFETY: NVIDIA's library. Its initializers do nothing of note.
         if let Ok(library) = unsafe { libloading::Library::new(&path) } {
             // It stays loaded: from now on the loader finds it by its name alone, and CUPTI is not made to be unloaded.
             std::mem::forget(library);
@@ -44,7 +44,7 @@ pub(super) fn load() -> Result<()> {
 /// The names of its file, the newest first.
 const FILES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 
-/// Where to look: first where the loader does (the empty path), then in toolkits.
+/// The folders to search: first the loader's own (the empty path), then those of toolkits.
 fn folders() -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);

@@ -1,10 +1,9 @@
 //! Times of work on the GPU from CUPTI, NVIDIA's profiling library: kernels, copies and memory sets, inside graphs too,
 //! and the calls that the host made.
 //!
-//! Work gets its name in one of two ways. Work that is submitted eagerly has an external correlation id, which CUPTI
-//! reports together with the correlation id of the driver's call, and so of the kernel. A kernel in a graph carries its
-//! node's id. [`nodes`] notes which operation a node belongs to, when it is captured and again when instantiation
-//! clones it.
+//! Work gets its name in one of two ways. Work that is submitted eagerly has an external correlation id. CUPTI reports
+//! it together with the correlation id of the driver's call, and so of the kernel. A kernel in a graph carries its
+//! node's id. [`nodes`] notes the operation of a node when it is captured and again when instantiation clones it.
 
 mod library;
 mod nodes;
@@ -63,7 +62,7 @@ impl Cupti {
         self.began.get().is_some()
     }
 
-    /// Gives a name to what is submitted until the note is dropped. `None` if neither a timeline nor a capture is under
+    /// Gives a name to all submissions until the note is dropped. `None` if neither a timeline nor a capture is under
     /// way.
     pub(crate) fn submit(
         &self,

@@ -1,4 +1,4 @@
-//! Which operation each graph node belongs to.
+//! The operation of each graph node.
 //!
 //! CUPTI calls back on the thread that captures or instantiates, and passes no data of ours. So this state is global.
 
@@ -56,7 +56,7 @@ fn with_nodes<T>(work: impl FnOnce(&mut HashMap<u64, u64>) -> T) -> T {
 /// CUPTI's callback for a node created or cloned.
 ///
 /// # Safety
-/// CUPTI calls it, with what belongs to the callback.
+/// CUPTI calls it, with the data of the callback.
 pub(super) unsafe extern "C" fn on_resource(
     _: *mut c_void,
     _: sys::CUpti_CallbackDomain,
@@ -65,7 +65,7 @@ pub(super) unsafe extern "C" fn on_resource(
 ) {
     use sys::CUpti_CallbackIdResource as Id;
     let data = data.cast::<sys::CUpti_ResourceData>();
-    // SAFETY: both of the callbacks we asked for come with a resource's data, whose descriptor is a graph's data; both
+    // SAFETY: both of the callbacks we asked for come with a resource's data. Its descriptor is a graph's data. Both
     // live during the call. Fields are read one by one, since enums may have values our bindings do not know.
     unsafe {
         let graph = addr_of!((*data).resourceDescriptor).read().cast::<sys::CUpti_GraphData>();

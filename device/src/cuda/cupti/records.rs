@@ -26,7 +26,7 @@ pub(super) enum Record {
     Correlation { id: u64, correlation: u32 },
 }
 
-/// What the GPU did.
+/// A piece of work of the GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Work {
     Kernel { symbol: String, grid: [i32; 3], block: [i32; 3] },
@@ -69,7 +69,7 @@ unsafe extern "C" fn buffer_requested(buffer: *mut *mut u8, size: *mut usize, mo
 }
 
 /// # Safety
-/// CUPTI calls it with a buffer from `buffer_requested`, of which `valid` bytes hold records.
+/// CUPTI calls it with a buffer from `buffer_requested`. Its first `valid` bytes hold records.
 unsafe extern "C" fn buffer_completed(context: CUcontext, stream: u32, buffer: *mut u8, _: usize, valid: usize) {
     if buffer.is_null() {
         return;
@@ -101,13 +101,13 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
     const DRIVER: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
     const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
     const CORRELATION: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION as u32;
-    /// Reads a field where it lies; records are packed, and enums may have values our bindings do not know.
+    /// Reads a field in place; records are packed, and enums may have values our bindings do not know.
     macro_rules! field {
         ($record:ident.$field:ident) => {
             addr_of!((*$record).$field).read_unaligned()
         };
     }
-    // SAFETY: the kind comes first in all records and says which struct this is.
+    // SAFETY: the kind comes first in all records and tells the struct.
     unsafe {
         Some(match record.cast::<u32>().read_unaligned() {
             KERNEL => {

@@ -12,11 +12,11 @@ pub(super) struct Submitted {
     pub(super) label: String,
     /// The graph's name.
     pub(super) graph: Option<String>,
-    /// What the operation is.
+    /// Details of the operation.
     pub(super) details: Vec<(&'static str, String)>,
 }
 
-/// What is known besides the records.
+/// Names that are known besides the records.
 pub(super) struct SpanNames<'a> {
     /// The entry at index n has id n + 1.
     pub(super) submitted: &'a [Submitted],
@@ -41,7 +41,7 @@ pub(super) fn spans(
     call_name: impl Fn(bool, u32) -> String,
 ) -> Vec<Span> {
     let correlations: HashMap<u32, u64> = records.iter().filter_map(correlation).collect();
-    // The thread that submits is the one whose calls are correlated.
+    // The thread with correlated calls is the one that submits.
     let submits = records.iter().find_map(|record| match record {
         Record::Call { thread, correlation, .. } if correlations.contains_key(correlation) => Some(*thread),
         _ => None,
@@ -80,7 +80,7 @@ fn correlation(record: &Record) -> Option<(u32, u64)> {
     }
 }
 
-/// The span of a GPU's work. It is named after its node's operation, else after what was submitted, else after itself.
+/// The span of a GPU's work. It is named after its node's operation, else after the submission, else after itself.
 fn work(
     what: &Work,
     start_ns: u64,

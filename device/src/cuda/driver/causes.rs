@@ -1,4 +1,4 @@
-//! What a driver's error code means to the person who runs a training, and what to do.
+//! The causes of a driver's error codes and their fixes, for the person running a training.
 
 /// Cause and fix, to follow the driver's own words. Empty for codes that only a mistake in this program can raise.
 pub(super) fn cause_and_fix(code: u32) -> &'static str {

@@ -1,11 +1,11 @@
-//! From a driver's code to an error that says what was being done.
+//! From a driver's code to an error that names the failed action.
 
 use cudarc::driver::DriverError;
 
 use super::causes::cause_and_fix;
 use crate::{Error, Result};
 
-/// Adds to a result of the driver what was being done.
+/// Adds the name of the action to a result of the driver.
 pub(in crate::cuda) trait Driver<T> {
     /// # Errors
     /// The driver's, with its name, its meaning and a fix.

@@ -13,7 +13,7 @@ pub(crate) struct RawEvent {
 }
 
 impl RawEvent {
-    /// An event that cannot be timed, which costs less.
+    /// An event that cannot be timed. It costs less than a timed one.
     pub(crate) fn new() -> Result<RawEvent> {
         RawEvent::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }

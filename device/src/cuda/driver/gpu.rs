@@ -31,7 +31,7 @@ pub struct GpuProperties {
     pub ordinal: usize,
     /// Its product name.
     pub name: String,
-    /// Its identity in hexadecimal, which is unique among all GPUs.
+    /// Its identity in hexadecimal, unique among all GPUs.
     pub uuid: String,
     /// Compute capability, such as `(9, 0)`.
     pub capability: (u32, u32),
@@ -57,9 +57,9 @@ pub fn gpu_count() -> usize {
 /// Why this process sees no GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoGpu {
-    /// What is missing or wrong.
+    /// The thing that is missing or wrong.
     pub why: String,
-    /// What to do about it.
+    /// The way to repair it.
     pub fix: &'static str,
 }
 
@@ -75,7 +75,7 @@ pub fn why_no_gpu() -> Option<NoGpu> {
     reason(has_driver, count, visible.as_deref(), Path::new("/dev/nvidiactl").exists())
 }
 
-/// The reason, from what was found: whether the driver's library can be loaded, the number of GPUs that it shows or its
+/// The reason, from these findings: whether the driver's library can be loaded, the number of GPUs that it shows or its
 /// error, `CUDA_VISIBLE_DEVICES`, and whether the kernel has NVIDIA's driver.
 fn reason(
     has_driver: bool,
@@ -195,7 +195,7 @@ pub(in crate::cuda) fn driver_version() -> Result<i32> {
     Ok(version)
 }
 
-/// The oldest CUDA whose driver has all functions that are called. `cuEventElapsedTime_v2` is the newest of them.
+/// The driver of this CUDA and later ones has all functions that are called. `cuEventElapsedTime_v2` is the newest.
 const OLDEST_DRIVER: i32 = 12080;
 
 fn refuse_old_driver(version: i32) -> Result<()> {
@@ -233,7 +233,7 @@ impl GpuProperties {
         })
     }
 
-    /// The architecture kernels are compiled for: `sm_90a` on Hopper, whose own instructions need the `a`.
+    /// The architecture that kernels are compiled for: `sm_90a` on Hopper. Hopper's own instructions need the `a`.
     pub fn architecture(&self) -> String {
         let (major, minor) = self.capability;
         format!("sm_{major}{minor}{}", if self.capability == (9, 0) { "a" } else { "" })

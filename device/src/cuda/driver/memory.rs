@@ -8,20 +8,20 @@ use super::error::Driver;
 use crate::{Element, Result};
 
 /// Device memory from plain `cuMemAlloc`.
-pub(crate) struct DeviceBlock {
+pub(crate) struct DeviceMemory {
     address: u64,
 }
 
-impl DeviceBlock {
+impl DeviceMemory {
     /// `None` if the GPU has less memory free.
     ///
     /// # Errors
     /// Any other of the driver's. It may be an error of work that was submitted earlier.
-    pub(crate) fn new(bytes: usize) -> Result<Option<DeviceBlock>> {
+    pub(crate) fn new(bytes: usize) -> Result<Option<DeviceMemory>> {
         // SAFETY: freed once, when dropped.
         match unsafe { result::malloc_sync(bytes) } {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
-            allocated => Ok(Some(DeviceBlock { address: allocated.driver("cuMemAlloc")? })),
+            allocated => Ok(Some(DeviceMemory { address: allocated.driver("cuMemAlloc")? })),
         }
     }
 
@@ -31,7 +31,7 @@ impl DeviceBlock {
     }
 }
 
-impl Drop for DeviceBlock {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; `cuMemFree` waits for work that uses it. A failure has no cure here.
         let _ = unsafe { result::free_sync(self.address) };
@@ -52,8 +52,8 @@ pub(in crate::cuda) fn zero(address: u64, bytes: usize) -> Result<()> {
     synchronize()
 }
 
-/// Waits for what the calls above began on the default stream. They return as soon as a small copy is staged or a
-/// memory set is submitted, and our streams do not wait for the default stream.
+/// Waits for the work that the calls above began on the default stream. They return as soon as a small copy is staged
+/// or a memory set is submitted, and our streams do not wait for the default stream.
 fn synchronize() -> Result<()> {
     // SAFETY: the null pointer is the default stream.
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }.driver("cuStreamSynchronize")
@@ -68,18 +68,18 @@ pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> R
 }
 
 /// Page-locked host memory. Copies to and from it do not block the host.
-pub(crate) struct PinnedBlock {
+pub(crate) struct PinnedMemory {
     start: *mut u8,
     bytes: usize,
 }
 
-impl PinnedBlock {
+impl PinnedMemory {
     /// # Errors
     /// The system cannot lock that much.
-    pub(crate) fn new(bytes: usize) -> Result<PinnedBlock> {
+    pub(crate) fn new(bytes: usize) -> Result<PinnedMemory> {
         // SAFETY: freed once, when dropped.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) }.driver("cuMemHostAlloc")?.cast();
-        Ok(PinnedBlock { start, bytes })
+        Ok(PinnedMemory { start, bytes })
     }
 
     /// Its size.
@@ -94,14 +94,14 @@ impl PinnedBlock {
     pub(crate) fn fill<T: Element>(&mut self, data: &[T]) {
         let bytes: &[u8] = bytemuck::cast_slice(data);
         assert!(bytes.len() <= self.bytes, "{} bytes into {} pinned ones", bytes.len(), self.bytes);
-        // SAFETY: within the block, which nothing else refers to while it is borrowed mutably.
+        // SAFETY: within the block. Nothing else refers to the block while it is borrowed mutably.
         unsafe { self.start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     /// The first `count` values in it.
     pub(crate) fn slice<T: Element>(&self, count: usize) -> &[T] {
         assert!(count * size_of::<T>() <= self.bytes, "{count} values from {} pinned bytes", self.bytes);
-        // SAFETY: within the block, which begins at a page; plain bytes are valid for any `Element`.
+        // SAFETY: within the block. The block begins at a page; plain bytes are valid for any `Element`.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
@@ -119,11 +119,11 @@ impl PinnedBlock {
 }
 
 // SAFETY: plain memory that one value owns; nothing in it belongs to a thread.
-unsafe impl Send for PinnedBlock {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: through a shared reference it is only read.
-unsafe impl Sync for PinnedBlock {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Drop for PinnedBlock {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; no copy refers to it any more. A failure has no cure here.
         let _ = unsafe { result::free_host(self.start.cast()) };

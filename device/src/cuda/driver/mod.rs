@@ -1,5 +1,5 @@
-//! The CUDA driver: the GPU, memory, streams and events, each owned by one value that gives it back, and what the
-//! driver's errors mean.
+//! The CUDA driver: the GPU, memory, streams and events, each owned by one value that gives it back, and the meaning of
+//! the driver's errors.
 
 mod causes;
 mod error;
@@ -14,8 +14,8 @@ pub(crate) use event::RawEvent;
 pub(super) use gpu::driver_version;
 pub(crate) use gpu::{Gpu, PrimaryContext};
 pub use gpu::{GpuProperties, NoGpu, gpu_count, why_no_gpu};
-pub(crate) use memory::{DeviceBlock, PinnedBlock};
+pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub use peer_memory::PeerHandle;
-pub(super) use peer_memory::{MappedBlock, handle_of, synchronize_context};
+pub(super) use peer_memory::{MappedMemory, handle_of, synchronize_context};
 pub(crate) use stream::RawStream;

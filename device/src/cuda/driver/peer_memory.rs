@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use super::error::Driver;
 use crate::Result;
 
-/// The name by which another process maps device memory of this one.
+/// A handle of device memory of this process. Another process maps the memory by it.
 pub type PeerHandle = [u8; 64];
 
 /// The handle of memory from `cuMemAlloc`, by its first address.
@@ -30,22 +30,22 @@ pub(in crate::cuda) fn synchronize_context() -> Result<()> {
 }
 
 /// Another process's device memory in this process's addresses.
-pub(in crate::cuda) struct MappedBlock {
+pub(in crate::cuda) struct MappedMemory {
     address: u64,
 }
 
-impl MappedBlock {
+impl MappedMemory {
     /// Maps memory by its handle. Its owner must not free it before this value is dropped.
     ///
     /// # Errors
     /// The driver's: the two GPUs cannot reach each other, or this process may not see the other.
-    pub(in crate::cuda) fn open(handle: PeerHandle) -> Result<MappedBlock> {
+    pub(in crate::cuda) fn open(handle: PeerHandle) -> Result<MappedMemory> {
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
         // SAFETY: writes the address; closed once, when dropped.
         unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, flags) }.result().driver("cuIpcOpenMemHandle")?;
-        Ok(MappedBlock { address })
+        Ok(MappedMemory { address })
     }
 
     /// The address of its first byte in this process.
@@ -54,7 +54,7 @@ impl MappedBlock {
     }
 }
 
-impl Drop for MappedBlock {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: opened in `open`; nothing reads or writes it any more. A failure has no cure here.
         let _ = unsafe { sys::cuIpcCloseMemHandle(self.address) };

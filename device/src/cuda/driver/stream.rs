@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::{Driver, PinnedBlock, RawEvent};
+use super::{Driver, PinnedMemory, RawEvent};
 use crate::Result;
 use crate::priority::Priority;
 
@@ -59,7 +59,7 @@ impl RawStream {
     }
 
     /// Copies from the start of pinned memory to `address`, in stream order.
-    pub(crate) fn copy_in(&self, address: u64, from: &PinnedBlock, bytes: usize) -> Result<()> {
+    pub(crate) fn copy_in(&self, address: u64, from: &PinnedMemory, bytes: usize) -> Result<()> {
         // SAFETY: the caller keeps both memories alive and unchanged until an event recorded after this has passed.
         unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr(), bytes, self.handle) }
             .result()
@@ -71,7 +71,7 @@ impl RawStream {
     pub(crate) fn copy_rows_in(
         &self,
         address: u64,
-        from: &PinnedBlock,
+        from: &PinnedMemory,
         (first, pitch): (usize, usize),
         (rows, row): (usize, usize),
     ) -> Result<()> {
@@ -99,7 +99,7 @@ impl RawStream {
     }
 
     /// Copies from `address` to the start of pinned memory, in stream order.
-    pub(crate) fn copy_out(&self, to: &PinnedBlock, address: u64, bytes: usize) -> Result<()> {
+    pub(crate) fn copy_out(&self, to: &PinnedMemory, address: u64, bytes: usize) -> Result<()> {
         // SAFETY: as `copy_in`.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr(), address, bytes, self.handle) }
             .result()
@@ -122,8 +122,7 @@ impl RawStream {
     pub(crate) fn write_words(&self, address: u64, words: &[u64]) -> Result<()> {
         let mut writes: Vec<sys::CUstreamBatchMemOpParams> = Vec::with_capacity(words.len());
         for (at, &word) in words.iter().enumerate() {
-            // SAFETY: a union of plain numbers, for which zeros are valid. Only the member below is set; the rest stays
-            // zero.
+            // SAFETY: zeros are valid for a union of plain numbers. Only the member below is set; the rest stays zero.
             let mut write: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
             write.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
                 operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
@@ -156,7 +155,7 @@ impl RawStream {
 
     /// Ends a capture and discards its graph.
     pub(crate) fn abandon_capture(&self) {
-        // SAFETY: the stream lives. A failed capture gives an error and no graph, which is fine here.
+        // SAFETY: the stream lives. A failed capture gives an error and no graph. Both may be ignored here.
         unsafe {
             if let Ok(graph) = result::stream::end_capture(self.handle)
                 && !graph.is_null()

@@ -34,7 +34,7 @@ pub(super) fn activation_backward(op: &ActivationBackward, queue: &Queue<'_>) ->
     )
 }
 
-/// What kernels call a gated linear unit.
+/// The name of a gated linear unit in the names of kernels.
 pub(super) fn glu_name(gate: Gate) -> &'static str {
     match gate {
         Gate::Silu => "swiglu",
@@ -42,7 +42,7 @@ pub(super) fn glu_name(gate: Gate) -> &'static str {
     }
 }
 
-/// What kernels call its gradient.
+/// The name of its gradient in the names of kernels.
 pub(super) fn glu_backward_name(gate: Gate) -> &'static str {
     match gate {
         Gate::Silu => "swiglu_backward",

@@ -63,8 +63,8 @@ fn check_place(op: &Collective, rank: usize) -> Result<()> {
     Err(Error::operation(op.kind.name(), format!("{problem}. Fix: other tensors, or transfers by NCCL")))
 }
 
-/// One or two kernels. Two ranks that both get a sum both add all of it up. Where they are more, each adds up a part and gives
-/// the others that part, which moves fewer bytes.
+/// One or two kernels. Two ranks that both get a sum both add all of it up. If they are more, each adds up a part and
+/// gives the others that part. That moves fewer bytes.
 fn peer_transfer(op: &Collective, peers: &Peers, lane: usize, queue: &Queue<'_>) -> Result<()> {
     let ranks = peers.ranks() as u64;
     let (input, output) = (op.input.address, op.output.address);
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(division(5 << 20, 64 << 10), (40 << 10, 64));
     }
 
-    /// Two ranks, of which this is the second.
+    /// Two ranks. This is the second.
     #[derive(Debug)]
     struct Two;
 

@@ -5,7 +5,7 @@ use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{WriteControl, WriteSampleRecord};
 
-/// See [`WriteControl`]. The stream writes it itself, which costs the host less time than the launch of a kernel.
+/// See [`WriteControl`]. The stream writes the value itself: that costs the host less time than the launch of a kernel.
 pub(super) fn write_control(op: &WriteControl, queue: &Queue<'_>) -> Result<()> {
     queue.stream.write_words(op.control.address, bytemuck::cast_slice(&[op.value]))
 }

@@ -48,7 +48,7 @@ pub(super) fn custom(op: &Custom, kernels: &CustomKernels, queue: &Queue<'_>) ->
     kernels.launch(queue.stream, &launch, &arguments)
 }
 
-/// The arguments, with tensors where they are placed, once it is clear that every tensor among them was declared.
+/// The arguments, with the addresses of tensors. Every tensor among them must have been declared.
 fn arguments(op: &Custom, launch: &CudaLaunch) -> Result<Vec<Arg>> {
     let argument = |(at, argument): (usize, &KernelArgument)| match *argument {
         KernelArgument::Tensor(tensor) => {

@@ -38,7 +38,7 @@ const CHUNK: usize = 32;
 /// Bytes of an entry: a token and the number of a row.
 const ENTRY: usize = 8;
 
-/// Where the parts of scratch begin, and its size.
+/// The offsets of the parts of scratch, and its size.
 struct Scratch {
     /// Pairs before and after a pass of the sort.
     pairs: [usize; 2],

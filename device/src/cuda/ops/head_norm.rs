@@ -10,7 +10,7 @@ use crate::{DType, Result, Tensor};
 /// `HeadNorm` of `kernels/head_norm.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct HeadNormBlock {
+struct HeadNormArgs {
     input: u64,
     output: u64,
     query_weight: u64,
@@ -55,7 +55,7 @@ pub(super) fn head_norm(op: &HeadNorm, queue: &Queue<'_>) -> Result<()> {
     let (sizes, dtype) = (AttentionSizes::new(&op.input, op.heads, op.kv_heads), op.input.dtype);
     let tensors = [op.input, op.output, op.query_weight, op.key_weight];
     let shape = HeadShape::of(sizes.dim / 2, dtype, tensors.into_iter().chain(op.table));
-    let block = HeadNormBlock::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset));
+    let block = HeadNormArgs::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset));
     let blocks = shape.blocks(op.input.shape.rows() * (op.heads + 2 * op.kv_heads), 8, queue);
     queue.launch_block(&shape.load.kernel("head_norm", dtype), Grid::line(blocks, THREADS as u32), &block)
 }
@@ -70,7 +70,7 @@ pub(super) fn head_norm_backward(op: &HeadNormBackward, queue: &Queue<'_>) -> Re
     let shape = HeadShape::of(sizes.dim / 2, dtype, tensors.into_iter().chain(op.table));
     let partial = queue.scratch;
     let block =
-        HeadNormBlock { partial, ..HeadNormBlock::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset)) };
+        HeadNormArgs { partial, ..HeadNormArgs::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset)) };
     let blocks = shape.blocks(op.input.shape.rows() * op.heads, BACKWARD_BLOCKS, queue);
     let grid = Grid { blocks: (blocks as u32, 2, 1), threads: THREADS as u32, shared: 0 };
     queue.launch_block(&shape.load.kernel("head_norm_backward", dtype), grid, &block)?;
@@ -87,7 +87,7 @@ pub(super) fn scratch_bytes(op: &HeadNormBackward, multiprocessors: usize) -> us
     2 * BACKWARD_BLOCKS * multiprocessors * op.query_weight.elements() * DType::F32.size()
 }
 
-impl HeadNormBlock {
+impl HeadNormArgs {
     /// Without partial sums. `tensors` are input, output and the weights of queries and keys.
     fn new(
         sizes: &AttentionSizes,
@@ -95,9 +95,9 @@ impl HeadNormBlock {
         tensors: [Tensor; 4],
         table: Option<Tensor>,
         (eps, weight_offset): (f32, f32),
-    ) -> HeadNormBlock {
+    ) -> HeadNormArgs {
         let [input, output, query_weight, key_weight] = tensors.map(|tensor| tensor.address);
-        HeadNormBlock {
+        HeadNormArgs {
             input,
             output,
             query_weight,

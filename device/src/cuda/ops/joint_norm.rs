@@ -10,7 +10,7 @@ use crate::{DType, Result, Tensor};
 /// `JointNorm` of `kernels/joint_norm.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-struct JointNormBlock {
+struct JointNormArgs {
     input: u64,
     output: u64,
     query_weight: u64,
@@ -27,17 +27,17 @@ struct JointNormBlock {
     reserved: u32,
 }
 
-impl JointNormBlock {
+impl JointNormArgs {
     /// The sizes of a packed tensor, and its address.
-    fn new(input: &Tensor, heads: usize, kv_heads: usize) -> JointNormBlock {
+    fn new(input: &Tensor, heads: usize, kv_heads: usize) -> JointNormArgs {
         let sizes = AttentionSizes::new(input, heads, kv_heads);
-        JointNormBlock {
+        JointNormArgs {
             input: input.address,
             rows: (sizes.batch * sizes.seq) as u32,
             queries: (sizes.heads * sizes.dim) as u32,
             keys: (sizes.kv_heads * sizes.dim) as u32,
             ranks: 1,
-            ..JointNormBlock::default()
+            ..JointNormArgs::default()
         }
     }
 
@@ -50,7 +50,7 @@ impl JointNormBlock {
 
 /// See [`HeadSums`].
 pub(super) fn head_sums(op: &HeadSums, queue: &Queue<'_>) -> Result<()> {
-    let mut block = JointNormBlock { sums: op.sums.address, ..JointNormBlock::new(&op.input, op.heads, op.kv_heads) };
+    let mut block = JointNormArgs { sums: op.sums.address, ..JointNormArgs::new(&op.input, op.heads, op.kv_heads) };
     let mut tensors = vec![op.input];
     if let Some(of) = op.gradient {
         tensors.extend([of.grad, of.query_weight, of.key_weight]);
@@ -63,14 +63,14 @@ pub(super) fn head_sums(op: &HeadSums, queue: &Queue<'_>) -> Result<()> {
 
 /// See [`JointNorm`].
 pub(super) fn joint_norm(op: &JointNorm, queue: &Queue<'_>) -> Result<()> {
-    let block = JointNormBlock {
+    let block = JointNormArgs {
         output: op.output.address,
         query_weight: op.query_weight.address,
         key_weight: op.key_weight.address,
         squares: op.squares.address,
         ranks: op.ranks as u32,
         eps: op.eps,
-        ..JointNormBlock::new(&op.input, op.heads, op.kv_heads)
+        ..JointNormArgs::new(&op.input, op.heads, op.kv_heads)
     };
     let load = block.load([op.input, op.output, op.query_weight, op.key_weight]);
     let blocks = (block.rows as usize).min(queue.multiprocessors() * 8);
@@ -82,7 +82,7 @@ const BACKWARD_BLOCKS: usize = 4;
 
 /// See [`JointNormBackward`]: first the rows, with partial sums of the weights' gradients, then the sum of those, in order.
 pub(super) fn joint_norm_backward(op: &JointNormBackward, queue: &Queue<'_>) -> Result<()> {
-    let block = JointNormBlock {
+    let block = JointNormArgs {
         output: op.grad.address,
         query_weight: op.query_weight.address,
         key_weight: op.key_weight.address,
@@ -91,7 +91,7 @@ pub(super) fn joint_norm_backward(op: &JointNormBackward, queue: &Queue<'_>) -> 
         partial: queue.scratch,
         ranks: op.ranks as u32,
         eps: op.eps,
-        ..JointNormBlock::new(&op.input, op.heads, op.kv_heads)
+        ..JointNormArgs::new(&op.input, op.heads, op.kv_heads)
     };
     let load = block.load([op.input, op.grad, op.query_weight, op.key_weight]);
     let blocks = (block.rows as usize).min(queue.multiprocessors() * BACKWARD_BLOCKS);

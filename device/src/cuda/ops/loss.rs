@@ -12,7 +12,7 @@ const DECLARED: usize = 1024;
 /// The struct of the same name in `kernels/loss.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct CrossEntropyBlock {
+struct CrossEntropyArgs {
     logits: u64,
     targets: u64,
     losses: u64,
@@ -36,7 +36,7 @@ pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> 
     // At least two warps: the kernel relies on barriers.
     let threads = (columns / load.values(dtype)).next_multiple_of(32).clamp(64, 512);
     let shared = if cached { row_bytes as u32 } else { 0 };
-    let block = CrossEntropyBlock {
+    let block = CrossEntropyArgs {
         logits: op.logits.address,
         targets: op.targets.address,
         losses: op.losses.address,

@@ -10,6 +10,7 @@ mod custom;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod experts;
 pub(super) mod gemm_epilogue;
 mod head_norm;
 mod joint_norm;

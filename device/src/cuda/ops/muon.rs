@@ -1,18 +1,18 @@
-//! What Muon adds to matrix products.
+//! The operations that Muon needs besides matrix products.
 
 use super::shape::{LoadWidth, over_packs, over_rows};
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::{Block, MatrixPolynomial, ScaleBlock};
+use crate::ops::{Corner, MatrixPolynomial, ScaleBlock};
 
 /// See [`ScaleBlock`].
 pub(super) fn scale_block(op: &ScaleBlock, queue: &Queue<'_>) -> Result<()> {
-    let start = |block: &Block| {
+    let start = |block: &Corner| {
         let first = block.row * block.matrix.shape.last() + block.column;
         Arg::Pointer(block.matrix.address + (first * block.matrix.dtype.size()) as u64)
     };
-    let width = |block: &Block| Arg::U64(block.matrix.shape.last() as u64);
+    let width = |block: &Corner| Arg::U64(block.matrix.shape.last() as u64);
     queue.launch(
         &format!("scale_block_{}_{}", op.from.matrix.dtype, op.to.matrix.dtype),
         over_rows(op.rows, op.columns, queue),

@@ -60,7 +60,7 @@ impl RowShape {
 /// `Norm` of `kernels/norm.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct NormBlock {
+struct NormArgs {
     input: u64,
     residual: u64,
     sum: u64,
@@ -85,7 +85,7 @@ pub(super) fn norm(op: &Norm, queue: &Queue<'_>) -> Result<()> {
     let vectors = [op.input, op.weight].into_iter().chain(op.output).chain(op.residual).chain(op.sum).chain(op.bias);
     let shape = RowShape::of(hidden, dtype, vectors);
     let blocks = rows.div_ceil(shape.rows()).min(queue.multiprocessors() * (2048 / shape.threads()));
-    let block = NormBlock {
+    let block = NormArgs {
         input: op.input.address,
         residual: address(op.residual),
         sum: address(op.sum),
@@ -105,7 +105,7 @@ pub(super) fn norm(op: &Norm, queue: &Queue<'_>) -> Result<()> {
 /// `NormBackward` of `kernels/norm_backward.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct NormBackwardBlock {
+struct NormBackwardArgs {
     input: u64,
     weight: u64,
     mean: u64,
@@ -149,7 +149,7 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
     let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
     let shape = RowShape::of(hidden, dtype, vectors);
     let blocks = op.parts().unwrap_or_else(|| shape.backward_blocks(rows, false, queue.multiprocessors()));
-    let block = NormBackwardBlock {
+    let block = NormBackwardArgs {
         input: op.input.address,
         weight: op.weight.address,
         mean: address(op.mean),

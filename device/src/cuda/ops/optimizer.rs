@@ -1,9 +1,9 @@
-//! The update: clip scale and the optimizers.
+//! The update: clip scale and the rules.
 
 use super::table::for_each_table;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
-use crate::ops::{AdamW, ClipScale, DecayedStep, Lion, NesterovMomentum, Sgd};
+use crate::ops::{ClipScale, DecayedStep, NesterovMomentum, Update};
 use crate::{DType, Result, Tensor};
 
 /// See [`ClipScale`].
@@ -34,7 +34,7 @@ struct Parameter {
 /// `Update` of `kernels/optimizer.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Update {
+struct Args {
     control: u64,
     status: u64,
     beta1: f32,
@@ -44,38 +44,39 @@ struct Update {
     entries: [Parameter; 48],
 }
 
-/// The tensors of a parameter, for any optimizer.
-struct UpdateTensors {
+/// The tensors of a parameter, for any kernel.
+struct Tensors<'o> {
     master: Tensor,
     compute: Option<Tensor>,
     grad: Tensor,
-    first: Option<Tensor>,
-    second: Option<Tensor>,
+    /// At most two.
+    state: &'o [Tensor],
     weight_decay: f32,
     lr_multiplier: f32,
 }
 
-impl UpdateTensors {
+impl Tensors<'_> {
     fn parameter(self, first_chunk: u32) -> Parameter {
         let is_bf16 = |tensor: Option<Tensor>| u32::from(tensor.is_some_and(|tensor| tensor.dtype == DType::Bf16));
         let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
         // Four elements at a time: 16 bytes of f32, 8 of bf16.
         let aligned = |tensor: &Tensor| tensor.address.is_multiple_of(4 * tensor.dtype.size() as u64);
         let all = [self.master, self.grad];
-        let vector = all.iter().chain(&self.compute).chain(&self.first).chain(&self.second).all(aligned);
+        let vector = all.iter().chain(&self.compute).chain(self.state).all(aligned);
+        let [first, second] = [0, 1].map(|index| self.state.get(index).copied());
         Parameter {
             master: self.master.address,
             compute: address(self.compute),
             grad: self.grad.address,
-            first: address(self.first),
-            second: address(self.second),
+            first: address(first),
+            second: address(second),
             elements: self.master.elements() as u64,
             weight_decay: self.weight_decay,
             lr_multiplier: self.lr_multiplier,
             first_chunk,
             compute_is_bf16: is_bf16(self.compute),
-            first_is_bf16: is_bf16(self.first),
-            second_is_bf16: is_bf16(self.second),
+            first_is_bf16: is_bf16(first),
+            second_is_bf16: is_bf16(second),
             vector: vector.into(),
             padding: 0,
         }
@@ -83,109 +84,66 @@ impl UpdateTensors {
 }
 
 /// Launches a kernel over all tensors.
-fn update(kernel: &str, tensors: impl Iterator<Item = UpdateTensors>, update: Update, queue: &Queue<'_>) -> Result<()> {
+fn launch<'o>(kernel: &str, tensors: impl Iterator<Item = Tensors<'o>>, args: Args, queue: &Queue<'_>) -> Result<()> {
     for_each_table(
         tensors.map(|tensors| {
             let elements = tensors.master.elements();
             (tensors, elements)
         }),
-        UpdateTensors::parameter,
+        Tensors::parameter,
         |entries, count, _, chunks| {
-            let block = Update { count, entries: *entries, ..update };
+            let block = Args { count, entries: *entries, ..args };
             queue.launch_block(kernel, Grid::line(chunks, 256), &block)
         },
     )
 }
 
-/// See [`AdamW`].
-pub(super) fn adamw(op: &AdamW, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| UpdateTensors {
+/// See [`Update`]. The kernel has the rule's name.
+pub(super) fn update(op: &Update, queue: &Queue<'_>) -> Result<()> {
+    let tensors = op.tensors.iter().map(|each| Tensors {
         master: each.master,
         compute: each.compute,
         grad: each.grad,
-        first: Some(each.exp_avg),
-        second: Some(each.exp_avg_sq),
+        state: &each.state,
         weight_decay: each.weight_decay,
         lr_multiplier: each.lr_multiplier,
     });
-    let scalars = Update {
+    let [beta1, beta2, eps] = op.rule.constants();
+    let args = Args {
         control: op.control.address,
         status: op.status.address,
-        beta1: op.beta1,
-        beta2: op.beta2,
-        eps: op.eps,
+        beta1,
+        beta2,
+        eps,
         ..bytemuck::Zeroable::zeroed()
     };
-    update("adamw", tensors, scalars, queue)
-}
-
-/// See [`Lion`].
-pub(super) fn lion(op: &Lion, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| UpdateTensors {
-        master: each.master,
-        compute: each.compute,
-        grad: each.grad,
-        first: Some(each.exp_avg),
-        second: None,
-        weight_decay: each.weight_decay,
-        lr_multiplier: each.lr_multiplier,
-    });
-    let scalars = Update {
-        control: op.control.address,
-        status: op.status.address,
-        beta1: op.beta1,
-        beta2: op.beta2,
-        ..bytemuck::Zeroable::zeroed()
-    };
-    update("lion", tensors, scalars, queue)
-}
-
-/// See [`Sgd`].
-pub(super) fn sgd(op: &Sgd, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| UpdateTensors {
-        master: each.master,
-        compute: each.compute,
-        grad: each.grad,
-        first: each.momentum,
-        second: None,
-        weight_decay: each.weight_decay,
-        lr_multiplier: each.lr_multiplier,
-    });
-    let scalars = Update {
-        control: op.control.address,
-        status: op.status.address,
-        beta1: op.momentum,
-        ..bytemuck::Zeroable::zeroed()
-    };
-    update("sgd", tensors, scalars, queue)
+    launch(op.rule.name(), tensors, args, queue)
 }
 
 /// See [`NesterovMomentum`]. The kernel has no master weights, only the gradient that it rewrites.
 pub(super) fn nesterov_momentum(op: &NesterovMomentum, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| UpdateTensors {
+    let tensors = op.tensors.iter().map(|each| Tensors {
         master: each.grad,
         compute: None,
         grad: each.grad,
-        first: Some(each.momentum),
-        second: None,
+        state: std::slice::from_ref(&each.momentum),
         weight_decay: 0.0,
         lr_multiplier: 0.0,
     });
-    let scalars = Update { status: op.status.address, beta1: op.beta, ..bytemuck::Zeroable::zeroed() };
-    update("nesterov_momentum", tensors, scalars, queue)
+    let args = Args { status: op.status.address, beta1: op.beta, ..bytemuck::Zeroable::zeroed() };
+    launch("nesterov_momentum", tensors, args, queue)
 }
 
 /// See [`DecayedStep`].
 pub(super) fn decayed_step(op: &DecayedStep, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| UpdateTensors {
+    let tensors = op.tensors.iter().map(|each| Tensors {
         master: each.master,
         compute: each.compute,
         grad: each.direction,
-        first: None,
-        second: None,
+        state: &[],
         weight_decay: each.weight_decay,
         lr_multiplier: each.lr_multiplier,
     });
-    let scalars = Update { control: op.control.address, status: op.status.address, ..bytemuck::Zeroable::zeroed() };
-    update("decayed_step", tensors, scalars, queue)
+    let args = Args { control: op.control.address, status: op.status.address, ..bytemuck::Zeroable::zeroed() };
+    launch("decayed_step", tensors, args, queue)
 }

@@ -20,7 +20,7 @@ const ROW_THREADS: usize = 256;
 /// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(super) struct QuantizeBlock {
+pub(super) struct QuantizeArgs {
     pub(super) input: u64,
     pub(super) grad: u64,
     pub(super) weight: u64,
@@ -45,7 +45,7 @@ pub(super) struct QuantizeBlock {
     pub(super) weight_offset: f32,
 }
 
-/// What is quantised, as the kernels see it.
+/// The source of the values, as the kernels see it.
 pub(super) struct Source {
     /// In the kernels' names.
     name: &'static str,
@@ -59,7 +59,7 @@ pub(super) struct Source {
     weight_offset: f32,
     /// Values loaded for each one that a thread walks along.
     pub(super) loads: usize,
-    /// The columns that a thread walks along: all, or half of them where it computes a value of each half.
+    /// The columns that a thread walks along: all, or half of them if it computes a value of each half.
     pub(super) width: usize,
 }
 
@@ -114,9 +114,9 @@ impl Source {
     }
 
     /// The kernels' argument with this source of so many rows, and no output.
-    pub(super) fn block(&self, rows: usize) -> QuantizeBlock {
+    pub(super) fn block(&self, rows: usize) -> QuantizeArgs {
         let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
-        QuantizeBlock {
+        QuantizeArgs {
             input: self.input.address,
             grad: address(self.grad),
             weight: address(self.weight),
@@ -146,7 +146,7 @@ fn same_bytes(rows: &Fp8Matrix, columns: &Fp8Matrix) -> bool {
     rows.values.dtype == columns.values.dtype && rows.scale.tensor().address == columns.scale.tensor().address
 }
 
-/// See [`Quantize`]. A copy with a scale for each row has a kernel of its own, which owns whole rows, and one that makes a
+/// See [`Quantize`]. A copy with a scale for each row has kernels of its own that own whole rows. One of them makes a
 /// transposed copy too. Everything else is made in one pass over tiles.
 pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     let (per_row, per_tensor) = match op.rows {
@@ -177,7 +177,7 @@ fn quantize_rows(source: &QuantizeSource, copy: &Fp8Matrix, amax: Option<Tensor>
     let (packs, vector) = (source.width.div_ceil(PACK), source.vector(Some(copy)));
     let row_bytes = source.loads * source.width * dtype.size();
     let kept = vector && row_bytes + 1024 <= queue.gpu().shared_bytes as usize;
-    let block = QuantizeBlock {
+    let block = QuantizeArgs {
         rows_out: copy.values.address,
         rows_scale: copy.scale.tensor().address,
         amax: amax.map_or(0, |amax| amax.address),
@@ -185,7 +185,7 @@ fn quantize_rows(source: &QuantizeSource, copy: &Fp8Matrix, amax: Option<Tensor>
         kept: kept.into(),
         ..source.block(rows)
     };
-    // Two packs a thread or more: short rows have small blocks, of which more are under way.
+    // Two packs a thread or more: short rows have small blocks, so that more blocks are under way.
     let threads = (packs.div_ceil(2).next_multiple_of(32)).clamp(32, ROW_THREADS);
     let grid = Grid {
         blocks: (if source.width == 0 { 0 } else { rows as u32 }, 1, 1),
@@ -205,7 +205,7 @@ fn quantize_tiles(
     let ((rows, _), source) = (op.source.dimensions(), Source::of(&op.source));
     let scale = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.scale.tensor().address);
     let address = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.values.address);
-    let block = QuantizeBlock {
+    let block = QuantizeArgs {
         rows_out: address(copy),
         columns_out: address(transposed),
         rows_scale: scale(copy),
@@ -244,7 +244,7 @@ const LARGEST_BLOCKS: usize = 1024;
 /// See [`MakeScale`].
 pub(super) fn make_scale(op: &MakeScale, queue: &Queue<'_>) -> Result<()> {
     let ((rows, _), source) = (op.source.dimensions(), Source::of(&op.source));
-    let block = QuantizeBlock {
+    let block = QuantizeArgs {
         rows_scale: op.scale.address,
         partial: queue.scratch,
         kept: op.keep_known.into(),

@@ -1,20 +1,20 @@
 //! 8-bit copies with scales for groups or blocks of values.
 
 use super::columns::add_partial;
-use super::quantize::{QuantizeBlock, Source};
+use super::quantize::{QuantizeArgs, Source};
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
 use crate::ops::{BLOCK, Fp8Matrix, Quantize, QuantizeSource, Scale};
 
-/// Threads of a tile of `kernels/quantize_blocks.cu`, which has [`BLOCK`] rows and columns.
+/// Threads of a tile of `kernels/quantize_blocks.cu`. A tile has [`BLOCK`] rows and columns.
 const THREADS: u32 = 512;
 
-/// `QuantizeBlocks` of `kernels/quantize_blocks.cu`; 0 is the null pointer.
+/// `QuantizeBlockwiseArgs` of `kernels/quantize_blocks.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct QuantizeBlocks {
-    q: QuantizeBlock,
+struct QuantizeBlockwiseArgs {
+    q: QuantizeArgs,
     rows_scale: u64,
     columns_scale: u64,
     square: u32,
@@ -34,8 +34,8 @@ pub(super) fn is_for(op: &Quantize) -> bool {
 pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     let ((rows, columns), source) = (op.source.dimensions(), Source::of(&op.source));
     let copies = || op.rows.iter().chain(&op.columns);
-    // Both halves of a gradient of `[gate | up]` follow from the same inputs. Where no tile lies in both, a block does a tile
-    // of each.
+    // Both halves of a gradient of `[gate | up]` follow from the same inputs. If no tile lies in both, a block does a
+    // tile of each.
     let in_pairs = matches!(op.source, QuantizeSource::GluBackward { .. }) && (columns / 2).is_multiple_of(BLOCK);
     let halves = if in_pairs { 2 } else { 1 };
     let (row_tiles, across) = (rows.div_ceil(BLOCK), (columns / halves).div_ceil(BLOCK));
@@ -45,7 +45,7 @@ pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     let mut q = source.block(rows);
     (q.rows_out, q.columns_out) = (values(&op.rows), values(&op.columns));
     q.partial = if op.sums.is_some() { queue.scratch } else { 0 };
-    let block = QuantizeBlocks {
+    let block = QuantizeBlockwiseArgs {
         q,
         rows_scale: scales(&op.rows),
         columns_scale: scales(&op.columns),

@@ -1,7 +1,7 @@
 //! Both 8-bit copies in one pass: one with a scale for each row, and a transposed one.
 
 use super::columns::add_partial;
-use super::quantize::{QuantizeBlock, Source, is_e5m2};
+use super::quantize::{QuantizeArgs, Source, is_e5m2};
 use crate::cuda::Queue;
 use crate::cuda::driver::GpuProperties;
 use crate::cuda::kernels::Grid;
@@ -25,7 +25,7 @@ const CAPABILITY: (u32, u32) = (9, 0);
 /// How a matrix is distributed to blocks.
 #[derive(Debug, PartialEq)]
 struct Clusters {
-    /// Blocks of a cluster, which share rows.
+    /// Blocks of a cluster. They share rows.
     blocks: usize,
     /// Warps of a block along its columns.
     warps: usize,
@@ -36,7 +36,7 @@ struct Clusters {
 }
 
 impl Clusters {
-    /// The smallest cluster whose blocks have two groups of warps. If none has, the smallest one with one group. `None` if the
+    /// The smallest cluster with two groups of warps in a block, or else the smallest one with one group. `None` if the
     /// rows are too long.
     fn of(source: &Source, outputs: usize, rows: usize, input_bytes: usize, shared_bytes: usize) -> Option<Clusters> {
         let along = source.width.div_ceil(COLUMNS);
@@ -73,7 +73,7 @@ pub(super) fn quantize_both(
     // Some shared memory is the kernel's own.
     let shared_bytes = (shared_bytes as usize).saturating_sub(64);
     let clusters = Clusters::of(&source, outputs, height, op.source.dtype().size(), shared_bytes)?;
-    let block = QuantizeBlock {
+    let block = QuantizeArgs {
         rows_out: rows.values.address,
         columns_out: columns.values.address,
         rows_scale: rows.scale.tensor().address,
@@ -88,14 +88,15 @@ pub(super) fn quantize_both(
     Some(launch(op, &source.kernel("quantize_both", true), &clusters, &block, queue))
 }
 
-/// As many clusters as the GPU has room for at once, which take turns. Their number decides the order of sums, so it is the
-/// same on all cards of a model: cards differ in how many multiprocessors can form large clusters, about ten of eleven.
+/// As many clusters as the GPU has room for at once. They take turns. Their number decides the order of sums, so it is
+/// the same on all cards of a model: cards differ in how many multiprocessors can form large clusters, about ten of
+/// eleven.
 fn clusters_of(multiprocessors: usize, blocks: usize) -> usize {
     let usable = if blocks > 2 { multiprocessors * 10 / 11 } else { multiprocessors };
     (usable / blocks).max(1)
 }
 
-fn launch(op: &Quantize, kernel: &str, clusters: &Clusters, block: &QuantizeBlock, queue: &Queue<'_>) -> Result<()> {
+fn launch(op: &Quantize, kernel: &str, clusters: &Clusters, block: &QuantizeArgs, queue: &Queue<'_>) -> Result<()> {
     let Clusters { blocks, warps, groups, shared } = *clusters;
     let most = (block.rows as usize).div_ceil(ROWS_OF_SUMS * groups);
     let count = clusters_of(queue.multiprocessors(), blocks).min(most);
@@ -113,7 +114,7 @@ mod tests {
     use crate::ops::{ActivationKind, Gate, QuantizeSource};
     use crate::{BufferId, Tensor};
 
-    /// What a block of an H200 may ask for.
+    /// Bytes of shared memory that a block of an H200 may ask for.
     const H200: usize = 227 * 1024;
 
     fn of(source: QuantizeSource, dtype: DType) -> Option<(usize, usize, usize)> {

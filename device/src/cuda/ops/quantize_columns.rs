@@ -1,6 +1,6 @@
 //! Transposed 8-bit copies with a scale for each of their rows.
 
-use super::quantize::{QuantizeBlock, Source, TILE_COLUMNS, TILE_ROWS, is_e5m2, wide_columns};
+use super::quantize::{QuantizeArgs, Source, TILE_COLUMNS, TILE_ROWS, is_e5m2, wide_columns};
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{Fp8Matrix, QuantizeSource};
@@ -10,7 +10,7 @@ use crate::{DType, Result};
 pub(super) fn quantize_columns(source: &QuantizeSource, copy: &Fp8Matrix, queue: &Queue<'_>) -> Result<()> {
     let ((rows, columns), source) = (source.dimensions(), Source::of(source));
     let (scales, vector) = (copy.scale.tensor(), source.vector(None));
-    let block = QuantizeBlock {
+    let block = QuantizeArgs {
         columns_out: copy.values.address,
         columns_scale: scales.address,
         partial: queue.scratch,

@@ -1,6 +1,6 @@
-//! What 8-bit copies lose.
+//! Counts of the values that 8-bit copies lose.
 
-use super::quantize::{PACK, QuantizeBlock, Source};
+use super::quantize::{PACK, QuantizeArgs, Source};
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
@@ -9,8 +9,8 @@ use crate::ops::{CountQuantized, QuantizeCounts, Scale, SumCounts};
 /// `CountQuantized` of `kernels/quantize_counts.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct CountBlock {
-    quantize: QuantizeBlock,
+struct CountArgs {
+    quantize: QuantizeArgs,
     counts: u64,
     edge: f32,
     unused: u32,
@@ -26,8 +26,8 @@ pub(super) fn count_quantized(op: &CountQuantized, queue: &Queue<'_>) -> Result<
         Scale::Tensor(scale) => (scale.address, copy.values.dtype.saturates_above()),
         _ => (0, f32::INFINITY),
     };
-    let quantize = QuantizeBlock { rows_out: copy.values.address, rows_scale: scale, ..source.block(rows) };
-    let block = CountBlock { quantize, counts: op.counts.address, edge, unused: 0 };
+    let quantize = QuantizeArgs { rows_out: copy.values.address, rows_scale: scale, ..source.block(rows) };
+    let block = CountArgs { quantize, counts: op.counts.address, edge, unused: 0 };
     let blocks = (rows * source.width.div_ceil(PACK)).div_ceil(256).clamp(1, BLOCKS);
     let kernel = source.kernel("count_quantized", source.vector(None));
     queue.launch_block(&kernel, Grid::line(blocks, 256), &block)

@@ -1,9 +1,9 @@
 //! From an operation to the function that launches it.
 
 use super::{
-    activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, head_norm,
-    joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts,
-    reduce, rotary, skip_step, transpose_fp8,
+    activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, experts,
+    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks,
+    quantize_counts, reduce, rotary, skip_step, transpose_fp8,
 };
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
 use crate::ops::Gemm;
@@ -12,13 +12,13 @@ use crate::{Error, Op, Result};
 /// The first compute capability with instructions for 8-bit floating types.
 pub const FP8_CAPABILITY: (u32, u32) = (8, 9);
 
-/// The compute capability of GPUs for which cuBLASLt has products with scales by block.
+/// cuBLASLt has products with scales by block for GPUs of this compute capability.
 pub const BLOCK_SCALES_CAPABILITY: (u32, u32) = (9, 0);
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
 ///
 /// # Errors
-/// What a library or the driver refused.
+/// An error of a library or of the driver.
 pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.run(op, queue),
@@ -57,6 +57,17 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::ReluDropoutBackward(op) => dropout::relu_dropout_backward(op, queue),
         Op::Embedding(op) => embedding::embedding(op, queue),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, queue),
+        Op::Route(op) => experts::route(op, queue),
+        Op::RouteBackward(op) => experts::route_backward(op, queue),
+        Op::LimitLoad(op) => experts::limit_load(op, queue),
+        Op::SortByExpert(op) => experts::sort_by_expert(op, queue),
+        Op::GatherRows(op) => experts::gather_rows(op, queue),
+        Op::CombineRows(op) => experts::combine_rows(op, queue),
+        Op::GroupedGemm(op) => experts::grouped_gemm(op, queue),
+        Op::ExpertGlu(op) => experts::expert_glu(op, queue),
+        Op::ExpertGluBackward(op) => experts::expert_glu_backward(op, queue),
+        Op::CountLoad(op) => experts::count_load(op, queue),
+        Op::UpdateSelectionBias(op) => experts::update_selection_bias(op, queue),
         Op::CrossEntropy(op) => loss::cross_entropy(op, queue),
         Op::CrossEntropyPart(op) => loss_parallel::part(op, queue),
         Op::CrossEntropyJoin(op) => loss_parallel::join(op, queue),
@@ -66,9 +77,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::SquareSum(op) => reduce::square_sum(op, queue),
         Op::ClipScale(op) => optimizer::clip_scale(op, queue),
         Op::SkipStep(op) => skip_step::skip_step(op, queue),
-        Op::AdamW(op) => optimizer::adamw(op, queue),
-        Op::Lion(op) => optimizer::lion(op, queue),
-        Op::Sgd(op) => optimizer::sgd(op, queue),
+        Op::Update(op) => optimizer::update(op, queue),
         Op::NesterovMomentum(op) => optimizer::nesterov_momentum(op, queue),
         Op::ScaleBlock(op) => muon::scale_block(op, queue),
         Op::MatrixPolynomial(op) => muon::matrix_polynomial(op, queue),
@@ -81,11 +90,11 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
     }
 }
 
-/// Fails unless a checked operation can be submitted to a stream, which may be capturing.
+/// Fails unless a checked operation can be submitted to a stream. `capturing` says if the stream captures.
 ///
 /// # Errors
-/// A custom operation without a CUDA side, or whose kernel is not loaded when it is to be captured; an 8-bit floating
-/// type on a GPU that has none.
+/// A custom operation without a CUDA side, or one that is to be captured before its kernel is loaded; an 8-bit floating
+/// type on a GPU that has none; more experts than kernels take.
 pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> {
     let properties = &cuda.gpu.properties;
     match op {
@@ -101,10 +110,10 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
         | Op::UpdateScales(_)
         | Op::TransposeFp8(_) => {
             accept_fp8(op.name(), properties)?;
-            // What was not prepared is loaded now, unless the stream captures.
+            // Kernels that were not prepared are loaded now, unless the stream captures.
             if capturing { Ok(()) } else { cuda.kernels.load_fp8() }
         }
-        _ => Ok(()),
+        _ => experts::accept(op),
     }
 }
 
@@ -148,7 +157,7 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
         | Op::MakeScale(_)
         | Op::UpdateScales(_)
         | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
-        // For attention `scratch_bytes` asks whether cuDNN does it, which makes its plan.
+        // For attention `scratch_bytes` asks whether cuDNN does it. That makes cuDNN's plan.
         _ => Ok(()),
     }
 }
@@ -164,6 +173,8 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::HeadNormBackward(op) => head_norm::scratch_bytes(op, multiprocessors),
         Op::JointNormBackward(op) => joint_norm::scratch_bytes(op, multiprocessors),
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
+        Op::SortByExpert(op) => experts::sort_scratch(op),
+        Op::CountLoad(op) => experts::count_load_scratch(op),
         Op::Quantize(op) => quantize::scratch_bytes(op),
         Op::MakeScale(_) => quantize::make_scale_scratch_bytes(),
         Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),

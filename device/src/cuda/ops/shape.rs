@@ -46,7 +46,7 @@ pub(super) fn over_packs(packs: usize, queue: &Queue<'_>) -> Grid {
     Grid::line(packs.div_ceil(THREADS).min(queue.multiprocessors() * 8), THREADS as u32)
 }
 
-/// A grid whose x covers the `packs` of a row, one thread per pack, and whose y distributes the rows.
+/// A grid: x covers the `packs` of a row, one thread per pack, and y distributes the rows.
 pub(super) fn over_rows(rows: usize, packs: usize, queue: &Queue<'_>) -> Grid {
     let blocks = packs.div_ceil(THREADS);
     let threads = packs.div_ceil(blocks.max(1)).next_multiple_of(32).max(32);

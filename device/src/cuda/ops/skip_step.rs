@@ -8,7 +8,7 @@ use crate::ops::SkipStep;
 /// The struct of the same name in `kernels/skip_step.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct SkipStepBlock {
+struct SkipStepArgs {
     loss_sum: u64,
     history: u64,
     control: u64,
@@ -21,7 +21,7 @@ struct SkipStepBlock {
 
 /// See [`SkipStep`]. One warp.
 pub(super) fn skip_step(op: &SkipStep, queue: &Queue<'_>) -> Result<()> {
-    let block = SkipStepBlock {
+    let block = SkipStepArgs {
         loss_sum: op.loss_sum.address,
         history: op.history.address,
         control: op.control.address,

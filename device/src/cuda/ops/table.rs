@@ -9,7 +9,7 @@ pub(super) fn chunks(elements: usize) -> usize {
 }
 
 /// Groups the items that have elements into tables of `N`, and calls `launch(entries, number of entries, chunks before,
-/// chunks)` for each table. `entry` makes an entry from an item and the chunk at which it begins within its table.
+/// chunks)` for each table. `entry` makes an entry from an item and the number of its first chunk within its table.
 pub(super) fn for_each_table<I, E: bytemuck::Zeroable + Copy, const N: usize>(
     items: impl IntoIterator<Item = (I, usize)>,
     entry: impl Fn(I, u32) -> E,

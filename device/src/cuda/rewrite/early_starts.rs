@@ -1,14 +1,14 @@
-//! Kernels whose blocks start before the kernel before them is done (programmatic dependent launch).
+//! Early starts of kernels: their blocks start before the kernel before them is done (programmatic dependent launch).
 //!
 //! Between two kernels that depend on each other a GPU is idle for about a microsecond: it starts the second kernel's
 //! blocks when all blocks of the first are done. All kernels of ours begin with a wait for the work before them
 //! (`begin_kernel` in `device/kernels/common.cuh`). So their blocks may be started early, and the wait keeps the order.
 //!
 //! Kernels that wait for another GPU keep full dependencies. The blocks of a kernel that starts early after one could occupy the whole GPU
-//! until the other GPU comes, which may itself wait for work that then finds no room here.
+//! until the other GPU comes. That one may itself wait for work that then finds no room here.
 //!
 //! Kernels of libraries keep full dependencies: most of those that cuBLASLt chooses on an H200 do not wait, and nothing
-//! tells which do. So do kernels of custom operations.
+//! tells those apart that do. Kernels of custom operations keep full dependencies too.
 
 #![allow(unsafe_code)]
 
@@ -19,10 +19,10 @@ use crate::Result;
 use crate::cuda::Kernels;
 use crate::cuda::driver::Driver;
 
-/// What this file has to know about a node.
+/// The kind of a node, as far as this file has to know it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// A kernel of ours, which waits for the work before it.
+    /// A kernel of ours. It waits for the work before it.
     Waits,
     /// Another kernel.
     Kernel,
@@ -66,12 +66,12 @@ pub(super) unsafe fn allow(graph: sys::CUgraph, kernels: &Kernels) -> Result<()>
     }
 }
 
-/// What a node is.
+/// The kind of a node.
 ///
 /// # Safety
 /// The node exists.
 unsafe fn kind_of(node: sys::CUgraphNode, kernels: &Kernels) -> Result<Kind> {
-    // SAFETY: the caller's node, a kernel where that is asked; zeros are valid values of both structs.
+    // SAFETY: the caller's node. Functions for kernels get only kernels. Zeros are valid values of both structs.
     unsafe {
         if !is_of(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL)? {
             return Ok(Kind::Other);
@@ -96,7 +96,7 @@ unsafe fn kind_of(node: sys::CUgraphNode, kernels: &Kernels) -> Result<Kind> {
     }
 }
 
-/// The edges `(from, to)` whose end may start early: a kernel that waits, and depends on one kernel and nothing else.
+/// The edges `(from, to)` to nodes that may start early: kernels that wait, and depend on one kernel and nothing else.
 fn early(kinds: &[Kind], edges: &[(usize, usize)]) -> Vec<usize> {
     let mut before = vec![0; kinds.len()];
     edges.iter().for_each(|&(_, to)| before[to] += 1);

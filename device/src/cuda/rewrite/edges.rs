@@ -45,7 +45,7 @@ fn implied(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut before = vec![Vec::new(); nodes];
     edges.iter().for_each(|&(from, to)| before[to].push(from));
     let position = topological_positions(nodes, edges);
-    // For a node with several predecessors: which of these come before another of them.
+    // For a node with several predecessors: marks those that come before another of them.
     let mut reached_for = vec![usize::MAX; nodes];
     let mut is_implied = |from: usize, to: usize| {
         if reached_for[to] != to {

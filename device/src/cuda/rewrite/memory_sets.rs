@@ -20,7 +20,7 @@ use crate::cuda::driver::Driver;
 /// Threads of a block, of 16 bytes each.
 const THREADS: u32 = 256;
 
-/// What the kernel `set_bytes` is asked for.
+/// The work of one launch of the kernel `set_bytes`.
 #[derive(Debug, PartialEq)]
 struct MemorySet {
     address: u64,
@@ -30,8 +30,8 @@ struct MemorySet {
 }
 
 impl MemorySet {
-    /// What a node does. `None` if the kernel cannot do it: the node sets rows with gaps between them, or begins at an
-    /// address that is no multiple of 16.
+    /// The work of a node. `None` if the kernel cannot do it: the node sets rows with gaps between them, or begins at
+    /// an address that is no multiple of 16.
     fn of(node: &sys::CUDA_MEMSET_NODE_PARAMS) -> Option<MemorySet> {
         let row = node.width * node.elementSize as usize;
         let word = match node.elementSize {

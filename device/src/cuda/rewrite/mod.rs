@@ -1,4 +1,4 @@
-//! Makes a captured graph cheaper for the GPU before it is instantiated. What it computes stays the same.
+//! Makes a captured graph cheaper for the GPU before it is instantiated. Its results stay the same.
 
 #![allow(unsafe_code)]
 

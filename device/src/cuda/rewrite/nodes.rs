@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use crate::Result;
 use crate::cuda::driver::Driver;
 
-/// Edges from or to a node: the nodes at their other ends, and what the driver keeps with each.
+/// Edges from or to a node: the nodes at their other ends, and the driver's data for each.
 pub(super) type Neighbours = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 
 /// All nodes and edges of a graph.
@@ -18,7 +18,7 @@ pub(super) struct GraphParts {
     pub(super) nodes: Vec<sys::CUgraphNode>,
     /// From and to, by indices of `nodes`.
     pub(super) edges: Vec<(usize, usize)>,
-    /// What the driver keeps with each edge.
+    /// The driver's data for each edge.
     pub(super) data: Vec<sys::CUgraphEdgeData>,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn plain(data: &sys::CUgraphEdgeData) -> bool {
 /// All nodes of a graph.
 ///
 /// # Safety
-/// The caller's graph, which nothing else uses.
+/// The caller's graph. Nothing else uses it.
 pub(super) unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>> {
     let mut count = 0;
     // SAFETY: the caller's graph; the buffer has the size asked for. The driver refuses a buffer for no nodes.

@@ -1,6 +1,6 @@
 //! Orders of a graph's nodes, independent of the driver.
 
-/// The position of each node in an order in which every edge `(from, to)` goes forward.
+/// The position of each node in a topological order: every edge `(from, to)` goes forward.
 pub(super) fn topological_positions(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut after = vec![Vec::new(); nodes];
     let mut missing = vec![0; nodes];

@@ -2,7 +2,7 @@
 //!
 //! NCCL records an event after each of its kernels, so that work after the launch waits for all transfers of the same
 //! communicator. It also makes its next kernel wait for that node. Only the last record matters, while each one is a
-//! branch of its own, which the GPU takes 14 us to join again. A graph with NCCL's kernels also waits for the same
+//! branch of its own. The GPU takes 14 us to join it again. A graph with NCCL's kernels also waits for the same
 //! event once, before the first of them. So a record stays if a node after it waits for its event.
 
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ use super::order::topological_positions;
 use crate::Result;
 use crate::cuda::driver::Driver;
 
-/// What a node does with an event. Events are numbered.
+/// The use of an event by a node. Events are numbered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EventUse {
     Record(usize),
@@ -60,7 +60,7 @@ pub(super) unsafe fn remove_repeated(graph: sys::CUgraph) -> Result<()> {
     let from: Vec<sys::CUgraphNode> = new.iter().map(|&(from, _)| nodes[from]).collect();
     let to: Vec<sys::CUgraphNode> = new.iter().map(|&(_, to)| nodes[to]).collect();
     // SAFETY: the graph's nodes, not connected so far; zeros are a plain edge. Nodes that waited for a destroyed node
-    // now wait for what that node waited for. Nothing refers to the destroyed node afterwards.
+    // now wait for its predecessors. Nothing refers to the destroyed node afterwards.
     unsafe {
         connect(graph, &from, &to, &vec![std::mem::zeroed(); new.len()])?;
         for &node in &removed {
@@ -90,7 +90,7 @@ unsafe fn event_of(node: sys::CUgraphNode) -> Result<Option<(bool, sys::CUevent)
     Ok(None)
 }
 
-/// The nodes that record an event which a later node records again, and which no later node waits for.
+/// The nodes that record an event, if a later node records it again and no later node waits for it.
 fn recorded_again(edges: &[(usize, usize)], uses: &[EventUse]) -> Vec<usize> {
     // One bit for each of the first 64 events. Records of further events stay.
     let bit = |event: usize| 1_u64.checked_shl(event as u32).unwrap_or(0);

@@ -1,4 +1,4 @@
-// What kernels/peers.cu takes from CUDA and from common.cuh, for a CPU. A thread of a block is a thread.
+// The parts of CUDA and common.cuh that kernels/peers.cu uses, for a CPU. A thread of a block is a thread.
 #pragma once
 #include <algorithm>
 #include <barrier>

@@ -1,4 +1,4 @@
-// What kernels/peers.cu takes from system.cuh, for a CPU.
+// The parts of system.cuh that kernels/peers.cu uses, for a CPU.
 #pragma once
 #include <thread>
 

@@ -1,4 +1,4 @@
-//! Attention of new tokens to all tokens so far, whose keys and values are in a cache.
+//! Attention of new tokens to all tokens so far. Keys and values are in a cache.
 
 use device::Tensor;
 use device::ops::CachedAttention;
@@ -16,7 +16,7 @@ impl CausalAttention {
         self.qkv.width() - self.projection.input_width()
     }
 
-    /// Forward of new tokens, whose keys and values are added to the cache. Normed values and result are
+    /// Forward of new tokens. Their keys and values are added to the cache. Normed values and result are
     /// `(1, rows, hidden)`.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ pub(super) struct HeadNorms {
     kv_heads: usize,
 }
 
-/// What the weights of queries and of keys are called in a block.
+/// The names of the weights of queries and of keys in a block.
 pub(super) fn names(block: usize) -> [String; 2] {
     ["q_norm", "k_norm"].map(|norm| format!("h.{block}.attn.{norm}.weight"))
 }
@@ -42,8 +42,8 @@ pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Ve
     names(block).map(param).into()
 }
 
-/// What the norms cost, with the rotation after them. Forward reads and writes queries, keys and values. Backward reads two
-/// tensors of queries and keys, and writes one.
+/// The cost of the norms, with the rotation after them. Forward reads and writes queries, keys and values. Backward
+/// reads two tensors of queries and keys, and writes one.
 pub(super) fn cost(shape: &GptShape) -> TokenCost {
     let (queries_and_keys, values) = (shape.heads + shape.kv_heads, shape.kv_heads);
     let values = (2 * (queries_and_keys + values) + 3 * queries_and_keys) * shape.head_dim();
@@ -59,8 +59,8 @@ impl HeadNorms {
         HeadNorms { queries, keys, weight_offset, eps, heads, kv_heads }
     }
 
-    /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`, then rotates them by the
-    /// table's angles, if there is one. Returns a tensor of the same shape.
+    /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`, then rotates
+    /// them by the table's angles, if there is one. Returns a tensor of the same shape.
     pub(super) fn forward(&self, cx: &mut StepContext<'_>, projected: Tensor, table: Option<Tensor>) -> Result<Tensor> {
         let HeadNorms { heads, kv_heads, weight_offset, eps, .. } = *self;
         let qkv = cx.tensor("normed_qkv", projected.shape, projected.dtype)?;
@@ -79,7 +79,7 @@ impl HeadNorms {
         Ok(qkv)
     }
 
-    /// Turns the gradient of what [`HeadNorms::forward`] returned into that of `projected`, in place.
+    /// Turns the gradient of [`HeadNorms::forward`]'s result into that of `projected`, in place.
     pub(super) fn backward(
         &self,
         cx: &StepContext<'_>,

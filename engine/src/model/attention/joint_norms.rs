@@ -1,4 +1,5 @@
-//! RMSNorms over all queries of a token together, and over all its keys. Ranks share the heads: they add up sums of squares.
+//! RMSNorms over all queries of a token together, and over all its keys. Ranks share the heads: they add up sums of
+//! squares.
 
 use device::ops::{Collective, CollectiveKind, HeadSums, JointNorm, JointNormBackward, WeightedGradient};
 use device::{DType, Tensor};
@@ -34,8 +35,8 @@ pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Ve
     names(block).into_iter().zip([heads, kv_heads]).map(param).collect()
 }
 
-/// What the norms cost, without the rotation after them. Forward reads queries and keys, then reads and writes them with the
-/// values. Backward reads both twice, and writes the gradient.
+/// The cost of the norms, without the rotation after them. Forward reads queries and keys, then reads and writes them
+/// with the values. Backward reads both twice, and writes the gradient.
 pub(super) fn cost(shape: &GptShape) -> TokenCost {
     let (queries_and_keys, values) = (shape.heads + shape.kv_heads, shape.kv_heads);
     let values = (queries_and_keys + 2 * (queries_and_keys + values) + 5 * queries_and_keys) * shape.head_dim();
@@ -51,8 +52,8 @@ impl JointNorms {
         JointNorms { queries, keys, eps, heads, kv_heads, parallel: shape.parallel.clone() }
     }
 
-    /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`. Returns a tensor of the
-    /// same shape, and the sums of squares over all ranks, which backward needs.
+    /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`. Returns a tensor
+    /// of the same shape, and the sums of squares over all ranks. Backward needs them.
     pub(super) fn forward(&self, cx: &mut StepContext<'_>, projected: Tensor) -> Result<(Tensor, Tensor)> {
         let squares = self.sums(cx, "head_squares", projected, None)?;
         let output = cx.tensor("normed_qkv", projected.shape, projected.dtype)?;
@@ -70,7 +71,7 @@ impl JointNorms {
         Ok((output, squares))
     }
 
-    /// Turns the gradient of what [`JointNorms::forward`] returned into that of `projected`, in place.
+    /// Turns the gradient of the tensor that [`JointNorms::forward`] returned into that of `projected`, in place.
     pub(super) fn backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -98,7 +99,7 @@ impl JointNorms {
         })
     }
 
-    /// Sums over the heads of all ranks, `(tokens, 2)`. Where ranks store copies of a key head, it counts as often.
+    /// Sums over the heads of all ranks, `(tokens, 2)`. A key head counts once for each rank that stores a copy of it.
     fn sums(
         &self,
         cx: &mut StepContext<'_>,

@@ -21,7 +21,7 @@ use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::tensor_parallel::{Packed, TensorParallelRegion};
+use super::tensor_parallel::{LayerRanks, Packed};
 use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Operand};
 use crate::params::{Param, ParamSpec};
@@ -31,7 +31,7 @@ use crate::step_policy::StepContext;
 pub(crate) struct CausalAttentionSpec;
 
 impl CausalAttentionSpec {
-    /// The layer before attention, which packs queries, keys and values, and the one after it.
+    /// The layer before attention, with packed queries, keys and values, and the one after it.
     fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
         let queries = shape.heads * shape.head_dim();
         let name = |name: &str| format!("h.{block}.attn.{name}");
@@ -74,7 +74,7 @@ impl PartSpec for CausalAttentionSpec {
             rotary: builder.step.rotary.of(shape.mask(block)).copied(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
-            region: builder.of.region(),
+            ranks: builder.of.layer_ranks(),
             recompute: shape.recompute,
         })
     }
@@ -103,26 +103,26 @@ struct CausalAttention {
     kv_heads: usize,
     /// How scores follow from products.
     scores: Scores,
-    /// Which tokens a token sees.
+    /// The tokens that a token sees.
     mask: Mask,
     norms: QkNorms,
-    /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
+    /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` if positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
     output: DropoutLayer,
-    region: TensorParallelRegion,
+    ranks: LayerRanks,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
 }
 
 struct SavedAttention {
-    /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
+    /// The normed values in 8 bits, if the norm does not store them: this rank's rows, if rows are gathered. `None` if
     /// backward recomputes them.
     normed: Option<Operand>,
     qkv: SavedQkv,
     /// `(batch, seq, heads * head_dim)`.
     context: Tensor,
-    /// As the projection's weight gradient reads it.
+    /// `context` as the projection's weight gradient reads it.
     projected: Operand,
     /// `(batch, heads, seq)`, f32.
     stats: Tensor,
@@ -133,10 +133,10 @@ struct SavedAttention {
     adapters: [Option<SavedAdapter>; 2],
 }
 
-/// What backward keeps of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+/// The queries, keys and values that backward keeps, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
 #[derive(Clone, Copy)]
 struct SavedQkv {
-    /// As they were projected.
+    /// The output of the layer before attention.
     projected: Tensor,
     /// As attention reads them; `None` if backward normalises them again.
     ready: Option<ReadyQkv>,
@@ -144,10 +144,10 @@ struct SavedQkv {
 
 impl BlockPart for CausalAttention {
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
-        let Samples { record, documents } = samples;
-        let (batch, seq) = self.region.tokens;
+        let Samples { record, documents, .. } = samples;
+        let (batch, seq) = self.ranks.tokens;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
-        let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
+        let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.ranks)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
         let qkv_adapter = self.qkv.forward(cx, &input, projected_qkv, record)?;
         let ready = self.make_ready(cx, projected_qkv, self.rotary)?;
@@ -168,7 +168,7 @@ impl BlockPart for CausalAttention {
         })?;
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
-        let (delta, adapter) = self.projection.forward_row_parallel(cx, &projected, record, names, &self.region)?;
+        let (delta, adapter) = self.projection.forward_row_parallel(cx, &projected, record, names, &self.ranks)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let projected = projected.for_weight_gradient();
@@ -185,9 +185,10 @@ impl BlockPart for CausalAttention {
         let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
         let projection = &self.projection;
         let name = "all_grad_attention_out";
-        let grad_delta = projection.gathered_grad_output(cx, name, grad_delta, &self.region)?;
+        let grad_delta = projection.gathered_grad_output(cx, name, grad_delta, &self.ranks)?;
 
-        let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.region)?;
+        // Only the weight gradient at the end reads it: with sequence parallelism a pass gathers it beside products.
+        let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.ranks)?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         let [of_qkv, of_projection] = saved.adapters;
         projection.backward(cx, saved.projected, grad_delta, grad_context, of_projection)?;
@@ -213,7 +214,7 @@ impl BlockPart for CausalAttention {
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
-        self.qkv.backward_column_parallel(cx, normed, grad_qkv, of_qkv, names, &self.region)
+        self.qkv.backward_column_parallel(cx, normed, grad_qkv, of_qkv, names, &self.ranks)
     }
 
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
@@ -225,10 +226,10 @@ impl BlockPart for CausalAttention {
     }
 
     fn computes_input(&self) -> bool {
-        self.qkv.computes_input(&self.region)
+        self.qkv.computes_input(&self.ranks)
     }
 
     fn leave_bias_to_norm(&mut self) -> Option<Param> {
-        self.projection.leave_bias_to_norm(&self.output, &self.region)
+        self.projection.leave_bias_to_norm(&self.output, &self.ranks)
     }
 }

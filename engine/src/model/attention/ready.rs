@@ -29,7 +29,7 @@ pub(super) fn norm_params(shape: &ShardedShape<'_>, block: usize, layer: usize) 
     }
 }
 
-/// What the norms cost.
+/// The cost of the norms.
 pub(super) fn norm_cost(shape: &GptShape) -> TokenCost {
     match shape.qk_norm {
         None => TokenCost::default(),
@@ -53,7 +53,7 @@ impl QkNorms {
     }
 }
 
-/// What attention reads.
+/// The queries, keys and values that attention reads.
 #[derive(Clone, Copy)]
 pub(super) struct ReadyQkv {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`. Without norms the projected tensor, since rotation is in place.

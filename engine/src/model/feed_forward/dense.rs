@@ -16,27 +16,30 @@ use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, SavedInput};
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
-use crate::model::tensor_parallel::{Packed, TensorParallelRegion};
+use crate::model::tensor_parallel::{LayerRanks, Packed};
 use crate::model::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
-/// What lies between the two matrices. `up` is the first `(groups * ffn, hidden)`, `down` the second `(hidden, ffn)`; on
-/// each rank its own part of `ffn`.
+/// The activation between the two matrices. `up` is the first `(groups * ffn, hidden)`, `down` the second
+/// `(hidden, ffn)`; on each rank its own part of `ffn`.
 pub(super) trait Activation {
     /// Groups of `ffn` rows that the first matrix packs.
     fn groups(&self) -> usize;
 
-    /// The width `ffn` where none is given.
+    /// The width `ffn` if none is given.
     fn default_width(&self, hidden: usize) -> usize;
 
-    /// What `down` multiplies, from `pre`: for an 8-bit layer, which does not store it otherwise.
+    /// For a `down` in 8 bits: how its input follows from `pre`. It is computed while it is quantised, and stored in 8
+    /// bits only.
     fn source(&self, pre: Tensor) -> QuantizeSource;
 
-    /// The gradient of `pre` from that of what `down` multiplies `(batch, seq, ffn)`, as [`Activation::source`].
+    /// Likewise for an `up` in 8 bits: how the gradient of `pre` follows from `grad_output`, that of the input of
+    /// `down`, `(batch, seq, ffn)`.
     fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource;
 
-    /// `activated` from `input` through `up`. Leaves in `pre` what backward starts from. Returns what `up` does.
+    /// Writes `activated` from `input` through `up`, and to `pre` the values that backward starts from. Returns the
+    /// values that the backward of the adapters of `up` needs.
     ///
     /// # Errors
     /// Errors of the device.
@@ -47,7 +50,8 @@ pub(super) trait Activation {
         tensors: ActivationForward<'_>,
     ) -> Result<Option<SavedAdapter>>;
 
-    /// `grad_pre` through `down` and the activation. Returns what `down` does.
+    /// Writes `grad_pre` from `grad_output` through `down` and the activation. Returns the tensors that the gradients
+    /// of the adapters of `down` are computed from.
     ///
     /// # Errors
     /// Errors of the device.
@@ -77,7 +81,7 @@ pub(super) struct ActivationBackward {
     pub(super) grad_output: Operand,
     /// `(batch, seq, groups * ffn)`, of the forward.
     pub(super) pre: Tensor,
-    /// As `pre`, written.
+    /// `(batch, seq, groups * ffn)`, written.
     pub(super) grad_pre: Tensor,
     /// `(batch, seq, ffn)`, of the forward.
     pub(super) activated: Tensor,
@@ -90,12 +94,18 @@ pub(super) struct ActivationBackward {
 /// A dense feed-forward layer before it has memory.
 pub(super) struct DenseSpec {
     pub(super) activation: &'static dyn Activation,
+    /// The beginning of its parameters' names, within the block's.
+    pub(super) name: &'static str,
+    /// The width between the matrices.
+    pub(super) width: usize,
+    /// Its output has the dropout of values that are added to the residual stream.
+    pub(super) drops: bool,
 }
 
 impl DenseSpec {
     fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
-        let GptShape { hidden, ffn, bias, .. } = *shape;
-        let name = |name: &str| format!("h.{block}.mlp.{name}");
+        let (&GptShape { hidden, bias, .. }, ffn) = (shape, self.width);
+        let name = |name: &str| format!("h.{block}.{}.{name}", self.name);
         let groups = vec![Packed::channels(ffn); self.activation.groups()];
         let (fp8, lora) = (shape.block_fp8(block), shape.lora.as_ref());
         let (of_up, of_down) = (lora.and_then(|lora| lora.of_up(groups.len())), lora.and_then(Lora::of_down));
@@ -110,45 +120,53 @@ impl DenseSpec {
     }
 }
 
+impl DenseSpec {
+    /// The layer of a block, over its parameters.
+    pub(super) fn layer(&self, builder: &LayerBuilder<'_>, block: usize) -> DenseFeedForward {
+        let [up, down] = self.linears(builder.of.shape, block).map(|linear| linear.build_in_block(builder, block));
+        let output = builder.of.hidden_dropout(block + 1, 2);
+        DenseFeedForward {
+            activation: self.activation,
+            up,
+            down,
+            output: if self.drops { output } else { DropoutLayer { rate: 0.0, ..output } },
+            ranks: builder.of.layer_ranks(),
+            recompute: builder.of.shape.recompute,
+        }
+    }
+}
+
 impl PartSpec for DenseSpec {
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
         self.linears(shape.shape, block).iter().flat_map(|linear| linear.params(shape.parallel, layer)).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let [up, down] = self.linears(builder.of.shape, block).map(|linear| linear.build_in_block(builder, block));
-        Box::new(DenseFeedForward {
-            activation: self.activation,
-            up,
-            down,
-            output: builder.of.hidden_dropout(block + 1, 2),
-            region: builder.of.region(),
-            recompute: builder.of.shape.recompute,
-        })
+        Box::new(self.layer(builder, block))
     }
 
     fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
-        let (up, ffn) = (self.activation.groups() * shape.ffn, shape.ffn);
+        let (up, ffn) = (self.activation.groups() * self.width, self.width);
         let activation = TokenCost { values: (up + ffn) + (2 * up + ffn), ..TokenCost::default() };
         self.linears(shape, block).iter().map(LinearSpec::cost).chain([activation]).sum()
     }
 }
 
 /// A dense feed-forward layer over its parameters.
-struct DenseFeedForward {
+pub(super) struct DenseFeedForward {
     activation: &'static dyn Activation,
     /// `(groups * ffn, hidden)`.
     up: Linear,
     /// `(hidden, ffn)`.
     down: Linear,
     output: DropoutLayer,
-    region: TensorParallelRegion,
+    ranks: LayerRanks,
     /// Backward recomputes the activated values instead of keeping them.
     recompute: bool,
 }
 
 struct SavedFeedForward {
-    /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
+    /// The normed values in 8 bits, if the norm does not store them: this rank's rows, if rows are gathered. `None` if
     /// backward recomputes them.
     normed: Option<Operand>,
     /// `(batch, seq, groups * ffn)`.
@@ -163,14 +181,14 @@ struct SavedFeedForward {
 }
 
 impl DenseFeedForward {
-    /// Forward up to the second product: the activated values `(batch, seq, ffn)`, and what backward needs.
+    /// Forward up to the second product: the activated values `(batch, seq, ffn)`, and the values that backward needs.
     fn activate(
         &self,
         cx: &mut StepContext<'_>,
         normed: Normed,
         record: Option<Tensor>,
     ) -> Result<(Operand, SavedFeedForward)> {
-        let (input, normed) = self.up.normed_input(cx, normed, !self.recompute, &self.region)?;
+        let (input, normed) = self.up.normed_input(cx, normed, !self.recompute, &self.ranks)?;
         let pre = self.up.output(cx, "pre_activation", input.rows())?;
         let (activated, of_up) = match self.down.is_8_bit() {
             true => {
@@ -190,8 +208,8 @@ impl DenseFeedForward {
         Ok((activated, SavedFeedForward { normed, pre, activated: saved, output, of_up, of_down: None }))
     }
 
-    /// Backward through the second matrix and the activation: the gradient of `pre`, the activated values, and what the matrix
-    /// returns.
+    /// Backward through the second matrix and the activation: the gradient of `pre`, the activated values, and the
+    /// tensors that the gradients of the matrix's adapters are computed from.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,
@@ -226,7 +244,7 @@ impl BlockPart for DenseFeedForward {
         let record = samples.record;
         let (activated, saved) = self.activate(cx, normed, record)?;
         let names = ["ffn_out", "ffn_out_here"];
-        let (delta, of_down) = self.down.forward_row_parallel(cx, &activated, record, names, &self.region)?;
+        let (delta, of_down) = self.down.forward_row_parallel(cx, &activated, record, names, &self.ranks)?;
         drop_in_place(cx, delta, saved.output)?;
         Ok((delta, Saved::new(SavedFeedForward { of_down, ..saved })))
     }
@@ -241,20 +259,21 @@ impl BlockPart for DenseFeedForward {
         let saved: &SavedFeedForward = saved.get();
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
         let name = "all_grad_ffn_out";
-        let grad_delta = self.down.gathered_grad_output(cx, name, grad_delta, &self.region)?;
+        let grad_delta = self.down.gathered_grad_output(cx, name, grad_delta, &self.ranks)?;
 
-        let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.region)?;
+        // Only the weight gradient at the end reads it: with sequence parallelism a pass gathers it beside products.
+        let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.ranks)?;
         let (grad_pre, activated, adapter) = self.backward_to_pre(cx, grad_delta, saved)?;
         self.down.weight_gradients(cx, activated, grad_delta, adapter)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
-        self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.region)
+        self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.ranks)
     }
 
     fn computes_input(&self) -> bool {
-        self.up.computes_input(&self.region)
+        self.up.computes_input(&self.ranks)
     }
 
     fn leave_bias_to_norm(&mut self) -> Option<Param> {
-        self.down.leave_bias_to_norm(&self.output, &self.region)
+        self.down.leave_bias_to_norm(&self.output, &self.ranks)
     }
 }

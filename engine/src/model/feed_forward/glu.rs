@@ -1,5 +1,5 @@
-//! A gated linear unit between the matrices (Shazeer, 2020): the first matrix packs the rows of the gate, then those of what it
-//! gates.
+//! A gated linear unit between the matrices (Shazeer, 2020): the first matrix packs the rows of the gate, then those of
+//! the gated values.
 
 use device::Tensor;
 use device::ops::{self, Epilogue, Gate, GluBackward, QuantizeSource};

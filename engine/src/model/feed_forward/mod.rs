@@ -1,15 +1,17 @@
-//! Feed-forward layers of a block. To add an activation between two matrices: a file beside `gelu.rs`, a variant of
-//! [`FeedForward`], and a line in `activation` below.
+//! Feed-forward layers of a block: dense ones, and those of experts (`experts/`). To add an activation between two
+//! matrices: a file beside `gelu.rs`, a variant of [`FeedForward`], and a line in `activation` below.
 
 mod dense;
+mod experts;
 mod gelu;
 mod glu;
 
+use super::part::PartSpec;
+use super::shape::{FeedForward, GptShape};
 use dense::{Activation, DenseSpec};
 use device::ops::Gate;
-
-use super::part::PartSpec;
-use super::shape::FeedForward;
+pub use experts::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+pub(crate) use experts::{router_terms, selection_biases};
 
 impl FeedForward {
     fn activation(self) -> &'static dyn Activation {
@@ -25,13 +27,29 @@ impl FeedForward {
         self.activation().groups()
     }
 
-    /// The width of the layer where none is given.
+    /// The width of the layer if none is given.
     pub fn default_width(self, hidden: usize) -> usize {
         self.activation().default_width(hidden)
     }
 
-    /// The layer before it has memory.
-    pub(crate) fn spec(self) -> Box<dyn PartSpec> {
-        Box::new(DenseSpec { activation: self.activation() })
+    /// The function of its gate; `None` if it has no gate.
+    pub fn gate(self) -> Option<Gate> {
+        match self {
+            FeedForward::Gelu => None,
+            FeedForward::SwiGlu => Some(Gate::Silu),
+            FeedForward::GeGlu => Some(Gate::Gelu),
+        }
     }
+}
+
+/// The feed-forward layer of a block before it has memory.
+pub(crate) fn feed_forward(shape: &GptShape, block: usize) -> Box<dyn PartSpec> {
+    let activation = shape.feed_forward.activation();
+    let Some(experts) = shape.block_experts(block) else {
+        return Box::new(DenseSpec { activation, name: "mlp", width: shape.ffn, drops: true });
+    };
+    let Some(gate) = shape.feed_forward.gate() else { unreachable!("experts have a gate: see GptShape::experts") };
+    let shared = DenseSpec { activation, name: "mlp.shared", width: experts.shared_ffn, drops: false };
+    let shared = (experts.shared_ffn > 0).then_some(shared);
+    Box::new(experts::ExpertSpec { experts: experts.clone(), gate, shared })
 }

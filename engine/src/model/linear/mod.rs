@@ -1,4 +1,15 @@
 //! A linear layer: its parameters, its products forward and backward, and how ranks share it.
+//!
+//! Products read an [`Operand`]: the tensor itself, or its copies in 8 bits. So a forward and a backward have two steps
+//! each:
+//!
+//! - Forward: [`Linear::normed_input`] (of normed values) or [`Linear::input`] make the operand, [`Linear::forward`]
+//!   multiplies.
+//! - Backward: [`Linear::gathered_grad_output`] (from this rank's rows) or [`Linear::grad_output`] make the operand.
+//!   Then comes [`Linear::backward`], or its two parts: [`Linear::dgrad`] and [`Linear::weight_gradients`].
+//!
+//! [`Linear::forward_row_parallel`] and [`Linear::backward_column_parallel`] also sum over the ranks that share the
+//! layer.
 
 mod spec;
 
@@ -14,7 +25,7 @@ use super::adapter::{Adapter, AdapterGradient, SavedAdapter};
 use super::buffers::with_width;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
-use super::tensor_parallel::{TensorParallel, TensorParallelRegion};
+use super::tensor_parallel::{LayerRanks, TensorParallel};
 use super::weight_input::WeightInput;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs, WeightSource};
 use crate::params::Param;
@@ -23,7 +34,7 @@ use crate::regions::Region;
 use crate::step_policy::StepContext;
 pub(crate) use spec::LinearSpec;
 
-/// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, where there is one, bias `(out)`.
+/// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, if there is one, bias `(out)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
@@ -35,15 +46,16 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Whether it has adapters: it does more then than a product and what a product's epilogue can do.
+    /// Whether it has adapters: then a product with its epilogue cannot do all of its work.
     pub(crate) fn has_adapter(&self) -> bool {
         self.adapter.is_some()
     }
 
-    /// The bias, if the norm that reads the gradient of the residual stream can compute its gradient: if no dropout lies between
-    /// this layer's output and the stream, and all rows are on this rank. From now on this layer does not compute it.
-    pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, region: &TensorParallelRegion) -> Option<Param> {
-        self.bias_left_to_norm = output.is_off() && !region.parallel.splits_rows();
+    /// The bias, if the norm that reads the gradient of the residual stream can compute its gradient: if no dropout
+    /// lies between this layer's output and the stream, and all rows are on this rank. From now on this layer does not
+    /// compute it.
+    pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, ranks: &LayerRanks) -> Option<Param> {
+        self.bias_left_to_norm = output.is_off() && !ranks.parallel.splits_rows();
         self.bias.filter(|_| self.bias_left_to_norm)
     }
 
@@ -68,19 +80,19 @@ impl Linear {
     }
 
     /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered.
-    pub(crate) fn gathers_8_bits(&self, region: &TensorParallelRegion) -> bool {
-        gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), &region.parallel)
+    pub(crate) fn gathers_8_bits(&self, ranks: &LayerRanks) -> bool {
+        gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), &ranks.parallel)
     }
 
     /// Whether this column-parallel layer computes its input, the normed values, while it quantises them. Rows that are
     /// gathered in 16 bits must be stored.
-    pub(crate) fn computes_input(&self, region: &TensorParallelRegion) -> bool {
-        self.is_8_bit() && (!region.parallel.splits_rows() || self.gathers_8_bits(region))
+    pub(crate) fn computes_input(&self, ranks: &LayerRanks) -> bool {
+        self.is_8_bit() && (!ranks.parallel.splits_rows() || self.gathers_8_bits(ranks))
     }
 
-    /// The normed values as the products of this column-parallel layer read them. Also what forward keeps of them, with
-    /// `keep`: what the weight gradient reads in 8 bits, or this rank's rows in 8 bits where they are gathered. Of stored values
-    /// nothing, because the norm keeps them.
+    /// The normed values as the products of this column-parallel layer read them. With `keep`, also returns the values
+    /// that forward keeps: the 8-bit copy that the weight gradient reads, or this rank's rows in 8 bits if rows are
+    /// gathered. It keeps no stored values, because the norm keeps them.
     ///
     /// # Errors
     /// Errors of the device.
@@ -89,12 +101,12 @@ impl Linear {
         cx: &mut StepContext<'_>,
         normed: Normed,
         keep: bool,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<(Operand, Option<Operand>)> {
         match normed {
-            Normed::Computed(source) if self.gathers_8_bits(region) => {
-                let own = self.own_input(cx, source, region)?;
-                let values = region.gather_rows(cx, "all_normed_8bit", own.values)?;
+            Normed::Computed(source) if self.gathers_8_bits(ranks) => {
+                let own = self.own_input(cx, source, ranks)?;
+                let values = ranks.gather_rows(cx, "all_normed_8bit", own.values)?;
                 Ok((Operand::of_rows(Fp8Matrix { values, ..own }), keep.then_some(Operand::of_rows(own))))
             }
             Normed::Computed(source) => {
@@ -102,7 +114,7 @@ impl Linear {
                 Ok((input, keep.then(|| input.for_weight_gradient())))
             }
             Normed::Stored(normed) => {
-                let all_normed = region.gather_rows(cx, "all_normed", normed)?;
+                let all_normed = ranks.gather_rows(cx, "all_normed", normed)?;
                 Ok((self.input(cx, all_normed, Copies::Rows)?, None))
             }
         }
@@ -141,9 +153,9 @@ impl Linear {
         &self,
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<Fp8Matrix> {
-        let shared_by = region.parallel.group.as_ref();
+        let shared_by = ranks.parallel.group.as_ref();
         let quantize_as = QuantizeAs { shared_by, ..Linear::input_as(cx, self.fp8()) };
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
@@ -155,7 +167,7 @@ impl Linear {
         QuantizeAs { fp8, dtype, cell: fp8.input, counts, sums: None, again, shared_by: None }
     }
 
-    /// Whether a backward runs: what it computes of a forward has been computed before.
+    /// Whether a backward runs. Then the values of a forward are only recomputed.
     fn is_in_backward(cx: &StepContext<'_>) -> bool {
         cx.current_region().is_some_and(Region::is_backward)
     }
@@ -171,8 +183,8 @@ impl Linear {
         }
     }
 
-    /// The output gradient of an 8-bit layer, computed from other tensors and not stored otherwise. The bias gradient is
-    /// computed on the way.
+    /// The output gradient of an 8-bit layer, computed from other tensors and not stored otherwise. The bias gradient
+    /// is computed on the way.
     ///
     /// # Errors
     /// Errors of the device.
@@ -189,16 +201,16 @@ impl Linear {
         cx: &mut StepContext<'_>,
         name: &'static str,
         own: Tensor,
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<Operand> {
-        if !self.gathers_8_bits(region) {
-            let all = region.gather_rows(cx, name, own)?;
+        if !self.gathers_8_bits(ranks) {
+            let all = ranks.gather_rows(cx, name, own)?;
             return self.grad_output(cx, all);
         }
         let source = QuantizeSource::Stored(own);
-        let shared_by = region.parallel.group.as_ref();
+        let shared_by = ranks.parallel.group.as_ref();
         let own = self.quantized_grad_output(cx, source, Copies::Rows, shared_by)?.fp8_rows();
-        let values = region.gather_rows(cx, name, own.values)?;
+        let values = ranks.gather_rows(cx, name, own.values)?;
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)
     }
 
@@ -230,8 +242,8 @@ impl Linear {
         }
     }
 
-    /// Makes the 8-bit copies of the weight, if the step has not made them: in the first microbatch's forward. A backward that
-    /// recomputes its forward finds them made.
+    /// Makes the 8-bit copies of the weight, if the step has not made them: in the first microbatch's forward. A
+    /// backward that recomputes its forward finds them made.
     fn quantize_weight(&self, cx: &StepContext<'_>, fp8: &Fp8Param) -> Result<()> {
         if !cx.is_first_microbatch() || Linear::is_in_backward(cx) {
             return Ok(());
@@ -267,8 +279,8 @@ impl Linear {
         cx.tensor(name, with_width(grad_output, self.input_width()), self.precision.output(Product::InputGradient))
     }
 
-    /// `output` `(..., out)` from `input` `(..., in)`. `record` is the microbatch's `SampleRecord`, for dropout of adapters.
-    /// Returns what their backward needs.
+    /// Writes `output` `(..., out)` from `input` `(..., in)`. `record` is the microbatch's `SampleRecord`, for dropout
+    /// of adapters. Returns the values that their backward needs.
     pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -280,7 +292,7 @@ impl Linear {
         self.adapt(cx, input, output, record)
     }
 
-    /// What adapters add to `output` `(..., out)`.
+    /// Adds the adapters' output to `output` `(..., out)`.
     fn adapt(
         &self,
         cx: &mut StepContext<'_>,
@@ -291,7 +303,8 @@ impl Linear {
         self.adapter.map(|adapter| adapter.forward(cx, input.plain(), output, record)).transpose()
     }
 
-    /// What the adapters' backward needs, for a backward that recomputes its forward without the layer's output.
+    /// The values that the adapters' backward needs, for a backward that recomputes its forward without the layer's
+    /// output.
     pub(crate) fn prepare_backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -301,7 +314,7 @@ impl Linear {
         self.adapter.map(|adapter| adapter.prepare_backward(cx, input.plain(), record)).transpose()
     }
 
-    /// The product of `input` `(..., in)` with the weight, through an epilogue. Without adapters.
+    /// As [`Linear::forward`], but through `epilogue`, which adds the bias if it is to be added, and without adapters.
     pub(crate) fn forward_through(
         &self,
         cx: &StepContext<'_>,
@@ -319,26 +332,26 @@ impl Linear {
         }
     }
 
-    /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism this
-    /// rank's rows of it. The first rank adds the bias. `record` and the second value are as in [`Linear::forward`], `names` are
-    /// those of the product and of this rank's rows.
+    /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism
+    /// this rank's rows of it. The first rank adds the bias. `record` and the second value are as in
+    /// [`Linear::forward`], `names` are those of the product and of this rank's rows.
     pub(crate) fn forward_row_parallel(
         &self,
         cx: &mut StepContext<'_>,
         input: &Operand,
         record: Option<Tensor>,
         names: [&'static str; 2],
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<(Tensor, Option<SavedAdapter>)> {
         let output = self.output(cx, names[0], input.rows())?;
-        self.forward_through(cx, input, output, add_bias(region.parallel.on_first_rank(self.bias)))?;
+        self.forward_through(cx, input, output, add_bias(ranks.parallel.on_first_rank(self.bias)))?;
         let saved = self.adapt(cx, input, output, record)?;
-        Ok((region.reduce(cx, names[1], output)?, saved))
+        Ok((ranks.reduce(cx, names[1], output)?, saved))
     }
 
-    /// Backward of a column-parallel layer, from its input and the gradient `(..., out)` of its output. Returns the sum of the
-    /// input gradient over the ranks: `(batch, seq, in)`, or this rank's rows with sequence parallelism. `adapter` is what forward
-    /// returned, `names` are those of the input gradient and of this rank's rows.
+    /// Backward of a column-parallel layer, from its input and the gradient `(..., out)` of its output. Returns the sum
+    /// of the input gradient over the ranks: `(batch, seq, in)`, or this rank's rows with sequence parallelism. Forward
+    /// returned `adapter`. `names` are those of the input gradient and of this rank's rows.
     pub(crate) fn backward_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
@@ -346,17 +359,18 @@ impl Linear {
         grad_output: Operand,
         adapter: Option<SavedAdapter>,
         names: [&'static str; 2],
-        region: &TensorParallelRegion,
+        ranks: &LayerRanks,
     ) -> Result<Tensor> {
         let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
         let input = input.operand(cx, self)?;
         self.backward(cx, input, grad_output, grad_input, adapter)?;
-        region.reduce(cx, names[1], grad_input)
+        ranks.reduce(cx, names[1], grad_input)
     }
 
-    /// Writes the input gradient `grad_input` `(..., in)` from `grad_output` `(..., out)`, and all gradients of parameters.
-    /// `adapter` is what forward returned. Gradients of the weight and the bias come first, so that they need not wait for the
-    /// input gradient. As of [`Linear::weight_gradients`], nothing may write `input` or `grad_output` afterwards.
+    /// Writes the input gradient `grad_input` `(..., in)` from `grad_output` `(..., out)`, and all gradients of
+    /// parameters. Forward returned `adapter`. Gradients of the weight and the bias come first, so that they need not
+    /// wait for the input gradient. As of [`Linear::weight_gradients`], nothing may write `input` or `grad_output`
+    /// afterwards.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -370,8 +384,9 @@ impl Linear {
         self.adapter_gradients(cx, input, grad_output, adapter)
     }
 
-    /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue. A layer with adapters takes none.
-    /// `adapter` is what forward returned; returns what the gradients of the adapters' weights are computed from.
+    /// Writes the input gradient `grad_input` `(..., in)` from `grad_output` `(..., out)`, through an epilogue. A layer
+    /// with adapters takes none. Forward returned `adapter`. Returns the tensors that the gradients of the adapters'
+    /// weights are computed from.
     pub(crate) fn dgrad(
         &self,
         cx: &mut StepContext<'_>,
@@ -401,8 +416,8 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has returned `adapter`. They may be computed later, so
-    /// nothing in the layer may write to `input` or `grad_output` after this call.
+    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has returned `adapter`. They may be computed
+    /// later, so nothing in the layer may write to `input` or `grad_output` after this call.
     pub(crate) fn weight_gradients(
         &self,
         cx: &mut StepContext<'_>,
@@ -414,7 +429,7 @@ impl Linear {
         self.adapter_gradients(cx, input, grad_output, adapter)
     }
 
-    /// The gradients of weight and bias.
+    /// The gradients of weight and bias, without those of adapters.
     fn own_gradients(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         self.weight_gradient(cx, input, grad_output)?;
         match grad_output {

@@ -9,9 +9,9 @@ use crate::model::token_cost::TokenCost;
 use crate::params::{Init, ParamSpec, Params};
 use crate::precision::Precision;
 
-/// A linear layer before it has memory: what it declares, and what it is built from.
+/// A linear layer before it has memory: it declares the parameters, and builds the layer over them.
 pub(crate) struct LinearSpec {
-    /// What the names of its parameters begin with.
+    /// The beginning of the names of its parameters.
     name: String,
     input: usize,
     output: usize,
@@ -24,15 +24,15 @@ pub(crate) struct LinearSpec {
 
 /// How the ranks of a tensor-parallel group share a linear layer.
 enum Split {
-    /// By outputs, the bias too. The groups are what is packed in the output, such as queries, keys and values; a rank
-    /// has an equal part of each.
+    /// By outputs, the bias too. The output packs these groups, such as queries, keys and values; a rank has an equal
+    /// part of each.
     Columns(Vec<Packed>),
     /// By inputs. Each rank has the whole bias, and the ranks' results are summed.
     Rows,
 }
 
 impl LinearSpec {
-    /// A layer whose outputs are split over the ranks. Its output packs these `groups`.
+    /// A layer with its outputs split over the ranks. The output packs these `groups`.
     pub(crate) fn column_parallel(
         name: String,
         input: usize,
@@ -45,12 +45,12 @@ impl LinearSpec {
         LinearSpec { name, input, output, init, bias, split, fp8: None, adapters: None }
     }
 
-    /// A layer whose inputs are split over the ranks.
+    /// A layer with its inputs split over the ranks.
     pub(crate) fn row_parallel(name: String, input: usize, output: usize, init: Init, bias: bool) -> LinearSpec {
         LinearSpec { name, input, output, init, bias, split: Split::Rows, fp8: None, adapters: None }
     }
 
-    /// The same layer, whose products have 8-bit factors if there is a recipe for them.
+    /// The same layer. Its products have 8-bit factors if there is a recipe for them.
     pub(crate) fn in_8_bits(self, fp8: Option<Fp8>) -> LinearSpec {
         LinearSpec { fp8, ..self }
     }
@@ -60,7 +60,7 @@ impl LinearSpec {
         LinearSpec { adapters, ..self }
     }
 
-    /// What is packed in the output, and whether the ranks split the inputs instead.
+    /// The groups that the output packs, and whether the ranks split the inputs instead.
     fn packed(&self) -> (Vec<Packed>, bool) {
         match &self.split {
             Split::Columns(groups) => (groups.clone(), false),
@@ -90,7 +90,7 @@ impl LinearSpec {
                 (parallel.shard(weight, 0, groups), bias.map(|bias| parallel.shard(bias, 0, groups)))
             }
             Split::Rows => {
-                // Its gradient is summed where the output gradient is quantised.
+                // Its gradient is summed when the output gradient is quantised.
                 let partial_gradient = gathers_8_bits(self.fp8, parallel);
                 let bias = bias.map(|bias| ParamSpec { partial_gradient, ..bias });
                 (parallel.shard(weight, 1, &[Packed::channels(self.input)]), bias)
@@ -104,7 +104,7 @@ impl LinearSpec {
         [weight].into_iter().chain(bias).chain(adapters).collect()
     }
 
-    /// The layer over its parameters, whose products have the formats of a recipe.
+    /// The layer over its parameters. Its products have the formats of `precision`.
     pub(crate) fn build(&self, params: &Params, precision: Precision) -> Linear {
         let bias = self.bias.then(|| params.get(&self.bias_name()));
         let weight = params.get(&self.weight_name());
@@ -121,7 +121,7 @@ impl LinearSpec {
         Linear { adapter, ..self.build(builder.params, builder.of.shape.precision) }
     }
 
-    /// What it costs, whole: each of its three products reads or writes input and output once.
+    /// The cost of the whole layer: each of its three products reads or writes input and output once.
     pub(crate) fn cost(&self) -> TokenCost {
         let adapters = self.adapters.as_ref().map_or(0, |adapters| adapters.weights(self.input, &self.packed().0));
         let weights = self.input * self.output + adapters;

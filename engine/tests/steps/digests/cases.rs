@@ -1,4 +1,4 @@
-//! What digests are taken of: layouts of ranks, and what users switch on.
+//! The cases of digests: layouts of ranks, and features that users switch on.
 
 use device::DType;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
@@ -8,12 +8,15 @@ use engine::optimizer::{MomentTypes, SkipStep};
 use engine::precision::Precision;
 use graph_manager::Mempool;
 
+use crate::expert_balance::tiny_balanced;
+use crate::expert_capacity::tiny_limited;
+use crate::experts::tiny_experts;
 use crate::hooks::with_hooks;
 use crate::lora::with_adapters;
 use crate::models::{Kind, Layout, Run, SEQ, tiny_gemma3, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3};
 use crate::muon::muon_groups;
 
-/// What a case switches on.
+/// The features that a case switches on.
 type Change = fn(Run) -> Run;
 
 /// A run of several microbatches in a layout.
@@ -47,7 +50,7 @@ fn options(setting: &str) -> GraphOptions {
     }
 }
 
-/// Four blocks, which stages and chunks divide, and heads that four ranks share.
+/// Four blocks for stages and chunks to divide, and heads that four ranks can share.
 fn gpt() -> GptShape {
     GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) }
 }
@@ -72,21 +75,21 @@ fn divided(run: Run) -> Run {
     Run { distributed_optimizer: true, ..run }
 }
 
-/// Graphs of some modules, where regions have graphs of their own.
+/// Graphs of some modules, if regions have graphs of their own.
 fn modules(run: Run) -> Run {
-    let only = GraphSelection { modules: [GraphModule::Attention, GraphModule::Head].into(), ..Default::default() };
+    let only = GraphSelection { modules: [GraphModule::ATTENTION, GraphModule::HEAD].into(), ..Default::default() };
     let only = if run.graphs.scope == Scope::PerLayer { only } else { GraphSelection::default() };
     Run { graphs: GraphOptions { only, ..run.graphs.clone() }, ..run }
 }
 
-/// Every layout, with and without what users switch on.
+/// Every layout, with and without the features that users switch on.
 pub fn cases() -> Vec<Case> {
     let one = Layout::new(1, 1, 1, 1);
     let (data, tensor, stages) = (Layout::new(1, 1, 1, 2), Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1));
     let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
     let overlap = |run: Run| Run { overlaps: true, ..run };
-    let cases: [(&str, Layout, Change); 56] = [
+    let cases: [(&str, Layout, Change); 62] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
@@ -124,6 +127,17 @@ pub fn cases() -> Vec<Case> {
         ("frozen embeddings", one, |run| Run { frozen: |name| name.starts_with("wte"), ..run }),
         ("Muon", one, |run| Run { groups: Some(muon_groups()), ..run }),
         ("Muon, data 2, distributed optimizer", data, |run| divided(Run { groups: Some(muon_groups()), ..run })),
+        ("experts", one, |run| of(run, tiny_experts(Precision::Bf16))),
+        ("globally balanced experts, data 2", data, |run| of(run, tiny_balanced())),
+        ("limited experts", one, |run| of(run, tiny_limited())),
+        ("experts, tensor 2, sequence", tensor, |run| of(run, tiny_experts(Precision::F32))),
+        ("experts, stages 2, zero bubble, data 2", zero_bubble(Layout::new(1, 2, 1, 2)), |run| {
+            divided(of(run, tiny_experts(Precision::F32)))
+        }),
+        ("experts, recompute of two blocks", one, |run| Run {
+            recompute: Some(2),
+            ..of(run, tiny_experts(Precision::Bf16))
+        }),
         ("packing", one, |run| Run { row: Some(SampleRow::packed(SEQ, SEQ)), ..run }),
         ("hooks", one, with_hooks),
         ("graphs of some modules", one, modules),

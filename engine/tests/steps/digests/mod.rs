@@ -1,6 +1,6 @@
-//! The step of every layout, scope, pool and feature as it is now, held by digests: which operations run with all their
-//! fields, what waits for what, where memory lies, and what is launched. Tests of bits compare settings of one build, so
-//! a shift of all of them would pass there.
+//! The step of every layout, scope, pool and feature as it is now, held by digests: operations with all their fields,
+//! waits between them, places of memory, and launches. Tests of bits compare settings of one build, so a shift of all
+//! of them would pass there.
 //!
 //! `digests.txt` has a line for each case and setting. If one differs, the text that it is made from is written next to
 //! the test's other files, to be compared with the text of another commit. `WRITE_DIGESTS=1` writes the file anew, and
@@ -23,7 +23,7 @@ use recorded::{launched, recorded, trained};
 
 use crate::models::Run;
 
-/// What a digest is of.
+/// The parts of a step with a digest each.
 const PARTS: [&str; 4] = ["operations", "order", "memory", "launches"];
 
 fn stored() -> PathBuf {

@@ -1,5 +1,5 @@
-//! A step in words: as its list has it, and as it is captured and launched. What is heard of its submissions must be what its
-//! list says.
+//! A step in words: as its list has it, and as it is captured and launched. Its submissions, as they are heard, must be
+//! those of its list.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::models::Run;
 /// A bit for each operation before this one: whether this one waits for it.
 type Ancestors = Vec<u64>;
 
-/// What was submitted while a step was recorded.
+/// The submissions while a step was recorded.
 #[derive(Default)]
 struct Heard {
     /// Streams by first use.
@@ -26,10 +26,10 @@ struct Heard {
     /// The buffers that operations use, as their fields show them.
     buffers: HashMap<String, BufferId>,
     ancestors: Vec<Ancestors>,
-    /// What the next operation of a stream waits for, and what an event stands for.
+    /// The operations that the next operation of a stream waits for, and those that an event stands for.
     tails: HashMap<StreamId, Ancestors>,
     events: HashMap<u64, Ancestors>,
-    /// By entry of a list: it and what it waits for.
+    /// By entry of a list: it and the operations that it waits for.
     entries: Vec<Ancestors>,
 }
 
@@ -57,7 +57,7 @@ impl Heard {
         }
     }
 
-    /// Adds an operation; returns it and what it waits for.
+    /// Adds an operation; returns it and the operations that it waits for.
     fn operation(&mut self, stream: StreamId, op: &Op, scope: &str, before: Ancestors) -> Ancestors {
         let known = self.streams.iter().position(|known| *known == stream);
         let number = known.unwrap_or_else(|| {
@@ -76,7 +76,7 @@ impl Heard {
         done
     }
 
-    /// An entry of a list, which says what it waits for.
+    /// Reads an entry of a list. The entry names the entries that it waits for.
     fn read(&mut self, entry: &ListedEntry) {
         let mut before = self.tails.remove(&entry.queue).unwrap_or_default();
         entry.waits.iter().for_each(|on| join(&mut before, &self.entries[*on]));
@@ -88,7 +88,7 @@ impl Heard {
         self.tails.insert(entry.queue, done);
     }
 
-    /// The operations of each stream in turn, and for each what it waits for, whatever events say it.
+    /// The operations of each stream in turn, and for each the operations that it waits for, through any events.
     fn written(&self, device: &Device) -> [String; 2] {
         let mut place = vec![(0, 0); self.operations.len()];
         let (mut operations, mut order) = (String::new(), String::new());
@@ -148,8 +148,8 @@ impl Buffers<'_> {
     }
 }
 
-/// Fails with the first line in which what was submitted and the step's list differ. Their scopes may: what a region submits
-/// after one inside it has ended, the device still counts to that one.
+/// Fails with the first line that differs between the submissions and the step's list. Scopes may differ: if a region
+/// submits operations after an inner region has ended, the device still counts them to the inner one.
 fn same(what: &str, submitted: &str, listed: &str) {
     let op = |line: &str| match line.splitn(3, ": ").collect::<Vec<_>>()[..] {
         [stream, _, op] => format!("{stream}: {op}"),
@@ -175,7 +175,7 @@ pub fn record(stage: &mut Stage, run: &Run, kind: &str) {
     .unwrap();
 }
 
-/// What a kind of step is for, and its number of microbatches.
+/// The mode of a kind of step, and its number of microbatches.
 pub fn mode(run: &Run, kind: &str) -> (Mode, usize) {
     match kind {
         "evaluate" => (Mode::Evaluate, run.microbatches),
@@ -222,7 +222,8 @@ pub fn recorded(run: &Run) -> [String; 3] {
     [operations, order, memory]
 }
 
-/// What four training steps captured and what each launches: graphs with their slots, nodes and streams, and eager regions.
+/// The captures of four training steps, and the launches of each: graphs with their slots, nodes and streams, and eager
+/// regions.
 pub fn launched(run: &Run) -> String {
     let device = run.device();
     let (_, mut stage) = run.train_on(&device);

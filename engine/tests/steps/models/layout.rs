@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::layer_partition::balanced_blocks;
-use engine::model::TensorParallel;
+use engine::model::{Experts, TensorParallel};
 use parallel::{Axis, Grid, PipelineGroups, PipelineStage, Schedule, ThreadRank, ThreadWorld};
 
 use super::Run;
@@ -24,7 +24,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Groups of as many microbatches as there are stages, and rows shared where layers are.
+    /// Groups of as many microbatches as there are stages, and rows shared if layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
         Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false }
     }
@@ -48,7 +48,9 @@ impl Layout {
             if zero_bubble { Schedule::zero_bubble(stages) } else { Schedule::interleaved(stages, chunks, group) };
         let stage = PipelineStage::new(schedule, grid.coordinate(number, Axis::Pipeline));
         let shared = |name| Some(rank.split(name, &grid.group(number, Axis::Tensor))).filter(|_| self.tensor > 1);
-        let batch = rank.split("data", &grid.group(number, Axis::Data));
+        let batch = |name| Some(rank.split(name, &grid.group(number, Axis::Data))).filter(|_| self.data > 1);
+        let experts = run.shape.as_ref().and_then(|shape| shape.experts.as_ref());
+        let balances_globally = experts.is_some_and(Experts::balances_globally);
         let mut connect =
             |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
         let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
@@ -58,7 +60,8 @@ impl Layout {
             _ => run.blocks.clone(),
         };
         Run {
-            group: (self.data > 1).then_some(batch),
+            group: batch("data"),
+            load_group: if balances_globally { batch("data, loads") } else { None },
             tensor: TensorParallel {
                 group: shared("tensor"),
                 aside: shared("tensor, aside").filter(|_| run.overlaps),
@@ -71,7 +74,7 @@ impl Layout {
         }
     }
 
-    /// Does `work` on a thread for each rank, with its part of `run()`; what it returns, by rank.
+    /// Does `work` on a thread for each rank, with its part of `run()`. Returns the results by rank.
     pub fn on_ranks<T: Send>(&self, run: impl Fn() -> Run + Sync, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
         let (run, work) = (&run, &work);
         std::thread::scope(|scope| {

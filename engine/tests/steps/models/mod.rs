@@ -6,7 +6,7 @@ mod layout;
 use std::rc::Rc;
 
 use device::cuda::CudaOptions;
-use device::ops::NormKind;
+use device::ops::{NormKind, Rule};
 use device::{Communicator, DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
@@ -15,7 +15,7 @@ use engine::model::{
     Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow, Scaling, TensorParallel,
     Windows, gpt_part, mlp,
 };
-use engine::optimizer::{AdamW, MomentTypes, ParamGroup, Sgd, SkipStep};
+use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
 use engine::passes::PassName;
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
@@ -25,11 +25,11 @@ use parallel::{PipelineGroups, PipelineStage};
 pub use layout::Layout;
 
 pub const VOCAB: usize = 97;
-/// With two samples a microbatch has 16 tokens, which 8-bit products need.
+/// With two samples a microbatch has 16 tokens: 8-bit products need them.
 pub const SEQ: usize = 8;
 pub const MICRO_BATCH: usize = 2;
 
-/// Which model a run trains.
+/// The model that a run trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Gpt,
@@ -154,7 +154,8 @@ pub struct Run {
     pub kind: Kind,
     /// Another transformer than the kind's own.
     pub shape: Option<GptShape>,
-    /// Where a sample's inputs and targets are, if not where the kind has them. Samples of packed documents are [`packed`].
+    /// The columns of a sample's inputs and targets, if not those of the kind. Samples of packed documents are
+    /// [`packed`].
     pub row: Option<SampleRow>,
     pub dropout: f32,
     pub precision: Precision,
@@ -165,12 +166,14 @@ pub struct Run {
     pub shuffle: Option<u64>,
     pub graphs: GraphOptions,
     pub group: Option<Rc<dyn Communicator>>,
+    /// The same ranks over another communicator.
+    pub load_group: Option<Rc<dyn Communicator>>,
     /// The ranks that share layers.
     pub tensor: TensorParallel,
     pub distributed_optimizer: bool,
-    /// Type in which gradients are summed over data-parallel ranks.
+    /// The type of sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
-    /// Which stage of a pipeline this is, the blocks of each part of the model, and the other stages.
+    /// This rank's stage of a pipeline, the blocks of each part of the model, and the other stages.
     pub stage: PipelineStage,
     pub blocks: Vec<usize>,
     pub pipeline: Option<PipelineGroups>,
@@ -178,7 +181,7 @@ pub struct Run {
     pub overlaps: bool,
     /// Go through the step before the first one, as stages on GPUs do.
     pub rehearses: bool,
-    /// Work leaves marks, as where ranks watch each other.
+    /// Work leaves marks, as it does if ranks watch each other.
     pub watched: bool,
     /// Blocks that backward computes again together.
     pub recompute: Option<usize>,
@@ -191,7 +194,7 @@ pub struct Run {
     pub skip_step: Option<SkipStep>,
     /// Types of moments.
     pub moments: MomentTypes,
-    /// Which parameters keep their values, by name.
+    /// Whether a parameter keeps its values, by name.
     pub frozen: fn(&str) -> bool,
     /// Code that runs in forward.
     pub hooks: Hooks,
@@ -222,6 +225,7 @@ impl Run {
             shuffle: None,
             graphs,
             group: None,
+            load_group: None,
             tensor: TensorParallel::alone(),
             distributed_optimizer: false,
             grad_reduce: DType::F32,
@@ -263,7 +267,7 @@ impl Run {
 
     pub fn try_stage(&self, device: &Device) -> graph_manager::Result<Stage> {
         let decay = 0.1;
-        let adamw = ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, decay);
+        let adamw = ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, decay);
         let (architecture, optimizer) = match self.kind {
             Kind::Gpt | Kind::Llama => {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
@@ -273,7 +277,7 @@ impl Run {
                 (gpt_part(shape, self.tensor.clone(), layers), adamw)
             }
             Kind::Mlp => {
-                let sgd = ParamGroup::decay_matrices(Sgd { momentum: 0.9 }, decay);
+                let sgd = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.9 }, decay);
                 (tiny_mlp(self.dropout, self.precision), sgd)
             }
         };
@@ -299,7 +303,11 @@ impl Run {
             keeps_losses: self.keeps_losses,
             left_out: self.left_out.clone(),
         };
-        let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };
+        let groups = StageGroups {
+            data_parallel: self.group.clone(),
+            expert_loads: self.load_group.clone(),
+            pipeline: self.pipeline.clone(),
+        };
         Stage::new(device, &architecture.freeze(self.frozen), options, groups)
     }
 
@@ -333,7 +341,13 @@ impl Run {
             stage.record(self.microbatches, true).unwrap();
             stage.rehearse(&[self.microbatches], true).unwrap();
         }
-        let results = (0..self.steps)
+        let results = self.train_stage(&mut stage);
+        (results, stage)
+    }
+
+    /// The results of all steps, done by a stage of this run.
+    pub fn train_stage(&self, stage: &mut Stage) -> Vec<StepResult> {
+        (0..self.steps)
             .map(|step| {
                 let settings = self.settings(step);
                 // As in a run: stages between the first and the last have no samples.
@@ -343,8 +357,7 @@ impl Run {
                 });
                 stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
             })
-            .collect();
-        (results, stage)
+            .collect()
     }
 }
 
@@ -374,7 +387,7 @@ pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> HostValues {
     }
 }
 
-/// The documents of a sample, which together have as many inputs as a sequence. All tokens but the last are inputs.
+/// The documents of a sample. Together they have as many inputs as a sequence. All tokens but the last are inputs.
 pub fn documents(sample: u64) -> Vec<Vec<i32>> {
     const LENGTHS: [&[usize]; 4] = [&[3, 5], &[1, 4, 3], &[SEQ], &[2, 1, 1, 4]];
     let lengths = LENGTHS[noise(sample, 1) as usize % LENGTHS.len()];

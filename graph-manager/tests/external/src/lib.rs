@@ -1,12 +1,12 @@
-//! What the programs `whole_iteration`, `ahead_of_time` and `one_block` share: a network of three blocks, each a linear
-//! layer with ReLU and dropout, its data, and the loop over steps.
+//! The common part of the programs `whole_iteration`, `ahead_of_time` and `one_block`: a network of three blocks, each
+//! a linear layer with ReLU and dropout, its data, and the loop over steps.
 
 use std::num::NonZeroUsize;
 
 use device::cuda::CudaOptions;
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutPart, DropoutSite,
-    Epilogue, Gemm, Mse, Sgd, SgdTensors, SquareSum, Status, WriteControl,
+    Epilogue, Gemm, Mse, Rule, SquareSum, Status, Update, UpdateTensors, WriteControl,
 };
 use device::{Area, DType, Device, HostOptions, Op, Tensor};
 use graph_manager::{Layer, Policy, Pool, RandomState, Result, StepContext};
@@ -134,9 +134,9 @@ pub struct Training {
     /// `(batch, 16)` and `(batch, 4)`: filled before each step.
     pub input: Tensor,
     pub target: Tensor,
-    /// `(batch)`: where a step leaves its losses.
+    /// `(batch)`: the losses of the last step.
     pub losses: Tensor,
-    /// `(batch, 4)`: the gradient of the prediction, where the loss is outside of graphs.
+    /// `(batch, 4)`: the gradient of the prediction, if the loss is outside of graphs.
     pub grad: Tensor,
     random: RandomState,
     _areas: Vec<Area>,
@@ -181,11 +181,12 @@ impl Training {
         pool.compute().submit(WriteControl { control, value })?;
         let parameters: Vec<(Tensor, Tensor)> =
             blocks.iter().flat_map(|b| [(b.weight, b.weight_grad), (b.bias, b.bias_grad)]).collect();
-        let sgd = |&(master, grad)| SgdTensors { master, compute: None, grad, momentum: None, weight_decay: 0.0, lr_multiplier: 1.0 };
+        let tensors = |&(master, grad)| UpdateTensors { master, compute: None, grad, state: [].into(), weight_decay: 0.0, lr_multiplier: 1.0 };
+        let rule = Rule::Sgd { momentum: 0.0 };
         let update = vec![
             SquareSum { inputs: parameters.iter().map(|(_, grad)| *grad).collect(), total: square_sum }.into(),
             ClipScale { square_sum, control, status }.into(),
-            Sgd { tensors: parameters.iter().map(sgd).collect(), momentum: 0.0, control, status }.into(),
+            Update { rule, tensors: parameters.iter().map(tensors).collect(), control, status }.into(),
         ];
         let network = Network { blocks, control, update };
         Ok(Training { pool, network, input, target, losses, grad, random, _areas: areas })

@@ -1,21 +1,30 @@
 //! Megatron's command line in our terms. A Megatron flag that takes the same values as one of our options is an alias in the
-//! option table. The other flags that Megatron's users know are in [`FLAGS`].
+//! option table. [`flags`] has the other flags that Megatron's users know.
 
-mod flags;
+mod expert_flags;
+mod general_flags;
+mod layer_pattern;
+mod meaning;
 pub mod words;
 
 use crate::config::options::{Kind, find};
-use Meaning::{OnlyValues, SetsByValue, Unsupported};
-pub use flags::{FLAGS, Meaning};
+use Meaning::{Refused, SetsByValue};
+use expert_flags::EXPERT_FLAGS;
+use general_flags::GENERAL_FLAGS;
+pub use meaning::{Meaning, Takes};
+
+/// Each flag with its effect here.
+pub fn flags() -> impl Iterator<Item = (&'static str, &'static Meaning)> {
+    GENERAL_FLAGS.iter().chain(EXPERT_FLAGS).map(|(flag, meaning)| (*flag, meaning))
+}
 
 /// The rule and the fix for a flag that is not supported, or not with this value.
 pub fn unsupported(flag: &str, value: Option<&str>) -> Option<(&'static str, &'static str)> {
-    FLAGS.iter().find(|(name, _)| *name == flag).and_then(|(_, meaning)| match meaning {
-        Unsupported(rule, fix) => Some((*rule, *fix)),
+    flags().find(|(name, _)| *name == flag).and_then(|(_, meaning)| match meaning {
         SetsByValue(values, rule, fix) => {
             (!values.iter().any(|(known, _)| value == Some(known))).then_some((*rule, *fix))
         }
-        OnlyValues(words, rule, fix) => {
+        Refused(words, rule, fix) => {
             let taken = value.is_some_and(|value| words.iter().any(|word| same_value(value, word)));
             (!taken).then_some((*rule, *fix))
         }
@@ -45,39 +54,44 @@ pub fn our_flags(values: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::options::OPTIONS;
 
     #[test]
     fn no_flag_is_an_options_own_and_all_name_flags_and_keys_that_exist() {
         let own = |flag: &str| OPTIONS.iter().any(|option| option.flag == flag || option.aliases.contains(&flag));
         let mut seen = std::collections::HashSet::new();
-        for (flag, meaning) in FLAGS {
+        for (flag, meaning) in flags() {
             assert!(!own(flag) && seen.insert(flag), "--{flag} twice");
             match meaning {
-                Meaning::Sets(key, value) => Layers::default().set(key, value, flag).unwrap(),
+                Meaning::Sets(key, value) | Meaning::SetsWhateverValue(key, value, _) => {
+                    ConfigSources::default().set(key, value, flag).unwrap();
+                }
                 SetsByValue(values, ..) => {
                     for (key, value) in values.iter().flat_map(|(_, sets)| *sets) {
-                        Layers::default().set(key, value, flag).unwrap();
+                        ConfigSources::default().set(key, value, flag).unwrap();
                     }
                 }
                 Meaning::SetsTelling((key, value), (other, _), _) => {
-                    Layers::default().set(key, value, flag).unwrap();
+                    ConfigSources::default().set(key, value, flag).unwrap();
                     assert!(find(other).is_some());
                 }
-                Meaning::SetsWhateverValue(key, value, _) => Layers::default().set(key, value, flag).unwrap(),
                 Meaning::Computes(key, ..) => {
                     assert!(find(key).is_some_and(|option| matches!(option.kind, Kind::Integer | Kind::Float)));
                 }
-                Meaning::Equals(key) => assert!(find(key).is_some(), "{key}"),
+                Meaning::Translates(key, ..) => assert!(find(key).is_some(), "{key}"),
+                Meaning::SetsUnless((key, value), (other, unless), _) => {
+                    ConfigSources::default().set(key, value, flag).unwrap();
+                    ConfigSources::default().set(other, unless, flag).unwrap();
+                }
                 Meaning::SetsItem(key, _) => assert!(find(key).is_some_and(|option| option.kind == Kind::Floats)),
-                Meaning::OnlyWithout(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
-                Meaning::NotNeeded(why) | Meaning::IgnoresValue(why) => assert!(!why.is_empty()),
-                Unsupported(_, fix) | OnlyValues(_, _, fix) => {
+                Meaning::Agrees(_, key, _) => assert!(find(key).is_some(), "{key}"),
+                Meaning::Ignored(_, why) => assert!(!why.is_empty()),
+                Refused(_, _, fix) => {
                     let named = fix.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
                     for name in named.filter_map(|word| word.strip_prefix("--")) {
                         let is_setter = |meaning| matches!(meaning, &Meaning::Sets(..) | &SetsByValue(..));
-                        let sets = FLAGS.iter().any(|(flag, meaning)| *flag == name && is_setter(meaning));
+                        let sets = flags().any(|(flag, meaning)| flag == name && is_setter(meaning));
                         assert!(sets || own(name) || name == "config", "--{flag}: there is no --{name}");
                     }
                 }

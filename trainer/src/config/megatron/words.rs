@@ -14,6 +14,8 @@ const SAME: &[(&str, &str, &str)] = &[
     ("cuda_graph.scope", "full", "per_layer"),
     ("cuda_graph.scope", "attn", "per_layer"),
     ("cuda_graph.scope", "mlp", "per_layer"),
+    ("cuda_graph.scope", "moe", "per_layer"),
+    ("cuda_graph.scope", "moe_router", "per_layer"),
     ("cuda_graph.modules", "attn", "attention"),
 ];
 
@@ -22,22 +24,20 @@ const SAME: &[(&str, &str, &str)] = &[
 const ALSO: &[(&str, &str, &str, &str)] = &[
     ("cuda_graph.scope", "attn", "cuda_graph.modules", "attention"),
     ("cuda_graph.scope", "mlp", "cuda_graph.modules", "mlp"),
+    ("cuda_graph.scope", "moe", "cuda_graph.modules", "moe"),
+    ("cuda_graph.scope", "moe_router", "cuda_graph.modules", "moe_router"),
 ];
 
-const DENSE: &str = "models are dense transformers: name embedding, attention, mlp or head";
+const TRANSFORMER: &str = "models are transformers: name embedding, attention, mlp, moe or head";
 
 /// Words without an equivalent: key, Megatron's word, the fix.
 const OTHER: &[(&str, &str, &str)] = &[
-    ("cuda_graph.modules", "moe", DENSE),
-    ("cuda_graph.modules", "moe_router", DENSE),
-    ("cuda_graph.modules", "moe_preprocess", DENSE),
-    ("cuda_graph.modules", "mamba", DENSE),
+    ("cuda_graph.modules", "mamba", TRANSFORMER),
     ("cuda_graph.modules", "full", "leave cuda_graph.modules out: whole layers are the default"),
     ("cuda_graph.modules", "full_iteration", "set cuda_graph.scope = \"full_iteration\""),
-    ("cuda_graph.scope", "moe", DENSE),
-    ("cuda_graph.scope", "moe_router", DENSE),
-    ("cuda_graph.scope", "moe_preprocess", DENSE),
-    ("cuda_graph.scope", "mamba", DENSE),
+    ("cuda_graph.scope", "moe_preprocess", "set cuda_graph.modules = [\"moe_router\", \"moe_preprocess\"]"),
+    ("cuda_graph.scope", "mamba", TRANSFORMER),
+    ("model.router_score", "sqrtsoftplus", "set model.router_score = \"softmax\" or \"sigmoid\""),
     ("optimizer.schedule", "WSD", "set optimizer.schedule = \"wsd\", whose decay is linear"),
 ];
 
@@ -66,6 +66,20 @@ pub fn fix(key: &str, text: &str) -> Option<String> {
     if let ("train.device", Some(("cuda" | "gpu", number))) = (key, text.split_once(':')) {
         return Some(format!("set CUDA_VISIBLE_DEVICES={number}, and train.device = \"cuda\""));
     }
+    if key == "model.init_from" {
+        return match text {
+            "scratch" => Some("leave it out: a model starts from random values".into()),
+            "resume" => {
+                Some("leave it out: the same command continues from the newest checkpoint in checkpoint.dir".into())
+            }
+            // A name at Hugging Face: gpt2-xl, or meta-llama/Llama-3.1-8B.
+            name if !name.trim().is_empty() && !name.starts_with(['.', '/', '~']) && name.matches('/').count() <= 1 => {
+                let folder = name.rsplit('/').next().unwrap_or(name);
+                Some(format!("check the path; hf download {name} --local-dir {folder} gets a model of that name"))
+            }
+            _ => None,
+        };
+    }
     if key == "data.split" {
         let (share, _) = split(text)?;
         return Some(format!("set data.split = {share}: the rest is for validation, and there is no test data"));
@@ -84,13 +98,13 @@ fn split(text: &str) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
+    use crate::config::ConfigSources;
     use crate::config::options::find;
 
     #[test]
     fn every_word_stands_for_a_value_of_an_option() {
         for (key, ours) in SAME.iter().map(|word| (word.0, word.2)).chain(ALSO.iter().map(|word| (word.2, word.3))) {
-            Layers::default().set(key, ours, "test").unwrap();
+            ConfigSources::default().set(key, ours, "test").unwrap();
         }
         assert!(OTHER.iter().all(|(key, ..)| find(key).is_some()));
     }

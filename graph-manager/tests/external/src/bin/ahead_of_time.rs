@@ -1,5 +1,5 @@
-//! Forward and backward as a graph each, made before the first step; loss and optimizer are submitted one by one: what
-//! `torch.cuda.make_graphed_callables` does with a module.
+//! Forward and backward as a graph each, made before the first step; loss and optimizer are submitted one by one, as
+//! with `torch.cuda.make_graphed_callables` of a module.
 
 use std::num::NonZeroUsize;
 

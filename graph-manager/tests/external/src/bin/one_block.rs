@@ -1,5 +1,5 @@
-//! Only the second block is captured, its forward and its backward; all else runs eagerly: what
-//! `torch.cuda.make_graphed_callables` does with one submodule.
+//! Only the second block is captured, its forward and its backward; all else runs eagerly, as with
+//! `torch.cuda.make_graphed_callables` of one submodule.
 
 use std::fmt::{Display, Formatter};
 

@@ -1,5 +1,5 @@
-//! Forward, loss, backward and update in one graph, validation in a second one. Both read static buffers that are filled
-//! before each replay: what `torch.cuda.graph` does around a whole training step.
+//! Forward, loss, backward and update in one graph, validation in a second one. Both read static buffers that are
+//! filled before each replay, as with `torch.cuda.graph` around a whole training step.
 
 use std::num::NonZeroUsize;
 

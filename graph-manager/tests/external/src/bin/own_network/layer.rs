@@ -13,7 +13,7 @@ pub struct Layer {
     pub grad: Tensor,
 }
 
-/// What a forward leaves for its backward.
+/// Values that a forward leaves for its backward.
 #[derive(Clone, Copy)]
 pub struct Saved {
     input: Tensor,
@@ -21,7 +21,7 @@ pub struct Saved {
 }
 
 impl Layer {
-    /// `(batch, in)` to `(batch, out)`, and what backward needs.
+    /// `(batch, in)` to `(batch, out)`, and the values that backward needs.
     pub fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = [input.shape.rows(), self.weight.shape.rows()];
         let product = cx.tensor("product", shape, DType::F32)?;

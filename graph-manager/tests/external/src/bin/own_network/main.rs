@@ -32,7 +32,7 @@ struct Network {
 /// A microbatch between its forward and its backward.
 struct InFlight {
     microbatch: usize,
-    /// What each layer left for its backward.
+    /// The values that each layer left for its backward.
     saved: Vec<Saved>,
     /// `(batch, width)`: the gradient of the loss.
     grad: Tensor,

@@ -1,4 +1,4 @@
-//! The network's regions, and what passes between them.
+//! The network's regions, and the tensors that pass between them.
 
 use std::fmt::{Display, Formatter};
 

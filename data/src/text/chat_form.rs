@@ -1,0 +1,330 @@
+//! The forms in which people keep conversations, told apart by the fields of a record.
+
+use std::collections::BTreeMap;
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// The role that writes the answers.
+pub(crate) const ASSISTANT: &str = "assistant";
+
+/// The roles of messages. Templates know some of them.
+const ROLES: [&str; 7] = ["system", "developer", "user", ASSISTANT, "tool", "function", "ipython"];
+
+/// The names that ShareGPT and its descendants have for roles.
+const SHARE_GPT: [(&str, &str); 8] = [
+    ("system", "system"),
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", ASSISTANT),
+    ("chatgpt", ASSISTANT),
+    ("assistant", ASSISTANT),
+    ("tool", "tool"),
+    ("observation", "tool"),
+];
+
+/// The form of a conversation in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChatForm {
+    /// `messages`, each with `role` and `content`.
+    Messages,
+    /// `conversations`, each message with `from` and `value`, or with `role` and `content`.
+    ShareGpt,
+    /// `prompt` and `completion`, both lists of messages.
+    PromptMessages,
+    /// `prompt` and `completion`, both texts. No template has a part in it.
+    PromptText,
+    /// `instruction`, often an `input`, and `output`.
+    Alpaca,
+}
+
+/// A conversation as a record has it.
+#[derive(Debug)]
+pub(crate) enum Talk {
+    /// Messages, for a template.
+    Messages {
+        /// Objects with `role`, `content` and the other keys that templates read.
+        messages: Vec<Value>,
+        /// Descriptions of functions that the model may call.
+        tools: Option<Value>,
+        /// For each message of the assistant, whether it is learned.
+        learned: Vec<bool>,
+    },
+    /// A text, and the text to learn behind it.
+    Text {
+        /// It is read.
+        prompt: String,
+        /// It is learned.
+        completion: String,
+    },
+}
+
+impl ChatForm {
+    /// What a record needs to be a conversation, for rules.
+    pub(crate) const RULE: &'static str = "a conversation is `messages` ([{\"role\": ..., \"content\": ...}, ...]), \
+        `conversations` ([{\"from\": ..., \"value\": ...}, ...], as ShareGPT has it), `prompt` and `completion`, or \
+        `instruction`, `input` and `output` (as Alpaca has it)";
+
+    /// All fields of all forms.
+    pub(crate) const FIELDS: [&'static str; 11] = [
+        "messages",
+        "conversations",
+        "prompt",
+        "completion",
+        "instruction",
+        "input",
+        "output",
+        "history",
+        "system",
+        "tools",
+        "weight",
+    ];
+
+    /// Whether a record with these fields is a conversation.
+    pub(crate) fn is_in(fields: &[String]) -> bool {
+        ChatForm::of_fields(fields).is_some()
+    }
+
+    /// The form of a record with these fields. The first that fits: some data sets have a column `prompt` beside
+    /// `messages`.
+    fn of_fields(fields: &[String]) -> Option<ChatForm> {
+        let has = |name: &str| fields.iter().any(|field| field == name);
+        match () {
+            () if has("messages") => Some(ChatForm::Messages),
+            () if has("conversations") => Some(ChatForm::ShareGpt),
+            () if has("prompt") && has("completion") => Some(ChatForm::PromptText),
+            () if has("instruction") && has("output") => Some(ChatForm::Alpaca),
+            () => None,
+        }
+    }
+
+    /// The form of a record, which has these fields.
+    ///
+    /// # Errors
+    /// It has none, as the end of a sentence that begins with the record's name.
+    pub(crate) fn of(record: &str, fields: &[String]) -> Result<ChatForm, String> {
+        #[derive(Deserialize)]
+        struct Pair {
+            prompt: Value,
+            completion: Value,
+        }
+        match ChatForm::of_fields(fields) {
+            Some(ChatForm::PromptText) => {
+                let Pair { prompt, completion } = read(record)?;
+                match [prompt.kind(), completion.kind()] {
+                    [ValueKind::String, ValueKind::String] => Ok(ChatForm::PromptText),
+                    [ValueKind::Seq, ValueKind::Seq] => Ok(ChatForm::PromptMessages),
+                    [prompt, completion] => Err(format!(
+                        "has a {prompt} as `prompt` and a {completion} as `completion`: both are texts, or both lists of messages"
+                    )),
+                }
+            }
+            Some(form) => Ok(form),
+            None if fields.is_empty() => Err("has no fields".into()),
+            None => Err(format!("has the fields {}", fields.join(", "))),
+        }
+    }
+
+    /// The form in words, with the fields that are read.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            ChatForm::Messages => "messages: `role` and `content` of each",
+            ChatForm::ShareGpt => "ShareGPT: `conversations`, of each `from` and `value`",
+            ChatForm::PromptMessages => "prompt and completion, lists of messages: those of `completion` are learned",
+            ChatForm::PromptText => {
+                "prompt and completion, texts: `completion` is learned, and no chat template has a part in it"
+            }
+            ChatForm::Alpaca => "Alpaca: `instruction` and `input` are the question, `output` is the answer",
+        }
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ChatForm::Messages => "messages",
+            ChatForm::ShareGpt => "ShareGPT",
+            ChatForm::PromptMessages => "prompt and completion as messages",
+            ChatForm::PromptText => "prompt and completion as texts",
+            ChatForm::Alpaca => "Alpaca",
+        }
+    }
+
+    /// Whether a chat template makes text of it.
+    pub(crate) fn needs_template(self) -> bool {
+        self != ChatForm::PromptText
+    }
+
+    /// The conversation of a record of this form.
+    ///
+    /// # Errors
+    /// The mistake in the record, as the end of a sentence that begins with its name.
+    pub(crate) fn read(self, record: &str) -> Result<Talk, String> {
+        let Common { tools, weight } = read(record)?;
+        if let Some(weight) = weight {
+            let beside = "beside the messages: a weight is a part of a message";
+            return Err(format!("has a `weight` of {weight} {beside}"));
+        }
+        let (messages, only_read) = match self {
+            ChatForm::Messages => (read::<Messages>(record)?.messages, 0),
+            ChatForm::ShareGpt => (share_gpt(read(record)?)?, 0),
+            ChatForm::PromptMessages => {
+                let PromptMessages { prompt, completion } = read(record)?;
+                let only_read = prompt.len();
+                ([prompt, completion].concat(), only_read)
+            }
+            ChatForm::PromptText => {
+                let PromptText { prompt, completion } = read(record)?;
+                return Ok(Talk::Text { prompt, completion });
+            }
+            ChatForm::Alpaca => (alpaca(read(record)?), 0),
+        };
+        let mut learned = Vec::new();
+        for (number, message) in messages.iter().enumerate() {
+            let wrong = |problem| format!("has a message, number {}, {problem}", number + 1);
+            check(message).map_err(wrong)?;
+            let answer = is_learned(message).map_err(wrong)?;
+            learned.extend(answer.map(|is_learned| is_learned && number >= only_read));
+        }
+        Ok(Talk::Messages { messages, tools: tools.map(described).transpose()?, learned })
+    }
+}
+
+/// Fields beside those of a form.
+#[derive(Deserialize)]
+struct Common {
+    tools: Option<Value>,
+    weight: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Messages {
+    messages: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct ShareGpt {
+    system: Option<String>,
+    conversations: Vec<BTreeMap<String, Value>>,
+}
+
+#[derive(Deserialize)]
+struct PromptMessages {
+    prompt: Vec<Value>,
+    completion: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct PromptText {
+    prompt: String,
+    completion: String,
+}
+
+#[derive(Deserialize)]
+struct Alpaca {
+    system: Option<String>,
+    /// Earlier questions with their answers.
+    history: Option<Vec<[String; 2]>>,
+    instruction: String,
+    input: Option<String>,
+    output: String,
+}
+
+fn read<T: DeserializeOwned>(record: &str) -> Result<T, String> {
+    serde_json::from_str(record).map_err(|error| format!("is no conversation: {error}"))
+}
+
+/// Descriptions of functions. Some data sets have them as text that is JSON, because columns have one type.
+fn described(tools: Value) -> Result<Value, String> {
+    match tools.as_str() {
+        None => Ok(tools),
+        Some("") => Ok(Value::from(())),
+        Some(text) => serde_json::from_str(text).map_err(|error| format!("has `tools` that are no JSON: {error}")),
+    }
+}
+
+fn message(role: &str, content: &str) -> Value {
+    Value::from_pairs([("role", role), ("content", content)])
+}
+
+/// The messages of a conversation in ShareGPT's form, with our names for roles.
+fn share_gpt(ShareGpt { system, conversations }: ShareGpt) -> Result<Vec<Value>, String> {
+    let mut messages: Vec<Value> =
+        system.iter().filter(|text| !text.is_empty()).map(|text| message("system", text)).collect();
+    for (number, mut turn) in conversations.into_iter().enumerate() {
+        if let Some(from) = turn.remove("from") {
+            let known = SHARE_GPT.iter().find(|(name, _)| from.as_str() == Some(name));
+            let Some((_, role)) = known else {
+                let names: Vec<&str> = SHARE_GPT.iter().map(|(name, _)| *name).collect();
+                let names = names.join(", ");
+                let from = serde_json::to_string(&from).unwrap_or_default();
+                return Err(format!("has a message, number {}, from {from}: messages are from {names}", number + 1));
+            };
+            turn.insert("role".into(), (*role).into());
+        }
+        if let Some(value) = turn.remove("value") {
+            turn.insert("content".into(), value);
+        }
+        messages.push(turn.into());
+    }
+    Ok(messages)
+}
+
+/// The messages of a question with its answer in Alpaca's form.
+fn alpaca(Alpaca { system, history, instruction, input, output }: Alpaca) -> Vec<Value> {
+    let mut messages: Vec<Value> =
+        system.iter().filter(|text| !text.is_empty()).map(|text| message("system", text)).collect();
+    let question = match input.filter(|input| !input.trim().is_empty()) {
+        Some(input) => format!("{instruction}\n\n{input}"),
+        None => instruction,
+    };
+    for [question, answer] in history.unwrap_or_default().into_iter().chain([[question, output]]) {
+        messages.extend([message("user", &question), message(ASSISTANT, &answer)]);
+    }
+    messages
+}
+
+/// Fails unless a message has a known role, and text or calls of tools.
+fn check(message: &Value) -> Result<(), String> {
+    let field = |name: &str| message.get_attr(name).unwrap_or_default();
+    let role = field("role");
+    let Some(role) = role.as_str() else { return Err("without a `role`".into()) };
+    if !ROLES.contains(&role) {
+        return Err(format!("with the role {role:?}: roles are {}", ROLES.join(", ")));
+    }
+    let content = field("content");
+    match content.as_str().is_some()
+        || (content.is_none() || content.is_undefined()) && !field("tool_calls").is_undefined()
+    {
+        true => Ok(()),
+        false => Err("whose `content` is not text".into()),
+    }
+}
+
+/// Whether an answer is learned: `weight`, as OpenAI's format for fine-tuning has it, or `train`, as axolotl's, may say no.
+/// `None` for messages that are no answers.
+fn is_learned(message: &Value) -> Result<Option<bool>, String> {
+    let field = |name: &str| message.get_attr(name).ok().filter(|value| !value.is_none() && !value.is_undefined());
+    let shown = |value: &Value| serde_json::to_string(value).unwrap_or_default();
+    let weight = field("weight").map(|weight| match (weight.kind(), weight.as_i64()) {
+        (ValueKind::Number, Some(0)) => Ok(false),
+        (ValueKind::Number, Some(1)) => Ok(true),
+        _ => Err(format!("with a `weight` of {}: 1 has an answer learned, 0 has it only read", shown(&weight))),
+    });
+    let train = field("train").map(|train| match train.kind() {
+        ValueKind::Bool => Ok(train.is_true()),
+        _ => Err(format!("with a `train` of {}: it is true or false", shown(&train))),
+    });
+    let is_answer = field("role").is_some_and(|role| role.as_str() == Some(ASSISTANT));
+    match (is_answer, weight.transpose()?, train.transpose()?) {
+        (_, Some(weight), Some(train)) if weight != train => {
+            Err("whose `weight` and `train` contradict each other".into())
+        }
+        (false, Some(true), _) | (false, _, Some(true)) => {
+            Err("to be learned, which is no answer: only answers of the assistant are learned".into())
+        }
+        (false, ..) => Ok(None),
+        (true, weight, train) => Ok(Some(weight.or(train).unwrap_or(true))),
+    }
+}

@@ -1,0 +1,80 @@
+//! The kinds of records that are read from files.
+
+use crate::text::chat_form::ChatForm;
+use crate::text::json_line::JsonLine;
+use crate::text::question::Question;
+
+/// The records that are read from files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Records<'k> {
+    /// Documents: text under this key.
+    Documents(&'k str),
+    /// Conversations, in one of the forms of [`ChatForm`].
+    Conversations,
+    /// Multiple-choice questions.
+    Questions,
+}
+
+impl<'k> Records<'k> {
+    /// Whether a line of JSON is one of these.
+    pub(crate) fn include(self, line: &JsonLine) -> bool {
+        match self {
+            Records::Documents(_) => line.text.is_some(),
+            Records::Conversations => ChatForm::is_in(&line.fields),
+            Records::Questions => Question::is_in(&line.fields),
+        }
+    }
+
+    /// The key of a document's text. Other records have none.
+    pub(crate) fn text_key(self) -> Option<&'k str> {
+        match self {
+            Records::Documents(key) => Some(key),
+            Records::Conversations | Records::Questions => None,
+        }
+    }
+
+    /// What makes a record one of these, for rules.
+    pub(crate) fn rule(self) -> &'static str {
+        match self {
+            Records::Documents(_) => "a document is text",
+            Records::Conversations => ChatForm::RULE,
+            Records::Questions => Question::RULE,
+        }
+    }
+
+    /// The fields that are read of a record that is no document.
+    pub(crate) fn fields(self) -> &'static [&'static str] {
+        match self {
+            Records::Documents(_) => &[],
+            Records::Conversations => &ChatForm::FIELDS,
+            Records::Questions => &Question::FIELDS,
+        }
+    }
+}
+
+/// The place of a record in its file, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordPlace {
+    /// The line that it begins in.
+    Line(usize),
+    /// Its row, in a Parquet file.
+    Row(usize),
+}
+
+impl RecordPlace {
+    /// The number of the line or row.
+    pub(crate) fn number(self) -> usize {
+        match self {
+            RecordPlace::Line(number) | RecordPlace::Row(number) => number,
+        }
+    }
+}
+
+impl std::fmt::Display for RecordPlace {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RecordPlace::Line(number) => write!(out, "line {number}"),
+            RecordPlace::Row(number) => write!(out, "row {number}"),
+        }
+    }
+}

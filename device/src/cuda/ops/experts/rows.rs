@@ -1,0 +1,46 @@
+//! From the order of tokens to that of experts, and back.
+
+use crate::Result;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Arg;
+use crate::cuda::ops::shape::{LoadWidth, over_rows};
+use crate::ops::{CombineRows, GatherRows};
+
+/// See [`GatherRows`].
+pub(in crate::cuda::ops) fn gather_rows(op: &GatherRows, queue: &Queue<'_>) -> Result<()> {
+    let (rows, width, dtype) = (op.output.shape.rows(), op.input.shape.last(), op.output.dtype);
+    let load = LoadWidth::of(width, [op.input, op.output]);
+    let grid = over_rows(rows, width / load.values(dtype), queue);
+    queue.launch(
+        &load.kernel("gather_rows", dtype),
+        grid,
+        &[
+            op.input.into(),
+            op.pairs.into(),
+            op.output.into(),
+            Arg::U32(rows as u32),
+            Arg::U32(width as u32),
+            Arg::U32(op.input.shape.rows() as u32),
+        ],
+    )
+}
+
+/// See [`CombineRows`].
+pub(in crate::cuda::ops) fn combine_rows(op: &CombineRows, queue: &Queue<'_>) -> Result<()> {
+    let (tokens, width, dtype) = (op.output.shape.rows(), op.output.shape.last(), op.output.dtype);
+    let load = LoadWidth::of(width, [op.input, op.output].into_iter().chain(op.also));
+    let grid = over_rows(tokens, width / load.values(dtype), queue);
+    queue.launch(
+        &load.kernel("combine_rows", dtype),
+        grid,
+        &[
+            op.input.into(),
+            op.rows.into(),
+            op.also.into(),
+            op.output.into(),
+            Arg::U32(tokens as u32),
+            Arg::U32(width as u32),
+            Arg::U32(op.rows.shape.last() as u32),
+        ],
+    )
+}

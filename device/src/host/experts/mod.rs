@@ -1,0 +1,16 @@
+//! Mixtures of experts.
+
+mod counted;
+mod glu;
+mod grouped_gemm;
+mod limit;
+mod load;
+mod route;
+mod rows;
+
+pub(super) use glu::{expert_glu, expert_glu_backward};
+pub(super) use grouped_gemm::grouped_gemm;
+pub(super) use limit::limit_load;
+pub(super) use load::{count_load, update_selection_bias};
+pub(super) use route::{route, route_backward};
+pub(super) use rows::{combine_rows, gather_rows, sort_by_expert};

@@ -1,0 +1,64 @@
+//! From the order of tokens to that of experts, and back.
+
+use crate::Float;
+use crate::host::elementwise::with_float;
+use crate::host::{Pool, view};
+use crate::ops::{CombineRows, GatherRows, SortByExpert};
+
+/// See [`SortByExpert`].
+pub(crate) fn sort_by_expert(op: &SortByExpert) {
+    let chosen = view::read::<i32>(&op.chosen);
+    let offsets = view::write::<i32>(&op.order.offsets);
+    let (pairs, rows) = (view::write::<i32>(&op.order.pairs), view::write::<i32>(&op.order.rows));
+    let experts = offsets.len() - 1;
+    // The last is for dropped pairs, whose rows begin after all others.
+    let mut next = vec![0; experts + 1];
+    chosen.iter().for_each(|expert| next[*expert as usize] += 1);
+    let mut first = 0;
+    for (offset, next) in offsets.iter_mut().zip(&mut next) {
+        *offset = first;
+        first += std::mem::replace(next, first);
+    }
+    for (pair, (expert, row_of)) in (0..).zip(chosen.iter().zip(rows)) {
+        let is_kept = (*expert as usize) < experts;
+        let next = &mut next[*expert as usize];
+        let row = std::mem::replace(next, *next + 1);
+        *row_of = if is_kept { row } else { -1 };
+        pairs[row as usize] = if is_kept { pair } else { -1 - pair };
+    }
+}
+
+/// See [`GatherRows`].
+pub(crate) fn gather_rows(op: &GatherRows, pool: &Pool) {
+    with_float!(op.output.dtype, T => {
+        let (input, pairs) = (view::read::<T>(&op.input), view::read::<i32>(&op.pairs));
+        let (k, width) = (pairs.len() / op.input.shape.rows(), op.input.shape.last());
+        pool.for_each_chunk(view::write::<T>(&op.output), width, |row, out| {
+            if pairs[row] >= 0 {
+                out.copy_from_slice(&input[pairs[row] as usize / k * width..][..width]);
+            }
+        });
+    });
+}
+
+/// See [`CombineRows`].
+pub(crate) fn combine_rows(op: &CombineRows, pool: &Pool) {
+    with_float!(op.output.dtype, T => combine::<T>(op, pool));
+}
+
+fn combine<T: Float>(op: &CombineRows, pool: &Pool) {
+    let (input, rows) = (view::read::<T>(&op.input), view::read::<i32>(&op.rows));
+    let also = op.also.as_ref().map(view::read::<f32>);
+    let (k, width) = (op.rows.shape.last(), op.output.shape.last());
+    pool.for_each_chunk(view::write::<T>(&op.output), width, |token, out| {
+        let mut sums = vec![0.0; width];
+        for row in rows[token * k..][..k].iter().filter(|row| **row >= 0) {
+            let row = &input[*row as usize * width..][..width];
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+        }
+        if let Some(also) = also {
+            sums.iter_mut().zip(&also[token * width..]).for_each(|(sum, x)| *sum += x);
+        }
+        out.iter_mut().zip(&sums).for_each(|(out, sum)| *out = T::from_f32(*sum));
+    });
+}

@@ -1,0 +1,91 @@
+//! Gated linear units of rows, times the router's weights.
+
+use crate::ops::{Accesses, Gate, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// `output = f(gate) * up * weights[pairs[row]]`, with each row of `input` holding `[gate | up]`. The weight is part of
+/// the down projection's input, so that no expert's output need be kept for the weight's gradient. Rows of dropped pairs are
+/// not written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertGlu {
+    /// The function.
+    pub gate: Gate,
+    /// `(rows, 2 f)`.
+    pub input: Tensor,
+    /// `(tokens, k)`, f32: the weight of each pair.
+    pub weights: Tensor,
+    /// `(rows)`, i32: see [`ExpertRows::pairs`](super::ExpertRows::pairs).
+    pub pairs: Tensor,
+    /// `(rows, f)`.
+    pub output: Tensor,
+}
+
+fn check_rows(op: &'static str, input: &Tensor, output: &Tensor, weights: &Tensor, pairs: &Tensor) -> Result<()> {
+    ensure_float(op, &[("input", *input), ("output", *output)])?;
+    let rows = input.shape.rows();
+    ensure(op, input.shape.last() == 2 * output.shape.last() && output.shape.rows() == rows, || {
+        format!("`[gate | up]` is {:?}, needs twice the last axis of {:?}", input.shape, output.shape)
+    })?;
+    ensure_dtype(op, "weights", weights, DType::F32)?;
+    ensure_elements(op, "weights", weights, rows)?;
+    ensure_dtype(op, "pairs", pairs, DType::I32)?;
+    ensure_elements(op, "pairs", pairs, rows)
+}
+
+impl Operation for ExpertGlu {
+    const NAME: &'static str = "expert_glu";
+
+    fn check(&self) -> Result<()> {
+        check_rows(Self::NAME, &self.input, &self.output, &self.weights, &self.pairs)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.weights, self.pairs], [self.output])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.weights, &mut self.pairs, &mut self.output]);
+    }
+}
+
+/// Gradient of [`ExpertGlu`] with respect to `[gate | up]` and the weights. The weight of a dropped pair has the gradient 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertGluBackward {
+    /// The function.
+    pub gate: Gate,
+    /// `(rows, 2 f)`, the forward's input.
+    pub input: Tensor,
+    /// `(tokens, k)`, f32.
+    pub weights: Tensor,
+    /// `(rows)`, i32.
+    pub pairs: Tensor,
+    /// `(rows, f)`.
+    pub grad_output: Tensor,
+    /// `(rows, 2 f)`, written.
+    pub grad_input: Tensor,
+    /// `(rows, f)`, written: the forward's output, which nothing keeps.
+    pub output: Tensor,
+    /// `(tokens, k)`, f32, written.
+    pub grad_weights: Tensor,
+}
+
+impl Operation for ExpertGluBackward {
+    const NAME: &'static str = "expert_glu_backward";
+
+    fn check(&self) -> Result<()> {
+        check_rows(Self::NAME, &self.input, &self.output, &self.weights, &self.pairs)?;
+        check_rows(Self::NAME, &self.grad_input, &self.grad_output, &self.grad_weights, &self.pairs)?;
+        ensure_float(Self::NAME, &[("input", self.input), ("grad_output", self.grad_output)])?;
+        ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let reads = [self.input, self.weights, self.pairs, self.grad_output];
+        Accesses::new(reads, [self.grad_input, self.output, self.grad_weights])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        let ExpertGluBackward { input, weights, pairs, grad_output, grad_input, output, grad_weights, .. } = self;
+        visit_all(visit, [input, weights, pairs, grad_output, grad_input, output, grad_weights]);
+    }
+}

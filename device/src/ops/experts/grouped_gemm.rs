@@ -1,0 +1,90 @@
+//! Matrix products of each expert's rows.
+
+use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// Which of the three products of a linear layer. Expert `e` has rows `offsets[e]..offsets[e + 1]` of tensors with rows,
+/// and a matrix `(n, k)` of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupedProduct {
+    /// `out (rows, n) = a (rows, k) @ b[e]^T`, with weights `b (experts * n, k)`.
+    Forward,
+    /// `out (rows, k) = a (rows, n) @ b[e]`, with weights `b (experts * n, k)`.
+    InputGradient,
+    /// `out[e] (n, k) (+)= a^T @ b` over the rows of `e`, with `a (rows, n)`, `b (rows, k)` and `out (experts * n, k)`. The
+    /// matrix of an expert without rows becomes 0, or stays as it is if it accumulates.
+    WeightGradient,
+}
+
+/// A matrix product of the rows of each expert with its own matrix. The numbers of rows are read from device memory. It
+/// accumulates in f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupedGemm {
+    /// Which product.
+    pub product: GroupedProduct,
+    /// `(experts + 1)`, i32: see [`ExpertRows::offsets`](super::ExpertRows::offsets). Rows from the last one on are
+    /// neither read nor written.
+    pub offsets: Tensor,
+    /// The first factor.
+    pub a: Tensor,
+    /// The second, of the same type.
+    pub b: Tensor,
+    /// The result: of the factors' type. A weight gradient is f32.
+    pub out: Tensor,
+    /// Adds to `out` instead of overwriting it. Only a weight gradient may.
+    pub accumulate: bool,
+}
+
+impl GroupedGemm {
+    /// Experts.
+    pub fn experts(&self) -> usize {
+        self.offsets.elements().saturating_sub(1)
+    }
+
+    /// The tensor with all matrices.
+    fn weights(&self) -> &Tensor {
+        match self.product {
+            GroupedProduct::WeightGradient => &self.out,
+            _ => &self.b,
+        }
+    }
+
+    /// Rows of all experts together, and the sizes `n` and `k` of a matrix.
+    pub fn sizes(&self) -> [usize; 3] {
+        let weights = self.weights().shape;
+        [self.a.shape.rows(), weights.rows() / self.experts().max(1), weights.last()]
+    }
+}
+
+impl Operation for GroupedGemm {
+    const NAME: &'static str = "grouped_gemm";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "offsets", &self.offsets, DType::I32)?;
+        ensure(Self::NAME, self.experts() > 0, || "there is no expert".into())?;
+        ensure_float(Self::NAME, &[("a", self.a), ("b", self.b)])?;
+        ensure(Self::NAME, self.weights().shape.rows().is_multiple_of(self.experts()), || {
+            format!("{} rows of weights cannot be divided by {} experts", self.weights().shape.rows(), self.experts())
+        })?;
+        let [rows, n, k] = self.sizes();
+        let (a, b, out) = match self.product {
+            GroupedProduct::Forward => (k, self.experts() * n * k, rows * n),
+            GroupedProduct::InputGradient => (n, self.experts() * n * k, rows * k),
+            GroupedProduct::WeightGradient => (n, rows * k, self.experts() * n * k),
+        };
+        ensure_elements(Self::NAME, "a", &self.a, rows * a)?;
+        ensure_elements(Self::NAME, "b", &self.b, b)?;
+        ensure_elements(Self::NAME, "out", &self.out, out)?;
+        let is_gradient = self.product == GroupedProduct::WeightGradient;
+        ensure_dtype(Self::NAME, "out", &self.out, if is_gradient { DType::F32 } else { self.a.dtype })?;
+        ensure(Self::NAME, is_gradient || !self.accumulate, || "only a weight gradient accumulates".into())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.offsets, self.a, self.b], [self.out]).reads(self.accumulate.then_some(self.out))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.offsets, &mut self.a, &mut self.b, &mut self.out]);
+    }
+}

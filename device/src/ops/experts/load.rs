@@ -1,0 +1,80 @@
+//! The load of experts: how many pairs each has.
+
+use super::route::check_real;
+use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// `load[group, e] (+)= pairs of the group's tokens with expert e`. The groups are of equal size, one after the other. With one
+/// column more than there are experts, the last counts dropped pairs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CountLoad {
+    /// `(tokens, k)`, i32: the expert of each pair.
+    pub chosen: Tensor,
+    /// `(sequences)`, i32: the tokens that each sequence begins with and that count. `None` if all do.
+    pub real: Option<Tensor>,
+    /// `(groups, experts)`, f32: whole numbers.
+    pub load: Tensor,
+    /// Adds to `load` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl Operation for CountLoad {
+    const NAME: &'static str = "count_load";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "chosen", &self.chosen, DType::I32)?;
+        ensure_dtype(Self::NAME, "load", &self.load, DType::F32)?;
+        let (tokens, groups) = (self.chosen.shape.rows(), self.load.shape.rows());
+        check_real(Self::NAME, self.real.as_ref(), tokens)?;
+        ensure_shape(Self::NAME, "load", &self.load, &[groups, self.load.shape.last()])?;
+        ensure(Self::NAME, groups > 0 && tokens.is_multiple_of(groups), || {
+            format!("{tokens} tokens cannot be in {groups} groups of equal size")
+        })
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.chosen], [self.load]).reads(self.real).reads(self.accumulate.then_some(self.load))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.chosen, &mut self.real, &mut self.load]);
+    }
+}
+
+/// Moves the selection bias of experts towards an equal load (Wang et al., 2024):
+/// `bias[i] += rate * sign(mean of load over the layer's experts - load[i])`. An expert with the mean load keeps its bias.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpdateSelectionBias {
+    /// `(layers, experts)`, f32: the load of a whole step.
+    pub load: Tensor,
+    /// The step of each update.
+    pub rate: f32,
+    /// `(layers, experts)`, f32, updated.
+    pub bias: Tensor,
+    /// u8, a [`Status`](crate::ops::Status): nothing is written if the step does not update weights.
+    pub status: Tensor,
+}
+
+impl Operation for UpdateSelectionBias {
+    const NAME: &'static str = "update_selection_bias";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "load", &self.load, DType::F32)?;
+        ensure_dtype(Self::NAME, "bias", &self.bias, DType::F32)?;
+        ensure_shape(Self::NAME, "bias", &self.bias, self.load.shape.sizes())?;
+        ensure_dtype(Self::NAME, "status", &self.status, DType::U8)?;
+        ensure_elements(Self::NAME, "status", &self.status, size_of::<crate::ops::Status>())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.load, self.bias, self.status], [self.bias])
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.load, &mut self.bias, &mut self.status]);
+    }
+}

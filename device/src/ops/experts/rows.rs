@@ -1,0 +1,126 @@
+//! From the order of tokens to that of experts, and back.
+
+use crate::ops::{
+    Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, visit_all,
+};
+use crate::{DType, Result, Tensor};
+
+/// The order of pairs by expert. Pairs of an expert keep their order. Those that are dropped have the last rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertRows {
+    /// `(experts + 1)`, i32: the first row of each expert, then the number of rows that experts have.
+    pub offsets: Tensor,
+    /// `(tokens * k)`, i32: the pair of each row; `-1 - pair` if it is dropped.
+    pub pairs: Tensor,
+    /// `(tokens, k)`, i32: the row of each pair; -1 if it is dropped.
+    pub rows: Tensor,
+}
+
+impl Visit for ExpertRows {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.offsets, &mut self.pairs, &mut self.rows]);
+    }
+}
+
+/// Sorts pairs by expert.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SortByExpert {
+    /// `(tokens, k)`, i32: the expert of each pair; a number that is one too high if the pair is dropped.
+    pub chosen: Tensor,
+    /// Written.
+    pub order: ExpertRows,
+}
+
+impl Operation for SortByExpert {
+    const NAME: &'static str = "sort_by_expert";
+
+    fn check(&self) -> Result<()> {
+        let ExpertRows { offsets, pairs, rows } = &self.order;
+        let all = [("chosen", &self.chosen), ("offsets", offsets), ("pairs", pairs), ("rows", rows)];
+        all.iter().try_for_each(|(name, tensor)| ensure_dtype(Self::NAME, name, tensor, DType::I32))?;
+        ensure_elements(Self::NAME, "pairs", pairs, self.chosen.elements())?;
+        ensure_elements(Self::NAME, "rows", rows, self.chosen.elements())?;
+        ensure(Self::NAME, offsets.elements() >= 2, || "there is no expert".into())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ExpertRows { offsets, pairs, rows } = self.order;
+        Accesses::new([self.chosen], [offsets, pairs, rows])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.chosen, &mut self.order]);
+    }
+}
+
+/// `output[row] = input[pairs[row] / k]`: each row is a copy of its token's. Rows of dropped pairs are not written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatherRows {
+    /// `(tokens, width)`.
+    pub input: Tensor,
+    /// `(rows)`, i32: see [`ExpertRows::pairs`].
+    pub pairs: Tensor,
+    /// `(rows, width)`, of `input`'s type. A multiple of `tokens` rows.
+    pub output: Tensor,
+}
+
+impl Operation for GatherRows {
+    const NAME: &'static str = "gather_rows";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        let (tokens, rows, width) = (self.input.shape.rows(), self.output.shape.rows(), self.input.shape.last());
+        ensure(Self::NAME, tokens > 0 && rows.is_multiple_of(tokens), || {
+            format!("{tokens} tokens cannot have {rows} rows: they have the same number each")
+        })?;
+        ensure_elements(Self::NAME, "output", &self.output, rows * width)?;
+        ensure_dtype(Self::NAME, "pairs", &self.pairs, DType::I32)?;
+        ensure_elements(Self::NAME, "pairs", &self.pairs, rows)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.pairs], [self.output])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.pairs, &mut self.output]);
+    }
+}
+
+/// `output[token] = sum over its pairs of input[rows[pair]]`, plus `also[token]`. It sums in f32, in the order of choices,
+/// and rounds once. A pair that is dropped adds nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CombineRows {
+    /// `(rows, width)`.
+    pub input: Tensor,
+    /// `(tokens, k)`, i32: see [`ExpertRows::rows`].
+    pub rows: Tensor,
+    /// `(tokens, width)`, f32: added last.
+    pub also: Option<Tensor>,
+    /// `(tokens, width)`, of `input`'s type.
+    pub output: Tensor,
+}
+
+impl Operation for CombineRows {
+    const NAME: &'static str = "combine_rows";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        let (tokens, width) = (self.output.shape.rows(), self.output.shape.last());
+        let k = self.rows.shape.last();
+        ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)?;
+        ensure_shape(Self::NAME, "rows", &self.rows, &[tokens, k])?;
+        ensure_elements(Self::NAME, "input", &self.input, tokens * k * width)?;
+        let Some(also) = &self.also else { return Ok(()) };
+        ensure_dtype(Self::NAME, "also", also, DType::F32)?;
+        ensure_elements(Self::NAME, "also", also, tokens * width)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.rows], [self.output]).reads(self.also)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.rows, &mut self.also, &mut self.output]);
+    }
+}

@@ -1,0 +1,168 @@
+//! Trials of the operations at a model's ends: embedding and losses.
+
+use crate::ops::{
+    ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Embedding, EmbeddingBackward, Mse,
+    VocabPart, ZLoss,
+};
+use crate::{DType, Tensor};
+
+use super::sizes::{CONTROL, Sizes};
+use super::workbench::AddTrial;
+use crate::random::uniform;
+
+/// Token ids, some more frequent than others.
+fn tokens(s: Sizes) -> Vec<i32> {
+    (0..s.rows()).map(|i| ((uniform(5, i as u64).powi(3) * s.vocab as f32) as usize % s.vocab) as i32).collect()
+}
+
+fn columns(first: usize, output: Tensor) -> Option<ColumnRange> {
+    Some(ColumnRange { first, output })
+}
+
+pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    let Sizes { batch, seq, padded_vocab, .. } = s;
+    let hidden = s.hidden();
+    for (label, scale, learned) in [("", 1.0, true), (", scaled", 45.25, true), (", no positions", 1.0, false)] {
+        add(
+            &format!("embedding{label}"),
+            Box::new(move |b| {
+                let tokens = b.integers([batch, seq], &tokens(s))?;
+                let table = b.input([padded_vocab, hidden], dtype)?;
+                let positions = if learned { Some(b.input([seq + 3, hidden], dtype)?) } else { None };
+                let (output, first_token) = (b.output([batch, seq, hidden], dtype)?, 0);
+                Ok(Embedding { tokens, table, first_token, scale, positions, position_ids: None, output }.into())
+            }),
+        );
+        add(
+            &format!("embedding backward{label}"),
+            Box::new(move |b| {
+                let tokens = b.integers([batch, seq], &tokens(s))?;
+                let grad_output = b.input([batch, seq, hidden], dtype)?;
+                let grad_table = Some(b.input([padded_vocab, hidden], DType::F32)?);
+                let grad_positions = if learned { Some(b.input([seq + 3, hidden], DType::F32)?) } else { None };
+                Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, scale, grad_positions }.into())
+            }),
+        );
+    }
+    add(
+        "embedding backward, frozen table",
+        Box::new(move |b| {
+            let (tokens, scale) = (b.integers([batch, seq], &tokens(s))?, 1.0);
+            let grad_output = b.input([batch, seq, hidden], dtype)?;
+            let grad_positions = Some(b.input([seq, hidden], DType::F32)?);
+            let (grad_table, first_token) = (None, 0);
+            Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token, scale, grad_positions }.into())
+        }),
+    );
+    if dtype == DType::F32 {
+        add(
+            "copy_columns, positions",
+            Box::new(move |b| {
+                let input = b.integers([batch, seq], &tokens(s))?;
+                let positions = b.output([batch, seq / 3], DType::I32)?;
+                Ok(CopyColumns { input, parts: [columns(seq / 2, positions), None] }.into())
+            }),
+        );
+        add(
+            "copy_columns, tokens",
+            Box::new(move |b| {
+                let input = b.integers([batch, seq], &tokens(s))?;
+                let (inputs, targets) =
+                    (b.output([batch, seq - 1], DType::I32)?, b.output([batch, seq - 1], DType::I32)?);
+                Ok(CopyColumns { input, parts: [columns(0, inputs), columns(1, targets)] }.into())
+            }),
+        );
+    }
+    add(
+        "copy_columns, features and outputs",
+        Box::new(move |b| {
+            let input = b.input([s.rows(), hidden + 5], DType::F32)?;
+            let (features, outputs) = (b.output([s.rows(), hidden], dtype)?, b.output([s.rows(), 5], dtype)?);
+            Ok(CopyColumns { input, parts: [columns(0, features), columns(hidden, outputs)] }.into())
+        }),
+    );
+    cross_entropies(s, dtype, &mut *add);
+    parallel_cross_entropies(s, dtype, &mut *add);
+    for train in [true, false] {
+        add(
+            if train { "mse and gradient" } else { "mse" },
+            Box::new(move |b| {
+                let shape = [s.rows(), hidden];
+                let (prediction, target) = (b.input(shape, dtype)?, b.input(shape, dtype)?);
+                let losses = b.output([s.rows()], DType::F32)?;
+                let grad = if train { Some((b.output(shape, dtype)?, b.block(&CONTROL)?)) } else { None };
+                Ok(Mse { prediction, target, losses, grad }.into())
+            }),
+        );
+    }
+}
+
+pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    for (label, train, multiplier, soft_cap) in [
+        (" and gradient", true, None, None),
+        (" and gradient with a z-loss", true, Some(1e-3), None),
+        ("", false, None, None),
+        (" and gradient, soft cap", true, None, Some(4.0)),
+        (" and gradient with a z-loss, soft cap", true, Some(1e-3), Some(4.0)),
+    ] {
+        add(
+            &format!("cross_entropy{label}"),
+            Box::new(move |b| {
+                let rows = s.rows();
+                let logits = b.scaled([rows, s.padded_vocab], dtype, 6.0)?;
+                let mut wanted = tokens(s);
+                wanted[rows / 2] = -1;
+                let (targets, losses) = (b.integers([rows], &wanted)?, b.output([rows], DType::F32)?);
+                let control = if train { Some(b.block(&CONTROL)?) } else { None };
+                let z_loss = match multiplier {
+                    Some(multiplier) => Some(ZLoss { multiplier, losses: b.output([rows], DType::F32)? }),
+                    None => None,
+                };
+                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, soft_cap, z_loss, control }.into())
+            }),
+        );
+    }
+}
+
+/// Both halves of a cross-entropy over a vocabulary that two ranks share, on the second rank.
+fn parallel_cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    let (rows, columns) = (s.rows(), s.padded_vocab / 2);
+    let part = |rank: usize| VocabPart { first_token: rank * columns, vocab: s.vocab };
+    let (part, soft_caps) = ([part(0), part(1)], [("", None), (", soft cap", Some(4.0))]);
+    for (label, soft_cap) in soft_caps {
+        add(
+            &format!("cross_entropy_part{label}"),
+            Box::new(move |b| {
+                let logits = b.scaled([rows, columns], dtype, 6.0)?;
+                let (targets, stats) = (b.integers([rows], &tokens(s))?, b.output([3, rows], DType::F32)?);
+                Ok(CrossEntropyPart { logits, targets, stats, part: part[1], soft_cap }.into())
+            }),
+        );
+    }
+    for (label, train, multiplier, soft_cap) in [
+        ("", false, None, None),
+        (" with a z-loss", false, Some(1e-3), None),
+        (" and gradient", true, None, None),
+        (" and gradient with a z-loss, soft cap", true, Some(1e-3), Some(4.0)),
+    ] {
+        add(
+            &format!("cross_entropy_join{label}"),
+            Box::new(move |b| {
+                let [first, logits] = [b.scaled([rows, columns], dtype, 6.0)?, b.scaled([rows, columns], dtype, 6.0)?];
+                let (targets, stats) = (b.integers([rows], &tokens(s))?, b.output([2, 3, rows], DType::F32)?);
+                for (rank, logits) in [first, logits].into_iter().enumerate() {
+                    let stats = stats.at(rank);
+                    b.run(CrossEntropyPart { logits, targets, stats, part: part[rank], soft_cap })?;
+                }
+                let losses = b.output([rows], DType::F32)?;
+                let control = if train { Some(b.block(&CONTROL)?) } else { None };
+                let z_loss = match multiplier {
+                    Some(multiplier) => Some(ZLoss { multiplier, losses: b.output([rows], DType::F32)? }),
+                    None => None,
+                };
+                let part = part[1];
+                Ok(CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control }.into())
+            }),
+        );
+    }
+}

@@ -1,0 +1,303 @@
+//! Trials of the operations of mixtures of experts.
+
+use super::sizes::{CONTROL, Sizes};
+use super::workbench::{AddTrial, Workbench};
+use crate::ops::{
+    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, Gate, GatherRows, GroupedGemm,
+    GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SortByExpert, Status, UpdateSelectionBias, ZLoss,
+};
+use crate::random::uniform;
+use crate::{DType, Result, Tensor};
+
+/// Sizes of a mixture.
+#[derive(Clone, Copy)]
+struct Mixture {
+    sequences: usize,
+    tokens: usize,
+    hidden: usize,
+    ffn: usize,
+    experts: usize,
+    k: usize,
+}
+
+impl Mixture {
+    fn rows(&self) -> usize {
+        self.tokens * self.k
+    }
+
+    /// The expert of each pair. Some have many, and some none. Those of a token differ.
+    fn chosen(&self) -> Vec<i32> {
+        let first = |token: usize| (uniform(6, token as u64).powi(3) * self.experts as f32) as usize;
+        let choice = |pair: usize| (first(pair / self.k) + pair % self.k * (1 + pair / self.k % 2)) % self.experts;
+        (0..self.rows()).map(|pair| choice(pair) as i32).collect()
+    }
+
+    /// The same; of every third token the last choice is dropped.
+    fn kept(&self) -> Vec<i32> {
+        let is_dropped = |pair: usize| pair % self.k + 1 == self.k && (pair / self.k).is_multiple_of(3);
+        let all = self.chosen().into_iter().enumerate();
+        all.map(|(pair, expert)| if is_dropped(pair) { self.experts as i32 } else { expert }).collect()
+    }
+
+    /// The tokens of each sequence that are no padding.
+    fn real(&self) -> Vec<i32> {
+        let length = self.tokens / self.sequences;
+        (1..=self.sequences).map(|number| (length * number / self.sequences) as i32).collect()
+    }
+
+    /// Logits between -2 and 2. Those of a token are far enough from each other that no device takes another for higher.
+    fn logits(&self) -> Vec<f32> {
+        let level = |token: usize, expert: usize| (7 * expert + 31 * token) % self.experts;
+        let logit =
+            |at: usize| 4.0 * (level(at / self.experts, at % self.experts) as f32 + 0.5) / self.experts as f32 - 2.0;
+        (0..self.tokens * self.experts).map(logit).collect()
+    }
+
+    /// Offsets, pairs and rows in the order of experts.
+    fn order(&self) -> [Vec<i32>; 3] {
+        let kept = self.kept();
+        let before = |expert: usize| kept.iter().filter(|of| (**of as usize) < expert).count() as i32;
+        let mut pairs: Vec<i32> = (0..kept.len() as i32).collect();
+        pairs.sort_by_key(|pair| kept[*pair as usize]);
+        let mut rows = vec![-1; pairs.len()];
+        let end = before(self.experts) as usize;
+        pairs[..end].iter().enumerate().for_each(|(row, pair)| rows[*pair as usize] = row as i32);
+        pairs[end..].iter_mut().for_each(|pair| *pair = -1 - *pair);
+        [(0..=self.experts).map(before).collect(), pairs, rows]
+    }
+}
+
+pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    let (sequences, tokens, hidden, ffn) = (s.batch, s.rows(), s.hidden(), s.ffn / 4);
+    let k = 1 + s.heads / 2;
+    all(Mixture { sequences, tokens, hidden, ffn, experts: 4 * k + 1, k }, dtype, add);
+}
+
+/// As many experts as a GPU takes, with pairs for several blocks of a sort or a count.
+pub(super) fn many(dtype: DType, add: AddTrial<'_>) {
+    let many = Mixture { sequences: 2, tokens: 1500, hidden: 64, ffn: 40, experts: 512, k: 8 };
+    all(many, dtype, &mut |name, make| add(&format!("{name}, many experts"), make));
+}
+
+fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+    if dtype == DType::F32 {
+        routers(m, &mut *add);
+        loads(m, &mut *add);
+        limits(m, &mut *add);
+        add(
+            "sort_by_expert",
+            Box::new(move |b| {
+                let chosen = b.integers([m.tokens, m.k], &m.kept())?;
+                let offsets = b.output([m.experts + 1], DType::I32)?;
+                let pairs = b.output([m.rows()], DType::I32)?;
+                let rows = b.output([m.tokens, m.k], DType::I32)?;
+                Ok(SortByExpert { chosen, order: ExpertRows { offsets, pairs, rows } }.into())
+            }),
+        );
+    }
+    rows(m, dtype, &mut *add);
+    units(m, dtype, &mut *add);
+    products(m, dtype, &mut *add);
+}
+
+fn routers(m: Mixture, add: AddTrial<'_>) {
+    let Mixture { sequences, tokens, experts, k, .. } = m;
+    let softmax = Router { score: Score::Softmax, normalise: false, scale: 1.0, forces_balance: false };
+    let sigmoid = Router { score: Score::Sigmoid, normalise: true, scale: 2.5, forces_balance: false };
+    for (label, router, biased) in [
+        ("softmax", softmax, false),
+        ("softmax, normalised", Router { normalise: true, ..softmax }, false),
+        ("sigmoid with a bias", sigmoid, true),
+        ("in turn", Router { forces_balance: true, ..softmax }, false),
+    ] {
+        add(
+            &format!("route, {label}"),
+            Box::new(move |b| {
+                let logits = b.output([tokens, experts], DType::F32)?;
+                b.device.upload(&logits, &m.logits())?;
+                let bias = if biased { Some(b.output([experts], DType::F32)?) } else { None };
+                if let Some(bias) = &bias {
+                    let values: Vec<f32> = (0..experts).map(|expert| [2.0, 0.0, 0.0][expert % 3]).collect();
+                    b.device.upload(bias, &values)?;
+                }
+                let (chosen, weights) = (b.output([tokens, k], DType::I32)?, b.output([tokens, k], DType::F32)?);
+                Ok(Route { router, logits, bias, chosen, weights }.into())
+            }),
+        );
+    }
+    for (label, router, groups, z_loss, trains) in [
+        ("softmax", softmax, None, false, false),
+        ("softmax, losses by microbatch", Router { normalise: true, ..softmax }, Some(1), true, true),
+        ("sigmoid, losses by sequence", sigmoid, Some(sequences), true, true),
+        ("sigmoid, losses without gradients", Router { normalise: false, ..sigmoid }, Some(1), true, false),
+    ] {
+        add(
+            &format!("route backward, {label}"),
+            Box::new(move |b| {
+                let balance = match groups {
+                    Some(groups) => {
+                        let load = b.between([groups, experts], 0.0, 9.0)?;
+                        Some(Balance { load, multiplier: 0.5, losses: b.output([tokens], DType::F32)? })
+                    }
+                    None => None,
+                };
+                let losses = b.output([tokens], DType::F32)?;
+                let real = (z_loss && trains).then(|| b.integers([sequences], &m.real())).transpose()?;
+                Ok(RouteBackward {
+                    router,
+                    logits: b.scaled([tokens, experts], DType::F32, 2.0)?,
+                    chosen: b.integers([tokens, k], &m.chosen())?,
+                    grad_weights: b.input([tokens, k], DType::F32)?,
+                    balance,
+                    z_loss: z_loss.then_some(ZLoss { multiplier: 1e-2, losses }),
+                    real,
+                    control: b.block(&CONTROL)?,
+                    adds_gradient: trains,
+                    grad_logits: b.output([tokens, experts], DType::F32)?,
+                }
+                .into())
+            }),
+        );
+    }
+}
+
+fn limits(m: Mixture, add: AddTrial<'_>) {
+    for (label, by_weight, capacity) in [
+        ("highest weights", true, m.tokens / 8 + 1),
+        ("first tokens", false, m.tokens / 8 + 1),
+        ("all", true, m.rows()),
+    ] {
+        add(
+            &format!("limit_load, {label}"),
+            Box::new(move |b| {
+                let chosen = b.integers([m.tokens, m.k], &m.chosen())?;
+                let weights = by_weight.then(|| b.between([m.tokens, m.k], 0.0, 1.0)).transpose()?;
+                let real = by_weight.then(|| b.integers([m.sequences], &m.real())).transpose()?;
+                let kept = b.output([m.tokens, m.k], DType::I32)?;
+                Ok(LimitLoad { chosen, weights, real, experts: m.experts, capacity, kept }.into())
+            }),
+        );
+    }
+}
+
+fn loads(m: Mixture, add: AddTrial<'_>) {
+    for (label, groups, accumulate) in [("", 1, false), (" of sequences, accumulated", m.sequences, true)] {
+        add(
+            &format!("count_load{label}"),
+            Box::new(move |b| {
+                let chosen = b.integers([m.tokens, m.k], &if accumulate { m.chosen() } else { m.kept() })?;
+                // A column for dropped pairs, where there are any.
+                let columns = m.experts + usize::from(!accumulate);
+                let load = b.output([groups, columns], DType::F32)?;
+                if accumulate {
+                    b.device.upload(&load, &vec![3.0f32; groups * columns])?;
+                }
+                let real = accumulate.then(|| b.integers([m.sequences], &m.real())).transpose()?;
+                Ok(CountLoad { chosen, real, load, accumulate }.into())
+            }),
+        );
+    }
+    for applies in [1, 0] {
+        add(
+            if applies == 1 { "update_selection_bias" } else { "update_selection_bias, no update" },
+            Box::new(move |b| {
+                let load = b.output([3, m.experts], DType::F32)?;
+                let counts: Vec<f32> = (0..3 * m.experts).map(|at| (at * at % 11) as f32).collect();
+                b.device.upload(&load, &counts)?;
+                let bias = b.input([3, m.experts], DType::F32)?;
+                let status = b.block(&Status { applies, ..Status::default() })?;
+                Ok(UpdateSelectionBias { load, rate: 1e-3, bias, status }.into())
+            }),
+        );
+    }
+}
+
+fn rows(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+    add(
+        "gather_rows",
+        Box::new(move |b| {
+            let [_, pairs, _] = m.order();
+            let input = b.input([m.tokens, m.hidden], dtype)?;
+            let pairs = b.integers([m.rows()], &pairs)?;
+            Ok(GatherRows { input, pairs, output: b.output_in_part([m.rows(), m.hidden], dtype)? }.into())
+        }),
+    );
+    for with in [false, true] {
+        add(
+            if with { "combine_rows and another" } else { "combine_rows" },
+            Box::new(move |b| {
+                let [_, _, rows] = m.order();
+                let input = b.input([m.rows(), m.hidden], dtype)?;
+                let rows = b.integers([m.tokens, m.k], &rows)?;
+                let also = if with { Some(b.input([m.tokens, m.hidden], DType::F32)?) } else { None };
+                Ok(CombineRows { input, rows, also, output: b.output([m.tokens, m.hidden], dtype)? }.into())
+            }),
+        );
+    }
+}
+
+fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+    let (narrow, wide) = ([m.rows(), m.ffn], [m.rows(), 2 * m.ffn]);
+    for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu")] {
+        let inputs = move |b: &mut Workbench| -> Result<[Tensor; 3]> {
+            let [_, pairs, _] = m.order();
+            let input = b.scaled(wide, dtype, 3.0)?;
+            Ok([input, b.input([m.tokens, m.k], DType::F32)?, b.integers([m.rows()], &pairs)?])
+        };
+        add(
+            &format!("{name} of experts"),
+            Box::new(move |b| {
+                let [input, weights, pairs] = inputs(b)?;
+                Ok(ExpertGlu { gate, input, weights, pairs, output: b.output_in_part(narrow, dtype)? }.into())
+            }),
+        );
+        add(
+            &format!("{name} of experts backward"),
+            Box::new(move |b| {
+                let [input, weights, pairs] = inputs(b)?;
+                Ok(ExpertGluBackward {
+                    gate,
+                    input,
+                    weights,
+                    pairs,
+                    grad_output: b.input(narrow, dtype)?,
+                    grad_input: b.output_in_part(wide, dtype)?,
+                    output: b.output_in_part(narrow, dtype)?,
+                    grad_weights: b.output([m.tokens, m.k], DType::F32)?,
+                }
+                .into())
+            }),
+        );
+    }
+}
+
+/// Products of rows with a few behind those of experts.
+fn products(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+    use GroupedProduct::{Forward, InputGradient, WeightGradient};
+    let (rows, n, k) = (m.rows() + 5, m.ffn, m.hidden);
+    let scale = 1.0 / (k as f32).sqrt();
+    for (name, product, accumulate) in [
+        ("forward", Forward, false),
+        ("dgrad", InputGradient, false),
+        ("wgrad", WeightGradient, false),
+        ("wgrad accumulated", WeightGradient, true),
+    ] {
+        add(
+            &format!("grouped_gemm, {name}"),
+            Box::new(move |bench| {
+                let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
+                let a = bench.input([rows, if product == Forward { k } else { n }], dtype)?;
+                let matrices = [m.experts * n, k];
+                let (b, out) = match product {
+                    Forward => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, n], dtype)?),
+                    InputGradient => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, k], dtype)?),
+                    WeightGradient if accumulate => {
+                        (bench.input([rows, k], dtype)?, bench.input(matrices, DType::F32)?)
+                    }
+                    WeightGradient => (bench.input([rows, k], dtype)?, bench.output(matrices, DType::F32)?),
+                };
+                Ok(GroupedGemm { product, offsets, a, b, out, accumulate }.into())
+            }),
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! Trials of the operations that generate text.
+
+use crate::DType;
+use crate::ops::{CachedAttention, Mask, Scores, TakeRows};
+
+use super::workbench::AddTrial;
+
+/// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
+/// table.
+pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
+    let plain = Scores::default();
+    let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
+    for (label, rows, heads, kv_heads, head_dim, window, scores) in [
+        ("a token", 1, 8, 2, 64, None, plain),
+        ("a prompt", 70, 6, 3, 64, None, plain),
+        ("odd heads", 3, 4, 2, 21, None, plain),
+        ("wide heads", 2, 2, 1, 200, None, plain),
+        ("a window", 5, 4, 2, 64, Some(50), plain),
+        ("a soft cap", 5, 4, 1, 256, Some(50), capped),
+    ] {
+        add(
+            &format!("cached_attention, {label}"),
+            Box::new(move |b| {
+                let (batch, before, capacity) = (2, 131, 240);
+                let qkv = b.input([batch, rows, (heads + 2 * kv_heads) * head_dim], dtype)?;
+                let cache = b.input([batch, capacity, 2 * kv_heads * head_dim], dtype)?;
+                let start = b.integers([1], &[before])?;
+                let output = b.output([batch, rows, heads * head_dim], dtype)?;
+                let mask = Mask { window };
+                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask }.into())
+            }),
+        );
+    }
+    for (label, width) in [("", 96), (", odd width", 7)] {
+        add(
+            &format!("take_rows{label}"),
+            Box::new(move |b| {
+                let table = b.input([50, width], dtype)?;
+                let start = b.integers([1], &[33])?;
+                Ok(TakeRows { table, start, output: b.output([9, width], dtype)? }.into())
+            }),
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! Trials of norms over rows.
+
+use super::workbench::{AddTrial, Workbench};
+use crate::ops::{Add, AddPartialColumns, Norm, NormBackward, NormKind, PartialColumns};
+use crate::{DType, Result};
+
+/// A norm of a matrix.
+#[derive(Clone, Copy)]
+struct Setting {
+    kind: NormKind,
+    rows: usize,
+    hidden: usize,
+    dtype: DType,
+    with_residual: bool,
+}
+
+pub(super) fn trials(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
+    for (kind, name) in
+        [(NormKind::Layer, "layer_norm"), (NormKind::Rms, "rms_norm"), (NormKind::Rms1p, "rms_norm of 1 + weight")]
+    {
+        for (with_residual, suffix) in [(false, ""), (true, " + residual")] {
+            let (setting, name) = (Setting { kind, rows, hidden, dtype, with_residual }, format!("{name}{suffix}"));
+            forward(setting, &name, &mut *add);
+            backward(setting, &name, &mut *add);
+        }
+    }
+}
+
+fn forward(setting: Setting, name: &str, add: AddTrial<'_>) {
+    let Setting { kind, rows, hidden, dtype, with_residual } = setting;
+    let layer = kind == NormKind::Layer;
+    add(
+        name,
+        Box::new(move |b| {
+            let shape = [rows, hidden];
+            let input = b.input(shape, dtype)?;
+            let residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
+            let sum = if with_residual { Some(b.output(shape, dtype)?) } else { None };
+            let weight = b.input([hidden], dtype)?;
+            let bias = if layer { Some(b.input([hidden], dtype)?) } else { None };
+            let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
+            let (output, rstd) = (Some(b.output(shape, dtype)?), b.output([rows], DType::F32)?);
+            Ok(Norm { kind, input, residual, sum, weight, bias, output, mean, rstd, eps: 1e-5 }.into())
+        }),
+    );
+    add(
+        &format!("{name}, statistics alone"),
+        Box::new(move |b| {
+            let shape = [rows, hidden];
+            let (input, weight) = (b.input(shape, dtype)?, b.input([hidden], dtype)?);
+            let residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
+            let sum = if with_residual { Some(b.output(shape, dtype)?) } else { None };
+            let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
+            let (bias, rstd) = (None, b.output([rows], DType::F32)?);
+            Ok(Norm { kind, input, residual, sum, weight, bias, output: None, mean, rstd, eps: 1e-5 }.into())
+        }),
+    );
+}
+
+/// The backward of a norm, after its forward.
+fn of(b: &mut Workbench, setting: Setting) -> Result<NormBackward> {
+    let Setting { kind, rows, hidden, dtype, with_residual } = setting;
+    let layer = kind == NormKind::Layer;
+    let shape = [rows, hidden];
+    let (input, weight) = (b.input(shape, dtype)?, b.input([hidden], dtype)?);
+    let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
+    let (normed, rstd) = (b.output(shape, dtype)?, b.output([rows], DType::F32)?);
+    let none = None;
+    b.run(Norm {
+        kind,
+        input,
+        residual: none,
+        sum: none,
+        weight,
+        bias: none,
+        output: Some(normed),
+        mean,
+        rstd,
+        eps: 1e-5,
+    })?;
+    let grad_output = b.input(shape, dtype)?;
+    let grad_residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
+    let grad_input = b.output(shape, dtype)?;
+    let (weight_parts, bias_parts, residual_parts) = (none, none, none);
+    Ok(NormBackward {
+        kind,
+        input,
+        weight,
+        mean,
+        rstd,
+        grad_output,
+        grad_residual,
+        grad_input,
+        weight_parts,
+        bias_parts,
+        residual_parts,
+    })
+}
+
+fn backward(setting: Setting, name: &str, add: AddTrial<'_>) {
+    let Setting { kind, hidden, with_residual, .. } = setting;
+    let layer = kind == NormKind::Layer;
+    add(&format!("{name} backward"), Box::new(move |b| Ok(of(b, setting)?.into())));
+    if with_residual {
+        add(
+            &format!("{name} backward in place"),
+            Box::new(move |b| {
+                let op = of(b, setting)?;
+                let grad_residual = Some(op.grad_input);
+                b.run(Add { a: op.input, b: op.grad_output, output: op.grad_input })?;
+                Ok(NormBackward { grad_residual, ..op }.into())
+            }),
+        );
+    }
+    add(
+        &format!("{name} backward, parameters"),
+        Box::new(move |b| {
+            let op = of(b, setting)?;
+            let parts = b.device.norm_parts(&op.input, with_residual);
+            let mut sums = Vec::new();
+            let mut parts_of = |b: &mut Workbench, wanted: bool| {
+                if !wanted {
+                    return Ok::<_, crate::Error>(None);
+                }
+                let output = match with_residual {
+                    true => b.input([hidden], DType::F32)?,
+                    false => b.output([hidden], DType::F32)?,
+                };
+                let partial = b.output([parts, hidden], DType::F32)?;
+                sums.push(PartialColumns { partial, output });
+                Ok(Some(partial))
+            };
+            let (weight_parts, bias_parts) = (parts_of(b, true)?, parts_of(b, layer)?);
+            let residual_parts = parts_of(b, with_residual)?;
+            b.run(NormBackward { weight_parts, bias_parts, residual_parts, ..op })?;
+            Ok(AddPartialColumns { sums: sums.into(), accumulate: with_residual }.into())
+        }),
+    );
+}

@@ -1,0 +1,208 @@
+//! Trials of the operations that update the weights.
+
+use crate::ops::{
+    ClipScale, Control, Copy, Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum,
+    Rule, RuleState, SampleRecord, ScaleBlock, SkipStep, SquareSum, StateValues, Status, SumInto, Update,
+    UpdateTensors, WriteControl, WriteSampleRecord,
+};
+use crate::{DType, Result, Shape, Tensor};
+
+use super::sizes::{CONTROL, Sizes};
+use super::workbench::{AddTrial, Workbench};
+
+/// The rules, each with the name of its trial.
+const RULES: [(&str, Rule); 4] = [
+    ("adamw", Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+    ("lion", Rule::Lion { beta1: 0.9, beta2: 0.99 }),
+    ("sgd", Rule::Sgd { momentum: 0.0 }),
+    ("sgd with momentum", Rule::Sgd { momentum: 0.9 }),
+];
+
+pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    let shapes = [vec![s.ffn, s.hidden()], vec![s.ffn], vec![7, 3]];
+    let compute = dtype == DType::Bf16;
+    if !compute {
+        add(
+            "sum_into",
+            Box::new(move |b| {
+                let input = b.input([s.rows(), s.ffn], DType::F32)?;
+                Ok(SumInto { input, total: b.input([1], DType::F32)?, accumulate: true }.into())
+            }),
+        );
+        add(
+            "sum_into, overwriting",
+            Box::new(move |b| {
+                let input = b.input([s.rows(), s.ffn], DType::F32)?;
+                Ok(SumInto { input, total: b.output([1], DType::F32)?, accumulate: false }.into())
+            }),
+        );
+        let shapes = shapes.clone();
+        add(
+            "square_sum",
+            Box::new(move |b| {
+                let inputs: Result<Vec<Tensor>> =
+                    shapes.iter().map(|shape| b.input(Shape::new(shape), DType::F32)).collect();
+                Ok(SquareSum { inputs: inputs?.into(), total: b.output([1], DType::F32)? }.into())
+            }),
+        );
+        for square in [25.0f32, f32::INFINITY] {
+            add(
+                if square.is_finite() { "clip_scale" } else { "clip_scale, not finite" },
+                Box::new(move |b| {
+                    let square_sum = b.output([1], DType::F32)?;
+                    b.device.upload(&square_sum, &[square])?;
+                    let status = b.block(&Status { applied: 4, ..Status::default() })?;
+                    Ok(ClipScale { square_sum, control: b.block(&CONTROL)?, status }.into())
+                }),
+            );
+        }
+        add(
+            "skip_step",
+            Box::new(move |b| {
+                let (loss_sum, history) = (b.output([1], DType::F32)?, b.input([2, 16], DType::F32)?);
+                b.device.upload(&loss_sum, &[1e3f32])?;
+                let status = b.block(&Status {
+                    applied: 20,
+                    recorded: 19,
+                    finite: 1,
+                    applies: 1,
+                    grad_norm: 2.0,
+                    ..Status::default()
+                })?;
+                Ok(SkipStep { loss_sum, history, sigma_factor: 6.0, control: b.block(&CONTROL)?, status }.into())
+            }),
+        );
+        add(
+            "write_control",
+            Box::new(|b| Ok(WriteControl { control: b.block(&Control::default())?, value: CONTROL }.into())),
+        );
+        add(
+            "write_sample_record",
+            Box::new(|b| {
+                let record = b.block(&SampleRecord::default())?;
+                Ok(WriteSampleRecord { control: b.block(&CONTROL)?, offset: 5, record }.into())
+            }),
+        );
+    }
+    blocks(dtype, &mut *add);
+    let status = Status { applied: 3, finite: 1, applies: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
+    optimizers(&shapes, dtype, status, &mut *add);
+    let none = Status { applies: 0, ..status };
+    optimizers(&shapes, dtype, none, &mut |name, make| add(&format!("{name}, no update"), make));
+}
+
+/// Muon's operations on matrices.
+fn blocks(dtype: DType, add: AddTrial<'_>) {
+    add(
+        "scale_block, into a part",
+        Box::new(move |b| {
+            let (from, matrix) = (Corner::first(b.input([32, 64], dtype)?), b.input([40, 70], DType::F32)?);
+            let to = Corner { matrix, row: 5, column: 2 };
+            Ok(ScaleBlock { from, to, rows: 32, columns: 64, factor: 1.5, square_sum: None }.into())
+        }),
+    );
+    add(
+        "scale_block",
+        Box::new(move |b| {
+            let from = Corner { matrix: b.input([33, 70], DType::F32)?, row: 1, column: 3 };
+            let to = Corner::first(b.output([32, 64], dtype)?);
+            let square_sum = b.output([1], DType::F32)?;
+            b.device.upload(&square_sum, &[6.25f32])?;
+            Ok(ScaleBlock { from, to, rows: 32, columns: 64, factor: 1.5, square_sum: Some(square_sum) }.into())
+        }),
+    );
+    add(
+        "matrix_polynomial",
+        Box::new(move |b| {
+            let (x, square) = (b.input([64, 64], dtype)?, b.input([64, 64], dtype)?);
+            let output = b.output([64, 64], dtype)?;
+            Ok(MatrixPolynomial { x, square, coefficients: [3.4, -4.8, 2.0], output }.into())
+        }),
+    );
+}
+
+/// Updates of all optimizers. Nothing is written if the status says so.
+fn optimizers(shapes: &[Vec<usize>], dtype: DType, status: Status, add: AddTrial<'_>) {
+    for (name, rule) in RULES {
+        updates((name, rule), shapes, dtype, status, &mut *add);
+    }
+    muon(dtype, status, &mut *add);
+}
+
+/// The weights that layers compute with.
+fn weights(b: &mut Workbench, shape: Shape, dtype: DType, status: Status) -> Result<Option<Tensor>> {
+    match (dtype == DType::Bf16, status.applies) {
+        (false, _) => Ok(None),
+        (true, 0) => b.output_in_part(shape, dtype).map(Some),
+        (true, _) => b.output(shape, dtype).map(Some),
+    }
+}
+
+/// Updates by a rule. If results are compared as bf16, its moments are tried in bf16 too.
+fn updates((name, rule): (&str, Rule), shapes: &[Vec<usize>], dtype: DType, status: Status, add: AddTrial<'_>) {
+    let has_moments = rule.state().iter().any(|state| state.values != StateValues::Others);
+    let both = [(DType::F32, ""), (DType::Bf16, ", moments in bf16")];
+    for (moments, label) in &both[..if has_moments && dtype == DType::Bf16 { 2 } else { 1 }] {
+        let (all, moments) = (shapes.to_vec(), *moments);
+        add(
+            &format!("{name}{label}"),
+            Box::new(move |b| {
+                let mut tensors = Vec::new();
+                for (i, shape) in all.iter().enumerate() {
+                    let shape = Shape::new(shape);
+                    let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
+                    let kept: Result<Vec<Tensor>> =
+                        rule.state().iter().map(|state| kept(b, state, shape, moments)).collect();
+                    tensors.push(UpdateTensors {
+                        master,
+                        compute: weights(b, shape, dtype, status)?,
+                        grad,
+                        state: kept?.into(),
+                        weight_decay: if i == 0 { 0.1 } else { 0.0 },
+                        lr_multiplier: 0.5,
+                    });
+                }
+                let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+                Ok(Update { rule, tensors: tensors.into(), control, status }.into())
+            }),
+        );
+    }
+}
+
+/// A tensor of a rule's state, with moments in that type.
+fn kept(b: &mut Workbench, state: &RuleState, shape: Shape, moments: DType) -> Result<Tensor> {
+    match state.values {
+        StateValues::FirstMoment => b.input(shape, moments),
+        StateValues::SecondMoment => {
+            let (squares, rounded) = (b.between(shape, 0.0, 1.0)?, b.output(shape, moments)?);
+            b.run(Copy { input: squares, output: rounded })?;
+            Ok(rounded)
+        }
+        StateValues::Others => b.input(shape, DType::F32),
+    }
+}
+
+fn muon(dtype: DType, status: Status, add: AddTrial<'_>) {
+    add(
+        "nesterov_momentum",
+        Box::new(move |b| {
+            let tensors =
+                [MomentumTensors { grad: b.input([300], DType::F32)?, momentum: b.input([300], DType::F32)? }];
+            Ok(NesterovMomentum { tensors: tensors.into(), beta: 0.95, status: b.block(&status)? }.into())
+        }),
+    );
+    add(
+        "decayed_step",
+        Box::new(move |b| {
+            let tensors = [DecayedTensors {
+                master: b.input([300], DType::F32)?,
+                compute: weights(b, [300].into(), dtype, status)?,
+                direction: b.input([300], DType::F32)?,
+                weight_decay: 0.1,
+                lr_multiplier: 0.5,
+            }];
+            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+            Ok(DecayedStep { tensors: tensors.into(), control, status }.into())
+        }),
+    );
+}

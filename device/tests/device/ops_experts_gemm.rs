@@ -1,0 +1,159 @@
+//! Products of each expert's rows against an f64 reference, on the host or with `TEST_DEVICE=cuda` on a GPU.
+
+use crate::common::{Bench, FLOATS, assert_sums_close, checked_bench, numbers};
+use device::DType::{self, Bf16, F32};
+use device::Tensor;
+use device::ops::*;
+
+/// The value of rows that nothing may write.
+const UNTOUCHED: f64 = 7.0;
+
+/// Rows of each expert, rows behind them, and the sizes of a matrix.
+struct Sizes<'a> {
+    counts: &'a [usize],
+    behind: usize,
+    n: usize,
+    k: usize,
+}
+
+impl Sizes<'_> {
+    fn used(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    fn rows(&self) -> usize {
+        self.used() + self.behind
+    }
+
+    /// The expert of each row that has one.
+    fn experts(&self) -> Vec<usize> {
+        self.counts.iter().enumerate().flat_map(|(expert, rows)| vec![expert; *rows]).collect()
+    }
+
+    fn offsets(&self, t: &Bench) -> Tensor {
+        let mut offsets = vec![0];
+        self.counts.iter().for_each(|rows| offsets.push(offsets[offsets.len() - 1] + *rows as i32));
+        t.ints(&[offsets.len()], &offsets)
+    }
+
+    /// Values of rows, NaN behind those of experts.
+    fn factor(&self, t: &Bench, seed: u64, columns: usize, dtype: DType) -> (Tensor, Vec<f64>) {
+        let mut values = numbers(seed, self.rows() * columns, dtype);
+        values[self.used() * columns..].fill(f64::NAN);
+        (t.put(&[self.rows(), columns], dtype, &values), values)
+    }
+}
+
+/// Fails unless a sum of terms, given for each element, is near. Elements behind keep their values.
+fn check(what: &str, ours: &[f64], dtype: DType, sums: &[Vec<f64>]) {
+    let add = |of: fn(f64) -> f64| sums.iter().map(|terms| terms.iter().map(|x| of(*x)).sum()).collect::<Vec<f64>>();
+    assert_sums_close(what, dtype, &ours[..sums.len()], &add(|x| x), &add(f64::abs));
+    assert!(ours[sums.len()..].iter().all(|x| *x == UNTOUCHED), "{what}: rows without an expert were written");
+}
+
+fn check_products(t: &Bench, s: &Sizes<'_>, dtype: DType) {
+    let (n, k, rows, count) = (s.n, s.k, s.rows(), s.counts.len());
+    let what = |name: &str| format!("{name} of rows {:?} + {}, ({n}, {k})", s.counts, s.behind);
+    let offsets = s.offsets(t);
+    let ((x, x_values), (dy, dy_values)) = (s.factor(t, 1, k, dtype), s.factor(t, 2, n, dtype));
+    let w_values = numbers(3, count * n * k, dtype);
+    let w = t.put(&[count * n, k], dtype, &w_values);
+    let run = |product, a, b, out: Tensor, accumulate| {
+        t.run(GroupedGemm { product, offsets, a, b, out, accumulate });
+        t.get(&out)
+    };
+    let untouched = |columns: usize| t.put(&[rows, columns], dtype, &vec![UNTOUCHED; rows * columns]);
+
+    let experts = s.experts();
+    let forward = experts.iter().enumerate().flat_map(|(row, expert)| {
+        let (x, w) = (&x_values[row * k..][..k], &w_values[expert * n * k..][..n * k]);
+        (0..n).map(move |j| (0..k).map(|i| x[i] * w[j * k + i]).collect())
+    });
+    let y = run(GroupedProduct::Forward, x, w, untouched(n), false);
+    check(&what("forward"), &y, dtype, &forward.collect::<Vec<_>>());
+
+    let backward = experts.iter().enumerate().flat_map(|(row, expert)| {
+        let (dy, w) = (&dy_values[row * n..][..n], &w_values[expert * n * k..][..n * k]);
+        (0..k).map(move |i| (0..n).map(|j| dy[j] * w[j * k + i]).collect())
+    });
+    let dx = run(GroupedProduct::InputGradient, dy, w, untouched(k), false);
+    check(&what("input gradient"), &dx, dtype, &backward.collect::<Vec<_>>());
+
+    for accumulate in [false, true] {
+        let before = numbers(4, count * n * k, F32);
+        let mut sums: Vec<Vec<f64>> = before.iter().map(|x| if accumulate { vec![*x] } else { vec![] }).collect();
+        for (row, expert) in experts.iter().enumerate() {
+            for (at, terms) in sums[expert * n * k..][..n * k].iter_mut().enumerate() {
+                terms.push(dy_values[row * n + at / k] * x_values[row * k + at % k]);
+            }
+        }
+        // NaN shows an element that is not overwritten.
+        let out = if accumulate { t.put(&[count * n, k], F32, &before) } else { t.empty(&[count * n, k], F32) };
+        let dw = run(GroupedProduct::WeightGradient, dy, x, out, accumulate);
+        check(&what("weight gradient"), &dw, F32, &sums);
+        for (expert, _) in s.counts.iter().enumerate().filter(|(_, rows)| **rows == 0) {
+            let own = expert * n * k..(expert + 1) * n * k;
+            let kept = if accumulate { before[own.clone()].to_vec() } else { vec![0.0; n * k] };
+            assert_eq!(dw[own], kept, "{}, expert {expert} without rows", what("weight gradient"));
+        }
+    }
+}
+
+#[test]
+fn products_of_each_expert_s_rows_agree_with_f64_and_touch_no_other_rows() {
+    let t = checked_bench();
+    for dtype in FLOATS {
+        for (counts, behind) in [
+            (&[5, 0, 130, 1][..], 3),
+            (&[0, 0, 0], 4),
+            (&[0, 300, 0], 0),
+            (&[128, 64, 0, 192], 1),
+            (&[1], 0),
+            (&[3, 2, 9, 0, 0, 17, 1, 33, 0], 40),
+        ] {
+            // A GPU's kernel loads 16 bytes at a time, or one value.
+            for (n, k) in [(24, 40), (23, 41), (136, 8), (1, 1)] {
+                check_products(&t, &Sizes { counts, behind, n, k }, dtype);
+            }
+        }
+        check_products(&t, &Sizes { counts: &[150, 10], behind: 7, n: 264, k: 136 }, dtype);
+    }
+}
+
+#[test]
+fn shapes_and_types_that_do_not_fit_are_refused() {
+    let t = checked_bench();
+    let refused = |product, offsets: usize, a: [usize; 2], b: [usize; 2], out: ([usize; 2], DType), accumulate| {
+        let (offsets, a, b) = (t.ints(&[offsets], &vec![0; offsets]), t.empty(&a, Bf16), t.empty(&b, Bf16));
+        t.refusal(GroupedGemm { product, offsets, a, b, out: t.empty(&out.0, out.1), accumulate })
+    };
+    use GroupedProduct::{Forward, InputGradient, WeightGradient};
+    let other = t.refusal(GroupedGemm {
+        product: Forward,
+        offsets: t.ints(&[3], &[0; 3]),
+        a: t.empty(&[6, 4], Bf16),
+        b: t.empty(&[10, 4], F32),
+        out: t.empty(&[6, 5], Bf16),
+        accumulate: false,
+    });
+    for (error, words) in [
+        (refused(Forward, 1, [6, 4], [10, 4], ([6, 5], Bf16), false), "grouped_gemm: there is no expert"),
+        (
+            refused(Forward, 4, [6, 4], [10, 4], ([6, 5], Bf16), false),
+            "10 rows of weights cannot be divided by 3 experts",
+        ),
+        (refused(Forward, 3, [6, 3], [10, 4], ([6, 5], Bf16), false), "`a` of shape (6, 3) has 18 elements, needs 24"),
+        (
+            refused(Forward, 3, [6, 4], [10, 4], ([6, 4], Bf16), false),
+            "`out` of shape (6, 4) has 24 elements, needs 30",
+        ),
+        (refused(Forward, 3, [6, 4], [10, 4], ([6, 5], F32), false), "`out` is f32, needs bf16"),
+        (refused(Forward, 3, [6, 4], [10, 4], ([6, 5], Bf16), true), "only a weight gradient accumulates"),
+        (refused(InputGradient, 3, [6, 4], [10, 4], ([6, 4], Bf16), false), "`a` of shape (6, 4)"),
+        (refused(WeightGradient, 3, [6, 5], [5, 4], ([10, 4], F32), false), "`b` of shape (5, 4)"),
+        (refused(WeightGradient, 3, [6, 5], [6, 4], ([10, 4], Bf16), false), "`out` is bf16, needs f32"),
+        (other, "grouped_gemm: `b` is f32, needs bf16 like `a`"),
+    ] {
+        assert!(error.contains(words), "{error}");
+    }
+}

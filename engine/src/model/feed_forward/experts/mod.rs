@@ -1,0 +1,342 @@
+//! A feed-forward layer of experts: each token passes those that its router chooses.
+//!
+//! The rows of each expert are gathered from the tokens, multiplied by the expert's own matrices, and summed for each token.
+//! The numbers of rows stay on the device. Backward gathers rows again and computes the activation again: so a layer keeps
+//! one tensor with rows.
+//!
+//! The layer has two halves: the router and the shared expert, and the experts. Graphs may have the first alone.
+
+mod router;
+mod sizes;
+
+use device::Tensor;
+use device::ops::{
+    Add, CombineRows, DropoutSite, ExpertGlu, ExpertGluBackward, ExpertRows, Gate, GatherRows, GroupedGemm,
+    GroupedProduct,
+};
+use graph_manager::Result;
+
+use self::router::{Routed, RouterLayer, router_params};
+pub(crate) use self::router::{router_terms, selection_biases};
+pub use self::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+use super::dense::{DenseFeedForward, DenseSpec};
+use crate::graph_options::GraphModule;
+use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use crate::model::hidden::Samples;
+use crate::model::norm::Normed;
+use crate::model::part::{BlockPart, Halves, PartSpec, SavedInput};
+use crate::model::saved::Saved;
+use crate::model::shape::GptShape;
+use crate::model::tensor_parallel::{LayerRanks, Packed};
+use crate::model::token_cost::TokenCost;
+use crate::params::{Param, ParamSpec};
+use crate::step_policy::StepContext;
+
+/// A feed-forward layer of experts before it has memory.
+pub(super) struct ExpertSpec {
+    pub(super) experts: Experts,
+    /// The activation of experts.
+    pub(super) gate: Gate,
+    /// The shared expert.
+    pub(super) shared: Option<DenseSpec>,
+}
+
+/// The names of the two weights of all experts.
+fn weight_names(block: usize) -> [String; 2] {
+    ["c_fc", "c_proj"].map(|name| format!("h.{block}.mlp.experts.{name}.weight"))
+}
+
+impl PartSpec for ExpertSpec {
+    fn params(&self, of: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
+        let (&Experts { count, ffn, .. }, hidden) = (&self.experts, of.shape.hidden);
+        let per_token = self.experts.per_token as f64 / count as f64;
+        let [up, down] = weight_names(block);
+        let of_experts = |name, rows: usize, columns, init, matrices: Vec<usize>| {
+            let spec = ParamSpec::new(name, [rows, columns], init, layer);
+            ParamSpec { matrices, share_per_token: per_token, ..spec }
+        };
+        // An expert's gate, then its gated values.
+        let matrices = vec![ffn; 2 * count];
+        let groups: Vec<Packed> = matrices.iter().map(|&size| Packed::channels(size)).collect();
+        let up = of_experts(up, 2 * count * ffn, hidden, of.shape.matrix_init(), matrices);
+        let down = of_experts(down, count * hidden, ffn, of.shape.residual_init(), vec![hidden; count]);
+        let sharded = [of.parallel.shard(up, 0, &groups), of.parallel.shard(down, 1, &[Packed::channels(ffn)])];
+        let shared = self.shared.iter().flat_map(|shared| shared.params(of, block, layer));
+        router_params(&self.experts, of, block, layer).chain(sharded).chain(shared).collect()
+    }
+
+    fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
+        let [up, down] = weight_names(block).map(|name| builder.params.get(&name));
+        Box::new(ExpertFeedForward {
+            router: RouterLayer::build(&self.experts, builder, block),
+            gate: self.gate,
+            up,
+            down,
+            experts: self.experts.count,
+            shared: self.shared.as_ref().map(|shared| shared.layer(builder, block)),
+            output: builder.of.hidden_dropout(block + 1, 2),
+            ranks: builder.of.layer_ranks(),
+        })
+    }
+
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
+        let Experts { count, per_token, ffn, .. } = self.experts;
+        let hidden = shape.hidden;
+        // Three products of the chosen experts, each with a gathered input, and the sums of their rows; the router in f32.
+        let of_experts = TokenCost {
+            weights: per_token * 3 * hidden * ffn,
+            values: per_token * (3 * (hidden + 2 * ffn) + 3 * (ffn + hidden) + 10 * ffn + 6 * hidden),
+            ..TokenCost::default()
+        };
+        let router = TokenCost { weights: count * hidden, values: 2 * 3 * (hidden + count), ..TokenCost::default() };
+        let shared = self.shared.iter().map(|shared| shared.cost(shape, block));
+        [of_experts, router].into_iter().chain(shared).sum()
+    }
+}
+
+/// A feed-forward layer of experts over its parameters.
+struct ExpertFeedForward {
+    router: RouterLayer,
+    gate: Gate,
+    /// `(experts * 2 ffn, hidden)`: of each expert the rows of its gate, then those of its gated values.
+    up: Param,
+    /// `(experts * hidden, ffn)`.
+    down: Param,
+    experts: usize,
+    shared: Option<DenseFeedForward>,
+    output: DropoutLayer,
+    ranks: LayerRanks,
+}
+
+/// The choice of experts, and the shared expert's part of the output.
+struct FirstHalf {
+    /// `(batch, seq, hidden)`: all rows.
+    input: Tensor,
+    routed: Routed,
+    /// `None` if the second half computes it.
+    order: Option<ExpertRows>,
+    /// Its output, unless only backward comes after, and the values that its backward needs.
+    shared: Option<(Option<Tensor>, Saved)>,
+}
+
+struct SavedExperts {
+    routed: Routed,
+    order: ExpertRows,
+    /// `(rows, 2 ffn)`.
+    pre: Tensor,
+    output: Option<DropoutSite>,
+    /// Of the microbatch's samples.
+    real: Option<Tensor>,
+    shared: Option<Saved>,
+}
+
+/// The normed values of a part that does not compute them itself.
+fn stored(normed: &Normed) -> Tensor {
+    match normed {
+        Normed::Stored(normed) => *normed,
+        Normed::Computed(_) => unreachable!("a router reads stored values"),
+    }
+}
+
+impl ExpertFeedForward {
+    /// The rows of experts `(rows, width)` from those of tokens `(batch, seq, width)`.
+    fn gather(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        input: Tensor,
+        order: &ExpertRows,
+    ) -> Result<Tensor> {
+        let pairs = order.pairs;
+        let output = cx.tensor(name, [pairs.elements(), input.shape.last()], input.dtype)?;
+        cx.run(GatherRows { input, pairs, output })?;
+        Ok(output)
+    }
+
+    /// Rows times their expert's matrix `(n, k)`, or its transpose.
+    fn product(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        product: GroupedProduct,
+        a: Tensor,
+        weights: Tensor,
+        order: &ExpertRows,
+    ) -> Result<Tensor> {
+        let width = match product {
+            GroupedProduct::Forward => weights.shape.rows() / self.experts,
+            _ => weights.shape.last(),
+        };
+        let out = cx.tensor(name, [a.shape.rows(), width], a.dtype)?;
+        cx.run(GroupedGemm { product, offsets: order.offsets, a, b: weights, out, accumulate: false })?;
+        Ok(out)
+    }
+
+    /// The gradient of the experts' matrices, unless they are frozen.
+    fn weight_gradient(
+        &self,
+        cx: &StepContext<'_>,
+        of: &Param,
+        grad: Tensor,
+        input: Tensor,
+        order: &ExpertRows,
+    ) -> Result<()> {
+        let Some(out) = of.grad else { return Ok(()) };
+        let (product, offsets) = (GroupedProduct::WeightGradient, order.offsets);
+        cx.run(GroupedGemm { product, offsets, a: grad, b: input, out, accumulate: !cx.is_first_microbatch() })
+    }
+
+    /// The first half; of the shared expert's forward as much as backward needs, or all of it.
+    fn choose(
+        &self,
+        cx: &mut StepContext<'_>,
+        normed: Normed,
+        samples: Samples,
+        needs_output: bool,
+    ) -> Result<FirstHalf> {
+        let input = self.ranks.gather_rows(cx, "all_normed", stored(&normed))?;
+        let routed = self.router.forward(cx, input, samples.real)?;
+        // If graphs have this half, they have the order of rows only if it is named too.
+        let order = match cx.policy().names(GraphModule::ROW_ORDER) {
+            true => Some(self.router.sort(cx, &routed)?),
+            false => None,
+        };
+        let shared = match &self.shared {
+            Some(shared) if needs_output => {
+                let (output, saved) = shared.forward(cx, normed, samples)?;
+                Some((Some(output), saved))
+            }
+            Some(shared) => Some((None, shared.prepare_backward(cx, normed, samples)?)),
+            None => None,
+        };
+        Ok(FirstHalf { input, routed, order, shared })
+    }
+
+    /// The second half up to the activation: the values that backward needs, and the shared expert's output.
+    fn to_pre(
+        &self,
+        cx: &mut StepContext<'_>,
+        half: &FirstHalf,
+        samples: Samples,
+    ) -> Result<(SavedExperts, Option<Tensor>)> {
+        let FirstHalf { input, routed, order, shared } = half;
+        let order = match order {
+            Some(order) => *order,
+            None => self.router.sort(cx, routed)?,
+        };
+        let rows = self.gather(cx, "expert_inputs", *input, &order)?;
+        let pre = self.product(cx, "expert_pre_activation", GroupedProduct::Forward, rows, self.up.weight, &order)?;
+        let output = self.output.site(cx, samples.record);
+        let (also, shared) = match shared {
+            Some((output, saved)) => (*output, Some(saved.clone())),
+            None => (None, None),
+        };
+        Ok((SavedExperts { routed: *routed, order, pre, output, real: samples.real, shared }, also))
+    }
+
+    /// A buffer for the activated rows `(rows, ffn)`.
+    fn activated(&self, cx: &mut StepContext<'_>, pre: &Tensor) -> Result<Tensor> {
+        cx.tensor("expert_activated", [pre.shape.rows(), pre.shape.last() / 2], pre.dtype)
+    }
+}
+
+impl BlockPart for ExpertFeedForward {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
+        let half = self.forward_first(cx, normed, samples)?;
+        self.forward_second(cx, half, samples)
+    }
+
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved> {
+        let half = self.choose(cx, normed, samples, false)?;
+        self.to_pre(cx, &half, samples).map(|(saved, _)| Saved::new(saved))
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor> {
+        let left = self.backward_second(cx, grad, input, saved)?;
+        self.backward_first(cx, &left, saved)
+    }
+
+    fn halves(&self) -> Option<&dyn Halves> {
+        Some(self)
+    }
+}
+
+impl Halves for ExpertFeedForward {
+    fn first(&self) -> GraphModule {
+        GraphModule::ROUTER
+    }
+
+    fn forward_first(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved> {
+        self.choose(cx, normed, samples, true).map(Saved::new)
+    }
+
+    fn forward_second(&self, cx: &mut StepContext<'_>, first: Saved, samples: Samples) -> Result<(Tensor, Saved)> {
+        let half: &FirstHalf = first.get();
+        let (saved, also) = self.to_pre(cx, half, samples)?;
+        let (order, input) = (&saved.order, saved.pre);
+        let output = self.activated(cx, &input)?;
+        let (weights, pairs) = (saved.routed.weights, order.pairs);
+        cx.run(ExpertGlu { gate: self.gate, input, weights, pairs, output })?;
+        let rows = self.product(cx, "expert_outputs", GroupedProduct::Forward, output, self.down.weight, order)?;
+        let delta = cx.tensor("ffn_out", half.input.shape, rows.dtype)?;
+        cx.run(CombineRows { input: rows, rows: order.rows, also: None, output: delta })?;
+        let mut delta = self.ranks.reduce(cx, "ffn_out_here", delta)?;
+        if let Some(also) = also {
+            let output = cx.tensor("ffn_out_with_shared", delta.shape, delta.dtype)?;
+            cx.run(Add { a: delta, b: also, output })?;
+            delta = output;
+        }
+        drop_in_place(cx, delta, saved.output)?;
+        Ok((delta, Saved::new(saved)))
+    }
+
+    fn backward_second(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        input: SavedInput<'_>,
+        saved: &Saved,
+    ) -> Result<Vec<Tensor>> {
+        let saved: &SavedExperts = saved.get();
+        let (weights, order, pre) = (saved.routed.weights, &saved.order, saved.pre);
+        let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
+        let normed = stored(&input.read(cx)?);
+        let input = self.ranks.gather_rows(cx, "all_normed_2", normed)?;
+
+        // Through the down projection, by the row: the router's weight is part of its input.
+        let grad_tokens = self.ranks.gather_rows(cx, "all_grad_ffn_out", grad_delta)?;
+        let grad_rows = self.gather(cx, "grad_expert_outputs", grad_tokens, order)?;
+        let dgrad = GroupedProduct::InputGradient;
+        let grad_output = self.product(cx, "grad_expert_activated", dgrad, grad_rows, self.down.weight, order)?;
+        let grad_input = cx.tensor("grad_expert_pre_activation", pre.shape, pre.dtype)?;
+        let output = self.activated(cx, &pre)?;
+        let grad_weights = cx.tensor("grad_expert_weights", weights.shape, weights.dtype)?;
+        let (pairs, gate) = (order.pairs, self.gate);
+        cx.run(ExpertGluBackward { gate, input: pre, weights, pairs, grad_output, grad_input, output, grad_weights })?;
+        self.weight_gradient(cx, &self.down, grad_rows, output, order)?;
+
+        let rows = self.gather(cx, "expert_inputs_2", input, order)?;
+        self.weight_gradient(cx, &self.up, grad_input, rows, order)?;
+        let grad_rows = self.product(cx, "grad_expert_inputs", dgrad, grad_input, self.up.weight, order)?;
+        Ok(vec![normed, input, grad_delta, grad_weights, grad_rows])
+    }
+
+    fn backward_first(&self, cx: &mut StepContext<'_>, left: &[Tensor], saved: &Saved) -> Result<Tensor> {
+        let saved: &SavedExperts = saved.get();
+        let &[normed, input, grad_delta, grad_weights, grad_rows] = left else {
+            unreachable!("the second half leaves five tensors")
+        };
+        let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.real)?;
+        let grad_normed = self.ranks.tensor(cx, "grad_normed_2", input.shape.last(), input.dtype)?;
+        // One sum of both, rounded once.
+        let rows = saved.order.rows;
+        cx.run(CombineRows { input: grad_rows, rows, also: Some(of_router), output: grad_normed })?;
+        let grad_normed = self.ranks.reduce(cx, "grad_normed_2_here", grad_normed)?;
+        let (Some(shared), Some(saved)) = (&self.shared, &saved.shared) else { return Ok(grad_normed) };
+        let also = shared.backward(cx, grad_delta, SavedInput::Stored(&Normed::Stored(normed)), saved)?;
+        let output = cx.tensor("grad_normed_with_shared", grad_normed.shape, grad_normed.dtype)?;
+        cx.run(Add { a: grad_normed, b: also, output })?;
+        Ok(output)
+    }
+}

@@ -1,0 +1,249 @@
+//! The router: a linear layer in f32 whose outputs choose and weigh the experts of each token.
+
+use std::rc::Rc;
+
+use device::ops::{
+    Balance, Collective, CollectiveKind, Copy, CountLoad, Epilogue, ExpertRows, Gemm, LimitLoad, Route, RouteBackward,
+    Router, SortByExpert, SumInto, ZLoss,
+};
+use device::{Communicator, DType, Tensor};
+use graph_manager::Result;
+
+use super::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+use crate::layer_partition::StageLayers;
+use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::expert_loads::SelectionBias;
+use crate::model::loss_term::LossTerm;
+use crate::params::{Init, Param, ParamSpec};
+use crate::step_policy::StepContext;
+
+/// See [`BalanceLoss`]. It is the sum over layers.
+const BALANCE_LOSS: LossTerm = LossTerm { name: "balance_loss" };
+
+/// The z-loss of routers, the sum over layers.
+const ROUTER_Z_LOSS: LossTerm = LossTerm { name: "router_z_loss" };
+
+/// The terms of the loss that routers compute.
+pub(crate) fn router_terms(experts: &Experts) -> impl Iterator<Item = LossTerm> {
+    let balance = experts.balance.map(|_| BALANCE_LOSS);
+    balance.into_iter().chain((experts.z_loss_multiplier != 0.0).then_some(ROUTER_Z_LOSS))
+}
+
+fn weight_name(block: usize) -> String {
+    format!("h.{block}.mlp.router.weight")
+}
+
+fn bias_name(block: usize) -> String {
+    format!("h.{block}.mlp.router.bias")
+}
+
+/// The router's weight, `(experts, hidden)`, in f32 whatever the model's precision. Every rank has it whole and computes a
+/// part of its gradient: from its own channels of each expert. The selection bias, `(experts)`, if there is one, has no
+/// gradient: see [`SelectionBias`].
+pub(super) fn router_params(
+    experts: &Experts,
+    of: &ShardedShape<'_>,
+    block: usize,
+    layer: usize,
+) -> impl Iterator<Item = ParamSpec> {
+    let spec = ParamSpec::new(weight_name(block), [experts.count, of.shape.hidden], of.shape.matrix_init(), layer);
+    let weight = ParamSpec { always_f32: true, partial_gradient: of.parallel.size() > 1, ..spec };
+    let bias = experts.bias_update_rate.map(|_| {
+        let spec = ParamSpec::new(bias_name(block), [experts.count], Init::Constant(0.0), layer);
+        ParamSpec { always_f32: true, frozen: true, ..spec }
+    });
+    [weight].into_iter().chain(bias)
+}
+
+/// The selection biases of a stage's routers. A router that is frozen keeps its bias too.
+pub(crate) fn selection_biases(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Vec<SelectionBias> {
+    let LayerBuilder { of, params, step } = builder;
+    let rate = of.shape.experts.as_ref().and_then(|experts| experts.bias_update_rate);
+    let (Some(rate), Some(loads)) = (rate, &step.expert_loads) else { return Vec::new() };
+    let here = loads.blocks.iter().filter(|block| layers.has(layers.of_block(**block)));
+    let trains = |block: &&usize| params.get(&weight_name(**block)).grad.is_some();
+    let of_block = |&block: &usize| {
+        let bias = params.get(&bias_name(block)).weight;
+        SelectionBias { load: loads.of_experts(block), bias: bias.view(0, [1, bias.elements()]), rate: rate as f32 }
+    };
+    here.filter(trains).map(of_block).collect()
+}
+
+/// A router over its parameters.
+pub(super) struct RouterLayer {
+    /// `(experts, hidden)`, f32.
+    weight: Param,
+    /// `(experts)`, f32: the selection bias.
+    bias: Option<Tensor>,
+    /// The load of the step, in a model that trains: see [`ExpertLoads::of`](crate::model::ExpertLoads).
+    load: Option<Tensor>,
+    /// The ranks that share the batch, if a loss is about all their loads.
+    load_ranks: Option<Rc<dyn Communicator>>,
+    router: Router,
+    capacity: Option<Capacity>,
+    per_token: usize,
+    /// The balance loss, and its sum over microbatches and layers.
+    balance: Option<(BalanceLoss, Tensor)>,
+    /// The multiplier of the z-loss, and its sum.
+    z_loss: Option<(f32, Tensor)>,
+    /// Sequences of a microbatch.
+    sequences: usize,
+    /// This rank adds the gradients of the router's losses; others of its group do not.
+    adds_gradient: bool,
+    control: Tensor,
+}
+
+/// The choice of a microbatch's experts.
+#[derive(Clone, Copy)]
+pub(super) struct Routed {
+    /// `(tokens, experts)`, f32.
+    logits: Tensor,
+    /// `(tokens, per_token)`, i32.
+    chosen: Tensor,
+    /// `(tokens, per_token)`, f32.
+    pub(super) weights: Tensor,
+    /// `(tokens, per_token)`, i32: `chosen` without the choices that are dropped; see [`LimitLoad`].
+    kept: Tensor,
+}
+
+impl RouterLayer {
+    pub(super) fn build(experts: &Experts, builder: &LayerBuilder<'_>, block: usize) -> RouterLayer {
+        let LayerBuilder { of, params, step } = builder;
+        let sum = |term| step.losses.of(term);
+        RouterLayer {
+            weight: params.get(&weight_name(block)),
+            bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
+            load: step.expert_loads.as_ref().map(|loads| loads.of(block)),
+            load_ranks: step.expert_loads.as_ref().and_then(|loads| loads.ranks.clone()),
+            router: experts.router,
+            capacity: experts.capacity,
+            per_token: experts.per_token,
+            balance: experts.balance.zip(sum(BALANCE_LOSS)),
+            z_loss: sum(ROUTER_Z_LOSS).map(|sum| (experts.z_loss_multiplier as f32, sum)),
+            sequences: of.shape.batch,
+            adds_gradient: of.parallel.rank() == 0,
+            control: step.control,
+        }
+    }
+
+    /// Chooses the experts of each token of `input`, `(batch, seq, hidden)`. `real` is
+    /// [`Samples::real`](crate::model::Samples::real).
+    pub(super) fn forward(&self, cx: &mut StepContext<'_>, input: Tensor, real: Option<Tensor>) -> Result<Routed> {
+        let (tokens, experts, k) = (input.shape.rows(), self.weight.weight.shape.rows(), self.per_token);
+        let exact = in_f32(cx, input)?;
+        let logits = cx.tensor("router_logits", [tokens, experts], DType::F32)?;
+        cx.run(Gemm::linear(exact, self.weight.weight, logits, Epilogue::None))?;
+        let chosen = cx.tensor("chosen_experts", [tokens, k], DType::I32)?;
+        let weights = cx.tensor("expert_weights", [tokens, k], DType::F32)?;
+        cx.run(Route { router: self.router, logits, bias: self.bias, chosen, weights })?;
+        let kept = match self.capacity.filter(|_| cx.mode().trains()) {
+            Some(capacity) => {
+                let kept = cx.tensor("kept_experts", [tokens, k], DType::I32)?;
+                let weights = (capacity.keeps == Keeps::HighestWeights).then_some(weights);
+                let capacity = capacity.choices(tokens * k, experts);
+                cx.run(LimitLoad { chosen, weights, real, experts, capacity, kept })?;
+                kept
+            }
+            None => chosen,
+        };
+        Ok(Routed { logits, chosen, weights, kept })
+    }
+
+    /// The rows of each expert.
+    pub(super) fn sort(&self, cx: &mut StepContext<'_>, routed: &Routed) -> Result<ExpertRows> {
+        let (chosen, experts) = (routed.kept, self.weight.weight.shape.rows());
+        let (tokens, k) = (chosen.shape.rows(), self.per_token);
+        let order = ExpertRows {
+            offsets: cx.tensor("expert_offsets", [experts + 1], DType::I32)?,
+            pairs: cx.tensor("expert_pairs", [tokens * k], DType::I32)?,
+            rows: cx.tensor("expert_rows", [tokens, k], DType::I32)?,
+        };
+        cx.run(SortByExpert { chosen, order })?;
+        Ok(order)
+    }
+
+    /// The gradient of the input by way of the choice, `(tokens, hidden)` in f32, from `grad_weights`, that of
+    /// [`Routed::weights`]. `real` is [`Samples::real`](crate::model::Samples::real). Also computes the gradient of the
+    /// parameter, and adds up the router's losses and loads. A forward may run twice, so it is done here.
+    pub(super) fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        routed: &Routed,
+        grad_weights: Tensor,
+        real: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let &Routed { logits, chosen, kept, .. } = routed;
+        let (tokens, weight) = (logits.shape.rows(), self.weight.weight);
+        if let Some(load) = self.load {
+            cx.run(CountLoad { chosen: kept, real, load, accumulate: true })?;
+        }
+        let (balance, z_loss) = (self.balance(cx, chosen, real)?, self.z_loss(cx, tokens)?);
+        let grad_logits = cx.tensor("grad_router_logits", logits.shape, DType::F32)?;
+        let (router, control, adds_gradient) = (self.router, self.control, self.adds_gradient);
+        let op = RouteBackward {
+            router,
+            logits,
+            chosen,
+            grad_weights,
+            balance,
+            z_loss,
+            real,
+            control,
+            adds_gradient,
+            grad_logits,
+        };
+        cx.run(op)?;
+        if let (Some(Balance { losses, .. }), Some((_, total))) = (balance, self.balance) {
+            cx.run(SumInto { input: losses, total, accumulate: true })?;
+        }
+        if let (Some(ZLoss { losses, .. }), Some((_, total))) = (z_loss, self.z_loss) {
+            cx.run(SumInto { input: losses, total, accumulate: true })?;
+        }
+        if let Some(grad) = self.weight.grad {
+            let exact = in_f32(cx, input)?;
+            cx.run(Gemm::wgrad(grad_logits, exact, grad, !cx.is_first_microbatch()))?;
+        }
+        let grad_input = cx.tensor("grad_router_input", [tokens, weight.shape.last()], DType::F32)?;
+        cx.run(Gemm::dgrad(grad_logits, weight, grad_input, Epilogue::None))?;
+        Ok(grad_input)
+    }
+
+    fn balance(&self, cx: &mut StepContext<'_>, chosen: Tensor, real: Option<Tensor>) -> Result<Option<Balance>> {
+        let Some((BalanceLoss { multiplier, over }, _)) = self.balance else { return Ok(None) };
+        let groups = match over {
+            BalanceGroup::Microbatch | BalanceGroup::GlobalBatch => 1,
+            BalanceGroup::Sequence => self.sequences,
+        };
+        let tokens = chosen.shape.rows();
+        let load = cx.tensor("expert_load", [groups, self.weight.weight.shape.rows()], DType::F32)?;
+        match (over, self.load) {
+            // This microbatch has been counted, like those before it.
+            (BalanceGroup::GlobalBatch, Some(of_step)) => {
+                cx.run(Copy { input: of_step, output: load })?;
+                if let Some(ranks) = &self.load_ranks {
+                    cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ranks.clone(), load))?;
+                }
+            }
+            _ => cx.run(CountLoad { chosen, real, load, accumulate: false })?,
+        }
+        let losses = cx.tensor("balance_losses", [tokens], DType::F32)?;
+        Ok(Some(Balance { load, multiplier: multiplier as f32, losses }))
+    }
+
+    fn z_loss(&self, cx: &mut StepContext<'_>, tokens: usize) -> Result<Option<ZLoss>> {
+        let Some((multiplier, _)) = self.z_loss else { return Ok(None) };
+        let losses = cx.tensor("router_z_losses", [tokens], DType::F32)?;
+        Ok(Some(ZLoss { multiplier, losses }))
+    }
+}
+
+/// The same values in f32.
+fn in_f32(cx: &mut StepContext<'_>, input: Tensor) -> Result<Tensor> {
+    if input.dtype == DType::F32 {
+        return Ok(input);
+    }
+    let output = cx.tensor("normed_f32", input.shape, DType::F32)?;
+    cx.run(Copy { input, output })?;
+    Ok(output)
+}

@@ -1,0 +1,82 @@
+//! The sizes and choices of a feed-forward layer of experts.
+
+use device::ops::Router;
+
+/// Feed-forward layers of many experts, of which each token passes a few (Shazeer et al., 2017).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// Experts of a layer; at least `per_token`.
+    pub count: usize,
+    /// Experts that a token passes; above 0.
+    pub per_token: usize,
+    /// Width of an expert.
+    pub ffn: usize,
+    /// Width of the shared expert, which every token passes too; 0: there is none.
+    pub shared_ffn: usize,
+    /// Whether a block has experts, repeated over all blocks; empty if all have them. The others have a dense layer.
+    pub pattern: Vec<bool>,
+    /// How experts are chosen and weighed.
+    pub router: Router,
+    /// The bound of an expert's load; `None`: nothing is dropped.
+    pub capacity: Option<Capacity>,
+    /// Each expert has a bias that is added to its score for the choice alone. Every step adds or subtracts this rate, and so
+    /// moves loads towards each other without a loss (Wang et al., 2024); f32 in kernels. `None`: there are no biases.
+    pub bias_update_rate: Option<f64>,
+    /// The loss that keeps the experts' loads equal, if there is one.
+    pub balance: Option<BalanceLoss>,
+    /// The z-loss of the router is this times the mean square of its logits' logsumexp; f32 in kernels. 0: there is none.
+    pub z_loss_multiplier: f64,
+}
+
+impl Experts {
+    /// Whether the balance loss is about the loads of all ranks.
+    pub fn balances_globally(&self) -> bool {
+        self.balance.is_some_and(|balance| balance.over == BalanceGroup::GlobalBatch)
+    }
+}
+
+/// A bound of an expert's load in training (Lepikhin et al., 2020). Choices beyond it are dropped: they add nothing to their
+/// token's output, and the token's other weights stay as they are. Evaluation and generation drop nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Capacity {
+    /// The most choices that an expert takes, over the mean number; above 0.
+    pub factor: f64,
+    /// The choices that an expert keeps.
+    pub keeps: Keeps,
+}
+
+/// The choices that an expert with too many keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// Those with the highest weights; of equal ones those of the first tokens.
+    HighestWeights,
+    /// Those of the first tokens of the microbatch.
+    FirstTokens,
+}
+
+impl Capacity {
+    /// The most choices of a microbatch that an expert takes, as Megatron rounds them. `choices` are those of all its tokens.
+    pub fn choices(&self, choices: usize, experts: usize) -> usize {
+        ((choices as f64 / experts as f64 * self.factor).ceil() as usize).max(1)
+    }
+}
+
+/// The balance loss of every layer of experts (Fedus et al., 2021). It is 1 times the multiplier if all loads are equal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BalanceLoss {
+    /// Its factor; f32 in kernels.
+    pub multiplier: f64,
+    /// The tokens whose loads it compares.
+    pub over: BalanceGroup,
+}
+
+/// The tokens whose loads a balance loss compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BalanceGroup {
+    /// Those of a microbatch.
+    Microbatch,
+    /// Those of each sequence.
+    Sequence,
+    /// Those of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
+    GlobalBatch,
+}

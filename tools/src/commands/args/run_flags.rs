@@ -1,0 +1,318 @@
+//! The flags of a training run. Several commands take them.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::iter;
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use common::{Mistakes, UserError};
+
+use super::followed::follow;
+use super::{Parsed, keys_in, megatron_flags, read_line, text_flag};
+use trainer::checkpoint::{changed_meaning, start_folder};
+use trainer::config::megatron::{our_flag, words};
+use trainer::config::options::{Kind, OPTIONS, OptionSpec, find};
+use trainer::config::request::TrainRequest;
+use trainer::config::{ConfigSources, recipes};
+use trainer::hf::Pretrained;
+use trainer::report::graph_report::beside;
+
+/// Adds the flags of a training run to a command.
+pub(crate) fn with_run_flags(mut command: Command) -> Command {
+    let switch =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    command = command
+        .arg(text_flag(
+            "config",
+            "FILE",
+            "TOML file, or the name of a recipe (`trainer configs list`). Flags override it",
+        ))
+        .arg(
+            Arg::new("set")
+                .long("set")
+                .value_name("KEY=VALUE")
+                .action(ArgAction::Append)
+                .help("Sets any option by its TOML key, over everything else"),
+        )
+        .arg(switch("dry-run", "Prints the plan and stops; takes no memory"))
+        .arg(
+            text_flag("gpu", "GPU", "With --dry-run: fails unless the plan fits this GPU, one of `trainer plan`")
+                .requires("dry-run"),
+        )
+        .arg(switch(
+            "check-graphs",
+            "Checks every operation and graph launch for races, stale reads and use after free",
+        ))
+        .arg(text_flag(
+            "graph-report",
+            "FILE",
+            "Writes all graphs to FILE as JSON; beside it, ending in .dot, .svg and .txt, Graphviz, a picture and the step as a list",
+        ))
+        .arg(
+            Arg::new("log")
+                .long("log")
+                .value_name("FILTER")
+                .default_value("warn")
+                .help("Log messages to show: a level, or target=level pairs"),
+        );
+    command = megatron_flags::with_megatron_flags(command);
+    for option in OPTIONS {
+        let section = option.key.split('.').next().unwrap_or_default();
+        let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
+        let mut arg = Arg::new(option.key)
+            .long(option.flag)
+            .visible_aliases(option.aliases.to_vec())
+            .help_heading(section)
+            // The words of some choices are long. In one column with them, all help texts would begin far to the right.
+            .next_line_help(true)
+            .help(format!("{}{default}", option.doc));
+        arg = match option.kind {
+            Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
+            // As in Megatron: --data-path 0.3 A 0.7 B.
+            Kind::Paths => arg.num_args(1..).value_name("PATHS"),
+            Kind::Texts => arg.num_args(1..).value_name("PATTERNS"),
+            // As in Megatron: --rampup-batch-size 16 16 100000.
+            Kind::Integers | Kind::Floats => arg.num_args(1..).value_name("VALUES").allow_negative_numbers(true),
+            // As in Megatron: --cuda-graph-modules attn mlp.
+            Kind::Choices(words) => arg.num_args(1..).value_name(words.join("|")),
+            Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
+            _ => arg.value_name("VALUE").allow_hyphen_values(true),
+        };
+        command = command.arg(arg);
+    }
+    command
+}
+
+/// The training run that the flags ask for. Flags override the `preset` of a command. The preset overrides a config
+/// file. Every mistake in the flags and in the files that they name is added to `mistakes`; the run is then without what is
+/// wrong.
+pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> TrainRequest {
+    let mut sources = option_values(matches, preset, mistakes);
+    mistakes.keep(sources.ensure_one_length());
+    let mut notices = megatron_flags::notices(matches, &sources.resolve());
+    let mut folders: Vec<PathBuf> = Vec::new();
+    if let Some(folder) = sources.init_from().map(PathBuf::from) {
+        match start_from(&mut sources, &folder) {
+            Ok((from, differ)) => {
+                notices.extend(differ);
+                folders.extend([folder, from]);
+            }
+            Err(error) => {
+                mistakes.add(error);
+                mistakes.doubt(OPTIONS.iter().map(|option| option.key).filter(|key| key.starts_with("model.")));
+            }
+        }
+    }
+    let folders: Vec<&Path> = folders.iter().map(PathBuf::as_path).collect();
+    notices.extend(mistakes.keep(follow(&mut sources, &folders)).unwrap_or_default());
+    let config = sources.resolve();
+    megatron_flags::check_agreement(matches, &config, mistakes);
+    let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
+    if let Some(path) = graph_report.as_ref().filter(|path| beside(path).contains(path)) {
+        mistakes.add(UserError::new(
+            format!("--graph-report {}", path.display()),
+            "the file is JSON; the same name ending in .dot, .svg and .txt is for other forms",
+            format!("--graph-report {}", path.with_extension("json").display()),
+        ));
+    }
+    TrainRequest {
+        config,
+        dry_run: matches.get_flag("dry-run"),
+        check_graphs: matches.get_flag("check-graphs"),
+        graph_report,
+        log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
+        given: sources.given(),
+        gpu: matches.get_one::<String>("gpu").cloned(),
+        notices,
+    }
+}
+
+/// Takes the model that training starts from. Returns the folder that has it, and a notice if other options change the
+/// meaning of its weights.
+///
+/// # Errors
+/// A folder without a model.
+fn start_from(sources: &mut ConfigSources, folder: &Path) -> Result<(PathBuf, Option<String>), UserError> {
+    // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
+    let resumed = start_folder(&sources.resolve().checkpoint);
+    let pretrained = match &resumed {
+        Some(checkpoint) => Pretrained::open_checked(checkpoint)?, // the run compares its hashes when it resumes
+        None => Pretrained::open(folder).map_err(|error| {
+            let fix = words::fix("model.init_from", &folder.to_string_lossy()).filter(|_| !folder.exists());
+            let (what, fix) = (format!("model.init_from = {}", error.what), fix.unwrap_or(error.fix.clone()));
+            UserError { what, fix, ..error }
+        })?,
+    };
+    let (folder, mut theirs) = (resumed.unwrap_or_else(|| folder.into()), ConfigSources::default());
+    sources.start_from(pretrained.options());
+    theirs.start_from(pretrained.options());
+    let differ = changed_meaning(&theirs.resolve().model, &sources.resolve().model).join(", ");
+    let differ = (!differ.is_empty())
+        .then(|| format!("the weights are those of {}, but the model differs: {differ}", folder.display()));
+    Ok((folder, differ))
+}
+
+/// The training run that a command line of the trainer asks for. `arguments` begin with the program's name. Everything that
+/// is wrong with it is added to `mistakes`, also a command line that does not train. `None` if nothing can be read.
+pub(crate) fn training_run(
+    arguments: impl IntoIterator<Item = OsString>,
+    mistakes: &mut Mistakes,
+) -> Option<TrainRequest> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let does_not_train = || {
+        let rule = "the trainer's flags are those of a training run, which ends with its last step";
+        UserError::new("these flags do not train", rule, "leave out the subcommand, --help or --dry-run")
+    };
+    // Without a flag in front it is a subcommand.
+    if arguments.get(1).and_then(|first| first.to_str()).is_some_and(|first| !first.starts_with('-')) {
+        mistakes.add(does_not_train());
+        return None;
+    }
+    let run = match read_line(with_run_flags(Command::new("trainer")), &arguments, mistakes)? {
+        Parsed::Matches(matches) => Some(train_request(&matches, &[], mistakes)).filter(|run| !run.dry_run),
+        Parsed::Help(_) => None,
+    };
+    mistakes.keep(run.ok_or_else(does_not_train))
+}
+
+/// The values that the flags of a run set over those of `preset`, and notices about flags. `arguments` begin with the
+/// program's name. What is wrong is added to `mistakes`, and is not set. `None` if nothing can be read.
+pub(crate) fn flag_values(
+    arguments: &[OsString],
+    preset: &[(&str, &str)],
+    mistakes: &mut Mistakes,
+) -> Option<(ConfigSources, Vec<String>)> {
+    match read_line(with_run_flags(Command::new("trainer")), arguments, mistakes)? {
+        Parsed::Matches(matches) => {
+            let sources = option_values(&matches, preset, mistakes);
+            let notices = megatron_flags::notices(&matches, &sources.resolve());
+            Some((sources, notices))
+        }
+        Parsed::Help(_) => None,
+    }
+}
+
+/// The flags of a run, each with the most values that follow it.
+pub(crate) fn numbers_of_values() -> HashMap<String, usize> {
+    let mut command = with_run_flags(Command::new("trainer"));
+    command.build();
+    let mut numbers = HashMap::new();
+    for arg in command.get_arguments() {
+        let most = match arg.is_require_equals_set() {
+            true => 0,
+            false => arg.get_num_args().map_or(1, |range| range.max_values()),
+        };
+        let names = arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
+        numbers.extend(names.map(|name| (name.to_string(), most)));
+    }
+    numbers
+}
+
+/// The values of the command line: the preset, the file, and the flags over both. Values that are wrong are added to
+/// `mistakes`, and are not set.
+fn option_values(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> ConfigSources {
+    let mut sources = ConfigSources::default();
+    for (key, value) in preset {
+        mistakes.keep(sources.set(key, value, "preset"));
+    }
+    if let Some(path) = matches.get_one::<String>("config")
+        && let Err(error) = read_config(path, &mut sources)
+    {
+        // A file that cannot be read may set anything.
+        let keys = keys_in(&error.to_string());
+        mistakes.add(error);
+        match keys.is_empty() {
+            true => mistakes.doubt(OPTIONS.iter().map(|option| option.key)),
+            false => mistakes.doubt(keys),
+        }
+    }
+    megatron_flags::set_options(matches, &mut sources, mistakes);
+    for option in OPTIONS {
+        let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
+        let set = refuse_flag_as_value(option, &texts)
+            .and_then(|()| refuse_second_name(matches, option, &texts))
+            .and_then(|()| set_option(option, &texts, &mut sources));
+        if let Err(error) = set {
+            mistakes.add(error);
+            // Any option may follow from a preset.
+            let follows = |of: &OptionSpec| of.key == option.key || option.key == "model.preset";
+            mistakes.doubt(OPTIONS.iter().filter(|of| follows(of)).map(|of| of.key));
+        }
+    }
+    for pair in matches.get_many::<String>("set").into_iter().flatten() {
+        let set = pair.split_once('=').ok_or_else(|| {
+            UserError::new(
+                format!("--set {pair}"),
+                "--set takes a key, an equals sign and a value",
+                "for example --set train.steps=100",
+            )
+        });
+        if let Err(error) = set.and_then(|(key, value)| sources.set(key.trim(), value.trim(), "--set")) {
+            let keys = keys_in(&error.to_string());
+            mistakes.add(error);
+            mistakes.doubt(keys);
+        }
+    }
+    megatron_flags::set_computed(matches, &mut sources, |key| sets_option(matches, key), mistakes);
+    sources
+}
+
+/// Takes the values of a TOML file, or of a recipe.
+fn read_config(path: &str, sources: &mut ConfigSources) -> Result<(), UserError> {
+    match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
+        Some(text) => sources.read_text(text, &format!("recipe {path}")),
+        // A name that does not look like a path was probably meant to be a recipe.
+        None if !Path::new(path).exists() && !path.contains(['/', '\\']) && !path.ends_with(".toml") => {
+            recipes::named(path).map(drop)
+        }
+        None => sources.read_file(path.as_ref()),
+    }
+}
+
+/// Sets an option to the values of its flag, if it is given.
+fn set_option(option: &OptionSpec, texts: &[&String], sources: &mut ConfigSources) -> Result<(), UserError> {
+    let origin = format!("--{}", option.flag);
+    match texts {
+        [] => Ok(()),
+        [text] => sources.set(option.key, text, &origin),
+        _ if !matches!(option.kind, Kind::Paths | Kind::Texts) => {
+            let list = texts.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ");
+            sources.set(option.key, &format!("[{list}]"), &origin)
+        }
+        _ => sources.set(option.key, &format!("{texts:?}"), &origin),
+    }
+}
+
+/// Fails if a flag was taken for the value of the flag before it, as happens if a script's variable is empty.
+fn refuse_flag_as_value(option: &OptionSpec, texts: &[&String]) -> Result<(), UserError> {
+    let Some(text) = texts.iter().find(|text| text.starts_with("--")) else { return Ok(()) };
+    let names: Vec<String> = iter::once(&option.flag).chain(option.aliases).map(|flag| format!("--{flag}")).collect();
+    let name = names.join(" or ");
+    Err(UserError::new(
+        format!("{name} has {text} as its value"),
+        "a value does not begin with --",
+        format!("give {name} a value before {text} (is a variable empty?), or leave it out"),
+    ))
+}
+
+/// Fails if a value sets another option too, and the flag of that option is also given.
+fn refuse_second_name(matches: &ArgMatches, option: &OptionSpec, texts: &[&String]) -> Result<(), UserError> {
+    let also = texts.iter().find_map(|text| Some((text, words::also_sets(option.key, text)?)));
+    let Some((text, (key, value))) = also.filter(|(_, (key, _))| matches.contains_id(key)) else { return Ok(()) };
+    Err(UserError::new(
+        format!(
+            "--{} {text} with {}",
+            option.flag,
+            find(key).map_or(key.into(), |option| format!("--{}", option.flag))
+        ),
+        format!("it is an older form of {}", our_flag(key, value)),
+        format!("leave out --{} {text}", option.flag),
+    ))
+}
+
+/// Whether the command line sets an option, by its flag or by `--set`.
+pub(crate) fn sets_option(matches: &ArgMatches, key: &str) -> bool {
+    let mut set = matches.get_many::<String>("set").into_iter().flatten();
+    matches.contains_id(key) || set.any(|pair| pair.split_once('=').is_some_and(|(set, _)| set.trim() == key))
+}

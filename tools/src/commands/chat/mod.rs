@@ -1,0 +1,202 @@
+//! `trainer chat`: a conversation with a trained model, in the words of its chat template.
+
+mod answer;
+
+use std::io::{BufRead, IsTerminal, Write, stdin, stdout};
+use std::time::Instant;
+
+use clap::{ArgMatches, Command};
+use common::UserError;
+use common::format::counted;
+use common::terminal::{Screen, warn, write_to};
+use data::{ChatTemplate, TextStream};
+use device::Device;
+use launch::RankEnv;
+
+use self::answer::Answer;
+use super::args::{text, text_flag};
+use super::sample::{
+    Generator, Loaded, SampleRequest, Sampler, any, generation_request, open_device, with_generation_flags,
+};
+use trainer::error::{RunError, file_error};
+use trainer::run::ranks::fail;
+
+/// Tokens that are read at a time, of a prompt.
+const READ_AT_A_TIME: usize = 256;
+
+/// A model to talk to, and how.
+#[derive(Clone, Debug)]
+pub struct ChatRequest {
+    /// The model, and how it chooses tokens. Each answer has the next seed.
+    pub generation: SampleRequest,
+    /// The system message: instructions to the model before the first message.
+    pub system: Option<String>,
+    /// `chatml`, or a file with a template. `None` for the one beside the tokenizer.
+    pub chat_template: Option<String>,
+}
+
+pub(super) fn command() -> Command {
+    let template = "chatml, llama3, gemma, mistral, or a file with a chat template. If not given: the one of training, or of the model";
+    let chat = Command::new("chat")
+        .about("Talks with a trained model: each line of the input is a message, each answer is printed")
+        .arg(any("system", "TEXT", "System message before the first message"))
+        .arg(text_flag("chat-template", "TEMPLATE", template));
+    with_generation_flags(chat, "1000")
+}
+
+/// The conversation that a command line asks for.
+///
+/// # Errors
+/// Numbers out of range.
+pub(super) fn request(matches: &ArgMatches) -> Result<ChatRequest, UserError> {
+    let generation = generation_request(matches)?;
+    Ok(ChatRequest { generation, system: text(matches, "system"), chat_template: text(matches, "chat-template") })
+}
+
+/// Talks until the input ends; returns the exit code.
+pub(super) fn run(request: &ChatRequest, env: &RankEnv) -> i32 {
+    let talked = || -> Result<String, RunError> {
+        let loaded = Loaded::open(&request.generation)?;
+        let template = loaded.chat_template(&request.generation, request.chat_template.as_deref())?;
+        let device = open_device(&request.generation, env)?;
+        warn(&loaded.describe());
+        let is_asked = stdin().is_terminal() && stdout().is_terminal();
+        if is_asked {
+            warn("a message is a line; Ctrl-D ends the conversation");
+        }
+        let mut chat = Chat::new(request, &loaded, &template, &device)?;
+        let mut input = stdin().lock();
+        // A model may write anything. Files and other programs get all of it as it is.
+        match stdout().is_terminal() {
+            true => chat.talk(&mut input, is_asked, &mut Screen),
+            false => chat.talk(&mut input, is_asked, &mut stdout()),
+        }
+    };
+    match talked() {
+        Ok(summary) => {
+            warn(&summary);
+            0
+        }
+        Err(error) => fail(true, error.exit_code(), &error.to_string()),
+    }
+}
+
+/// A conversation.
+struct Chat<'c> {
+    request: &'c SampleRequest,
+    loaded: &'c Loaded,
+    template: &'c ChatTemplate,
+    generator: Generator,
+    /// Role and content of each message so far.
+    messages: Vec<(String, String)>,
+    /// The text that ends an answer.
+    end: String,
+}
+
+impl<'c> Chat<'c> {
+    fn new(
+        request: &'c ChatRequest,
+        loaded: &'c Loaded,
+        template: &'c ChatTemplate,
+        device: &Device,
+    ) -> Result<Chat<'c>, RunError> {
+        let rows = loaded.shape.seq.min(READ_AT_A_TIME);
+        let generator = Generator::new(device, &loaded.shape, loaded.params(device)?, rows)?;
+        let messages = request.system.iter().map(|text| ("system".into(), text.clone())).collect();
+        let end = template.end_of_answer();
+        Ok(Chat { request: &request.generation, loaded, template, generator, messages, end })
+    }
+
+    /// Answers each line of `input` that is not blank, until it ends. With `is_asked`, each is asked for. Returns a line about
+    /// the speed.
+    fn talk(&mut self, input: &mut dyn BufRead, is_asked: bool, out: &mut dyn Write) -> Result<String, RunError> {
+        let closed = || file_error("standard output".into());
+        let (mut answers, mut tokens, mut seconds) = (0, 0, 0.0);
+        loop {
+            if is_asked && !write_to(out, "> ").map_err(closed())? {
+                break;
+            }
+            let mut line = String::new();
+            if input.read_line(&mut line).map_err(file_error("standard input".into()))? == 0 {
+                break;
+            }
+            if line.trim().is_empty() {
+                continue;
+            }
+            self.messages.push(("user".into(), line.trim().into()));
+            let prompt = match self.prompt() {
+                Ok(prompt) => prompt,
+                // The conversation goes on without this message.
+                Err(error) => {
+                    warn(&error.to_string());
+                    self.messages.pop();
+                    continue;
+                }
+            };
+            let began = Instant::now();
+            let (written, goes_on) = self.answer(&prompt, answers as u64, out)?;
+            (answers, tokens, seconds) = (answers + 1, tokens + written, seconds + began.elapsed().as_secs_f64());
+            if !goes_on || !write_to(out, "\n").map_err(closed())? {
+                break;
+            }
+        }
+        let speed = tokens as f64 / f64::max(seconds, 1e-9);
+        Ok(format!("{}, {}, {speed:.0} tokens/s", counted(answers, "answer"), counted(tokens, "token")))
+    }
+
+    /// The tokens that come before the next answer. A quarter of the model's context is left for the answer. If the
+    /// tokens do not fit the rest, the oldest messages are dropped.
+    fn prompt(&mut self) -> Result<Vec<i32>, UserError> {
+        let seq = self.loaded.shape.seq;
+        let most = seq - seq / 4;
+        loop {
+            let text = self.template.prompt(&self.messages).map_err(|error| {
+                let rule = "a chat template takes messages of a system, a user and an assistant";
+                UserError::new(format!("the chat template refuses the conversation: {error}"), rule, "name another")
+            })?;
+            let prompt = self.loaded.prompt_of_chat(&text);
+            if prompt.as_ref().is_ok_and(|prompt| prompt.len() <= most) {
+                return prompt;
+            }
+            let is_user = |(role, _): &(String, String)| role == "user";
+            let users = (0..self.messages.len()).filter(|&at| is_user(&self.messages[at])).collect::<Vec<_>>();
+            let [oldest, next, ..] = users[..] else {
+                prompt?;
+                return Err(UserError::new(
+                    "the message is too long",
+                    format!("a message fits three quarters of the model's context of {}", counted(seq, "token")),
+                    "shorten it",
+                ));
+            };
+            self.messages.drain(oldest..next);
+        }
+    }
+
+    /// Writes an answer. Returns its tokens, and whether the output is still open.
+    fn answer(&mut self, prompt: &[i32], number: u64, out: &mut dyn Write) -> Result<(usize, bool), RunError> {
+        let Chat { request, loaded, generator, messages, end, .. } = self;
+        let (mut count, mut is_open, mut is_complete) = (0, true, false);
+        let mut show = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
+        let before: Vec<u32> = prompt.iter().map(|&token| token as u32).collect();
+        let mut stream = TextStream::after(&loaded.tokenizer, &before);
+        let mut answer = Answer::new(end);
+        let sampler = Sampler { seed: request.sampler.seed.wrapping_add(number), ..request.sampler };
+        let logits = generator.read_on(prompt)?;
+        generator.write(logits, (request.tokens, loaded.vocab()), sampler, |token| -> Result<bool, RunError> {
+            count += 1;
+            if token == loaded.tokenizer.end_of_text() {
+                return Ok(false);
+            }
+            let (text, ends) = answer.push(&stream.push(token));
+            (is_open, is_complete) = (show(&text)?, ends);
+            Ok(is_open && !ends)
+        })?;
+        if is_open && !is_complete {
+            let (text, ends) = answer.push(&stream.finish());
+            let rest = if ends { String::new() } else { answer.finish() };
+            is_open = show(&(text + &rest))?;
+        }
+        messages.push(("assistant".into(), answer.shown.trim().into()));
+        Ok((count, is_open))
+    }
+}

@@ -1,0 +1,83 @@
+//! The command line of `trainer doctor`, and its start on all ranks.
+
+use std::cell::RefCell;
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use common::UserError;
+use common::format::counted;
+use launch::RankEnv;
+use launch::watch::WatchSettings;
+
+use super::{DoctorRequest, card_table, check};
+use crate::commands::args::{device_flag, text, text_flag};
+use crate::commands::report::check_output;
+use trainer::config::DeviceChoice;
+use trainer::run::accelerator::{Accelerator, Exactness};
+use trainer::run::ranks::{Topology, on_all_ranks, refuse};
+
+pub(crate) fn command() -> Command {
+    let switch =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    Command::new("doctor")
+        .about("Checks the machine: libraries, every operation against the host device, speed")
+        .arg(switch("json", "Print JSON"))
+        .arg(switch("quick", "Do not measure rates"))
+        .arg(switch("verbose", "Print a line for each check, also for those that passed"))
+        .arg(text_flag(
+            "card",
+            "FILE",
+            "Instead of checking, measure the GPU and write the file about it that `trainer plan --gpu FILE` reads",
+        ))
+        .arg(device_flag("Device to examine"))
+}
+
+/// The check that a command line asks for.
+///
+/// # Errors
+/// A file that cannot be written.
+pub(crate) fn request(matches: &ArgMatches) -> Result<DoctorRequest, UserError> {
+    let card = text(matches, "card").map(PathBuf::from);
+    card.as_deref().map_or(Ok(()), |file| check_output("--card", "h200.toml", file))?;
+    Ok(DoctorRequest {
+        device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),
+        quick: matches.get_flag("quick"),
+        json: matches.get_flag("json"),
+        verbose: matches.get_flag("verbose"),
+        card,
+    })
+}
+
+/// Checks the machine on all ranks; returns the exit code.
+pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
+    let accelerator = Accelerator::choose(request.device, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    // A single process examines the host if the GPU cannot be used, and says why it cannot.
+    let refused = RefCell::new(None);
+    let open = |threads| match accelerator.open(Exactness::default(), threads, false) {
+        Err(error) if env.world_size == 1 && accelerator != Accelerator::Host => {
+            *refused.borrow_mut() = Some(error.to_string());
+            Accelerator::Host.open(Exactness::default(), threads, false)
+        }
+        opened => opened,
+    };
+    let topology = Topology::tensor_parallel(env.world_size);
+    let settings = format!("device = {}\n", accelerator.kind());
+    on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |group, device| match &request.card {
+        Some(file) if env.world_size == 1 && device.gpu().is_some() => {
+            card_table::write(file, group, device)?;
+            Ok(0)
+        }
+        Some(file) => {
+            let what = format!(
+                "doctor --card {} on {} and the device {}",
+                file.display(),
+                counted(env.world_size, "rank"),
+                accelerator.kind()
+            );
+            Err(UserError::new(what, "one process measures one GPU", "run it without mpirun on a machine with a GPU")
+                .into())
+        }
+        None => Ok(check(request, device, group.tensor.as_ref(), refused.take())),
+    })
+}

@@ -1,0 +1,189 @@
+//! `trainer eval`: the loss of a model on data sets, and its accuracy in multiple choice.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use common::files::write_file;
+use common::terminal::{print, warn};
+use common::{Mistakes, UserError};
+use data::CopiedFile;
+use launch::RankEnv;
+
+use super::args::{positional, sets_option, text, text_flag, train_request, with_run_flags};
+use super::train::{log_filter, start};
+use trainer::checkpoint::{MANIFEST, newest_in};
+use trainer::config::freeze_plan::FrozenNames;
+use trainer::config::plan::{EvaluationPlan, RunPlan};
+use trainer::config::request::TrainRequest;
+use trainer::config::{ConfigSources, Fp8Choice, by_key};
+use trainer::error::file_error;
+use trainer::report::logs;
+use trainer::run::accelerator::Accelerator;
+use trainer::run::evaluate::{Evaluated, EvaluationSet, Subject, evaluate};
+use trainer::run::output_files::writable;
+use trainer::run::ranks::refuse;
+use trainer::run::source::{choice_set, evaluation_set};
+
+/// A model to evaluate, and the data.
+#[derive(Clone, Debug)]
+pub struct EvalRequest {
+    /// The settings of a run that starts from the model.
+    pub run: TrainRequest,
+    /// The data sets.
+    pub data: Vec<String>,
+    /// Files of multiple-choice questions.
+    pub multiple_choice: Vec<String>,
+    /// The largest number of samples of each, or of questions; `None` for all.
+    pub samples: Option<u64>,
+    /// The file for the model's choices.
+    pub write_choices: Option<PathBuf>,
+}
+
+pub(super) fn command() -> Command {
+    let model = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
+    let data =
+        "Data sets: files of text, JSON lines, Parquet or tokens, or folders of them. Each has a loss of its own";
+    let questions = "Multiple-choice questions: JSON lines as HellaSwag has them, or with context, choices and gold";
+    let eval = Command::new("eval")
+        .about(
+            "Prints the loss and perplexity of a model on data sets, and its accuracy in multiple choice. Takes the flags of a \
+             training run, after the data",
+        )
+        .arg(positional("MODEL", model))
+        .arg(
+            Arg::new("DATA")
+                .num_args(1..)
+                .required_unless_present("multiple-choice")
+                .value_parser(NonEmptyStringValueParser::new())
+                .help(data),
+        )
+        .arg(text_flag("multiple-choice", "FILE", questions).num_args(1..))
+        .arg(
+            text_flag("write-choices", "FILE", "Writes a line of JSON for each question: what the model chose, and why")
+                .requires("multiple-choice"),
+        )
+        .arg(
+            Arg::new("samples")
+                .long("samples")
+                .value_name("N")
+                .value_parser(value_parser!(u64).range(1..))
+                .help("Largest number of samples of each data set, and of questions of each file. If not given: all"),
+        );
+    with_run_flags(eval)
+}
+
+/// The evaluation that a command line asks for. Everything that is wrong with it is added to `mistakes`: a flag for something
+/// that the arguments name, too. `None` for a folder without a model.
+pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<EvalRequest> {
+    let model = PathBuf::from(text(matches, "MODEL").unwrap_or_default());
+    for (key, argument) in [("model.init_from", "MODEL"), ("data.path", "DATA"), ("data.validation_path", "DATA")] {
+        if sets_option(matches, key) {
+            let rule = format!("the argument {argument} names it: trainer eval MODEL DATA...");
+            mistakes.add(UserError::new(format!("eval with {key}"), rule, format!("leave out {key}")));
+            mistakes.doubt([key]);
+        }
+    }
+    let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| model.join(name).exists());
+    let model = if is_model { model } else { mistakes.keep(newest_in(&model))? };
+    let preset = mistakes.keep(preset(&model))?;
+    let preset: Vec<(&str, &str)> = preset.iter().map(|(key, value)| (&**key, &**value)).collect();
+    Some(EvalRequest {
+        run: train_request(matches, &preset, mistakes),
+        data: matches.get_many::<String>("DATA").into_iter().flatten().cloned().collect(),
+        multiple_choice: matches.get_many::<String>("multiple-choice").into_iter().flatten().cloned().collect(),
+        samples: matches.get_one("samples").copied(),
+        write_choices: text(matches, "write-choices").map(PathBuf::from),
+    })
+}
+
+/// The options that follow from the model: its folder, and its run's precision and tokenizer.
+fn preset(model: &Path) -> Result<Vec<(String, String)>, UserError> {
+    let folder = model.display().to_string();
+    let mut preset = vec![("model.init_from".to_string(), folder.clone()), ("cuda_graph.enable".into(), "true".into())];
+    let config = model.join("config.toml");
+    if config.exists() && !model.join("config.json").exists() {
+        let mut sources = ConfigSources::default();
+        sources.read_file(&config)?;
+        let run = toml::Table::try_from(sources.resolve()).unwrap_or_default();
+        let kept = |key: &str| ["precision.compute", "data.end_of_text", "data.text_key"].contains(&key);
+        let all = by_key(run).into_iter().filter(|(key, _)| kept(key));
+        preset.extend(all.map(|(key, value)| (key, value.to_string())));
+    }
+    if CopiedFile::Tokenizer.at(model).exists() {
+        preset.push(("data.tokenizer".into(), folder));
+    }
+    Ok(preset)
+}
+
+/// Evaluates on all ranks; returns the exit code. A wrong request ends the process before it touches the device.
+pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
+    let prepared = prepare(request, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    let (plan, subjects, accelerator) = &prepared;
+    let (sets, files) = (request.data.len(), request.multiple_choice.len());
+    let command = [("eval", format!("{sets} data sets, {files} files of questions, {:?} samples", request.samples))];
+    start(&request.run, (plan, accelerator), env, &command, |group, device| {
+        let results = evaluate(plan, group, device, subjects, request.samples)?;
+        for result in results.iter().flatten().filter(|_| group.rank == 0) {
+            let line = serde_json::to_string(result).unwrap_or_default();
+            print(&line).map_err(file_error("standard output".into()))?;
+        }
+        if let (0, Some(path), Some(results)) = (group.rank, &request.write_choices, &results) {
+            write_file(path, choices(results)).map_err(file_error(format!("--write-choices {}", path.display())))?;
+        }
+        match results {
+            None if !device.is_dry() && group.rank == 0 => warn("asked to end: stops before all data were evaluated"),
+            _ => {}
+        }
+        Ok(0)
+    })
+}
+
+/// A line for each question.
+fn choices(results: &[Evaluated]) -> String {
+    let answers = results.iter().flat_map(|result| match result {
+        Evaluated::Choices(result) => &result.answers[..],
+        Evaluated::Data(_) => &[],
+    });
+    answers.map(|answer| serde_json::to_string(answer).unwrap_or_default() + "\n").collect()
+}
+
+fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject>, Accelerator), UserError> {
+    let mut plan = RunPlan::new(request.run.config.clone(), env.world_size)?;
+    let precision = &plan.config.precision;
+    if precision.fp8 != Fp8Choice::None && precision.fp8_recipe.keeps_magnitudes() {
+        return Err(UserError::new(
+            format!("eval with precision.fp8_recipe = \"{}\"", precision.fp8_recipe),
+            "its scales follow from earlier training steps",
+            "set precision.fp8_recipe = \"tensorwise\", or leave precision.fp8 out",
+        ));
+    }
+    plan.frozen = FrozenNames::all();
+    plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
+    plan.keeps_losses = !request.multiple_choice.is_empty();
+    if plan.keeps_losses {
+        // All rows have one form: that of choices. Conversations that are not packed have the same loss.
+        plan.config.data.sft_packing = 1;
+    }
+    let sets = request.data.iter().map(|name| set(&plan, name).map(|set| Subject::Data(set.into())));
+    let questions = request.multiple_choice.iter().map(|name| choice_set(&plan, name).map(Subject::Choices));
+    let subjects = sets.chain(questions).collect::<Result<Vec<_>, _>>()?;
+    if let (0, false, Some(path)) = (env.rank, request.run.dry_run, &request.write_choices) {
+        writable(&format!("--write-choices {}", path.display()), path)?;
+    }
+    let accelerator = Accelerator::choose(plan.config.train.device, env)?;
+    if env.rank == 0 {
+        let of_data = subjects.iter().flat_map(|subject| match subject {
+            Subject::Data(set) => &set.source.notices,
+            Subject::Choices(set) => &set.questions.notices,
+        });
+        request.run.notices.iter().chain(of_data).for_each(|notice| warn(&format!("notice: {notice}")));
+    }
+    logs::start(log_filter(&request.run.log)?, None, env.rank)?;
+    Ok((plan, subjects, accelerator))
+}
+
+fn set(plan: &RunPlan, name: &str) -> Result<EvaluationSet, UserError> {
+    evaluation_set(plan, name, name)
+        .map_err(|error| UserError { what: error.what.replace("data.path = ", "eval: DATA = "), ..error })
+}

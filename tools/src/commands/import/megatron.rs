@@ -1,0 +1,170 @@
+//! The arguments of Megatron, in a launch script or in a list.
+
+use std::ffi::OsString;
+
+use common::{Mistakes, UserError};
+use trainer::config::megatron::{Meaning, flags};
+use trainer::config::other_names::Set;
+
+use super::page::Imported;
+use super::shell::{self, Word};
+use crate::commands::args::{flag_values, numbers_of_values};
+
+/// Options that scripts leave out, with Megatron's defaults (github.com/NVIDIA/Megatron-LM, `megatron/training/arguments.py`),
+/// where ours differ.
+const DEFAULTS: &[(&str, &str)] = &[
+    ("model.hidden_dropout", "0.1"),
+    ("model.attention_dropout", "0.1"),
+    ("optimizer.schedule", "linear"),
+    ("optimizer.min_lr", "0.0"),
+    ("optimizer.warmup_steps", "0"),
+    ("optimizer.betas", "[0.9, 0.999]"),
+    ("optimizer.weight_decay", "0.01"),
+    ("train.seed", "1234"),
+    ("train.eval_interval", "1000"),
+    ("train.eval_steps", "100"),
+    ("logging.interval", "100"),
+];
+
+/// The same, for runs that save checkpoints.
+const DEFAULTS_OF_CHECKPOINTS: &[(&str, &str)] = &[("checkpoint.interval", "0"), ("checkpoint.keep", "0")];
+
+/// The most arguments of a run. Scripts have hundreds at most.
+const MOST_ARGUMENTS: usize = 4096;
+
+/// Options that Megatron has no defaults for.
+const REQUIRED: &[&str] = &[
+    "model.layers",
+    "model.hidden",
+    "model.heads",
+    "model.seq_length",
+    "train.micro_batch_size",
+    "train.steps",
+    "optimizer.lr",
+];
+
+/// The options that follow from a script on `ranks` ranks, and its number of ranks if the script has one and none is given.
+///
+/// # Errors
+/// A text without arguments of a training run.
+pub(super) fn import(text: &str, file: &str, ranks: Option<usize>) -> Result<(Imported, usize), UserError> {
+    let script = shell::read(text);
+    let program = script.words.iter().position(|word| word.text().ends_with(".py"));
+    let (launcher, arguments) = script.words.split_at(program.map_or(0, |at| at + 1));
+    if arguments.is_empty() {
+        let rule = "it is a script with the command of a training run, such as torchrun pretrain_gpt.py, or a list of its flags";
+        return Err(UserError::new(format!("{file} has no arguments of Megatron"), rule, "name such a file"));
+    }
+    if arguments.len() > MOST_ARGUMENTS {
+        let what = format!("{file} has {} arguments", arguments.len());
+        return Err(UserError::new(what, format!("a run has at most {MOST_ARGUMENTS}"), "name the script of one run"));
+    }
+    let mut imported = Imported::default();
+    script.left.iter().for_each(|line| imported.leave(line));
+    let ranks = ranks.unwrap_or_else(|| launched(launcher, &mut imported));
+    let line = known(arguments, &mut imported);
+    let mut mistakes = Mistakes::default();
+    if let (Some((given, _)), Some((sources, notices))) =
+        (flag_values(&line, &[], &mut Mistakes::default()), flag_values(&line, DEFAULTS, &mut mistakes))
+    {
+        let given = given.given();
+        for (key, value) in sources.given_values() {
+            let how = if given.contains(key) { computed(key, &line) } else { "default of Megatron".into() };
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            imported.set(&Set { key, value, how }, key);
+        }
+        notices.iter().for_each(|notice| imported.leave(notice));
+    }
+    mistakes.lines().iter().for_each(|line| imported.leave(line));
+    complete(&mut imported, ranks);
+    Ok((imported, ranks))
+}
+
+/// The ranks that a launcher starts.
+fn launched(launcher: &[Word], imported: &mut Imported) -> usize {
+    let texts: Vec<String> = launcher.iter().map(Word::text).collect();
+    let words: Vec<&str> = texts.iter().flat_map(|text| text.split('=')).collect();
+    let mut number = |flag: &str| {
+        let at = words.iter().position(|word| word.trim_start_matches('-').replace('-', "_") == flag)?;
+        let value = words.get(at + 1)?;
+        let number = value.parse().ok();
+        if number.is_none() {
+            imported.leave(format!(
+                "--{flag} {value}: the number of ranks is not known. Instead: trainer import --ranks N"
+            ));
+        }
+        number
+    };
+    let of_node: usize = number("nproc_per_node").unwrap_or(1);
+    of_node * number("nnodes").unwrap_or(1)
+}
+
+/// The command line of a run with the arguments that are known.
+fn known(arguments: &[Word], imported: &mut Imported) -> Vec<OsString> {
+    let mut line = vec![OsString::from("trainer")];
+    let numbers = numbers_of_values();
+    let mut at = 0;
+    while at < arguments.len() {
+        let flag = &arguments[at];
+        at += 1;
+        let name = flag.text();
+        let most = match name.strip_prefix("--") {
+            // An unknown flag has all words up to the next.
+            Some(name) if !name.contains('=') => numbers.get(&name.replace('_', "-")).copied().unwrap_or(usize::MAX),
+            _ => 0,
+        };
+        let is_value = |word: &&Word| !word.text().starts_with("--");
+        let values = arguments[at..].iter().take(most).take_while(is_value).count();
+        let group = &arguments[at - 1..at + values];
+        at += values;
+        if group.iter().all(Word::is_known) && name.starts_with("--") {
+            line.extend(group.iter().map(|word| OsString::from(word.text())));
+        } else {
+            let shown = group.iter().map(Word::text).collect::<Vec<_>>().join(" ");
+            imported.leave(format!("{shown}: not known, because the file does not set it"));
+        }
+    }
+    line
+}
+
+/// How an option's value was found, if a flag of Megatron's is converted.
+fn computed(key: &str, line: &[OsString]) -> String {
+    let of = |meaning: &Meaning| match meaning {
+        Meaning::Computes(of, ..) | Meaning::Translates(of, ..) => *of == key,
+        Meaning::SetsByValue(values, ..) => values.iter().flat_map(|(_, sets)| *sets).any(|(of, _)| *of == key),
+        _ => false,
+    };
+    let converted = flags().filter(|(_, meaning)| of(meaning)).find_map(|(flag, _)| {
+        let at = line
+            .iter()
+            .position(|word| word.to_str().is_some_and(|word| word.replace('_', "-") == format!("--{flag}")))?;
+        Some(format!("--{flag} {}", line.get(at + 1)?.to_string_lossy()))
+    });
+    converted.unwrap_or_default()
+}
+
+/// Sets what follows from other options in Megatron, and names what a script must have.
+fn complete(imported: &mut Imported, ranks: usize) {
+    let add = |key: &'static str, value: &str, how: &str, imported: &mut Imported| {
+        if !imported.has(key) {
+            imported.set(&Set { key, value: value.into(), how: how.into() }, key);
+        }
+    };
+    if imported.has("checkpoint.dir") {
+        DEFAULTS_OF_CHECKPOINTS.iter().for_each(|(key, value)| add(key, value, "default of Megatron", imported));
+    }
+    if imported.has("data.path") && !imported.has("data.validation_path") {
+        add("data.split", "0.969", "default of Megatron, whose test data are for validation here", imported);
+    }
+    let config = imported.sources().resolve();
+    let shared = (config.parallel.tensor * config.parallel.pipeline).max(1);
+    let (micro, data_ranks) = (config.train.micro_batch_size, (ranks / shared).max(1));
+    let how = format!("micro-batch-size {micro} x {data_ranks} data-parallel ranks");
+    add("train.global_batch_size", &(micro * data_ranks).to_string(), &how, imported);
+    for key in REQUIRED.iter().filter(|key| !imported.has(key)).copied().collect::<Vec<_>>() {
+        imported.leave(format!("{key} is not set, and has the default of this trainer"));
+    }
+    if !imported.has("model.vocab") {
+        imported.leave("model.vocab is not set: Megatron takes it from the tokenizer, whose number of tokens it is");
+    }
+}

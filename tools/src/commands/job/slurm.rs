@@ -1,0 +1,145 @@
+//! The settings of a Slurm job, checked.
+
+use clap::ArgMatches;
+use common::UserError;
+use launch::{Container, ContainerRuntime, Slurm, Starter};
+
+use super::command::{check_letters, number, texts};
+use super::time::{FORMS, seconds};
+use crate::commands::args::text;
+
+/// Options of sbatch that the run depends on, and the flag that sets each.
+const OWN: &[(&[&str], &str)] = &[
+    (&["--nodes", "-N"], "--nodes"),
+    (&["--ntasks", "-n", "--ntasks-per-node"], "--ranks-per-node"),
+    (&["--cpus-per-task", "-c"], "--cpus-per-task"),
+    (&["--time", "-t"], "--time"),
+    (&["--signal"], "--notice-seconds"),
+];
+
+/// The settings that the flags ask for.
+///
+/// # Errors
+/// A setting that Slurm would refuse, or that would change the script's meaning.
+pub(super) fn settings(matches: &ArgMatches) -> Result<Slurm, UserError> {
+    let time = text(matches, "time").unwrap_or_default();
+    check_time(&time, number(matches, "notice-seconds") as u64)?;
+    let [partition, account, qos] = ["partition", "account", "qos"].map(|name| text(matches, name));
+    for (name, value) in [("partition", &partition), ("account", &account), ("qos", &qos)] {
+        value.iter().try_for_each(|value| check_letters(name, value, "-_.,"))?;
+    }
+    let more = texts(matches, "sbatch");
+    more.iter().try_for_each(|option| check_option(option))?;
+    let starter = matches.get_one("starter").copied().unwrap_or(Starter::Mpirun);
+    let cpus_per_task = Some(number(matches, "cpus-per-task")).filter(|cpus| *cpus > 0);
+    let exclusive = matches.get_flag("exclusive");
+    let (setup, container) = (setup_lines(matches)?, container(matches, starter)?);
+    Ok(Slurm { time, partition, account, qos, cpus_per_task, exclusive, more, setup, starter, container })
+}
+
+fn check_time(time: &str, notice: u64) -> Result<(), UserError> {
+    let Some(limit) = seconds(time) else {
+        return Err(UserError::new(
+            format!("--time {time}"),
+            format!("it has one of Slurm's forms: {FORMS}"),
+            "for example --time 24:00:00",
+        ));
+    };
+    // Slurm takes 0 for no limit.
+    if limit > 0 && limit <= notice {
+        return Err(UserError::new(
+            format!("--time {time} with --notice-seconds {notice}"),
+            format!("the run is asked to end {notice} s before its time is over, so it needs more than that"),
+            "set a longer --time, or fewer --notice-seconds",
+        ));
+    }
+    Ok(())
+}
+
+/// Fails unless the option is a single one that the script can hold in a line of its own.
+fn check_option(option: &str) -> Result<(), UserError> {
+    let wrong = |rule: &str, fix: String| Err(UserError::new(format!("--sbatch {option}"), rule, fix));
+    if !option.starts_with('-') || option.contains(|letter: char| letter.is_control() || letter == '#') {
+        let rule = "it is an option of sbatch in one line, without #";
+        return wrong(rule, "for example --sbatch --constraint=h100".into());
+    }
+    let name = option.split(['=', ' ']).next().unwrap_or_default();
+    match OWN.iter().find(|(names, _)| names.contains(&name)) {
+        Some((_, flag)) => wrong("the run is planned with it", format!("use {flag} of trainer job")),
+        None => Ok(()),
+    }
+}
+
+/// The lines of `--setup`.
+///
+/// # Errors
+/// A line that is not a command of its own, and so would change the meaning of the lines after it.
+pub(super) fn setup_lines(matches: &ArgMatches) -> Result<Vec<String>, UserError> {
+    let lines = texts(matches, "setup");
+    let whole = |line: &&String| !line.contains(char::is_control) && shlex::split(line).is_some();
+    match lines.iter().find(|line| !whole(line)) {
+        Some(line) => Err(UserError::new(
+            format!("--setup {}", line.escape_debug()),
+            "it is a command in one line, with closed quotes and no backslash at its end",
+            "write several lines with a --setup each, or call a script: --setup \"source setup.sh\"",
+        )),
+        None => Ok(lines),
+    }
+}
+
+fn container(matches: &ArgMatches, starter: Starter) -> Result<Option<Container>, UserError> {
+    let folders = texts(matches, "container-mounts");
+    let pyxis = text(matches, "container-image").map(|image| (ContainerRuntime::Pyxis, image));
+    let apptainer = || text(matches, "apptainer").map(|image| (ContainerRuntime::Apptainer, image));
+    let Some((runtime, image)) = pyxis.or_else(apptainer) else {
+        let rule = "it says what containers see, and the ranks run in none";
+        return match folders.first() {
+            Some(folder) => Err(UserError::new(
+                format!("--container-mounts {folder}"),
+                rule,
+                "add --container-image or --apptainer, or leave it out",
+            )),
+            None => Ok(None),
+        };
+    };
+    if runtime == ContainerRuntime::Pyxis && starter == Starter::Mpirun {
+        return Err(UserError::new(
+            format!("--container-image {image} with --starter mpirun"),
+            "Pyxis is a part of srun",
+            "add --starter srun, or use --apptainer",
+        ));
+    }
+    match folders.iter().find(|folder| !folder.starts_with('/') || folder.contains(':')) {
+        Some(folder) => Err(UserError::new(
+            format!("--container-mounts {folder}"),
+            "it is an absolute path, the same inside and outside: the supervisor, outside, looks for the checkpoints",
+            "name the folder alone, such as --container-mounts /scratch",
+        )),
+        None => Ok(Some(Container { runtime, image, folders })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_is_longer_than_the_notice_or_none() {
+        assert!(check_time("00:05:01", 300).is_ok() && check_time("0", 300).is_ok());
+        for time in ["5", "00:05:00", "4:59"] {
+            let error = check_time(time, 300).unwrap_err().to_string();
+            assert!(error.contains(&format!("--time {time} with --notice-seconds 300")), "{error}");
+        }
+        assert!(check_time("1h", 300).unwrap_err().to_string().contains("days-hours:minutes"));
+    }
+
+    #[test]
+    fn options_of_sbatch_are_one_line_and_leave_the_plan_alone() {
+        for option in ["--constraint=h100", "-C h100", "--mail-type END", "--gres=gpu:8"] {
+            assert!(check_option(option).is_ok(), "{option}");
+        }
+        for option in ["h100", "--comment=a\nrm -rf b", "--comment=a #b", "--nodes=3", "-t 5", "--signal=TERM"] {
+            assert!(check_option(option).is_err(), "{option}");
+        }
+    }
+}

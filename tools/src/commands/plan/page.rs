@@ -1,0 +1,229 @@
+//! The output of `trainer plan`.
+
+use common::format::{bytes, count, counted};
+use data::Source;
+use parallel::Axis;
+use serde_json::{Value, json};
+
+use crate::predict::{Card, Fit, Forecast, Found, Memory, picture};
+use trainer::config::epochs;
+use trainer::config::model_name::describe;
+use trainer::config::plan::RunPlan;
+use trainer::config::{PipelineSchedule, RecomputeGranularity};
+
+/// Letters of the picture's lines.
+const WIDTH: usize = 96;
+
+/// The prediction as JSON.
+pub(super) fn json(card: &Card, found: &Found) -> Value {
+    let layouts: Vec<Value> = found.best.iter().map(|(plan, forecast)| layout(plan, forecast)).collect();
+    json!({
+        "gpu": card.name,
+        "measured": card.measured,
+        "layouts_allowed": found.allowed,
+        "layouts_recorded": found.recorded,
+        "layouts": layouts,
+    })
+}
+
+fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
+    let (grid, config) = (plan.parallel.grid, &plan.config);
+    let memory = |memory: &Memory| {
+        let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
+        json!({
+            "bytes": memory.total(),
+            "weights": weights,
+            "gradients": gradients,
+            "optimizer": optimizer,
+            "activations": activations,
+            "rest": rest,
+            "libraries": libraries,
+        })
+    };
+    json!({
+        "tensor": grid.size(Axis::Tensor),
+        "pipeline": grid.size(Axis::Pipeline),
+        "virtual_pipeline": config.parallel.virtual_pipeline,
+        "pipeline_schedule": config.parallel.pipeline_schedule,
+        "data": grid.size(Axis::Data),
+        "sequence_parallel": config.parallel.sequence_parallel,
+        "distributed_optimizer": config.parallel.distributed_optimizer,
+        "overlap_microbatches": plan.parallel.schedule.overlaps(),
+        "recompute": config.recompute.granularity,
+        "micro_batch_size": config.train.micro_batch_size,
+        "microbatches": plan.batch.microbatches(),
+        "fits": forecast.fit == Fit::Fits,
+        "memory_bytes": most(forecast),
+        "memory_of_stages": forecast.memory.iter().map(memory).collect::<Vec<_>>(),
+        "step_ms": forecast.step * 1e3,
+        "tokens_per_s": forecast.tokens_per_second,
+        "mfu": forecast.mfu,
+        "days": forecast.days,
+        "idle": forecast.idle,
+        "exposed": forecast.exposed,
+    })
+}
+
+/// The prediction as text: a table of layouts, then the first of them in detail.
+pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn Source>) -> String {
+    let Some((plan, forecast)) = found.best.first() else { return String::new() };
+    let mut page = heading(plan, card, node, found);
+    page.push_str(&table(&found.best));
+    page.push_str("\nThe first of them\n");
+    if let Fit::Lacks(lacks) = forecast.fit {
+        let (room, lacks) = (bytes(card.room()), bytes(lacks));
+        page.push_str(&format!("  does NOT FIT: {lacks} more than the {room} of {}\n", card.name));
+    }
+    page.push_str(&format!("  flags     {}\n", flags(plan).join(" ")));
+    page.push_str(&format!(
+        "  a step    {:.1} ms: {:.1} % waiting for other stages, {:.1} % transfers that nothing hides\n",
+        forecast.step * 1e3,
+        forecast.idle * 100.0,
+        forecast.exposed * 100.0
+    ));
+    let epochs = source.and_then(|source| epochs::described(plan, source));
+    let epochs = epochs.map_or(String::new(), |epochs| format!(", {epochs},"));
+    page.push_str(&format!(
+        "  the run   {}{epochs} in {:.1} days, without evaluations and checkpoints\n\n",
+        counted(plan.steps, "step"),
+        forecast.days
+    ));
+    page.push_str(&stages(forecast));
+    page.push('\n');
+    page + &picture(forecast, WIDTH)
+}
+
+fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
+    let ranks = plan.parallel.grid.ranks();
+    let sure = if card.measured {
+        "rates measured"
+    } else {
+        "rates not measured: from the data sheet and the H200's efficiency"
+    };
+    let tokens = count(plan.tokens_per_step() as f64);
+    let network = if ranks > node { "; between nodes nothing was measured" } else { "" };
+    let experts = if plan.config.model.experts > 0 { "; experts were not measured" } else { "" };
+    format!(
+        "{}, {}; {} a step, {tokens} tokens\n{ranks} x {}, {node} on a node; {sure}{network}{experts}\n{} allowed, {} \
+         recorded\n\n",
+        describe(&plan.config.model),
+        plan.size.words(),
+        counted(plan.batch.global, "sample"),
+        card.name,
+        counted(found.allowed, "layout"),
+        found.recorded,
+    )
+}
+
+/// Bytes of the rank that needs most.
+fn most(forecast: &Forecast) -> usize {
+    forecast.memory.iter().map(Memory::total).max().unwrap_or(0)
+}
+
+fn table(layouts: &[(RunPlan, Forecast)]) -> String {
+    let head = [
+        "tp",
+        "pp",
+        "vp",
+        "dp",
+        "options",
+        "micro",
+        "GiB a rank",
+        "ms a step",
+        "tokens/s",
+        "MFU",
+        "days",
+        "idle",
+        "exposed",
+    ];
+    let mut rows = vec![head.map(String::from)];
+    for (plan, forecast) in layouts {
+        let grid = plan.parallel.grid;
+        let size = |axis| grid.size(axis).to_string();
+        rows.push([
+            size(Axis::Tensor),
+            size(Axis::Pipeline),
+            plan.config.parallel.virtual_pipeline.to_string(),
+            size(Axis::Data),
+            options(plan),
+            format!("{} x {}", plan.batch.micro, plan.batch.microbatches()),
+            format!("{:.1}", most(forecast) as f64 / f64::from(1 << 30)),
+            format!("{:.1}", forecast.step * 1e3),
+            count(forecast.tokens_per_second),
+            format!("{:.1} %", forecast.mfu * 100.0),
+            format!("{:.1}", forecast.days),
+            format!("{:.1} %", forecast.idle * 100.0),
+            format!("{:.1} %", forecast.exposed * 100.0),
+        ]);
+    }
+    aligned(&rows)
+}
+
+/// The options of a layout in short words.
+fn options(plan: &RunPlan) -> String {
+    let config = &plan.config;
+    let words = [
+        (config.parallel.sequence_parallel, "sp"),
+        (config.parallel.distributed_optimizer, "do"),
+        (config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble, "zb"),
+        (plan.parallel.schedule.overlaps(), "overlap"),
+        (config.recompute.granularity == RecomputeGranularity::Selective, "selective"),
+        (config.recompute.granularity == RecomputeGranularity::Full, "full"),
+    ];
+    let words: Vec<&str> = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word).collect();
+    if words.is_empty() { "-".into() } else { words.join(" ") }
+}
+
+/// The flags that set a layout.
+fn flags(plan: &RunPlan) -> Vec<String> {
+    let (config, grid) = (&plan.config, plan.parallel.grid);
+    let mut flags = vec![format!("--micro-batch-size {}", config.train.micro_batch_size)];
+    for (flag, value) in [
+        ("--tensor-model-parallel-size", grid.size(Axis::Tensor)),
+        ("--pipeline-model-parallel-size", grid.size(Axis::Pipeline)),
+        ("--set parallel.virtual_pipeline=", config.parallel.virtual_pipeline),
+    ] {
+        let between = if flag.ends_with('=') { "" } else { " " };
+        flags.extend((value > 1).then(|| format!("{flag}{between}{value}")));
+    }
+    for (has, flag) in [
+        (config.parallel.sequence_parallel, "--sequence-parallel"),
+        (config.parallel.distributed_optimizer, "--use-distributed-optimizer"),
+        (
+            config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
+            "--set parallel.pipeline_schedule=zero_bubble",
+        ),
+        (plan.parallel.schedule.overlaps(), "--cuda-graph-overlap-microbatches"),
+    ] {
+        flags.extend(has.then(|| flag.to_string()));
+    }
+    if config.recompute.granularity != RecomputeGranularity::None {
+        flags.push(format!("--recompute-granularity {}", config.recompute.granularity));
+    }
+    flags
+}
+
+/// Memory of a rank of each stage, by kind.
+fn stages(forecast: &Forecast) -> String {
+    let head = ["stage", "GiB", "weights", "gradients", "optimizer", "activations", "rest", "libraries"];
+    let mut rows = vec![head.map(String::from)];
+    for (stage, memory) in forecast.memory.iter().enumerate() {
+        let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
+        let kinds = [memory.total(), weights, gradients, optimizer, activations, rest, libraries];
+        let [total, weights, gradients, optimizer, activations, rest, libraries] =
+            kinds.map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 30)));
+        rows.push([stage.to_string(), total, weights, gradients, optimizer, activations, rest, libraries]);
+    }
+    aligned(&rows)
+}
+
+/// Rows with columns of one width, indented.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+        format!("  {}\n", cells.join("  "))
+    };
+    rows.iter().map(line).collect()
+}

@@ -1,0 +1,81 @@
+//! `trainer top`: a live view of a run in the terminal.
+
+mod screen;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, ArgMatches, Command};
+use common::UserError;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use super::args::text;
+use crate::page::live::Live;
+use trainer::error::{RunError, file_error};
+
+/// How often the run's files are read.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn command() -> Command {
+    Command::new("top")
+        .about("Shows a run while it goes on, in the terminal: loss, speed, memory, ranks, events. q ends it")
+        .arg(
+            Arg::new("run")
+                .value_name("RUN")
+                .value_parser(NonEmptyStringValueParser::new())
+                .default_value("runs/last")
+                .help("Folder of the run: what --log-dir named"),
+        )
+}
+
+/// The folder that a command line names.
+pub(super) fn folder(matches: &ArgMatches) -> PathBuf {
+    text(matches, "run").unwrap_or_default().into()
+}
+
+/// Shows the run until `q` is pressed.
+///
+/// # Errors
+/// A folder that is not that of a run; no terminal.
+pub(super) fn run(folder: &Path) -> Result<String, RunError> {
+    let mut live = Live::open(folder)?;
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(UserError::new(
+            "trainer top without a terminal",
+            "it draws on the terminal that it is started in, and reads keys there",
+            format!("for a file use trainer report {}", folder.display()),
+        )
+        .into());
+    }
+    let mut terminal = ratatui::try_init().map_err(file_error("the terminal".into()))?;
+    let shown = (|| loop {
+        terminal.draw(|frame| screen::draw(frame, &live, SystemTime::now()))?;
+        if ends(INTERVAL)? {
+            return Ok(());
+        }
+        live.refresh();
+    })();
+    ratatui::restore();
+    shown.map_err(file_error("the terminal".into()))?;
+    Ok(format!("{}: step {}", live.name(), live.metrics.last_step()))
+}
+
+/// Waits that long for a key; whether it is one that ends the view. A new size of the terminal ends the wait.
+fn ends(wait: Duration) -> std::io::Result<bool> {
+    let since = Instant::now();
+    while event::poll(wait.saturating_sub(since.elapsed()))? {
+        match event::read()? {
+            Event::Key(key) if key.kind == KeyEventKind::Press => {
+                let control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                if control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
+                    return Ok(true);
+                }
+            }
+            Event::Resize(..) => break,
+            _ => {}
+        }
+    }
+    Ok(false)
+}

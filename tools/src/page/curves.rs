@@ -1,0 +1,245 @@
+//! The curves: numbers of each step, of all runs in one figure each.
+
+use serde_json::{Value, json};
+
+use super::html::{figure, number, section, table};
+use super::metrics::Row;
+use super::run::Run;
+
+/// A number of each step.
+pub(crate) struct Curve {
+    pub(crate) id: &'static str,
+    title: &'static str,
+    caption: &'static str,
+    value: fn(&Row) -> Option<f64>,
+    /// Whether most steps have none, so that a missing one is no gap.
+    is_sparse: bool,
+    /// Whether it is left out if no run has it.
+    is_optional: bool,
+}
+
+static CURVES: [Curve; 9] = [
+    Curve {
+        id: "loss",
+        title: "Loss",
+        caption: "Mean loss over the global batch, in nats.",
+        value: |row| row.loss,
+        is_sparse: false,
+        is_optional: false,
+    },
+    Curve {
+        id: "validation",
+        title: "Validation loss",
+        caption: "Mean loss over the validation data, in nats.",
+        value: |row| row.validation_loss,
+        is_sparse: true,
+        is_optional: false,
+    },
+    Curve {
+        id: "throughput",
+        title: "Throughput",
+        caption: "Tokens (or rows) per second over all ranks.",
+        value: |row| row.tokens_per_s,
+        is_sparse: false,
+        is_optional: false,
+    },
+    Curve {
+        id: "memory",
+        title: "Memory",
+        caption: "Planned device memory of rank 0, in MiB.",
+        value: |row| row.memory_bytes.map(|bytes| bytes / f64::from(1 << 20)),
+        is_sparse: false,
+        is_optional: false,
+    },
+    Curve {
+        id: "lr",
+        title: "Learning rate",
+        caption: "Learning rate of the step.",
+        value: |row| row.lr,
+        is_sparse: false,
+        is_optional: false,
+    },
+    Curve {
+        id: "norm",
+        title: "Gradient norm",
+        caption: "Norm of all gradients before clipping.",
+        value: |row| row.grad_norm,
+        is_sparse: false,
+        is_optional: false,
+    },
+    Curve {
+        id: "z-loss",
+        title: "z-loss",
+        caption: "Mean z-loss of the head over the global batch, in nats. Training adds it to the loss.",
+        value: |row| row.z_loss,
+        is_sparse: false,
+        is_optional: true,
+    },
+    Curve {
+        id: "balance-loss",
+        title: "Balance loss",
+        caption: "Mean balance loss of experts over the global batch, in nats, summed over layers. Training adds it to the loss.",
+        value: |row| row.balance_loss,
+        is_sparse: false,
+        is_optional: true,
+    },
+    Curve {
+        id: "router-z-loss",
+        title: "z-loss of routers",
+        caption: "Mean z-loss of routers over the global batch, in nats, summed over layers. Training adds it to the loss.",
+        value: |row| row.router_z_loss,
+        is_sparse: false,
+        is_optional: true,
+    },
+];
+
+/// The curves in the section about experts.
+static EXPERTS: [Curve; 2] = [
+    Curve {
+        id: "expert-imbalance",
+        title: "Largest load of an expert",
+        caption: "The largest load of an expert over the mean load of its block, in the block with the largest such number. It is 1 if \
+              all experts take the same number of tokens.",
+        value: |row| row.expert_imbalance,
+        is_sparse: false,
+        is_optional: true,
+    },
+    Curve {
+        id: "dropped-choices",
+        title: "Dropped choices",
+        caption: "Choices of experts that were dropped because the experts had as many as their capacity, over all blocks.",
+        value: |row| row.dropped_choices,
+        is_sparse: false,
+        is_optional: true,
+    },
+];
+
+/// The curves among them that these runs have.
+fn shown(curves: &'static [Curve], runs: &[Run]) -> impl Iterator<Item = &'static Curve> {
+    let has = |curve: &Curve| runs.iter().any(|run| points(curve, run).iter().any(|(_, value)| value.is_some()));
+    curves.iter().filter(move |curve| !curve.is_optional || has(curve))
+}
+
+/// A curve has at most twice so many points. A longer one is cut into so many parts. The lowest and the highest point
+/// of each part are drawn.
+const PARTS: usize = 1000;
+
+/// Rows of the table that stands for a figure.
+const SAMPLES: usize = 10;
+
+type Point = (u64, Option<f64>);
+
+/// A point with a value.
+type Known = (u64, f64);
+
+fn points(curve: &Curve, run: &Run) -> Vec<Point> {
+    let all = run.metrics.rows.values().map(|row| (row.step, (curve.value)(row)));
+    all.filter(|(_, value)| !curve.is_sparse || value.is_some()).collect()
+}
+
+pub(crate) fn curves(runs: &[Run]) -> String {
+    let hint = "<p>Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it \
+                larger; a double click or Escape shows all. A click on a run in a legend hides it.</p>\n";
+    section("curves", "Curves", &format!("{hint}{}", figures(&CURVES, runs)))
+}
+
+/// The curves about loads of experts; empty if no run has any.
+pub(crate) fn of_experts(runs: &[Run]) -> String {
+    figures(&EXPERTS, runs)
+}
+
+fn figures(curves: &'static [Curve], runs: &[Run]) -> String {
+    let one = |curve: &Curve| {
+        let drawing = format!(
+            "<h3>{0}</h3>\n<div class=\"curve\" data-curve=\"{1}\" role=\"group\" tabindex=\"0\" aria-label=\"{0} by step; left and right arrows \
+             walk through the steps\"></div>",
+            curve.title, curve.id
+        );
+        figure(curve.id, &drawing, curve.caption, &numbers(curve, runs))
+    };
+    let figures: String = shown(curves, runs).map(one).collect();
+    format!("<div class=\"grid\">\n{figures}</div>\n")
+}
+
+/// The curve in a table: its lowest and highest value, and some steps.
+fn numbers(curve: &Curve, runs: &[Run]) -> String {
+    let known = |run: &Run| -> Vec<Known> {
+        points(curve, run).into_iter().filter_map(|(step, value)| Some((step, value?))).collect()
+    };
+    let known: Vec<Vec<Known>> = runs.iter().map(known).collect();
+    let cell =
+        |point: Option<&Known>| point.map_or("–".into(), |(step, value)| format!("{} (step {step})", number(*value)));
+    let by_value = |a: &&Known, b: &&Known| a.1.total_cmp(&b.1);
+    let row = |name: &str, of: &dyn Fn(&Vec<Known>) -> String| -> Vec<String> {
+        std::iter::once(name.to_string()).chain(known.iter().map(of)).collect()
+    };
+    let mut rows = vec![
+        row("lowest", &|points| cell(points.iter().min_by(by_value))),
+        row("highest", &|points| cell(points.iter().max_by(by_value))),
+    ];
+    let last = runs.iter().map(Run::steps).max().unwrap_or(0);
+    let mut steps: Vec<u64> =
+        (1..=SAMPLES as u64).map(|part| last * part / SAMPLES as u64).filter(|step| *step > 0).collect();
+    steps.dedup();
+    for step in steps {
+        let until = |points: &Vec<Known>| cell(points[..points.partition_point(|(at, _)| *at <= step)].last());
+        rows.push(row(&format!("step {step}, or the last before it"), &until));
+    }
+    let head: Vec<&str> = std::iter::once("").chain(runs.iter().map(|run| run.name.as_str())).collect();
+    table(curve.title, &head, &rows)
+}
+
+/// The data for the page's script: the names of the runs, and for each curve and run the steps and the values.
+pub(crate) fn data(runs: &[Run]) -> Value {
+    let series = |curve: &Curve, run: &Run| {
+        let (steps, values): (Vec<u64>, Vec<Option<f64>>) = thinned(points(curve, run)).into_iter().unzip();
+        json!([steps, values])
+    };
+    let all = shown(&CURVES, runs).chain(shown(&EXPERTS, runs));
+    let curves: serde_json::Map<String, Value> =
+        all.map(|curve| (curve.id.into(), runs.iter().map(|run| series(curve, run)).collect())).collect();
+    json!({ "runs": runs.iter().map(|run| &run.name).collect::<Vec<_>>(), "curves": curves })
+}
+
+/// At most `2 * PARTS` points, among them the lowest and the highest of each part of the steps.
+fn thinned(points: Vec<Point>) -> Vec<Point> {
+    if points.len() <= 2 * PARTS {
+        return points;
+    }
+    let mut few = Vec::new();
+    for part in points.chunks(points.len().div_ceil(PARTS)) {
+        let known = || part.iter().filter_map(|(step, value)| Some((*step, (*value)?)));
+        let by_value = |a: &(u64, f64), b: &(u64, f64)| a.1.total_cmp(&b.1);
+        match (known().min_by(by_value), known().max_by(by_value)) {
+            (Some(low), Some(high)) => {
+                let mut both = [low, high];
+                both.sort_by_key(|(step, _)| *step);
+                few.extend(both.map(|(step, value)| (step, Some(value))));
+                few.dedup();
+            }
+            _ => few.push((part[0].0, None)),
+        }
+    }
+    few
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_curve_keeps_its_peaks_and_its_gaps() {
+        let value = |step: u64| match step {
+            77_777 => Some(9.0),
+            33_333 => Some(-9.0),
+            50_000..60_000 => None,
+            _ => Some(0.0),
+        };
+        let few = thinned((1..=100_000).map(|step| (step, value(step))).collect());
+        assert!(few.len() <= 2 * PARTS && few.is_sorted_by_key(|(step, _)| *step), "{}", few.len());
+        assert!(few.contains(&(77_777, Some(9.0))) && few.contains(&(33_333, Some(-9.0))));
+        assert!(few.iter().any(|(step, value)| (50_000..60_000).contains(step) && value.is_none()));
+        let short: Vec<Point> = (1..=2000).map(|step| (step, value(step))).collect();
+        assert_eq!(thinned(short.clone()), short);
+    }
+}

@@ -1,0 +1,80 @@
+//! Graphs: the captured regions, the others with the reasons, and the order of replays.
+
+use std::collections::BTreeSet;
+
+use super::html::{figure, of_runs, paragraph, section, table};
+use super::made_files::Made;
+use super::run::{RankGraphs, Run};
+use trainer::report::replay_picture::{replay_picture, stage_part};
+
+pub(crate) fn graphs(runs: &[Run]) -> String {
+    let parts = runs.iter().enumerate().map(|(at, run)| {
+        let part = match (&run.graphs, &run.log.graphs) {
+            (Made::There(ranks), _) => Ok(of_ranks(at, ranks)),
+            (Made::Missing(why), Some(line)) => Ok(paragraph(&format!("The run printed: {line}")) + &paragraph(why)),
+            (Made::Missing(why), None) => Err(why.as_str()),
+        };
+        (run.name.as_str(), part)
+    });
+    section("graphs", "Graphs", &of_runs(parts))
+}
+
+fn of_ranks(at: usize, ranks: &[RankGraphs]) -> String {
+    let head = ["rank", "step", "microbatches", "graphs", "launches a step", "operations", "captured", "not captured"];
+    let coverage = table("What a step launches", &head, &ranks.iter().flat_map(coverage).collect::<Vec<_>>());
+    let reasons: BTreeSet<Vec<String>> = ranks
+        .iter()
+        .flat_map(|rank| rank.report.eager.iter().map(|eager| vec![eager.region.clone(), eager.reason.clone()]))
+        .collect();
+    let reasons = match reasons.is_empty() {
+        true => paragraph("Every operation is captured."),
+        false => table("What is not captured", &["region", "why"], &reasons.into_iter().collect::<Vec<_>>()),
+    };
+    let title = |rank: &RankGraphs| format!("stage {}, rank {}", rank.pipeline, rank.rank);
+    let parts: Vec<String> = ranks.iter().map(|rank| stage_part(&title(rank), &rank.report)).collect();
+    let picture = format!("<div class=\"wide replay\">{}</div>", replay_picture(&parts));
+    let caption = "The order of replays in a training step, stage by stage. Each box is a graph's launch.";
+    coverage + &reasons + &figure(&format!("replays-{at}"), &picture, caption, &order(ranks))
+}
+
+fn coverage(rank: &RankGraphs) -> Vec<Vec<String>> {
+    let row = |step: &graph_manager::StepReport| {
+        let launched: Vec<usize> = step.order.iter().filter_map(|launch| launch.graph).collect();
+        let captured = step.operations.saturating_sub(step.eager_operations);
+        vec![
+            rank.rank.to_string(),
+            step.mode.clone(),
+            step.microbatches.to_string(),
+            launched.iter().collect::<BTreeSet<_>>().len().to_string(),
+            launched.len().to_string(),
+            step.operations.to_string(),
+            format!("{captured} ({:.1} %)", 100.0 * captured as f64 / step.operations.max(1) as f64),
+            step.eager_operations.to_string(),
+        ]
+    };
+    rank.report.steps.iter().map(row).collect()
+}
+
+/// The order of replays in words: launches of the same kind after each other are one row.
+fn order(ranks: &[RankGraphs]) -> String {
+    let mut rows = Vec::new();
+    for rank in ranks {
+        let Some(step) = largest_training_step(rank) else { continue };
+        let name = |launch: &graph_manager::Launch| {
+            let kind = launch.region.split(" of layer ").next().unwrap_or_default().to_string();
+            (kind, launch.microbatch, launch.graph.is_some())
+        };
+        for same in step.order.chunk_by(|a, b| name(a) == name(b)) {
+            let (kind, microbatch, captured) = name(&same[0]);
+            let how = if captured { "graph" } else { "eager" };
+            let microbatch = microbatch.map_or(String::new(), |microbatch| microbatch.to_string());
+            rows.push(vec![rank.rank.to_string(), kind, microbatch, same.len().to_string(), how.to_string()]);
+        }
+    }
+    table("Launches in order", &["rank", "region", "microbatch", "times", "how"], &rows)
+}
+
+/// The training step with most microbatches.
+pub(crate) fn largest_training_step(rank: &RankGraphs) -> Option<&graph_manager::StepReport> {
+    rank.report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches)
+}

@@ -1,0 +1,138 @@
+//! A rank of any run on paper: its stage is recorded on the dry host device, and its communicators transfer nothing.
+
+use std::rc::Rc;
+
+use device::cuda::PeerWindow;
+use device::ops::CollectiveKind;
+use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
+use engine::regions::Mode;
+use parallel::{Axis, PipelineGroups};
+
+use crate::predict::forecast::Memory;
+use crate::predict::network::Network;
+use crate::predict::step_graph::{Builder, Communicators, Node, Submitted};
+use trainer::config::plan::RunPlan;
+use trainer::error::RunError;
+use trainer::process_group::{LOADS_COMMUNICATOR, ProcessGroup, TENSOR_COMMUNICATORS};
+use trainer::run::set_up::recorded_stage;
+
+/// A group of ranks on paper.
+#[derive(Debug)]
+struct PaperGroup {
+    name: String,
+    rank: usize,
+    members: Vec<usize>,
+}
+
+impl Communicator for PaperGroup {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn start(&self, kind: CollectiveKind, _input: &Tensor, _output: &Tensor) -> device::Result<Box<dyn Request>> {
+        Err(Error::operation(kind.name(), format!("the ranks of `{}` are on paper", self.name)))
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.members.clone()
+    }
+}
+
+/// A rank's view of all ranks of a plan, and the bytes that libraries and communicators take on it.
+fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup, usize), RunError> {
+    let parallel = &plan.parallel;
+    let (mut communicators, mut windows) = (0, 0);
+    let mut connect = |name: &str, members: Vec<usize>| -> device::Result<Option<Rc<dyn Communicator>>> {
+        let Some(own) = members.iter().position(|member| *member == rank).filter(|_| members.len() > 1) else {
+            return Ok(None);
+        };
+        communicators += 1;
+        if network.has_kernels(plan, name, &members) {
+            windows += PeerWindow::bytes(members.len());
+        }
+        Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
+    };
+    let [tensor, aside] = TENSOR_COMMUNICATORS;
+    let (grid, overlaps) = (parallel.grid, parallel.schedule.overlaps());
+    let group = ProcessGroup {
+        rank,
+        tensor: connect(tensor, grid.group(rank, Axis::Tensor))?,
+        tensor_aside: match overlaps {
+            true => connect(aside, grid.group(rank, Axis::Tensor))?,
+            false => None,
+        },
+        data: connect("data", grid.group(rank, Axis::Data))?,
+        expert_loads: match plan.model.balances_globally() {
+            true => connect(LOADS_COMMUNICATOR, grid.group(rank, Axis::Data))?,
+            false => None,
+        },
+        pipeline: PipelineGroups::connect(
+            &grid,
+            rank,
+            parallel.schedule.placement(),
+            parallel.shares_table,
+            &mut connect,
+        )?,
+        ..ProcessGroup::single(1)
+    };
+    Ok((group, network.card.taken(communicators) + windows))
+}
+
+fn dry_device() -> Result<Device, RunError> {
+    Ok(Device::host(HostOptions { threads: 1, check: false, dry: true })?)
+}
+
+/// The memory that a rank needs.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub(super) fn memory(plan: &RunPlan, rank: usize, network: &Network) -> Result<Memory, RunError> {
+    let device = dry_device()?;
+    let (group, taken) = group(plan, rank, network)?;
+    let mut stage = recorded_stage(plan, &device, &group)?;
+    Ok(Memory::of(&mut stage, taken))
+}
+
+/// A rank's step of the global batch.
+pub(super) struct RankStep {
+    pub(super) memory: Memory,
+    pub(super) nodes: Vec<Node>,
+    pub(super) submitted: Submitted,
+}
+
+/// The memory of each of these ranks, and its work in a step of the global batch.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Result<Vec<RankStep>, RunError> {
+    // One recording: no evaluation, no steps of other sizes.
+    let mut config = plan.config.clone();
+    config.train.eval_interval = 0;
+    config.train.rampup_batch_size = Vec::new();
+    config.precision.fp8_metrics_interval = 0;
+    let plan = Rc::new(RunPlan::new(config, plan.parallel.grid.ranks())?);
+    let mut steps = Vec::new();
+    let mut communicators = Communicators::default();
+    for &rank in ranks {
+        let device = dry_device()?;
+        let (group, taken) = group(&plan, rank, network)?;
+        let mut stage = recorded_stage(&plan, &device, &group)?;
+        let memory = Memory::of(&mut stage, taken);
+        let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
+        let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };
+        stage.graphs().list(mode, plan.batch.microbatches(), |entry| builder.add(&entry));
+        let submitted = builder.submitted();
+        let nodes;
+        (nodes, communicators) = builder.take();
+        steps.push(RankStep { memory, nodes, submitted });
+    }
+    Ok(steps)
+}

@@ -1,0 +1,218 @@
+//! A layout's time and memory by a formula: good enough to choose the layouts that are recorded whole.
+//!
+//! A block, and the rest of the model, are recorded once for each way to compute them: on one stage, with one
+//! microbatch, with one block and with two. The remaining work is arithmetic.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use common::Choice;
+use device::ops::CollectiveKind;
+use parallel::{Axis, Schedule};
+
+use crate::predict::card::Card;
+use crate::predict::forecast::Memory;
+use crate::predict::network::Network;
+use crate::predict::paper;
+use crate::predict::simulate::simulate;
+use crate::predict::step_graph::Purpose;
+use trainer::config::plan::RunPlan;
+use trainer::config::{PipelineSchedule, RunConfig};
+use trainer::error::RunError;
+
+/// A layout, roughly.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Roughly {
+    /// Seconds of a step.
+    pub(super) seconds: f64,
+    /// Bytes of the rank that needs most.
+    pub(super) bytes: usize,
+}
+
+/// A way to compute a block: ranks that share it, whether they divide its tokens, samples, the extent of recomputation.
+type Way = (usize, bool, usize, &'static str);
+
+/// Estimates layouts of one run.
+pub(super) struct Rough {
+    network: Network,
+    known: RefCell<HashMap<Way, Parts>>,
+}
+
+/// The cost of a microbatch.
+#[derive(Clone, Copy)]
+struct Parts {
+    block: Part,
+    /// Embedding, head and everything else.
+    rest: Part,
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    /// Seconds of forward and backward.
+    pass: f64,
+    /// Those of them with only transfers under way.
+    transfers: f64,
+    /// Seconds of the update.
+    update: f64,
+    memory: [f64; 4],
+}
+
+impl Rough {
+    pub(super) fn new(card: &Card, node: usize) -> Rough {
+        Rough { network: Network { card: Rc::new(card.clone()), node }, known: RefCell::default() }
+    }
+
+    /// The estimate of a layout.
+    ///
+    /// # Errors
+    /// A model without blocks.
+    pub(super) fn estimate(&self, plan: &RunPlan) -> Result<Roughly, RunError> {
+        let parts = self.parts(&plan.config)?;
+        let parallel = &plan.parallel;
+        let (grid, blocks) = (parallel.grid, &parallel.blocks);
+        let (stages, data) = (grid.size(Axis::Pipeline), grid.size(Axis::Data) as f64);
+        let microbatches = plan.batch.microbatches() as f64;
+        let chunks = (blocks.len() / stages).max(1) as f64;
+        let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
+        // Microbatches that overlap hide each other's transfers.
+        let seconds = |part: Part| if parallel.schedule.overlaps() { part.pass - part.transfers } else { part.pass };
+        let pass = |stage: usize| {
+            let rest = if stage + 1 == stages { seconds(parts.rest) } else { 0.0 };
+            blocks_of(stage) * seconds(parts.block) + rest
+        };
+        let all: Vec<f64> = (0..stages).map(pass).collect();
+        let slowest = all.iter().copied().fold(0.0, f64::max);
+        let filled = if plan.config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble { 3.0 } else { 1.0 };
+        let filling = (all.iter().sum::<f64>() - slowest) / chunks / filled;
+        // Weights, gradients, optimizer, activations.
+        let divided = if parallel.distributed_optimizer { data } else { 1.0 };
+        let memory = |stage: usize| {
+            let blocks = blocks_of(stage);
+            let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
+            let kind = |kind: usize| blocks * parts.block.memory[kind] + ends * parts.rest.memory[kind];
+            let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
+            let activations = blocks * parts.block.memory[3] * in_flight + ends * parts.rest.memory[3];
+            kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
+        };
+        let taken = self.network.card.taken(if stages > 1 { 6 } else { 2 }) as f64;
+        let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
+        let gradients = blocks_of(0) * parts.block.memory[1] + parts.rest.memory[1];
+        let ranks = grid.group(0, Axis::Data);
+        let reduced = match ranks.len() {
+            1 => 0.0,
+            _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),
+        };
+        let hidden = slowest * 2.0 / 3.0;
+        let update = (blocks_of(0) * parts.block.update + parts.rest.update) / divided;
+        let seconds = microbatches * slowest + filling + (reduced - hidden).max(0.0) + update;
+        Ok(Roughly { seconds, bytes: bytes as usize })
+    }
+
+    fn parts(&self, config: &RunConfig) -> Result<Parts, RunError> {
+        let parallel = &config.parallel;
+        let way = (
+            parallel.tensor,
+            parallel.sequence_parallel,
+            config.train.micro_batch_size,
+            config.recompute.granularity.word(),
+        );
+        if let Some(parts) = self.known.borrow().get(&way) {
+            return Ok(*parts);
+        }
+        // In a model of several kinds of blocks, a mean one.
+        let pattern = &config.model.expert_pattern;
+        let blocks = config.model.layers.max(1);
+        let dense = (0..blocks).filter(|block| pattern.get(block % pattern.len().max(1)) == Some(&0)).count();
+        let mut mixture = config.clone();
+        mixture.model.expert_pattern = Vec::new();
+        let (one, two) = (self.part(&mixture, 1)?, self.part(&mixture, 2)?);
+        let mut block = two.less(one);
+        let rest = one.less(block);
+        if dense > 0 && config.model.experts > 0 {
+            mixture.model.experts = 0;
+            let other = self.part(&mixture, 2)?.less(self.part(&mixture, 1)?);
+            block = block.less(block.less(other).times(dense as f64 / blocks as f64));
+        }
+        let parts = Parts { block, rest };
+        self.known.borrow_mut().insert(way, parts);
+        Ok(parts)
+    }
+
+    /// One microbatch of a model with so many blocks on one stage.
+    fn part(&self, config: &RunConfig, blocks: usize) -> Result<Part, RunError> {
+        let mut small = config.clone();
+        small.model.layers = blocks;
+        small.train.global_batch_size = small.train.micro_batch_size;
+        small.train.rampup_batch_size = Vec::new();
+        small.precision.bf16_blocks.retain(|block| *block < blocks);
+        small.recompute.layers = 1;
+        small.cuda_graph.layers = Vec::new();
+        small.cuda_graph.overlap_microbatches = false;
+        let parallel = &mut small.parallel;
+        (parallel.pipeline, parallel.virtual_pipeline, parallel.microbatch_group) = (1, 1, None);
+        (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
+        parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
+        let plan = RunPlan::new(small, config.parallel.tensor)?;
+        let step = paper::steps(&plan, &[0], &self.network)?.remove(0);
+        let simulation = simulate(&[step.nodes], self.network.card.overlap.transfer_share);
+        let spans = simulation.ranks.iter().flat_map(|rank| &rank.spans);
+        let update = spans.filter(|span| span.2 == Purpose::Update).map(|span| span.1 - span.0).sum();
+        let Memory { weights, gradients, optimizer, activations, .. } = step.memory;
+        let memory = [weights, gradients, optimizer, activations].map(|bytes| bytes as f64);
+        let transfers = simulation.ranks.iter().map(|rank| rank.only_transfers).fold(0.0, f64::max);
+        Ok(Part { pass: simulation.seconds - update, transfers, update, memory })
+    }
+}
+
+/// The number of microbatches that a stage has room for with their activations. One of two chunks counts half.
+fn in_flight(schedule: Schedule, stage: usize, microbatches: usize) -> f64 {
+    let (placement, group) = (schedule.placement(), schedule.group().unwrap_or(1));
+    // With more than these a stage has no more in flight.
+    let enough = (4 * placement.stages()).max(2 * group).next_multiple_of(group);
+    let tasks = schedule.tasks(stage, microbatches.min(enough)).unwrap_or_default();
+    let slots = parallel::in_flight(&tasks, placement.chunks());
+    slots.iter().sum::<usize>() as f64 / placement.chunks() as f64
+}
+
+impl Part {
+    fn times(self, factor: f64) -> Part {
+        let memory = self.memory.map(|bytes| bytes * factor);
+        let Part { pass, transfers, update, .. } = self;
+        Part { pass: pass * factor, transfers: transfers * factor, update: update * factor, memory }
+    }
+
+    fn less(self, other: Part) -> Part {
+        let memory = std::array::from_fn(|kind| self.memory[kind] - other.memory[kind]);
+        Part {
+            pass: self.pass - other.pass,
+            transfers: self.transfers - other.transfers,
+            update: self.update - other.update,
+            memory,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_step_has_as_many_microbatches_in_flight_as_are_counted_in_a_shorter_one() {
+        for (stages, chunks) in [(1, 1), (4, 1), (4, 2), (6, 3)] {
+            for group in [stages, stages + 1, 3 * stages] {
+                let schedule = Schedule::interleaved(stages, chunks, group);
+                let zero_bubble = Schedule::zero_bubble(stages);
+                for schedule in [schedule, schedule.overlapping().unwrap(), zero_bubble] {
+                    for stage in 0..stages {
+                        let microbatches = 20 * group;
+                        let tasks = schedule.tasks(stage, microbatches).unwrap();
+                        let chunks = schedule.placement().chunks();
+                        let known = parallel::in_flight(&tasks, chunks).iter().sum::<usize>() as f64 / chunks as f64;
+                        assert_eq!(in_flight(schedule, stage, microbatches), known, "{schedule:?} {stage}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The time of a step by its parts, and the effect of graphs: the measurements, predictions and output of `trainer
+//! profile`.
+//!
+//! A few steps run without graphs, and a few in each scope ([`measure()`]). From the timeline of each come the busy
+//! share of the GPU, its kernels and the gaps between them ([`Activity`]), and the operations that take most of the
+//! time ([`operations::Total`]). The gain of each scope is predicted from the steps without graphs alone
+//! ([`Expected`]), and printed next to the measured one.
+
+mod activity;
+mod expected;
+mod measure;
+mod operations;
+mod page;
+mod result;
+mod table;
+
+pub use activity::{Activity, Histogram};
+pub use expected::Expected;
+pub use measure::measure;
+pub use page::page;
+pub use result::{Profile, RankProfile, ScopeProfile};
+pub use table::table;

@@ -1,0 +1,49 @@
+//! A run's reports about its graphs: the `graphs:` line and `--graph-report`.
+
+use serde_json::Value;
+
+use crate::harness::{Folder, expect, printed, run};
+
+/// The `graphs:` line of a run with these flags, and its report of rank 0.
+fn line_and_report(name: &str, flags: &str) -> (String, Value) {
+    let folder = Folder::new(name);
+    let path = folder.path("graphs.json");
+    let output = run(1, &folder.0, &format!("--steps 3 --enable-cuda-graph --graph-report {} {flags}", path.display()));
+    expect(&output, 0, &[]);
+    let text = printed(&output);
+    let line = text.lines().find(|line| line.starts_with("graphs: ")).unwrap_or_else(|| panic!("{text}"));
+    let report: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    (line.into(), report["ranks"][0].clone())
+}
+
+/// The recorded step of a mode: its operations, those that are not captured, and the nodes that its graphs launch.
+fn operations(report: &Value, mode: &str) -> (u64, u64, u64) {
+    let step = report["steps"].as_array().unwrap().iter().find(|step| step["mode"] == mode).unwrap();
+    let graphs = step["order"].as_array().unwrap().iter().filter_map(|launch| launch["graph"].as_u64());
+    let nodes = graphs.map(|graph| report["graphs"][graph as usize]["nodes"].as_array().unwrap().len() as u64).sum();
+    (step["operations"].as_u64().unwrap(), step["eager_operations"].as_u64().unwrap(), nodes)
+}
+
+#[test]
+fn the_graphs_line_and_the_report_say_which_share_of_a_step_is_not_captured_and_why() {
+    for (flags, reason) in [
+        ("", "inputs (it reads another address for each microbatch)"),
+        ("--cuda-graph-modules attention", "(the head is not among the chosen modules)"),
+        ("--cuda-graph-capture-optimizer=false", "optimizer (capture_optimizer is off)"),
+    ] {
+        let (line, report) = line_and_report("graph-share", flags);
+        let (all, eager, nodes) = operations(&report, "Train");
+        assert!(eager > 0 && eager + nodes == all, "{flags}: {eager} and {nodes} of {all}");
+        let share =
+            format!("; eager: {:.1} % of Train ({eager} of {all} operations)", 100.0 * eager as f64 / all as f64);
+        assert!(line.contains(&share) && line.contains(reason), "{flags}: {line}");
+    }
+}
+
+#[test]
+fn the_graphs_line_of_a_whole_iteration_names_nothing_that_is_not_captured() {
+    let (line, report) = line_and_report("graph-whole", "--cuda-graph-scope full_iteration");
+    let (all, eager, nodes) = operations(&report, "Train");
+    assert_eq!((eager, nodes), (0, all));
+    assert!(!line.contains("eager"), "{line}");
+}

@@ -1,0 +1,364 @@
+//! `trainer import`: configurations of other trainers become ours. What is printed loads, has the values of the file, and says
+//! what it leaves out. Then three people come from other trainers, each with a script of commands.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use toml::{Table, Value};
+
+use crate::data_files::LICENSES;
+use crate::harness::{Folder, expect, printed, set_mpi};
+
+/// A launch script in the form of Megatron's examples.
+const MEGATRON: &str = r#"#!/bin/bash
+# Runs the "tiny" parameter model
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=2
+NUM_NODES=${SLURM_NNODES:-1}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1 #<Specify path>
+DATA_PATH="tokens"
+HIDDEN=32
+if [ -n "$PROFILE" ]; then
+    EXTRA="--profile"
+fi
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --master_addr ${MASTER_ADDR:-localhost}
+)
+GPT_MODEL_ARGS=(
+    --num-layers 2
+    --hidden-size ${HIDDEN}
+    --ffn-hidden-size $((HIDDEN * 4))
+    --num-attention-heads 4
+    --seq-length 16
+    --max-position-embeddings 16
+    --attention-backend auto # Can use (flash/fused/unfused/local)
+    --vocab-size 256
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 8
+    --train-samples 32
+    --weight-decay 0.1
+    --adam-beta1 0.9
+    --lr 6.0e-3
+    --lr-decay-style cosine
+    --min-lr 6.0e-4
+    --lr-warmup-fraction .25
+    --lr-decay-iters 430000
+    --fp16
+)
+DATA_ARGS="
+    --mock-data \
+    --split 99,1,0"
+EVAL_AND_LOGGING_ARGS=(
+    --log-interval 1
+    --save-interval 2
+    --eval-interval 2
+    --eval-iters 1
+    --save "$CHECKPOINT_PATH"
+    --tensorboard-dir $TENSORBOARD_LOGS_PATH
+)
+
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
+    ${GPT_MODEL_ARGS[@]} \
+    ${TRAINING_ARGS[@]} \
+    $DATA_ARGS \
+    "${EVAL_AND_LOGGING_ARGS[@]}" $EXTRA 2>&1 | tee log
+"#;
+
+const NANOGPT: &str = "# train a miniature model\nimport time\n\nout_dir = 'out'\neval_interval = 2 # often\neval_iters = 8\n\
+    log_interval = 10\nalways_save_checkpoint = False\nwandb_log = False\nwandb_project = 'shakespeare-char'\n\
+    wandb_run_name = 'mini-' + str(time.time())\ndataset = 'gpl_char'\ngradient_accumulation_steps = 2 * 2\n\
+    batch_size = 4\nblock_size = 16\nn_layer = 2\nn_head = 4\nn_embd = 32\ndropout = 0.2\nlearning_rate = 1e-3\n\
+    max_iters = 4\nlr_decay_iters = 4\nmin_lr = 1e-4\nbeta2 = 0.99\nwarmup_iters = 1\ndevice = 'cpu'\ncompile = False\n\
+    dtype = 'float32'\n";
+
+const TORCHTITAN: &str = "[job]\ndump_folder = \"./outputs\"\n[model]\nname = \"llama3\"\nflavor = \"8B\"\n\
+    hf_assets_path = \"./assets/hf/Llama-3.1-8B\"\n[optimizer]\nname = \"AdamW\"\nlr = 3e-4\n[lr_scheduler]\n\
+    warmup_steps = 200\ndecay_ratio = 0.5\nmin_lr_factor = 0.1\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n\
+    max_norm = 0.5\nsteps = 1000\ndataset = \"c4\"\n[parallelism]\ndata_parallel_shard_degree = -1\n\
+    tensor_parallel_degree = 2\ncontext_parallel_degree = 2\n[checkpoint]\nenable = true\nasync_mode = \"async\"\n\
+    [compile]\nenable = true\n[wombat]\neats = \"grass\"\n";
+
+const HUGGING_FACE: &str = r#"{"output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+    "learning_rate": 2e-4, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "max_steps": 50, "bf16": true,
+    "logging_steps": 5, "save_steps": 25, "save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 20,
+    "report_to": ["tensorboard"], "gradient_checkpointing": true, "deepspeed": "ds.json", "push_to_hub": false,
+    "optim": "adafactor", "use_peft": true, "lora_r": 8, "lora_target_modules": "all-linear", "fsdp": [],
+    "model_name_or_path": "meta-llama/Llama-3.2-1B", "hub_token": null, "completion_only_loss": true, "new_thing": 3}"#;
+
+fn import(folder: &Path, name: &str, text: &str, flags: &str) -> Output {
+    std::fs::write(folder.join(name), text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(["import", name]).args(flags.split_whitespace()).current_dir(folder);
+    command.output().unwrap()
+}
+
+/// The configuration that is printed, which loads for so many ranks, and its lines.
+fn imported(name: &str, text: &str, flags: &str, ranks: usize) -> (Table, String) {
+    let folder = Folder::new("import");
+    let output = import(&folder.0, name, text, flags);
+    expect(&output, 0, &[]);
+    let page = String::from_utf8(output.stdout).unwrap();
+    std::fs::write(folder.path("run.toml"), &page).unwrap();
+    let mut plan = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    let line = format!("plan --ranks {ranks} --gpu h200 --as-given -- --config run.toml");
+    plan.args(line.split(' ')).current_dir(&folder.0);
+    let planned = plan.output().unwrap();
+    assert!(planned.status.success(), "{page}\n{}", printed(&planned));
+    (page.parse().unwrap(), page)
+}
+
+#[track_caller]
+fn assert_values(table: &Table, expected: &str) {
+    let expected: Table = expected.parse().unwrap();
+    for (section, values) in &expected {
+        for (name, value) in values.as_table().unwrap() {
+            let found = table.get(section).and_then(|found| found.get(name));
+            let near =
+                |a: &Value, b: &Value| a.as_float().zip(b.as_float()).is_some_and(|(a, b)| (a - b).abs() < 1e-12);
+            assert!(
+                found.is_some_and(|found| found == value || near(found, value)),
+                "{section}.{name} = {found:?}, not {value}"
+            );
+        }
+    }
+}
+
+/// Fails unless one comment has each of these texts.
+#[track_caller]
+fn assert_comments(page: &str, comments: &[&[&str]]) {
+    for parts in comments {
+        let has = |line: &&str| line.contains("# ") && parts.iter().all(|part| line.contains(part));
+        assert_eq!(page.lines().filter(has).count(), 1, "{parts:?} in\n{page}");
+    }
+}
+
+#[test]
+fn a_launch_script_of_megatron_becomes_a_configuration() {
+    let (table, page) = imported("train.sh", MEGATRON, "", 2);
+    assert_values(
+        &table,
+        "[model]\nlayers = 2\nhidden = 32\nffn = 128\nheads = 4\nseq_length = 16\nvocab = 256\nhidden_dropout = 0.1\n\
+         [train]\nmicro_batch_size = 1\nglobal_batch_size = 8\nsteps = 4\nseed = 1234\neval_interval = 2\neval_steps = 1\n\
+         [optimizer]\nlr = 6e-3\nmin_lr = 6e-4\nwarmup_steps = 1\nbetas = [0.9, 0.999]\nweight_decay = 0.1\n\
+         [data]\nsplit = 0.99\n[checkpoint]\ninterval = 2\n[logging]\ninterval = 1\n",
+    );
+    assert!(table["checkpoint"].get("dir").is_none() && table["logging"].get("tensorboard").is_none(), "{page}");
+    assert_comments(
+        &page,
+        &[
+            &["from train.sh, a run of Megatron on 2 ranks"],
+            &["hidden_dropout = 0.1", "default of Megatron"],
+            &["steps = 4", "--train-samples 32"],
+            &["line 11", "EXTRA may be set under a condition"],
+            &["$EXTRA", "not known"],
+            &["--save $1", "not known"],
+            &["--tensorboard-dir $TENSORBOARD_LOGS_PATH", "not known"],
+            &["--fp16", "Fix: --bf16"],
+            &["--lr-decay-iters", "a decay ends with the run"],
+            &["--attention-backend has no effect"],
+        ],
+    );
+    // Other forms of the same.
+    let list = "--num-layers 2\n--hidden-size 64 --num-attention-heads 4 \\\n --seq-length 32 --micro-batch-size 2 --bf16\n\
+                --lr 1e-3 --train-iters 10 --vocab-size 256 --optimizer adamm --tensor-model-parallel-size 2";
+    let (table, page) = imported("arguments.txt", list, "--ranks 8", 8);
+    assert_values(
+        &table,
+        "[model]\nlayers = 2\n[train]\nsteps = 10\nglobal_batch_size = 8\n[precision]\ncompute = \"bf16\"\n\
+         [optimizer]\nschedule = \"linear\"\nmin_lr = 0.0\n",
+    );
+    assert_comments(
+        &page,
+        &[
+            &["optimizer.kind = \"adamm\"", "did you mean `adamw`?"],
+            &["global_batch_size = 8", "2 x 4 data-parallel ranks"],
+        ],
+    );
+}
+
+#[test]
+fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
+    let (table, page) = imported("train_mini.py", NANOGPT, "", 1);
+    assert_values(
+        &table,
+        "[model]\nlayers = 2\nhidden = 32\nheads = 4\nseq_length = 16\nbias = false\nhidden_dropout = 0.2\n\
+         attention_dropout = 0.2\n[data]\npath = \"data/gpl_char/train.bin\"\nvalidation_path = \"data/gpl_char/val.bin\"\n\
+         raw_tokens = \"u16\"\n[train]\nmicro_batch_size = 4\nglobal_batch_size = 16\nsteps = 4\neval_interval = 2\n\
+         eval_steps = 2\ndevice = \"host\"\n[optimizer]\nlr = 1e-3\nmin_lr = 1e-4\nbetas = [0.9, 0.99]\nweight_decay = 0.1\n\
+         warmup_steps = 1\nclip = 1.0\nschedule = \"cosine\"\n[precision]\ncompute = \"tf32\"\n[cuda_graph]\nenable = false\n\
+         [checkpoint]\ndir = \"out\"\ninterval = 2\n",
+    );
+    assert_comments(
+        &page,
+        &[
+            &["weight_decay = 0.1", "default of nanoGPT"],
+            &["global_batch_size = 16", "batch_size 4 x gradient_accumulation_steps 4"],
+            &["line 2: `import time` is not evaluated"],
+            &["wandb_run_name", "is not evaluated"],
+            &["wandb_project", "Instead: --wandb with WANDB_PROJECT set"],
+            &["raw_tokens", "its meta.pkl has the number of characters"],
+        ],
+    );
+    let (table, page) = imported("empty.py", "init_from = 'gpt2-xl'\nlr_decay_iters = 7\n", "", 1);
+    assert_values(&table, "[model]\nlayers = 12\nvocab = 50257\n[train]\nglobal_batch_size = 480\nsteps = 600000\n");
+    assert_comments(
+        &page,
+        &[&["hf download openai-community/gpt2-xl"], &["lr_decay_iters = 7: a decay ends with the run"]],
+    );
+}
+
+#[test]
+fn a_job_of_torchtitan_becomes_a_configuration() {
+    let (table, page) = imported("llama3_8b.toml", TORCHTITAN, "--ranks 8", 8);
+    assert_values(
+        &table,
+        "[model]\npreset = \"llama-8b\"\nseq_length = 8192\n[data]\ntokenizer = \"./assets/hf/Llama-3.1-8B\"\n\
+         [train]\nmicro_batch_size = 1\nglobal_batch_size = 4\nsteps = 1000\n[optimizer]\nkind = \"adamw\"\nlr = 3e-4\n\
+         min_lr = 3e-5\nclip = 0.5\nschedule = \"wsd\"\ndecay_steps = 500\nbetas = [0.9, 0.95]\n[parallel]\ntensor = 2\n\
+         distributed_optimizer = true\n[checkpoint]\ndir = \"checkpoint\"\nkeep = 10\nasync_save = true\n[cuda_graph]\nenable = true\n\
+         [recompute]\ngranularity = \"selective\"\n[precision]\ncompute = \"bf16\"\n",
+    );
+    assert_comments(
+        &page,
+        &[
+            &["global_batch_size = 4", "local_batch_size 1 x 4 data-parallel ranks"],
+            &["decay_steps = 500", "decay_ratio 0.5 x 1000 steps"],
+            &["training.dataset", "files or folders"],
+            &["parallelism.context_parallel_degree = 2", "tensor, pipeline and data"],
+            &["wombat.eats", "no setting of this name is known"],
+        ],
+    );
+}
+
+#[test]
+fn arguments_of_hugging_face_become_a_configuration() {
+    let (table, page) = imported("args.json", HUGGING_FACE, "--ranks 2", 2);
+    assert_values(
+        &table,
+        "[train]\nmicro_batch_size = 2\nglobal_batch_size = 16\nsteps = 50\nseed = 42\neval_interval = 20\n\
+         [optimizer]\nlr = 2e-4\nschedule = \"cosine\"\nmin_lr = 0.0\nwarmup_steps = 5\nbetas = [0.9, 0.999]\nweight_decay = 0.0\n\
+         clip = 1.0\n[precision]\ncompute = \"bf16\"\n[recompute]\ngranularity = \"full\"\n[logging]\ninterval = 5\n\
+         tensorboard = true\n[checkpoint]\ndir = \"out\"\ninterval = 25\nkeep = 2\n[data]\nsft = true\n\
+         [model]\nlora_rank = 8\nlora_alpha = 32.0\nlora_dropout = 0.05\nlora_target_modules = [\"all-linear\"]\n",
+    );
+    assert!(!page.contains("push_to_hub") && !page.contains("hub_token") && !page.contains("fsdp"), "{page}");
+    assert_comments(
+        &page,
+        &[
+            &["global_batch_size = 16", "2 per device x 4 accumulated x 2 ranks"],
+            &["warmup_steps = 5", "0.1 x 50 steps"],
+            &["deepspeed = \"ds.json\"", "ZeRO stage 1", "--use-distributed-optimizer"],
+            &["optim = \"adafactor\""],
+            &["model_name_or_path", "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B"],
+            &["new_thing = 3: no setting of this name is known"],
+        ],
+    );
+    let (_, page) = imported("epochs.json", r#"{"num_train_epochs": 2}"#, "", 1);
+    assert_comments(&page, &[&["num_train_epochs = 2", "add --epochs 2"]]);
+}
+
+#[test]
+fn files_that_are_no_configurations_are_refused_with_the_fix() {
+    let folder = Folder::new("import-refused");
+    std::fs::create_dir(folder.path("model")).unwrap();
+    std::fs::write(folder.path("training_args.bin"), [0xff, 0xfe]).unwrap();
+    for (name, text, needles) in [
+        ("none.sh", "echo hello\n", &["none.sh has no arguments of Megatron", "torchrun pretrain_gpt.py"][..]),
+        ("list.json", "[1, 2]", &["list.json: it is no object", "to_json_string()"]),
+        ("cut.json", "{\"a\": ", &["cut.json: ", "Fix: correct it"]),
+        ("cut.toml", "[training\n", &["cut.toml is not TOML"]),
+    ] {
+        let output = import(&folder.0, name, text, "");
+        assert!(output.stdout.is_empty());
+        expect(&output, 2, needles);
+    }
+    for (name, needle) in [
+        ("model", "trainer convert --from hf"),
+        ("training_args.bin", "args.to_json_string()"),
+        ("absent.py", "check the path"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        expect(&command.args(["import", name]).current_dir(&folder.0).output().unwrap(), 2, &[needle, ". Fix: "]);
+    }
+}
+
+/// Runs a script with the trainer on the path.
+fn follow(folder: &Folder, script: &str) -> String {
+    let bin = folder.path("bin");
+    std::fs::create_dir(&bin).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_trainer"), bin.join("trainer")).unwrap();
+    let mut shell = Command::new("bash");
+    set_mpi(&mut shell, &folder.0);
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    shell.env("PATH", path).env("OMPI_MCA_rmaps_base_oversubscribe", "1").current_dir(&folder.0);
+    let output = shell.args(["-euo", "pipefail", "-x", "-c", script]).output().unwrap();
+    assert!(output.status.success(), "{}", printed(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_user_of_megatron_comes_from_a_launch_script_to_a_run_and_a_job() {
+    let folder = Folder::new("from-megatron");
+    std::fs::write(folder.path("train.sh"), MEGATRON).unwrap();
+    follow(
+        &folder,
+        "trainer import train.sh > run.toml
+         trainer launch -n 2 -- --config run.toml --save ckpt --device host
+         trainer checkpoint list ckpt
+         trainer job slurm --nodes 2 --ranks-per-node 2 -- --config run.toml --save ckpt > job.sh
+         bash -n job.sh
+         grep -q -- '--config .*run.toml --save .*ckpt' job.sh",
+    );
+    assert!(folder.path("ckpt/step-00000004").exists());
+}
+
+#[test]
+fn a_user_of_nanogpt_comes_from_a_text_and_a_configuration_to_samples() {
+    let folder = Folder::new("from-nanogpt");
+    let data = folder.path("data/gpl_char");
+    std::fs::create_dir_all(&data).unwrap();
+    let text = std::fs::read(format!("{LICENSES}/GPL-3")).unwrap();
+    let tokens: Vec<u8> = text.iter().flat_map(|byte| u16::from(*byte).to_le_bytes()).collect();
+    // As prepare.py writes them: nine parts to train on, one to validate on.
+    let (train, validation) = tokens.split_at(tokens.len() / 20 * 18);
+    std::fs::write(data.join("train.bin"), train).unwrap();
+    std::fs::write(data.join("val.bin"), validation).unwrap();
+    std::fs::write(folder.path("train_mini.py"), NANOGPT).unwrap();
+    let printed = follow(
+        &folder,
+        "trainer import train_mini.py > run.toml
+         trainer --config run.toml > log
+         grep -q 'done: loss' log
+         if trainer sample --out_dir out --num_samples 2 --start free 2> refused; then exit 1; fi
+         grep -q -- '--num_samples: it is nanoGPT.s name. Fix: --samples' refused
+         trainer sample --checkpoint out --samples 2 --prompt free --tokens 20",
+    );
+    assert_eq!(printed.matches("free").count(), 2, "{printed}");
+}
+
+#[test]
+fn a_user_of_hugging_face_comes_from_training_arguments_to_a_model_for_transformers() {
+    let folder = Folder::new("from-hugging-face");
+    let arguments = r#"{"output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3, "max_steps": 3, "warmup_steps": 1, "eval_strategy": "no", "model_name_or_path": "./llama",
+        "max_length": 32}"#;
+    std::fs::write(folder.path("args.json"), arguments).unwrap();
+    std::fs::write(folder.path("text.txt"), "Some text to train on. ".repeat(200)).unwrap();
+    follow(
+        &folder,
+        "trainer --preset tiny-llama --seq-length 32 --steps 1 --eval-interval 0 --save first --device host
+         trainer convert --to hf first llama
+         trainer import args.json > run.toml
+         if trainer --per_device_train_batch_size 2 --num_train_epochs 1 2> refused; then exit 1; fi
+         grep -q -- '--per_device_train_batch_size: it is Hugging Face' refused
+         trainer --config run.toml --data-path text.txt --device host
+         trainer convert --to hf out mine",
+    );
+    assert!(folder.path("mine/model.safetensors").exists() && folder.path("out/step-00000003").exists());
+}

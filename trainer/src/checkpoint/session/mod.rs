@@ -1,0 +1,427 @@
+//! The checkpoints of a run: the one that it starts from, and in `saves.rs` those that it writes.
+
+mod saves;
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::UserError;
+use common::terminal::{PRINTED, say, warn};
+use data::{self, CopiedFile, Identities};
+use device::Device;
+use engine::step::Stage;
+
+use crate::checkpoint::file::KeptFile;
+use crate::checkpoint::folder::{Unclear, clean, foreign, newest, steps};
+use crate::checkpoint::lock::{FolderLock, is_locked, shows};
+use crate::checkpoint::manifest::{MANIFEST, Manifest, Progress};
+use crate::checkpoint::meaning::other_model;
+use crate::checkpoint::read::{check_sizes, config, damaged, load, metrics_of, source_files, verify};
+use crate::checkpoint::step_name::step_name;
+use crate::checkpoint::unfinished::UnfinishedSave;
+use crate::checkpoint::write::Origin;
+use crate::checkpoint::writers::Writers;
+use crate::config::plan::RunPlan;
+use crate::config::{CheckpointConfig, Resume, by_key};
+use crate::error::RunError;
+use crate::process_group::ProcessGroup;
+
+/// A checkpoint to start from.
+type Found = (PathBuf, Manifest);
+
+/// A run locks `checkpoint.dir` with this file.
+const LOCK: &str = "checkpoints.lock";
+
+/// A run locks `logging.dir` with this file.
+pub(crate) const LOG_LOCK: &str = "run.lock";
+
+/// The longest time for a network file system to show one node the writes of another.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether a run has locked one of these folders, its `logging.dir` and its `checkpoint.dir`.
+pub fn is_in_use(logs: &Path, checkpoints: &Path) -> bool {
+    is_locked(logs, LOG_LOCK) || is_locked(checkpoints, LOCK)
+}
+
+/// A run's checkpoints. Only rank 0 reads folders and decides. Each rank writes the part of the state that it alone has. Of
+/// ranks with the same state one writes.
+pub struct Session<'p> {
+    settings: &'p CheckpointConfig,
+    dir: Option<&'p Path>,
+    /// The facts about the run that every checkpoint records.
+    origin: Arc<Origin>,
+    main: bool,
+    writers: Writers,
+    /// Ranks of this machine.
+    local_ranks: usize,
+    found: Option<Found>,
+    /// The checkpoint that is being written, and its step.
+    unfinished: Option<(usize, UnfinishedSave)>,
+    /// Whether the run was told that its state cannot be copied.
+    told_no_copy: Cell<bool>,
+    _locks: Vec<FolderLock>,
+}
+
+impl<'p> Session<'p> {
+    /// Locks the run's folders, removes the half-finished work of a dead process, and finds the checkpoint to start
+    /// from. All ranks call it together. Every checkpoint gets `data` and `copies`, the files with the meaning of the
+    /// run's tokens.
+    ///
+    /// # Errors
+    /// A folder in use by another run; only damaged checkpoints; a start that would mix the checkpoints of two runs; a
+    /// checkpoint of another model; a rank that sees another `checkpoint.dir`.
+    pub fn open(
+        plan: &'p RunPlan,
+        group: &ProcessGroup,
+        data: Identities,
+        copies: Vec<(CopiedFile, Vec<u8>)>,
+    ) -> Result<Session<'p>, RunError> {
+        let settings = &plan.config.checkpoint;
+        let dir = settings.dir.as_deref().map(Path::new);
+        let main = group.rank == 0;
+        let settings_of_run = toml::to_string(&plan.config).unwrap_or_default();
+        let origin = Arc::new(Origin { config: settings_of_run, ..Origin::default() });
+        let writers = Writers::new(plan, group);
+        let mut session = Session {
+            settings,
+            dir,
+            origin,
+            main,
+            writers,
+            local_ranks: group.local_size,
+            found: None,
+            unfinished: None,
+            told_no_copy: Cell::new(false),
+            _locks: Vec::new(),
+        };
+        let mark = if main { format!("mark {}", new_run()) } else { String::new() };
+        if main {
+            let logs = Path::new(&plan.config.logging.dir);
+            session._locks.push(FolderLock::take(logs, LOG_LOCK, "logging.dir", &mark)?);
+            if let Some(dir) = dir {
+                session._locks.push(FolderLock::take(dir, LOCK, "checkpoint.dir", &mark)?);
+            }
+        }
+        if let Some(dir) = dir {
+            all_see(dir, mark, group, plan.parallel.grid.ranks())?;
+        }
+        if main {
+            if let Some(dir) = dir {
+                if let Some(path) = foreign(dir).map_err(unreadable(dir))? {
+                    return Err(UserError::new(
+                        format!("{} is there and is not a checkpoint", path.display()),
+                        "in checkpoint.dir, names such as step-00001000 belong to checkpoints",
+                        "give it another name, or set another checkpoint.dir",
+                    )
+                    .into());
+                }
+                clean(dir).map_err(unreadable(dir))?;
+            }
+            let origin = Arc::make_mut(&mut session.origin);
+            origin.data = Some(data);
+            origin.copies = copies;
+            session.found = session.find()?;
+            if let Some((path, manifest)) = &session.found {
+                if let Ok(theirs) = config(path) {
+                    other_model(path, &theirs, &plan.config.model)?;
+                }
+                Arc::make_mut(&mut session.origin).source =
+                    source_files(path, manifest).map_err(|damage| damaged(path, &damage))?;
+            }
+            session.tell();
+            let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
+            Arc::make_mut(&mut session.origin).run = Some(before.unwrap_or_else(new_run));
+        }
+        // Rank 0 has read every byte of the checkpoint. The others take the same one.
+        let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
+        let step = group.control.max(step);
+        if !main && step > 0 {
+            let path = session.path_of(step as usize - 1);
+            let manifest = check_sizes(&path)
+                .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", group.rank, path.display())))?;
+            session.found = Some((path, manifest));
+        }
+        Ok(session)
+    }
+
+    /// The name of the run; only rank 0 has it.
+    pub fn run(&self) -> &str {
+        self.origin.run.as_deref().unwrap_or_default()
+    }
+
+    /// Keeps files of the Hugging Face model that a new run begins with in every checkpoint. One that goes on has them from
+    /// its checkpoint.
+    pub fn keep_source(&mut self, files: Vec<KeptFile>) {
+        Arc::make_mut(&mut self.origin).source = files;
+    }
+
+    /// The steps and samples done before the run starts: none, or those of its checkpoint.
+    pub fn progress(&self) -> Progress {
+        self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
+    }
+
+    /// Whether there is no checkpoint to start from.
+    pub fn begins_anew(&self) -> bool {
+        self.found.is_none()
+    }
+
+    /// The step at which the run resumes itself; `None` if it starts at step 0 or from another run's checkpoint.
+    pub fn continues_at(&self) -> Option<usize> {
+        self.continued().map(|(_, manifest)| manifest.step)
+    }
+
+    /// The checkpoint to start from, if it is this run's own: one in its `checkpoint.dir`.
+    fn continued(&self) -> Option<&Found> {
+        let own = self.dir?.canonicalize().ok()?;
+        self.found.as_ref().filter(|(path, _)| path.canonicalize().is_ok_and(|path| path.parent() == Some(&own)))
+    }
+
+    /// Makes the device compute matrix products as the run that wrote the checkpoint did. It comes before anything is
+    /// planned. On another GPU, or with another version of its library, it only prints a notice.
+    pub fn compute_alike(&self, device: &Device) {
+        let Some(products) = self.found.as_ref().and_then(|(_, manifest)| manifest.products.as_ref()) else { return };
+        if let (Err(error), true) = (device.import_choices(products), self.main) {
+            warn(&format!(
+                "notice: {error}. The run continues, but its last bits may differ from those of an uninterrupted run."
+            ));
+        }
+    }
+
+    /// The lines of metrics that the checkpoint has because the run could not write them elsewhere. Empty if it is
+    /// another run's checkpoint: a new run has its own metrics.
+    ///
+    /// # Errors
+    /// The file cannot be read any more.
+    pub fn carried_metrics(&self) -> Result<Vec<u8>, RunError> {
+        match self.continued() {
+            Some((path, manifest)) => Ok(metrics_of(path, manifest).map_err(|damage| damaged(path, &damage))?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Loads the checkpoint to start from into the stage, if there is one.
+    ///
+    /// # Errors
+    /// See [`load`].
+    pub fn restore(&self, stage: &Stage) -> Result<(), RunError> {
+        match &self.found {
+            Some((path, manifest)) => load(path, manifest, stage, &self.writers.activity),
+            None => Ok(()),
+        }
+    }
+
+    /// The path of the checkpoint after so many steps.
+    fn path_of(&self, step: usize) -> PathBuf {
+        let from = looked_in(self.settings).unwrap_or(Path::new(""));
+        if from.join(MANIFEST).exists() { from.into() } else { from.join(step_name(step)) }
+    }
+
+    /// The checkpoint to start from, by `checkpoint.resume`.
+    fn find(&self) -> Result<Option<Found>, RunError> {
+        match (&self.settings.resume, self.dir) {
+            (Resume::Auto | Resume::Never, None) => Ok(None),
+            (Resume::Auto, Some(dir)) => self.newest(dir),
+            (Resume::Never, Some(dir)) => {
+                self.refuse_newer(dir, 0, "checkpoint.resume = never")?;
+                Ok(None)
+            }
+            (Resume::From(path), dir) => {
+                let path = Path::new(path);
+                let found = if path.join(MANIFEST).exists() {
+                    let manifest = verify(path, &self.writers.activity).map_err(|damage| damaged(path, &damage))?;
+                    Some((path.to_path_buf(), manifest))
+                } else {
+                    self.newest(path)?
+                };
+                let own = dir.and_then(|dir| dir.canonicalize().ok());
+                if found.is_none() && own.is_some() && own == path.canonicalize().ok() {
+                    say(&format!("{} holds no checkpoint yet: the run starts at step 0", path.display()));
+                    return Ok(None);
+                }
+                let Some(found) = found else {
+                    let problem = if path.exists() { "holds no checkpoint" } else { "does not exist" };
+                    return Err(nothing_to_resume(path, problem).into());
+                };
+                if let Some(dir) = dir {
+                    self.refuse_newer(dir, found.1.step + 1, &format!("checkpoint.resume = {}", path.display()))?;
+                }
+                Ok(Some(found))
+            }
+        }
+    }
+
+    /// The newest complete checkpoint. Newer ones that are damaged are named in a notice.
+    ///
+    /// # Errors
+    /// All checkpoints are damaged.
+    fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
+        let (found, damaged) = newest(dir, &self.writers.activity).map_err(|unclear| match unclear {
+            Unclear::Unreadable(error) => unreadable(dir)(error),
+            Unclear::NotFiles(error) => error.into(),
+        })?;
+        for (path, damage) in damaged.iter().filter(|_| found.is_some()) {
+            warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
+        }
+        if let (None, [(path, damage), ..]) = (&found, &damaged[..]) {
+            return Err(UserError::new(
+                format!("{} holds no complete checkpoint: in {}, {damage}", dir.display(), path.display()),
+                "a run does not start over beside damaged checkpoints",
+                "restore their files, or set another checkpoint.dir",
+            )
+            .into());
+        }
+        Ok(found)
+    }
+
+    /// Fails when `dir` holds a complete checkpoint of `from` steps or more: a later restart would continue from that one.
+    fn refuse_newer(&self, dir: &Path, from: usize, asked: &str) -> Result<(), RunError> {
+        let all = steps(dir).map_err(unreadable(dir))?;
+        match all.iter().rev().find(|(step, path)| *step >= from && check_sizes(path).is_ok()) {
+            Some((_, path)) => Err(UserError::new(
+                format!("{asked}, but {} exists", path.display()),
+                "checkpoint.dir holds no checkpoint later than the start of the run",
+                "move later ones away, set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
+            )
+            .into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Prints the checkpoint that the run starts from, and the settings and data that changed since.
+    fn tell(&self) {
+        let Some((path, manifest)) = &self.found else { return };
+        let line = format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
+        say(&line);
+        tracing::info!(target: PRINTED, "{line}");
+        let mut changed = config(path).map(|theirs| changes(&theirs, &self.origin.config)).unwrap_or_default();
+        if let (Some(before), Some(now)) = (&manifest.data, &self.origin.data) {
+            changed.extend(data::changed(before, now));
+        }
+        if !changed.is_empty() {
+            warn(&format!("notice: changed since the checkpoint, so the numbers may differ: {}", changed.join(", ")));
+        }
+    }
+}
+
+/// Fails on all ranks if one of them does not see the mark that rank 0 left in `dir`. All ranks call it together.
+fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result<(), UserError> {
+    let mark = group.control.broadcast_text(0, mark);
+    // Ranks of one machine see each other's writes at once.
+    let patience = if group.local_size == all { Duration::ZERO } else { PATIENCE };
+    let blind = group.rank > 0 && !shows(dir, LOCK, &mark, patience);
+    // The highest such rank is named; 0 means none.
+    let Some(last) = group.control.max(if blind { group.rank as u64 + 1 } else { 0 }).checked_sub(1) else {
+        return Ok(());
+    };
+    let here = std::path::absolute(dir).unwrap_or(dir.into()).display().to_string();
+    let [first, other] = [0, last as usize].map(|rank| group.control.broadcast_text(rank, here.clone()));
+    let what = format!("checkpoint.dir = {}: rank {last} does not see in {other} what rank 0 wrote", dir.display());
+    Err(not_shared(if first == other { what } else { format!("{what} in {first}") }))
+}
+
+fn not_shared(what: String) -> UserError {
+    UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
+}
+
+/// The folder that a run searches for a checkpoint to start from.
+fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
+    match &settings.resume {
+        Resume::Never => None,
+        Resume::Auto => settings.dir.as_deref().map(Path::new),
+        Resume::From(path) => Some(Path::new(path)),
+    }
+}
+
+/// The checkpoint that a run with these settings would start from. Only sizes are checked, not contents. It serves code
+/// that runs before there is a [`Session`].
+pub fn start_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
+    let from = looked_in(settings)?;
+    if from.join(MANIFEST).exists() {
+        return Some(from.into());
+    }
+    newest_of_right_sizes(from).map(|(_, path)| path)
+}
+
+/// The mistake of a run that resumes from a path that does not exist.
+pub fn missing_checkpoint(settings: &CheckpointConfig) -> Option<UserError> {
+    let Resume::From(path) = &settings.resume else { return None };
+    let (path, dir) = (Path::new(path), settings.dir.as_ref().map(Path::new));
+    // The run makes its own folder, and then starts at step 0.
+    let is_own = dir.is_some_and(|dir| std::path::absolute(dir).ok() == std::path::absolute(path).ok());
+    (!path.exists() && !is_own).then(|| nothing_to_resume(path, "does not exist"))
+}
+
+fn nothing_to_resume(path: &Path, problem: &str) -> UserError {
+    let what = format!("checkpoint.resume = {} {problem}", path.display());
+    UserError::new(what, "it is auto, never, a checkpoint, or a folder of them", "check the path")
+}
+
+/// Steps of the newest checkpoint in a folder. Only sizes are checked, not contents.
+pub fn newest_step(dir: &Path) -> Option<usize> {
+    newest_of_right_sizes(dir).map(|(step, _)| step)
+}
+
+fn newest_of_right_sizes(dir: &Path) -> Option<(usize, PathBuf)> {
+    steps(dir).ok()?.into_iter().rev().find(|(_, path)| check_sizes(path).is_ok())
+}
+
+fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
+    move |error| RunError::File { what: format!("checkpoints in {}", dir.display()), error }
+}
+
+/// A random name for a new run. Its checkpoints keep it.
+fn new_run() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish()) // the system seeds it
+}
+
+/// Sections that change no number.
+const WITHOUT_EFFECT: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
+
+/// Settings of other sections that change no number.
+const ALSO_WITHOUT_EFFECT: [&str; 4] = ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"];
+
+/// The settings that differ, of those that numbers depend on.
+fn changes(before: &str, now: &str) -> Vec<String> {
+    let values = |config: &str| {
+        let mut values = by_key(config.parse().unwrap_or_default());
+        values.retain(|key, _| {
+            let section = WITHOUT_EFFECT.iter().any(|section| key.starts_with(section));
+            let alike = section || ALSO_WITHOUT_EFFECT.contains(&key.as_str());
+            !alike || key == "parallel.grad_reduce"
+        });
+        values
+    };
+    let (before, now) = (values(before), values(now));
+    let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let show = |value: Option<&toml::Value>| value.map_or("unset".into(), toml::Value::to_string);
+    keys.into_iter()
+        .filter(|key| before.get(*key) != now.get(*key))
+        .map(|key| format!("{key} = {} (was {})", show(now.get(key)), show(before.get(key))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_settings_that_numbers_depend_on_count_as_changes() {
+        let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n\
+                      [recompute]\ngranularity = \"none\"\n[parallel]\ntensor = 1\ngrad_reduce = \"f32\"\n";
+        let now = "[train]\nseed = 1\nthreads = 4\n[optimizer]\nlr = 0.2\nclip = 1.0\n[logging]\ndir = \"b\"\n\
+                   [recompute]\ngranularity = \"full\"\n[parallel]\ntensor = 2\ngrad_reduce = \"bf16\"\n";
+        assert_eq!(
+            changes(before, now),
+            [
+                "optimizer.clip = 1.0 (was unset)",
+                "optimizer.lr = 0.2 (was 0.1)",
+                "parallel.grad_reduce = \"bf16\" (was \"f32\")",
+            ]
+        );
+        assert!(changes(now, now).is_empty());
+    }
+}

@@ -1,0 +1,300 @@
+//! The layers of experts of a configuration, checked.
+
+use common::UserError;
+use device::ops::{Router, Score};
+use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+
+use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::{
+    Activation, BalanceLossOver, Fp8Choice, ModelConfig, RouterScore, RunConfig, TokenDropPolicy, TrainConfig,
+};
+
+/// CUDA kernels choose at most this many experts for a token, of at most [`MOST_EXPERTS`].
+const MOST_PER_TOKEN: usize = 32;
+const MOST_EXPERTS: usize = 512;
+
+/// The experts of the model; `None` if all its layers are dense. `ffn` is the width of dense layers.
+///
+/// # Errors
+/// The first rule that is broken.
+pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Experts>, UserError> {
+    let (model, train) = (&config.model, &config.train);
+    if model.experts == 0 {
+        return Ok(None);
+    }
+    check_counts(model)?;
+    check_choices(config)?;
+    check_pattern(model)?;
+    let ffn = model.expert_ffn.unwrap_or(ffn);
+    check_widths(config, ffn)?;
+    check_loads(config)?;
+    Ok(Some(Experts {
+        count: model.experts,
+        per_token: model.experts_per_token,
+        ffn,
+        shared_ffn: model.shared_expert_ffn,
+        pattern: model.expert_pattern.iter().map(|&has| has == 1).collect(),
+        router: router(config)?,
+        capacity: capacity(model)?,
+        bias_update_rate: bias_update_rate(config)?,
+        balance: balance(train)?,
+        z_loss_multiplier: multiplier("train.router_z_loss_multiplier", train.router_z_loss_multiplier)?,
+    }))
+}
+
+fn check_counts(model: &ModelConfig) -> Result<(), UserError> {
+    let (count, per_token) = (model.experts, model.experts_per_token);
+    at_most("model.experts", count, MOST_EXPERTS)?;
+    at_least("model.experts_per_token", per_token, 1)?;
+    at_most("model.experts_per_token", per_token, MOST_PER_TOKEN)?;
+    require(per_token <= count, || {
+        UserError::new(
+            format!("model.experts_per_token = {per_token} with model.experts = {count}"),
+            "a token passes each expert at most once",
+            format!("set model.experts_per_token = {count}, or more experts"),
+        )
+    })?;
+    require(per_token > 1 || !model.router_normalise, || {
+        UserError::new(
+            "model.experts_per_token = 1 with model.router_normalise = true",
+            "the weight of an expert, divided by itself, is always 1, and its router learns nothing from the loss",
+            "set model.router_normalise = false (--router-normalise=false)",
+        )
+    })
+}
+
+/// Fails on choices of the model that experts do not have.
+fn check_choices(config: &RunConfig) -> Result<(), UserError> {
+    let (model, count) = (&config.model, config.model.experts);
+    require(model.activation != Activation::Gelu, || {
+        UserError::new(
+            format!("model.activation = \"{}\" with model.experts = {count}", model.activation),
+            "experts have a gate",
+            "set model.activation = \"swiglu\"",
+        )
+    })?;
+    require(!model.bias, || {
+        UserError::new(
+            format!("model.bias = true with model.experts = {count}"),
+            "experts have no biases",
+            "set model.bias = false; model.qkv_bias = true keeps those of queries, keys and values",
+        )
+    })?;
+    require(config.precision.fp8 == Fp8Choice::None, || {
+        UserError::new(
+            format!("precision.fp8 = \"{}\" with model.experts = {count}", config.precision.fp8),
+            "products of experts have no 8-bit factors yet",
+            "set precision.fp8 = \"none\"",
+        )
+    })
+}
+
+fn check_pattern(model: &ModelConfig) -> Result<(), UserError> {
+    let pattern = &model.expert_pattern;
+    require(pattern.iter().all(|&has| has <= 1) && (pattern.is_empty() || pattern.contains(&1)), || {
+        UserError::new(
+            format!("model.expert_pattern = {pattern:?}"),
+            "it has 1 for a block with experts and 0 for a dense one, and at least one 1",
+            "set model.expert_pattern = [0, 1] for every other block, or [] for all",
+        )
+    })?;
+    require((0..model.layers).any(|block| pattern.is_empty() || pattern[block % pattern.len()] == 1), || {
+        UserError::new(
+            format!("model.expert_pattern = {pattern:?} with model.layers = {}", model.layers),
+            "at least one block has experts",
+            "set model.expert_pattern = [1, 0] for every other block from the first, or more layers",
+        )
+    })
+}
+
+fn check_widths(config: &RunConfig, ffn: usize) -> Result<(), UserError> {
+    let (model, count) = (&config.model, config.model.experts);
+    at_least("model.expert_ffn", ffn, 1)?;
+    let tensor = config.parallel.tensor.max(1);
+    for (key, width) in [("model.expert_ffn", ffn), ("model.shared_expert_ffn", model.shared_expert_ffn)] {
+        at_most(key, width, 1 << 30)?;
+        require(width.is_multiple_of(tensor), || {
+            UserError::new(
+                format!("{key} = {width} with parallel.tensor = {tensor}"),
+                "tensor-parallel ranks share the channels of each expert equally",
+                format!("set {key} to a multiple of {tensor}"),
+            )
+        })?;
+    }
+    holdable("model.experts x expert_ffn x hidden", &[count, 2 * ffn, model.hidden])?;
+    let rows = config.train.micro_batch_size * model.seq_length * model.experts_per_token;
+    holdable("the rows of experts x expert_ffn", &[rows, 2 * ffn.max(model.hidden)])?;
+    require(i32::try_from(rows).is_ok(), || {
+        UserError::new(
+            format!("{rows} rows of experts in a microbatch"),
+            "train.micro_batch_size x model.seq_length x model.experts_per_token is below 2^31",
+            "set a smaller train.micro_batch_size",
+        )
+    })
+}
+
+/// Fails if loads are needed both with the choices that are dropped and without.
+fn check_loads(config: &RunConfig) -> Result<(), UserError> {
+    let (factor, train) = (config.model.expert_capacity_factor, &config.train);
+    let is_global = train.balance_loss_over == BalanceLossOver::GlobalBatch && train.balance_loss_multiplier > 0.0;
+    require(factor.is_none() || !is_global, || {
+        UserError::new(
+            "train.balance_loss_over = \"global_batch\" with model.expert_capacity_factor",
+            "the loads of a step are counted without dropped choices, and the balance loss is about all",
+            "set train.balance_loss_over = \"microbatch\", or leave the capacity out",
+        )
+    })
+}
+
+fn router(config: &RunConfig) -> Result<Router, UserError> {
+    let model = &config.model;
+    let scale = model.router_scale;
+    within("model.router_scale", scale, scale > 0.0, "it is above 0", "set model.router_scale = 1")?;
+    fits_f32("model.router_scale", scale)?;
+    Ok(Router {
+        score: match model.router_score {
+            RouterScore::Softmax => Score::Softmax,
+            RouterScore::Sigmoid => Score::Sigmoid,
+        },
+        normalise: model.router_normalise,
+        scale: scale as f32,
+        forces_balance: config.train.force_expert_balance,
+    })
+}
+
+fn capacity(model: &ModelConfig) -> Result<Option<Capacity>, UserError> {
+    let Some(factor) = model.expert_capacity_factor else { return Ok(None) };
+    let (rule, fix) = ("a capacity factor is above 0", "set it to 1.25, or leave it out: then nothing is dropped");
+    within("model.expert_capacity_factor", factor, factor > 0.0 && factor.is_finite(), rule, fix)?;
+    let keeps = match model.token_drop_policy {
+        TokenDropPolicy::Probs => Keeps::HighestWeights,
+        TokenDropPolicy::Position => Keeps::FirstTokens,
+    };
+    Ok(Some(Capacity { factor, keeps }))
+}
+
+fn bias_update_rate(config: &RunConfig) -> Result<Option<f64>, UserError> {
+    let (key, rate) = ("train.router_bias_update_rate", config.train.router_bias_update_rate);
+    within(key, rate, rate >= 0.0, "a rate is not negative", "set it to 0.001, or 0 for biases that stay as they are")?;
+    fits_f32(key, rate)?;
+    Ok(config.model.router_bias.then_some(rate))
+}
+
+fn balance(train: &TrainConfig) -> Result<Option<BalanceLoss>, UserError> {
+    let multiplier = multiplier("train.balance_loss_multiplier", train.balance_loss_multiplier)?;
+    let over = match train.balance_loss_over {
+        BalanceLossOver::Microbatch => BalanceGroup::Microbatch,
+        BalanceLossOver::Sequence => BalanceGroup::Sequence,
+        BalanceLossOver::GlobalBatch => BalanceGroup::GlobalBatch,
+    };
+    Ok((multiplier > 0.0).then_some(BalanceLoss { multiplier, over }))
+}
+
+/// The multiplier of a loss.
+fn multiplier(key: &str, value: f64) -> Result<f64, UserError> {
+    within(key, value, value >= 0.0, "a multiplier is not negative", "set it to 0.001, or 0 for no such loss")?;
+    fits_f32(key, value)?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigSources;
+
+    /// The experts of a model of two blocks with these settings, or the error.
+    fn plan(settings: &[(&str, &str)]) -> Result<Option<Experts>, String> {
+        let mut sources = ConfigSources::default();
+        let model = [("model.experts", "4"), ("model.activation", "swiglu"), ("model.bias", "false")];
+        for (key, value) in model.iter().chain(settings) {
+            sources.set(key, value, "test").unwrap();
+        }
+        experts_plan(&sources.resolve(), 96).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_rule_is_told_with_the_value_and_the_fix() {
+        for (settings, words) in [
+            (&[("model.experts", "513")][..], ["model.experts = 513", "at most 512", "smaller"]),
+            (&[("model.experts_per_token", "0")], ["model.experts_per_token = 0", "at least 1", "= 1"]),
+            (&[("model.experts_per_token", "33"), ("model.experts", "64")], ["= 33", "at most 32", "smaller"]),
+            (&[("model.experts_per_token", "5")], ["= 5 with model.experts = 4", "at most once", "= 4"]),
+            (&[("model.experts_per_token", "1")], ["= 1 with model.router_normalise", "always 1", "= false"]),
+            (&[("model.activation", "gelu")], ["\"gelu\" with model.experts = 4", "have a gate", "\"swiglu\""]),
+            (&[("model.bias", "true")], ["model.bias = true with model.experts = 4", "no biases", "qkv_bias"]),
+            (&[("precision.fp8", "hybrid")], ["precision.fp8 = \"hybrid\"", "no 8-bit factors", "\"none\""]),
+            (&[("model.expert_pattern", "[0, 2]")], ["model.expert_pattern = [0, 2]", "0 for a dense one", "[0, 1]"]),
+            (&[("model.expert_pattern", "[0, 0]")], ["model.expert_pattern = [0, 0]", "at least one 1", "[0, 1]"]),
+            (&[("model.expert_pattern", "[0, 0, 1]")], ["with model.layers = 2", "at least one block", "more layers"]),
+            (&[("model.expert_ffn", "0")], ["model.expert_ffn = 0", "at least 1", "= 1"]),
+            (&[("model.expert_ffn", "9"), ("parallel.tensor", "2")], ["expert_ffn = 9", "equally", "multiple of 2"]),
+            (
+                &[("model.shared_expert_ffn", "7"), ("parallel.tensor", "2")],
+                ["shared_expert_ffn = 7", "equally", "of 2"],
+            ),
+            (&[("model.hidden", "100000000000")], ["x hidden = 4 x 192", "2^44", "smaller"]),
+            (
+                &[("model.seq_length", "1000000000"), ("model.expert_ffn", "8"), ("model.hidden", "8")],
+                ["4000000000 rows of experts", "below 2^31", "train.micro_batch_size"],
+            ),
+            (
+                &[("model.expert_capacity_factor", "0")],
+                ["model.expert_capacity_factor = 0", "above 0", "then nothing is dropped"],
+            ),
+            (
+                &[("model.expert_capacity_factor", "-1")],
+                ["model.expert_capacity_factor = -1", "above 0", "then nothing is dropped"],
+            ),
+            (
+                &[
+                    ("model.expert_capacity_factor", "2"),
+                    ("train.balance_loss_over", "global_batch"),
+                    ("train.balance_loss_multiplier", "0.01"),
+                ],
+                ["\"global_batch\" with model.expert_capacity_factor", "without dropped choices", "\"microbatch\""],
+            ),
+            (&[("model.router_scale", "0")], ["model.router_scale = 0", "above 0", "= 1"]),
+            (
+                &[("train.balance_loss_multiplier", "-1")],
+                ["train.balance_loss_multiplier = -1", "not negative", "0 for no such loss"],
+            ),
+            (
+                &[("train.router_z_loss_multiplier", "-1")],
+                ["train.router_z_loss_multiplier = -1", "not negative", "0 for no such loss"],
+            ),
+            (
+                &[("train.router_bias_update_rate", "-1")],
+                ["train.router_bias_update_rate = -1", "not negative", "0 for biases that stay"],
+            ),
+        ] {
+            let error = plan(settings).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{settings:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn settings_become_the_sizes_and_choices_of_the_engine() {
+        let of = |settings: &[(&str, &str)]| plan(settings).unwrap();
+        assert_eq!(of(&[("model.experts", "0"), ("model.expert_pattern", "[3]")]), None);
+        let plain = of(&[]).unwrap();
+        assert_eq!((plain.count, plain.per_token, plain.ffn, plain.shared_ffn), (4, 2, 96, 0));
+        assert_eq!((plain.balance, plain.z_loss_multiplier, plain.capacity), (None, 0.0, None));
+        assert!(plain.pattern.is_empty() && plain.router.normalise && plain.router.scale == 1.0);
+        let other = of(&[
+            ("model.expert_ffn", "24"),
+            ("model.shared_expert_ffn", "8"),
+            ("model.expert_pattern", "[0, 1]"),
+            ("model.expert_capacity_factor", "1.5"),
+            ("model.token_drop_policy", "position"),
+            ("model.router_score", "sigmoid"),
+            ("train.balance_loss_multiplier", "0.5"),
+            ("train.balance_loss_over", "sequence"),
+            ("train.router_z_loss_multiplier", "0.25"),
+        ]);
+        let other = other.unwrap();
+        assert_eq!((other.ffn, other.shared_ffn, other.z_loss_multiplier), (24, 8, 0.25));
+        assert_eq!((other.pattern, other.router.score), (vec![false, true], Score::Sigmoid));
+        assert_eq!(other.capacity, Some(Capacity { factor: 1.5, keeps: Keeps::FirstTokens }));
+        assert_eq!(other.balance, Some(BalanceLoss { multiplier: 0.5, over: BalanceGroup::Sequence }));
+    }
+}

@@ -1,0 +1,169 @@
+//! A setting of another trainer and its effect here; the settings of a file, and the options that are made of them.
+
+use toml::{Table, Value};
+
+use Here::{Becomes, Same, With, Without};
+
+use crate::config::options::find;
+
+/// A setting of another trainer.
+#[derive(Clone, Copy, Debug)]
+pub struct OtherName {
+    /// Its name there, with underscores. A name that ends in `*` stands for all names that begin so.
+    pub name: &'static str,
+    /// Its default there as a TOML value; empty if it has none that matters here.
+    pub default: &'static str,
+    /// Its effect here.
+    pub here: Here,
+}
+
+/// A setting's name and default there, and its effect here; see [`OtherName`].
+pub(super) const fn name(name: &'static str, default: &'static str, here: Here) -> OtherName {
+    OtherName { name, default, here }
+}
+
+/// The fix for a setting that nothing here needs.
+pub(super) const OUT: &str = "leave it out";
+/// The rule for a choice between implementations.
+pub(super) const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
+
+/// The effect of another trainer's setting here.
+#[derive(Clone, Copy, Debug)]
+pub enum Here {
+    /// The option of this key takes the same values.
+    Same(&'static str),
+    /// Options follow from its value and from other settings: the flags in words, and the options.
+    Becomes(&'static str, fn(&Value, &Settings) -> Made),
+    /// It is read together with the setting of this name: also the flags in words.
+    With(&'static str, &'static str),
+    /// It has no equivalent: the rule and the fix.
+    Without(&'static str, &'static str),
+}
+
+impl Here {
+    /// The rule, if it is another than that the name is another trainer's, and the flags to use.
+    pub fn answer(&self) -> (Option<&'static str>, String) {
+        match *self {
+            Same(key) => (None, find(key).map_or(key.into(), |option| format!("--{}", option.flag))),
+            Becomes(fix, _) | With(_, fix) => (None, fix.into()),
+            Without(rule, fix) => (Some(rule), fix.into()),
+        }
+    }
+}
+
+/// An option that follows from a setting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Set {
+    /// The option's key.
+    pub key: &'static str,
+    /// Its value as text.
+    pub value: String,
+    /// How the value was found, if it is not that of the setting.
+    pub how: String,
+}
+
+/// The options that follow from a setting, or the reason why there are none.
+pub type Made = Result<Vec<Set>, String>;
+
+/// The settings of a run of another trainer.
+#[derive(Debug)]
+pub struct Settings {
+    given: Table,
+    defaults: Table,
+    /// The number of ranks of the run.
+    pub ranks: usize,
+}
+
+impl Settings {
+    /// The settings that a file gives, by name. Those that it leaves out have the defaults of `names`, the trainer's settings.
+    pub fn new(names: &[OtherName], given: Table, ranks: usize) -> Settings {
+        let parsed = |name: &OtherName| format!("x = {}", name.default).parse::<Table>().ok()?.remove("x");
+        let defaults = names.iter().filter_map(|name| Some((name.name.to_string(), parsed(name)?)));
+        Settings { given, defaults: defaults.collect(), ranks }
+    }
+
+    /// The settings that the file gives, in its order.
+    pub fn given(&self) -> &Table {
+        &self.given
+    }
+
+    /// The value of a setting, and whether the file gives it.
+    pub fn value(&self, name: &str) -> Option<(&Value, bool)> {
+        let given = self.given.get(name).map(|value| (value, true));
+        given.or_else(|| self.defaults.get(name).map(|value| (value, false)))
+    }
+
+    /// The number of a setting; `None` if it is unset, or not a number.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        number(self.value(name)?.0)
+    }
+
+    /// The text of a setting.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.value(name)?.0.as_str()
+    }
+
+    /// Whether a setting is true.
+    pub fn is_true(&self, name: &str) -> bool {
+        self.value(name).is_some_and(|(value, _)| is_true(value))
+    }
+
+    /// The options that follow from a setting with this value.
+    ///
+    /// # Errors
+    /// The reason why there are none.
+    pub fn made(&self, name: &OtherName, value: &Value) -> Made {
+        match name.here {
+            Same(key) => Ok(vec![set(key, text(value))]),
+            Becomes(_, make) => make(value, self),
+            With(..) => Ok(Vec::new()),
+            Without(rule, _) => Err(rule.into()),
+        }
+    }
+}
+
+/// The option of this key with that value.
+pub(super) fn set(key: &'static str, value: impl Into<String>) -> Set {
+    debug_assert!(find(key).is_some(), "{key}");
+    Set { key, value: value.into(), how: String::new() }
+}
+
+/// The same, with the way to the value.
+pub(super) fn set_as(key: &'static str, value: impl Into<String>, how: impl Into<String>) -> Set {
+    Set { how: how.into(), ..set(key, value) }
+}
+
+/// One option.
+pub(super) fn one(key: &'static str, value: impl Into<String>) -> Made {
+    Ok(vec![set(key, value)])
+}
+
+/// No option.
+pub(super) fn none() -> Made {
+    Ok(Vec::new())
+}
+
+/// A value as text, without quotes around it.
+pub(super) fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+}
+
+/// The number of a value. Text that is one counts too: `5e-5` is a string in some files.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Integer(whole) => Some(*whole as f64),
+        Value::Float(number) => Some(*number),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+/// Whether a value is true.
+pub(super) fn is_true(value: &Value) -> bool {
+    value.as_bool().unwrap_or_else(|| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("true")))
+}
+
+/// A number as people write it: 512, 0.5, and not the last digits of a product.
+pub(super) fn shown(number: f64) -> String {
+    format!("{number:.12e}").parse().unwrap_or(number).to_string()
+}
