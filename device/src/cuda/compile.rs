@@ -32,13 +32,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("muon.cu"),
     kernel_file!("embedding.cu"),
     kernel_file!("embedding_backward.cu"),
-    kernel_file!("expert_glu.cu"),
-    kernel_file!("expert_limit.cu"),
-    kernel_file!("expert_load.cu"),
-    kernel_file!("expert_rows.cu"),
-    kernel_file!("expert_sort.cu"),
     kernel_file!("gemm_epilogue.cu"),
-    kernel_file!("grouped_gemm.cu"),
     kernel_file!("head_norm.cu"),
     kernel_file!("joint_norm.cu"),
     kernel_file!("loss.cu"),
@@ -50,7 +44,6 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),
     kernel_file!("rotary.cu"),
-    kernel_file!("route.cu"),
     kernel_file!("skip_step.cu"),
     kernel_file!("sort.cu"),
     kernel_file!("transpose_f32.cu"),
@@ -68,6 +61,20 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
     kernel_file!("transpose_fp8.cu"),
 ];
 
+/// The kernel sources for mixtures of experts, as [`SOURCES`].
+pub const EXPERT_SOURCES: &[(&str, &str)] = &[
+    kernel_file!("expert_glu.cu"),
+    kernel_file!("expert_limit.cu"),
+    kernel_file!("expert_load.cu"),
+    kernel_file!("expert_rows.cu"),
+    kernel_file!("expert_sort.cu"),
+    kernel_file!("grouped_gemm.cu"),
+    kernel_file!("route.cu"),
+];
+
+/// The kernel sources for mixtures of experts that only GPUs of compute capability 9.0 run, as [`SOURCES`].
+pub const HOPPER_SOURCES: &[(&str, &str)] = &[kernel_file!("grouped_hopper.cu")];
+
 /// The headers that the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
     kernel_file!("cluster.cuh"),
@@ -75,6 +82,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("fp8.cuh"),
     kernel_file!("gates.cuh"),
     kernel_file!("gelu.cuh"),
+    kernel_file!("hopper.cuh"),
     kernel_file!("mma.cuh"),
     kernel_file!("philox.cuh"),
     kernel_file!("quantize.cuh"),

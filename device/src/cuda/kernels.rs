@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-use super::compile::{FP8_SOURCES, SOURCES};
+use super::compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES};
 use super::driver::{GpuProperties, RawStream};
 use super::module::{Function, LaunchSizes, Module, launch};
 use super::peers::KERNELS;
@@ -14,8 +14,28 @@ use crate::{Error, Result, Tensor};
 pub(crate) struct Kernels {
     gpu: GpuProperties,
     always: Loaded,
-    /// Those of [`FP8_SOURCES`], once a run needs one: to compile them takes seconds.
-    fp8: OnceCell<Loaded>,
+    /// By [`KernelSet`].
+    sets: [OnceCell<Loaded>; 2],
+}
+
+/// Kernels that are loaded once a run needs one of them: to compile them takes seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelSet {
+    /// Of 8-bit copies.
+    Fp8,
+    /// Of mixtures of experts.
+    Experts,
+}
+
+impl KernelSet {
+    /// Its sources for a GPU.
+    fn sources(self, gpu: &GpuProperties) -> Vec<(&'static str, &'static str)> {
+        match self {
+            KernelSet::Fp8 => FP8_SOURCES.to_vec(),
+            KernelSet::Experts if gpu.is_hopper() => [EXPERT_SOURCES, HOPPER_SOURCES].concat(),
+            KernelSet::Experts => EXPERT_SOURCES.to_vec(),
+        }
+    }
 }
 
 /// The kernels of some sources.
@@ -103,25 +123,31 @@ impl Grid {
 }
 
 impl Kernels {
-    /// Loads every source but those of 8-bit copies.
+    /// Loads every source but those of sets.
     ///
     /// # Errors
     /// A compiler's or the driver's.
     pub(crate) fn load(gpu: &GpuProperties) -> Result<Kernels> {
-        Ok(Kernels { gpu: gpu.clone(), always: Loaded::load(SOURCES, gpu)?, fp8: OnceCell::new() })
+        Ok(Kernels { gpu: gpu.clone(), always: Loaded::load(SOURCES, gpu)?, sets: Default::default() })
     }
 
-    /// Loads the kernels of 8-bit copies, unless they are loaded. That must come before a capture.
+    /// Loads the kernels of a set, unless they are loaded. That must come before a capture.
     ///
     /// # Errors
     /// As [`Kernels::load`].
-    pub(crate) fn load_fp8(&self) -> Result<()> {
-        if self.fp8.get().is_none() {
-            let loaded = Loaded::load(FP8_SOURCES, &self.gpu)?;
+    pub(crate) fn load_set(&self, set: KernelSet) -> Result<()> {
+        let place = &self.sets[set as usize];
+        if place.get().is_none() {
+            let loaded = Loaded::load(&set.sources(&self.gpu), &self.gpu)?;
             // It was empty, and a device belongs to one thread.
-            let _ = self.fp8.set(loaded);
+            let _ = place.set(loaded);
         }
         Ok(())
+    }
+
+    /// What is loaded.
+    fn loaded(&self) -> impl Iterator<Item = &Loaded> {
+        std::iter::once(&self.always).chain(self.sets.iter().filter_map(OnceCell::get))
     }
 
     /// The GPU they are loaded on.
@@ -174,9 +200,7 @@ impl Kernels {
 
     /// Whether a function is a kernel of these, and not a library's or a custom operation's.
     pub(crate) fn is_ours(&self, function: Function) -> bool {
-        let all =
-            self.always.functions.values().chain(self.fp8.get().into_iter().flat_map(|fp8| fp8.functions.values()));
-        all.copied().any(|ours| ours == function)
+        self.loaded().flat_map(|loaded| loaded.functions.values()).any(|ours| *ours == function)
     }
 
     /// Whether a function is a kernel of these that waits for other GPUs.
@@ -189,8 +213,7 @@ impl Kernels {
     /// # Errors
     /// An unknown name.
     pub(crate) fn function(&self, kernel: &str) -> Result<Function> {
-        let of_fp8 = || self.fp8.get().and_then(|loaded| loaded.functions.get(kernel));
-        let function = self.always.functions.get(kernel).or_else(of_fp8).copied();
+        let function = self.loaded().find_map(|loaded| loaded.functions.get(kernel)).copied();
         function.ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))
     }
 }

@@ -25,7 +25,7 @@ mod stream;
 mod timing;
 mod versions;
 
-pub use compile::{FP8_SOURCES, SOURCES, compile};
+pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, compile};
 pub(crate) use copy_to_host::PendingCopy;
 pub use counters::Counters;
 pub(crate) use cupti::{Cupti, CuptiNote};

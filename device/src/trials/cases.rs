@@ -40,6 +40,9 @@ pub fn all(by_block: bool) -> Vec<Case> {
             if label.is_empty() {
                 generation::trials(dtype, &mut add);
                 experts::many(dtype, &mut add);
+                if dtype == DType::Bf16 {
+                    experts::few(&mut add);
+                }
                 // The width of rows decides how kernels divide them among threads.
                 for hidden in [768, 1024, 2048] {
                     norms::trials(50, hidden, dtype, &mut |name, make| add(&format!("{name}, hidden {hidden}"), make));

@@ -79,6 +79,12 @@ pub(super) fn many(dtype: DType, add: AddTrial<'_>) {
     all(many, dtype, &mut |name, make| add(&format!("{name}, many experts"), make));
 }
 
+/// So many rows an expert that blocks multiply in pairs on a GPU that can.
+pub(super) fn few(add: AddTrial<'_>) {
+    let few = Mixture { sequences: 1, tokens: 17_000, hidden: 192, ffn: 64, experts: 2, k: 1 };
+    products(few, DType::Bf16, &mut |name, make| add(&format!("{name}, few experts"), make));
+}
+
 fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     if dtype == DType::F32 {
         routers(m, &mut *add);

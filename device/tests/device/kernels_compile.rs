@@ -1,7 +1,7 @@
 //! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
 //! NVRTC and no GPU; `./x test` installs NVRTC.
 
-use device::cuda::{FP8_SOURCES, SOURCES, compile};
+use device::cuda::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, compile};
 use rayon::prelude::*;
 
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
@@ -68,10 +68,9 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
     if let Err(error) = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_90a") {
         panic!("{error}\nor run `./x test`, which installs it");
     }
-    let mut all: Vec<_> = TARGETS
-        .iter()
-        .flat_map(|target| SOURCES.iter().chain(FP8_SOURCES).map(move |source| (target, source)))
-        .collect();
+    let everywhere = || SOURCES.iter().chain(EXPERT_SOURCES).chain(FP8_SOURCES);
+    let mut all: Vec<_> = TARGETS.iter().flat_map(|target| everywhere().map(move |source| (target, source))).collect();
+    all.extend(HOPPER_SOURCES.iter().map(|source| (&"sm_90a", source)));
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
     let is_slow = |file: &str| file == SLOW || FP8_SOURCES.iter().any(|(name, _)| *name == file);
     all.retain(|(target, (file, _))| every || (!SIMILAR.contains(target) && (!is_slow(file) || **target == "sm_90a")));
@@ -143,7 +142,7 @@ fn first_statements(source: &str) -> Vec<(&str, &str)> {
 fn every_kernel_waits_for_the_work_before_it_before_anything_else() {
     assert_eq!(first_statements("KERNEL(a)(int b) {  \\\n  c();  }"), [("KERNEL(a)(int b) {", "c()")]);
     let mut found = 0;
-    for (file, source) in SOURCES.iter().chain(FP8_SOURCES) {
+    for (file, source) in SOURCES.iter().chain(EXPERT_SOURCES).chain(FP8_SOURCES).chain(HOPPER_SOURCES) {
         for (declared, first) in first_statements(source) {
             assert_eq!(first, "begin_kernel()", "{file}: `{declared}` must begin with begin_kernel(): see common.cuh");
             found += 1;

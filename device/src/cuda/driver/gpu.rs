@@ -233,10 +233,15 @@ impl GpuProperties {
         })
     }
 
+    /// Whether it has the instructions of Hopper. No other GPU has them, older or newer.
+    pub fn is_hopper(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
     /// The architecture that kernels are compiled for: `sm_90a` on Hopper. Hopper's own instructions need the `a`.
     pub fn architecture(&self) -> String {
         let (major, minor) = self.capability;
-        format!("sm_{major}{minor}{}", if self.capability == (9, 0) { "a" } else { "" })
+        format!("sm_{major}{minor}{}", if self.is_hopper() { "a" } else { "" })
     }
 }
 

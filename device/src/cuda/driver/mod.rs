@@ -8,6 +8,7 @@ mod gpu;
 mod memory;
 mod peer_memory;
 mod stream;
+mod tensor_map;
 
 pub(super) use error::{Driver, missing_library};
 pub(crate) use event::RawEvent;
@@ -19,3 +20,4 @@ pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub use peer_memory::PeerHandle;
 pub(super) use peer_memory::{MappedMemory, handle_of, synchronize_context};
 pub(crate) use stream::RawStream;
+pub(crate) use tensor_map::TensorMap;

@@ -5,6 +5,7 @@ use super::{
     head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks,
     quantize_counts, reduce, rotary, skip_step, transpose_fp8,
 };
+use crate::cuda::kernels::KernelSet;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
 use crate::ops::Gemm;
 use crate::{Error, Op, Result};
@@ -103,18 +104,44 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
             accept_fp8(op.name(), properties)?;
             if scales.a.is_by_block() { accept_blocks(op.name(), properties) } else { Ok(()) }
         }
+        _ => {
+            match kernel_set(op) {
+                Some(KernelSet::Fp8) => accept_fp8(op.name(), properties)?,
+                Some(KernelSet::Experts) => experts::accept(op)?,
+                None => return Ok(()),
+            }
+            // Kernels that were not prepared are loaded now, unless the stream captures.
+            if capturing { Ok(()) } else { load_kernels(op, cuda) }
+        }
+    }
+}
+
+/// The kernels that an operation needs besides those that are always loaded.
+fn kernel_set(op: &Op) -> Option<KernelSet> {
+    match op {
         Op::Quantize(_)
         | Op::CountQuantized(_)
         | Op::SumCounts(_)
         | Op::MakeScale(_)
         | Op::UpdateScales(_)
-        | Op::TransposeFp8(_) => {
-            accept_fp8(op.name(), properties)?;
-            // Kernels that were not prepared are loaded now, unless the stream captures.
-            if capturing { Ok(()) } else { cuda.kernels.load_fp8() }
-        }
-        _ => experts::accept(op),
+        | Op::TransposeFp8(_) => Some(KernelSet::Fp8),
+        Op::Route(_)
+        | Op::RouteBackward(_)
+        | Op::LimitLoad(_)
+        | Op::SortByExpert(_)
+        | Op::GatherRows(_)
+        | Op::CombineRows(_)
+        | Op::GroupedGemm(_)
+        | Op::ExpertGlu(_)
+        | Op::ExpertGluBackward(_)
+        | Op::CountLoad(_)
+        | Op::UpdateSelectionBias(_) => Some(KernelSet::Experts),
+        _ => None,
     }
+}
+
+fn load_kernels(op: &Op, cuda: &CudaDevice) -> Result<()> {
+    kernel_set(op).map_or(Ok(()), |set| cuda.kernels.load_set(set))
 }
 
 /// The library has products with scales by block for these GPUs alone.
@@ -143,7 +170,7 @@ fn accept_fp8(op: &'static str, gpu: &GpuProperties) -> Result<()> {
     Err(Error::operation(op, problem))
 }
 
-/// Lets libraries choose how to do an operation, and loads the kernel of a custom operation.
+/// Lets libraries choose how to do an operation, and loads the kernels that are not always loaded.
 ///
 /// # Errors
 /// An operation that a library cannot do.
@@ -151,14 +178,8 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
         Op::Custom(op) => custom::prepare(op, cuda),
-        Op::Quantize(_)
-        | Op::CountQuantized(_)
-        | Op::SumCounts(_)
-        | Op::MakeScale(_)
-        | Op::UpdateScales(_)
-        | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
         // For attention `scratch_bytes` asks whether cuDNN does it. That makes cuDNN's plan.
-        _ => Ok(()),
+        _ => load_kernels(op, cuda),
     }
 }
 

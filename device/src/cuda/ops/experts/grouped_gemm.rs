@@ -1,5 +1,6 @@
 //! Matrix products of each expert's rows.
 
+use super::grouped_hopper;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
 use crate::cuda::ops::shape::LoadWidth;
@@ -31,9 +32,9 @@ const SHARED: u32 = 3 * 2 * 128 * (32 + 8) * 2;
 /// Blocks that a multiprocessor runs at a time.
 const BLOCKS: usize = 2;
 
-/// See [`GroupedGemm`]. There is one kernel so far, for every GPU. One for a certain capability would be chosen here.
+/// See [`GroupedGemm`].
 pub(in crate::cuda::ops) fn grouped_gemm(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
-    plain(op, queue)
+    if grouped_hopper::is_for(op, queue.gpu()) { grouped_hopper::launch(op, queue) } else { plain(op, queue) }
 }
 
 /// The kernel for every GPU.

@@ -2,6 +2,7 @@
 
 mod glu;
 mod grouped_gemm;
+mod grouped_hopper;
 mod limit;
 mod load;
 mod route;
@@ -19,7 +20,7 @@ pub(super) use sort::{sort_by_expert, sort_scratch};
 use crate::{Error, Op, Result};
 
 /// Experts that kernels have shared memory or registers for; `EXPERTS` in `kernels/expert_sort.cu`,
-/// `kernels/expert_load.cu` and `kernels/grouped_gemm.cu`.
+/// `kernels/expert_load.cu`, `kernels/grouped_gemm.cu` and `kernels/grouped_hopper.cu`.
 const EXPERTS: usize = 512;
 
 /// Choices of a token, one for each thread of a warp.
