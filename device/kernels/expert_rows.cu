@@ -5,26 +5,26 @@
 const u32 UNROLL = 4;
 const u32 SUM_UNROLL = 8;
 
-// output[row] = input[pairs[row] / k], for pairs that are not dropped
+// output[rows[token, j]] = input[token], for pairs that are not dropped. A token is read once.
 template <class T, int N>
-void gather_rows(const T* input, const int* pairs, T* output, u32 rows, u32 width, u32 tokens) {
-    const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N, k = rows / tokens;
+void gather_rows(const T* input, const int* rows, T* output, u32 tokens, u32 width, u32 k) {
+    const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N, last = tokens * k - 1;
     if (column >= width) return;
-    for (u64 first = blockIdx.y; first < rows; first += UNROLL * gridDim.y) {
+    for (u64 first = blockIdx.y; first < tokens; first += UNROLL * gridDim.y) {
         Raw<T, N> raw[UNROLL];
-        int pair[UNROLL];
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
-            u64 row = first + u * gridDim.y;
-            pair[u] = row < rows ? pairs[row] : -1;
-            if (pair[u] < 0) continue;
-            u32 token = min((u32)pair[u] / k, tokens - 1);
-            raw[u] = fetch<N>(input + (u64)token * width + column);
+            u64 token = first + u * gridDim.y;
+            if (token < tokens) raw[u] = fetch<N>(input + token * width + column);
         }
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
-            u64 row = first + u * gridDim.y;
-            if (pair[u] >= 0) put(output + row * width + column, raw[u]);
+            u64 token = first + u * gridDim.y;
+            if (token >= tokens) break;
+            for (u32 j = 0; j < k; j++) {
+                int row = rows[token * k + j];
+                if (row >= 0) put(output + (u64)min((u32)row, last) * width + column, raw[u]);
+            }
         }
     }
 }
@@ -66,9 +66,9 @@ void combine_rows(const T* input, const int* rows, const float* also, T* output,
 
 #define EXPERT_ROWS(T, N, suffix)                                                                                  \
     KERNEL(gather_rows_##suffix)                                                                                   \
-    (const T* input, const int* pairs, T* output, u32 rows, u32 width, u32 tokens) {                               \
+    (const T* input, const int* rows, T* output, u32 tokens, u32 width, u32 k) {                                   \
         begin_kernel();                                                                                            \
-        gather_rows<T, N>(input, pairs, output, rows, width, tokens);                                              \
+        gather_rows<T, N>(input, rows, output, tokens, width, k);                                                  \
     }                                                                                                              \
     KERNEL(combine_rows_##suffix)                                                                                  \
     (const T* input, const int* rows, const float* also, T* output, u32 tokens, u32 width, u32 k) {                \

@@ -1,12 +1,14 @@
-// Products of the rows of each expert with a matrix of its own, for GPUs of compute capability 9.0: bf16, with sums in
-// f32. The other GPUs and sizes have grouped_gemm.cu. Rows are sorted by expert. Expert e has rows offsets[e] to
+// Products of the rows of each expert with a matrix of its own, for GPUs of compute capability 9.0: of factors in bf16 or
+// 8 bits, with sums in f32. The other GPUs and sizes have grouped_gemm.cu. Rows are sorted by expert. Expert e has rows offsets[e] to
 // offsets[e + 1], known to the device alone. Rows behind offsets[experts] are neither read nor written.
 //
 //     forward         out (R, N) = x (R, K) @ w[e] (N, K)^T
 //     input gradient  out (R, K) = dy (R, N) @ w[e] (N, K)
 //     weight gradient dw[e] (N, K) (+)= dy^T @ x over the expert's rows, f32
 //
-// N and K are multiples of 64. A tile is 128 x 256. In a block one thread loads by TMA, and two warpgroups multiply 64
+// Factors in 8 bits are read along the sum: so an input gradient gets the transposed matrix, and is a forward. Sums of 8
+// bits have about 14 bits until a product is over. There are no weight gradients of factors in 8 bits. N and K are
+// multiples of 64, of 8-bit factors of 16. A tile is 128 x 256. In a block one thread loads by TMA, and two warpgroups multiply 64
 // rows each. A pair of blocks has two tiles, one below the other: each block loads half of the common columns for both.
 // There are no atomics and no split sums, so every run gives the same bits.
 //
@@ -15,7 +17,7 @@
 
 // Experts at most; `EXPERTS` in `device/src/cuda/ops/experts/mod.rs`.
 const u32 EXPERTS = 512;
-const u32 THREADS = 384, TILE_M = 128, TILE_N = 256, STEP = 64, GROUP_M = 64;
+const u32 THREADS = 384, TILE_M = 128, TILE_N = 256, GROUP_M = 64;
 // Boxes are in stages, or on their way to memory.
 const u32 BOXES = 28, STAGE_BOXES = 24, A_BOXES = 2, B_BOXES = TILE_N / 64;
 const u32 STAGES = STAGE_BOXES / (A_BOXES + B_BOXES), STAGE_BYTES = (A_BOXES + B_BOXES) * BOX_BYTES;
@@ -33,6 +35,7 @@ struct GroupedHopper {
     // the result with rows, and both factors of a weight gradient.
     TensorMap a, b, out;
     const u32* offsets; // (experts + 1)
+    const float* scales[2]; // of factors in 8 bits
     u32 experts;
     u32 height; // of an expert's matrix, for a weight gradient
     u32 width;  // columns of the result
@@ -114,10 +117,12 @@ inline u32 rank_of_expert(const u32* offsets, u32 experts, u32 expert) {
 
 // ---- The product ----------------------------------------------------------------------------------------------------
 
-template <Product PRODUCT, bool PAIRED> void multiply_rows(const GroupedHopper& op, u8* dynamic) {
+template <Product PRODUCT, bool PAIRED, class A = bf16> void multiply_rows(const GroupedHopper& op, u8* dynamic) {
     constexpr bool WEIGHT = PRODUCT == WEIGHT_GRADIENT || PRODUCT == WEIGHT_GRADIENT_ADD;
     constexpr bool ADD = PRODUCT == WEIGHT_GRADIENT_ADD;
     constexpr bool B_ALONG_N = PRODUCT != FORWARD;
+    // Values of a line of a box. A product takes 32 bytes of each.
+    constexpr u32 STEP = 128 / sizeof(A);
     constexpr u32 BLOCKS = PAIRED ? 2 : 1, TILE_ROWS = BLOCKS * TILE_M;
 
     u32 stages = shared_address(dynamic), barriers = stages + BARRIERS;
@@ -223,8 +228,8 @@ template <Product PRODUCT, bool PAIRED> void multiply_rows(const GroupedHopper& 
                 u64 of_a = descriptor(a, WEIGHT ? BOX_BYTES : 16), of_b = descriptor(b, B_ALONG_N ? BOX_BYTES : 16);
                 products_begin();
 #pragma unroll
-                for (u32 i = 0; i < STEP / 16; i++)
-                    multiply<WEIGHT, B_ALONG_N>(d, of_a + (WEIGHT ? 128 : 2) * i, of_b + (B_ALONG_N ? 128 : 2) * i,
+                for (u32 i = 0; i < 4; i++)
+                    multiply<A, WEIGHT, B_ALONG_N>(d, of_a + (WEIGHT ? 128 : 2) * i, of_b + (B_ALONG_N ? 128 : 2) * i,
                                                 (k | i) != 0);
                 products_commit();
                 if (k > 0) products_wait<1>(), release(last);
@@ -247,6 +252,7 @@ template <Product PRODUCT, bool PAIRED> void multiply_rows(const GroupedHopper& 
                 meet_warps(group + 1, 4);
             };
             u32 line = warp % 4 * 16 + row;
+            float scale = sizeof(A) == 1 ? *op.scales[0] * *op.scales[1] : 1.0f;
             if constexpr (WEIGHT) {
 #pragma unroll
                 for (u32 c = 0; c < TILE_N / 32; c++) {
@@ -277,7 +283,8 @@ template <Product PRODUCT, bool PAIRED> void multiply_rows(const GroupedHopper& 
 #pragma unroll
                     for (u32 i = 0; i < 16; i++) {
                         u32 at = c * 32 + 2 * i, to = box + line * 128 + lane % 4 * 4;
-                        store_shared(to + (i / 2 ^ row) * 16 + i % 2 * 1024, pack_bf16x2(d[at], d[at + 1]));
+                        store_shared(to + (i / 2 ^ row) * 16 + i % 2 * 1024,
+                                     pack_bf16x2(d[at] * scale, d[at + 1] * scale));
                     }
                     end_box();
                     if (of_group == 0) store_ragged_box(&op.out, column, tile.start, tile.rows, m, box), end_stores();
@@ -291,11 +298,11 @@ template <Product PRODUCT, bool PAIRED> void multiply_rows(const GroupedHopper& 
     cluster_meet();
 }
 
-#define GROUPED(name, PRODUCT, PAIRED)                                                              \
-    KERNEL(__launch_bounds__(THREADS, 1) name)(const __grid_constant__ GroupedHopper op) {         \
-        begin_kernel();                                                                             \
-        extern __shared__ __align__(1024) u8 dynamic[];                                             \
-        multiply_rows<PRODUCT, PAIRED>(op, dynamic);                                                \
+#define GROUPED(name, ...)                                                                       \
+    KERNEL(__launch_bounds__(THREADS, 1) name)(const __grid_constant__ GroupedHopper op) {       \
+        begin_kernel();                                                                          \
+        extern __shared__ __align__(1024) u8 dynamic[];                                          \
+        multiply_rows<__VA_ARGS__>(op, dynamic);                                                 \
     }
 GROUPED(hopper_forward, FORWARD, false)
 GROUPED(hopper_forward_paired, FORWARD, true)
@@ -303,3 +310,7 @@ GROUPED(hopper_input_gradient, INPUT_GRADIENT, false)
 GROUPED(hopper_input_gradient_paired, INPUT_GRADIENT, true)
 GROUPED(hopper_weight_gradient_paired, WEIGHT_GRADIENT, true)
 GROUPED(hopper_weight_gradient_add_paired, WEIGHT_GRADIENT_ADD, true)
+GROUPED(hopper_e4m3, FORWARD, false, e4m3)
+GROUPED(hopper_e4m3_paired, FORWARD, true, e4m3)
+GROUPED(hopper_e5m2, FORWARD, false, e5m2)
+GROUPED(hopper_e5m2_paired, FORWARD, true, e5m2)

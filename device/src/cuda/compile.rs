@@ -7,6 +7,7 @@ use std::path::Path;
 
 use common::fnv1a;
 use cudarc::nvrtc::{result, sys};
+use rayon::prelude::*;
 
 use super::libraries::Library;
 use super::stored;
@@ -166,6 +167,25 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
         sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()).result().map_err(failed("nvrtcGetCUBIN"))?;
         Ok((cubin, log))
     }
+}
+
+/// Compiles the sources that the cache on disk lacks, on all cores, and stores them there.
+///
+/// Where there is no cache, or a source does not compile, nothing happens: [`load_or_compile`] compiles what is missing,
+/// and has the errors.
+pub(super) fn fill_cache(sources: &[(&str, &str)], architecture: &str) {
+    let (Some(folder), Ok(version)) = (stored::folder(), version()) else { return };
+    sources.par_iter().with_max_len(1).for_each(|(name, source)| {
+        let file = folder.join(file_name(name, source, architecture, &version));
+        if file.exists() {
+            return;
+        }
+        if let Ok((cubin, _)) = compile(name, source, architecture)
+            && let Err(error) = stored::store(&file, &cubin)
+        {
+            tracing::debug!("the kernel cache {} was not written: {error}", file.display());
+        }
+    });
 }
 
 /// Loads the machine code of a source with `load`. It comes from the cache on disk, or is compiled now and then stored

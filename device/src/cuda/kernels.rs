@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-use super::compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES};
+use super::compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, fill_cache};
 use super::driver::{GpuProperties, RawStream};
 use super::module::{Function, LaunchSizes, Module, launch};
 use super::peers::KERNELS;
@@ -48,6 +48,7 @@ struct Loaded {
 impl Loaded {
     /// Compiles, or takes from the cache, and loads every source.
     fn load(sources: &[(&str, &str)], gpu: &GpuProperties) -> Result<Loaded> {
+        fill_cache(sources, &gpu.architecture());
         let (mut functions, mut modules) = (HashMap::new(), Vec::new());
         for (name, source) in sources {
             let module = Module::load(name, source, gpu)?;

@@ -106,7 +106,7 @@ pub(super) fn fill(op: &Fill, pool: &Pool) {
 
 /// See [`Poison`].
 pub(super) fn poison(op: &Poison, pool: &Pool) {
-    let bytes = Tensor { shape: [op.output.bytes()].into(), dtype: DType::U8, ..op.output };
+    let bytes = view::as_bytes(&op.output);
     pool.for_each_chunk(view::write::<u8>(&bytes), CHUNK, |_, out| out.fill(0xff));
 }
 

@@ -19,8 +19,8 @@ pub struct Case {
     pub make: Make,
 }
 
-/// All trials, with `by_block` those of products of factors that have scales by block.
-pub fn all(by_block: bool) -> Vec<Case> {
+/// All trials, with `hopper` those of products that GPUs need compute capability 9.0 for.
+pub fn all(hopper: bool) -> Vec<Case> {
     let usual =
         Sizes { batch: 2, seq: 128, heads: 6, kv_heads: 2, head_dim: 64, ffn: 768, vocab: 1000, padded_vocab: 1024 };
     let odd = Sizes { batch: 3, seq: 37, heads: 3, kv_heads: 1, head_dim: 10, ffn: 53, vocab: 101, padded_vocab: 128 };
@@ -59,9 +59,12 @@ pub fn all(by_block: bool) -> Vec<Case> {
     fp8::trials(usual.rows(), usual.ffn, &mut add);
     fp8_blocks::copies(usual.rows(), usual.ffn, &mut add);
     for scales in [Scales::Tensor, Scales::Rows, Scales::Blocks] {
-        if scales != Scales::Blocks || by_block {
+        if scales != Scales::Blocks || hopper {
             fp8_products::trials(scales, usual.rows(), usual.hidden(), usual.ffn, &mut add);
         }
+    }
+    if hopper {
+        experts::in_8_bits(usual, &mut add);
     }
     all
 }

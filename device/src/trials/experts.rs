@@ -85,6 +85,46 @@ pub(super) fn few(add: AddTrial<'_>) {
     products(few, DType::Bf16, &mut |name, make| add(&format!("{name}, few experts"), make));
 }
 
+/// Products of 8-bit factors, and the gathering of such rows. GPUs need compute capability 9.0 for the products.
+pub(super) fn in_8_bits(s: Sizes, add: AddTrial<'_>) {
+    let (sequences, tokens, hidden, ffn) = (s.batch, s.rows(), s.hidden(), s.ffn / 4 + 16);
+    let m = Mixture { sequences, tokens, hidden, ffn, experts: 9, k: 2 };
+    let large = Mixture { tokens: 17_000, hidden: 192, ffn: 64, experts: 2, k: 1, ..m };
+    for (label, m) in [("", m), (", few experts", large)] {
+        let ([rows, n, k], matrices) = ([m.rows() + 5, m.ffn, m.hidden], m.experts * m.ffn);
+        for (name, product, dtype) in [
+            ("forward", GroupedProduct::Forward, DType::F8E4M3),
+            ("dgrad", GroupedProduct::InputGradient, DType::F8E5M2),
+            ("dgrad in e4m3", GroupedProduct::InputGradient, DType::F8E4M3),
+        ] {
+            let (inner, width, weights) = match product {
+                GroupedProduct::Forward => (k, n, [matrices, k]),
+                _ => (n, k, [k, matrices]),
+            };
+            add(
+                &format!("grouped_gemm in 8 bits, {name}{label}"),
+                Box::new(move |b| {
+                    let offsets = b.integers([m.experts + 1], &m.order()[0])?;
+                    let factor = |b: &mut Workbench, shape, dtype| b.scaled(shape, dtype, 200.0);
+                    let (a, weights) = (factor(b, [rows, inner], dtype)?, factor(b, weights, DType::F8E4M3)?);
+                    let scales = Some([b.between([1], 1e-3, 2e-3)?, b.between([1], 1e-3, 2e-3)?]);
+                    let out = b.output_in_part([rows, width], DType::Bf16)?;
+                    Ok(GroupedGemm { product, offsets, a, b: weights, out, scales, accumulate: false }.into())
+                }),
+            );
+        }
+    }
+    add(
+        "gather_rows in 8 bits",
+        Box::new(move |b| {
+            let [_, _, rows] = m.order();
+            let input = b.scaled([m.tokens, m.hidden], DType::F8E5M2, 200.0)?;
+            let rows = b.integers([m.tokens, m.k], &rows)?;
+            Ok(GatherRows { input, rows, output: b.output_in_part([m.rows(), m.hidden], DType::F8E5M2)? }.into())
+        }),
+    );
+}
+
 fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     if dtype == DType::F32 {
         routers(m, &mut *add);
@@ -222,10 +262,10 @@ fn rows(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     add(
         "gather_rows",
         Box::new(move |b| {
-            let [_, pairs, _] = m.order();
+            let [_, _, rows] = m.order();
             let input = b.input([m.tokens, m.hidden], dtype)?;
-            let pairs = b.integers([m.rows()], &pairs)?;
-            Ok(GatherRows { input, pairs, output: b.output_in_part([m.rows(), m.hidden], dtype)? }.into())
+            let rows = b.integers([m.tokens, m.k], &rows)?;
+            Ok(GatherRows { input, rows, output: b.output_in_part([m.rows(), m.hidden], dtype)? }.into())
         }),
     );
     for with in [false, true] {
@@ -302,7 +342,7 @@ fn products(m: Mixture, dtype: DType, add: AddTrial<'_>) {
                     }
                     WeightGradient => (bench.input([rows, k], dtype)?, bench.output(matrices, DType::F32)?),
                 };
-                Ok(GroupedGemm { product, offsets, a, b, out, accumulate }.into())
+                Ok(GroupedGemm { product, offsets, a, b, out, scales: None, accumulate }.into())
             }),
         );
     }

@@ -2,7 +2,7 @@
 
 use device::cuda::CudaOptions;
 use device::ops::PartialColumns;
-use device::{Area, DType, Device, F8E4M3, F8E5M2, HostOptions, Op, Stream, Tensor, bf16};
+use device::{Area, DType, Device, F8E4M3, F8E5M2, Float, HostOptions, Op, Stream, Tensor, bf16};
 use std::cell::RefCell;
 
 pub struct Bench {
@@ -66,6 +66,8 @@ fn on(device: Device) -> Bench {
 pub fn rounded(x: f64, dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => bf16::from_f32(x as f32).to_f64(),
+        DType::F8E4M3 => F8E4M3::from_f32(x as f32).to_f32().into(),
+        DType::F8E5M2 => F8E5M2::from_f32(x as f32).to_f32().into(),
         _ => f64::from(x as f32),
     }
 }
@@ -77,17 +79,19 @@ impl Bench {
 
     /// A tensor that holds these values, rounded to its type.
     pub fn put(&self, shape: &[usize], dtype: DType, values: &[f64]) -> Tensor {
-        let tensor = self.place("input", shape, dtype);
         match dtype {
-            DType::F32 => {
-                self.device.upload(&tensor, &values.iter().map(|&x| x as f32).collect::<Vec<_>>()).unwrap();
-            }
-            DType::Bf16 => {
-                let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x as f32)).collect();
-                self.device.upload(&tensor, &values).unwrap();
-            }
+            DType::F32 => self.put_as::<f32>(shape, values),
+            DType::Bf16 => self.put_as::<bf16>(shape, values),
+            DType::F8E4M3 => self.put_as::<F8E4M3>(shape, values),
+            DType::F8E5M2 => self.put_as::<F8E5M2>(shape, values),
             _ => panic!("put() takes floats"),
         }
+    }
+
+    fn put_as<T: Float>(&self, shape: &[usize], values: &[f64]) -> Tensor {
+        let tensor = self.place("input", shape, T::DTYPE);
+        let values: Vec<T> = values.iter().map(|&x| T::from_f32(x as f32)).collect();
+        self.device.upload(&tensor, &values).unwrap();
         tensor
     }
 

@@ -59,7 +59,7 @@ fn check_products(t: &Bench, s: &Sizes<'_>, dtype: DType) {
     let w_values = numbers(3, count * n * k, dtype);
     let w = t.put(&[count * n, k], dtype, &w_values);
     let run = |product, a, b, out: Tensor, accumulate| {
-        t.run(GroupedGemm { product, offsets, a, b, out, accumulate });
+        t.run(GroupedGemm { product, offsets, a, b, out, scales: None, accumulate });
         t.get(&out)
     };
     let untouched = |columns: usize| t.put(&[rows, columns], dtype, &vec![UNTOUCHED; rows * columns]);
@@ -120,12 +120,74 @@ fn products_of_each_expert_s_rows_agree_with_f64_and_touch_no_other_rows() {
     }
 }
 
+/// A factor in 8 bits, NaN behind the rows of experts, and its values.
+fn of_8_bits(t: &Bench, seed: u64, [rows, columns]: [usize; 2], dtype: DType, used: usize) -> (Tensor, Vec<f64>) {
+    let mut values = numbers(seed, rows * columns, dtype);
+    values[used * columns..].fill(f64::NAN);
+    (t.put(&[rows, columns], dtype, &values), values)
+}
+
+#[test]
+fn products_of_8_bit_rows_agree_with_f64_and_touch_no_other_rows() {
+    let t = checked_bench();
+    let s = Sizes { counts: &[5, 0, 130, 1, 64], behind: 3, n: 48, k: 80 };
+    let (n, k, rows, count) = (s.n, s.k, s.rows(), s.counts.len());
+    let offsets = s.offsets(&t);
+    let scales = [t.put(&[1], F32, &[0.5]), t.put(&[1], F32, &[0.25])];
+    let (x, x_values) = of_8_bits(&t, 1, [rows, k], DType::F8E4M3, s.used());
+    let (w, w_values) = of_8_bits(&t, 3, [count * n, k], DType::F8E4M3, count * n);
+    let (w_t, w_t_values) = of_8_bits(&t, 4, [k, count * n], DType::F8E4M3, k);
+    let run = |product, a, b, columns: usize| {
+        let out = t.put(&[rows, columns], Bf16, &vec![UNTOUCHED; rows * columns]);
+        t.run(GroupedGemm { product, offsets, a, b, out, scales: Some(scales), accumulate: false });
+        t.get(&out)
+    };
+    let experts = s.experts();
+    let forward = experts.iter().enumerate().flat_map(|(row, expert)| {
+        let (x, w) = (&x_values[row * k..][..k], &w_values[expert * n * k..][..n * k]);
+        (0..n).map(move |j| (0..k).map(|i| 0.125 * x[i] * w[j * k + i]).collect())
+    });
+    check("forward", &run(GroupedProduct::Forward, x, w, n), Bf16, &forward.collect::<Vec<_>>());
+    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+        let (dy, dy_values) = of_8_bits(&t, 2, [rows, n], dtype, s.used());
+        let w_t_values = &w_t_values;
+        let backward = experts.iter().enumerate().flat_map(|(row, expert)| {
+            let dy = dy_values[row * n..][..n].to_vec();
+            (0..k).map(move |i| (0..n).map(|j| 0.125 * dy[j] * w_t_values[i * count * n + expert * n + j]).collect())
+        });
+        let sums: Vec<_> = backward.collect();
+        check("input gradient", &run(GroupedProduct::InputGradient, dy, w_t, k), Bf16, &sums);
+    }
+}
+
+#[test]
+fn products_of_8_bit_rows_that_do_not_fit_are_refused() {
+    let t = checked_bench();
+    let refused = |product, a: DType, b: DType, [n, k]: [usize; 2], out: DType| {
+        let offsets = t.ints(&[3], &[0; 3]);
+        let (a, b) = (t.empty(&[16, k], a), t.empty(&[2 * n, k], b));
+        let scales = Some([t.empty(&[1], F32), t.empty(&[1], F32)]);
+        t.refusal(GroupedGemm { product, offsets, a, b, out: t.empty(&[16, n], out), scales, accumulate: false })
+    };
+    let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
+    use GroupedProduct::{Forward, WeightGradient};
+    for (error, words) in [
+        (refused(Forward, Bf16, e4m3, [16, 16], Bf16), "`a` is bf16, needs an 8-bit floating type"),
+        (refused(Forward, e5m2, e5m2, [16, 16], Bf16), "`b` is fp8-e5m2, needs fp8-e4m3"),
+        (refused(Forward, e4m3, e4m3, [16, 24], Bf16), "multiples of 16"),
+        (refused(Forward, e4m3, e4m3, [16, 16], F32), "`out` is f32, needs bf16"),
+        (refused(WeightGradient, e4m3, e4m3, [16, 16], F32), "a weight gradient has no 8-bit factors"),
+    ] {
+        assert!(error.contains(words), "{error}");
+    }
+}
+
 #[test]
 fn shapes_and_types_that_do_not_fit_are_refused() {
     let t = checked_bench();
     let refused = |product, offsets: usize, a: [usize; 2], b: [usize; 2], out: ([usize; 2], DType), accumulate| {
         let (offsets, a, b) = (t.ints(&[offsets], &vec![0; offsets]), t.empty(&a, Bf16), t.empty(&b, Bf16));
-        t.refusal(GroupedGemm { product, offsets, a, b, out: t.empty(&out.0, out.1), accumulate })
+        t.refusal(GroupedGemm { product, offsets, a, b, out: t.empty(&out.0, out.1), scales: None, accumulate })
     };
     use GroupedProduct::{Forward, InputGradient, WeightGradient};
     let other = t.refusal(GroupedGemm {
@@ -134,6 +196,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         a: t.empty(&[6, 4], Bf16),
         b: t.empty(&[10, 4], F32),
         out: t.empty(&[6, 5], Bf16),
+        scales: None,
         accumulate: false,
     });
     for (error, words) in [

@@ -140,7 +140,7 @@ fn rows_of_dropped_pairs_are_left_alone_and_add_nothing() {
         let x = numbers(4, tokens * width, dtype);
         let before = numbers(5, tokens * k * width, dtype);
         let gathered = t.put(&[tokens * k, width], dtype, &before);
-        t.run(GatherRows { input: t.put(&[tokens, width], dtype, &x), pairs: order.pairs, output: gathered });
+        t.run(GatherRows { input: t.put(&[tokens, width], dtype, &x), rows: order.rows, output: gathered });
         let rows = t.get(&gathered);
         for row in 0..tokens * k {
             let from = if row < end { &x[pairs[row] as usize / k * width..] } else { &before[row * width..] };

@@ -66,7 +66,7 @@ fn check_rows(t: &Bench, [tokens, k, experts, width]: [usize; 4], dtype: DType, 
     let pairs = t.get_ints(&order.pairs);
     let x = numbers(2, tokens * width, dtype);
     let gathered = t.empty(&[tokens * k, width], dtype);
-    t.run(GatherRows { input: t.put(&[tokens, width], dtype, &x), pairs: order.pairs, output: gathered });
+    t.run(GatherRows { input: t.put(&[tokens, width], dtype, &x), rows: order.rows, output: gathered });
     let row_of = |pair: &i32| &x[*pair as usize / k * width..][..width];
     let truth: Vec<f64> = pairs.iter().flat_map(row_of).copied().collect();
     assert_eq!(t.get(&gathered), truth, "{what}: rows are copies");
@@ -144,7 +144,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
     };
     let gather = |pairs: usize, rows: usize, width: usize, dtype: DType| {
         let (input, output) = (t.empty(&[6, 4], F32), t.empty(&[rows, width], dtype));
-        t.refusal(GatherRows { input, pairs: t.empty_ints(&[pairs]), output })
+        t.refusal(GatherRows { input, rows: t.empty_ints(&[pairs]), output })
     };
     let combine = |input: usize, rows: [usize; 2], also: usize| {
         t.refusal(CombineRows {
@@ -160,7 +160,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         (sort(9, 12, 5), "sort_by_expert: `rows` of shape (5, 2) has 10 elements, needs 12"),
         (gather(12, 13, 4, F32), "gather_rows: 6 tokens cannot have 13 rows"),
         (gather(12, 12, 5, F32), "gather_rows: `output` of shape (12, 5)"),
-        (gather(11, 12, 4, F32), "gather_rows: `pairs` of shape (11)"),
+        (gather(11, 12, 4, F32), "gather_rows: `rows` of shape (11)"),
         (gather(12, 12, 4, Bf16), "gather_rows: `output` is bf16, needs f32"),
         (combine(12, [5, 2], 6), "combine_rows: `rows` has shape (5, 2), needs (6, 2)"),
         (combine(11, [6, 2], 6), "combine_rows: `input` of shape (11, 4)"),

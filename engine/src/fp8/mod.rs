@@ -5,6 +5,7 @@ mod memory;
 mod operand;
 mod recipe;
 mod scale_state;
+mod weight;
 
 pub use counts::{CountCell, CountCells, Fp8Losses, Losses, PendingCounts, TensorCounts, TensorKind};
 pub(crate) use counts::{Fp8Counts, LossSums};

@@ -14,6 +14,7 @@ mod digests;
 mod distributed_optimizer;
 mod expert_balance;
 mod expert_capacity;
+mod expert_fp8;
 mod expert_modules;
 mod experts;
 mod families;

@@ -208,7 +208,10 @@ fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
         ("--num-experts 4 --swiglu", &["model.bias = true with model.experts = 4", "no biases"]),
         ("MODEL --moe-router-topk 5", &["model.experts_per_token = 5 with model.experts = 4", "once"]),
         ("MODEL --moe-router-topk 1", &["model.router_normalise = true", "--router-normalise=false"]),
-        ("MODEL --bf16 --fp8-format hybrid", &["precision.fp8 = \"hybrid\"", "no 8-bit factors yet"]),
+        (
+            "MODEL --bf16 --fp8-format hybrid --fp8-recipe rowwise",
+            &["precision.fp8_recipe = \"rowwise\"", "one scale a tensor", "\"tensorwise\""],
+        ),
         ("MODEL --expert-pattern 0 0", &["model.expert_pattern = [0, 0]", "at least one 1"]),
         ("MODEL --expert-pattern 0 0 1", &["[0, 0, 1] with model.layers = 2", "more layers"]),
         (

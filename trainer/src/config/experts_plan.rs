@@ -27,6 +27,7 @@ pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Expe
     check_pattern(model)?;
     let ffn = model.expert_ffn.unwrap_or(ffn);
     check_widths(config, ffn)?;
+    check_8_bits(config, ffn)?;
     check_loads(config)?;
     Ok(Some(Experts {
         count: model.experts,
@@ -79,12 +80,36 @@ fn check_choices(config: &RunConfig) -> Result<(), UserError> {
             "experts have no biases",
             "set model.bias = false; model.qkv_bias = true keeps those of queries, keys and values",
         )
-    })?;
-    require(config.precision.fp8 == Fp8Choice::None, || {
+    })
+}
+
+/// Fails on 8-bit settings that products of experts do not have.
+fn check_8_bits(config: &RunConfig, ffn: usize) -> Result<(), UserError> {
+    let (model, precision) = (&config.model, &config.precision);
+    if precision.fp8 == Fp8Choice::None {
+        return Ok(());
+    }
+    let asked = format!("precision.fp8 = \"{}\" with model.experts = {}", precision.fp8, model.experts);
+    require(precision.fp8_recipe.has_one_scale(), || {
         UserError::new(
-            format!("precision.fp8 = \"{}\" with model.experts = {count}", config.precision.fp8),
-            "products of experts have no 8-bit factors yet",
-            "set precision.fp8 = \"none\"",
+            format!("{asked} and precision.fp8_recipe = \"{}\"", precision.fp8_recipe),
+            "8-bit factors of experts have one scale a tensor",
+            "set precision.fp8_recipe = \"delayed\" or \"tensorwise\"",
+        )
+    })?;
+    require(model.expert_capacity_factor.is_none(), || {
+        UserError::new(
+            format!("{asked} and model.expert_capacity_factor"),
+            "a scale is that of all rows, and those of dropped choices have no values",
+            "leave the capacity out, or set precision.fp8 = \"none\"",
+        )
+    })?;
+    let share = ffn / config.parallel.tensor.max(1);
+    require(share.is_multiple_of(16), || {
+        UserError::new(
+            format!("{asked} and model.expert_ffn of a rank = {share}"),
+            "sizes of 8-bit products are multiples of 16",
+            "choose another model.expert_ffn, or set precision.fp8 = \"none\"",
         )
     })
 }
@@ -222,7 +247,18 @@ mod tests {
             (&[("model.experts_per_token", "1")], ["= 1 with model.router_normalise", "always 1", "= false"]),
             (&[("model.activation", "gelu")], ["\"gelu\" with model.experts = 4", "have a gate", "\"swiglu\""]),
             (&[("model.bias", "true")], ["model.bias = true with model.experts = 4", "no biases", "qkv_bias"]),
-            (&[("precision.fp8", "hybrid")], ["precision.fp8 = \"hybrid\"", "no 8-bit factors", "\"none\""]),
+            (
+                &[("precision.fp8", "hybrid"), ("precision.fp8_recipe", "rowwise")],
+                ["precision.fp8_recipe = \"rowwise\"", "one scale a tensor", "\"delayed\""],
+            ),
+            (
+                &[("precision.fp8", "hybrid"), ("model.expert_capacity_factor", "1.5")],
+                ["model.expert_capacity_factor", "dropped choices", "leave the capacity out"],
+            ),
+            (
+                &[("precision.fp8", "hybrid"), ("model.expert_ffn", "40")],
+                ["model.expert_ffn of a rank = 40", "multiples of 16", "another model.expert_ffn"],
+            ),
             (&[("model.expert_pattern", "[0, 2]")], ["model.expert_pattern = [0, 2]", "0 for a dense one", "[0, 1]"]),
             (&[("model.expert_pattern", "[0, 0]")], ["model.expert_pattern = [0, 0]", "at least one 1", "[0, 1]"]),
             (&[("model.expert_pattern", "[0, 0, 1]")], ["with model.layers = 2", "at least one block", "more layers"]),

@@ -36,6 +36,16 @@ impl TensorMap {
         TensorMap::new(tensor, &[columns as u64, rows as u64, matrices as u64], &[line as u64, (rows * line) as u64])
     }
 
+    /// Of `matrices` in the columns of one: `(rows, matrices * columns)`.
+    pub(crate) fn side_by_side(tensor: Tensor, matrices: usize, columns: usize) -> Result<TensorMap> {
+        let (rows, bytes) = (tensor.elements() / matrices / columns, columns * tensor.dtype.size());
+        TensorMap::new(
+            tensor,
+            &[columns as u64, rows as u64, matrices as u64],
+            &[(matrices * bytes) as u64, bytes as u64],
+        )
+    }
+
     /// Of `(rows, columns)`, with the two dimensions more by which a box ends at the end of a segment of rows:
     /// `kernels/hopper.cuh`, "Ragged maps".
     pub(crate) fn ragged(tensor: Tensor, columns: usize) -> Result<TensorMap> {
@@ -49,12 +59,13 @@ impl TensorMap {
     /// An address or a stride that is no multiple of 16, a dimension of no element, as the driver says.
     fn new(tensor: Tensor, sizes: &[u64], strides: &[u64]) -> Result<TensorMap> {
         use sys::CUtensorMapDataType_enum as Type;
-        let (kind, bytes) = match tensor.dtype {
-            DType::F32 => (Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4),
-            _ => (Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2),
+        let kind = match tensor.dtype {
+            DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            _ => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         };
         let mut of_box = vec![1; sizes.len()];
-        (of_box[0], of_box[1]) = (BOX.1 / bytes, BOX.0);
+        (of_box[0], of_box[1]) = (BOX.1 / tensor.dtype.size() as u32, BOX.0);
         let ones = vec![1; sizes.len()];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays have as many entries as dimensions, but one stride less; the map is written.

@@ -107,7 +107,7 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
         _ => {
             match kernel_set(op) {
                 Some(KernelSet::Fp8) => accept_fp8(op.name(), properties)?,
-                Some(KernelSet::Experts) => experts::accept(op)?,
+                Some(KernelSet::Experts) => experts::accept(op, properties)?,
                 None => return Ok(()),
             }
             // Kernels that were not prepared are loaded now, unless the stream captures.

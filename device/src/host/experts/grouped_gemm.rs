@@ -23,6 +23,7 @@ fn of_rows<T: Float>(op: &GroupedGemm, pool: &Pool) {
         _ => (n, k),
     };
     let (a, b, offsets) = (to_f32(&op.a), to_f32(&op.b), view::read::<i32>(&op.offsets));
+    let scale = op.scales.iter().flatten().map(|scale| view::read::<f32>(scale)[0]).product();
     let mut tiles = Vec::new();
     for (expert, ends) in offsets.windows(2).enumerate() {
         let rows = ends[0] as usize..ends[1] as usize;
@@ -32,11 +33,17 @@ fn of_rows<T: Float>(op: &GroupedGemm, pool: &Pool) {
     }
     let products = pool.map(tiles.len(), |tile| {
         let (expert, first, end) = tiles[tile];
-        let weights = Matrix { offset: expert * n * k, ..Matrix::rows(&b, k) };
-        let weights = if op.product == GroupedProduct::Forward { weights.transposed() } else { weights };
+        // As (inner, width).
+        let weights = match op.is_transposed() {
+            true => Matrix { offset: expert * n, ..Matrix::rows(&b, op.experts() * n) }.transposed(),
+            false if op.product == GroupedProduct::Forward => {
+                Matrix { offset: expert * n * k, ..Matrix::rows(&b, k) }.transposed()
+            }
+            false => Matrix { offset: expert * n * k, ..Matrix::rows(&b, k) },
+        };
         let rows = Matrix { offset: first * inner, ..Matrix::rows(&a, inner) };
         let mut out = vec![0.0; (end - first) * width];
-        multiply((end - first, width, inner), 1.0, rows, weights, &mut out, width, false);
+        multiply((end - first, width, inner), scale, rows, weights, &mut out, width, false);
         out
     });
     let out = view::write::<T>(&op.out);

@@ -9,7 +9,7 @@ use crate::{DType, Result, Tensor};
 pub enum GroupedProduct {
     /// `out (rows, n) = a (rows, k) @ b[e]^T`, with weights `b (experts * n, k)`.
     Forward,
-    /// `out (rows, k) = a (rows, n) @ b[e]`, with weights `b (experts * n, k)`.
+    /// `out (rows, k) = a (rows, n) @ b[e]`, with weights `b (experts * n, k)`, or in 8 bits `b (k, experts * n)`.
     InputGradient,
     /// `out[e] (n, k) (+)= a^T @ b` over the rows of `e`, with `a (rows, n)`, `b (rows, k)` and `out (experts * n, k)`. The
     /// matrix of an expert without rows becomes 0, or stays as it is if it accumulates.
@@ -27,10 +27,13 @@ pub struct GroupedGemm {
     pub offsets: Tensor,
     /// The first factor.
     pub a: Tensor,
-    /// The second, of the same type.
+    /// The second, of the same type; [`DType::F8E4M3`] for one of both 8-bit types.
     pub b: Tensor,
-    /// The result: of the factors' type. A weight gradient is f32.
+    /// The result: of the factors' type, or bf16 if they have 8 bits. A weight gradient is f32.
     pub out: Tensor,
+    /// The scales of factors in 8 bits, `(1)` each, f32. Partial sums have about 14 bits on GPUs. Weight gradients have no
+    /// 8-bit factors.
+    pub scales: Option<[Tensor; 2]>,
     /// Adds to `out` instead of overwriting it. Only a weight gradient may.
     pub accumulate: bool,
 }
@@ -49,10 +52,42 @@ impl GroupedGemm {
         }
     }
 
+    /// Whether the matrices are stored as `(k, experts * n)`.
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.product == GroupedProduct::InputGradient && self.scales.is_some()
+    }
+
+    /// The size of all matrices together along `n`, and `k`.
+    fn all_matrices(&self) -> [usize; 2] {
+        let weights = self.weights().shape;
+        let sizes = [weights.rows(), weights.last()];
+        if self.is_transposed() { [sizes[1], sizes[0]] } else { sizes }
+    }
+
     /// Rows of all experts together, and the sizes `n` and `k` of a matrix.
     pub fn sizes(&self) -> [usize; 3] {
-        let weights = self.weights().shape;
-        [self.a.shape.rows(), weights.rows() / self.experts().max(1), weights.last()]
+        let [all, k] = self.all_matrices();
+        [self.a.shape.rows(), all / self.experts().max(1), k]
+    }
+
+    fn check_types(&self) -> Result<()> {
+        let is_gradient = self.product == GroupedProduct::WeightGradient;
+        let Some(scales) = self.scales else {
+            ensure_float(Self::NAME, &[("a", self.a), ("b", self.b)])?;
+            return ensure_dtype(Self::NAME, "out", &self.out, if is_gradient { DType::F32 } else { self.a.dtype });
+        };
+        ensure(Self::NAME, !is_gradient, || "a weight gradient has no 8-bit factors".into())?;
+        ensure(Self::NAME, self.a.dtype.is_fp8(), || format!("`a` is {}, needs an 8-bit floating type", self.a.dtype))?;
+        ensure_dtype(Self::NAME, "b", &self.b, DType::F8E4M3)?;
+        let [_, n, k] = self.sizes();
+        ensure(Self::NAME, [n, k].iter().all(|size| size.is_multiple_of(16)), || {
+            format!("matrices ({n}, {k}) of 8-bit factors need sizes that are multiples of 16")
+        })?;
+        for scale in scales {
+            ensure_dtype(Self::NAME, "scale", &scale, DType::F32)?;
+            ensure_elements(Self::NAME, "scale", &scale, 1)?;
+        }
+        ensure_dtype(Self::NAME, "out", &self.out, DType::Bf16)
     }
 }
 
@@ -62,10 +97,11 @@ impl Operation for GroupedGemm {
     fn check(&self) -> Result<()> {
         ensure_dtype(Self::NAME, "offsets", &self.offsets, DType::I32)?;
         ensure(Self::NAME, self.experts() > 0, || "there is no expert".into())?;
-        ensure_float(Self::NAME, &[("a", self.a), ("b", self.b)])?;
-        ensure(Self::NAME, self.weights().shape.rows().is_multiple_of(self.experts()), || {
-            format!("{} rows of weights cannot be divided by {} experts", self.weights().shape.rows(), self.experts())
+        let [all, _] = self.all_matrices();
+        ensure(Self::NAME, all.is_multiple_of(self.experts()), || {
+            format!("{all} rows of weights cannot be divided by {} experts", self.experts())
         })?;
+        self.check_types()?;
         let [rows, n, k] = self.sizes();
         let (a, b, out) = match self.product {
             GroupedProduct::Forward => (k, self.experts() * n * k, rows * n),
@@ -76,15 +112,17 @@ impl Operation for GroupedGemm {
         ensure_elements(Self::NAME, "b", &self.b, b)?;
         ensure_elements(Self::NAME, "out", &self.out, out)?;
         let is_gradient = self.product == GroupedProduct::WeightGradient;
-        ensure_dtype(Self::NAME, "out", &self.out, if is_gradient { DType::F32 } else { self.a.dtype })?;
         ensure(Self::NAME, is_gradient || !self.accumulate, || "only a weight gradient accumulates".into())
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.offsets, self.a, self.b], [self.out]).reads(self.accumulate.then_some(self.out))
+        Accesses::new([self.offsets, self.a, self.b], [self.out])
+            .reads(self.accumulate.then_some(self.out))
+            .reads(self.scales.into_iter().flatten())
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.offsets, &mut self.a, &mut self.b, &mut self.out]);
+        self.scales.iter_mut().flatten().for_each(visit);
     }
 }

@@ -53,14 +53,14 @@ impl Operation for SortByExpert {
     }
 }
 
-/// `output[row] = input[pairs[row] / k]`: each row is a copy of its token's. Rows of dropped pairs are not written.
+/// `output[rows[token, j]] = input[token]`: each row is a copy of its token's. Rows of dropped pairs are not written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatherRows {
-    /// `(tokens, width)`.
+    /// `(tokens, width)`, of a floating type, those of 8 bits too.
     pub input: Tensor,
-    /// `(rows)`, i32: see [`ExpertRows::pairs`].
-    pub pairs: Tensor,
-    /// `(rows, width)`, of `input`'s type. A multiple of `tokens` rows.
+    /// `(tokens, k)`, i32: see [`ExpertRows::rows`].
+    pub rows: Tensor,
+    /// `(tokens * k, width)`, of `input`'s type.
     pub output: Tensor,
 }
 
@@ -68,22 +68,28 @@ impl Operation for GatherRows {
     const NAME: &'static str = "gather_rows";
 
     fn check(&self) -> Result<()> {
-        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        match self.input.dtype.is_fp8() {
+            true => ensure_dtype(Self::NAME, "output", &self.output, self.input.dtype)?,
+            false => ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?,
+        }
         let (tokens, rows, width) = (self.input.shape.rows(), self.output.shape.rows(), self.input.shape.last());
         ensure(Self::NAME, tokens > 0 && rows.is_multiple_of(tokens), || {
             format!("{tokens} tokens cannot have {rows} rows: they have the same number each")
         })?;
+        ensure(Self::NAME, !self.input.dtype.is_fp8() || width.is_multiple_of(16), || {
+            format!("rows of {width} values of 8 bits: their number must be a multiple of 16")
+        })?;
         ensure_elements(Self::NAME, "output", &self.output, rows * width)?;
-        ensure_dtype(Self::NAME, "pairs", &self.pairs, DType::I32)?;
-        ensure_elements(Self::NAME, "pairs", &self.pairs, rows)
+        ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)?;
+        ensure_elements(Self::NAME, "rows", &self.rows, rows)
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.pairs], [self.output])
+        Accesses::new([self.input, self.rows], [self.output])
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.pairs, &mut self.output]);
+        visit_all(visit, [&mut self.input, &mut self.rows, &mut self.output]);
     }
 }
 

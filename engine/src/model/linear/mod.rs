@@ -15,9 +15,7 @@ mod spec;
 
 use std::rc::Rc;
 
-use device::ops::{
-    BiasGrad, Copy, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8,
-};
+use device::ops::{BiasGrad, Epilogue, Fp8Matrix, Gemm, QuantizeSource};
 use device::{Communicator, Tensor};
 use graph_manager::Result;
 
@@ -27,10 +25,9 @@ use super::dropout::DropoutLayer;
 use super::norm::Normed;
 use super::tensor_parallel::{LayerRanks, TensorParallel};
 use super::weight_input::WeightInput;
-use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs, WeightSource};
+use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
 use crate::params::Param;
 use crate::precision::{Precision, Product};
-use crate::regions::Region;
 use crate::step_policy::StepContext;
 pub(crate) use spec::LinearSpec;
 
@@ -141,7 +138,7 @@ impl Linear {
         source: QuantizeSource,
         copies: Copies,
     ) -> Result<Operand> {
-        let quantize_as = Linear::input_as(cx, self.fp8());
+        let quantize_as = self.fp8().input_as(cx);
         Operand::quantized(cx, source, copies, quantize_as)
     }
 
@@ -156,20 +153,8 @@ impl Linear {
         ranks: &LayerRanks,
     ) -> Result<Fp8Matrix> {
         let shared_by = ranks.parallel.group.as_ref();
-        let quantize_as = QuantizeAs { shared_by, ..Linear::input_as(cx, self.fp8()) };
+        let quantize_as = QuantizeAs { shared_by, ..self.fp8().input_as(cx) };
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
-    }
-
-    /// How an input is quantised.
-    fn input_as<'p>(cx: &StepContext<'_>, fp8: &'p Fp8Param) -> QuantizeAs<'p> {
-        let (dtype, counts) = (fp8.fp8.input(), fp8.counts.input);
-        let again = Linear::is_in_backward(cx);
-        QuantizeAs { fp8, dtype, cell: fp8.input, counts, sums: None, again, shared_by: None }
-    }
-
-    /// Whether a backward runs. Then the values of a forward are only recomputed.
-    fn is_in_backward(cx: &StepContext<'_>) -> bool {
-        cx.current_region().is_some_and(Region::is_backward)
     }
 
     /// An output gradient `(..., out)` as the products read it. In 8 bits the bias gradient is computed on the way.
@@ -221,17 +206,7 @@ impl Linear {
         copies: Copies,
         shared_by: Option<&Rc<dyn Communicator>>,
     ) -> Result<Operand> {
-        let fp8 = self.fp8();
-        let sums = self.bias_grad();
-        let quantize_as = QuantizeAs {
-            fp8,
-            dtype: fp8.fp8.grad_output(),
-            cell: fp8.grad_output,
-            counts: fp8.counts.grad_output,
-            sums,
-            again: false,
-            shared_by,
-        };
+        let quantize_as = QuantizeAs { sums: self.bias_grad(), shared_by, ..self.fp8().grad_output_as() };
         Operand::quantized(cx, source, copies, quantize_as)
     }
 
@@ -240,28 +215,6 @@ impl Linear {
             Some(fp8) => fp8,
             None => unreachable!("only an 8-bit layer has computed operands"),
         }
-    }
-
-    /// Makes the 8-bit copies of the weight, if the step has not made them: in the first microbatch's forward. A
-    /// backward that recomputes its forward finds them made.
-    fn quantize_weight(&self, cx: &StepContext<'_>, fp8: &Fp8Param) -> Result<()> {
-        if !cx.is_first_microbatch() || Linear::is_in_backward(cx) {
-            return Ok(());
-        }
-        let columns = cx.mode().trains().then_some(fp8.columns);
-        let source = match fp8.source {
-            WeightSource::Values(source) => source,
-            WeightSource::Gathered(gathered) => {
-                cx.run(Copy { input: gathered, output: fp8.rows.values })?;
-                return columns
-                    .map_or(Ok(()), |columns| cx.run(TransposeFp8 { input: gathered, output: columns.values }));
-            }
-        };
-        if let Scale::Tensor(scale) = fp8.rows.scale {
-            cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale, keep_known: false })?;
-        }
-        cx.run(Quantize { source, rows: Some(fp8.rows), columns, amax: None, sums: None, accumulate: false })?;
-        fp8.counts.weight.count(cx, source, fp8.rows)
     }
 
     /// A buffer for its output `(..., out)`, for an input `(..., in)`.
@@ -324,7 +277,7 @@ impl Linear {
     ) -> Result<()> {
         match (&self.weight.fp8, input) {
             (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
-                self.quantize_weight(cx, fp8)?;
+                fp8.make_copies(cx)?;
                 let fast = fp8.fp8.recipe.is_fast_forward();
                 cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.rows, output, fast) })
             }

@@ -15,30 +15,36 @@ struct GroupedHopperArgs {
     b: TensorMap,
     out: TensorMap,
     offsets: u64,
+    scales: [u64; 2],
     experts: u32,
     height: u32,
     width: u32,
     steps: u32,
-    reserved: [u64; 5],
+    reserved: [u64; 3],
 }
 
-/// Rows of a matrix, and columns, are multiples of it: values of a step of a sum.
-const STEP: usize = 64;
+/// Bytes of a row that a step of a sum takes.
+const STEP: usize = 128;
+
+/// Sizes of matrices in bf16 are multiples of it.
+const MULTIPLE: usize = 64;
 
 /// `SHARED_BYTES` of the kernels.
 const SHARED: u32 = 28 * 64 * 128 + 128 + (EXPERTS as u32 + 1) * 4;
 
 /// From so many rows an expert, pairs of blocks that share columns were faster, by 4 to 8 %. Below, the last pair of an
-/// expert is too often half empty: `bench/results/2026-11-27-experts-h100.md`.
+/// expert is too often half empty: `bench/results/2026-11-27-experts-on-one-card.md`.
 const PAIRED_ROWS: usize = 8192;
 
 /// Whether these kernels do the product.
 pub(super) fn is_for(op: &GroupedGemm, gpu: &GpuProperties) -> bool {
     let [rows, n, k] = op.sizes();
+    let fits = |size: usize| size > 0 && (op.scales.is_some() || size.is_multiple_of(MULTIPLE));
     gpu.is_hopper()
-        && op.a.dtype == DType::Bf16
+        && (op.a.dtype == DType::Bf16 || op.scales.is_some())
         && rows > 0
-        && [n, k].iter().all(|size| *size > 0 && size.is_multiple_of(STEP))
+        && fits(n)
+        && fits(k)
         && [op.a, op.b, op.out].iter().all(|tensor| tensor.address.is_multiple_of(16))
 }
 
@@ -50,20 +56,25 @@ pub(super) fn launch(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
     let ([rows, n, k], experts) = (op.sizes(), op.experts());
     let is_paired = op.product == GroupedProduct::WeightGradient || rows / experts >= PAIRED_ROWS;
     let name = match op.product {
+        _ if op.a.dtype == DType::F8E5M2 => "hopper_e5m2",
+        _ if op.a.dtype == DType::F8E4M3 => "hopper_e4m3",
         GroupedProduct::Forward => "hopper_forward",
         GroupedProduct::InputGradient => "hopper_input_gradient",
         GroupedProduct::WeightGradient if op.accumulate => "hopper_weight_gradient_add",
         GroupedProduct::WeightGradient => "hopper_weight_gradient",
     };
-    let (a, b, out, width, steps) = match op.product {
-        GroupedProduct::Forward => {
-            (TensorMap::matrix(op.a, k)?, TensorMap::matrices(op.b, experts, k)?, TensorMap::ragged(op.out, n)?, n, k)
-        }
-        GroupedProduct::InputGradient => {
-            (TensorMap::matrix(op.a, n)?, TensorMap::matrices(op.b, experts, k)?, TensorMap::ragged(op.out, k)?, k, n)
-        }
+    // Columns of `a`, and of a result with rows.
+    let (inner, width) = if op.product == GroupedProduct::Forward { (k, n) } else { (n, k) };
+    let (a, b, out) = match op.product {
         GroupedProduct::WeightGradient => {
-            (TensorMap::ragged(op.a, n)?, TensorMap::ragged(op.b, k)?, TensorMap::matrices(op.out, experts, k)?, k, 0)
+            (TensorMap::ragged(op.a, n)?, TensorMap::ragged(op.b, k)?, TensorMap::matrices(op.out, experts, k)?)
+        }
+        _ => {
+            let b = match op.is_transposed() {
+                true => TensorMap::side_by_side(op.b, experts, n)?,
+                false => TensorMap::matrices(op.b, experts, k)?,
+            };
+            (TensorMap::matrix(op.a, inner)?, b, TensorMap::ragged(op.out, width)?)
         }
     };
     let block = GroupedHopperArgs {
@@ -71,11 +82,12 @@ pub(super) fn launch(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
         b,
         out,
         offsets: op.offsets.address,
+        scales: op.scales.map_or([0; 2], |scales| scales.map(|scale| scale.address)),
         experts: experts as u32,
         height: n as u32,
         width: width as u32,
-        steps: (steps / STEP) as u32,
-        reserved: [0; 5],
+        steps: (inner * op.a.dtype.size()).div_ceil(STEP) as u32,
+        reserved: [0; 3],
     };
     // Whole pairs, also where no pairs are.
     let grid = Grid { shared: SHARED, ..Grid::line(queue.multiprocessors() / 2 * 2, 384) };

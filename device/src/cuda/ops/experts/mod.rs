@@ -17,6 +17,8 @@ pub(super) use route::{route, route_backward};
 pub(super) use rows::{combine_rows, gather_rows};
 pub(super) use sort::{sort_by_expert, sort_scratch};
 
+use crate::cuda::GpuProperties;
+use crate::ops::GroupedGemm;
 use crate::{Error, Op, Result};
 
 /// Experts that kernels have shared memory or registers for; `EXPERTS` in `kernels/expert_sort.cu`,
@@ -26,11 +28,23 @@ const EXPERTS: usize = 512;
 /// Choices of a token, one for each thread of a warp.
 const CHOICES: usize = 32;
 
-/// Fails if an operation has more experts, or more choices of a token, than its kernel takes.
+/// Fails if an operation has more experts, or more choices of a token, than its kernel takes; on factors in 8 bits if the GPU
+/// has no kernel for them.
 ///
 /// # Errors
-/// An operation with both numbers.
-pub(super) fn accept(op: &Op) -> Result<()> {
+/// An operation with the numbers or the GPU.
+pub(super) fn accept(op: &Op, gpu: &GpuProperties) -> Result<()> {
+    if let Op::GroupedGemm(GroupedGemm { scales: Some(_), .. }) = op
+        && !gpu.is_hopper()
+    {
+        let (major, minor) = gpu.capability;
+        let problem = format!(
+            "products of experts in 8 bits need compute capability 9.0, as the H100 and the H200 have; {} has {major}.{minor}. \
+             Fix: bf16",
+            gpu.name
+        );
+        return Err(Error::operation(op.name(), problem));
+    }
     let (experts, choices) = match op {
         Op::Route(op) => (op.logits.shape.last(), op.chosen.shape.last()),
         Op::RouteBackward(op) => (op.logits.shape.last(), op.chosen.shape.last()),

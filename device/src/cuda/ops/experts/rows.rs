@@ -1,26 +1,31 @@
 //! From the order of tokens to that of experts, and back.
 
-use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
 use crate::cuda::ops::shape::{LoadWidth, over_rows};
 use crate::ops::{CombineRows, GatherRows};
+use crate::{DType, Result};
 
 /// See [`GatherRows`].
 pub(in crate::cuda::ops) fn gather_rows(op: &GatherRows, queue: &Queue<'_>) -> Result<()> {
-    let (rows, width, dtype) = (op.output.shape.rows(), op.input.shape.last(), op.output.dtype);
+    let (tokens, width) = (op.input.shape.rows(), op.input.shape.last());
     let load = LoadWidth::of(width, [op.input, op.output]);
-    let grid = over_rows(rows, width / load.values(dtype), queue);
+    // Values are only moved: two of 8 bits as one of 16.
+    let (width, dtype) = match op.output.dtype {
+        of_8_bits if of_8_bits.is_fp8() => (width / 2, DType::Bf16),
+        dtype => (width, dtype),
+    };
+    let grid = over_rows(tokens, width / load.values(dtype), queue);
     queue.launch(
         &load.kernel("gather_rows", dtype),
         grid,
         &[
             op.input.into(),
-            op.pairs.into(),
+            op.rows.into(),
             op.output.into(),
-            Arg::U32(rows as u32),
+            Arg::U32(tokens as u32),
             Arg::U32(width as u32),
-            Arg::U32(op.input.shape.rows() as u32),
+            Arg::U32((op.rows.elements() / tokens) as u32),
         ],
     )
 }

@@ -6,16 +6,15 @@
 //!
 //! The layer has two halves: the router and the shared expert, and the experts. Graphs may have the first alone.
 
+mod matrices;
 mod router;
 mod sizes;
 
 use device::Tensor;
-use device::ops::{
-    Add, CombineRows, DropoutSite, ExpertGlu, ExpertGluBackward, ExpertRows, Gate, GatherRows, GroupedGemm,
-    GroupedProduct,
-};
+use device::ops::{Add, CombineRows, DropoutSite, ExpertGlu, ExpertGluBackward, ExpertRows, Gate};
 use graph_manager::Result;
 
+use self::matrices::{Matrices, gather};
 use self::router::{Routed, RouterLayer, router_params};
 pub(crate) use self::router::{router_terms, selection_biases};
 pub use self::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
@@ -30,7 +29,7 @@ use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
 use crate::model::tensor_parallel::{LayerRanks, Packed};
 use crate::model::token_cost::TokenCost;
-use crate::params::{Param, ParamSpec};
+use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 
 /// A feed-forward layer of experts before it has memory.
@@ -54,7 +53,7 @@ impl PartSpec for ExpertSpec {
         let [up, down] = weight_names(block);
         let of_experts = |name, rows: usize, columns, init, matrices: Vec<usize>| {
             let spec = ParamSpec::new(name, [rows, columns], init, layer);
-            ParamSpec { matrices, share_per_token: per_token, ..spec }
+            ParamSpec { matrices, share_per_token: per_token, fp8: of.shape.block_fp8(block), ..spec }
         };
         // An expert's gate, then its gated values.
         let matrices = vec![ffn; 2 * count];
@@ -67,13 +66,13 @@ impl PartSpec for ExpertSpec {
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let [up, down] = weight_names(block).map(|name| builder.params.get(&name));
+        let experts = self.experts.count;
+        let [up, down] = weight_names(block).map(|name| Matrices { param: builder.params.get(&name), experts });
         Box::new(ExpertFeedForward {
             router: RouterLayer::build(&self.experts, builder, block),
             gate: self.gate,
             up,
             down,
-            experts: self.experts.count,
             shared: self.shared.as_ref().map(|shared| shared.layer(builder, block)),
             output: builder.of.hidden_dropout(block + 1, 2),
             ranks: builder.of.layer_ranks(),
@@ -100,10 +99,9 @@ struct ExpertFeedForward {
     router: RouterLayer,
     gate: Gate,
     /// `(experts * 2 ffn, hidden)`: of each expert the rows of its gate, then those of its gated values.
-    up: Param,
+    up: Matrices,
     /// `(experts * hidden, ffn)`.
-    down: Param,
-    experts: usize,
+    down: Matrices,
     shared: Option<DenseFeedForward>,
     output: DropoutLayer,
     ranks: LayerRanks,
@@ -140,53 +138,6 @@ fn stored(normed: &Normed) -> Tensor {
 }
 
 impl ExpertFeedForward {
-    /// The rows of experts `(rows, width)` from those of tokens `(batch, seq, width)`.
-    fn gather(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        input: Tensor,
-        order: &ExpertRows,
-    ) -> Result<Tensor> {
-        let pairs = order.pairs;
-        let output = cx.tensor(name, [pairs.elements(), input.shape.last()], input.dtype)?;
-        cx.run(GatherRows { input, pairs, output })?;
-        Ok(output)
-    }
-
-    /// Rows times their expert's matrix `(n, k)`, or its transpose.
-    fn product(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        product: GroupedProduct,
-        a: Tensor,
-        weights: Tensor,
-        order: &ExpertRows,
-    ) -> Result<Tensor> {
-        let width = match product {
-            GroupedProduct::Forward => weights.shape.rows() / self.experts,
-            _ => weights.shape.last(),
-        };
-        let out = cx.tensor(name, [a.shape.rows(), width], a.dtype)?;
-        cx.run(GroupedGemm { product, offsets: order.offsets, a, b: weights, out, accumulate: false })?;
-        Ok(out)
-    }
-
-    /// The gradient of the experts' matrices, unless they are frozen.
-    fn weight_gradient(
-        &self,
-        cx: &StepContext<'_>,
-        of: &Param,
-        grad: Tensor,
-        input: Tensor,
-        order: &ExpertRows,
-    ) -> Result<()> {
-        let Some(out) = of.grad else { return Ok(()) };
-        let (product, offsets) = (GroupedProduct::WeightGradient, order.offsets);
-        cx.run(GroupedGemm { product, offsets, a: grad, b: input, out, accumulate: !cx.is_first_microbatch() })
-    }
-
     /// The first half; of the shared expert's forward as much as backward needs, or all of it.
     fn choose(
         &self,
@@ -225,8 +176,8 @@ impl ExpertFeedForward {
             Some(order) => *order,
             None => self.router.sort(cx, routed)?,
         };
-        let rows = self.gather(cx, "expert_inputs", *input, &order)?;
-        let pre = self.product(cx, "expert_pre_activation", GroupedProduct::Forward, rows, self.up.weight, &order)?;
+        let rows = self.up.input(cx, *input, &order)?;
+        let pre = self.up.forward(cx, "expert_pre_activation", rows, &order)?;
         let output = self.output.site(cx, samples.record);
         let (also, shared) = match shared {
             Some((output, saved)) => (*output, Some(saved.clone())),
@@ -278,7 +229,8 @@ impl Halves for ExpertFeedForward {
         let output = self.activated(cx, &input)?;
         let (weights, pairs) = (saved.routed.weights, order.pairs);
         cx.run(ExpertGlu { gate: self.gate, input, weights, pairs, output })?;
-        let rows = self.product(cx, "expert_outputs", GroupedProduct::Forward, output, self.down.weight, order)?;
+        let output = self.down.input_of_rows(cx, output)?;
+        let rows = self.down.forward(cx, "expert_outputs", output, order)?;
         let delta = cx.tensor("ffn_out", half.input.shape, rows.dtype)?;
         cx.run(CombineRows { input: rows, rows: order.rows, also: None, output: delta })?;
         let mut delta = self.ranks.reduce(cx, "ffn_out_here", delta)?;
@@ -306,19 +258,20 @@ impl Halves for ExpertFeedForward {
 
         // Through the down projection, by the row: the router's weight is part of its input.
         let grad_tokens = self.ranks.gather_rows(cx, "all_grad_ffn_out", grad_delta)?;
-        let grad_rows = self.gather(cx, "grad_expert_outputs", grad_tokens, order)?;
-        let dgrad = GroupedProduct::InputGradient;
-        let grad_output = self.product(cx, "grad_expert_activated", dgrad, grad_rows, self.down.weight, order)?;
+        let grad_rows = gather(cx, "grad_expert_outputs", grad_tokens, order)?;
+        let grad_here = self.down.grad(cx, grad_tokens, grad_rows, order)?;
+        let grad_output = self.down.input_gradient(cx, "grad_expert_activated", grad_here, order)?;
         let grad_input = cx.tensor("grad_expert_pre_activation", pre.shape, pre.dtype)?;
         let output = self.activated(cx, &pre)?;
         let grad_weights = cx.tensor("grad_expert_weights", weights.shape, weights.dtype)?;
         let (pairs, gate) = (order.pairs, self.gate);
         cx.run(ExpertGluBackward { gate, input: pre, weights, pairs, grad_output, grad_input, output, grad_weights })?;
-        self.weight_gradient(cx, &self.down, grad_rows, output, order)?;
+        self.down.weight_gradient(cx, grad_rows, output, order)?;
 
-        let rows = self.gather(cx, "expert_inputs_2", input, order)?;
-        self.weight_gradient(cx, &self.up, grad_input, rows, order)?;
-        let grad_rows = self.product(cx, "grad_expert_inputs", dgrad, grad_input, self.up.weight, order)?;
+        let rows = gather(cx, "expert_inputs_2", input, order)?;
+        self.up.weight_gradient(cx, grad_input, rows, order)?;
+        let grad_here = self.up.grad_of_rows(cx, grad_input)?;
+        let grad_rows = self.up.input_gradient(cx, "grad_expert_inputs", grad_here, order)?;
         Ok(vec![normed, input, grad_delta, grad_weights, grad_rows])
     }
 

@@ -1,0 +1,61 @@
+//! The copies of a weight, and how its layer's input and output gradient are quantised.
+
+use device::ops::{Copy, MakeScale, Quantize, Scale, TransposeFp8};
+use graph_manager::Result;
+
+use super::memory::{Fp8Param, WeightSource};
+use super::operand::QuantizeAs;
+use crate::regions::Region;
+use crate::step_policy::StepContext;
+
+/// Whether a backward runs. Then the values of a forward are only recomputed.
+fn is_in_backward(cx: &StepContext<'_>) -> bool {
+    cx.current_region().is_some_and(Region::is_backward)
+}
+
+impl Fp8Param {
+    /// How the layer's input is quantised.
+    pub(crate) fn input_as(&self, cx: &StepContext<'_>) -> QuantizeAs<'_> {
+        let (dtype, counts) = (self.fp8.input(), self.counts.input);
+        let again = is_in_backward(cx);
+        QuantizeAs { fp8: self, dtype, cell: self.input, counts, sums: None, again, shared_by: None }
+    }
+
+    /// How the gradient of the layer's output is quantised.
+    pub(crate) fn grad_output_as(&self) -> QuantizeAs<'_> {
+        QuantizeAs {
+            fp8: self,
+            dtype: self.fp8.grad_output(),
+            cell: self.grad_output,
+            counts: self.counts.grad_output,
+            sums: None,
+            again: false,
+            shared_by: None,
+        }
+    }
+
+    /// Makes the copies of the weight, if the step has not made them: in the first microbatch's forward. A backward that
+    /// recomputes its forward finds them made.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
+        if !cx.is_first_microbatch() || is_in_backward(cx) {
+            return Ok(());
+        }
+        let columns = cx.mode().trains().then_some(self.columns);
+        let source = match self.source {
+            WeightSource::Values(source) => source,
+            WeightSource::Gathered(gathered) => {
+                cx.run(Copy { input: gathered, output: self.rows.values })?;
+                return columns
+                    .map_or(Ok(()), |columns| cx.run(TransposeFp8 { input: gathered, output: columns.values }));
+            }
+        };
+        if let Scale::Tensor(scale) = self.rows.scale {
+            cx.run(MakeScale { source, dtype: self.fp8.input(), scale, keep_known: false })?;
+        }
+        cx.run(Quantize { source, rows: Some(self.rows), columns, amax: None, sums: None, accumulate: false })?;
+        self.counts.weight.count(cx, source, self.rows)
+    }
+}

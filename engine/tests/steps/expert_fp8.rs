@@ -1,0 +1,143 @@
+//! Experts in 8 bits: learning as in 16 bits, settings and recompute that change no bit, and ranks that agree.
+
+use engine::fp8::{Fp8, Fp8Recipe};
+use engine::graph_options::GraphOptions;
+use engine::model::{BalanceGroup, BalanceLoss, Experts, GptShape};
+use engine::precision::Precision;
+use engine::step::StepResult;
+
+use crate::experts::FOUR;
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_llama};
+
+const RECIPES: [Fp8Recipe; 2] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed];
+
+/// Every other block has experts, one of them shared. All sizes are multiples of 16, for two ranks that share layers too.
+fn shape(dropout: f32, recipe: Option<Fp8Recipe>) -> GptShape {
+    let experts = Experts {
+        ffn: 32,
+        shared_ffn: 32,
+        pattern: vec![false, true],
+        balance: Some(BalanceLoss { multiplier: 0.01, over: BalanceGroup::Microbatch }),
+        ..FOUR
+    };
+    let fp8 = recipe.map(|recipe| Fp8 { recipe, amax_history: 4, ..Fp8::default() });
+    let base = tiny_llama(dropout, Precision::Bf16);
+    GptShape { ffn: 64, kv_heads: 4, layers: 4, experts: Some(experts), fp8, ..base }
+}
+
+fn run(shape: GptShape, microbatches: usize, graphs: GraphOptions) -> Run {
+    Run { shape: Some(shape), steps: 8, learning_rate: 3e-3, ..Run::new(Kind::Llama, microbatches, graphs) }
+}
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+fn losses(results: &[StepResult]) -> Vec<f64> {
+    results.iter().map(|step| step.loss).collect()
+}
+
+#[test]
+fn experts_in_8_bits_learn_as_those_in_16_bits_do() {
+    let of = |recipe| losses(&Run { steps: 80, ..run(shape(0.0, recipe), 2, off()) }.train().0);
+    let bf16 = of(None);
+    for recipe in RECIPES {
+        let eight = of(Some(recipe));
+        let end = |losses: &[f64]| losses[70..].iter().sum::<f64>() / 10.0;
+        let gap = (end(&eight) / end(&bf16) - 1.0).abs();
+        assert!(end(&eight) < 0.9 * eight[0], "{recipe}: {eight:?}");
+        assert!(gap > 0.0 && gap < 0.03, "{recipe}: {gap} away from {bf16:?}: {eight:?}");
+    }
+}
+
+#[test]
+fn experts_in_8_bits_have_the_same_bits_in_every_setting() {
+    for (recipe, microbatches) in [(Fp8Recipe::Tensorwise, 1), (Fp8Recipe::Delayed, 3)] {
+        let of = |graphs| run(shape(0.1, Some(recipe)), microbatches, graphs).train();
+        let (plain, weights) = of(off());
+        assert!(plain.iter().all(|step| step.applied));
+        for (name, graphs) in &all_settings()[1..] {
+            let (results, others) = of(graphs.clone());
+            assert_eq!(plain, results, "{recipe} {name}");
+            assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{recipe} {name}");
+        }
+    }
+}
+
+#[test]
+fn experts_in_8_bits_computed_again_have_the_scales_of_the_first_forward() {
+    for recipe in RECIPES {
+        let of = |selective, full| {
+            let shape = GptShape { recompute: selective, ..shape(0.1, Some(recipe)) };
+            Run { recompute: full, ..run(shape, 2, GraphOptions::default()) }.train()
+        };
+        let (kept, weights) = of(false, None);
+        for (selective, full) in [(true, None), (false, Some(1)), (true, Some(2))] {
+            let (again, others) = of(selective, full);
+            assert_eq!(kept, again, "{recipe} {selective} {full:?}");
+            assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{recipe}");
+        }
+    }
+}
+
+#[test]
+fn evaluation_leaves_the_scales_of_experts_alone() {
+    let train = |recipe, evaluates: bool| {
+        let run = run(shape(0.0, Some(recipe)), 2, GraphOptions::default());
+        let mut stage = run.stage(&run.device());
+        let step = |step| {
+            let settings = run.settings(step);
+            let batch = batch(run.kind, settings.first_sample, run.microbatches);
+            if evaluates {
+                assert!(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss.is_finite());
+            }
+            stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
+        };
+        (0..5).map(step).collect::<Vec<StepResult>>()
+    };
+    for recipe in RECIPES {
+        assert_eq!(train(recipe, false), train(recipe, true), "{recipe}");
+    }
+}
+
+#[test]
+fn ranks_train_experts_in_8_bits_as_one_does() {
+    for recipe in RECIPES {
+        let alone = losses(&run(shape(0.0, Some(recipe)), 4, GraphOptions::default()).train().0);
+        for (layout, distributed_optimizer) in [
+            (Layout::new(2, 1, 1, 1), false),
+            (Layout { sequence: false, ..Layout::new(2, 1, 1, 1) }, false),
+            (Layout::new(1, 1, 1, 2), false),
+            (Layout::new(1, 1, 1, 2), true),
+            (Layout::new(1, 2, 1, 1), false),
+            (Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }, false),
+            (Layout::new(1, 2, 1, 2), true),
+        ] {
+            let own = || Run {
+                distributed_optimizer,
+                ..run(shape(0.0, Some(recipe)), 4 / layout.data, GraphOptions::default())
+            };
+            for others in &layout.on_ranks(own, |run| losses(&run.train().0)) {
+                let gap = alone.iter().zip(others).map(|(a, b)| (b / a - 1.0).abs()).fold(0.0, f64::max);
+                // Sums in another order round to other 8-bit numbers, and a router may choose another expert.
+                assert!(
+                    gap < 0.02,
+                    "{recipe} {layout:?} divided {distributed_optimizer}: {gap}: {alone:?}, {others:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_gather_experts_in_8_bits_have_the_bits_of_those_that_gather_16() {
+    for recipe in RECIPES {
+        let of = |gathers_weights| {
+            let shape = shape(0.1, Some(recipe));
+            let shape = GptShape { fp8: shape.fp8.map(|fp8| Fp8 { gathers_weights, ..fp8 }), ..shape };
+            let own = || Run { distributed_optimizer: true, ..run(shape.clone(), 2, GraphOptions::default()) };
+            Layout::new(1, 2, 1, 2).on_ranks(own, |run| losses(&run.train().0))
+        };
+        assert_eq!(of(false), of(true), "{recipe}");
+    }
+}
