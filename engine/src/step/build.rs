@@ -184,6 +184,7 @@ impl Stage {
                 kept_losses,
             },
             compute,
+            copies: None,
             params_elsewhere: architecture.elsewhere.clone(),
             _areas: areas,
         })

@@ -38,6 +38,7 @@ mod lock;
 mod manifest;
 mod meaning;
 mod other_formats;
+mod output;
 mod read;
 mod session;
 mod step_name;
