@@ -53,7 +53,7 @@ pub(crate) use header::{FileHeader, TensorHeader};
 pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
 pub use meaning::changed_meaning;
 pub use other_formats::refuse_other_formats;
-pub(crate) use read::copy_overlap;
+pub(crate) use read::{copy_overlap, several_at_once};
 pub use read::{LARGEST_SOURCE_FILE, load, verify};
 pub(crate) use session::LOG_LOCK;
 pub use session::{Session, is_in_use, missing_checkpoint, newest_step, start_folder};

@@ -55,7 +55,7 @@ pub fn train(
     device: &Device,
     (source, sets, files): (Arc<dyn Source>, &[EvaluationSet], &[KeptFile]),
 ) -> Result<Option<Outcome>, RunError> {
-    let session = if request.dry_run {
+    let mut session = if request.dry_run {
         None
     } else {
         for set in sets {
@@ -77,12 +77,12 @@ pub fn train(
         .transpose()?;
     // On a fault nothing is torn down. To free memory that the device still uses, this rank would wait for the device, and
     // the device may wait for other ranks: for ever, and before anybody was told of the fault.
-    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
-    let mut session = session;
+    let begins_anew = session.as_ref().is_none_or(Session::begins_anew);
+    let mut stage = ManuallyDrop::new(stage(plan, device, group, !begins_anew)?);
     if let Some(session) = &mut session {
         session.lock_memory(&stage, plan.steps)?;
     }
-    if session.as_ref().is_none_or(Session::begins_anew) {
+    if begins_anew {
         load_start(plan, device, &stage)?;
     }
     if group.rank == 0 {
