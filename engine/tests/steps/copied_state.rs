@@ -39,7 +39,8 @@ fn train(run: &Run, copies: bool) -> Vec<f64> {
         let copy = (copies && step > 0).then(|| stage.copy_out(&lists, &staging).unwrap());
         let loss = stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap().loss;
         if let Some(copy) = copy {
-            let copied: Vec<u8> = copy.into_iter().flatten().flat_map(|block| block.unwrap().as_ref().to_vec()).collect();
+            let copied: Vec<u8> =
+                copy.into_iter().flatten().flat_map(|block| block.unwrap().as_ref().to_vec()).collect();
             assert!(copied == before, "step {step}");
         }
         loss
@@ -60,11 +61,18 @@ fn a_copy_beside_a_step_has_the_bits_from_before_it_in_every_setting() {
 fn a_copy_beside_a_step_has_the_bits_from_before_it_on_several_ranks_and_in_8_bits() {
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
-        for (precision, distributed_optimizer) in [(Precision::F32, true), (Precision::Bf16, true), (Precision::Bf16, false)] {
+        for (precision, distributed_optimizer) in
+            [(Precision::F32, true), (Precision::Bf16, true), (Precision::Bf16, false)]
+        {
             let fp8 = Fp8 { recipe: Fp8Recipe::Delayed, format: Fp8Format::Hybrid, amax_history: 4, ..Fp8::default() };
             let fp8 = (precision == Precision::Bf16).then_some(fp8);
             let shape = GptShape { layers: 2, fp8, ..tiny_gpt(0.1, precision) };
-            let run = || Run { steps: 5, shape: Some(shape.clone()), distributed_optimizer, ..Run::new(Kind::Gpt, 2, graphs.clone()) };
+            let run = || Run {
+                steps: 5,
+                shape: Some(shape.clone()),
+                distributed_optimizer,
+                ..Run::new(Kind::Gpt, 2, graphs.clone())
+            };
             for layout in [Layout::new(1, 1, 1, 2), Layout::new(1, 2, 1, 2)] {
                 let [with, without] = [true, false].map(|copies| layout.on_ranks(run, |run| train(&run, copies)));
                 assert_eq!(with, without, "{scope:?} {precision:?} {layout:?}");

@@ -18,7 +18,8 @@ const STEPS: usize = 10;
 fn a_rank_makes_first_weights_of_its_own_part_alone_and_gathers_the_others() {
     for precision in [Precision::F32, Precision::Bf16] {
         let shape = || Some(GptShape { layers: 3, ..tiny_gpt(0.0, precision) });
-        let run = || Run { shape: shape(), distributed_optimizer: true, ..Run::new(Kind::Gpt, 1, GraphOptions::default()) };
+        let run =
+            || Run { shape: shape(), distributed_optimizer: true, ..Run::new(Kind::Gpt, 1, GraphOptions::default()) };
         let values = |stage: &Stage| -> Vec<Vec<f32>> {
             stage.params().iter().map(|(_, param)| weights(stage.device(), param)).collect()
         };

@@ -13,9 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::file::CheckpointFile;
 use super::manifest::{FileEntry, hex};
-
-/// A call writes at most so many bytes. Each counts as progress.
-const WRITTEN: usize = 8 << 20;
+use super::read::CHUNK;
 
 /// So many bytes of a file are synced at once, so that the last sync is short too. As many again may be written meanwhile.
 const UNSYNCED: u64 = 256 << 20;
@@ -110,7 +108,7 @@ impl<'a> Output<'a> {
 
     fn try_write(&mut self, content: Content) -> std::io::Result<()> {
         self.hash_beside(content.clone())?;
-        for chunk in (*content).as_ref().chunks(WRITTEN) {
+        for chunk in (*content).as_ref().chunks(CHUNK) {
             let begun = Instant::now();
             (&*self.file).write_all(chunk)?;
             self.seconds.write += begun.elapsed().as_secs_f64();

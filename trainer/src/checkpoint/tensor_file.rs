@@ -156,9 +156,10 @@ fn write_copy(output: &mut Output<'_>, mut copy: HostCopy, types: Vec<(DType, us
         while let Some((dtype, bytes)) = rest.filter(|_| !left.is_empty()) {
             let (part, others) = left.split_at(bytes.min(left.len()));
             match dtype {
-                DType::Bf16 => widened.extend(part.chunks_exact(2).flat_map(|pair| {
-                    f32::from(bf16::from_le_bytes([pair[0], pair[1]])).to_le_bytes()
-                })),
+                DType::Bf16 => widened.extend(
+                    part.chunks_exact(2)
+                        .flat_map(|pair| f32::from(bf16::from_le_bytes([pair[0], pair[1]])).to_le_bytes()),
+                ),
                 _ => widened.extend_from_slice(part),
             }
             left = others;

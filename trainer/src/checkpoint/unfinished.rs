@@ -155,9 +155,8 @@ impl UnfinishedSave {
         self.writer = Some(self.task(move || {
             let paths: Vec<PathBuf> = files.iter().map(|file| file.path(&target.folder)).collect();
             let files = side_by_side(files, &target.folder, &activity);
-            let written = files.and_then(|(files, seconds)| {
-                leave_note(&target.note(rank), &Written { files, tensors, seconds })
-            });
+            let written =
+                files.and_then(|(files, seconds)| leave_note(&target.note(rank), &Written { files, tensors, seconds }));
             if written.is_err() {
                 // The disk may be full, and the run goes on.
                 paths.iter().for_each(|path| drop(std::fs::remove_file(path)));

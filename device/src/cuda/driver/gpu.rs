@@ -186,8 +186,8 @@ impl PrimaryContext {
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
         // SAFETY: retained in `make_current`. Areas, streams, graphs and staging memory hold the context, so they are
-        // dropped before. Events and copies to the host do not: their owners drop them first, or hold staging memory. A failure has no cure
-        // here.
+        // dropped before. Events and copies to the host do not: their owners drop them first, or hold staging memory. A
+        // failure has no cure here.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
