@@ -106,7 +106,7 @@ impl Staging {
     /// Begins to lock so many more blocks, on a thread of its own. Does nothing on the host device.
     pub fn grow(&self, blocks: usize, bytes: usize) -> Growth {
         let staging = self.clone();
-        let Some(context) = self.shared.context.clone().filter(|_| blocks > 0) else { return Growth { thread: None } };
+        let Some(context) = self.shared.context.clone() else { return Growth { thread: Ok(None) } };
         let work = move || {
             context.enter()?;
             for _ in 0..blocks {
@@ -115,7 +115,8 @@ impl Staging {
             }
             Ok(())
         };
-        Growth { thread: Some(std::thread::spawn(work)) }
+        let thread = std::thread::Builder::new().name("page-locked memory".into()).spawn(work);
+        Growth { thread: thread.map(Some).map_err(|error| Error::operation("staging", format!("no thread: {error}"))) }
     }
 
     /// Makes the GPU's context current on this thread, if there is a GPU.
@@ -139,16 +140,16 @@ impl Staging {
 
 /// Memory of a [`Staging`] that is being locked.
 pub struct Growth {
-    thread: Option<JoinHandle<Result<(), Error>>>,
+    thread: Result<Option<JoinHandle<Result<(), Error>>>, Error>,
 }
 
 impl Growth {
     /// Waits until it is done.
     ///
     /// # Errors
-    /// The system cannot lock that much. The blocks that it did lock are there.
+    /// The system cannot lock that much, or has no more threads. The blocks that it did lock are there.
     pub fn wait(self) -> Result<(), Error> {
-        let joined = self.thread.map_or(Ok(Ok(())), JoinHandle::join);
+        let joined = self.thread?.map_or(Ok(Ok(())), JoinHandle::join);
         joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

@@ -205,7 +205,7 @@ impl<'r> Trainer<'r> {
         }
         let new = self.group.activity.during(Doing::Writes, || self.session.end_save())?;
         self.prune(new);
-        self.session.end_removal();
+        self.session.end_threads();
         Ok(())
     }
 

@@ -146,8 +146,9 @@ impl Session<'_> {
         }
     }
 
-    /// Waits until nothing is being removed.
-    pub fn end_removal(&mut self) {
+    /// Waits until nothing is being removed, and no memory is being locked.
+    pub fn end_threads(&mut self) {
         self.removal.wait();
+        self.memory.wait();
     }
 }
