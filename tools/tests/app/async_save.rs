@@ -133,7 +133,7 @@ fn the_log_has_the_seconds_of_each_part_of_a_save() {
     for (ranks, flags) in [(1, ""), (2, "--distributed-optimizer --async-save=false")] {
         let folder = Folder::new("save-seconds");
         expect(&run(ranks, &folder.0, &format!("--steps 2 --save-interval 1 {flags}")), 0, &[]);
-        let log = std::fs::read_to_string(folder.path("runs/rank-0.jsonl")).unwrap();
+        let log = std::fs::read_to_string(folder.path("log/rank-0.jsonl")).unwrap();
         for step in 1..=2 {
             let start = format!("checkpoint after step {step}: {}, ", checkpoint(&folder.0, step).display());
             let (_, rest) = log.split_once(&start).unwrap_or_else(|| panic!("no `{start}` in {log}"));
