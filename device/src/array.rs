@@ -5,9 +5,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
-use crate::Element;
-use crate::cuda::{PinnedMemory, PrimaryContext};
+use crate::cuda::{HostBlock, PrimaryContext};
+use crate::{Element, Error};
 
 /// A shared, immutable array in host memory. Its memory is ordinary, or page-locked memory of a [`Staging`]. A GPU
 /// copies page-locked memory without the host's help.
@@ -58,14 +59,14 @@ enum ArrayMemory<T> {
     Pinned(BorrowedMemory, usize),
 }
 
-/// A block that returns to its [`Staging`] when the last array in it is dropped.
-struct BorrowedMemory {
-    block: Option<PinnedMemory>,
+/// A block that returns to its [`Staging`] when it is dropped.
+pub(crate) struct BorrowedMemory {
+    block: Option<HostBlock>,
     home: Staging,
 }
 
-/// Page-locked blocks for arrays. A block is reused once its array is dropped. Empty on the host device: ordinary
-/// memory serves as well there.
+/// Page-locked blocks for arrays and for copies. A block is reused once its array or copy is dropped. Empty on the host
+/// device: ordinary memory serves as well there.
 #[derive(Clone, Default)]
 pub struct Staging {
     shared: Arc<Shared>,
@@ -74,14 +75,14 @@ pub struct Staging {
 /// Fields drop in order: the blocks, then the context.
 #[derive(Default)]
 struct Shared {
-    free: Mutex<Vec<PinnedMemory>>,
+    free: Mutex<Vec<HostBlock>>,
     /// The driver frees page-locked memory with its context. A thread may still write to a block when the device is gone.
-    _context: Option<Arc<PrimaryContext>>,
+    context: Option<Arc<PrimaryContext>>,
 }
 
 impl Staging {
-    pub(crate) fn new(blocks: Vec<PinnedMemory>, context: Arc<PrimaryContext>) -> Staging {
-        Staging { shared: Arc::new(Shared { free: Mutex::new(blocks), _context: Some(context) }) }
+    pub(crate) fn new(blocks: Vec<HostBlock>, context: Arc<PrimaryContext>) -> Staging {
+        Staging { shared: Arc::new(Shared { free: Mutex::new(blocks), context: Some(context) }) }
     }
 
     /// An array of `count` values, written by `fill`. It is in page-locked memory if a block that is large enough is
@@ -102,11 +103,66 @@ impl Staging {
         Ok(HostArray { memory: Arc::new(memory) })
     }
 
+    /// Begins to lock so many more blocks, on a thread of its own. Does nothing on the host device.
+    pub fn grow(&self, blocks: usize, bytes: usize) -> Growth {
+        let staging = self.clone();
+        let Some(context) = self.shared.context.clone() else { return Growth { thread: Ok(None) } };
+        let work = move || {
+            context.enter()?;
+            for _ in 0..blocks {
+                let block = HostBlock::new(bytes)?;
+                staging.shared.free.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+            }
+            Ok(())
+        };
+        let thread = std::thread::Builder::new().name("page-locked memory".into()).spawn(work);
+        Growth { thread: thread.map(Some).map_err(|error| Error::operation("staging", format!("no thread: {error}"))) }
+    }
+
+    /// Makes the GPU's context current on this thread, if there is a GPU.
+    pub(crate) fn enter(&self) -> Result<(), Error> {
+        self.shared.context.as_ref().map_or(Ok(()), |context| context.enter())
+    }
+
+    /// A block of at least `bytes` bytes: a free one, else ordinary memory.
+    pub(crate) fn block(&self, bytes: usize) -> BorrowedMemory {
+        let ordinary = || BorrowedMemory { block: Some(HostBlock::ordinary(bytes)), home: Staging::default() };
+        self.take(bytes).unwrap_or_else(ordinary)
+    }
+
     /// The smallest free block of at least `bytes` bytes.
     fn take(&self, bytes: usize) -> Option<BorrowedMemory> {
         let mut free = self.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = (0..free.len()).filter(|&at| free[at].bytes() >= bytes).min_by_key(|&at| free[at].bytes())?;
         Some(BorrowedMemory { block: Some(free.swap_remove(fitting)), home: self.clone() })
+    }
+}
+
+/// Memory of a [`Staging`] that is being locked.
+pub struct Growth {
+    thread: Result<Option<JoinHandle<Result<(), Error>>>, Error>,
+}
+
+impl Growth {
+    /// Waits until it is done.
+    ///
+    /// # Errors
+    /// The system cannot lock that much, or has no more threads. The blocks that it did lock are there.
+    pub fn wait(self) -> Result<(), Error> {
+        let joined = self.thread?.map_or(Ok(Ok(())), JoinHandle::join);
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl BorrowedMemory {
+    /// The block.
+    pub(crate) fn block_mut(&mut self) -> &mut HostBlock {
+        self.block.as_mut().unwrap_or_else(|| unreachable!("it is there until this is dropped"))
+    }
+
+    /// Its first bytes.
+    pub(crate) fn bytes(&self, count: usize) -> &[u8] {
+        self.block.as_ref().map_or(&[], |block| block.slice(count))
     }
 }
 
@@ -137,7 +193,7 @@ impl<T: Element> ArrayMemory<T> {
 
 impl<T: Element> HostArray<T> {
     /// The page-locked memory of the values. `None` if they are in ordinary memory.
-    pub(crate) fn pinned(&self) -> Option<&PinnedMemory> {
+    pub(crate) fn pinned(&self) -> Option<&HostBlock> {
         match &*self.memory {
             ArrayMemory::Pageable(_) => None,
             ArrayMemory::Pinned(borrowed, _) => borrowed.block.as_ref(),

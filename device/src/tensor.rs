@@ -169,6 +169,11 @@ impl Tensor {
         Tensor { address: self.address + (start * self.dtype.size()) as u64, shape, ..*self }
     }
 
+    /// The same memory as bytes.
+    pub(crate) fn as_bytes(&self) -> Tensor {
+        Tensor { shape: Shape::new(&[self.bytes()]), dtype: DType::U8, ..*self }
+    }
+
     /// The bytes this occupies, `[start, end)`.
     pub fn range(&self) -> std::ops::Range<u64> {
         self.address..self.address + self.bytes() as u64

@@ -74,7 +74,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
     // How it is trained: matrices decay, biases and norms do not. Graphs are on by default.
     let adamw = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let options = StageOptions {
-        seed: 1,
+        seed: Some(1),
         microbatches: MICROBATCHES,
         optimizer: ParamGroup::decay_matrices(adamw, 0.1),
         ..StageOptions::default()

@@ -3,9 +3,10 @@
 //! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions. Its
 //! code is recorded; the regions are captured in graphs and replayed. `build.rs` allocates their memory. `settings.rs`
 //! has the step's numbers from the host, `metrics.rs` its results. `rehearsal.rs` runs steps before the first real one,
-//! `verify.rs` compares a step with graphs to one without.
+//! `verify.rs` compares a step with graphs to one without. `copy_state.rs` copies weights and optimizer state beside a step.
 
 mod build;
+mod copy_state;
 mod metrics;
 mod program;
 mod rehearsal;
@@ -33,6 +34,8 @@ pub struct Stage {
     graphs: CudaGraphManager<StepPolicy>,
     program: StepProgram,
     compute: Stream,
+    /// Copies of the state to the host. Made when first used.
+    copies: Option<Stream>,
     /// Names of the parameters that only other stages have.
     params_elsewhere: Vec<String>,
     /// The number of losses of a microbatch.

@@ -20,6 +20,7 @@ mod plan;
 mod policy;
 mod pool;
 mod program;
+mod protected;
 mod random;
 mod region;
 mod report;

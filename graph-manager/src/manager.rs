@@ -14,6 +14,7 @@ use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
 use crate::pool::Pool;
 use crate::program::{Program, Visit};
+use crate::protected::Protected;
 use crate::slots::raise;
 use crate::state::State;
 
@@ -26,6 +27,8 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
     /// For waits between queues.
     pub(crate) events: Vec<Event>,
+    /// Memory that the next step that writes to it must not write too early.
+    pub(crate) protected: Option<Protected>,
     pub(crate) pool: Pool,
     pub(crate) options: ManagerOptions,
     pub(crate) policy: P,
@@ -64,6 +67,7 @@ impl<P: Policy> CudaGraphManager<P> {
             states: BTreeMap::new(),
             areas: BTreeMap::new(),
             events: Vec::new(),
+            protected: None,
             pool: pool.clone(),
             options,
             policy,

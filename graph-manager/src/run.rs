@@ -15,7 +15,8 @@ use crate::finally::Finally;
 use crate::keys::{GraphKey, StepKey};
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::program::{Action, Part, Program, Schedule, Work};
+use crate::program::{Action, Part, Program, Schedule, Work, Writers};
+use crate::protected::Protected;
 use crate::state::Captured;
 use crate::trial::Trial;
 
@@ -65,9 +66,15 @@ impl<P: Policy> CudaGraphManager<P> {
                 }
             });
             let program = program.clone();
+            let writers = self.protected.as_ref().map(|protected| program.writers(&protected.ranges));
+            let (capturing, told, waited) = (false, None, false);
             let mut under_way =
-                UnderWay { manager: self, device, key, program, binding, run, trial, capturing: false, told: None };
+                UnderWay { manager: self, device, key, program, binding, run, trial, capturing, told, writers, waited };
             under_way.play(&schedule, 0)?;
+            // All work after a run comes after its end, and so after the waits in it.
+            if under_way.waited {
+                self.protected = None;
+            }
             done.set(true);
             Ok(())
         })
@@ -115,6 +122,10 @@ struct UnderWay<'u, P: Policy> {
     capturing: bool,
     /// The visit that tracers of the host, such as a profiler, were told about last.
     told: Option<(usize, EnteredSpan)>,
+    /// The entries that write to protected memory, if some is.
+    writers: Option<Writers>,
+    /// Whether a unit waited for the end of the protection.
+    waited: bool,
 }
 
 impl<P: Policy> UnderWay<'_, P> {
@@ -168,10 +179,13 @@ impl<P: Policy> UnderWay<'_, P> {
         if entry.early && run.graphs || self.is_left_out(visit as usize) {
             return Ok(());
         }
+        let stream = self.device.stream_named(entry.queue);
+        if self.writers.as_ref().is_some_and(|writers| writers.has(&self.program, visit, item)) {
+            self.waited |= wait_to_write(self.manager.protected.as_ref(), &stream, self.capturing)?;
+        }
         let region = program.visits.get(visit as usize).map(|visit| &*visit.name);
         let within = |error: Error| error.within(region.unwrap_or(crate::error::OUTSIDE));
         self.device.set_scope(entry.label.as_deref().or(region).unwrap_or_default());
-        let stream = self.device.stream_named(entry.queue);
         let op = match &entry.work {
             Work::Host(call) => {
                 return (call.call)(&stream, &|tensor| self.binding.bound(program, tensor)).map_err(within);
@@ -205,6 +219,9 @@ impl<P: Policy> UnderWay<'_, P> {
             self.device.set_scope(&visited.name);
         }
         let stream = self.device.stream_named(visited.stream);
+        if self.writers.as_ref().is_some_and(|writers| writers.has_in(&program, visit)) {
+            self.waited |= wait_to_write(self.manager.protected.as_ref(), &stream, self.capturing)?;
+        }
         if self.manager.states[&self.key].graphs[graph].is_none() {
             self.capture(visit, graph, &stream, first_event)?;
         }
@@ -263,6 +280,14 @@ impl<P: Policy> UnderWay<'_, P> {
     fn is_not_in_graph(&self, visit: usize) -> bool {
         self.capturing || !self.run.graphs || self.manager.why_eager(&self.program.visits[visit]).is_some()
     }
+}
+
+/// Lets a stream that is about to write to protected memory wait until it may. What a capture records has waited before:
+/// its launch did. Returns whether it waited.
+fn wait_to_write(protected: Option<&Protected>, stream: &Stream, capturing: bool) -> Result<bool> {
+    let Some(protected) = protected.filter(|_| !capturing) else { return Ok(false) };
+    stream.wait(&protected.until)?;
+    Ok(true)
 }
 
 /// After a failed step: the first queue's next work waits for the work under way on the others.

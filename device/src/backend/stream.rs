@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::{DeviceBackend, Note, Readback};
 use crate::array::ArrayColumns;
-use crate::cuda::{CudaStream, RawEvent, RawGraph, RawStream};
+use crate::cuda::{CudaStream, HostBlock, RawEvent, RawGraph, RawStream};
 use crate::host::HostStream;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
@@ -109,6 +109,22 @@ impl StreamBackend {
             }
             (StreamBackend::Host(stream), _) => Ok(Readback::arrived(stream.read(tensor)?, watch)),
             _ => unreachable!("a stream is of its device's kind"),
+        }
+    }
+
+    /// Copies a part of a tensor to a block of host memory, from its byte `at` on.
+    pub(crate) fn copy_out(&mut self, part: &Tensor, block: &mut HostBlock, at: usize) -> Result<()> {
+        match self {
+            StreamBackend::Cuda(stream) => stream.copy_out(part, block, at),
+            StreamBackend::Host(stream) => stream.copy_out(part, &mut block.slice_mut(at + part.bytes())[at..]),
+        }
+    }
+
+    /// An event after all work so far, for any thread. `None` on the host: there copies are done.
+    pub(crate) fn mark(&self) -> Result<Option<RawEvent>> {
+        match self {
+            StreamBackend::Cuda(stream) => stream.mark().map(Some),
+            StreamBackend::Host(_) => Ok(None),
         }
     }
 

@@ -4,12 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::Counters;
-use super::driver::{PinnedMemory, RawEvent, RawStream};
+use super::driver::{HostBlock, RawEvent, RawStream};
 use crate::{Element, Result};
 
 /// Pinned memory that a copy goes to, and the event after the copy. It serves one copy after the other.
 pub(crate) struct CopyToHost {
-    block: PinnedMemory,
+    block: HostBlock,
     done: RawEvent,
     /// The number of the copy under way among the stream's copies to the host.
     number: Cell<u64>,
@@ -19,7 +19,7 @@ pub(crate) struct CopyToHost {
 
 impl CopyToHost {
     pub(crate) fn new(bytes: usize, arrived: Rc<Cell<u64>>) -> Result<CopyToHost> {
-        Ok(CopyToHost { block: PinnedMemory::new(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
+        Ok(CopyToHost { block: HostBlock::new(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -29,7 +29,7 @@ impl CopyToHost {
     /// Starts the stream's copy of that number, from `address`, in stream order.
     pub(crate) fn start(&self, stream: &RawStream, address: u64, bytes: usize, number: u64) -> Result<()> {
         self.number.set(number);
-        stream.copy_out(&self.block, address, bytes)?;
+        stream.copy_out((&self.block, 0), address, bytes)?;
         stream.record(&self.done)
     }
 

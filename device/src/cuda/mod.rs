@@ -31,7 +31,7 @@ pub use counters::Counters;
 pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use custom_kernels::CustomKernels;
 pub(crate) use device::CudaDevice;
-pub(crate) use driver::{DeviceMemory, PinnedMemory, PrimaryContext, RawEvent, RawStream};
+pub(crate) use driver::{DeviceMemory, HostBlock, PrimaryContext, RawEvent, RawStream};
 pub use driver::{GpuProperties, NoGpu, PeerHandle, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::copy_to_host::{CopyToHost, PendingCopy};
-use super::driver::{DeviceMemory, PinnedMemory, RawEvent, RawStream};
+use super::driver::{DeviceMemory, HostBlock, RawEvent, RawStream};
 use super::{CudaDevice, Queue, ops};
 use crate::array::ArrayColumns;
 use crate::priority::Priority;
@@ -23,7 +23,7 @@ pub(crate) struct CudaStream {
     /// Sizes and blocks, each larger than the one before. The last is in use; older graphs refer to earlier ones.
     scratch: Vec<(usize, DeviceMemory)>,
     /// Pinned memory that copies to a tensor come from, by the tensor's address, the oldest first.
-    outgoing: HashMap<u64, VecDeque<(PinnedMemory, RawEvent)>>,
+    outgoing: HashMap<u64, VecDeque<(HostBlock, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by the tensor's address, the oldest first.
     incoming: HashMap<u64, VecDeque<Rc<CopyToHost>>>,
     /// Page-locked arrays that copies come from, the oldest first, each with the number of read-backs begun before its
@@ -106,6 +106,18 @@ impl CudaStream {
         Ok(event)
     }
 
+    /// Copies a part of device memory to a block of the host, from its byte `at` on.
+    pub(crate) fn copy_out(&self, part: &Tensor, block: &HostBlock, at: usize) -> Result<()> {
+        self.raw()?.copy_out((block, at), part.address, part.bytes())
+    }
+
+    /// A new event after all work so far.
+    pub(crate) fn mark(&self) -> Result<RawEvent> {
+        let event = RawEvent::new()?;
+        self.raw()?.record(&event)?;
+        Ok(event)
+    }
+
     /// Copies through pinned memory: the host does not wait, and the caller's data need not live on.
     pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &CudaDevice) -> Result<()> {
         let raw = self.raw()?;
@@ -120,7 +132,7 @@ impl CudaStream {
             Some(reused) => reused,
             None => {
                 cuda.counters.borrow_mut().allocations += 1;
-                (PinnedMemory::new(bytes)?, RawEvent::new()?)
+                (HostBlock::new(bytes)?, RawEvent::new()?)
             }
         };
         block.fill(data);

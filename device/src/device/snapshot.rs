@@ -3,7 +3,7 @@
 use super::Device;
 use crate::backend::DeviceBackend;
 use crate::host::view;
-use crate::{DType, Result, Shape, Tensor};
+use crate::{Result, Tensor};
 
 /// Bytes of device memory, put aside in the host's memory.
 #[derive(Default)]
@@ -35,8 +35,8 @@ impl Device {
         for (tensor, bytes) in snapshot.parts.iter().filter(|_| !core.dry) {
             core.check_live("restore", tensor)?;
             match &core.backend {
-                DeviceBackend::Host(_) => view::write::<u8>(&as_bytes(tensor)).copy_from_slice(bytes),
-                DeviceBackend::Cuda(cuda) => cuda.upload(&as_bytes(tensor), bytes)?,
+                DeviceBackend::Host(_) => view::write::<u8>(&tensor.as_bytes()).copy_from_slice(bytes),
+                DeviceBackend::Cuda(cuda) => cuda.upload(&tensor.as_bytes(), bytes)?,
             }
         }
         Ok(())
@@ -47,7 +47,7 @@ impl Device {
     /// # Errors
     /// As [`Device::snapshot`].
     pub fn look(&self, tensor: &Tensor, mut look: impl FnMut(&[u8])) -> Result<()> {
-        let all = as_bytes(tensor);
+        let all = tensor.as_bytes();
         for start in (0..all.elements()).step_by(CHUNK) {
             look(&self.bytes(&all.view(start, [CHUNK.min(all.elements() - start)]))?);
         }
@@ -63,8 +63,8 @@ impl Device {
         }
         core.check_live("snapshot", tensor)?;
         match &core.backend {
-            DeviceBackend::Host(_) => Ok(view::read::<u8>(&as_bytes(tensor)).to_vec()),
-            DeviceBackend::Cuda(cuda) => cuda.download(&as_bytes(tensor)),
+            DeviceBackend::Host(_) => Ok(view::read::<u8>(&tensor.as_bytes()).to_vec()),
+            DeviceBackend::Cuda(cuda) => cuda.download(&tensor.as_bytes()),
         }
     }
 }
@@ -74,8 +74,4 @@ impl Snapshot {
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes.len()).sum()
     }
-}
-
-fn as_bytes(tensor: &Tensor) -> Tensor {
-    Tensor { shape: Shape::new(&[tensor.bytes()]), dtype: DType::U8, ..*tensor }
 }

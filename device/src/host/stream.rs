@@ -64,6 +64,13 @@ impl HostStream {
         Ok(view::read::<T>(tensor).to_vec())
     }
 
+    /// Copies the bytes of a part of a tensor.
+    pub(crate) fn copy_out(&mut self, part: &Tensor, to: &mut [u8]) -> Result<()> {
+        self.finish()?;
+        to.copy_from_slice(&view::read::<u8>(part));
+        Ok(())
+    }
+
     /// Whether a collective under way uses memory in that range.
     pub(crate) fn transfers_in(&self, range: &Range<u64>) -> bool {
         let inside = |tensor: &Tensor| tensor.range().start < range.end && range.start < tensor.range().end;

@@ -4,7 +4,10 @@ use super::Stream;
 use crate::array::ArrayColumns;
 use crate::backend::{DeviceBackend, StreamBackend};
 use crate::device::Core;
-use crate::{Accesses, CaptureRule, Element, Error, HostArray, Readback, Result, Tensor, TraceEvent};
+use crate::host_copy::CopyBuilder;
+use crate::{
+    Accesses, CaptureRule, Element, Error, HostArray, HostCopy, Readback, Result, Staging, Tensor, TraceEvent,
+};
 
 impl Stream {
     /// Copies host data to a tensor, in stream order, without blocking. `data` may be changed as soon as this returns.
@@ -100,6 +103,38 @@ impl Stream {
         let readback = stream.backend.read(tensor, &core.backend, watch)?;
         core.hindered_since(before, || format!("a copy from `{}`", core.buffer_name(tensor.buffer)))?;
         Ok(readback)
+    }
+
+    /// Copies tensors to the host, in stream order, without waiting. The copy goes to free blocks of `staging` of
+    /// [`COPY_BLOCK`](crate::COPY_BLOCK) bytes. Where none is free it goes to ordinary memory; on a GPU that blocks the host.
+    ///
+    /// # Errors
+    /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.
+    pub fn copy_out(&self, tensors: &[Tensor], staging: &Staging) -> Result<HostCopy> {
+        let mut copy = CopyBuilder::new(tensors.iter().map(Tensor::bytes).sum(), staging);
+        let mut core = self.device.core();
+        let core = &mut *core;
+        core.refuse_while_recording(|| "Stream::copy_out".into())?;
+        if core.streams[self.id.index()].capture.is_some() {
+            core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
+        }
+        self.refuse_outside(core, "copy_out")?;
+        if core.dry {
+            return Ok(copy.finish());
+        }
+        let label = core.label("copy_out");
+        for tensor in tensors {
+            let accesses = Accesses::new([*tensor], []);
+            core.check_owns("copy_out", &accesses)?;
+            core.check_live("copy_out", tensor)?;
+            if let Some(checker) = &mut core.checker {
+                checker.operation(self.id, &label, &accesses, &core.buffers)?;
+            }
+        }
+        let stream = &mut core.streams[self.id.index()];
+        let _note = core.recorder.operation(&stream.name, &label, None, false);
+        tensors.iter().try_for_each(|tensor| copy.add(tensor, &mut stream.backend))?;
+        Ok(copy.finish())
     }
 
     /// Whether a copy is only noted, or left out in dry mode.

@@ -1,8 +1,8 @@
 //! Copies from the host in stream order.
 
 use crate::common::checked_bench;
-use device::DType::F32;
-use device::HostArray;
+use device::DType::{Bf16, F32};
+use device::{COPY_BLOCK, CheckError, Error, HostArray, Staging, bf16};
 
 #[test]
 fn columns_of_an_array_arrive_row_by_row_from_any_memory() {
@@ -40,4 +40,36 @@ fn columns_that_an_array_does_not_have_are_refused() {
         let error = t.stream.send_columns(&tensor, &array, width, first).unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");
     }
+}
+
+#[test]
+fn a_copy_of_tensors_has_their_bytes_one_after_the_other_whatever_block_they_lie_in() {
+    let t = checked_bench();
+    let (few, many) = (t.empty(&[3], Bf16), t.empty(&[COPY_BLOCK / 4 + 5], F32));
+    let numbers: Vec<f32> = (0..many.elements()).map(|i| i as f32).collect();
+    let halves: Vec<bf16> = [1.0f32, -2.0, 3.0].map(bf16::from_f32).to_vec();
+    t.device.upload(&few, &halves).unwrap();
+    t.device.upload(&many, &numbers).unwrap();
+    let blocks = t.stream.copy_out(&[few, many, few], &Staging::default()).unwrap();
+    // Any thread may wait for it.
+    let blocks = std::thread::spawn(|| blocks.map(|block| block.unwrap().as_ref().to_vec()).collect::<Vec<_>>());
+    let blocks = blocks.join().unwrap();
+    assert_eq!(blocks.iter().map(Vec::len).collect::<Vec<_>>(), [COPY_BLOCK, 6 + 20 + 6]);
+    let halves: &[u8] = bytemuck::cast_slice(&halves);
+    assert!(blocks.concat() == [halves, bytemuck::cast_slice(&numbers), halves].concat());
+}
+
+#[test]
+fn a_copy_and_a_write_that_does_not_wait_for_it_are_a_race() {
+    let t = checked_bench();
+    let tensor = t.empty(&[4], F32);
+    let copies = t.device.stream("copies");
+    t.device.upload(&tensor, &[1.0f32; 4]).unwrap();
+    let copied = t.device.event();
+    let _copy = copies.copy_out(&[tensor], &Staging::default()).unwrap();
+    copies.record(&copied).unwrap();
+    let error = t.stream.write(&tensor, &[2.0f32; 4]).unwrap_err();
+    assert!(matches!(error, Error::Check(CheckError::Race { .. })), "{error}");
+    t.stream.wait(&copied).unwrap();
+    t.stream.write(&tensor, &[2.0f32; 4]).unwrap();
 }

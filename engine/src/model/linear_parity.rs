@@ -72,7 +72,7 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
         LinearSpec::column_parallel("layer".into(), INPUT, vec![Packed::channels(OUTPUT)], Init::Normal(0.05), true);
     let spec = spec.in_8_bits(Some(fp8));
     let specs = Precision::Bf16.apply(spec.params(&TensorParallel::alone(), 0));
-    let params = Params::new(&device, specs, 7, 1 << 20, OptimizerShard::whole()).unwrap();
+    let params = Params::new(&device, specs, Some(7), 1 << 20, OptimizerShard::whole()).unwrap();
     let linear = spec.build(&params, Precision::Bf16);
 
     let mut areas: Vec<Area> = Vec::new();

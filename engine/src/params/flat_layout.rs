@@ -99,6 +99,8 @@ pub struct ParamOffsets {
     pub owned: OwnedRange,
     /// The first of these in the master weights of its memory.
     pub master: usize,
+    /// A step gathers the elements of other ranks before its first use of them.
+    pub is_gathered: bool,
 }
 
 /// The number of buffers that passing weights take turns in: one is gathered while the one before is read.
@@ -141,7 +143,9 @@ impl FlatLayout {
                 continue;
             }
             for (number, bucket) in buckets_of(specs, &members, bucket_bytes).into_iter().enumerate() {
-                layout.add_bucket(specs, bucket, (kind, number % PASSING_BUFFERS), &mut places);
+                // The first layer's bucket is gathered at the end of a step.
+                let is_gathered = shard.is_part() && specs[bucket[0]].layer > first_layer;
+                layout.add_bucket(specs, bucket, (kind, number % PASSING_BUFFERS, is_gathered), &mut places);
             }
         }
         layout.params = places.into_iter().flatten().collect();
@@ -155,14 +159,15 @@ impl FlatLayout {
         let weight = *end;
         // The ranks that share an optimizer have all of it, too.
         *end += aligned_elements(spec);
-        ParamOffsets { memory: *memory, grad: None, weight, buffer: 0, owned: OwnedRange::default(), master: 0 }
+        let owned = OwnedRange::default();
+        ParamOffsets { memory: *memory, grad: None, weight, buffer: 0, owned, master: 0, is_gathered: false }
     }
 
     fn add_bucket(
         &mut self,
         specs: &[ParamSpec],
         members: &[usize],
-        (kind, buffer): (usize, usize),
+        (kind, buffer, is_gathered): (usize, usize, bool),
         places: &mut [Option<ParamOffsets>],
     ) {
         let ParamSpec { layer, tied, .. } = specs[members[0]];
@@ -174,7 +179,8 @@ impl FlatLayout {
         self.total += elements;
         let mut grad = bucket.start;
         for &index in members {
-            places[index] = Some(bucket.offsets_of(grad, specs[index].shape.elements(), self.shard));
+            let place = bucket.offsets_of(grad, specs[index].shape.elements(), self.shard);
+            places[index] = Some(ParamOffsets { is_gathered, ..place });
             grad += aligned_elements(&specs[index]);
         }
         self.buckets.push(bucket);
@@ -191,9 +197,15 @@ impl Bucket {
             WeightMemory::Kept(_) => self.weights_start + grad - self.start,
             WeightMemory::Passing(_) | WeightMemory::Frozen(_) => grad - self.start,
         };
-        let none = OwnedRange::default();
-        let place =
-            ParamOffsets { memory: self.memory, grad: Some(grad), weight, buffer: self.buffer, owned: none, master: 0 };
+        let place = ParamOffsets {
+            memory: self.memory,
+            grad: Some(grad),
+            weight,
+            buffer: self.buffer,
+            owned: OwnedRange::default(),
+            master: 0,
+            is_gathered: false,
+        };
         if first >= end {
             return place;
         }

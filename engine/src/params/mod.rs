@@ -123,34 +123,33 @@ struct Weights {
 
 impl Params {
     /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
-    /// their first values. This rank has master weights of the part `shard` of each bucket.
+    /// their first values. Without a seed they stay 0 until they are loaded. This rank has master weights of the part `shard`
+    /// of each bucket.
     ///
     /// # Errors
     /// Out of memory.
     pub fn new(
         device: &Device,
         specs: Vec<ParamSpec>,
-        seed: u64,
+        seed: Option<u64>,
         bucket_bytes: usize,
         shard: OptimizerShard,
     ) -> Result<Params> {
         let layout = FlatLayout::new(&specs, bucket_bytes, shard);
         let all = Params::allocate(device, specs, layout, true)?;
         device.zero(&all.grads)?;
-        if !device.is_dry() {
-            for (index, spec) in all.specs.iter().enumerate() {
-                match all.layout.params[index].memory {
-                    WeightMemory::Kept(_) | WeightMemory::Frozen(_) => {
-                        all.set(device, index, &first_values(spec, seed, 0..spec.shape.elements()))?
-                    }
-                    // The other ranks make the rest.
-                    WeightMemory::Passing(_) => {
-                        all.set_owned(device, index, &first_values(spec, seed, all.params[index].owned.range()))?;
-                    }
-                }
-            }
+        if let Some(seed) = seed.filter(|_| !device.is_dry()) {
+            (0..all.specs.len()).try_for_each(|index| all.set_first(device, index, seed))?;
         }
         Ok(all)
+    }
+
+    /// Fills a parameter with its first values.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn set_first(&self, device: &Device, index: usize, seed: u64) -> Result<()> {
+        self.set_needed(device, index, &first_values(&self.specs[index], seed, self.needed(index)))
     }
 
     /// Allocates weights alone, for a model that is not trained. They are zero until they are [set](Params::set).
@@ -227,7 +226,27 @@ impl Params {
         }
     }
 
-    /// Overwrites the elements that this rank updates, of a weight that it has no other elements of.
+    /// The stored elements of a parameter that need their values before the first step: all, or those that this rank updates
+    /// if a step gathers the others.
+    pub fn needed(&self, index: usize) -> Range<usize> {
+        match self.layout.params[index].is_gathered {
+            true => self.params[index].owned.range(),
+            false => 0..self.specs[index].shape.elements(),
+        }
+    }
+
+    /// Overwrites the elements that [`Params::needed`] says with their values.
+    ///
+    /// # Errors
+    /// Another number of values.
+    pub fn set_needed(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
+        match self.layout.params[index].is_gathered {
+            true => self.set_owned(device, index, values),
+            false => self.set(device, index, values),
+        }
+    }
+
+    /// Overwrites the elements that this rank updates, of a weight that has its other elements from other ranks.
     fn set_owned(&self, device: &Device, index: usize, part: &[f32]) -> Result<()> {
         let Param { master, owned_weight, .. } = self.params[index];
         if part.is_empty() {

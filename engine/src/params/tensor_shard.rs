@@ -88,6 +88,9 @@ pub(super) fn slabs(whole: &[usize], shard: Option<&TensorShard>) -> Vec<Slab> {
     }
 }
 
+/// A core computes so many values in turn.
+const FILLED: usize = 4096;
+
 /// The values that a rank stores, those in `range`, with 0 for padding. `value` gives an element of the whole by its index.
 pub(super) fn fill(
     whole: &[usize],
@@ -105,9 +108,12 @@ pub(super) fn fill(
             continue;
         }
         let here = &mut values[first - range.start..end - range.start];
-        here.par_iter_mut().enumerate().for_each(|(i, here)| {
-            let at = first - slab.start + i;
-            *here = value((row + at / columns) * width + column + at % columns);
+        here.par_chunks_mut(FILLED).enumerate().for_each(|(number, here)| {
+            let mut at = first - slab.start + number * FILLED;
+            for here in here {
+                *here = value((row + at / columns) * width + column + at % columns);
+                at += 1;
+            }
         });
     }
     values

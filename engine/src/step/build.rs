@@ -23,8 +23,8 @@ use crate::step_policy::{StepPolicy, StepShape};
 
 /// How a [`Stage`] is made.
 pub struct StageOptions {
-    /// Seed of the first weights.
-    pub seed: u64,
+    /// Seed of the first weights. `None`: they are 0 until a checkpoint is loaded.
+    pub seed: Option<u64>,
     /// The largest number of microbatches in a step.
     pub microbatches: usize,
     /// The parameter groups. All parameters of a group are updated in the same way. Each parameter belongs to the first
@@ -58,7 +58,7 @@ impl Default for StageOptions {
     /// One microbatch a step on one rank, AdamW with weight decay 0.1 for matrices, graphs per layer.
     fn default() -> StageOptions {
         StageOptions {
-            seed: 0,
+            seed: Some(0),
             microbatches: 1,
             optimizer: ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
             skip_step: None,
@@ -184,6 +184,7 @@ impl Stage {
                 kept_losses,
             },
             compute,
+            copies: None,
             params_elsewhere: architecture.elsewhere.clone(),
             _areas: areas,
         })

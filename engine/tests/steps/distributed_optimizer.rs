@@ -1,7 +1,7 @@
 //! Ranks that divide the optimizer's state train as ranks that each have all of it: the same bits of losses and weights
 //! if no norm enters them, and with clipping the same up to the order of the norm's sum.
 
-use device::Device;
+use device::{DType, Device, bf16};
 use engine::fp8::{Fp8, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
@@ -13,6 +13,45 @@ use graph_manager::Mempool;
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
+
+#[test]
+fn a_rank_makes_first_weights_of_its_own_part_alone_and_gathers_the_others() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let shape = || Some(GptShape { layers: 3, ..tiny_gpt(0.0, precision) });
+        let run =
+            || Run { shape: shape(), distributed_optimizer: true, ..Run::new(Kind::Gpt, 1, GraphOptions::default()) };
+        let values = |stage: &Stage| -> Vec<Vec<f32>> {
+            stage.params().iter().map(|(_, param)| weights(stage.device(), param)).collect()
+        };
+        let whole = Run { distributed_optimizer: false, ..run() };
+        let whole = values(&whole.stage(&whole.device()));
+        let missing = Layout::new(1, 1, 1, 2).on_ranks(run, |run| {
+            let device = run.device();
+            let mut stage = run.stage(&device);
+            let mut missing = 0;
+            for (index, (values, whole)) in values(&stage).iter().zip(&whole).enumerate() {
+                let needed = stage.params().needed(index);
+                missing += whole.len() - needed.len();
+                assert_eq!(values[needed.clone()], whole[needed.clone()]);
+                let others = values.iter().enumerate().filter(|(at, _)| !needed.contains(at));
+                assert!(others.map(|(_, value)| value).all(|value| *value == 0.0), "parameter {index}");
+            }
+            let batch = crate::models::batch(run.kind, run.settings(0).first_sample, 1);
+            stage.evaluate(run.settings(0), Some(&batch)).unwrap().wait().unwrap();
+            assert!(values(&stage) == whole, "a step gathers the weights of other ranks");
+            missing
+        });
+        assert!(missing.iter().all(|missing| *missing > 10_000), "{missing:?}");
+    }
+}
+
+/// The weights that layers read.
+fn weights(device: &Device, param: &Param) -> Vec<f32> {
+    match param.weight.dtype {
+        DType::Bf16 => device.download::<bf16>(&param.weight).unwrap().into_iter().map(f32::from).collect(),
+        _ => device.download(&param.weight).unwrap(),
+    }
+}
 
 /// A layout of ranks, and the model that they train.
 #[derive(Clone, Debug)]

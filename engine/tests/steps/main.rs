@@ -10,6 +10,7 @@ mod models;
 mod answers;
 mod beside;
 mod bound_list;
+mod copied_state;
 mod digests;
 mod distributed_optimizer;
 mod expert_balance;

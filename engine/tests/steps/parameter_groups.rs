@@ -131,7 +131,7 @@ fn parameters_of_unlike_types_are_updated_together() {
             ..ParamSpec::new(format!("p{number}"), device::Shape::new(shape), Init::Normal(0.5), 1 + number)
         };
         let specs = shapes.into_iter().enumerate().map(spec).collect();
-        let params = Params::new(&device, specs, 7, 0, OptimizerShard::whole()).unwrap();
+        let params = Params::new(&device, specs, Some(7), 0, OptimizerShard::whole()).unwrap();
         for (number, (_, param)) in params.iter().enumerate() {
             let value = |at: u64| (noise(number as u64, at) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
             let grad: Vec<f32> = (0..param.grad.unwrap().elements() as u64).map(value).collect();

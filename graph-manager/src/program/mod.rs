@@ -25,6 +25,7 @@ mod results;
 mod schedule;
 mod streams;
 mod text;
+mod writers;
 
 pub(crate) use body::Work;
 pub(crate) use data::{Program, Taken, Visit};
@@ -35,3 +36,4 @@ pub use list::ListedEntry;
 pub(crate) use recorder::Recorder;
 pub(crate) use results::Write;
 pub(crate) use schedule::{Action, Part, Schedule};
+pub(crate) use writers::Writers;

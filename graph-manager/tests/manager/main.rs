@@ -23,6 +23,7 @@ mod outputs;
 mod panics;
 mod passes;
 mod planning;
+mod protected;
 mod queues;
 mod random;
 mod rehearsals;

@@ -97,7 +97,7 @@ fn dry_device() -> Result<Device, RunError> {
 pub(super) fn memory(plan: &RunPlan, rank: usize, network: &Network) -> Result<Memory, RunError> {
     let device = dry_device()?;
     let (group, taken) = group(plan, rank, network)?;
-    let mut stage = recorded_stage(plan, &device, &group)?;
+    let mut stage = recorded_stage(plan, &device, &group, None)?;
     Ok(Memory::of(&mut stage, taken))
 }
 
@@ -124,7 +124,7 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
     for &rank in ranks {
         let device = dry_device()?;
         let (group, taken) = group(&plan, rank, network)?;
-        let mut stage = recorded_stage(&plan, &device, &group)?;
+        let mut stage = recorded_stage(&plan, &device, &group, None)?;
         let memory = Memory::of(&mut stage, taken);
         let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
         let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };

@@ -110,6 +110,44 @@ fn a_run_that_is_killed_while_a_checkpoint_is_written_goes_on_from_the_one_befor
     assert_eq!(metrics(&folder.0), metrics(&whole.0));
 }
 
+#[test]
+fn old_checkpoints_are_removed_while_training_goes_on() {
+    let folder = Folder::new("async-removal");
+    let flags = format!("--steps 1000000 --save-interval {FIRST} --checkpoint-keep 1 --eval-interval 0");
+    let mut run = command(1, &folder.0, &flags);
+    std::fs::create_dir_all(folder.path("saved")).unwrap();
+    let removed = checkpoint(&folder.0, FIRST).with_extension("old.tmp");
+    break_file(&mut run, &folder.0, &removed.join("model.safetensors"), &Fault::Slow(1));
+    let run = start_of(run, &folder.0);
+    wait_for("nothing is removed", || removed.join("model.safetensors").exists().then_some(()));
+    let begun = steps_done(&folder.0);
+    wait_for("no step is done meanwhile", || (steps_done(&folder.0) > begun).then_some(()));
+    assert!(removed.join("model.safetensors").exists(), "the file system takes its time");
+    signal(run.id(), "TERM");
+    expect(&output_of(run), 0, &["asked to end: stops after step"]);
+    assert!(!removed.exists() && named(&folder.0).len() == 1, "{:?}", named(&folder.0));
+}
+
+#[test]
+fn the_log_has_the_seconds_of_each_part_of_a_save() {
+    for (ranks, flags) in [(1, ""), (2, "--distributed-optimizer --async-save=false")] {
+        let folder = Folder::new("save-seconds");
+        expect(&run(ranks, &folder.0, &format!("--steps 2 --save-interval 1 {flags}")), 0, &[]);
+        let log = std::fs::read_to_string(folder.path("log/rank-0.jsonl")).unwrap();
+        for step in 1..=2 {
+            let start = format!("checkpoint after step {step}: {}, ", checkpoint(&folder.0, step).display());
+            let (_, rest) = log.split_once(&start).unwrap_or_else(|| panic!("no `{start}` in {log}"));
+            let line = rest.split_once('"').unwrap().0;
+            let number = |part: &str| -> f64 {
+                let (_, rest) = line.split_once(part).unwrap_or_else(|| panic!("no `{part}` in {line}"));
+                rest.split_once(" s").unwrap().0.parse().unwrap()
+            };
+            let parts = ["copy ", "hash ", "write ", "sync ", "rename "].map(number);
+            assert!(parts.iter().all(|seconds| *seconds <= number(" in ")), "{line}");
+        }
+    }
+}
+
 fn spawned(mut run: Command) -> Running {
     run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap().into()
 }

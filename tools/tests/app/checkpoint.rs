@@ -74,7 +74,7 @@ impl Case {
             ..GptShape::default()
         };
         let options = StageOptions {
-            seed,
+            seed: Some(seed),
             optimizer: optimizer(),
             bucket_bytes: 4096,
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },
@@ -93,10 +93,15 @@ impl Case {
 }
 
 /// Writes the stage of a rank that has everything.
-fn save_alone(dir: &Path, stage: &Stage, progress: Progress, writers: &Writers) -> PathBuf {
+fn save_alone(dir: &Path, stage: &mut Stage, progress: Progress, writers: &Writers) -> PathBuf {
+    save_from(dir, stage, progress, (writers, None))
+}
+
+/// [`save_alone`], from a copy in that memory if there is one.
+fn save_from(dir: &Path, stage: &mut Stage, progress: Progress, from: (&Writers, Option<&Staging>)) -> PathBuf {
     let (origin, occasion) = (&Arc::new(Origin::default()), Occasion::Interval);
-    let (metrics, copies, make_room) = (b"", false, &|| Ok(()));
-    save(stage, &SaveRequest { dir, progress, origin, metrics, writers, occasion, copies, make_room }).unwrap()
+    let ((writers, memory), metrics, make_room) = (from, b"", &|| Ok(()));
+    save(stage, &SaveRequest { dir, progress, origin, metrics, writers, occasion, memory, make_room }).unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
@@ -151,7 +156,14 @@ fn models_of_many_shapes_come_back_with_every_bit() {
         let (device, others) = (device(), self::device());
         let mut stage = case.stage(&device, 1);
         (0..3).for_each(|step| case.step(&mut stage, step));
-        let path = save_alone(dir.path(), &stage, Progress { step: 3, samples: 6 }, &Writers::alone());
+        let progress = Progress { step: 3, samples: 6 };
+        let path = save_alone(dir.path(), &mut stage, progress, &Writers::alone());
+        let copied = (&Writers::alone(), Some(&Staging::default()));
+        let copied = save_from(&dir.path().join("copied"), &mut stage, progress, copied);
+        for file in verify(&path, &Activity::default()).unwrap().files {
+            let [fed, copied] = [&path, &copied].map(|folder| std::fs::read(folder.join(&file.name)).unwrap());
+            assert!(fed == copied, "{} of case {number}", file.name);
+        }
         // Another seed, so that values that are not loaded differ, and more padding, as with more tensor-parallel
         // ranks.
         let other = Case { padded_vocab: 384, ..case.clone() };
@@ -184,8 +196,8 @@ fn files_are_safetensors_with_the_names_of_gpt_2_and_no_padding() {
         frozen: |_| false,
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
-    let stage = case.stage(&device, 1);
-    let path = save_alone(dir.path(), &stage, Progress { step: 7, samples: 14 }, &Writers::alone());
+    let mut stage = case.stage(&device, 1);
+    let path = save_alone(dir.path(), &mut stage, Progress { step: 7, samples: 14 }, &Writers::alone());
     assert!(path.ends_with("step-00000007"));
     let content = std::fs::read(path.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&content).unwrap();
@@ -221,10 +233,10 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
         frozen: |_| false,
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
-    let stage = case.stage(&device, 1);
+    let mut stage = case.stage(&device, 1);
     let writers = Writers::alone();
     writers.activity.set(Doing::Writes);
-    let path = save_alone(dir.path(), &stage, Progress { step: 1, samples: 2 }, &writers);
+    let path = save_alone(dir.path(), &mut stage, Progress { step: 1, samples: 2 }, &writers);
     let (checked, loaded) = (Activity::default(), Activity::default());
     let manifest = verify(&path, &checked).unwrap();
     load(&path, &manifest, &stage, &loaded).unwrap();

@@ -60,7 +60,7 @@ fn what_a_recipe_for_h200s_needs_is_less_than_a_gpu_has() {
         // A dry run transfers nothing, so the first of the ranks can plan alone.
         let others = ThreadWorld::ranks(plan.parallel.grid.ranks(), Duration::ZERO);
         let data = others.first().map(|rank| rank.communicator("data"));
-        stage(&plan, &device, &ProcessGroup { data, ..ProcessGroup::single(1) }).unwrap();
+        stage(&plan, &device, &ProcessGroup { data, ..ProcessGroup::single(1) }, false).unwrap();
         let needed = device.allocated_bytes();
         assert!(needed < H200, "{name}: {needed} bytes");
     }

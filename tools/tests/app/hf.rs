@@ -28,7 +28,7 @@ pub fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
 pub fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
     let group = ProcessGroup::single(1);
-    let stage = stage(plan, &device, &group)?;
+    let stage = stage(plan, &device, &group, false)?;
     load_start(plan, &device, &stage)?;
     Ok((device, stage))
 }

@@ -25,7 +25,7 @@ fn shape(kind: Kind, precision: Precision) -> GptShape {
 fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
     let specs = gpt(shape.clone()).specs;
-    let params = Params::new(&device, specs, 7, usize::MAX, OptimizerShard::whole()).unwrap();
+    let params = Params::new(&device, specs, Some(7), usize::MAX, OptimizerShard::whole()).unwrap();
     let generator = Generator::new(&device, shape, params, longest).unwrap();
     (device, generator)
 }

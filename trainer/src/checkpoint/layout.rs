@@ -54,7 +54,8 @@ pub(super) struct LocalTensor {
 }
 
 impl LocalTensor {
-    fn memory_of(&self, slab: &Slab) -> Tensor {
+    /// The memory of an owned slab.
+    pub(super) fn memory_of(&self, slab: &Slab) -> Tensor {
         self.memory.view(slab.start - self.first, [slab.elements()])
     }
 

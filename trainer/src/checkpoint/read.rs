@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::files::{open_unlinked, read_at_most};
 use common::{Choice, UserError};
@@ -118,37 +119,18 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     let damaged = |damage| RunError::from(damaged(folder, &damage));
     let mut parts: BTreeMap<&str, Vec<&TensorEntry>> = BTreeMap::new();
     manifest.tensors.iter().for_each(|part| parts.entry(&part.name).or_default().push(part));
-    let mut files = TensorFiles { folder: folder.into(), open: BTreeMap::new() };
-    for tensor in &tensors {
-        // Layers compute with the whole parameter, even if other ranks update parts of it.
-        let wanted = if tensor.role == Role::OptimizerState { &tensor.owned } else { &tensor.slabs };
-        let mut values = vec![0.0; tensor.elements];
-        for part in parts.get(tensor.name.as_str()).into_iter().flatten() {
-            if !wanted.iter().any(|slab| overlap(part, slab)) {
-                continue;
-            }
-            let stored = files.read(part, activity).map_err(damaged)?;
-            for slab in wanted {
-                let here = &mut values[slab.start..slab.start + slab.elements()];
-                copy_overlap((&stored, &part.offset, &part.sizes), (here, &slab.offset, &slab.sizes));
-            }
+    let wanted: Vec<Wanted<'_>> = tensors
+        .iter()
+        .map(|tensor| Wanted::new(tensor, stage, parts.get(tensor.name.as_str()).map_or(&[], Vec::as_slice)))
+        .collect();
+    let files = TensorFiles::open(folder, wanted.iter().flat_map(|wanted| &wanted.parts)).map_err(damaged)?;
+    for several in several_at_once(&wanted, |wanted| wanted.range.len() * size_of::<f32>()) {
+        let read = several.par_iter().map(|wanted| wanted.read(&files, activity));
+        let values: Vec<Vec<f32>> = read.collect::<Result<_, Damage>>().map_err(damaged)?;
+        for (wanted, values) in several.iter().zip(&values) {
+            wanted.set(stage, values)?;
+            activity.advance();
         }
-        match tensor.role {
-            Role::Weights(index) => stage.params().set(device, index, &values)?,
-            Role::OptimizerState if tensor.owned.is_empty() => {}
-            Role::Magnitudes => device.upload(&tensor.memory, &values)?,
-            Role::OptimizerState => {
-                let values = &values[tensor.first..][..tensor.memory.elements()];
-                match tensor.memory.dtype {
-                    DType::Bf16 => {
-                        let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-                        device.upload(&tensor.memory, &rounded)?;
-                    }
-                    _ => device.upload(&tensor.memory, values)?,
-                }
-            }
-        }
-        activity.advance();
     }
     stage.refresh_scales()?;
     let spikes = manifest.spikes.as_ref();
@@ -160,6 +142,73 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     };
     stage.optimizer().set_counters(device, status, spikes.map(|spikes| spikes.history()).as_ref())?;
     Ok(())
+}
+
+/// Bytes that are read at once, on all cores, before they go to the device.
+const AT_ONCE: usize = 512 << 20;
+
+/// Neighbours that are read at once: as many as have [`AT_ONCE`] bytes together, or one.
+pub(crate) fn several_at_once<T>(all: &[T], bytes: impl Fn(&T) -> usize) -> Vec<&[T]> {
+    let (mut several, mut first, mut sum) = (Vec::new(), 0, 0);
+    for (at, one) in all.iter().enumerate() {
+        let more = bytes(one);
+        if at > first && sum + more > AT_ONCE {
+            several.push(&all[first..at]);
+            (first, sum) = (at, 0);
+        }
+        sum += more;
+    }
+    several.extend(Some(&all[first..]).filter(|rest| !rest.is_empty()));
+    several
+}
+
+/// The elements of a tensor that this rank needs, and the parts of the checkpoint that have them.
+struct Wanted<'l> {
+    tensor: &'l LocalTensor,
+    /// Among the elements of the stored parameter.
+    range: Range<usize>,
+    slabs: Vec<Slab>,
+    parts: Vec<&'l TensorEntry>,
+}
+
+impl<'l> Wanted<'l> {
+    fn new(tensor: &'l LocalTensor, stage: &Stage, parts: &[&'l TensorEntry]) -> Wanted<'l> {
+        let range = match tensor.role {
+            // Layers compute with the whole parameter, even if other ranks update parts of it.
+            Role::Weights(index) => stage.params().needed(index),
+            Role::OptimizerState if tensor.owned.is_empty() => 0..0,
+            Role::OptimizerState => tensor.first..tensor.first + tensor.memory.elements(),
+            Role::Magnitudes => 0..tensor.elements,
+        };
+        let slabs: Vec<Slab> = tensor.slabs.iter().flat_map(|slab| slab.within(range.clone())).collect();
+        let parts = parts.iter().copied().filter(|part| slabs.iter().any(|slab| overlap(part, slab))).collect();
+        Wanted { tensor, range, slabs, parts }
+    }
+
+    fn read(&self, files: &TensorFiles, activity: &Activity) -> Result<Vec<f32>, Damage> {
+        let mut values = vec![0.0; self.range.len()];
+        for part in &self.parts {
+            let stored = files.read(part, activity)?;
+            for slab in &self.slabs {
+                let here = &mut values[slab.start - self.range.start..][..slab.elements()];
+                copy_overlap((&stored, &part.offset, &part.sizes), (here, &slab.offset, &slab.sizes));
+            }
+        }
+        Ok(values)
+    }
+
+    fn set(&self, stage: &Stage, values: &[f32]) -> device::Result<()> {
+        let (device, memory) = (stage.device(), &self.tensor.memory);
+        match self.tensor.role {
+            Role::Weights(index) => stage.params().set_needed(device, index, values),
+            _ if values.is_empty() => Ok(()),
+            _ if memory.dtype == DType::Bf16 => {
+                let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
+                device.upload(memory, &rounded)
+            }
+            _ => device.upload(memory, values),
+        }
+    }
 }
 
 /// The error for a damaged checkpoint that a run should start from.
@@ -214,19 +263,26 @@ fn shape(sizes: &[usize]) -> String {
 
 /// The files of a checkpoint's tensors, each opened once.
 struct TensorFiles {
-    folder: PathBuf,
     open: BTreeMap<String, (File, FileHeader)>,
 }
 
 impl TensorFiles {
-    /// The values of one part, from its file.
-    fn read(&mut self, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
-        let name = &part.file;
-        if !self.open.contains_key(name) {
-            let file = open(&self.folder, name)?;
-            let header = FileHeader::read(&file).map_err(|problem| Damage::new(name, problem))?;
-            self.open.insert(name.clone(), (file, header));
+    /// Opens the files of these parts.
+    fn open<'p>(folder: &Path, parts: impl Iterator<Item = &'p &'p TensorEntry>) -> Result<TensorFiles, Damage> {
+        let mut files = BTreeMap::new();
+        for name in parts.map(|part| &part.file) {
+            if !files.contains_key(name) {
+                let file = open(folder, name)?;
+                let header = FileHeader::read(&file).map_err(|problem| Damage::new(name, problem))?;
+                files.insert(name.clone(), (file, header));
+            }
         }
+        Ok(TensorFiles { open: files })
+    }
+
+    /// The values of one part, from its file.
+    fn read(&self, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
+        let name = &part.file;
         let (file, header) = &self.open[name];
         let tensor = header.tensors.get(part.key());
         let Some(tensor) = tensor.filter(|tensor| tensor.dtype == "F32" && tensor.shape == part.sizes) else {

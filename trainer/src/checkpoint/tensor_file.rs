@@ -1,31 +1,25 @@
-//! Files of a checkpoint as they are written: hashed, counted and synced.
+//! The tensors of a checkpoint's files, on their way from the device to the disk.
 
-use std::fs::File;
-use std::io::{Error as IoError, ErrorKind, Write};
+use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
 
-use device::Device;
+use device::{DType, Device, HostCopy, Tensor, bf16};
 use engine::params::Slab;
-use launch::watch::activity::{Activity, Doing};
+use launch::watch::activity::Activity;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use sha2::{Digest, Sha256};
 
 use super::file::{CheckpointFile, Tensors};
 use super::layout::LocalTensor;
-use super::manifest::{FileEntry, TensorEntry, hex};
-use super::read::CHUNK;
+use super::manifest::{FileEntry, TensorEntry};
+use super::output::{Output, SaveSeconds, WriteError};
 use super::writers::Writers;
-
-/// The largest number of bytes of a file that wait for the disk, so that the last sync is short too.
-const UNSYNCED: u64 = 256 << 20;
 
 /// The number of a file's slabs that wait to be written while the run waits too.
 const WAITING: usize = 1;
-
-/// A file or folder that the operating system refused to write.
-pub(super) struct WriteError(pub(super) PathBuf, pub(super) IoError);
 
 /// A safetensors file of one rank: its header, and the slabs that follow it.
 pub(super) struct TensorFile<'t> {
@@ -62,11 +56,25 @@ impl<'t> TensorFile<'t> {
         (self.header.len() + data) as u64
     }
 
-    /// Its two ends: values go in at one, and come out at the other on their way to the disk. With `copies` all values of
-    /// the file fit in between; otherwise a few do.
-    pub(super) fn channel(&self, copies: bool) -> (SyncSender<Vec<f32>>, FileContent) {
-        let (values, received) = sync_channel(if copies { self.slabs.len() } else { WAITING });
-        (values, FileContent { file: self.file, header: self.header.clone(), bytes: self.bytes(), values: received })
+    /// The device's memory with its values, in order.
+    pub(super) fn memory(&self) -> Vec<Tensor> {
+        self.slabs.iter().map(|(tensor, slab)| tensor.memory_of(slab)).collect()
+    }
+
+    /// Its content, from a copy of [`TensorFile::memory`].
+    pub(super) fn copied(&self, copy: HostCopy) -> FileContent {
+        let types = self.memory().iter().map(|tensor| (tensor.dtype, tensor.bytes())).collect();
+        self.content(Values::Copied { copy, types })
+    }
+
+    /// Its two ends: values go in at one, and come out at the other on their way to the disk. A few fit in between.
+    pub(super) fn channel(&self) -> (SyncSender<Vec<f32>>, FileContent) {
+        let (values, received) = sync_channel(WAITING);
+        (values, self.content(Values::Fed(received)))
+    }
+
+    fn content(&self, values: Values) -> FileContent {
+        FileContent { file: self.file, header: self.header.clone(), bytes: self.bytes(), values }
     }
 
     /// Reads its values from the device, in order. It ends early if nobody takes them any more.
@@ -89,7 +97,23 @@ pub(super) struct FileContent {
     header: Vec<u8>,
     /// Of the whole file.
     bytes: u64,
-    values: Receiver<Vec<f32>>,
+    values: Values,
+}
+
+enum Values {
+    /// In a copy of the device's memory, with the types and bytes of its tensors in turn.
+    Copied { copy: HostCopy, types: Vec<(DType, usize)> },
+    /// From the run, which waits meanwhile.
+    Fed(Receiver<Vec<f32>>),
+}
+
+/// Values of the run that are on their way.
+struct Fed(Vec<f32>);
+
+impl AsRef<[u8]> for Fed {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
 }
 
 impl FileContent {
@@ -99,17 +123,49 @@ impl FileContent {
     }
 
     /// Writes the file and waits until it is on disk.
-    pub(super) fn write(self, folder: &Path, activity: &Activity) -> Result<FileEntry, WriteError> {
+    pub(super) fn write(self, folder: &Path, activity: &Activity) -> Result<(FileEntry, SaveSeconds), WriteError> {
         let mut output = Output::create(folder, self.file, activity)?;
-        output.write(&self.header)?;
-        for values in self.values {
-            output.write(bytemuck::cast_slice(&values))?;
+        output.write(Arc::new(self.header))?;
+        match self.values {
+            Values::Fed(values) => values.into_iter().try_for_each(|values| output.write(Arc::new(Fed(values))))?,
+            Values::Copied { copy, types } => write_copy(&mut output, copy, types)?,
         }
-        if output.entry.bytes < self.bytes {
+        if output.bytes() < self.bytes {
             // The device could not be read.
-            return Err(WriteError(output.path, ErrorKind::UnexpectedEof.into()));
+            return Err(WriteError(output.path().into(), ErrorKind::UnexpectedEof.into()));
         }
         output.finish()
+    }
+}
+
+/// Writes a copy block by block, as each arrives.
+fn write_copy(output: &mut Output<'_>, mut copy: HostCopy, types: Vec<(DType, usize)>) -> Result<(), WriteError> {
+    let is_f32 = types.iter().all(|(dtype, _)| *dtype == DType::F32);
+    let mut types = types.into_iter();
+    let mut rest = types.next();
+    loop {
+        let begun = Instant::now();
+        let Some(block) = copy.next() else { return Ok(()) };
+        output.seconds.copy += begun.elapsed().as_secs_f64();
+        let block = block.map_err(|error| WriteError(output.path().into(), IoError::other(error)))?;
+        if is_f32 {
+            output.write(Arc::new(block))?;
+            continue;
+        }
+        let (mut left, mut widened) = (block.as_ref(), Vec::new());
+        while let Some((dtype, bytes)) = rest.filter(|_| !left.is_empty()) {
+            let (part, others) = left.split_at(bytes.min(left.len()));
+            match dtype {
+                DType::Bf16 => widened.extend(
+                    part.chunks_exact(2)
+                        .flat_map(|pair| f32::from(bf16::from_le_bytes([pair[0], pair[1]])).to_le_bytes()),
+                ),
+                _ => widened.extend_from_slice(part),
+            }
+            left = others;
+            rest = if part.len() == bytes { types.next() } else { Some((dtype, bytes - part.len())) };
+        }
+        output.write(Arc::new(widened))?;
     }
 }
 
@@ -138,47 +194,4 @@ fn written<'t>(
 /// The name of a slab in its file.
 fn key(tensor: &LocalTensor, number: usize) -> String {
     if tensor.written.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
-}
-
-/// A file being written, and its entry for the manifest.
-pub(super) struct Output<'a> {
-    path: PathBuf,
-    file: File,
-    hash: Sha256,
-    entry: FileEntry,
-    activity: &'a Activity,
-}
-
-impl<'a> Output<'a> {
-    pub(super) fn create(
-        folder: &Path,
-        file: CheckpointFile,
-        activity: &'a Activity,
-    ) -> Result<Output<'a>, WriteError> {
-        let name = file.name();
-        debug_assert_eq!(CheckpointFile::named(&name), Some(file), "pruning would take it for somebody else's");
-        let path = folder.join(&name);
-        let file = File::create_new(&path).map_err(|error| WriteError(path.clone(), error))?;
-        let entry = FileEntry { name, bytes: 0, sha256: String::new() };
-        Ok(Output { path, file, hash: Sha256::new(), entry, activity })
-    }
-
-    pub(super) fn write(&mut self, content: &[u8]) -> Result<(), WriteError> {
-        for chunk in content.chunks(CHUNK) {
-            let before = self.entry.bytes / UNSYNCED;
-            self.entry.bytes += chunk.len() as u64;
-            let due = self.entry.bytes / UNSYNCED > before;
-            let written = self.file.write_all(chunk).and_then(|()| if due { self.file.sync_data() } else { Ok(()) });
-            written.map_err(|error| WriteError(self.path.clone(), error))?;
-            self.hash.update(chunk);
-            self.activity.advance_while(Doing::Writes);
-        }
-        Ok(())
-    }
-
-    /// Waits until the file is on disk.
-    pub(super) fn finish(self) -> Result<FileEntry, WriteError> {
-        self.file.sync_all().map_err(|error| WriteError(self.path, error))?;
-        Ok(FileEntry { sha256: hex(&self.hash.finalize()), ..self.entry })
-    }
 }

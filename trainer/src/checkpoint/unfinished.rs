@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::file::{CheckpointFile, Single};
 use super::folder::{remove, remove_files};
 use super::manifest::{FileEntry, LARGEST, Manifest, TensorEntry};
-use super::tensor_file::{FileContent, Output, WriteError};
+use super::output::{Output, SaveSeconds, WriteError};
+use super::tensor_file::FileContent;
 use super::write::{Origin, free_space};
 use super::writers::Writers;
 use crate::error::SaveError;
@@ -55,6 +56,25 @@ impl Target {
 struct Written {
     files: Vec<FileEntry>,
     tensors: Vec<TensorEntry>,
+    seconds: SaveSeconds,
+}
+
+/// A checkpoint that is on disk.
+pub(super) struct Published {
+    pub(super) path: PathBuf,
+    /// Bytes of all its files but the manifest.
+    bytes: u64,
+    /// From the beginning of the save, in seconds.
+    all: f64,
+    /// Of the slowest file or rank.
+    seconds: SaveSeconds,
+}
+
+impl std::fmt::Display for Published {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Published { path, bytes, all, seconds } = self;
+        write!(f, "{}, {} in {all:.2} s: {seconds}", path.display(), common::format::bytes(*bytes as usize))
+    }
 }
 
 /// What all ranks agreed about their files.
@@ -76,21 +96,21 @@ impl Agreed {
     }
 }
 
-type Task = JoinHandle<Result<(), WriteError>>;
+type Task<T> = JoinHandle<Result<T, WriteError>>;
 
 /// A checkpoint on its way to the disk. A thread of each rank writes the rank's files and leaves a note. One of the rank
 /// that leads waits for all notes, and publishes the checkpoint: no rank waits for another one's disk meanwhile.
 pub(super) struct UnfinishedSave {
     target: Arc<Target>,
     agreed: Agreed,
-    writer: Option<Task>,
+    writer: Option<Task<()>>,
     /// Of the rank that leads.
-    publisher: Option<Task>,
+    publisher: Option<Task<Published>>,
+    begun: Instant,
     /// Whether this rank removes the files of a checkpoint that failed.
     leads: bool,
     /// Whether a failure here was already returned by [`UnfinishedSave::news`].
     has_failed: bool,
-    is_published: bool,
 }
 
 /// What has become of a checkpoint since it was last asked.
@@ -98,7 +118,7 @@ pub(super) enum News {
     /// Nothing is known yet.
     None,
     /// It is complete. Only the rank that leads hears it.
-    Published(PathBuf),
+    Published(Published),
     /// This rank could not do its part.
     Failed(SaveError),
 }
@@ -106,7 +126,15 @@ pub(super) enum News {
 impl UnfinishedSave {
     pub(super) fn new(target: Target, leads: bool) -> UnfinishedSave {
         let (target, agreed) = (Arc::new(target), Agreed::default());
-        UnfinishedSave { target, agreed, writer: None, publisher: None, leads, has_failed: false, is_published: false }
+        UnfinishedSave {
+            target,
+            agreed,
+            writer: None,
+            publisher: None,
+            begun: Instant::now(),
+            leads,
+            has_failed: false,
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -127,7 +155,8 @@ impl UnfinishedSave {
         self.writer = Some(self.task(move || {
             let paths: Vec<PathBuf> = files.iter().map(|file| file.path(&target.folder)).collect();
             let files = side_by_side(files, &target.folder, &activity);
-            let written = files.and_then(|files| leave_note(&target.note(rank), &Written { files, tensors }));
+            let written =
+                files.and_then(|(files, seconds)| leave_note(&target.note(rank), &Written { files, tensors, seconds }));
             if written.is_err() {
                 // The disk may be full, and the run goes on.
                 paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
@@ -149,29 +178,31 @@ impl UnfinishedSave {
         writers: &Writers,
     ) -> Result<(), SaveError> {
         let (target, agreed) = (self.target.clone(), self.agreed.clone());
-        let (activity, ranks) = (writers.activity.clone(), writers.ranks);
+        let (activity, ranks, begun) = (writers.activity.clone(), writers.ranks, self.begun);
         self.publisher = Some(self.task(move || {
-            let mut manifest = manifest;
+            let (mut manifest, mut slowest) = (manifest, SaveSeconds::default());
             for rank in 0..ranks {
-                let Written { files, tensors } = await_note(&target.note(rank), &agreed)?;
+                let Written { files, tensors, seconds } = await_note(&target.note(rank), &agreed)?;
                 manifest.files.extend(files);
                 manifest.tensors.extend(tensors);
+                slowest = slowest.longest(seconds);
             }
             let metrics = (!metrics.is_empty()).then_some((CheckpointFile::Single(Single::Metrics), &metrics[..]));
-            write_rest(&target.folder, origin.files().chain(metrics), manifest, &activity)?;
-            rename(&target.folder, &target.path).map_err(|error| WriteError(target.path.clone(), error))
+            let bytes = write_rest(&target.folder, origin.files().chain(metrics), manifest, &activity)?;
+            let renaming = Instant::now();
+            rename(&target.folder, &target.path).map_err(|error| WriteError(target.path.clone(), error))?;
+            let seconds = SaveSeconds { rename: renaming.elapsed().as_secs_f64(), ..slowest };
+            Ok(Published { path: target.path.clone(), bytes, all: begun.elapsed().as_secs_f64(), seconds })
         })?);
         Ok(())
     }
 
-    fn task(&self, work: impl FnOnce() -> Result<(), WriteError> + Send + 'static) -> Result<Task, SaveError> {
+    fn task<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, WriteError> + Send + 'static,
+    ) -> Result<Task<T>, SaveError> {
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
         thread.map_err(|error| self.target.error(WriteError(self.target.path.clone(), error)))
-    }
-
-    /// Whether [`UnfinishedSave::news`] returned that it is complete.
-    pub(super) fn is_published(&self) -> bool {
-        self.is_published
     }
 
     /// What is new. It does not wait.
@@ -181,10 +212,7 @@ impl UnfinishedSave {
         }
         match ended(&mut self.publisher) {
             None => News::None,
-            Some(Ok(())) => {
-                self.is_published = true;
-                News::Published(self.target.path.clone())
-            }
+            Some(Ok(published)) => News::Published(published),
             Some(Err(error)) => self.failed(error),
         }
     }
@@ -194,28 +222,31 @@ impl UnfinishedSave {
         News::Failed(self.target.error(error))
     }
 
-    /// Waits until the checkpoint is on disk, and returns its path. All ranks call it together.
+    /// Waits until the checkpoint is on disk. Only the rank that leads hears more, and not what [`UnfinishedSave::news`] said.
+    /// All ranks call it together.
     ///
     /// # Errors
     /// See [`SaveError`]. A failure that [`UnfinishedSave::news`] returned is now as another rank's.
-    pub(super) fn finish(mut self, writers: &Writers) -> Result<PathBuf, SaveError> {
+    pub(super) fn finish(mut self, writers: &Writers) -> Result<Option<Published>, SaveError> {
         let path = self.target.path.clone();
-        let written = self.result(|save| save.writer.take());
+        let writer = self.writer.take();
+        let written = self.result(writer);
         if let Err(error) = writers.agree(&path, written) {
             self.abandon();
             return Err(error);
         }
         self.agreed.set(Agreed::WRITTEN);
-        let published = self.result(|save| save.publisher.take());
+        let publisher = self.publisher.take();
+        let published = self.result(publisher);
         if published.is_err() {
             self.remove();
         }
-        writers.agree(&path, published).map(|()| path)
+        writers.agree(&path, published)
     }
 
-    /// Waits for a thread.
-    fn result(&mut self, task: impl Fn(&mut UnfinishedSave) -> Option<Task>) -> Result<(), SaveError> {
-        let result = task(self).map_or(Ok(()), join).map_err(|error| self.target.error(error));
+    /// Waits for a thread, if there is one.
+    fn result<T>(&mut self, task: Option<Task<T>>) -> Result<Option<T>, SaveError> {
+        let result = task.map(join).transpose().map_err(|error| self.target.error(error));
         if self.has_failed { Err(SaveError::Peer { path: self.target.path.clone() }) } else { result }
     }
 
@@ -241,8 +272,10 @@ impl Drop for UnfinishedSave {
     /// After a fault the checkpoint may still be published, if all ranks can write it soon. Others wait to hear of the fault.
     fn drop(&mut self) {
         let begun = Instant::now();
-        let runs = |task: &Option<Task>| task.as_ref().is_some_and(|task| !task.is_finished());
-        while (runs(&self.writer) || runs(&self.publisher)) && begun.elapsed() < PATIENCE {
+        let ends = |save: &UnfinishedSave| {
+            save.writer.as_ref().is_none_or(Task::is_finished) && save.publisher.as_ref().is_none_or(Task::is_finished)
+        };
+        while !ends(self) && begun.elapsed() < PATIENCE {
             sleep(POLL);
         }
         self.agreed.set(Agreed::ABANDONED);
@@ -250,7 +283,7 @@ impl Drop for UnfinishedSave {
 }
 
 /// The result of a thread that has ended.
-fn ended(task: &mut Option<Task>) -> Option<Result<(), WriteError>> {
+fn ended<T>(task: &mut Option<Task<T>>) -> Option<Result<T, WriteError>> {
     task.take_if(|task| task.is_finished()).map(join)
 }
 
@@ -259,7 +292,11 @@ fn join<T>(task: JoinHandle<T>) -> T {
 }
 
 /// Writes files, each on a thread of its own.
-fn side_by_side(files: Vec<FileContent>, folder: &Path, activity: &Activity) -> Result<Vec<FileEntry>, WriteError> {
+fn side_by_side(
+    files: Vec<FileContent>,
+    folder: &Path,
+    activity: &Activity,
+) -> Result<(Vec<FileEntry>, SaveSeconds), WriteError> {
     std::thread::scope(|scope| {
         let start = |file: FileContent| {
             let path = file.path(folder);
@@ -269,7 +306,13 @@ fn side_by_side(files: Vec<FileContent>, folder: &Path, activity: &Activity) -> 
         let threads: Vec<_> = files.into_iter().map(start).collect();
         let end =
             |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        threads.into_iter().map(|thread| thread.and_then(end)).collect()
+        let (mut files, mut slowest) = (Vec::new(), SaveSeconds::default());
+        for thread in threads {
+            let (file, seconds) = thread.and_then(end)?;
+            files.push(file);
+            slowest = slowest.longest(seconds);
+        }
+        Ok((files, slowest))
     })
 }
 
@@ -299,22 +342,25 @@ fn take_note(path: &Path) -> Result<Written, WriteError> {
     Ok(written)
 }
 
-/// Writes these files with their contents, then the manifest, and syncs the folder.
+/// Writes these files with their contents, then the manifest, and syncs the folder. Returns the bytes of all files but the
+/// manifest.
 fn write_rest<'f>(
     folder: &Path,
     files: impl Iterator<Item = (CheckpointFile, &'f [u8])>,
     mut manifest: Manifest,
     activity: &Activity,
-) -> Result<(), WriteError> {
+) -> Result<u64, WriteError> {
     for (file, content) in files {
         let mut output = Output::create(folder, file, activity)?;
-        output.write(content)?;
-        manifest.files.push(output.finish()?);
+        output.write(Arc::new(content.to_vec()))?;
+        manifest.files.push(output.finish()?.0);
     }
+    let bytes = manifest.bytes();
     let mut output = Output::create(folder, CheckpointFile::Single(Single::Manifest), activity)?;
-    output.write(&manifest.seal())?;
+    output.write(Arc::new(manifest.seal()))?;
     output.finish()?;
-    sync_folder(folder).map_err(|error| WriteError(folder.into(), error))
+    sync_folder(folder).map_err(|error| WriteError(folder.into(), error))?;
+    Ok(bytes)
 }
 
 /// Gives a folder its name, and syncs it so that the name survives a power cut.

@@ -7,14 +7,16 @@ use common::Choice;
 use common::format::bytes;
 use common::terminal::warn;
 use data::{CopiedFile, Identities};
+use device::{COPY_BLOCK, Staging, Tensor};
 use engine::step::Stage;
 
 use super::file::{CheckpointFile, KeptFile, Single, Tensors};
 use super::folder::{remove_files, temporary};
 use super::layout::{LocalTensor, local_tensors};
-use super::manifest::{Manifest, Progress, SpikeEntry};
+use super::manifest::{Manifest, Progress, SpikeEntry, TensorEntry};
+use super::output::WriteError;
 use super::step_name::step_name;
-use super::tensor_file::{TensorFile, WriteError, tensor_entries};
+use super::tensor_file::{TensorFile, tensor_entries};
 use super::unfinished::{Target, UnfinishedSave};
 use super::writers::Writers;
 use crate::error::SaveError;
@@ -71,9 +73,8 @@ pub struct SaveRequest<'s> {
     pub writers: &'s Writers,
     /// When it is written.
     pub occasion: Occasion,
-    /// Whether the state is copied to the host's memory at once, so that training may go on while the copy is written. All
-    /// ranks say the same.
-    pub copies: bool,
+    /// The memory that the state is copied to, so that training may go on while the copy is written. `None`: training waits.
+    pub memory: Option<&'s Staging>,
     /// If there is too little space, one rank calls this first. It may remove folders in `dir` that are no longer
     /// needed.
     pub make_room: &'s dyn Fn() -> std::io::Result<()>,
@@ -83,8 +84,9 @@ pub struct SaveRequest<'s> {
 ///
 /// # Errors
 /// See [`SaveError`].
-pub fn save(stage: &Stage, request: &SaveRequest<'_>) -> Result<PathBuf, SaveError> {
-    begin_save(stage, request)?.finish(request.writers)
+pub fn save(stage: &mut Stage, request: &SaveRequest<'_>) -> Result<PathBuf, SaveError> {
+    let path = request.dir.join(step_name(request.progress.step));
+    begin_save(stage, request)?.finish(request.writers).map(|_| path)
 }
 
 /// Begins to write a stage between two steps to `dir/step-<steps>`. The stage may train on when this returns. All ranks of
@@ -92,12 +94,12 @@ pub fn save(stage: &Stage, request: &SaveRequest<'_>) -> Result<PathBuf, SaveErr
 ///
 /// All files are written to a temporary folder and synced, the manifest last. Then the folder is renamed, atomically. A
 /// folder of that name that was there before, found to be damaged, is replaced. Ranks write side by side, and each of a
-/// rank's files has a thread.
+/// rank's files has a thread. A copy of the state is under way beside the next step.
 ///
 /// # Errors
 /// See [`SaveError`].
-pub(super) fn begin_save(stage: &Stage, request: &SaveRequest<'_>) -> Result<UnfinishedSave, SaveError> {
-    let (writers, device) = (request.writers, stage.device());
+pub(super) fn begin_save(stage: &mut Stage, request: &SaveRequest<'_>) -> Result<UnfinishedSave, SaveError> {
+    let writers = request.writers;
     let tensors = local_tensors(stage);
     let files = tensor_files(&tensors, writers);
     let here: u64 = files.iter().map(TensorFile::bytes).sum();
@@ -106,17 +108,13 @@ pub(super) fn begin_save(stage: &Stage, request: &SaveRequest<'_>) -> Result<Unf
     let target = Target { dir: request.dir.into(), folder: temporary(&path), path, needed };
     writers.agree(&target.path, if writers.leads() { begin(request, &target) } else { Ok(()) })?;
 
-    let (mut senders, mut contents) = (Vec::new(), Vec::new());
-    for file in &files {
-        let (sender, content) = file.channel(request.copies);
-        senders.push(sender);
-        contents.push(content);
-    }
     let mut save = UnfinishedSave::new(target, writers.leads());
-    let begun = if writers.writes { save.write(contents, tensor_entries(writers, &tensors), writers) } else { Ok(()) };
-    let begun = begun.and_then(|()| {
-        files.iter().zip(senders).try_for_each(|(file, values)| file.read(device, &values))?;
-        let manifest = manifest(stage, request)?;
+    let entries = tensor_entries(writers, &tensors);
+    // The counters are read before the copy begins: to read them, the host waits for all work of the device.
+    let begun = manifest(stage, request).map_err(SaveError::from).and_then(|manifest| {
+        if writers.writes {
+            write_files(stage, &mut save, &files, entries, request)?;
+        }
         if !writers.leads() {
             return Ok(());
         }
@@ -129,6 +127,33 @@ pub(super) fn begin_save(stage: &Stage, request: &SaveRequest<'_>) -> Result<Unf
             Err(error)
         }
     }
+}
+
+/// Begins to write this rank's files: from a copy of the state, or while the state is read.
+fn write_files(
+    stage: &mut Stage,
+    save: &mut UnfinishedSave,
+    files: &[TensorFile<'_>],
+    entries: Vec<TensorEntry>,
+    request: &SaveRequest<'_>,
+) -> Result<(), SaveError> {
+    if let Some(memory) = request.memory {
+        let lists: Vec<Vec<Tensor>> = files.iter().map(TensorFile::memory).collect();
+        let copies = stage.copy_out(&lists, memory)?;
+        let contents = files.iter().zip(copies).map(|(file, copy)| file.copied(copy)).collect();
+        return save.write(contents, entries, request.writers);
+    }
+    let (senders, contents): (Vec<_>, Vec<_>) = files.iter().map(TensorFile::channel).unzip();
+    save.write(contents, entries, request.writers)?;
+    files.iter().zip(senders).try_for_each(|(file, values)| file.read(stage.device(), &values))?;
+    Ok(())
+}
+
+/// Blocks of host memory that a copy of this rank's files needs.
+pub(super) fn copy_blocks(stage: &Stage, writers: &Writers) -> usize {
+    let tensors = local_tensors(stage);
+    let bytes = |file: &TensorFile<'_>| file.memory().iter().map(Tensor::bytes).sum::<usize>();
+    tensor_files(&tensors, writers).iter().map(|file| bytes(file).div_ceil(COPY_BLOCK)).sum()
 }
 
 /// Bytes of this rank's files, and of a copy of what is in them.

@@ -241,7 +241,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints. Unset: none are written"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints. 0: one at the end, or when a signal ends the run"),
     option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Number of the run's newest checkpoints to keep; 0 for all"),
-    option("checkpoint.async_save", "async-save", &[], "true", Kind::Bool, "At an interval the state is copied to the machine's memory, and training goes on while the copy is written. false: training waits until the checkpoint is on disk, as it does at the end of a run"),
+    option("checkpoint.async_save", "async-save", &[], "true", Kind::Bool, "At an interval the state is copied to the machine's memory beside the next step, and training goes on while the copy is written. false: training waits until the checkpoint is on disk, as it does at the end of a run"),
     option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue from the newest in checkpoint.dir, if there is one. never: refuse to start where there is one. Or a checkpoint, or a folder whose newest is taken"),
 
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),

@@ -1,18 +1,21 @@
 //! A folder of weights, theirs or ours.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::files::read_file;
 use device::Device;
 use engine::model::GptShape;
-use engine::params::Params;
+use engine::params::{ParamSpec, Params, Slab};
+use rayon::prelude::*;
 use toml::Value;
 
-use super::names::{Naming, entries};
+use super::names::{Entry, Naming, entries};
 use super::read::WeightFolder;
 use super::source::SourceFiles;
-use crate::checkpoint::{MANIFEST, newest_in};
+use crate::checkpoint::{MANIFEST, newest_in, several_at_once};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, ModelOptions};
@@ -87,23 +90,30 @@ impl Pretrained {
         rank.and_then(|(_, rank)| rank.as_integer()).is_some_and(|rank| rank > 0)
     }
 
-    /// Fills parameters of a model of that shape. Adapters that the folder does not have keep their first values.
+    /// Fills parameters of a model of that shape: of each the elements that this rank needs. Several are read at once. Returns
+    /// the parameters that the folder does not have: adapters may be missing there.
     ///
     /// # Errors
     /// Weights that are missing, broken, or do not fit.
-    pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<(), LoadError> {
+    pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<Vec<usize>, LoadError> {
         let lora = shape.lora.clone().filter(|_| self.has_adapters());
         let entries = entries(&GptShape { lora, ..shape.clone() }, self.naming);
         let weights = WeightFolder::open(&self.folder, self.naming)?;
         weights.all_used(&entries)?;
-        for entry in &entries {
-            let Some(index) = params.specs.iter().position(|spec| spec.name == entry.name) else {
-                continue; // another stage's
-            };
-            let values = weights.parameter(entry)?;
-            params.set(device, index, &params.specs[index].stored_values(|at| values[at]))?;
+        let by_name: HashMap<&str, &Entry> = entries.iter().map(|entry| (&*entry.name, entry)).collect();
+        let entry_of = |index: &usize| by_name.get(&*params.specs[*index].name).copied();
+        let (found, missing): (Vec<usize>, Vec<usize>) =
+            (0..params.specs.len()).partition(|index| entry_of(index).is_some());
+        let wanted: Vec<Wanted<'_>> =
+            found.iter().filter_map(|&index| Wanted::new(params, index, entry_of(&index)?)).collect();
+        for several in several_at_once(&wanted, |wanted| wanted.bytes()) {
+            let read = several.par_iter().map(|wanted| wanted.read(&weights));
+            let values: Vec<Vec<f32>> = read.collect::<Result<_, UserError>>()?;
+            for (wanted, values) in several.iter().zip(&values) {
+                params.set_needed(device, wanted.index, values)?;
+            }
         }
-        Ok(())
+        Ok(missing)
     }
 
     /// The resolved configuration of the model: its options over the defaults.
@@ -111,6 +121,39 @@ impl Pretrained {
         let mut sources = ConfigSources::default();
         sources.start_from(&self.options);
         sources.resolve()
+    }
+}
+
+/// The elements of a parameter that a rank needs.
+struct Wanted<'p> {
+    index: usize,
+    spec: &'p ParamSpec,
+    entry: &'p Entry,
+    /// Among those that the rank stores.
+    elements: Range<usize>,
+    /// The rows of the whole parameter that they lie in.
+    rows: Range<usize>,
+}
+
+impl<'p> Wanted<'p> {
+    /// `None` if the rank needs none.
+    fn new(params: &'p Params, index: usize, entry: &'p Entry) -> Option<Wanted<'p>> {
+        let (spec, elements) = (&params.specs[index], params.needed(index));
+        let slabs: Vec<Slab> = spec.slabs().iter().flat_map(|slab| slab.within(elements.clone())).collect();
+        let first = slabs.iter().map(|slab| slab.offset[0]).min()?;
+        let end = slabs.iter().map(|slab| slab.offset[0] + slab.sizes[0]).max()?;
+        Some(Wanted { index, spec, entry, elements, rows: first..end })
+    }
+
+    /// Bytes that are read at once.
+    fn bytes(&self) -> usize {
+        self.rows.len() * self.entry.width() * size_of::<f32>()
+    }
+
+    fn read(&self, weights: &WeightFolder) -> Result<Vec<f32>, UserError> {
+        let values = weights.rows(self.entry, self.rows.clone())?;
+        let before = self.rows.start * self.entry.width();
+        Ok(self.spec.stored_values_in(self.elements.clone(), |at| values[at - before]))
     }
 }
 

@@ -51,7 +51,8 @@ pub fn summary(
     }
     if config.checkpoint.dir.is_some() && config.checkpoint.interval > 0 && config.checkpoint.async_save {
         let copy = bytes(rank_bytes(stage, &Writers::new(plan, group)) as usize);
-        rows.push(("saves", format!("while training goes on; {copy} of the machine's memory for a copy meanwhile")));
+        let kept = if device.gpu().is_some() { "for copies" } else { "for a copy meanwhile" };
+        rows.push(("saves", format!("while training goes on; {copy} of the machine's memory {kept}")));
     }
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the entropy of the data")));

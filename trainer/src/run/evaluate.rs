@@ -77,7 +77,7 @@ pub fn evaluate(
         };
     }
     // On a fault nothing is torn down: see `train`.
-    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
+    let mut stage = ManuallyDrop::new(stage(plan, device, group, false)?);
     load_start(plan, device, &stage)?;
     let mut results = Vec::new();
     if !device.is_dry() {

@@ -64,7 +64,7 @@ impl<'r> RandomSteps<'r> {
     /// See [`RunError`].
     pub fn new(plan: &'r RunPlan, group: &'r ProcessGroup, device: &'r Device) -> Result<RandomSteps<'r>, RunError> {
         let streams = device.streams_made();
-        let stage = ManuallyDrop::new(stage(plan, device, group)?);
+        let stage = ManuallyDrop::new(stage(plan, device, group, false)?);
         stage.let_hooks_read(false);
         let batch = random_batch(plan, &stage.staging(1)?);
         Ok(RandomSteps { plan, group, device, stage, streams, batch, step: 0 })

@@ -5,7 +5,7 @@ use common::format::bytes;
 use common::terminal::warn;
 use data::Source;
 use device::Device;
-use engine::model::TensorParallel;
+use engine::model::{GptShape, TensorParallel};
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Axis;
 
@@ -20,16 +20,18 @@ use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::fits_host;
 use crate::run::{activations, verify};
 
-/// Creates this rank's stage with its first weights, records its steps and allocates its memory. All ranks call it together.
+/// Creates this rank's stage, records its steps and allocates its memory. It has its first weights, unless the run `resumes`
+/// from a checkpoint or begins with a model's weights: these are loaded afterwards. All ranks call it together.
 ///
 /// # Errors
 /// Out of memory, or settings that exclude each other.
-pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
+pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: bool) -> Result<Stage, RunError> {
     // A dry run on the host plans for another machine.
     if device.gpu().is_some() || !device.is_dry() {
         check_fits(plan, device, group)?;
     }
-    let mut stage = recorded_stage(plan, device, group)?;
+    let seed = (!resumes && start_weights(plan).is_none()).then_some(plan.config.train.seed);
+    let mut stage = recorded_stage(plan, device, group, seed)?;
     if !device.is_dry() {
         verify::check_memory(plan, device, group, &stage)?;
     }
@@ -43,16 +45,24 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<St
     Ok(stage)
 }
 
+/// The folder of the weights that a new run begins with, and the shape of the model; `None` if it begins with first weights.
+fn start_weights(plan: &RunPlan) -> Option<(&str, &GptShape)> {
+    match (&plan.config.model.init_from, &plan.model) {
+        (Some(folder), ModelPlan::Gpt(shape)) => Some((folder, shape)),
+        _ => None,
+    }
+}
+
 /// Loads the weights that `model.init_from` names, if it is set. A resumed run loads its checkpoint instead.
 ///
 /// # Errors
 /// Weights that are missing, damaged, or do not fit.
 pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), RunError> {
-    if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
-        && !device.is_dry()
-    {
+    if let Some((folder, shape)) = start_weights(plan).filter(|_| !device.is_dry()) {
         // The command line has compared its hashes.
-        Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
+        let missing = Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
+        let seed = plan.config.train.seed;
+        missing.into_iter().try_for_each(|index| stage.params().set_first(device, index, seed))?;
     }
     Ok(())
 }
@@ -137,7 +147,7 @@ fn needed_on_all_ranks(plan: &RunPlan, device: &Device, group: &ProcessGroup) ->
 fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
     let (dry, streams) = (device.is_dry(), device.streams_made());
     device.set_dry(true);
-    let needed = recorded_stage(plan, device, group).map(|stage| {
+    let needed = recorded_stage(plan, device, group, None).map(|stage| {
         let needed = device.allocated_bytes();
         drop(stage);
         needed
@@ -147,16 +157,22 @@ fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result
     needed
 }
 
-/// A rank's stage with its steps recorded and its memory allocated; on a dry device it takes none. All ranks call it together,
+/// A rank's stage with its steps recorded and its memory allocated; on a dry device it takes none. Without a seed of first weights
+/// these are 0. All ranks call it together,
 /// unless their communicators are on paper.
 ///
 /// # Errors
 /// Out of memory, or settings that exclude each other.
-pub fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
+pub fn recorded_stage(
+    plan: &RunPlan,
+    device: &Device,
+    group: &ProcessGroup,
+    seed: Option<u64>,
+) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
     let tensor = TensorParallel { group: group.tensor.clone(), aside: group.tensor_aside.clone(), sequence };
     let options = StageOptions {
-        seed: plan.config.train.seed,
+        seed,
         microbatches: plan.batch.microbatches(),
         optimizer: plan.optimizer.groups.clone(),
         skip_step: plan.optimizer.skip_step,

@@ -55,7 +55,7 @@ pub fn train(
     device: &Device,
     (source, sets, files): (Arc<dyn Source>, &[EvaluationSet], &[KeptFile]),
 ) -> Result<Option<Outcome>, RunError> {
-    let session = if request.dry_run {
+    let mut session = if request.dry_run {
         None
     } else {
         for set in sets {
@@ -77,8 +77,12 @@ pub fn train(
         .transpose()?;
     // On a fault nothing is torn down. To free memory that the device still uses, this rank would wait for the device, and
     // the device may wait for other ranks: for ever, and before anybody was told of the fault.
-    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
-    if session.as_ref().is_none_or(Session::begins_anew) {
+    let begins_anew = session.as_ref().is_none_or(Session::begins_anew);
+    let mut stage = ManuallyDrop::new(stage(plan, device, group, !begins_anew)?);
+    if let Some(session) = &mut session {
+        session.lock_memory(&stage, plan.steps)?;
+    }
+    if begins_anew {
         load_start(plan, device, &stage)?;
     }
     if group.rank == 0 {
@@ -135,7 +139,7 @@ impl<'r> Trainer<'r> {
         group: &'r ProcessGroup,
         device: &'r Device,
         (source, sets): (Arc<dyn Source>, &'r [EvaluationSet]),
-        session: Session<'r>,
+        mut session: Session<'r>,
         trace: StepTrace,
         stage: &'r mut Stage,
     ) -> Result<Option<Trainer<'r>>, RunError> {
@@ -152,6 +156,9 @@ impl<'r> Trainer<'r> {
             return Ok(None);
         }
         session.restore(stage)?;
+        if plan.parallel.grid.ranks() > 1 {
+            session.await_memory();
+        }
         let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
         let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
         let report = Reporter::new(plan, log, fp8_watch(plan, group), device.allocated_bytes(), peak);
@@ -198,11 +205,12 @@ impl<'r> Trainer<'r> {
         }
         let new = self.group.activity.during(Doing::Writes, || self.session.end_save())?;
         self.prune(new);
+        self.session.end_threads();
         Ok(())
     }
 
     /// Removes old checkpoints if there is a new one on disk, after so many steps.
-    fn prune(&self, new: Option<usize>) {
+    fn prune(&mut self, new: Option<usize>) {
         if let Some(step) = new.filter(|_| self.report.is_sound()) {
             self.session.prune(step);
         }

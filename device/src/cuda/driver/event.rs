@@ -52,6 +52,11 @@ impl RawEvent {
     }
 }
 
+// SAFETY: the driver's calls take events from any thread that uses the context.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above; the driver guards an event that several threads use.
+unsafe impl Sync for RawEvent {}
+
 impl Drop for RawEvent {
     fn drop(&mut self) {
         // SAFETY: created in `with`. A failure has no cure here.

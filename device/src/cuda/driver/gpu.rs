@@ -176,13 +176,18 @@ impl PrimaryContext {
         unsafe { result::ctx::set_current(context) }.driver("cuCtxSetCurrent")?;
         Ok(retained)
     }
+
+    /// Makes it current on this thread too. The thread must not use it any more when this value is gone.
+    pub(crate) fn enter(&self) -> Result<()> {
+        PrimaryContext::make_current(self.device).map(drop)
+    }
 }
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
         // SAFETY: retained in `make_current`. Areas, streams, graphs and staging memory hold the context, so they are
-        // dropped before. Events and copies to the host do not: their owners drop them first. A failure has no cure
-        // here.
+        // dropped before. Events and copies to the host do not: their owners drop them first, or hold staging memory. A
+        // failure has no cure here.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

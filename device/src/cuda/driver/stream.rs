@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::{Driver, PinnedMemory, RawEvent};
+use super::{Driver, HostBlock, RawEvent};
 use crate::Result;
 use crate::priority::Priority;
 
@@ -59,7 +59,7 @@ impl RawStream {
     }
 
     /// Copies from the start of pinned memory to `address`, in stream order.
-    pub(crate) fn copy_in(&self, address: u64, from: &PinnedMemory, bytes: usize) -> Result<()> {
+    pub(crate) fn copy_in(&self, address: u64, from: &HostBlock, bytes: usize) -> Result<()> {
         // SAFETY: the caller keeps both memories alive and unchanged until an event recorded after this has passed.
         unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr(), bytes, self.handle) }
             .result()
@@ -71,7 +71,7 @@ impl RawStream {
     pub(crate) fn copy_rows_in(
         &self,
         address: u64,
-        from: &PinnedMemory,
+        from: &HostBlock,
         (first, pitch): (usize, usize),
         (rows, row): (usize, usize),
     ) -> Result<()> {
@@ -98,10 +98,12 @@ impl RawStream {
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.handle) }.result().driver("cuMemcpy2DAsync")
     }
 
-    /// Copies from `address` to the start of pinned memory, in stream order.
-    pub(crate) fn copy_out(&self, to: &PinnedMemory, address: u64, bytes: usize) -> Result<()> {
-        // SAFETY: as `copy_in`.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr(), address, bytes, self.handle) }
+    /// Copies from `address` to a block of host memory, from its byte `at` on, in stream order. Ordinary memory blocks the
+    /// host until the copy is done.
+    pub(crate) fn copy_out(&self, (to, at): (&HostBlock, usize), address: u64, bytes: usize) -> Result<()> {
+        assert!(at + bytes <= to.bytes(), "{bytes} bytes at {at} in a block of {}", to.bytes());
+        // SAFETY: the target lies within the block, see above; the rest as in `copy_in`.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().byte_add(at), address, bytes, self.handle) }
             .result()
             .driver("cuMemcpyDtoHAsync")
     }

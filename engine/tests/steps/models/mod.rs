@@ -286,7 +286,7 @@ impl Run {
             None => architecture,
         };
         let options = StageOptions {
-            seed: 7,
+            seed: Some(7),
             microbatches: self.microbatches,
             optimizer: self.groups.clone().unwrap_or(optimizer),
             skip_step: self.skip_step,

@@ -1,8 +1,10 @@
-//! The checkpoints of a run: the one that it starts from, and in `saves.rs` those that it writes.
+//! The checkpoints of a run: the one that it starts from, and in `saves.rs` those that it writes. `memory.rs` has the memory for
+//! copies of the state, `removal.rs` the end of old checkpoints.
 
+mod memory;
+mod removal;
 mod saves;
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -29,6 +31,8 @@ use crate::config::plan::RunPlan;
 use crate::config::{CheckpointConfig, Resume, by_key};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
+use memory::CopyMemory;
+use removal::Removal;
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
@@ -61,8 +65,8 @@ pub struct Session<'p> {
     found: Option<Found>,
     /// The checkpoint that is being written, and its step.
     unfinished: Option<(usize, UnfinishedSave)>,
-    /// Whether the run was told that its state cannot be copied.
-    told_no_copy: Cell<bool>,
+    memory: CopyMemory,
+    removal: Removal,
     _locks: Vec<FolderLock>,
 }
 
@@ -95,7 +99,8 @@ impl<'p> Session<'p> {
             local_ranks: group.local_size,
             found: None,
             unfinished: None,
-            told_no_copy: Cell::new(false),
+            memory: CopyMemory::default(),
+            removal: Removal::default(),
             _locks: Vec::new(),
         };
         let mark = if main { format!("mark {}", new_run()) } else { String::new() };

@@ -1,16 +1,18 @@
 //! The times at which a run saves, and what becomes of its checkpoints.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Instant;
 
 use common::terminal::{PRINTED, warn};
 use engine::step::Stage;
 
 use super::Session;
+use super::removal::Kept;
 use crate::checkpoint::folder::prune;
 use crate::checkpoint::manifest::Progress;
-use crate::checkpoint::read::{check_sizes, verify};
-use crate::checkpoint::unfinished::News;
-use crate::checkpoint::write::{Occasion, SaveRequest, begin_save, rank_bytes};
+use crate::checkpoint::read::verify;
+use crate::checkpoint::unfinished::{News, Published};
+use crate::checkpoint::write::{Occasion, SaveRequest, begin_save};
 use crate::error::{RunError, SaveError};
 
 impl Session<'_> {
@@ -20,9 +22,29 @@ impl Session<'_> {
         self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
     }
 
+    /// Begins to take the memory for copies of the state, if a run of so many steps saves at an interval. On a GPU it is
+    /// locked meanwhile on a thread of its own. All ranks call it together.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn lock_memory(&mut self, stage: &Stage, steps: usize) -> Result<(), RunError> {
+        let settings = self.settings;
+        let saves = self.dir.is_some() && (1..steps).contains(&settings.interval);
+        if saves && settings.async_save {
+            self.memory.lock(stage, &self.writers, self.local_ranks)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the memory of [`Session::lock_memory`]. While ranks wait for each other, nothing is locked: the driver may
+    /// have to finish a GPU's work first.
+    pub fn await_memory(&mut self) {
+        self.memory.wait();
+    }
+
     /// Writes a checkpoint, all ranks together, after the one that is being written. At an interval, with
-    /// `checkpoint.async_save`, it returns when the state is copied: see [`Session::saved`]. Otherwise it returns when the
-    /// checkpoint is on disk.
+    /// `checkpoint.async_save`, it returns when the copy of the state has begun: see [`Session::saved`]. Otherwise it returns
+    /// when the checkpoint is on disk.
     ///
     /// At an interval a checkpoint that cannot be written is a warning, because the run is worth more than the checkpoint. At
     /// the end it is an error. If there is too little space, checkpoints beyond `checkpoint.keep` that were there when the
@@ -33,13 +55,16 @@ impl Session<'_> {
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(
         &mut self,
-        stage: &Stage,
+        stage: &mut Stage,
         progress: Progress,
         occasion: Occasion,
         metrics: &[u8],
     ) -> Result<Option<usize>, RunError> {
         let Some(dir) = self.dir else { return Ok(None) };
         let before = self.end_save()?;
+        self.removal.wait();
+        let begun = Instant::now();
+        let memory = self.memory.of_save(self.settings, occasion, (stage, &self.writers, self.local_ranks));
         // Checkpoints of this start may replace the older ones only if the run is sound. That is not known here; see
         // `prune`.
         let make_room = || {
@@ -47,14 +72,14 @@ impl Session<'_> {
             let before = self.continues_at().unwrap_or(0);
             prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
         };
-        let (origin, writers) = (&self.origin, &self.writers);
+        let (origin, writers, memory) = (&self.origin, &self.writers, memory.as_ref());
         let make_room = &make_room;
-        let copies = occasion == Occasion::Interval && self.settings.async_save && self.can_copy(stage);
-        let request = SaveRequest { dir, progress, origin, metrics, writers, occasion, copies, make_room };
+        let request = SaveRequest { dir, progress, origin, metrics, writers, occasion, memory, make_room };
         let step = progress.step;
         match begin_save(stage, &request) {
-            Ok(save) if copies => {
+            Ok(save) if memory.is_some() && occasion == Occasion::Interval => {
                 self.unfinished = Some((step, save));
+                tracing::info!("the save after step {step} held training for {:.3} s", begun.elapsed().as_secs_f64());
                 Ok(before)
             }
             Ok(save) => Ok(self.ended(step, save.finish(writers), occasion)?.or(before)),
@@ -72,7 +97,7 @@ impl Session<'_> {
         let step = *step;
         match save.news() {
             News::None => Ok(None),
-            News::Published(path) => self.ended(step, Ok(path), Occasion::Interval),
+            News::Published(published) => self.ended(step, Ok(Some(published)), Occasion::Interval),
             News::Failed(error) => self.ended(step, Err(error), Occasion::Interval),
         }
     }
@@ -85,27 +110,21 @@ impl Session<'_> {
     pub fn end_save(&mut self) -> Result<Option<usize>, RunError> {
         let new = self.saved()?;
         let Some((step, save)) = self.unfinished.take() else { return Ok(new) };
-        let was_told = save.is_published();
-        match save.finish(&self.writers) {
-            Ok(_) if was_told => Ok(new),
-            result => self.ended(step, result, Occasion::Interval),
-        }
+        Ok(self.ended(step, save.finish(&self.writers), Occasion::Interval)?.or(new))
     }
 
-    /// The step of a checkpoint that ended, if it is on disk.
+    /// The step of a checkpoint that ended, if this rank hears now that it is on disk.
     fn ended(
         &self,
         step: usize,
-        result: Result<PathBuf, SaveError>,
+        result: Result<Option<Published>, SaveError>,
         occasion: Occasion,
     ) -> Result<Option<usize>, RunError> {
         match result {
-            Ok(path) => {
-                if self.main {
-                    tracing::info!("checkpoint after step {step}: {}", path.display());
-                }
-                Ok(Some(step))
-            }
+            Ok(published) => Ok(published.map(|published| {
+                tracing::info!("checkpoint after step {step}: {published}");
+                step
+            })),
             Err(SaveError::Device(error)) => Err(error.into()),
             Err(error) if occasion == Occasion::End => Err(error.into()),
             Err(SaveError::Peer { .. }) => Ok(None),
@@ -118,27 +137,18 @@ impl Session<'_> {
         }
     }
 
-    /// Whether the machine's memory has room for a copy of the state of all its ranks. All ranks of the run call it together.
-    fn can_copy(&self, stage: &Stage) -> bool {
-        let needed = rank_bytes(stage, &self.writers).saturating_mul(self.local_ranks as u64);
-        let free = stage.device().free_host_memory().map(|free| free as u64);
-        let short = (self.writers.any)(free.is_some_and(|free| free < needed));
-        if short && self.main && !self.told_no_copy.replace(true) {
-            warn(
-                "notice: the machine's memory has no room for a copy of the state. The run waits while it saves, as with \
-                 checkpoint.async_save = false",
-            );
+    /// Begins to remove this run's checkpoints beyond `checkpoint.keep`. The caller knows that the checkpoint of `step` is on
+    /// disk and that the run is sound.
+    pub fn prune(&mut self, step: usize) {
+        if let Some(dir) = self.dir.filter(|_| self.main) {
+            let (keep, run) = (self.settings.keep, self.origin.run.clone());
+            self.removal.begin(Kept { dir: dir.into(), step, keep, run });
         }
-        !short
     }
 
-    /// Removes this run's checkpoints beyond `checkpoint.keep`. The caller knows that the checkpoint of `step` is on disk and
-    /// that the run is sound.
-    pub fn prune(&self, step: usize) {
-        let Some(dir) = self.dir.filter(|_| self.main) else { return };
-        let complete = |path: &Path| check_sizes(path).is_ok();
-        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref(), complete) {
-            warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
-        }
+    /// Waits until nothing is being removed, and no memory is being locked.
+    pub fn end_threads(&mut self) {
+        self.removal.wait();
+        self.memory.wait();
     }
 }
