@@ -70,6 +70,7 @@ mod supervise;
 mod tensor_run;
 mod terminal;
 mod text_training;
+mod tokenizers;
 mod top;
 mod trace;
 mod unfit_weights;

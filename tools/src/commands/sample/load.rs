@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::counted;
-use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, Tokenizer, TokenizerCopy};
 use device::Device;
 use engine::model::{GptShape, gpt};
 use engine::params::Params;
@@ -154,7 +154,7 @@ fn tokenizer(
     if let Some(copy) = TokenizerCopy::read(folder)? {
         return copy.open(end);
     }
-    if is_hugging_face || CopiedFile::Tokenizer.at(folder).exists() {
+    if is_hugging_face || Tokenizer::is_in(folder) {
         return Tokenizer::open(&folder.display().to_string(), end);
     }
     // The data of the run did not give the meaning of their tokens. Without data it was trained on bytes.
