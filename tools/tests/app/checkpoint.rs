@@ -13,7 +13,7 @@ use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use launch::watch::activity::{Activity, Doing};
 use safetensors::SafeTensors;
-use trainer::checkpoint::{Occasion, Origin, Progress, SaveRequest, Writers, load, save, verify};
+use trainer::checkpoint::{Occasion, Origin, Progress, SaveRequest, Validated, Writers, load, save, verify};
 
 /// The usual groups of one rule.
 type Groups = fn() -> Vec<ParamGroup>;
@@ -96,7 +96,21 @@ impl Case {
 fn save_alone(dir: &Path, stage: &Stage, progress: Progress, writers: &Writers) -> PathBuf {
     let (origin, occasion) = (&Arc::new(Origin::default()), Occasion::Interval);
     let (metrics, copies, make_room) = (b"", false, &|| Ok(()));
-    save(stage, &SaveRequest { dir, progress, origin, metrics, writers, occasion, copies, make_room }).unwrap()
+    save(
+        stage,
+        &SaveRequest {
+            dir,
+            progress,
+            validated: Validated::default(),
+            origin,
+            metrics,
+            writers,
+            occasion,
+            copies,
+            make_room,
+        },
+    )
+    .unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.

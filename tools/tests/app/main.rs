@@ -14,6 +14,8 @@ mod async_save;
 mod bad_data;
 mod batch_ramp;
 mod batches;
+mod best_checkpoint;
+
 mod checkpoint;
 mod choices;
 mod completions;
@@ -62,6 +64,7 @@ mod report;
 mod resume;
 mod run_log;
 mod sample;
+mod samples;
 mod sft;
 mod shown_output;
 mod signals;

@@ -12,7 +12,7 @@ use toml::Value;
 use super::names::{Naming, entries};
 use super::read::WeightFolder;
 use super::source::SourceFiles;
-use crate::checkpoint::{MANIFEST, newest_in};
+use crate::checkpoint::{MANIFEST, named, newest_in};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, ModelOptions};
@@ -35,6 +35,7 @@ impl Pretrained {
     /// A folder without a configuration, or with one of an unknown family; a damaged checkpoint; checkpoints without a
     /// complete one.
     pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
+        let folder = &named(folder);
         let is_theirs = folder.join("config.json").exists();
         // A folder made by `convert` has no manifest. `newest_in` returns such a folder as it is.
         Pretrained::open_checked(&if is_theirs || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? })
@@ -46,6 +47,7 @@ impl Pretrained {
     /// # Errors
     /// As [`Pretrained::open`].
     pub fn open_checked(folder: &Path) -> Result<Pretrained, UserError> {
+        let folder = &named(folder);
         let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| folder.join(name).exists());
         let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
         let theirs = folder.join("config.json");

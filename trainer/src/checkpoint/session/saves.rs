@@ -6,18 +6,26 @@ use common::terminal::{PRINTED, warn};
 use engine::step::Stage;
 
 use super::Session;
-use crate::checkpoint::folder::prune;
+use crate::checkpoint::folder::{Kept, prune};
 use crate::checkpoint::manifest::Progress;
 use crate::checkpoint::read::{check_sizes, verify};
 use crate::checkpoint::unfinished::News;
+use crate::checkpoint::validated::Validated;
 use crate::checkpoint::write::{Occasion, SaveRequest, begin_save, rank_bytes};
 use crate::error::{RunError, SaveError};
 
 impl Session<'_> {
-    /// Whether a checkpoint is due after `step` steps. `last` says that the run ends there.
-    pub fn due(&self, step: usize, last: bool) -> bool {
+    /// Whether a checkpoint is due after `step` steps. `last` says that the run ends there, `best` that the validation loss
+    /// is the lowest so far.
+    pub fn due(&self, step: usize, last: bool, best: bool) -> bool {
         let interval = self.settings.interval;
-        self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
+        let at_interval = interval > 0 && step.is_multiple_of(interval);
+        self.dir.is_some() && (last || at_interval || (best && self.settings.save_best))
+    }
+
+    /// The checkpoints of the run that are never removed.
+    fn kept(&self) -> Kept<'_> {
+        Kept { run: self.origin.run.as_deref(), newest: self.settings.keep, best: self.settings.save_best }
     }
 
     /// Writes a checkpoint, all ranks together, after the one that is being written. At an interval, with
@@ -34,7 +42,7 @@ impl Session<'_> {
     pub fn save(
         &mut self,
         stage: &Stage,
-        progress: Progress,
+        (progress, validated): (Progress, Validated),
         occasion: Occasion,
         metrics: &[u8],
     ) -> Result<Option<usize>, RunError> {
@@ -45,12 +53,12 @@ impl Session<'_> {
         let make_room = || {
             let complete = |path: &Path| verify(path, &self.writers.activity).is_ok();
             let before = self.continues_at().unwrap_or(0);
-            prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
+            prune(dir, before, &self.kept(), complete)
         };
         let (origin, writers) = (&self.origin, &self.writers);
         let make_room = &make_room;
         let copies = occasion == Occasion::Interval && self.settings.async_save && self.can_copy(stage);
-        let request = SaveRequest { dir, progress, origin, metrics, writers, occasion, copies, make_room };
+        let request = SaveRequest { dir, progress, validated, origin, metrics, writers, occasion, copies, make_room };
         let step = progress.step;
         match begin_save(stage, &request) {
             Ok(save) if copies => {
@@ -137,7 +145,7 @@ impl Session<'_> {
     pub fn prune(&self, step: usize) {
         let Some(dir) = self.dir.filter(|_| self.main) else { return };
         let complete = |path: &Path| check_sizes(path).is_ok();
-        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref(), complete) {
+        if let Err(error) = prune(dir, step, &self.kept(), complete) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
     }
