@@ -36,6 +36,7 @@ pub use sources::missing::Missing;
 pub use sources::multiple_choice::{Accuracy, Asked, MultipleChoice};
 pub use sources::regression::Regression;
 pub use sources::token_source::TokenSource;
+pub use text::bpe_training::{TokenizerRequest, train_tokenizer};
 pub use text::chat_template::ChatTemplate;
 pub use text::copied_file::CopiedFile;
 pub use text::text_stream::TextStream;

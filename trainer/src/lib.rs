@@ -4,6 +4,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod error;
 pub mod families;
+pub mod generation;
 pub mod hf;
 pub mod process_group;
 pub mod report;

@@ -180,14 +180,16 @@ impl ChatForm {
             }
             ChatForm::Alpaca => (alpaca(read(record)?), 0),
         };
-        let mut learned = Vec::new();
-        for (number, message) in messages.iter().enumerate() {
+        let (mut learned, mut checked) = (Vec::new(), Vec::new());
+        for (number, message) in messages.into_iter().enumerate() {
             let wrong = |problem| format!("has a message, number {}, {problem}", number + 1);
+            let message = &with_text(message).map_err(wrong)?;
             check(message).map_err(wrong)?;
             let answer = is_learned(message).map_err(wrong)?;
             learned.extend(answer.map(|is_learned| is_learned && number >= only_read));
+            checked.push(message.clone());
         }
-        Ok(Talk::Messages { messages, tools: tools.map(described).transpose()?, learned })
+        Ok(Talk::Messages { messages: checked, tools: tools.map(described).transpose()?, learned })
     }
 }
 
@@ -283,6 +285,30 @@ fn alpaca(Alpaca { system, history, instruction, input, output }: Alpaca) -> Vec
         messages.extend([message("user", &question), message(ASSISTANT, &answer)]);
     }
     messages
+}
+
+/// A message with its content as text: a list of parts, as OpenAI has them, becomes the texts one after the other.
+fn with_text(message: Value) -> Result<Value, String> {
+    let content = message.get_attr("content").unwrap_or_default();
+    if content.kind() != ValueKind::Seq {
+        return Ok(message);
+    }
+    let mut texts = String::new();
+    for part in content.try_iter().into_iter().flatten() {
+        let field = |name: &str| part.get_attr(name).unwrap_or_default();
+        match (field("type").as_str(), field("text").as_str()) {
+            (Some("text"), Some(text)) => texts += text,
+            (Some(kind), _) if kind != "text" => {
+                return Err(format!("whose `content` has a part of the type {kind:?}: parts are text"));
+            }
+            _ => return Err("whose `content` has a part without `type` and `text`".into()),
+        }
+    }
+    let fields = message.try_iter().into_iter().flatten();
+    let fields = fields.map(|key| (key.to_string(), message.get_item(&key).unwrap_or_default()));
+    let mut fields: BTreeMap<String, Value> = fields.collect();
+    fields.insert("content".into(), texts.into());
+    Ok(Value::from(fields))
 }
 
 /// Fails unless a message has a known role, and text or calls of tools.

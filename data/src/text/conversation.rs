@@ -153,7 +153,13 @@ pub(crate) mod tests {
     fn what_cannot_be_read_or_told_apart_is_said() {
         let cases = [
             ("chatml", r#"{"messages": [{"content": "x"}]}"#, "number 1, without a `role`"),
-            ("chatml", r#"{"messages": [{"role": "user", "content": [1]}]}"#, "number 1, whose `content` is not text"),
+            ("chatml", r#"{"messages": [{"role": "user", "content": 1}]}"#, "number 1, whose `content` is not text"),
+            ("chatml", r#"{"messages": [{"role": "user", "content": [1]}]}"#, "a part without `type` and `text`"),
+            (
+                "chatml",
+                r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}"#,
+                "number 1, whose `content` has a part of the type \"image_url\": parts are text",
+            ),
             (
                 INST,
                 r#"{"messages": [{"role": "clown", "content": "x"}]}"#,
@@ -165,6 +171,18 @@ pub(crate) mod tests {
         for (template, line, says) in cases {
             let problem = shown(template, &Tokenizer::Bytes, line).unwrap_err();
             assert!(problem.contains(says), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_content_of_parts_is_their_texts_one_after_the_other() {
+        let parts = TWO_TURNS
+            .replace("\"Hi\"", r#"[{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]"#)
+            .replace("\"Hello\"", r#"[{"type": "text", "text": "Hello"}]"#);
+        assert_ne!(parts, TWO_TURNS);
+        for template in ["chatml", INST, THINKS] {
+            let read = |line: &str| shown(template, &Tokenizer::Bytes, line).unwrap();
+            assert_eq!(read(&parts), read(TWO_TURNS));
         }
     }
 

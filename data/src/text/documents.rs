@@ -5,6 +5,7 @@
 //! in pieces. A short document is one piece. A long one is cut at ends of lines, if the tokenizer returns the same
 //! tokens with and without the cut. Files are read through buffers: memory holds only the text being tokenised.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -171,33 +172,33 @@ pub(crate) fn read_files<E: From<UserError>>(
 }
 
 impl Piece {
-    fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Vec<u32>, UserError> {
-        let name = self.path.display();
-        let encoded = match self.place {
-            None => tokenizer.encode(&self.text),
-            Some(place) => {
-                let wrong = |what: String, fix: &str| {
-                    let rule = format!("each line is a JSON object with text under `{key}`");
-                    UserError::new(format!("{name} {place} {what}"), rule, fix)
-                };
-                let JsonLine { text, fields, .. } = JsonLine::read(self.text.as_bytes(), Some(key))
-                    .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
-                let text = text.ok_or_else(|| {
-                    let fix = match ChatForm::is_in(&fields) {
-                        true => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
-                        false => "correct that line, or name another key: --text-key KEY",
-                    };
-                    wrong("has no such text".into(), fix)
-                })?;
-                tokenizer.encode(&text)
-            }
+    /// The document's text, or its part: of a record, what stands under `key`.
+    ///
+    /// # Errors
+    /// A record that is not JSON or has no such text.
+    pub(crate) fn document(&self, key: &str) -> Result<Cow<'_, str>, UserError> {
+        let Some(place) = self.place else { return Ok(Cow::Borrowed(&self.text)) };
+        let wrong = |what: String, fix: &str| {
+            let rule = format!("each line is a JSON object with text under `{key}`");
+            UserError::new(format!("{} {place} {what}", self.path.display()), rule, fix)
         };
-        encoded.map_err(|error| {
+        let JsonLine { text, fields, .. } = JsonLine::read(self.text.as_bytes(), Some(key))
+            .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
+        let text = text.ok_or_else(|| {
+            let fix = match ChatForm::is_in(&fields) {
+                true => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
+                false => "correct that line, or name another key: --text-key KEY",
+            };
+            wrong("has no such text".into(), fix)
+        })?;
+        Ok(Cow::Owned(text.into()))
+    }
+
+    fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Vec<u32>, UserError> {
+        tokenizer.encode(&self.document(key)?).map_err(|error| {
+            let place = self.place.map_or(String::new(), |place| format!(" {place}"));
             UserError::new(
-                format!(
-                    "{name}{}: the tokenizer fails: {error}",
-                    self.place.map_or(String::new(), |place| format!(" {place}"))
-                ),
+                format!("{}{place}: the tokenizer fails: {error}", self.path.display()),
                 "a tokenizer accepts any text",
                 "take that text out, or use another tokenizer.json: one with an unknown token, or a byte-level one",
             )

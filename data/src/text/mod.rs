@@ -1,6 +1,7 @@
 //! Text to tokens and back.
 
 pub(crate) mod answers;
+pub(crate) mod bpe_training;
 pub(crate) mod built_in_templates;
 pub(crate) mod chat_form;
 pub(crate) mod chat_template;
@@ -13,6 +14,7 @@ pub(crate) mod json_array;
 pub(crate) mod json_line;
 pub(crate) mod longest;
 pub(crate) mod normalizer;
+pub(crate) mod other_tokenizers;
 pub(crate) mod parquet_check;
 mod parquet_file;
 pub(crate) mod parquet_levels;
@@ -34,4 +36,5 @@ pub(crate) mod tokenizer;
 pub(crate) mod tokenizer_check;
 pub(crate) mod tokenizer_copy;
 pub(crate) mod unpacked;
+pub(crate) mod vocab_and_merges;
 pub(crate) mod watched;

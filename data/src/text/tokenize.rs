@@ -60,20 +60,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         let what = format!("--output {output} exists and is not an empty folder");
         return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
     }
-    let (mut files, mut notices) = (Vec::new(), FileNotices::default());
-    let mut paths: Vec<PathBuf> = Vec::new();
-    for path in &request.files {
-        match path.to_str() {
-            Some(path) => paths.extend(expanded("FILES", &[path])?.into_iter().map(PathBuf::from)),
-            None => paths.push(path.clone()),
-        }
-    }
-    for path in &paths {
-        let found =
-            text_files(&path.display().to_string(), path, Records::Documents(&request.text_key), Purpose::Train)?;
-        files.extend(found.files);
-        notices.extend(found.notices);
-    }
+    let (files, mut notices) = named_files(&request.files, &request.text_key)?;
     let bar = progress(&files);
     let started = Instant::now();
     let kind = TokenType::for_vocab(tokenizer.vocab());
@@ -118,8 +105,29 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     ))
 }
 
+/// The files of text that a command names, and notices about them.
+///
+/// # Errors
+/// As [`expanded`] and [`text_files`].
+pub(crate) fn named_files(names: &[PathBuf], key: &str) -> Result<(Vec<TextFile>, FileNotices), UserError> {
+    let (mut files, mut notices) = (Vec::new(), FileNotices::default());
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for path in names {
+        match path.to_str() {
+            Some(path) => paths.extend(expanded("FILES", &[path])?.into_iter().map(PathBuf::from)),
+            None => paths.push(path.clone()),
+        }
+    }
+    for path in &paths {
+        let found = text_files(&path.display().to_string(), path, Records::Documents(key), Purpose::Train)?;
+        files.extend(found.files);
+        notices.extend(found.notices);
+    }
+    Ok((files, notices))
+}
+
 /// A bar over the bytes of text. How many packed files have is not known before they are unpacked.
-fn progress(files: &[TextFile]) -> ProgressBar {
+pub(crate) fn progress(files: &[TextFile]) -> ProgressBar {
     let is_packed = |file: &TextFile| unpacked_name(&file.path) != file.path;
     let sizes = files.iter().filter_map(|file| std::fs::metadata(&file.path).ok()).map(|meta| meta.len());
     let (total, template) = match files.iter().any(is_packed) {

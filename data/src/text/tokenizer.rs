@@ -8,10 +8,13 @@ use common::files::read_file;
 use common::{UserError, caught};
 use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, PostProcessorWrapper, Token, TokenizerImpl};
 
+use crate::text::copied_file::CopiedFile;
 use crate::text::normalizer::BoundedNormalizer;
+use crate::text::other_tokenizers::refuse_other;
 use crate::text::pre_tokenizer::CheckedPreTokenizer;
 use crate::text::tokenizer_check::{Refusal, check};
 use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::vocab_and_merges::{MERGES, VOCAB, from_vocab_and_merges};
 use crate::text::watched::{Limits, watched};
 
 /// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
@@ -25,8 +28,11 @@ const TIME_OF_BYTE: Duration = Duration::from_micros(1);
 /// A text that shows at the start whether a tokenizer works at all.
 const PROBE: &str = "A text, of 2 lines.\n\tCafé ▁ <s> 日本語 😀\r\n";
 
+/// GPT-2's token that ends a document.
+pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
+
 /// Usual names of the token that ends a document, in the order of search.
-const USUAL_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"];
+const USUAL_ENDS: [&str; 6] = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"];
 
 /// A tokenizer.
 pub enum Tokenizer {
@@ -94,12 +100,13 @@ fn begin(tokenizer: &Parts) -> Vec<u32> {
 
 /// The error for something that is no tokenizer.
 fn no_tokenizer(what: String) -> UserError {
-    let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one";
+    let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one, or with vocab.json and merges.txt";
     UserError::new(what, rule, "check the path, or save the tokenizer with save_pretrained")
 }
 
 impl Tokenizer {
-    /// Opens `byte`, the `tokenizer.json` at `name`, or the one in a folder of that name. `end` is the token that ends a
+    /// Opens `byte`, the `tokenizer.json` at `name`, or the one in a folder of that name, or that folder's `vocab.json` and
+    /// `merges.txt`. `end` is the token that ends a
     /// document. `None`: the usual names are tried.
     ///
     /// # Errors
@@ -122,11 +129,22 @@ impl Tokenizer {
         {
             return copy.open(end);
         }
-        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.into() };
+        refuse_other(path)?;
+        if let Some(json) = from_vocab_and_merges(path)? {
+            let shown = format!("{VOCAB} with {MERGES} in {name}");
+            return Tokenizer::from_json(json.into_bytes().into(), &shown, end);
+        }
+        let path = if path.is_dir() { CopiedFile::Tokenizer.at(path) } else { path.into() };
         let shown = path.display().to_string();
         let json = read_file(&path, LARGEST)
             .map_err(|error| no_tokenizer(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
         Tokenizer::from_json(json.into(), &shown, end)
+    }
+
+    /// Whether a folder has a tokenizer that [`Tokenizer::open`] reads.
+    pub fn is_in(folder: &Path) -> bool {
+        let has = |name: &str| folder.join(name).is_file();
+        CopiedFile::Tokenizer.at(folder).is_file() || (has(VOCAB) && has(MERGES))
     }
 
     /// The tokenizer of a `tokenizer.json`. `shown` stands for the file in messages. `end` as in [`Tokenizer::open`].

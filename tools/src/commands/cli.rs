@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Command;
 use common::{Mistakes, UserError};
-use data::{InspectRequest, TokenizeRequest};
+use data::{InspectRequest, TokenizeRequest, TokenizerRequest};
 
 use super::args::{Parsed, read_line, train_request, with_run_flags};
 use super::batches::{self, BatchesRequest};
@@ -22,7 +22,7 @@ use super::profile::{self, ProfileRequest};
 use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
-use super::{checkpoint, completions, configs, inspect, manual, tokenize, top};
+use super::{checkpoint, completions, configs, inspect, manual, tokenize, tokenizer, top};
 use trainer::config::reference::reference;
 use trainer::config::request::TrainRequest;
 
@@ -41,6 +41,8 @@ pub enum Request {
     Doctor(DoctorRequest),
     /// Make token files.
     Tokenize(TokenizeRequest),
+    /// Make a tokenizer.
+    TrainTokenizer(TokenizerRequest),
     /// Show the contents of data.
     Inspect(InspectRequest),
     /// Write a page about runs.
@@ -81,6 +83,7 @@ pub(super) fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
         .subcommand(tokenize::command())
+        .subcommand(tokenizer::command())
         .subcommand(inspect::command())
         .subcommand(configs::command())
         .subcommand(import::command())
@@ -125,6 +128,7 @@ pub(super) fn read(arguments: impl IntoIterator<Item = OsString>, mistakes: &mut
     Some(match matches.subcommand() {
         Some(("options", _)) => Request::Print(reference()),
         Some(("tokenize", matches)) => Request::Tokenize(tokenize::request(matches)),
+        Some(("tokenizer", matches)) => Request::TrainTokenizer(tokenizer::request(matches)),
         Some(("data", matches)) => Request::Inspect(inspect::request(matches)),
         Some(("configs", matches)) => Request::Print(mistakes.keep(configs::page(matches))?),
         Some(("import", matches)) => Request::Import(import::request(matches)),

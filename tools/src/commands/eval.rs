@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use common::files::write_file;
 use common::terminal::{print, warn};
 use common::{Mistakes, UserError};
-use data::CopiedFile;
+use data::Tokenizer;
 use launch::RankEnv;
 
 use super::args::{positional, sets_option, text, text_flag, train_request, with_run_flags};
@@ -110,7 +110,7 @@ fn preset(model: &Path) -> Result<Vec<(String, String)>, UserError> {
         let all = by_key(run).into_iter().filter(|(key, _)| kept(key));
         preset.extend(all.map(|(key, value)| (key, value.to_string())));
     }
-    if CopiedFile::Tokenizer.at(model).exists() {
+    if Tokenizer::is_in(model) {
         preset.push(("data.tokenizer".into(), folder));
     }
     Ok(preset)

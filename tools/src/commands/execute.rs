@@ -11,7 +11,8 @@ use launch::watch::WatchSettings;
 use super::cli::{Request, command, read};
 use super::launch::LaunchRequest;
 use super::{
-    batches, chat, convert, doctor, eval, import, inspect, manual, plan, report, sample, tokenize, top, train,
+    batches, chat, convert, doctor, eval, import, inspect, manual, plan, report, sample, tokenize, tokenizer, top,
+    train,
 };
 use trainer::checkpoint;
 use trainer::config::DeviceChoice;
@@ -74,6 +75,14 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         Request::Profile(request) => train::profile(&request, env),
         Request::Evaluate(request) => eval::run(&request, env),
         Request::Doctor(request) => doctor::run(&request, env),
+        Request::TrainTokenizer(request) => {
+            refuse_ranks(
+                "tokenizer",
+                "one process makes a tokenizer, on all cores that it may use",
+                "start it without mpirun",
+            );
+            finish(tokenizer::run(&request))
+        }
         Request::Tokenize(request) => {
             refuse_ranks("tokenize", "one process tokenises, on all cores that it may use", "start it without mpirun");
             finish(tokenize::run(&request))

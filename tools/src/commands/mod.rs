@@ -27,6 +27,7 @@ mod report;
 pub mod sample;
 mod supervise;
 mod tokenize;
+mod tokenizer;
 mod top;
 mod train;
 

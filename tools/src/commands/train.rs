@@ -32,6 +32,7 @@ use trainer::run::evaluate::EvaluationSet;
 use trainer::run::output_files::check_writable;
 use trainer::run::ranks::{Topology, on_all_ranks, refuse};
 use trainer::run::run_folder;
+use trainer::run::samples::Prompts;
 use trainer::run::set_up::source_files;
 use trainer::run::source::{source, source_to_plan, validation_sets};
 
@@ -144,6 +145,9 @@ fn open_data(plan: &RunPlan, trains: bool, is_bench: bool, env: &RankEnv, mistak
     let open = if trains { source } else { source_to_plan };
     let source = mistakes.keep(open(plan))?;
     let sets = if trains { mistakes.keep(validation_sets(plan, &*source))? } else { Vec::new() };
+    if trains && env.rank == 0 {
+        mistakes.keep(Prompts::open(plan, &*source))?;
+    }
     let begins_anew = start_folder(&plan.config.checkpoint).is_none();
     // A folder that cannot be read is a mistake already.
     let has_files = env.rank == 0 && begins_anew && !is_bench && mistakes.is_empty();

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::html::escape;
 use super::run::Run;
-use super::{curves, experts, graphs, history, memory, operations, overview, timeline};
+use super::{curves, experts, graphs, history, memory, operations, overview, samples, timeline};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -18,12 +18,13 @@ const PLOTS_LICENCE: &str = include_str!("../../assets/uplot/LICENSE");
 /// The page loads nothing, whatever a run's files hold.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
-/// The sections: the heading in the page's contents, and the id. That of experts may be left out.
-const CONTENTS: [(&str, &str); 9] = [
+/// The sections: the heading in the page's contents, and the id. Those of experts and samples may be left out.
+const CONTENTS: [(&str, &str); 10] = [
     ("Runs", "overview"),
     ("Options", "options"),
     ("Curves", "curves"),
     ("Experts", "experts"),
+    ("Samples", "samples"),
     ("Graphs", "graphs"),
     ("Memory plan", "memory-plan"),
     ("Timeline", "timeline"),
@@ -76,13 +77,16 @@ pub fn document(runs: &[Run], now: SystemTime, reload: Option<u64>) -> String {
     let title = escape(&format!("Report of {}", names.join(", ")));
     let time = in_words(now);
     let experts = experts::experts(runs);
-    let contents = CONTENTS.iter().filter(|(_, id)| *id != "experts" || experts.is_some());
+    let samples = samples::samples(runs);
+    let left_out = |id: &str| (id == "experts" && experts.is_none()) || (id == "samples" && samples.is_none());
+    let contents = CONTENTS.iter().filter(|(_, id)| !left_out(id));
     let links: String = contents.map(|(name, id)| format!("<li><a href=\"#{id}\">{name}</a></li>")).collect();
     let sections = [
         overview::overview(runs),
         overview::options(runs),
         curves::curves(runs),
         experts.unwrap_or_default(),
+        samples.unwrap_or_default(),
         graphs::graphs(runs),
         memory::memory(runs),
         timeline::timelines(runs),

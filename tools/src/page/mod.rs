@@ -2,7 +2,7 @@
 //!
 //! - [`run`] reads a run's folder: `metrics.rs`, `settings.rs`, `expert_loads.rs`, `events.rs`, `trace.rs` and `made_files.rs` read its files.
 //! - `live.rs` reads it again and again, for `trainer top`.
-//! - [`document`] puts the page together from sections. Each section has a file: `overview.rs`, `curves.rs`, `experts.rs`,
+//! - [`document`] puts the page together from sections. Each section has a file: `overview.rs`, `curves.rs`, `experts.rs`, `samples.rs`,
 //!   `graphs.rs`, `memory.rs`, `timeline.rs`, `operations.rs` and `history.rs`.
 //! - `html.rs` and `drawing.rs` have the pieces of sections. `page.js` draws the curves with uPlot, and lets the
 //!   keyboard walk through each figure.
@@ -26,6 +26,7 @@ pub(crate) mod metrics;
 mod operations;
 mod overview;
 pub mod run;
+mod samples;
 mod settings;
 mod timeline;
 pub(crate) mod trace;

@@ -14,10 +14,12 @@ use super::events::Log;
 use super::expert_loads::ExpertLoads;
 use super::made_files::Made;
 use super::metrics::Metrics;
+use super::samples;
 use super::settings::{Settings, settings};
 use super::trace::{Trace, number_after};
 use trainer::config::{ConfigSources, RunConfig, rank_layout};
 use trainer::report::metrics::METRICS;
+use trainer::report::samples::{SAMPLES, StepSamples};
 use trainer::run::run_folder::CONFIG;
 use trainer::run::trace::of_rank;
 
@@ -50,6 +52,7 @@ pub struct Run {
     pub(crate) name: String,
     pub(crate) metrics: Metrics,
     pub(crate) expert_loads: ExpertLoads,
+    pub(crate) samples: Vec<StepSamples>,
     pub(crate) settings: Settings,
     /// The settings as options; `None` if this version of the trainer does not know them all.
     pub(crate) config: Option<RunConfig>,
@@ -79,6 +82,8 @@ impl Run {
         let metrics = Metrics::read(&lines);
         let expert_loads = ExpertLoads::read(&lines, &metrics);
         drop(lines);
+        let path = folder.join(SAMPLES);
+        let samples = samples::read(&optional(&path, read_file(&path, LARGEST_METRICS))?);
         let path = folder.join(CONFIG);
         let text = optional(&path, read_text(&path, LARGEST_CONFIG).map(String::into_bytes))?;
         let text = String::from_utf8_lossy(&text);
@@ -104,7 +109,7 @@ impl Run {
         };
         let trace = config.as_ref().and_then(|config| config.logging.trace.as_deref());
         let traces = traces(trace, folder, &shown);
-        Ok(Run { name, metrics, expert_loads, settings: settings(&text), config, log, ranks, graphs, traces })
+        Ok(Run { name, metrics, expert_loads, samples, settings: settings(&text), config, log, ranks, graphs, traces })
     }
 
     /// How the run's pipeline works on steps of so many microbatches. `None` without a pipeline.

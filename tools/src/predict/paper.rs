@@ -116,6 +116,8 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
     // One recording: no evaluation, no steps of other sizes.
     let mut config = plan.config.clone();
     config.train.eval_interval = 0;
+    config.train.early_stop_patience = 0;
+    config.checkpoint.save_best = false;
     config.train.rampup_batch_size = Vec::new();
     config.precision.fp8_metrics_interval = 0;
     let plan = Rc::new(RunPlan::new(config, plan.parallel.grid.ranks())?);

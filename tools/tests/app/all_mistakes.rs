@@ -67,8 +67,8 @@ const LINES: &[Case] = &[
         ],
     ),
     (
-        "--device cuda --optimizer adam --steps 0",
-        &["optimizer.kind = \"adam\"", "train.steps = 0", "train.device = \"cuda\""],
+        "--device cuda --optimizer adagrad --steps 0",
+        &["optimizer.kind = \"adagrad\"", "train.steps = 0", "train.device = \"cuda\""],
     ),
     (
         "launch -n 3 -- --stpes 5 --global-batch-size 16 --data-path absent --tokenizer lacking --device host",

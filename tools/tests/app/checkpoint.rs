@@ -13,7 +13,7 @@ use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use launch::watch::activity::{Activity, Doing};
 use safetensors::SafeTensors;
-use trainer::checkpoint::{Occasion, Origin, Progress, SaveRequest, Writers, load, save, verify};
+use trainer::checkpoint::{Occasion, Origin, Progress, SaveRequest, Validated, Writers, load, save, verify};
 
 /// The usual groups of one rule.
 type Groups = fn() -> Vec<ParamGroup>;
@@ -100,8 +100,9 @@ fn save_alone(dir: &Path, stage: &mut Stage, progress: Progress, writers: &Write
 /// [`save_alone`], from a copy in that memory if there is one.
 fn save_from(dir: &Path, stage: &mut Stage, progress: Progress, from: (&Writers, Option<&Staging>)) -> PathBuf {
     let (origin, occasion) = (&Arc::new(Origin::default()), Occasion::Interval);
-    let ((writers, memory), metrics, make_room) = (from, b"", &|| Ok(()));
-    save(stage, &SaveRequest { dir, progress, origin, metrics, writers, occasion, memory, make_room }).unwrap()
+    let ((writers, memory), validated, make_room) = (from, Validated::default(), &|| Ok(()));
+    let metrics = b"";
+    save(stage, &SaveRequest { dir, progress, validated, origin, metrics, writers, occasion, memory, make_room }).unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.

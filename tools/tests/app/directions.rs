@@ -30,7 +30,17 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "trainer",
-        &[&["error"], &["process_group"], &["families"], &["config"], &["checkpoint"], &["hf"], &["report"], &["run"]],
+        &[
+            &["error"],
+            &["process_group"],
+            &["families"],
+            &["config"],
+            &["checkpoint"],
+            &["hf"],
+            &["generation"],
+            &["report"],
+            &["run"],
+        ],
     ),
     ("tools", &[&["page"], &["predict"], &["profile"], &["commands"], &["main"]]),
 ];

@@ -11,9 +11,9 @@ use engine::step::{Stage, StepSettings};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 use tools::commands::cli::{Request, parse};
-use tools::commands::sample::Generator;
 use trainer::config::plan::{ModelPlan, RunPlan};
 use trainer::error::RunError;
+use trainer::generation::Generator;
 use trainer::hf::{DataType, Direction, Pretrained, convert};
 use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::{load_start, stage};
@@ -51,7 +51,7 @@ pub fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
     let params = Params::without_gradients(&device, gpt(shape.clone()).specs).unwrap();
     Pretrained::open(folder).unwrap().load(&shape, &params, &device).unwrap();
-    let mut generator = Generator::new(&device, &shape, params, tokens.len()).unwrap();
+    let mut generator = Generator::new(&device, &shape, &params, tokens.len()).unwrap();
     let mut all = generator.start(&tokens[..1]).unwrap();
     for &token in &tokens[1..tokens.len() - 1] {
         all.extend(generator.read(token).unwrap());

@@ -192,7 +192,7 @@ fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
          raw_tokens = \"u16\"\n[train]\nmicro_batch_size = 4\nglobal_batch_size = 16\nsteps = 4\neval_interval = 2\n\
          eval_steps = 2\ndevice = \"host\"\n[optimizer]\nlr = 1e-3\nmin_lr = 1e-4\nbetas = [0.9, 0.99]\nweight_decay = 0.1\n\
          warmup_steps = 1\nclip = 1.0\nschedule = \"cosine\"\n[precision]\ncompute = \"tf32\"\n[cuda_graph]\nenable = false\n\
-         [checkpoint]\ndir = \"out\"\ninterval = 2\n",
+         [checkpoint]\ndir = \"out\"\ninterval = 0\nsave_best = true\n",
     );
     assert_comments(
         &page,
@@ -203,6 +203,7 @@ fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
             &["wandb_run_name", "is not evaluated"],
             &["wandb_project", "Instead: --wandb with WANDB_PROJECT set"],
             &["raw_tokens", "its meta.pkl has the number of characters"],
+            &["GELU in its exact form", "has the tanh form"],
         ],
     );
     let (table, page) = imported("empty.py", "init_from = 'gpt2-xl'\nlr_decay_iters = 7\n", "", 1);

@@ -7,7 +7,7 @@ use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
 use engine::params::{OptimizerShard, Params};
 use engine::precision::Precision;
-use tools::commands::sample::{Generator, Sampler, longest_prompt};
+use trainer::generation::{Generator, Sampler, longest_prompt};
 
 use crate::data_files::{Folder, llmc, small_tokenizer};
 use crate::harness::stdout_of;
@@ -26,7 +26,7 @@ fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
     let specs = gpt(shape.clone()).specs;
     let params = Params::new(&device, specs, Some(7), usize::MAX, OptimizerShard::whole()).unwrap();
-    let generator = Generator::new(&device, shape, params, longest).unwrap();
+    let generator = Generator::new(&device, shape, Box::leak(Box::new(params)), longest).unwrap();
     (device, generator)
 }
 

@@ -9,8 +9,9 @@ use launch::watch::activity::Activity;
 
 use super::file::CheckpointFile;
 use super::manifest::{Damage, Extent, MANIFEST, Manifest};
-use super::read::verify;
+use super::read::{check_sizes, verify};
 use super::step_name::{FolderName, folder_name, step_of};
+use super::validated::ValidationEntry;
 
 /// The folder of a checkpoint that is being written.
 pub(super) fn temporary(path: &Path) -> PathBuf {
@@ -173,12 +174,14 @@ pub(super) fn newest(dir: &Path, activity: &Activity) -> Result<Newest, Unclear>
     Ok((None, damaged))
 }
 
-/// The folder of the model that `path` names: the newest complete checkpoint of a folder of them, else `path` itself.
+/// The folder of the model that `path` names: the newest complete checkpoint of a folder of them, the [best](named), else
+/// `path` itself.
 /// Every byte of a checkpoint is checked.
 ///
 /// # Errors
 /// A folder that is missing or cannot be read; only damaged checkpoints.
 pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
+    let path = &named(path);
     let shown = path.display();
     let rule = "it names a checkpoint, a folder of them, or a Hugging Face model";
     let wrong =
@@ -210,33 +213,58 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     }
 }
 
-/// Removes this run's older checkpoints. Of those of up to `step` steps the newest `keep` complete ones stay; 0 keeps
-/// all. `complete` tells whether a checkpoint is complete. Checkpoints of other or unknown runs stay, and so do those
-/// with files of somebody else.
-pub(super) fn prune(
-    dir: &Path,
-    step: usize,
-    keep: usize,
-    run: Option<&str>,
-    complete: impl Fn(&Path) -> bool,
-) -> std::io::Result<()> {
-    let ours = |path: &PathBuf| Manifest::read(path).is_ok_and(|manifest| manifest.run.as_deref() == run);
+/// The checkpoints of a run that stay when others are removed.
+pub(super) struct Kept {
+    /// The name of the run.
+    pub(super) run: Option<String>,
+    /// The number of the newest complete ones; 0 for all.
+    pub(super) newest: usize,
+    /// Whether the one with the lowest validation loss stays too.
+    pub(super) best: bool,
+}
+
+/// Removes older checkpoints of a run, of those of up to `step` steps, and keeps these. `complete` tells whether a checkpoint is
+/// complete. Checkpoints of other or unknown runs stay, and so do those with files of somebody else.
+pub(super) fn prune(dir: &Path, step: usize, keep: &Kept, complete: impl Fn(&Path) -> bool) -> std::io::Result<()> {
+    let ours = |path: &PathBuf| Manifest::read(path).is_ok_and(|manifest| manifest.run == keep.run);
     let older = steps(dir)?.into_iter().rev().filter(|(of, _)| *of <= step).map(|(_, path)| path);
     let all: Vec<PathBuf> = older.filter(ours).collect();
-    if keep == 0 || all.len() <= keep {
+    if keep.newest == 0 || all.len() <= keep.newest {
         return Ok(());
     }
+    let best = if keep.best { best_of(&all, &complete) } else { None };
     let mut kept = 0;
-    for path in all {
-        if kept >= keep {
-            if has_only_our_files(&path)? {
-                remove(&path)?;
+    for path in &all {
+        if kept >= keep.newest {
+            if best != Some(path) && has_only_our_files(path)? {
+                remove(path)?;
             }
-        } else if complete(&path) {
+        } else if complete(path) {
             kept += 1;
         }
     }
     Ok(())
+}
+
+/// The complete checkpoint with the lowest validation loss; of equal ones the first. `None` if none was evaluated.
+fn best_of<'p>(all: &'p [PathBuf], complete: impl Fn(&Path) -> bool) -> Option<&'p PathBuf> {
+    let loss = |path: &'p PathBuf| Some((Manifest::read(path).ok()?.validation?.loss()?, path));
+    let losses = all.iter().filter(|path| complete(path)).filter_map(loss);
+    losses.min_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, path)| path)
+}
+
+/// The folder that a user's name of a checkpoint stands for: `DIR/best` is the checkpoint with the lowest validation loss in
+/// `DIR`, any other path itself.
+pub fn named(path: &Path) -> PathBuf {
+    let dir = path.parent().filter(|_| path.file_name().is_some_and(|name| name == "best") && !path.exists());
+    let all: Vec<PathBuf> = dir.and_then(|dir| steps(dir).ok()).into_iter().flatten().map(|(_, path)| path).collect();
+    best_of(&all, |path| check_sizes(path).is_ok()).map_or_else(|| path.to_path_buf(), PathBuf::clone)
+}
+
+/// The validation loss of a checkpoint in words; empty if it was not evaluated.
+fn loss_of(manifest: &Manifest) -> String {
+    let loss = manifest.validation.as_ref().and_then(ValidationEntry::loss);
+    loss.map_or(String::new(), |loss| format!(", validation loss {loss:.4}"))
 }
 
 /// A line for each checkpoint of a folder, or for one checkpoint, and whether all are complete. Every byte is checked.
@@ -261,12 +289,13 @@ pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
     let mut complete = true;
     let mut line = |path: &Path| match verify(path, &Activity::default()) {
         Ok(manifest) => format!(
-            "complete, {}, {}, {}, {} applied, {} skipped",
+            "complete, {}, {}, {}, {} applied, {} skipped{}",
             counted(manifest.step, "step"),
             counted(manifest.samples as usize, "sample"),
             bytes(manifest.bytes() as usize),
             counted(manifest.applied as usize, "update"),
-            manifest.skipped + manifest.spikes.as_ref().map_or(0, |spikes| spikes.skipped)
+            manifest.skipped + manifest.spikes.as_ref().map_or(0, |spikes| spikes.skipped),
+            loss_of(&manifest)
         ),
         Err(damage) => {
             complete = false;

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use super::file::Single;
 use super::header::MOST_AXES;
 use super::step_name::step_of;
+use super::validated::ValidationEntry;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = Single::WORDS[Single::Manifest as usize];
@@ -70,6 +71,9 @@ pub struct Manifest {
     /// The losses and norms of the last steps, if the run skips spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeEntry>,
+    /// The validation losses so far, if the run was evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<ValidationEntry>,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
     /// Every part of every tensor.

@@ -18,6 +18,7 @@ use super::output::WriteError;
 use super::step_name::step_name;
 use super::tensor_file::{TensorFile, tensor_entries};
 use super::unfinished::{Target, UnfinishedSave};
+use super::validated::{Validated, ValidationEntry};
 use super::writers::Writers;
 use crate::error::SaveError;
 
@@ -65,6 +66,8 @@ pub struct SaveRequest<'s> {
     pub dir: &'s Path,
     /// The steps and samples done.
     pub progress: Progress,
+    /// The validation losses so far.
+    pub validated: Validated,
     /// The run.
     pub origin: &'s Arc<Origin>,
     /// The run's lines of metrics that could not be written elsewhere. Only the rank that leads writes them.
@@ -175,6 +178,7 @@ fn manifest(stage: &Stage, request: &SaveRequest<'_>) -> device::Result<Manifest
         products: device.export_choices(),
         run: request.origin.run.clone(),
         data: request.origin.data.clone(),
+        validation: ValidationEntry::new(&request.validated),
         spikes: history.map(|history| SpikeEntry::new(status.spikes, &history)),
         ..Manifest::new(request.progress, status.applied, status.skipped)
     })

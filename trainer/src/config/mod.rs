@@ -9,6 +9,7 @@ pub mod advice;
 pub mod batch_plan;
 pub mod checks;
 pub mod epochs;
+mod evaluation_plan;
 mod experts_plan;
 mod fp8_plan;
 pub mod freeze_plan;
@@ -41,7 +42,7 @@ pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice,
     GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement,
     Normalization, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
-    RecomputeConfig, RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RouterScore,
-    RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
+    RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, RunConfig,
+    SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
 };
 pub use sources::ConfigSources;

@@ -9,8 +9,8 @@ use engine::precision::Precision;
 use crate::config::{
     Activation, AmaxAlgo, BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope,
     ModelKind, MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding,
-    QkNormOver, RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice,
-    TensorTransfers, TokenDropPolicy, VerifyMemory,
+    QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
+    TokenDropPolicy, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -173,6 +173,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.sync_debug", "sync-debug", &[], "\"off\"", Kind::Choice(SyncDebugChoice::WORDS), "What happens at a call in a steady step that makes the host wait for the device, or allocates. warn: a warning names the call and the region, once. error: the run ends with exit code 3"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for no evaluations"),
     option("train.eval_steps", "eval-iters", &[], "8", Kind::Integer, "Batches in an evaluation; 0 for no evaluations"),
+    option("train.early_stop_patience", "early-stop-patience", &[], "0", Kind::Integer, "The run ends when its validation loss has not fallen below the lowest for so many evaluations in a row. 0: never"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
 
     option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(OptimizerChoice::WORDS), "The optimizer. muon: Muon for the matrices of blocks, with AdamW's learning rate and weight decay, and AdamW for embeddings, head, norms and biases"),
@@ -223,7 +224,6 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port. Unset: the loopback on one machine, else rank 0's host name and the address of its default route"),
 
     option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(RecomputeGranularity::WORDS), "What backward computes again instead of saving it. selective: norms and activations (GELU, SwiGLU), for about a third less activation memory. full: whole blocks from their input, for the memory of one group of blocks and up to a third more work"),
-    option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(RecomputeMethod::WORDS), "full: all blocks of a stage are recomputed, in groups of recompute.layers"),
     option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: number of blocks recomputed together, and captured as one layer. More blocks save fewer inputs, and need more memory while they are recomputed"),
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
@@ -241,6 +241,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints. Unset: none are written"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints. 0: one at the end, or when a signal ends the run"),
     option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Number of the run's newest checkpoints to keep; 0 for all"),
+    option("checkpoint.save_best", "save-best", &[], "false", Kind::Bool, "Also save after each evaluation whose validation loss is the lowest so far, and keep the checkpoint with the lowest beside the newest. Its name is best, in checkpoint.dir, wherever a checkpoint is named"),
     option("checkpoint.async_save", "async-save", &[], "true", Kind::Bool, "At an interval the state is copied to the machine's memory beside the next step, and training goes on while the copy is written. false: training waits until the checkpoint is on disk, as it does at the end of a run"),
     option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue from the newest in checkpoint.dir, if there is one. never: refuse to start where there is one. Or a checkpoint, or a folder whose newest is taken"),
 
@@ -248,6 +249,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console. metrics.jsonl has every step"),
     option("logging.tensorboard", "tensorboard", &[], "false", Kind::Bool, "Also write TensorBoard event files into logging.dir"),
     option("logging.wandb", "wandb", &[], "false", Kind::Bool, "Also write wandb-history.jsonl and wandb-summary.json, in the form of Weights & Biases, into logging.dir. If python3 has the module wandb, it also sends each step while the run goes on; WANDB_MODE=offline sends nothing"),
+    option("logging.sample_prompts", "sample-prompts", &[], "", Kind::Text, "File with a prompt in each line, which the model continues while it trains: every logging.sample_interval steps, and at the end. The texts are in the log, in samples.jsonl and on the page of `trainer report`. For ranks that have the whole model each"),
+    option("logging.sample_interval", "sample-interval", &[], "100", Kind::Integer, "Steps between samples, with logging.sample_prompts"),
     option("logging.print_activations", "print-activations", &[], "[]", Kind::Texts, "Outputs of which the mean, the root mean square and the largest magnitude are printed, for each microbatch of the steps that have a line: \"embedding\", \"h.3\" for the block of that number, \"h.3.attention\" or \"h.3.mlp\" (\"h.3.moe\" in a block with experts) for a module of it. The host waits for each. Graphs go around them"),
     option("logging.trace", "trace", &[], "", Kind::Text, "File for a timeline of a few steps, for ui.perfetto.dev: every kernel, copy and call with its layer. Ranks other than 0 add their number to the name"),
     option("logging.trace_after", "trace-after", &["profile-step-start"], "", Kind::Integer, "Steps before the timeline begins. Unset: it begins with the first replay"),

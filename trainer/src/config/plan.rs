@@ -11,6 +11,8 @@ use parallel::Axis;
 use crate::config::activation_plan::PrintedActivations;
 use crate::config::batch_plan::BatchPlan;
 use crate::config::checks::{at_least, at_most, within};
+pub use crate::config::evaluation_plan::EvaluationPlan;
+use crate::config::evaluation_plan::{check_samples, check_validation};
 use crate::config::freeze_plan::FrozenNames;
 use crate::config::graph_plan::graph_options;
 use crate::config::learning_rate::{Decay, LearningRate};
@@ -21,7 +23,7 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, RunConfig, TrainConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, RunConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -52,15 +54,6 @@ pub struct RunPlan {
     pub keeps_losses: bool,
     /// When a rank counts as failed.
     pub watch: WatchSettings,
-}
-
-/// When the model is evaluated, and on how much.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EvaluationPlan {
-    /// Steps between evaluations.
-    pub interval: usize,
-    /// Global batches of an evaluation.
-    pub batches: usize,
 }
 
 impl RunPlan {
@@ -122,7 +115,9 @@ impl RunPlan {
             .as_ref()
             .and_then(|frozen| mistakes.keep(NamedGroup::all(&config.optimizer.param_groups, &model, frozen)));
         let printed = mistakes.keep(PrintedActivations::new(&config, &model));
-        let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
+        let (size, evaluation) = (ModelSize::of(&model), EvaluationPlan::new(&config.train));
+        mistakes.keep(check_validation(&config));
+        mistakes.keep(check_samples(&config, &model));
         let (batch, parallel, graphs) = (batch?, parallel?, graphs?);
         let (watch, frozen, printed) = (watch?, frozen?, printed?);
         let optimizer = optimizer?.with_named(named?);
@@ -202,11 +197,6 @@ fn stage_layers(model: &ModelPlan, parallel: &ParallelPlan, rank: usize) -> Stag
         ModelPlan::Gpt(_) => StageLayers::of_stage(parallel.stage(rank), blocks, *recomputed_blocks),
         ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
     }
-}
-
-fn evaluation(train: &TrainConfig) -> Option<EvaluationPlan> {
-    let plan = EvaluationPlan { interval: train.eval_interval, batches: train.eval_steps };
-    (plan.interval > 0 && plan.batches > 0).then_some(plan)
 }
 
 /// Checks numbers that no other setting depends on.

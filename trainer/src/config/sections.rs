@@ -263,6 +263,7 @@ section!(TrainConfig {
     sync_debug: SyncDebugChoice,
     eval_interval: usize,
     eval_steps: usize,
+    early_stop_patience: usize,
     threads: Option<usize>,
 });
 
@@ -421,7 +422,7 @@ choice! {
     }
 }
 
-section!(RecomputeConfig { granularity: RecomputeGranularity, method: RecomputeMethod, layers: usize });
+section!(RecomputeConfig { granularity: RecomputeGranularity, layers: usize });
 
 choice! {
     /// The extent of recomputation in the backward pass.
@@ -432,14 +433,6 @@ choice! {
         Selective = "selective",
         /// Whole blocks.
         Full = "full",
-    }
-}
-
-choice! {
-    /// The choice of blocks that `RecomputeGranularity::Full` recomputes.
-    pub enum RecomputeMethod {
-        /// All blocks of a stage, in groups of the same size.
-        Uniform = "uniform",
     }
 }
 
@@ -489,7 +482,14 @@ choice! {
     }
 }
 
-section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, async_save: bool, resume: Resume });
+section!(CheckpointConfig {
+    dir: Option<String>,
+    interval: usize,
+    keep: usize,
+    save_best: bool,
+    async_save: bool,
+    resume: Resume,
+});
 
 /// The checkpoint that a run continues. Any text is one: a word, or else a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -528,6 +528,8 @@ section!(LoggingConfig {
     interval: usize,
     tensorboard: bool,
     wandb: bool,
+    sample_prompts: Option<String>,
+    sample_interval: usize,
     print_activations: Vec<String>,
     trace: Option<String>,
     trace_after: Option<usize>,

@@ -26,6 +26,8 @@ pub struct ConfigSources {
     start: BTreeMap<&'static str, Value>,
     file: BTreeMap<&'static str, Value>,
     flags: BTreeMap<&'static str, Value>,
+    /// Notices about words that were taken.
+    notices: BTreeSet<&'static str>,
 }
 
 impl ConfigSources {
@@ -71,6 +73,7 @@ impl ConfigSources {
             for (name, value) in values {
                 let key = format!("{section}.{name}");
                 let found = find(&key).ok_or_else(|| unknown(&key, origin));
+                self.notices.extend(value.as_str().and_then(|word| words::notice(&key, word)));
                 let value = found.and_then(|option| Ok((option.key, checked(option, value, origin)?)));
                 self.file.extend(mistakes.keep(value));
             }
@@ -87,6 +90,7 @@ impl ConfigSources {
         if let Some((other, value)) = words::also_sets(option.key, text) {
             self.set(other, value, origin)?;
         }
+        self.notices.extend(words::notice(option.key, text));
         let text = &*words::ours(option.key, text);
         let unquoted = || Value::String(text.into());
         let value = match option.kind {
@@ -100,6 +104,11 @@ impl ConfigSources {
         };
         self.flags.insert(option.key, checked(option, value, origin)?);
         Ok(())
+    }
+
+    /// Notices about values that were taken as other words.
+    pub fn notices(&self) -> impl Iterator<Item = String> {
+        self.notices.iter().map(|notice| notice.to_string())
     }
 
     /// Takes the options of the model that training starts from. They override a preset; the file and flags override them.

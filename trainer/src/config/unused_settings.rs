@@ -82,10 +82,11 @@ const RULES: &[Rule] = &[
     ),
     (&["parallel.grad_reduce"], has_one_data_rank, NO_DATA_RANKS),
     (
-        &["checkpoint.interval", "checkpoint.keep", "checkpoint.async_save"],
+        &["checkpoint.interval", "checkpoint.keep", "checkpoint.save_best", "checkpoint.async_save"],
         |run| run.config.checkpoint.dir.is_none(),
         "without checkpoint.dir (--save) no checkpoint is written",
     ),
+    (&["logging.sample_interval"], |run| run.config.logging.sample_prompts.is_none(), "without logging.sample_prompts (--sample-prompts) the model writes nothing while it trains"),
     (&["logging.trace_after"], |run| run.config.logging.trace.is_none(), "without logging.trace (--trace) there is no timeline"),
     (&["data.split"], |run| run.config.data.path.is_none(), "without data.path the trainer generates data"),
     (

@@ -15,7 +15,7 @@ use toml::Value;
 use super::names::{Entry, Naming, entries};
 use super::read::WeightFolder;
 use super::source::SourceFiles;
-use crate::checkpoint::{MANIFEST, newest_in, several_at_once};
+use crate::checkpoint::{MANIFEST, named, newest_in, several_at_once};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, ModelOptions};
@@ -38,6 +38,7 @@ impl Pretrained {
     /// A folder without a configuration, or with one of an unknown family; a damaged checkpoint; checkpoints without a
     /// complete one.
     pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
+        let folder = &named(folder);
         let is_theirs = folder.join("config.json").exists();
         // A folder made by `convert` has no manifest. `newest_in` returns such a folder as it is.
         Pretrained::open_checked(&if is_theirs || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? })
@@ -49,6 +50,7 @@ impl Pretrained {
     /// # Errors
     /// As [`Pretrained::open`].
     pub fn open_checked(folder: &Path) -> Result<Pretrained, UserError> {
+        let folder = &named(folder);
         let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| folder.join(name).exists());
         let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
         let theirs = folder.join("config.json");

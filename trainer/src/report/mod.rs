@@ -12,6 +12,7 @@ mod progress;
 pub mod replay_picture;
 pub mod reporter;
 pub mod run_log;
+pub mod samples;
 mod step_file;
 pub mod summary;
 pub mod tensorboard;

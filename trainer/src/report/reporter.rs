@@ -21,6 +21,7 @@ use crate::report::gpu_peak::peak_tflops;
 use crate::report::metrics::StepMetrics;
 use crate::report::progress::ProgressLine;
 use crate::report::run_log::RunLog;
+use crate::report::samples::{SAMPLES, SampleText, StepSamples};
 use crate::report::time_left::TimeLeft;
 
 /// The losses of an evaluation.
@@ -215,6 +216,12 @@ impl<'p> Reporter<'p> {
             self.progress.show(step, self.steps, self.left(step).as_deref(), result.loss);
         }
         self.write("the metrics", |log| log.write(&metrics));
+    }
+
+    /// Reports the texts that the model wrote after so many steps.
+    pub(crate) fn report_samples(&mut self, step: usize, samples: Vec<SampleText>) {
+        samples.iter().for_each(|sample| self.say(&sample.line()));
+        self.write(SAMPLES, |log| log.write_samples(&StepSamples { step, samples }));
     }
 
     /// Whether a step has a line of its own, counted from 1.

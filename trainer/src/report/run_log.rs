@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::config::LoggingConfig;
 use crate::report::metrics::{MetricsFile, StepMetrics};
+use crate::report::samples::{SamplesFile, StepSamples};
 use crate::report::tensorboard::EventFile;
 use crate::report::wandb::History;
 use crate::report::wandb_client::Client;
@@ -14,6 +15,7 @@ pub struct RunLog {
     events: Option<EventFile>,
     history: Option<History>,
     client: Option<Client>,
+    samples: Option<SamplesFile>,
 }
 
 impl RunLog {
@@ -35,7 +37,8 @@ impl RunLog {
         };
         let events = logging.tensorboard.then(|| EventFile::create(folder, step)).transpose()?;
         let history = logging.wandb.then(|| History::open(folder, step)).transpose()?;
-        Ok(RunLog { metrics, events, history, client })
+        let samples = logging.sample_prompts.as_ref().map(|_| SamplesFile::open(folder, step)).transpose()?;
+        Ok(RunLog { metrics, events, history, client, samples })
     }
 
     /// Adds a step. Metrics that cannot be written are kept for later. A file of another kind that cannot be written is
@@ -56,6 +59,14 @@ impl RunLog {
             _ => {}
         }
         metrics.and(events).and(row.map(drop))
+    }
+
+    /// Adds texts of the model.
+    ///
+    /// # Errors
+    /// Operating system errors.
+    pub fn write_samples(&mut self, samples: &StepSamples) -> std::io::Result<()> {
+        self.samples.as_mut().map_or(Ok(()), |file| file.write(samples))
     }
 
     /// The lines of `metrics.jsonl` that may not be on disk.

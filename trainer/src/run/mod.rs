@@ -12,6 +12,7 @@ pub mod output_files;
 pub mod random_steps;
 pub mod ranks;
 pub mod run_folder;
+pub mod samples;
 pub mod set_up;
 pub mod source;
 mod submitted_step;

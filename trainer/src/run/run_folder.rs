@@ -14,6 +14,7 @@ use crate::checkpoint::LOG_LOCK;
 use crate::config::model_name::name_in;
 use crate::report::logs::{RUN_LOG, unwritable};
 use crate::report::metrics::{METRICS, last_step};
+use crate::report::samples::SAMPLES;
 use crate::report::tensorboard::PREFIX;
 use crate::report::wandb::{HISTORY, SUMMARY};
 use crate::report::wandb_client::CLIENT_LOG;
@@ -31,7 +32,7 @@ const LONGEST_CONFIG: u64 = 1 << 20;
 const LONGEST_NAME: u64 = 4096;
 
 /// The files that rank 0 writes into the folder under these names.
-const WRITTEN: [&str; 9] = [LOG_LOCK, CONFIG, METRICS, OWNER, RUN_LOG, RANKS, HISTORY, SUMMARY, CLIENT_LOG];
+const WRITTEN: [&str; 10] = [LOG_LOCK, CONFIG, METRICS, SAMPLES, OWNER, RUN_LOG, RANKS, HISTORY, SUMMARY, CLIENT_LOG];
 
 /// Fails if something other than a regular file is in the place of a file that rank 0 writes into `folder`. So the run is
 /// refused before any work, though most of these files are opened late.
@@ -121,8 +122,9 @@ fn move_aside(folder: &Path) -> Result<PathBuf> {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        let about_steps =
-            [METRICS, OWNER, CONFIG].contains(&&*text) || text.starts_with("wandb-") || text.starts_with(PREFIX);
+        let about_steps = [METRICS, SAMPLES, OWNER, CONFIG].contains(&&*text)
+            || text.starts_with("wandb-")
+            || text.starts_with(PREFIX);
         if about_steps {
             std::fs::rename(entry.path(), aside.join(&name))?;
         }

@@ -19,7 +19,7 @@ use engine::step::Stage;
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
-use crate::checkpoint::{KeptFile, Occasion, Progress, Session};
+use crate::checkpoint::{KeptFile, Occasion, Progress, Session, Validated};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -35,6 +35,7 @@ use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
 use crate::run::evaluate::{EvaluationSet, of_set};
 use crate::run::run_folder::CONFIG;
+use crate::run::samples::{Prompts, SampleWriter};
 use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
@@ -92,7 +93,9 @@ pub fn train(
     }
     let outcome = match (session, trace) {
         (Some(session), Some(trace)) => {
-            match Trainer::start(plan, group, device, (source, sets), session, trace, &mut stage)? {
+            let prompts = if group.rank == 0 { Prompts::open(plan, &*source)? } else { None };
+            let samples = prompts.map(|prompts| SampleWriter::new(prompts, device, &stage)).transpose()?;
+            match Trainer::start(plan, group, device, (source, sets, samples), session, trace, &mut stage)? {
                 Some(mut trainer) => {
                     trainer.run()?;
                     Some(trainer.finish(request.graph_report.as_deref())?)
@@ -115,9 +118,12 @@ struct Trainer<'r> {
     source: Arc<dyn Source>,
     /// Further data to evaluate on.
     sets: &'r [EvaluationSet],
+    /// The model as a writer, on rank 0, if the run writes samples.
+    samples: ManuallyDrop<Option<SampleWriter>>,
     /// `None` on the stages that need no samples.
     batches: Option<Prefetch>,
     session: Session<'r>,
+    validated: Validated,
     trace: StepTrace,
     verified: VerifiedSteps,
     report: Reporter<'r>,
@@ -138,7 +144,7 @@ impl<'r> Trainer<'r> {
         plan: &'r RunPlan,
         group: &'r ProcessGroup,
         device: &'r Device,
-        (source, sets): (Arc<dyn Source>, &'r [EvaluationSet]),
+        (source, sets, samples): (Arc<dyn Source>, &'r [EvaluationSet], Option<SampleWriter>),
         mut session: Session<'r>,
         trace: StepTrace,
         stage: &'r mut Stage,
@@ -152,6 +158,13 @@ impl<'r> Trainer<'r> {
                     "done before: {done} of {}. To continue, set a larger train.steps",
                     counted(steps, "step")
                 ));
+            }
+            return Ok(None);
+        }
+        let validated = session.validated();
+        if let Some(why) = stops_early(plan, &validated) {
+            if group.rank == 0 {
+                say(&format!("ended before, after step {}: {why}", progress.step));
             }
             return Ok(None);
         }
@@ -176,8 +189,10 @@ impl<'r> Trainer<'r> {
             stage,
             source,
             sets,
+            samples: ManuallyDrop::new(samples),
             batches,
             session,
+            validated,
             trace,
             verified: VerifiedSteps::default(),
             report,
@@ -193,11 +208,12 @@ impl<'r> Trainer<'r> {
         while self.progress.step < self.plan.steps {
             let _span = tracing::info_span!("step", step = self.progress.step + 1).entered();
             self.train_step()?;
-            self.evaluate_if_due()?;
+            let best = self.evaluate_if_due()?;
+            self.write_samples_if_due()?;
             let new = self.session.saved()?;
             self.prune(new);
             let stop = self.must_stop();
-            let saved = self.save_if_due(stop)?;
+            let saved = self.save_if_due(stop, best)?;
             if stop && self.progress.step < self.plan.steps {
                 self.say_why_stopped(saved);
                 break;
@@ -268,11 +284,12 @@ impl<'r> Trainer<'r> {
     }
 
     /// Evaluates at the configured interval and after the last step. Reports the step just submitted together with the
-    /// validation loss.
-    fn evaluate_if_due(&mut self) -> Result<(), RunError> {
+    /// validation loss. Returns whether that is the lowest so far.
+    fn evaluate_if_due(&mut self) -> Result<bool, RunError> {
+        self.validated.loss = None;
         let (done, steps) = (self.progress.step, self.plan.steps);
         let Some(evaluation) = self.plan.evaluation.filter(|plan| done % plan.interval == 0 || done == steps) else {
-            return Ok(());
+            return Ok(false);
         };
         let last = self.in_flight.take().map(|step| self.wait(step)).transpose()?;
         let activity = &self.group.activity;
@@ -286,22 +303,45 @@ impl<'r> Trainer<'r> {
             }
             Ok(Validation { loss, sets: losses })
         })?;
+        // All ranks go by rank 0's loss.
+        let loss =
+            f64::from_bits(self.group.control.max(if self.group.rank == 0 { validation.loss.to_bits() } else { 0 }));
         if let Some(last) = last {
             self.report.report_step(&last, Some(validation));
         }
+        Ok(self.validated.add(done, loss))
+    }
+
+    /// Lets the model write at the configured interval and after the last step.
+    fn write_samples_if_due(&mut self) -> Result<(), RunError> {
+        let (done, interval) = (self.progress.step, self.plan.config.logging.sample_interval);
+        if self.samples.is_none() || !(done.is_multiple_of(interval) || done == self.plan.steps) {
+            return Ok(());
+        }
+        self.report_in_flight()?;
+        self.device.synchronize()?;
+        let Some(samples) = &mut *self.samples else { return Ok(()) };
+        let activity = &self.group.activity;
+        let texts = activity.during(Doing::Evaluates, || samples.write(activity))?;
+        // The next update writes the weights that the model has read, on another stream.
+        self.device.synchronize()?;
+        self.report.report_samples(done, texts);
         Ok(())
     }
 
-    /// Whether the run ends now, because any rank was asked to end or cannot continue. All ranks call it together.
+    /// Whether the run ends now, because any rank was asked to end or cannot continue, or the validation loss does not fall
+    /// any more. All ranks call it together.
     fn must_stop(&self) -> bool {
-        self.group.control.any(self.group.stop.is_asked() || self.report.must_stop())
+        let ends = stops_early(self.plan, &self.validated).is_some();
+        self.group.control.any(self.group.stop.is_asked() || self.report.must_stop() || ends)
     }
 
-    /// Writes a checkpoint if one is due and the state may be saved. Returns whether it tried.
-    fn save_if_due(&mut self, stop: bool) -> Result<bool, RunError> {
+    /// Writes a checkpoint if one is due and the state may be saved. `best` says that it has the lowest validation loss so
+    /// far. Returns whether it tried.
+    fn save_if_due(&mut self, stop: bool, best: bool) -> Result<bool, RunError> {
         let step = self.progress.step;
         let last = stop || step == self.plan.steps;
-        if !self.session.due(step, last) {
+        if !self.session.due(step, last, best) {
             return Ok(false);
         }
         self.report_in_flight()?;
@@ -320,14 +360,18 @@ impl<'r> Trainer<'r> {
             // A checkpoint is never ahead of its metrics: it has those that are not on disk.
             let metrics = self.report.sync();
             let occasion = if last { Occasion::End } else { Occasion::Interval };
-            let new = self.session.save(self.stage, self.progress, occasion, &metrics)?;
+            let new = self.session.save(self.stage, (self.progress, self.validated), occasion, &metrics)?;
             self.prune(new);
             Ok(true)
         })
     }
 
     fn say_why_stopped(&self, saved: bool) {
-        let why = if self.report.must_stop() { "" } else { "asked to end: " };
+        let why = match stops_early(self.plan, &self.validated) {
+            _ if self.report.must_stop() => String::new(),
+            Some(why) => format!("{why}: "),
+            None => "asked to end: ".into(),
+        };
         let state = match (saved, self.report.has_diverged()) {
             (true, _) => "saved",
             (_, true) => "not saved",
@@ -340,7 +384,7 @@ impl<'r> Trainer<'r> {
     fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
         self.group.activity.set(Doing::Ends);
         self.report_in_flight()?;
-        let Trainer { group, device, stage, source, trace, plan, verified, mut report, .. } = self;
+        let Trainer { group, device, stage, source, trace, samples, plan, verified, validated, mut report, .. } = self;
         group.activity.during(Doing::Writes, || {
             report.close()?;
             match graph_report {
@@ -353,6 +397,16 @@ impl<'r> Trainer<'r> {
         }
         if let Some(line) = verified.words() {
             report.say(&line);
+        }
+        if let (true, Some(dir)) =
+            (plan.config.checkpoint.save_best && validated.best.is_finite(), &plan.config.checkpoint.dir)
+        {
+            report.say(&format!(
+                "lowest validation loss {:.4} after step {}: {}",
+                validated.best,
+                validated.best_step,
+                Path::new(dir).join("best").display()
+            ));
         }
         if let Some(checked) = device.checked() {
             let graphs = stage.graphs().report().graphs;
@@ -369,6 +423,7 @@ impl<'r> Trainer<'r> {
             floor: source.floor(),
         };
         report.finish(&outcome);
+        drop(ManuallyDrop::into_inner(samples));
         Ok(outcome)
     }
 
@@ -384,6 +439,19 @@ impl<'r> Trainer<'r> {
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
         self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
     }
+}
+
+/// Why a run with these validation losses ends before its last step, if it does.
+fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<String> {
+    let patience = plan.config.train.early_stop_patience;
+    (patience > 0 && validated.since >= patience).then(|| {
+        format!(
+            "the validation loss was lowest after step {} and has not fallen for {}; to go on, set a larger \
+             train.early_stop_patience",
+            validated.best_step,
+            counted(validated.since, "evaluation")
+        )
+    })
 }
 
 /// The reaction to calls that a steady step must not make.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use common::UserError;
 use common::format::bytes;
-use data::{CopiedFile, Missing, forms, vocabulary};
+use data::{Missing, Tokenizer, forms, vocabulary};
 use toml::Value;
 
 use trainer::config::{ConfigSources, ModelKind};
@@ -23,7 +23,7 @@ pub(super) fn follow(sources: &mut ConfigSources, folders: &[&Path]) -> Result<V
         return Ok(Vec::new());
     }
     let mut notices = Vec::new();
-    let with_tokenizer = folders.iter().find(|folder| CopiedFile::Tokenizer.at(folder).is_file());
+    let with_tokenizer = folders.iter().find(|folder| Tokenizer::is_in(folder));
     if let (Some(folder), false, (true, _)) = (with_tokenizer, sources.is_set("data.tokenizer"), forms(&data)) {
         let folder = folder.display().to_string();
         notices.push(format!(

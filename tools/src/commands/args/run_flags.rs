@@ -91,6 +91,7 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)], mista
     let mut sources = option_values(matches, preset, mistakes);
     mistakes.keep(sources.ensure_one_length());
     let mut notices = megatron_flags::notices(matches, &sources.resolve());
+    notices.extend(sources.notices());
     let mut folders: Vec<PathBuf> = Vec::new();
     if let Some(folder) = sources.init_from().map(PathBuf::from) {
         match start_from(&mut sources, &folder) {

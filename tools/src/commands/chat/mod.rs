@@ -11,14 +11,14 @@ use common::format::counted;
 use common::terminal::{Screen, warn, write_to};
 use data::{ChatTemplate, TextStream};
 use device::Device;
+use engine::params::Params;
 use launch::RankEnv;
 
 use self::answer::Answer;
 use super::args::{text, text_flag};
-use super::sample::{
-    Generator, Loaded, SampleRequest, Sampler, any, generation_request, open_device, with_generation_flags,
-};
+use super::sample::{Loaded, SampleRequest, any, generation_request, open_device, with_generation_flags};
 use trainer::error::{RunError, file_error};
+use trainer::generation::{Generator, Sampler};
 use trainer::run::ranks::fail;
 
 /// Tokens that are read at a time, of a prompt.
@@ -87,6 +87,8 @@ struct Chat<'c> {
     loaded: &'c Loaded,
     template: &'c ChatTemplate,
     generator: Generator,
+    /// The weights that the generator reads. Fields drop in order.
+    _params: Params,
     /// Role and content of each message so far.
     messages: Vec<(String, String)>,
     /// The text that ends an answer.
@@ -101,10 +103,11 @@ impl<'c> Chat<'c> {
         device: &Device,
     ) -> Result<Chat<'c>, RunError> {
         let rows = loaded.shape.seq.min(READ_AT_A_TIME);
-        let generator = Generator::new(device, &loaded.shape, loaded.params(device)?, rows)?;
+        let params = loaded.params(device)?;
+        let generator = Generator::new(device, &loaded.shape, &params, rows)?;
         let messages = request.system.iter().map(|text| ("system".into(), text.clone())).collect();
         let end = template.end_of_answer();
-        Ok(Chat { request: &request.generation, loaded, template, generator, messages, end })
+        Ok(Chat { request: &request.generation, loaded, template, generator, _params: params, messages, end })
     }
 
     /// Answers each line of `input` that is not blank, until it ends. With `is_asked`, each is asked for. Returns a line about

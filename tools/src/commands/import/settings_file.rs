@@ -8,6 +8,10 @@ use trainer::config::other_names::{Here, OtherName, Set, Settings, Trainer};
 use super::page::Imported;
 use super::python;
 
+/// The activation of nanoGPT is in its code, not in its configuration.
+const EXACT_GELU: &str =
+    "GELU in its exact form (nn.GELU() in model.py): GELU here has the tanh form, that of GPT-2's weights";
+
 /// The options that follow from a file of a trainer's run on `ranks` ranks. `file` is its name.
 ///
 /// # Errors
@@ -21,6 +25,9 @@ pub(super) fn import(trainer: Trainer, text: &str, file: &str, ranks: usize) -> 
     let settings = Settings::new(trainer.names(), given, ranks);
     let mut imported = Imported::default();
     lines.into_iter().for_each(|line| imported.leave(line));
+    if trainer == Trainer::NanoGpt {
+        imported.leave(EXACT_GELU);
+    }
     // Given settings override what follows from defaults.
     let (given, defaults): (Vec<&OtherName>, Vec<&OtherName>) =
         trainer.names().iter().partition(|name| settings.value(name.name).is_some_and(|(_, given)| given));

@@ -9,10 +9,11 @@ use common::terminal::{Screen, warn};
 use device::Device;
 use launch::RankEnv;
 
-use super::{Loaded, Prompt, SampleRequest, Sampler, sample};
+use super::{Loaded, Prompt, SampleRequest, sample};
 use crate::commands::args::{device_flag, text};
 use trainer::config::DeviceChoice;
 use trainer::error::RunError;
+use trainer::generation::Sampler;
 use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::ranks::fail;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::counted;
-use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, Tokenizer, TokenizerCopy};
 use device::Device;
 use engine::model::{GptShape, gpt};
 use engine::params::Params;
@@ -15,6 +15,7 @@ use trainer::checkpoint::newest_in;
 use trainer::config::model_plan::{ModelPlan, model_plan};
 use trainer::config::{ConfigSources, RunConfig};
 use trainer::error::RunError;
+use trainer::generation::prompt_tokens;
 use trainer::hf::Pretrained;
 
 /// A model that can continue a text.
@@ -52,7 +53,7 @@ impl Loaded {
     /// # Errors
     /// A text that the tokenizer refuses, tokens that the model does not have, or more tokens than fit its context.
     pub fn prompt(&self, text: &str) -> Result<Vec<i32>, UserError> {
-        self.checked(self.tokenizer.encode_document(text))
+        prompt_tokens(&self.tokenizer, &self.shape, self.tokenizer.encode_document(text))
     }
 
     /// The tokens of a text that a chat template made, as in training.
@@ -60,7 +61,7 @@ impl Loaded {
     /// # Errors
     /// As [`Loaded::prompt`].
     pub fn prompt_of_chat(&self, text: &str) -> Result<Vec<i32>, UserError> {
-        self.checked(self.tokenizer.encode_chat(text))
+        prompt_tokens(&self.tokenizer, &self.shape, self.tokenizer.encode_chat(text))
     }
 
     /// The chat template that the request names, or else the one that lies beside the tokenizer.
@@ -72,36 +73,6 @@ impl Loaded {
             Some(opened) => ChatTemplate::of(name, opened, &self.tokenizer),
             None => ChatTemplate::open(name, Some(&self.folder), &self.tokenizer),
         }
-    }
-
-    /// The tokens of a prompt, checked to fit the model.
-    fn checked(&self, encoded: Result<Vec<u32>, String>) -> Result<Vec<i32>, UserError> {
-        let mut tokens = encoded.map_err(|error| {
-            UserError::new(
-                format!("the prompt cannot be tokenised: {error}"),
-                "a prompt is text",
-                "give another prompt",
-            )
-        })?;
-        if tokens.is_empty() {
-            tokens.push(self.tokenizer.end_of_text());
-        }
-        let (count, seq) = (tokens.len(), self.shape.seq);
-        if count > seq {
-            return Err(UserError::new(
-                format!("the prompt has {count} tokens"),
-                format!("a prompt fits the model's context of {}", counted(seq, "token")),
-                "shorten it, or use a model with a larger model.seq_length",
-            ));
-        }
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= self.shape.vocab) {
-            return Err(UserError::new(
-                format!("the prompt has token {token}"),
-                format!("the model's tokens are 0 to {}", self.shape.vocab - 1),
-                "name the tokenizer that the model was trained with: --tokenizer",
-            ));
-        }
-        Ok(tokens.into_iter().map(|token| token as i32).collect())
     }
 
     /// The number of tokens that can be generated: those that both the model and the tokenizer have.
@@ -154,7 +125,7 @@ fn tokenizer(
     if let Some(copy) = TokenizerCopy::read(folder)? {
         return copy.open(end);
     }
-    if is_hugging_face || CopiedFile::Tokenizer.at(folder).exists() {
+    if is_hugging_face || Tokenizer::is_in(folder) {
         return Tokenizer::open(&folder.display().to_string(), end);
     }
     // The data of the run did not give the meaning of their tokens. Without data it was trained on bytes.

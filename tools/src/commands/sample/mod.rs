@@ -1,11 +1,9 @@
 //! `trainer sample`: continues a text with a trained model.
 //!
-//! [`Loaded`] is the model in a folder, [`Generator`] runs it through two graphs, and [`Sampler`] chooses tokens.
+//! [`Loaded`] is the model in a folder.
 
 mod command;
-mod generator;
 mod load;
-mod sampler;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,11 +17,10 @@ use data::TextStream;
 use device::Device;
 
 pub(crate) use command::{any, command, generation_request, open_device, request, run, with_generation_flags};
-pub use generator::{Generator, longest_prompt};
 pub use load::Loaded;
-pub use sampler::Sampler;
 use trainer::config::DeviceChoice;
 use trainer::error::{RunError, file_error};
+use trainer::generation::{Generator, Sampler, longest_prompt};
 
 /// The largest file with a prompt that is read, in bytes.
 const LARGEST_PROMPT: u64 = 64 << 20;
@@ -90,7 +87,8 @@ pub fn sample(
     let text = request.prompt.text()?;
     let prompt = loaded.prompt(&text)?;
     let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.seq);
-    let mut generator = Generator::new(device, &loaded.shape, loaded.params(device)?, longest)?;
+    let params = loaded.params(device)?;
+    let mut generator = Generator::new(device, &loaded.shape, &params, longest)?;
     let mut show = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
     let (began, mut count, mut first) = (Instant::now(), 0usize, None);
     let end = loaded.tokenizer.end_of_text();

@@ -18,13 +18,14 @@ use device::Device;
 use engine::step::Stage;
 
 use crate::checkpoint::file::KeptFile;
-use crate::checkpoint::folder::{Unclear, clean, foreign, newest, steps};
+use crate::checkpoint::folder::{Unclear, clean, foreign, named, newest, steps};
 use crate::checkpoint::lock::{FolderLock, is_locked, shows};
 use crate::checkpoint::manifest::{MANIFEST, Manifest, Progress};
 use crate::checkpoint::meaning::other_model;
 use crate::checkpoint::read::{check_sizes, config, damaged, load, metrics_of, source_files, verify};
 use crate::checkpoint::step_name::step_name;
 use crate::checkpoint::unfinished::UnfinishedSave;
+use crate::checkpoint::validated::{Validated, ValidationEntry};
 use crate::checkpoint::write::Origin;
 use crate::checkpoint::writers::Writers;
 use crate::config::plan::RunPlan;
@@ -169,6 +170,12 @@ impl<'p> Session<'p> {
         self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
     }
 
+    /// The validation losses of the run so far. They are no other run's.
+    pub fn validated(&self) -> Validated {
+        let entry = self.continued().and_then(|(_, manifest)| manifest.validation.as_ref());
+        entry.map_or(Validated::default(), ValidationEntry::validated)
+    }
+
     /// Whether there is no checkpoint to start from.
     pub fn begins_anew(&self) -> bool {
         self.found.is_none()
@@ -221,8 +228,8 @@ impl<'p> Session<'p> {
 
     /// The path of the checkpoint after so many steps.
     fn path_of(&self, step: usize) -> PathBuf {
-        let from = looked_in(self.settings).unwrap_or(Path::new(""));
-        if from.join(MANIFEST).exists() { from.into() } else { from.join(step_name(step)) }
+        let from = looked_in(self.settings).unwrap_or_default();
+        if from.join(MANIFEST).exists() { from } else { from.join(step_name(step)) }
     }
 
     /// The checkpoint to start from, by `checkpoint.resume`.
@@ -235,7 +242,7 @@ impl<'p> Session<'p> {
                 Ok(None)
             }
             (Resume::From(path), dir) => {
-                let path = Path::new(path);
+                let path = &named(path.as_ref());
                 let found = if path.join(MANIFEST).exists() {
                     let manifest = verify(path, &self.writers.activity).map_err(|damage| damaged(path, &damage))?;
                     Some((path.to_path_buf(), manifest))
@@ -333,11 +340,11 @@ fn not_shared(what: String) -> UserError {
 }
 
 /// The folder that a run searches for a checkpoint to start from.
-fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
+fn looked_in(settings: &CheckpointConfig) -> Option<PathBuf> {
     match &settings.resume {
         Resume::Never => None,
-        Resume::Auto => settings.dir.as_deref().map(Path::new),
-        Resume::From(path) => Some(Path::new(path)),
+        Resume::Auto => settings.dir.as_deref().map(PathBuf::from),
+        Resume::From(path) => Some(named(path.as_ref())),
     }
 }
 
@@ -346,15 +353,15 @@ fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
 pub fn start_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
     let from = looked_in(settings)?;
     if from.join(MANIFEST).exists() {
-        return Some(from.into());
+        return Some(from);
     }
-    newest_of_right_sizes(from).map(|(_, path)| path)
+    newest_of_right_sizes(&from).map(|(_, path)| path)
 }
 
 /// The mistake of a run that resumes from a path that does not exist.
 pub fn missing_checkpoint(settings: &CheckpointConfig) -> Option<UserError> {
     let Resume::From(path) = &settings.resume else { return None };
-    let (path, dir) = (Path::new(path), settings.dir.as_ref().map(Path::new));
+    let (path, dir) = (&named(path.as_ref()), settings.dir.as_ref().map(Path::new));
     // The run makes its own folder, and then starts at step 0.
     let is_own = dir.is_some_and(|dir| std::path::absolute(dir).ok() == std::path::absolute(path).ok());
     (!path.exists() && !is_own).then(|| nothing_to_resume(path, "does not exist"))
@@ -387,7 +394,8 @@ fn new_run() -> String {
 const WITHOUT_EFFECT: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
 
 /// Settings of other sections that change no number.
-const ALSO_WITHOUT_EFFECT: [&str; 4] = ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"];
+const ALSO_WITHOUT_EFFECT: [&str; 5] =
+    ["train.device", "train.threads", "train.eval_interval", "train.eval_steps", "train.early_stop_patience"];
 
 /// The settings that differ, of those that numbers depend on.
 fn changes(before: &str, now: &str) -> Vec<String> {

@@ -7,19 +7,26 @@ use common::terminal::{PRINTED, warn};
 use engine::step::Stage;
 
 use super::Session;
-use super::removal::Kept;
-use crate::checkpoint::folder::prune;
+use crate::checkpoint::folder::{Kept, prune};
 use crate::checkpoint::manifest::Progress;
 use crate::checkpoint::read::verify;
 use crate::checkpoint::unfinished::{News, Published};
+use crate::checkpoint::validated::Validated;
 use crate::checkpoint::write::{Occasion, SaveRequest, begin_save};
 use crate::error::{RunError, SaveError};
 
 impl Session<'_> {
-    /// Whether a checkpoint is due after `step` steps. `last` says that the run ends there.
-    pub fn due(&self, step: usize, last: bool) -> bool {
+    /// Whether a checkpoint is due after `step` steps. `last` says that the run ends there, `best` that the validation loss
+    /// is the lowest so far.
+    pub fn due(&self, step: usize, last: bool, best: bool) -> bool {
         let interval = self.settings.interval;
-        self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
+        let at_interval = interval > 0 && step.is_multiple_of(interval);
+        self.dir.is_some() && (last || at_interval || (best && self.settings.save_best))
+    }
+
+    /// The checkpoints of the run that are never removed.
+    fn kept(&self) -> Kept {
+        Kept { run: self.origin.run.clone(), newest: self.settings.keep, best: self.settings.save_best }
     }
 
     /// Begins to take the memory for copies of the state, if a run of so many steps saves at an interval. On a GPU it is
@@ -29,7 +36,7 @@ impl Session<'_> {
     /// Errors of the device.
     pub fn lock_memory(&mut self, stage: &Stage, steps: usize) -> Result<(), RunError> {
         let settings = self.settings;
-        let saves = self.dir.is_some() && (1..steps).contains(&settings.interval);
+        let saves = self.dir.is_some() && (settings.save_best || (1..steps).contains(&settings.interval));
         if saves && settings.async_save {
             self.memory.lock(stage, &self.writers, self.local_ranks)?;
         }
@@ -56,7 +63,7 @@ impl Session<'_> {
     pub fn save(
         &mut self,
         stage: &mut Stage,
-        progress: Progress,
+        (progress, validated): (Progress, Validated),
         occasion: Occasion,
         metrics: &[u8],
     ) -> Result<Option<usize>, RunError> {
@@ -70,11 +77,11 @@ impl Session<'_> {
         let make_room = || {
             let complete = |path: &Path| verify(path, &self.writers.activity).is_ok();
             let before = self.continues_at().unwrap_or(0);
-            prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
+            prune(dir, before, &self.kept(), complete)
         };
         let (origin, writers, memory) = (&self.origin, &self.writers, memory.as_ref());
         let make_room = &make_room;
-        let request = SaveRequest { dir, progress, origin, metrics, writers, occasion, memory, make_room };
+        let request = SaveRequest { dir, progress, validated, origin, metrics, writers, occasion, memory, make_room };
         let step = progress.step;
         match begin_save(stage, &request) {
             Ok(save) if memory.is_some() && occasion == Occasion::Interval => {
@@ -141,8 +148,8 @@ impl Session<'_> {
     /// disk and that the run is sound.
     pub fn prune(&mut self, step: usize) {
         if let Some(dir) = self.dir.filter(|_| self.main) {
-            let (keep, run) = (self.settings.keep, self.origin.run.clone());
-            self.removal.begin(Kept { dir: dir.into(), step, keep, run });
+            let kept = self.kept();
+            self.removal.begin(dir, step, kept);
         }
     }
 

@@ -200,5 +200,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("wandb-save-dir", Refused(&[], WANDB, "--wandb with --log-dir")),
     ("profile-ranks", Refused(&[], "every rank writes a timeline", "--trace")),
     ("checkpoint-activations", Refused(&[], "recompute has a granularity", "--recompute-granularity full")),
+    ("recompute-method", Refused(&["uniform"], "full recompute is of all blocks of a stage, in groups of the same size", "--recompute-num-layers; leave it out")),
     ("recompute-modules", Refused(&[], "selective recompute runs norms and activations again", "--recompute-granularity selective")),
 ];

@@ -10,6 +10,7 @@ const SAME: &[(&str, &str, &str)] = &[
     ("model.norm", "RMSNorm", "rmsnorm"),
     ("model.position", "learned_absolute", "learned"),
     ("model.position", "rope", "rotary"),
+    ("optimizer.kind", "adam", "adamw"),
     ("optimizer.schedule", "inverse-square-root", "inverse_sqrt"),
     ("cuda_graph.scope", "full", "per_layer"),
     ("cuda_graph.scope", "attn", "per_layer"),
@@ -49,6 +50,13 @@ pub fn ours<'w>(key: &str, word: &'w str) -> Cow<'w, str> {
         return share.to_string().into();
     }
     SAME.iter().find(|known| (known.0, known.1) == (key, word)).map_or(word, |known| known.2).into()
+}
+
+/// What the user is told of a word that is taken, if it may mean something else elsewhere.
+pub fn notice(key: &str, word: &str) -> Option<&'static str> {
+    let is_adam = (key, word) == ("optimizer.kind", "adam");
+    is_adam
+        .then_some("optimizer.kind = \"adam\" is adamw, as in Megatron: weight decay does not pass through the moments")
 }
 
 /// Another option that this value sets too, and its value.

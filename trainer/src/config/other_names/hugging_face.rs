@@ -18,7 +18,7 @@ const LOADER: &str = "one thread reads batches ahead, and every sample has all i
 const COMPILED: &str = "nothing is compiled; layers are captured";
 const FULL_WEIGHTS: &str = "weights are f32 or bf16 while they train, under adapters too";
 const ONE_LORA: &str = "adapters are LoRA, scaled by lora_alpha / lora_rank";
-const NEWEST: &str = "the newest checkpoints are kept; validation loss is in the metrics of each evaluation";
+const BY_LOSS: &str = "the best checkpoint is the one with the lowest validation loss";
 const PLAIN_LOSS: &str = "the loss is the mean cross-entropy of the tokens";
 const ONE_FORM: &str = "checkpoints are safetensors, with weights and optimizer";
 const STEPS: &str = "logs, checkpoints and evaluations come after numbers of steps";
@@ -127,9 +127,11 @@ pub(super) const NAMES: &[OtherName] = &[
     name("do_eval", "", Without(EVALUATES, "--eval-interval, or trainer eval for a checkpoint")),
     name("do_predict", "", Without(EVALUATES, "trainer sample, or trainer eval")),
     name("prediction_loss_only", "", Without("an evaluation has the loss", OUT)),
-    name("load_best_model_at_end", "", Without(NEWEST, OUT)),
-    name("metric_for_best_model", "", Without(NEWEST, OUT)),
-    name("greater_is_better", "", Without(NEWEST, OUT)),
+    name("load_best_model_at_end", "", Becomes("--save-best; its name is best, in the folder of --save", best)),
+    name("metric_for_best_model", "", Without(BY_LOSS, OUT)),
+    name("greater_is_better", "", Without(BY_LOSS, OUT)),
+    name("early_stopping_patience", "", Same("train.early_stop_patience")),
+    name("early_stopping_threshold", "", Without("any fall of the validation loss counts", "--early-stop-patience")),
     name("seed", "42", Same("train.seed")),
     name("data_seed", "", Same("data.seed")),
     name("full_determinism", "", Same("train.deterministic")),
@@ -401,6 +403,10 @@ fn evaluations(value: &Value, settings: &Settings) -> Made {
         },
         other => Err(format!("{STEPS}, not by {other}: set train.eval_interval")),
     }
+}
+
+fn best(value: &Value, _: &Settings) -> Made {
+    if is_true(value) { one("checkpoint.save_best", "true") } else { none() }
 }
 
 fn cpu(value: &Value, _: &Settings) -> Made {

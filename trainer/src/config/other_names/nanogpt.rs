@@ -58,11 +58,13 @@ fn evaluations(value: &Value, settings: &Settings) -> Made {
 
 fn checkpoints(value: &Value, settings: &Settings) -> Made {
     let interval = settings.number("eval_interval").unwrap_or(0.0);
-    let how = match is_true(value) {
-        true => "a checkpoint is saved after each eval_interval",
-        false => "the newest checkpoints are kept, not the one with the best validation loss",
-    };
-    Ok(vec![set_as("checkpoint.interval", shown(interval), how)])
+    Ok(match is_true(value) {
+        true => vec![set_as("checkpoint.interval", shown(interval), "a checkpoint is saved after each eval_interval")],
+        false => vec![
+            set("checkpoint.save_best", "true"),
+            set_as("checkpoint.interval", "0", "the last state is saved too, to resume from"),
+        ],
+    })
 }
 
 fn evaluation_alone(value: &Value, _: &Settings) -> Made {

@@ -22,7 +22,6 @@ pub struct Generator {
     graphs: CudaGraphManager<StepPolicy>,
     compute: Stream,
     decoder: Rc<Decoder>,
-    _params: Params,
     cursor: Cursor,
     /// `(1, longest prompt)`, i32.
     prompt: Tensor,
@@ -39,12 +38,12 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// A generator for a model with loaded weights. A prompt has at most `longest` tokens, and `longest` is at most the
+    /// A generator for a model with loaded weights, which stay in memory as long as it. A prompt has at most `longest` tokens, and `longest` is at most the
     /// model's context.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn new(device: &Device, shape: &GptShape, params: Params, longest: usize) -> Result<Generator> {
+    pub fn new(device: &Device, shape: &GptShape, params: &Params, longest: usize) -> Result<Generator> {
         let mut areas = Vec::new();
         let compute = device.stream("compute");
         let start = device.allocate_tensor(&mut areas, "start", [1], DType::I32)?;
@@ -56,9 +55,8 @@ impl Generator {
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
             graphs: StepPolicy::manager(compute.clone(), &options, StepShape::default())?,
-            decoder: Rc::new(Decoder::new(device, shape, &params)?),
+            decoder: Rc::new(Decoder::new(device, shape, params)?),
             compute,
-            _params: params,
             cursor: Cursor { start, wanted },
             prompt,
             token,
