@@ -67,7 +67,7 @@ impl HostStream {
     /// Copies the bytes of a part of a tensor.
     pub(crate) fn copy_out(&mut self, part: &Tensor, to: &mut [u8]) -> Result<()> {
         self.finish()?;
-        to.copy_from_slice(&view::read::<u8>(part));
+        to.copy_from_slice(view::read::<u8>(part));
         Ok(())
     }
 

@@ -109,10 +109,8 @@ pub(super) fn fill(
         }
         let here = &mut values[first - range.start..end - range.start];
         here.par_chunks_mut(FILLED).enumerate().for_each(|(number, here)| {
-            let mut at = first - slab.start + number * FILLED;
-            for here in here {
+            for (at, here) in (first - slab.start + number * FILLED..).zip(here) {
                 *here = value((row + at / columns) * width + column + at % columns);
-                at += 1;
             }
         });
     }
