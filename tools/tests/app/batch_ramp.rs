@@ -21,7 +21,7 @@ const GRAPHS: &[&str] = &[
 fn a_growing_batch_has_the_same_bits_with_every_kind_of_graphs_and_after_a_stop() {
     let plain = Folder::new("ramp");
     let first = run(1, &plain.0, RAMP);
-    expect(&first, 0, &["grows from 2 by 2 at a", "done: loss"]);
+    expect(&first, 0, &["grows from 2 by 2 at a time over 36 samples", "done: loss"]);
     for graphs in GRAPHS {
         let whole = Folder::new("ramp-graphs");
         expect(&run(1, &whole.0, &format!("{RAMP} {graphs}")), 0, &["done: loss"]);
