@@ -191,7 +191,7 @@ impl Piece {
             };
             wrong("has no such text".into(), fix)
         })?;
-        Ok(Cow::Owned(text.into()))
+        Ok(Cow::Owned(text))
     }
 
     fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Vec<u32>, UserError> {

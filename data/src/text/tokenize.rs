@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use common::format::{bytes, count, counted};
-use common::{Choice, Stop, UserError};
+use common::{Choice, Mistakes, Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::DataError;
@@ -38,6 +38,23 @@ pub struct TokenizeRequest {
     pub files: Vec<PathBuf>,
 }
 
+impl TokenizeRequest {
+    /// Whether it can be carried out. What is wrong is added to `mistakes`.
+    pub fn check(&self, mistakes: &mut Mistakes) -> bool {
+        self.opened(mistakes).is_some()
+    }
+
+    fn opened(&self, mistakes: &mut Mistakes) -> Option<(Tokenizer, (Vec<TextFile>, FileNotices))> {
+        let tokenizer = mistakes.keep(Tokenizer::open(&self.tokenizer, self.end_of_text.as_deref()));
+        if occupied(&self.output) {
+            let what = format!("--output {} exists and is not an empty folder", self.output.display());
+            mistakes.add(UserError::new(what, "nothing is overwritten", "name another folder, or remove it"));
+        }
+        let files = mistakes.keep(named_files(&self.files, &self.text_key));
+        tokenizer.zip(files)
+    }
+}
+
 /// Why files were not tokenised.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizeError {
@@ -54,13 +71,11 @@ pub enum TokenizeError {
 /// # Errors
 /// Input that is wrong, or output that cannot be written. No output is left behind then.
 pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, TokenizeError> {
-    let tokenizer = Tokenizer::open(&request.tokenizer, request.end_of_text.as_deref())?;
+    let mut mistakes = Mistakes::default();
+    let opened = request.opened(&mut mistakes);
+    mistakes.end()?;
+    let Some((tokenizer, (files, mut notices))) = opened else { unreachable!("a request without mistakes has files") };
     let output = request.output.display();
-    if occupied(&request.output) {
-        let what = format!("--output {output} exists and is not an empty folder");
-        return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
-    }
-    let (files, mut notices) = named_files(&request.files, &request.text_key)?;
     let bar = progress(&files);
     let started = Instant::now();
     let kind = TokenType::for_vocab(tokenizer.vocab());

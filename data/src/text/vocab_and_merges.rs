@@ -88,7 +88,7 @@ fn merges(folder: &Path) -> Result<Vec<(String, String)>, UserError> {
     let lines = text
         .lines()
         .enumerate()
-        .filter(|(index, line)| !line.is_empty() && !(*index == 0 && line.starts_with("#version")));
+        .filter(|(index, line)| !(line.is_empty() || *index == 0 && line.starts_with("#version")));
     let pair = |(index, line): (usize, &str)| match line.split_once(' ') {
         Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => {
             Ok((left.into(), right.into()))

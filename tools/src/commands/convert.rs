@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command};
+use common::Mistakes;
 
-use super::args::{positional, text};
+use super::args::{MODEL_FOLDER, positional, text};
 use trainer::error::RunError;
 use trainer::hf::{self, DataType, Direction};
 
@@ -34,10 +35,7 @@ pub(super) fn command() -> Command {
         )
         .arg(choice("from", &["hf"], "Read a model that transformers saved").required_unless_present("to"))
         .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights that --to writes [default: f32]"))
-        .arg(positional(
-            "SOURCE",
-            "Folder with weights: a checkpoint, a folder of checkpoints (the newest is taken), or a Hugging Face model",
-        ))
+        .arg(positional("SOURCE", MODEL_FOLDER))
         .arg(positional("TARGET", "Folder to write. With --from hf it is one that --init-from takes"))
 }
 
@@ -50,6 +48,13 @@ pub(super) fn request(matches: &ArgMatches) -> ConvertRequest {
         None => Direction::FromHuggingFace,
     };
     ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
+}
+
+impl ConvertRequest {
+    /// Adds everything that is wrong with the folders to `mistakes`.
+    pub(super) fn check(&self, mistakes: &mut Mistakes) {
+        hf::check(&self.source, &self.target, self.direction, mistakes);
+    }
 }
 
 /// Converts; returns a summary.

@@ -10,7 +10,7 @@ use common::{Mistakes, UserError};
 use data::Tokenizer;
 use launch::RankEnv;
 
-use super::args::{positional, sets_option, text, text_flag, train_request, with_run_flags};
+use super::args::{MODEL_FOLDER, positional, sets_option, text, text_flag, train_request, with_run_flags};
 use super::train::{log_filter, start};
 use trainer::checkpoint::{MANIFEST, newest_in};
 use trainer::config::freeze_plan::FrozenNames;
@@ -41,7 +41,6 @@ pub struct EvalRequest {
 }
 
 pub(super) fn command() -> Command {
-    let model = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
     let data =
         "Data sets: files of text, JSON lines, Parquet or tokens, or folders of them. Each has a loss of its own";
     let questions = "Multiple-choice questions: JSON lines as HellaSwag has them, or with context, choices and gold";
@@ -50,7 +49,7 @@ pub(super) fn command() -> Command {
             "Prints the loss and perplexity of a model on data sets, and its accuracy in multiple choice. Takes the flags of a \
              training run, after the data",
         )
-        .arg(positional("MODEL", model))
+        .arg(positional("MODEL", MODEL_FOLDER))
         .arg(
             Arg::new("DATA")
                 .num_args(1..)

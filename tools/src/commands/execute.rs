@@ -33,6 +33,12 @@ pub fn request(arguments: impl IntoIterator<Item = OsString>, env: &RankEnv) -> 
             Some(Request::Train(run)) => drop(train::check(run, false, env, &mut mistakes)),
             Some(Request::Bench(bench)) => drop(train::check(&bench.run, true, env, &mut mistakes)),
             Some(Request::Profile(profile)) => drop(train::check(&profile.run, true, env, &mut mistakes)),
+            Some(Request::Sample(request)) => drop(sample::check(request, env, &mut mistakes)),
+            Some(Request::Chat(request)) => drop(chat::check(request, env, &mut mistakes)),
+            Some(Request::Tokenize(request)) => {
+                request.check(&mut mistakes);
+            }
+            Some(Request::Convert(request)) => request.check(&mut mistakes),
             Some(Request::Launch(launch, request)) => drop(check_launch(launch, request, env, &mut mistakes)),
             _ => {}
         }

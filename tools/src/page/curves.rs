@@ -1,6 +1,9 @@
 //! The curves: numbers of each step, of all runs in one figure each.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
+use trainer::config::ModelKind;
 
 use super::html::{figure, number, section, table};
 use super::metrics::Row;
@@ -137,10 +140,16 @@ fn points(curve: &Curve, run: &Run) -> Vec<Point> {
     all.filter(|(_, value)| !curve.is_sparse || value.is_some()).collect()
 }
 
+/// The controls of all curves.
+const CONTROLS: &str = "<p class=\"controls\"><label>Along <select id=\"along\"><option value=\"step\">steps</option>\
+                        <option value=\"tokens\">tokens</option><option value=\"time\">time</option></select></label> \
+                        <label>Smooth <input type=\"range\" id=\"smooth\" min=\"0\" max=\"0.99\" step=\"0.01\" value=\"0\"></label></p>\n";
+
 pub(crate) fn curves(runs: &[Run]) -> String {
     let hint = "<p>Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it \
-                larger; a double click or Escape shows all. A click on a run in a legend hides it.</p>\n";
-    section("curves", "Curves", &format!("{hint}{}", figures(&CURVES, runs)))
+                larger; a double click or Escape shows all. A click on a run in a legend hides it. \
+                Smoothed values are means in which later steps count more.</p>\n";
+    section("curves", "Curves", &format!("{hint}{CONTROLS}{}", figures(&CURVES, runs)))
 }
 
 /// The curves about loads of experts; empty if no run has any.
@@ -189,16 +198,35 @@ fn numbers(curve: &Curve, runs: &[Run]) -> String {
     table(curve.title, &head, &rows)
 }
 
-/// The data for the page's script: the names of the runs, and for each curve and run the steps and the values.
+/// The data for the page's script: the names of the runs, and for each curve and run the steps and the values, with the
+/// tokens and the seconds of training up to each step.
 pub(crate) fn data(runs: &[Run]) -> Value {
-    let series = |curve: &Curve, run: &Run| {
+    let places: Vec<BTreeMap<u64, Place>> = runs.iter().map(places).collect();
+    let series = |curve: &Curve, (run, places): (&Run, &BTreeMap<u64, Place>)| {
         let (steps, values): (Vec<u64>, Vec<Option<f64>>) = thinned(points(curve, run)).into_iter().unzip();
-        json!([steps, values])
+        let place = |step: &u64| places.get(step).copied().unwrap_or_default();
+        let (tokens, seconds): (Vec<Option<f64>>, Vec<Option<f64>>) = steps.iter().map(place).unzip();
+        json!([steps, values, tokens, seconds])
     };
     let all = shown(&CURVES, runs).chain(shown(&EXPERTS, runs));
     let curves: serde_json::Map<String, Value> =
-        all.map(|curve| (curve.id.into(), runs.iter().map(|run| series(curve, run)).collect())).collect();
+        all.map(|curve| (curve.id.into(), runs.iter().zip(&places).map(|run| series(curve, run)).collect())).collect();
     json!({ "runs": runs.iter().map(|run| &run.name).collect::<Vec<_>>(), "curves": curves })
+}
+
+/// The tokens and the seconds of training up to a step, as far as they are known.
+type Place = (Option<f64>, Option<f64>);
+
+/// The place of each step of a run. Time between two starts of the run does not count.
+fn places(run: &Run) -> BTreeMap<u64, Place> {
+    let width = run.config.as_ref().filter(|config| config.model.kind == ModelKind::Gpt);
+    let width = width.map(|config| config.model.seq_length as f64);
+    let mut seconds = Some(0.0);
+    let place = |row: &Row| {
+        seconds = seconds.zip(row.step_ms).map(|(seconds, time)| seconds + time / 1e3);
+        (row.step, (row.samples.zip(width).map(|(samples, width)| samples * width), seconds))
+    };
+    run.metrics.rows.values().map(place).collect()
 }
 
 /// At most `2 * PARTS` points, among them the lowest and the highest of each part of the steps.

@@ -12,6 +12,7 @@ use super::events::Log;
 use super::metrics::Metrics;
 use super::run::{check_folder, rank_logs};
 use trainer::config::ConfigSources;
+use trainer::report::gpu_load::GpuLoads;
 use trainer::report::metrics::METRICS;
 use trainer::run::run_folder::CONFIG;
 
@@ -20,6 +21,9 @@ const LARGEST_RANKS: u64 = 64 << 20;
 
 /// The largest configuration that is read, bytes.
 const LARGEST_CONFIG: u64 = 16 << 20;
+
+/// The speed of a run is that of so many steps.
+const LAST_STEPS: usize = 50;
 
 /// A run that may go on.
 pub(crate) struct Live {
@@ -36,6 +40,10 @@ pub(crate) struct Live {
     pub(crate) steps: Option<u64>,
     /// When the last step was written.
     pub(crate) last_step: Option<SystemTime>,
+    /// The loads of this machine's GPUs, in percent.
+    pub(crate) gpu_loads: Vec<u32>,
+    /// `None` on a machine without GPUs.
+    gpus: Option<GpuLoads>,
 }
 
 impl Live {
@@ -45,10 +53,18 @@ impl Live {
     /// A folder that is not that of a run.
     pub(crate) fn open(folder: &Path) -> Result<Live, UserError> {
         check_folder(folder, &rank_logs(folder))?;
-        let (metrics, log) = (Metrics::default(), Log::default());
-        let folder = folder.to_path_buf();
-        let mut live =
-            Live { folder, metrics, read: 0, log, logs: Vec::new(), ranks: None, steps: None, last_step: None };
+        let mut live = Live {
+            folder: folder.to_path_buf(),
+            metrics: Metrics::default(),
+            read: 0,
+            log: Log::default(),
+            logs: Vec::new(),
+            ranks: None,
+            steps: None,
+            last_step: None,
+            gpu_loads: Vec::new(),
+            gpus: GpuLoads::open(),
+        };
         live.refresh();
         Ok(live)
     }
@@ -68,6 +84,7 @@ impl Live {
         // A file under another name becomes this one as a whole, so a file that cannot be read is not there.
         self.ranks = rows.zip(written.ok());
         self.steps = self.planned_steps().or(self.steps);
+        self.gpu_loads = self.gpus.as_ref().map_or(Vec::new(), GpuLoads::percents);
     }
 
     fn refresh_metrics(&mut self) -> std::io::Result<()> {
@@ -104,6 +121,16 @@ impl Live {
         let mut sources = ConfigSources::default();
         sources.read_text(&text, CONFIG).ok()?;
         Some(sources.resolve().train.steps as u64)
+    }
+
+    /// The time that the steps to come will take, at the mean speed of the last ones. `None` if the run is done, or its speed
+    /// is not known.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        let last = self.metrics.rows.values().rev().take(LAST_STEPS).filter_map(|row| row.step_ms);
+        let last: Vec<f64> = last.filter(|time| time.is_finite() && *time >= 0.0).collect();
+        let left = self.steps?.checked_sub(self.metrics.last_step()).filter(|left| *left > 0 && !self.log.is_done)?;
+        let mean = last.iter().sum::<f64>() / last.len() as f64;
+        Duration::try_from_secs_f64(mean * left as f64 / 1e3).ok()
     }
 
     /// The number of ranks.

@@ -26,6 +26,9 @@ pub(crate) struct Row {
     pub(crate) grad_norm: Option<f64>,
     pub(crate) lr: Option<f64>,
     pub(crate) tokens_per_s: Option<f64>,
+    /// Samples trained on after this step, over all ranks.
+    pub(crate) samples: Option<f64>,
+    pub(crate) step_ms: Option<f64>,
     /// Planned device memory of rank 0.
     pub(crate) memory_bytes: Option<f64>,
 }

@@ -31,9 +31,40 @@
         return output;
     }
 
+    // What the curves are drawn along: the place of its numbers in the data, its unit, and the size of that.
+    const along = document.getElementById("along");
+    const smooth = document.getElementById("smooth");
+    const longest = Math.max(0, ...Object.values(data.curves).flat().map((table) => table[3]?.at(-1) ?? 0));
+    const hours = longest >= 3 * 3600;
+    const AXES = {
+        step: { at: 0, unit: "step", size: 1 },
+        tokens: { at: 2, unit: "tokens", size: 1 },
+        time: { at: 3, unit: hours ? "hours" : "minutes", size: hours ? 3600 : 60 },
+    };
+
+    // The mean of the values so far, each worth `weight` of the next one.
+    function smoothed(values, weight) {
+        let sum = 0;
+        let worth = 0;
+        return values.map((value) => {
+            if (value === null || weight === 0) return value;
+            sum = weight * sum + value;
+            worth = weight * worth + 1;
+            return sum / worth;
+        });
+    }
+
+    // A run's curve: places from the lowest on, and values. Steps whose place is not known are left out.
+    function table([steps, values, tokens, seconds], { at, size }) {
+        const places = [steps, values, tokens, seconds][at];
+        const known = places.map((place, index) => index).filter((index) => places[index] !== null && !(places[index] <= places[index - 1]));
+        const drawn = smoothed(values, Number(smooth.value));
+        return [known.map((index) => places[index] / size), known.map((index) => drawn[index])];
+    }
+
     function curve(box) {
-        const tables = data.curves[box.dataset.curve];
-        const joined = uPlot.join(tables);
+        const axisOf = AXES[along.value];
+        const joined = uPlot.join(data.curves[box.dataset.curve].map((of) => table(of, axisOf)));
         const output = box.nextElementSibling?.matches("output") ? box.nextElementSibling : outputAfter(box);
         if (joined.slice(1).every((values) => values.every((value) => value === null || value === undefined))) {
             output.textContent = "The runs have no such numbers yet.";
@@ -54,10 +85,14 @@
                 height: HEIGHT,
                 scales: { x: { time: false } },
                 axes: [
-                    { ...axis, incrs: [1, 2, 5].flatMap((n) => [...Array(12).keys()].map((p) => n * 10 ** p)).sort((a, b) => a - b) },
+                    {
+                        ...axis,
+                        incrs: [1, 2, 5].flatMap((n) => [...Array(16).keys()].map((p) => n * 10 ** (along.value === "time" ? p - 3 : p))).sort((a, b) => a - b),
+                        values: (_, splits) => splits.map((value) => (along.value === "step" ? value : words(value))),
+                    },
                     { ...axis, size: 62, values: (_, splits) => splits.map((value) => words(value).replace(/\.?0+e/, "e")) },
                 ],
-                series: [{ label: "step", value: (_, value) => (value === null ? "–" : `${value}`) }, ...series],
+                series: [{ label: axisOf.unit, value: (_, value) => (along.value === "step" && value !== null ? `${value}` : words(value)) }, ...series],
                 cursor: { sync: { key: "steps", setSeries: false, scales: ["x", null] } },
                 legend: { markers: { dash: (_, line) => BORDERS[dash(line - 1)], width: 3 } },
             },
@@ -65,23 +100,24 @@
             box,
         );
         drawn.push(box.dataset.curve);
-        return { box, plot, steps: joined[0], joined, output };
+        return { box, plot, places: joined[0], joined, output, unit: axisOf.unit };
     }
 
-    function walk({ box, plot, steps, joined, output }) {
+    function walk({ box, plot, places, joined, output, unit }) {
         let at = -1;
         box.onkeydown = (event) => {
-            const jump = event.shiftKey ? Math.max(1, Math.round(steps.length / 20)) : 1;
-            if (event.key === "ArrowRight") at = Math.min(at + jump, steps.length - 1);
-            else if (event.key === "ArrowLeft") at = Math.max(at < 0 ? steps.length - 1 : at - jump, 0);
+            const jump = event.shiftKey ? Math.max(1, Math.round(places.length / 20)) : 1;
+            if (event.key === "ArrowRight") at = Math.min(at + jump, places.length - 1);
+            else if (event.key === "ArrowLeft") at = Math.max(at < 0 ? places.length - 1 : at - jump, 0);
             else if (event.key === "Home") at = 0;
-            else if (event.key === "End") at = steps.length - 1;
+            else if (event.key === "End") at = places.length - 1;
             else if (event.key === "Escape") return plot.setData(joined);
             else return;
             event.preventDefault();
-            plot.setCursor({ left: plot.valToPos(steps[at], "x"), top: plot.over.clientHeight / 2 });
+            plot.setCursor({ left: plot.valToPos(places[at], "x"), top: plot.over.clientHeight / 2 });
             const values = data.runs.map((name, run) => `${name} ${words(joined[run + 1][at])}`);
-            output.textContent = `step ${steps[at]}: ${values.join(", ")}`;
+            const place = unit === "step" ? places[at] : words(places[at]);
+            output.textContent = `${unit === "step" ? `step ${place}` : `${place} ${unit}`}: ${values.join(", ")}`;
         };
     }
 
@@ -92,6 +128,7 @@
         curves.forEach(walk);
     }
     drawCurves();
+    for (const control of [along, smooth]) control.addEventListener("input", drawCurves);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
     addEventListener("resize", () => curves.forEach(({ box, plot }) => plot.setSize({ width: box.clientWidth, height: HEIGHT })));
 

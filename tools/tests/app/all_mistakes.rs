@@ -107,6 +107,28 @@ const LINES: &[Case] = &[
             "train.steps = 0",
         ],
     ),
+    (
+        "sample --checkpoint absent --temperature -1 --top-p 2 --tokens many --wombat 3 --prompt-file gone",
+        &[
+            "--wombat is unknown",
+            "`many` for --tokens",
+            "--temperature -1",
+            "--top-p 2",
+            "--prompt-file gone cannot be read",
+            "absent cannot be read",
+        ],
+    ),
+    ("sample --temperature -1 --samples 0", &["`0` for --samples", "missing: --checkpoint"]),
+    (
+        "chat --checkpoint absent --top-p 0 --tokenizer lacking",
+        &["--top-p 0", "absent cannot be read", "data.tokenizer = `lacking`"],
+    ),
+    (
+        "tokenize --shard-tokens 0 --tokenizer lacking --output file gone.txt",
+        &["`0` for --shard-tokens", "data.tokenizer = `lacking`", "--output file exists", "gone.txt cannot be read"],
+    ),
+    ("convert --to hf --from hf absent taken", &["--to <to> with --from <from>", "absent does not exist"]),
+    ("convert --to hf --dtype f8 absent taken", &["`f8` for --dtype", "absent does not exist"]),
     ("--steps 1 --steps 2 --split 0", &["--steps <VALUE> is given twice", "data.split = 0"]),
     (
         "--model.flavor 8B --training.seq_len 5 --save= --log-dir file",

@@ -23,6 +23,25 @@ fn shells_complete_flags_and_commands() {
 }
 
 #[test]
+fn short_help_has_the_usual_flags_and_help_has_all() {
+    let help = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for command in [&[][..], &["bench"]] {
+        let [short, long] = ["-h", "--help"].map(|flag| help(&[command, &[flag]].concat()));
+        for flag in ["--data-path", "--steps", "--lr ", "--save"] {
+            assert!(short.contains(flag) && long.contains(flag), "{flag}");
+        }
+        for flag in ["--skip-step-interval", "--rope-scaling", "--recompute-activations"] {
+            assert!(!short.contains(flag), "{flag}");
+        }
+        assert!(long.contains("--rope-scaling") && short.lines().count() < 140, "{}", short.lines().count());
+    }
+}
+
+#[test]
 fn the_page_of_options_is_current() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/options.md");
     let (kept, made) = (std::fs::read_to_string(page).unwrap(), trainer(&["options"]).stdout);

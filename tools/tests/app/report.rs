@@ -200,7 +200,8 @@ fn a_run_with_experts_has_a_map_for_each_block_and_a_dense_run_has_no_such_secti
     for part in ["class=\"load-2\" d=\"m0 0h1\"", "class=\"load-6\" d=\"m0 1h1\"", "class=\"load-5\" d=\"m1 0h1\""] {
         assert!(maps[0].contains(part), "{part} is not in {}", maps[0]);
     }
-    assert_eq!(data(&page)["curves"]["expert-imbalance"][1], json!([[1, 2, 3, 4], [1.5, null, 1.25, null]]));
+    let table = &data(&page)["curves"]["expert-imbalance"][1];
+    assert_eq!((&table[0], &table[1]), (&json!([1, 2, 3, 4]), &json!([1.5, null, 1.25, null])));
 }
 
 #[test]
@@ -259,6 +260,7 @@ fn browsed(folder: &Folder, page: &Path) -> String {
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
+        "--allow-file-access-from-files",
         "--enable-logging=stderr",
         "--v=0",
     ]);
@@ -278,6 +280,48 @@ fn browsed(folder: &Folder, page: &Path) -> String {
 fn attribute<'d>(document: &'d str, name: &str) -> Option<&'d str> {
     let tag = document.split("<html").nth(1).unwrap().split('>').next().unwrap();
     tag.split_once(&format!("{name}=\"")).and_then(|(_, rest)| rest.split('"').next())
+}
+
+#[test]
+fn curves_are_drawn_along_tokens_and_time_and_smoothed_on_a_page_that_fits_a_phone() {
+    if std::env::var_os("NO_BROWSER").is_some() {
+        return;
+    }
+    let folder = Folder::new("report-phone");
+    pipeline_run(&folder);
+    short_run(&folder, "other", "--steps 5 --lr 0.01");
+    let page = page(&folder.0, &["log", "other/log"]);
+    // A reader at the first step, along each axis, and with smooth curves.
+    let reader = "<script>{\
+                  const curve = document.querySelector('[data-curve=loss]');\
+                  const said = (along, weight) => {\
+                      document.getElementById('along').value = along;\
+                      document.getElementById('smooth').value = weight;\
+                      document.getElementById('along').dispatchEvent(new Event('input'));\
+                      curve.dispatchEvent(new KeyboardEvent('keydown', { key: 'End', bubbles: true }));\
+                      return document.querySelector('#loss output').textContent;\
+                  };\
+                  const all = [said('step', 0), said('tokens', 0), said('time', 0), said('step', 0.9)];\
+                  document.documentElement.dataset.said = all.join(' | ');\
+                  }</script></body>";
+    fs::write(folder.path("read.html"), page.replace("</body>", reader)).unwrap();
+    // A browser's window is no narrower than 500 pixels, a frame in it is.
+    let frame = "<!DOCTYPE html><html><body><iframe src=\"read.html\" width=\"420\" height=\"800\"></iframe><script>\
+                 onload = () => {\
+                     const inside = document.querySelector('iframe').contentDocument.documentElement;\
+                     const { said, errors } = inside.dataset;\
+                     Object.assign(document.documentElement.dataset, { said, width: inside.scrollWidth, failed: errors ?? '' });\
+                 };</script></body></html>";
+    fs::write(folder.path("frame.html"), frame).unwrap();
+    let document = browsed(&folder, &folder.path("frame.html"));
+    assert_eq!(attribute(&document, "data-failed"), Some(""));
+    let width: usize = attribute(&document, "data-width").unwrap().parse().unwrap();
+    assert!(width <= 420, "the page is {width} pixels wide");
+    let said: Vec<&str> = attribute(&document, "data-said").unwrap().split(" | ").collect();
+    let value = |text: &str| text.split_once(": ").unwrap().1.to_string();
+    let [steps, tokens, time, smooth] = said[..] else { panic!("{said:?}") };
+    assert!(steps.starts_with("step ") && tokens.contains(" tokens: ") && time.contains(" minutes: "), "{said:?}");
+    assert_ne!(value(steps), value(smooth));
 }
 
 #[test]

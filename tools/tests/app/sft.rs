@@ -1,8 +1,11 @@
 //! Supervised fine-tuning: training on the answers of conversations, and talking with the model.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::harness::{Folder, checkpoint, copy_folder, expect, metrics, printed, run, saved, stdout_of};
 
@@ -43,8 +46,8 @@ pub fn flags(folder: &Path, more: &str) -> String {
     )
 }
 
-/// The answers of a run's model to lines of input, always with the likeliest token.
-fn answers(folder: &Path, input: &str) -> String {
+/// A conversation with a run's model, always with the likeliest token.
+fn chat(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
     command.args([
         "chat",
@@ -58,12 +61,44 @@ fn answers(folder: &Path, input: &str) -> String {
         "host",
         "--checkpoint",
     ]);
-    command.arg(folder.join("saved")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg(folder.join("saved"));
+    command
+}
+
+/// The answers of a run's model to lines of input.
+fn answers(folder: &Path, input: &str) -> String {
+    let mut command = chat(folder);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut chat = command.spawn().unwrap();
     chat.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = chat.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", printed(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a terminal of [`chat`] shows. Each of the keys is typed when the text before it has come, after that of the one before.
+fn on_a_terminal(folder: &Path, keys: &[(&str, &str)]) -> String {
+    let mut terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).map(File::from).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let path = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+    let end = || Stdio::from(File::options().read(true).write(true).open(&path).unwrap());
+    let mut command = chat(folder);
+    let mut child = command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+    drop(command); // it holds the other end too
+    let (mut shown, mut buffer, mut seen, mut next) = (String::new(), [0; 4096], 0, keys.iter().peekable());
+    while let Ok(read @ 1..) = terminal.read(&mut buffer) {
+        shown += &String::from_utf8_lossy(&buffer[..read]);
+        while let Some((awaited, keys)) = next.peek()
+            && let Some(at) = shown[seen..].find(awaited)
+        {
+            seen += at + awaited.len();
+            terminal.write_all(keys.as_bytes()).unwrap();
+            next.next();
+        }
+    }
+    assert!(child.wait().unwrap().success(), "{shown}");
+    shown
 }
 
 #[test]
@@ -80,6 +115,10 @@ fn greedy_answers_become_those_that_were_taught_also_in_a_second_turn() {
     assert_ne!(answers(&untaught.0, "sky\n"), "blue\n");
     assert_eq!(answers(&folder.0, "sky\n\nsnow\n"), "blue\nwhite\n");
     assert_eq!(answers(&folder.0, "grass\nsun\n"), "green\nyellow\n");
+    // On a terminal a key takes a letter back, and the arrow key brings back the line before.
+    let keys = [("> ", "skx\u{7f}y\r"), ("blue", ""), ("> ", "\u{1b}[A\r"), ("blue", ""), ("> ", "\u{4}")];
+    let shown = on_a_terminal(&folder.0, &keys);
+    assert!(shown.contains("2 answers") && shown.matches("blue").count() == 2, "{shown}");
     // The checkpoint has the template, so `chat` was not told of one.
     let saved = std::fs::read_to_string(folder.path("saved/step-00000150/chat_template.jinja")).unwrap();
     assert_eq!(saved, TEMPLATE);

@@ -8,7 +8,7 @@ use crate::harness::{Folder, command, expect, metrics, printed};
 
 /// A module `wandb`. It appends its calls to `calls.jsonl` beside it, and ends at the step `END`.
 const MODULE: &str = r#"
-import json, pathlib, sys
+import json, os, pathlib, sys
 
 def note(name, value):
     with open(pathlib.Path(__file__).with_name("calls.jsonl"), "a") as file:
@@ -24,7 +24,7 @@ class Run:
         note("finish", exit_code)
 
 def init(**arguments):
-    note("init", arguments)
+    note("init", {**arguments, "mode": os.environ.get("WANDB_MODE")})
     print("wandb: a line that nobody needs")
     return Run()
 "#;
@@ -85,12 +85,20 @@ fn a_client_that_ends_costs_the_run_a_notice_and_no_row_of_its_files() {
 }
 
 #[test]
+fn offline_the_module_itself_writes_the_run_into_its_folder() {
+    let folder = Folder::new("wandb-offline");
+    let (_, calls) = train(&folder, "None", "offline", "--steps 2");
+    assert_eq!(losses(&calls), expected(&folder.0, 1..3));
+    // The module knows its mode from the environment, and where to write from here.
+    assert_eq!(calls[0][1]["dir"], folder.path("log").display().to_string());
+    assert_eq!(calls[0][1]["mode"], "offline");
+}
+
+#[test]
 fn nothing_is_sent_where_the_environment_says_so_or_python_has_no_such_module() {
-    for mode in ["offline", "disabled"] {
-        let folder = Folder::new("wandb-off");
-        assert!(train(&folder, "None", mode, "--steps 2").1.is_empty());
-        assert!(folder.path("log/wandb-history.jsonl").exists() && !folder.path("log/wandb-client.log").exists());
-    }
+    let folder = Folder::new("wandb-off");
+    assert!(train(&folder, "None", "disabled", "--steps 2").1.is_empty());
+    assert!(folder.path("log/wandb-history.jsonl").exists() && !folder.path("log/wandb-client.log").exists());
     let folder = Folder::new("wandb-missing");
     let hidden = folder.path("hidden");
     std::fs::create_dir_all(&hidden).unwrap();

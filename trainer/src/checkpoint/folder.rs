@@ -272,6 +272,7 @@ fn loss_of(manifest: &Manifest) -> String {
 /// # Errors
 /// A folder that cannot be read, or holds no checkpoint.
 pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
+    let dir = &named(dir);
     let wrong = |problem: String| {
         let what = format!("{} {problem}", dir.display());
         UserError::new(what, "checkpoints are folders named step-00001000", "give the checkpoint.dir of a run")

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use common::format::counted;
 use common::terminal::warn;
-use common::{Choice, UserError};
+use common::{Choice, Mistakes, UserError};
 use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 
@@ -41,18 +41,12 @@ pub enum Direction {
 /// The user's: a source that is damaged or of the other kind, a model of no Hugging Face family, a target that has weights
 /// already or cannot be created. A fault: a file that cannot be written.
 pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<String, RunError> {
-    let pretrained = Pretrained::open(source)?;
+    let mut mistakes = Mistakes::default();
+    let pretrained = check(source, target, direction, &mut mistakes);
+    mistakes.end()?;
+    let Some(pretrained) = pretrained else { unreachable!("a conversion without mistakes has a model") };
     let source = pretrained.folder.as_path();
     let theirs = matches!(pretrained.naming, Naming::Family(_));
-    if theirs != (direction == Direction::FromHuggingFace) {
-        let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
-        return Err(UserError::new(
-            format!("{} has a {has}", source.display()),
-            "--to hf and --to peft take our weights, --from hf a Hugging Face model",
-            format!("use {fix}"),
-        )
-        .into());
-    }
     let config = pretrained.config();
     let ModelPlan::Gpt(shape) = model_plan(&config)? else {
         return Err(no_family(source, "model.kind = \"mlp\"").into());
@@ -67,16 +61,6 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         }
         Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
-    for name in ["model.safetensors", "model.safetensors.index.json", ADAPTER_FILE] {
-        if target.join(name).exists() {
-            return Err(UserError::new(
-                format!("{} has a {name}", target.display()),
-                "a conversion overwrites no weights",
-                "name another folder",
-            )
-            .into());
-        }
-    }
     let weights = WeightFolder::open(source, pretrained.naming)?;
     weights.all_used(&entries(&shape, pretrained.naming))?;
     let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
@@ -112,6 +96,26 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         }
     }
     Ok(summary(target, &to))
+}
+
+/// The model to convert. A source of the other kind, or a target with weights, is added to `mistakes`.
+pub fn check(source: &Path, target: &Path, direction: Direction, mistakes: &mut Mistakes) -> Option<Pretrained> {
+    let weights = ["model.safetensors", "model.safetensors.index.json", ADAPTER_FILE];
+    if let Some(name) = weights.iter().find(|name| target.join(name).exists()) {
+        let what = format!("{} has a {name}", target.display());
+        mistakes.add(UserError::new(what, "a conversion overwrites no weights", "name another folder"));
+    }
+    let pretrained = mistakes.keep(Pretrained::open(source))?;
+    let theirs = matches!(pretrained.naming, Naming::Family(_));
+    if theirs != (direction == Direction::FromHuggingFace) {
+        let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
+        mistakes.add(UserError::new(
+            format!("{} has a {has}", pretrained.folder.display()),
+            "--to hf and --to peft take our weights, --from hf a Hugging Face model",
+            format!("use {fix}"),
+        ));
+    }
+    Some(pretrained)
 }
 
 /// A line about the written tensors.

@@ -14,7 +14,7 @@ mod read;
 mod source;
 mod write;
 
-pub use convert::{Direction, convert};
+pub use convert::{Direction, check, convert};
 pub use data_type::DataType;
 pub use pretrained::Pretrained;
 pub use source::SourceFiles;

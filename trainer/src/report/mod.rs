@@ -3,6 +3,7 @@
 pub mod checks;
 pub mod energy;
 pub mod fp8_losses;
+pub mod gpu_load;
 pub mod gpu_peak;
 pub mod graph_report;
 pub mod logs;

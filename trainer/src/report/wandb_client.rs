@@ -42,8 +42,8 @@ impl Client {
     /// Starts the client of the run named `run`. `None` if the environment asks for none (`WANDB_MODE`), or there is no
     /// Python. Later failures are told by a notice.
     pub fn start(folder: &Path, run: &str, config: &RunConfig) -> Option<Client> {
-        let mode = std::env::var("WANDB_MODE").unwrap_or_default();
-        if ["offline", "disabled", "dryrun"].contains(&mode.as_str()) {
+        // Offline it writes a folder for `wandb sync`.
+        if std::env::var("WANDB_MODE").is_ok_and(|mode| mode == "disabled") {
             return None;
         }
         let log = folder.join(CLIENT_LOG);

@@ -42,6 +42,9 @@ use crate::run::trace::StepTrace;
 use crate::run::verify::VerifiedSteps;
 use crate::run::{auto_scope, run_folder};
 
+/// The most columns of a plan that is not printed on a terminal.
+const PLAN_COLUMNS: usize = 100;
+
 /// Trains as planned, on data that [`source()`](crate::run::source::source) opened, and evaluates on further
 /// [sets](crate::run::source::validation_sets). `files` are the [files](crate::run::set_up::source_files) of the model that a
 /// new run begins with; only rank 0's are used. Returns `None` if nothing was trained: in a dry run, or if the run already has
@@ -88,8 +91,8 @@ pub fn train(
     }
     if group.rank == 0 {
         let rows = summary(plan, &mut stage, &*source, device, group);
-        say(&boxed(PLAN, &rows, columns()));
-        tracing::info!(target: PRINTED, "{}", boxed(PLAN, &rows, None));
+        say(&boxed(PLAN, &rows, columns().or(Some(PLAN_COLUMNS))));
+        tracing::info!(target: PRINTED, "{}", boxed(PLAN, &rows, Some(PLAN_COLUMNS)));
     }
     let outcome = match (session, trace) {
         (Some(session), Some(trace)) => {

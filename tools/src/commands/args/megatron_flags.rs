@@ -14,8 +14,8 @@ type Sets = Vec<(&'static str, &'static str)>;
 /// Adds the flags that are accepted to a command.
 pub(super) fn with_megatron_flags(mut command: Command) -> Command {
     for (flag, meaning) in flags() {
-        let alone = Arg::new(flag).long(flag).action(ArgAction::SetTrue);
-        let text = Arg::new(flag).long(flag).value_name("VALUE");
+        let alone = Arg::new(flag).long(flag).action(ArgAction::SetTrue).hide_short_help(true);
+        let text = Arg::new(flag).long(flag).value_name("VALUE").hide_short_help(true);
         let number = text.clone().allow_negative_numbers(true);
         let section = |key: &'static str| key.split('.').next().unwrap_or_default();
         command = match meaning {

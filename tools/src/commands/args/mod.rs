@@ -70,13 +70,22 @@ pub(crate) fn read_line(command: Command, arguments: &[OsString], mistakes: &mut
         };
         // An argument may be missing because it was wrong.
         if error.kind() == ErrorKind::MissingRequiredArgument && !mistakes.is_empty() {
+            let lines = mistakes.lines();
+            let is_told = |flag: &str| lines.iter().any(|line| line.contains(flag));
+            let given = |flag: &str| rest.iter().any(|argument| argument.to_string_lossy().starts_with(flag));
+            let flags = divided.required.iter().map(|name| format!("--{name}"));
+            let missing: Vec<String> = flags.filter(|flag| !is_told(flag) && !given(flag)).collect();
+            if !missing.is_empty() {
+                let what = format!("missing: {}", missing.join(", "));
+                mistakes.add(UserError::new(what, "the command needs these arguments", "add them"));
+            }
             return None;
         }
         let (mistake, without) = refusal::mistake(&error, &rest);
         let keys = keys_in(&mistake.what);
         mistakes.add(mistake);
         mistakes.doubt(keys);
-        rest = without.filter(|_| divided.is_of_a_run)?;
+        rest = without.filter(|_| divided.reads_on)?;
         parsed = read(&rest);
     }
     None
@@ -116,6 +125,10 @@ fn hyphenated(mut command: Command, arguments: &[OsString]) -> Vec<OsString> {
     let flags = flags.iter().map(|argument| renamed(argument).unwrap_or_else(|| argument.clone()));
     flags.chain(rest.iter().cloned()).collect()
 }
+
+/// How commands take the model of a folder, for help.
+pub(crate) const MODEL_FOLDER: &str =
+    "A checkpoint, a folder of them (the newest is taken; DIR/best is the best), or a Hugging Face model";
 
 /// A flag `--name VALUE`. The value is text that is not empty.
 pub(crate) fn text_flag(name: &'static str, value: &'static str, help: &'static str) -> Arg {

@@ -44,7 +44,9 @@ fn without(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>>
     let at = arguments.iter().rposition(is)?;
     let is_value = |argument: &&OsString| !argument.to_string_lossy().starts_with("--");
     let attached = arguments[at].to_string_lossy().contains('=');
-    let values = if attached { 0 } else { arguments[at + 1..].iter().take_while(is_value).count() };
+    // Only flags of a run take several values. Behind another one the next word may be an argument of its own.
+    let most = if option.is_some() { usize::MAX } else { 1 };
+    let values = if attached { 0 } else { arguments[at + 1..].iter().take_while(is_value).take(most).count() };
     rest.drain(at..=at + values);
     Some(rest)
 }
@@ -68,7 +70,10 @@ fn user_error(error: &clap::Error, arguments: &[OsString]) -> UserError {
         ErrorKind::InvalidSubcommand => UserError::new(
             format!("`{subcommand}` is not a subcommand"),
             "`trainer --help` lists all subcommands",
-            did_you_mean(ContextKind::SuggestedSubcommand)
+            // The nearest is the last.
+            texts(error, ContextKind::SuggestedSubcommand)
+                .last()
+                .map(|near| format!("did you mean `{near}`?"))
                 .unwrap_or(format!("{help}; without a subcommand the trainer trains")),
         ),
         ErrorKind::MissingRequiredArgument => {

@@ -18,6 +18,42 @@ use trainer::config::{ConfigSources, recipes};
 use trainer::hf::Pretrained;
 use trainer::report::graph_report::beside;
 
+/// The options that `-h` shows. `--help` shows all.
+const COMMON: [&str; 32] = [
+    "model.preset",
+    "model.init_from",
+    "model.seq_length",
+    "model.lora_rank",
+    "data.path",
+    "data.validation_path",
+    "data.tokenizer",
+    "data.sft",
+    "train.device",
+    "train.steps",
+    "train.epochs",
+    "train.global_batch_size",
+    "train.micro_batch_size",
+    "train.eval_interval",
+    "optimizer.kind",
+    "optimizer.lr",
+    "optimizer.warmup_steps",
+    "optimizer.schedule",
+    "optimizer.weight_decay",
+    "precision.compute",
+    "precision.fp8",
+    "parallel.tensor",
+    "parallel.pipeline",
+    "parallel.distributed_optimizer",
+    "recompute.granularity",
+    "cuda_graph.enable",
+    "cuda_graph.scope",
+    "checkpoint.dir",
+    "checkpoint.interval",
+    "checkpoint.resume",
+    "logging.dir",
+    "logging.interval",
+];
+
 /// Adds the flags of a training run to a command.
 pub(crate) fn with_run_flags(mut command: Command) -> Command {
     let switch =
@@ -60,12 +96,15 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
     for option in OPTIONS {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
+        let is_common = COMMON.contains(&option.key);
         let mut arg = Arg::new(option.key)
             .long(option.flag)
             .visible_aliases(option.aliases.to_vec())
             .help_heading(section)
+            .hide_short_help(!is_common)
             // The words of some choices are long. In one column with them, all help texts would begin far to the right.
-            .next_line_help(true)
+            // `--help` has them on lines of their own anyway, and a hidden one with this setting would be shown.
+            .next_line_help(is_common)
             .help(format!("{}{default}", option.doc));
         arg = match option.kind {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),

@@ -25,8 +25,10 @@ pub(super) struct Divided {
     found: Vec<Unsupported>,
     /// The command that they were given to.
     path: String,
-    /// Whether the command takes the flags of a training run.
-    pub(super) is_of_a_run: bool,
+    /// Whether the arguments without what is wrong are still those of the command, so that they can be read on.
+    pub(super) reads_on: bool,
+    /// The flags that the command needs in any case.
+    pub(super) required: Vec<String>,
     /// The arguments without these flags and their values. `None` if a value cannot be told from another argument.
     pub(super) rest: Option<Vec<OsString>>,
 }
@@ -102,8 +104,8 @@ pub(super) fn divide(mut command: Command, arguments: &[OsString]) -> Divided {
         }
     }
     kept.extend(arguments.iter().skip(at).cloned());
-    let is_of_a_run = flags.are_of_a_run();
-    Divided { found, path, is_of_a_run, rest: is_of_a_run.then_some(kept) }
+    let (reads_on, required) = (flags.read_on(), flags.required());
+    Divided { found, path, reads_on, required, rest: reads_on.then_some(kept) }
 }
 
 /// The flags of a command.
@@ -120,6 +122,19 @@ impl Flags<'_> {
 
     fn arg(&self, name: &str) -> Option<&Arg> {
         self.command.get_arguments().find(|arg| Flags::names(arg).iter().any(|known| known == name))
+    }
+
+    /// Whether the command has no other command line within its own.
+    fn read_on(&self) -> bool {
+        let command = self.command;
+        let has_another = command.has_subcommands() || command.get_positionals().any(Arg::is_last_set);
+        self.are_of_a_run() || !has_another
+    }
+
+    /// The flags that the command needs in any case.
+    fn required(&self) -> Vec<String> {
+        let required = self.command.get_arguments().filter(|arg| arg.is_required_set());
+        required.filter_map(|arg| arg.get_long().map(str::to_string)).collect()
     }
 
     /// Whether the command takes the flags of a training run.
@@ -265,7 +280,8 @@ mod tests {
     #[test]
     fn the_value_of_a_flag_may_look_like_a_flag() {
         assert!(refused("sample --checkpoint c --prompt --wombat --stpes").what.starts_with("--stpes is unknown"));
-        assert!(refused("tokenize --stpes --wombat").rule.contains("`trainer tokenize --help`"));
-        assert!(refused("tokenize --stpes -- --wombat").what.starts_with("--stpes is unknown"));
+        assert!(refused("tokenize --stpes --wombat").to_string().contains("`trainer tokenize --help`"));
+        let both = refused("tokenize --stpes -- --wombat").to_string();
+        assert!(both.contains("--stpes is unknown") && both.contains("missing: --output"), "{both}");
     }
 }

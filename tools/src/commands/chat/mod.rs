@@ -1,22 +1,24 @@
 //! `trainer chat`: a conversation with a trained model, in the words of its chat template.
 
 mod answer;
+mod input;
 
-use std::io::{BufRead, IsTerminal, Write, stdin, stdout};
+use std::io::{IsTerminal, Write, stdin, stdout};
 use std::time::Instant;
 
 use clap::{ArgMatches, Command};
-use common::UserError;
 use common::format::counted;
 use common::terminal::{Screen, warn, write_to};
+use common::{Mistakes, UserError};
 use data::{ChatTemplate, TextStream};
 use device::Device;
 use engine::params::Params;
 use launch::RankEnv;
 
 use self::answer::Answer;
+use self::input::Input;
 use super::args::{text, text_flag};
-use super::sample::{Loaded, SampleRequest, any, generation_request, open_device, with_generation_flags};
+use super::sample::{self, Loaded, SampleRequest, any, generation_request, open_device, with_generation_flags};
 use trainer::error::{RunError, file_error};
 use trainer::generation::{Generator, Sampler};
 use trainer::run::ranks::fail;
@@ -44,32 +46,39 @@ pub(super) fn command() -> Command {
     with_generation_flags(chat, "1000")
 }
 
-/// The conversation that a command line asks for.
-///
-/// # Errors
-/// Numbers out of range.
-pub(super) fn request(matches: &ArgMatches) -> Result<ChatRequest, UserError> {
-    let generation = generation_request(matches)?;
-    Ok(ChatRequest { generation, system: text(matches, "system"), chat_template: text(matches, "chat-template") })
+/// The conversation that a command line asks for. Numbers out of range are added to `mistakes`.
+pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> ChatRequest {
+    let generation = generation_request(matches, mistakes);
+    ChatRequest { generation, system: text(matches, "system"), chat_template: text(matches, "chat-template") }
+}
+
+/// The model of a conversation, and its template. What is wrong is added to `mistakes`.
+pub(super) fn check(request: &ChatRequest, env: &RankEnv, mistakes: &mut Mistakes) -> Option<(Loaded, ChatTemplate)> {
+    let loaded = sample::check(&request.generation, env, mistakes)?;
+    let template = mistakes.keep(loaded.chat_template(&request.generation, request.chat_template.as_deref()))?;
+    Some((loaded, template))
 }
 
 /// Talks until the input ends; returns the exit code.
 pub(super) fn run(request: &ChatRequest, env: &RankEnv) -> i32 {
     let talked = || -> Result<String, RunError> {
-        let loaded = Loaded::open(&request.generation)?;
-        let template = loaded.chat_template(&request.generation, request.chat_template.as_deref())?;
+        let mut mistakes = Mistakes::default();
+        let checked = check(request, env, &mut mistakes);
+        mistakes.end()?;
+        let Some((loaded, template)) = checked else { unreachable!("a request without mistakes has a model") };
         let device = open_device(&request.generation, env)?;
         warn(&loaded.describe());
         let is_asked = stdin().is_terminal() && stdout().is_terminal();
         if is_asked {
-            warn("a message is a line; Ctrl-D ends the conversation");
+            warn("a message is a line; the arrow keys bring back earlier ones; Ctrl-D ends the conversation");
         }
         let mut chat = Chat::new(request, &loaded, &template, &device)?;
-        let mut input = stdin().lock();
+        let mut lines = stdin().lock();
+        let mut input = if is_asked { Input::terminal()? } else { Input::Lines(&mut lines) };
         // A model may write anything. Files and other programs get all of it as it is.
         match stdout().is_terminal() {
-            true => chat.talk(&mut input, is_asked, &mut Screen),
-            false => chat.talk(&mut input, is_asked, &mut stdout()),
+            true => chat.talk(&mut input, &mut Screen),
+            false => chat.talk(&mut input, &mut stdout()),
         }
     };
     match talked() {
@@ -110,19 +119,11 @@ impl<'c> Chat<'c> {
         Ok(Chat { request: &request.generation, loaded, template, generator, _params: params, messages, end })
     }
 
-    /// Answers each line of `input` that is not blank, until it ends. With `is_asked`, each is asked for. Returns a line about
-    /// the speed.
-    fn talk(&mut self, input: &mut dyn BufRead, is_asked: bool, out: &mut dyn Write) -> Result<String, RunError> {
+    /// Answers each line of `input` that is not blank, until it ends. Returns a line about the speed.
+    fn talk(&mut self, input: &mut Input<'_>, out: &mut dyn Write) -> Result<String, RunError> {
         let closed = || file_error("standard output".into());
         let (mut answers, mut tokens, mut seconds) = (0, 0, 0.0);
-        loop {
-            if is_asked && !write_to(out, "> ").map_err(closed())? {
-                break;
-            }
-            let mut line = String::new();
-            if input.read_line(&mut line).map_err(file_error("standard input".into()))? == 0 {
-                break;
-            }
+        while let Some(line) = input.next()? {
             if line.trim().is_empty() {
                 continue;
             }

@@ -90,8 +90,15 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
     ));
     page.push_str(&stages(forecast));
     page.push('\n');
-    page + &picture(forecast, WIDTH)
+    page + &picture(forecast, WIDTH) + WORDS
 }
+
+/// The words of the tables.
+const WORDS: &str = "
+tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
+x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed; MFU:
+share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides.
+";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
     let ranks = plan.parallel.grid.ranks();

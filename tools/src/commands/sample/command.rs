@@ -4,13 +4,14 @@ use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
-use common::UserError;
 use common::terminal::{Screen, warn};
+use common::{Mistakes, UserError};
+use data::Tokenizer;
 use device::Device;
 use launch::RankEnv;
 
 use super::{Loaded, Prompt, SampleRequest, sample};
-use crate::commands::args::{device_flag, text};
+use crate::commands::args::{MODEL_FOLDER, device_flag, text};
 use trainer::config::DeviceChoice;
 use trainer::error::RunError;
 use trainer::generation::Sampler;
@@ -43,7 +44,7 @@ pub(crate) fn any(name: &'static str, value: &'static str, help: &'static str) -
 
 /// A command with the flags that name a model and say how it chooses tokens: at most `tokens` of them, if not given.
 pub(crate) fn with_generation_flags(command: Command, tokens: &'static str) -> Command {
-    let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
+    let checkpoint = MODEL_FOLDER;
     let temperature = "Below 1 likely tokens become likelier, above 1 less likely. 0 always takes the likeliest";
     command
         .arg(flag("checkpoint", "DIR", checkpoint).required(true))
@@ -85,29 +86,24 @@ pub(crate) fn with_generation_flags(command: Command, tokens: &'static str) -> C
         )
 }
 
-/// The text that a command line asks for.
-///
-/// # Errors
-/// A temperature below 0, or one that is not finite; a share that is none.
-pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
+/// The text that a command line asks for. Numbers out of range are added to `mistakes`.
+pub(crate) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> SampleRequest {
     let prompt = match text(matches, "prompt-file") {
         Some(path) => Prompt::File(path.into()),
         None => Prompt::Text(text(matches, "prompt").unwrap_or_default()),
     };
     let samples = matches.get_one::<u32>("samples").map_or(1, |&number| number as usize);
-    Ok(SampleRequest { prompt, samples, ..generation_request(matches)? })
+    SampleRequest { prompt, samples, ..generation_request(matches, mistakes) }
 }
 
-/// The settings that the flags of [`with_generation_flags`] ask for, without a prompt.
-///
-/// # Errors
-/// As [`request`].
-pub(crate) fn generation_request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
+/// The settings that the flags of [`with_generation_flags`] ask for, without a prompt. Numbers out of range, a temperature below
+/// 0 and a share that is none, are added to `mistakes`.
+pub(crate) fn generation_request(matches: &ArgMatches, mistakes: &mut Mistakes) -> SampleRequest {
     let text = |name: &str| text(matches, name);
     let number = |name: &str| matches.get_one::<u32>(name).map(|&number| number as usize);
     let temperature = matches.get_one::<f64>("temperature").copied().unwrap_or(1.0);
     if !(temperature >= 0.0 && temperature.is_finite()) {
-        return Err(UserError::new(
+        mistakes.add(UserError::new(
             format!("--temperature {temperature}"),
             "a temperature is 0 or more, and finite",
             "for example --temperature 0.8, or 0 for the likeliest token each time",
@@ -116,9 +112,9 @@ pub(crate) fn generation_request(matches: &ArgMatches) -> Result<SampleRequest, 
     let top_p = matches.get_one::<f64>("top-p").copied().unwrap_or(1.0);
     if !(top_p > 0.0 && top_p <= 1.0) {
         let rule = "a share of the probability is above 0, and at most 1";
-        return Err(UserError::new(format!("--top-p {top_p}"), rule, "for example --top-p 0.9, or 1 for all tokens"));
+        mistakes.add(UserError::new(format!("--top-p {top_p}"), rule, "for example --top-p 0.9, or 1 for all tokens"));
     }
-    Ok(SampleRequest {
+    SampleRequest {
         checkpoint: text("checkpoint").map(PathBuf::from).unwrap_or_default(),
         tokenizer: text("tokenizer"),
         end_of_text: text("end-of-text"),
@@ -133,7 +129,19 @@ pub(crate) fn generation_request(matches: &ArgMatches) -> Result<SampleRequest, 
         },
         device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),
         threads: number("threads"),
-    })
+    }
+}
+
+/// The model of a request. A file that is wrong, or a device that is not there, is added to `mistakes`.
+pub(crate) fn check(request: &SampleRequest, env: &RankEnv, mistakes: &mut Mistakes) -> Option<Loaded> {
+    mistakes.keep(Accelerator::choose(request.device, env));
+    let text = mistakes.keep(request.prompt.text());
+    let loaded = mistakes.keep(Loaded::open(request));
+    if let (None, Some(name)) = (&loaded, &request.tokenizer) {
+        mistakes.keep(Tokenizer::open(name, request.end_of_text.as_deref()));
+    }
+    mistakes.keep(loaded.as_ref()?.prompt(&text?));
+    loaded
 }
 
 /// Continues a text on standard output; returns the exit code.
@@ -148,7 +156,10 @@ pub(crate) fn run(request: &SampleRequest, env: &RankEnv) -> i32 {
 }
 
 fn generate(request: &SampleRequest, env: &RankEnv) -> Result<String, RunError> {
-    let loaded = Loaded::open(request)?;
+    let mut mistakes = Mistakes::default();
+    let loaded = check(request, env, &mut mistakes);
+    mistakes.end()?;
+    let Some(loaded) = loaded else { unreachable!("a request without mistakes has a model") };
     let device = open_device(request, env)?;
     // A model may write anything. Files and other programs get all of it as it is.
     match stdout().is_terminal() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use common::escape::one_line;
-use common::format::{bytes, counted};
+use common::format::{bytes, counted, duration};
 use launch::watch::ranks_file::{RankRow, RankState};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -59,7 +59,13 @@ fn headline(live: &Live, now: SystemTime) -> Vec<Line<'static>> {
     };
     let first = Line::from(vec![
         bold(one_line(&live.name())),
-        format!("  step {step}{of}  {state}  {}", counted(live.rank_count(), "rank")).into(),
+        format!(
+            "  step {step}{of}  {state}  {}{}{}",
+            counted(live.rank_count(), "rank"),
+            left(live),
+            gpus(&live.gpu_loads)
+        )
+        .into(),
     ]);
     let Some(last) = last else { return vec![first] };
     let number = |value: Option<f64>, show: &dyn Fn(f64) -> String| value.map_or("–".into(), show);
@@ -74,6 +80,17 @@ fn headline(live: &Live, now: SystemTime) -> Vec<Line<'static>> {
         number(last.memory_bytes, &|size| bytes(size as usize)),
     );
     vec![first, Line::from(second)]
+}
+
+/// The time left, after a space; empty if it is not known.
+fn left(live: &Live) -> String {
+    live.time_left().map_or(String::new(), |time| format!("  {} left", duration(time.as_secs_f64())))
+}
+
+/// The loads of this machine's GPUs, after a space; empty if it has none.
+fn gpus(loads: &[u32]) -> String {
+    let loads: Vec<String> = loads.iter().map(u32::to_string).collect();
+    if loads.is_empty() { String::new() } else { format!("  GPU {} %", loads.join(" ")) }
 }
 
 /// The values of a number of all steps, by step.
@@ -257,7 +274,7 @@ mod tests {
             let validation = step.is_multiple_of(10).then_some(3.5);
             serde_json::json!({
                 "step": step, "loss": 4.0 - step as f64 / 100.0, "validation_loss": validation, "grad_norm": 1.25,
-                "lr": 1e-3, "tokens_per_s": 17438.0, "memory_bytes": 5_000_000_000_u64,
+                "lr": 1e-3, "tokens_per_s": 17438.0, "step_ms": 1000.0, "memory_bytes": 5_000_000_000_u64,
             })
             .to_string()
                 + "\n"
@@ -294,7 +311,7 @@ mod tests {
         let lines = drawn(folder.path(), 80, 24);
         let text = lines.join("\n");
         for part in [
-            "step 42/120  last step 0 s ago  3 ranks",
+            "step 42/120  last step 0 s ago  3 ranks  1 min 18 s left",
             "loss 3.5800  val 3.5000  norm 1.250  lr 1.00e-3  17438 tok/s  memory 4.66 GiB",
             "loss (line), validation (dots)",
             "tokens/s 17438 to 17438",
@@ -331,6 +348,11 @@ mod tests {
         for (width, height) in [(1, 1), (20, 5), (80, 10), (200, 60)] {
             drawn(folder.path(), width, height);
         }
+    }
+
+    #[test]
+    fn the_loads_of_gpus_follow_if_there_are_any() {
+        assert_eq!([gpus(&[]), gpus(&[93]), gpus(&[97, 0])], ["", "  GPU 93 %", "  GPU 97 0 %"]);
     }
 
     #[test]
