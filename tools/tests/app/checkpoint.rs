@@ -102,7 +102,8 @@ fn save_from(dir: &Path, stage: &mut Stage, progress: Progress, from: (&Writers,
     let (origin, occasion) = (&Arc::new(Origin::default()), Occasion::Interval);
     let ((writers, memory), validated, make_room) = (from, Validated::default(), &|| Ok(()));
     let metrics = b"";
-    save(stage, &SaveRequest { dir, progress, validated, origin, metrics, writers, occasion, memory, make_room }).unwrap()
+    save(stage, &SaveRequest { dir, progress, validated, origin, metrics, writers, occasion, memory, make_room })
+        .unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
