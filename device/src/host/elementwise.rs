@@ -106,7 +106,7 @@ pub(super) fn fill(op: &Fill, pool: &Pool) {
 
 /// See [`Poison`].
 pub(super) fn poison(op: &Poison, pool: &Pool) {
-    let bytes = view::as_bytes(&op.output);
+    let bytes = op.output.as_bytes();
     pool.for_each_chunk(view::write::<u8>(&bytes), CHUNK, |_, out| out.fill(0xff));
 }
 

@@ -68,12 +68,7 @@ fn widened<T: Float>(tensor: &Tensor) -> Vec<f32> {
 
 /// Sets every byte of `tensor` to 0, of whatever type it is.
 pub(crate) fn zero(tensor: &Tensor) {
-    write::<u8>(&as_bytes(tensor)).fill(0);
-}
-
-/// The bytes of a tensor, of whatever type it is.
-pub(crate) fn as_bytes(tensor: &Tensor) -> Tensor {
-    Tensor { shape: [tensor.bytes()].into(), dtype: DType::U8, ..*tensor }
+    write::<u8>(&tensor.as_bytes()).fill(0);
 }
 
 /// A `repr(C)` block such as [`crate::ops::Control`], read by value.

@@ -50,6 +50,23 @@ fn samples_are_logged_and_change_no_bit_of_the_training() {
 }
 
 #[test]
+fn a_plan_counts_the_memory_of_samples() {
+    let folder = with_prompts("samples-plan", "ab\n");
+    let memory = |flags: &str| {
+        let output = run(1, &folder.0, &format!("--dry-run --steps 5 {flags}"));
+        expect(&output, 0, &["memory"]);
+        let text = printed(&output);
+        let line = text.lines().find(|line| line.contains(" memory ")).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let kib: f64 = words[2].parse().unwrap();
+        assert_eq!(words[3], "KiB", "{line}");
+        kib
+    };
+    let (without, with) = (memory(""), memory(&flags(&folder, "")));
+    assert!(with > without, "{with} KiB with samples and {without} without");
+}
+
+#[test]
 fn the_last_sample_is_the_text_of_trainer_sample_and_a_resumed_run_has_each_once() {
     let folder = with_prompts("samples-resumed", "ab\n");
     let more = |steps: usize| flags(&folder, &format!("--steps {steps} --save-interval 3"));
@@ -84,6 +101,11 @@ fn a_run_that_cannot_write_samples_is_refused_with_the_reason() {
             ["distributed_optimizer", "its own part of the newest weights", "checkpoint"],
         ),
         (1, "--kind mlp", ["model.kind = \"mlp\"", "only a gpt writes text", ""]),
+        (
+            1,
+            "--bf16 --fp8-format hybrid --ffn 64",
+            ["precision.fp8 = \"hybrid\"", "multiples of 16 rows", "trainer sample"],
+        ),
         (1, "--sample-interval 0", ["logging.sample_interval = 0", "at least 1", ""]),
     ] {
         let flags = format!("--sample-prompts {} --steps 1 {more}", folder.path("prompts.txt").display());

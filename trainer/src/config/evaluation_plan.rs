@@ -4,7 +4,7 @@ use common::UserError;
 
 use crate::config::checks::{at_least, require};
 use crate::config::model_plan::ModelPlan;
-use crate::config::{ParallelConfig, RunConfig, TrainConfig};
+use crate::config::{Fp8Choice, ParallelConfig, RunConfig, TrainConfig};
 
 /// When the model is evaluated, and on how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,10 @@ pub(super) fn check_samples(config: &RunConfig, model: &ModelPlan) -> Result<(),
         () if distributed_optimizer => (
             "parallel.distributed_optimizer = true".into(),
             "one rank writes, and between steps it has only its own part of the newest weights",
+        ),
+        () if config.precision.fp8 != Fp8Choice::None => (
+            format!("precision.fp8 = \"{}\"", config.precision.fp8),
+            "a text is written one token at a time, and 8-bit products have multiples of 16 rows",
         ),
         () => return Ok(()),
     };

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
@@ -76,11 +76,14 @@ impl Client {
                 tracing::info!(target: PRINTED, "{line}");
             }
             Ok(Some(status)) => self.give_up(&format!("ended early ({status})")),
-            _ if rows.try_send(row.into()).is_err() => {
-                end(child);
-                self.give_up("takes rows too slowly");
-            }
-            _ => self.running = Some((child, rows)),
+            _ => match rows.try_send(row.into()) {
+                Err(TrySendError::Full(_)) => {
+                    end(child);
+                    self.give_up("takes rows too slowly");
+                }
+                // A client that reads no more is about to end. The next row finds its exit status.
+                Ok(()) | Err(TrySendError::Disconnected(_)) => self.running = Some((child, rows)),
+            },
         }
     }
 
@@ -145,6 +148,21 @@ fn end(mut child: Child) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_that_closed_its_input_is_not_called_slow() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec <&-; sleep 1000000"]);
+        let mut client = Client::spawn(command, "client.log".into()).unwrap();
+        let begun = Instant::now();
+        // Until the thread has met the closed pipe, and beyond.
+        while begun.elapsed() < Duration::from_millis(500) {
+            client.send("row\n");
+            sleep(Duration::from_millis(5));
+        }
+        let (child, _) = client.running.take().expect("it still runs");
+        end(child);
+    }
 
     #[test]
     fn a_client_that_reads_nothing_is_ended_once_its_queue_is_full() {

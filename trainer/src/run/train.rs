@@ -2,6 +2,8 @@
 //!
 //! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
+mod end;
+
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::path::Path;
@@ -19,15 +21,14 @@ use engine::step::Stage;
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
+use self::end::stops_early;
 use crate::checkpoint::{KeptFile, Occasion, Progress, Session, Validated};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
-use crate::report::checks::Proof;
 use crate::report::fp8_losses::Fp8Watch;
-use crate::report::graph_report::write_graph_report;
 use crate::report::reporter::{FinishedStep, Outcome, Reporter, Validation, peak_flops};
 use crate::report::run_log::RunLog;
 use crate::report::summary::{PLAN, summary};
@@ -89,6 +90,9 @@ pub fn train(
     if begins_anew {
         load_start(plan, device, &stage)?;
     }
+    // Before the plan is told: it has their memory.
+    let prompts = if group.rank == 0 { Prompts::open(plan, &*source)? } else { None };
+    let samples = prompts.map(|prompts| SampleWriter::new(prompts, device, &stage)).transpose()?;
     if group.rank == 0 {
         let rows = summary(plan, &mut stage, &*source, device, group);
         say(&boxed(PLAN, &rows, columns().or(Some(PLAN_COLUMNS))));
@@ -96,8 +100,6 @@ pub fn train(
     }
     let outcome = match (session, trace) {
         (Some(session), Some(trace)) => {
-            let prompts = if group.rank == 0 { Prompts::open(plan, &*source)? } else { None };
-            let samples = prompts.map(|prompts| SampleWriter::new(prompts, device, &stage)).transpose()?;
             match Trainer::start(plan, group, device, (source, sets, samples), session, trace, &mut stage)? {
                 Some(mut trainer) => {
                     trainer.run()?;
@@ -332,13 +334,6 @@ impl<'r> Trainer<'r> {
         Ok(())
     }
 
-    /// Whether the run ends now, because any rank was asked to end or cannot continue, or the validation loss does not fall
-    /// any more. All ranks call it together.
-    fn must_stop(&self) -> bool {
-        let ends = stops_early(self.plan, &self.validated).is_some();
-        self.group.control.any(self.group.stop.is_asked() || self.report.must_stop() || ends)
-    }
-
     /// Writes a checkpoint if one is due and the state may be saved. `best` says that it has the lowest validation loss so
     /// far. Returns whether it tried.
     fn save_if_due(&mut self, stop: bool, best: bool) -> Result<bool, RunError> {
@@ -369,67 +364,6 @@ impl<'r> Trainer<'r> {
         })
     }
 
-    fn say_why_stopped(&self, saved: bool) {
-        let why = match stops_early(self.plan, &self.validated) {
-            _ if self.report.must_stop() => String::new(),
-            Some(why) => format!("{why}: "),
-            None => "asked to end: ".into(),
-        };
-        let state = match (saved, self.report.has_diverged()) {
-            (true, _) => "saved",
-            (_, true) => "not saved",
-            _ => "not saved, because checkpoint.dir is unset",
-        };
-        self.report.say(&format!("{why}stops after step {} of {}, {state}", self.progress.step, self.plan.steps));
-    }
-
-    /// Reports the last step and writes the files that are written once, at the end.
-    fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
-        self.group.activity.set(Doing::Ends);
-        self.report_in_flight()?;
-        let Trainer { group, device, stage, source, trace, samples, plan, verified, validated, mut report, .. } = self;
-        group.activity.during(Doing::Writes, || {
-            report.close()?;
-            match graph_report {
-                Some(path) => write_graph_report(stage, group, &plan.parallel.grid, path),
-                None => Ok(()),
-            }
-        })?;
-        if let Some(line) = trace.finish(device)? {
-            report.say(&line);
-        }
-        if let Some(line) = verified.words() {
-            report.say(&line);
-        }
-        if let (true, Some(dir)) =
-            (plan.config.checkpoint.save_best && validated.best.is_finite(), &plan.config.checkpoint.dir)
-        {
-            report.say(&format!(
-                "lowest validation loss {:.4} after step {}: {}",
-                validated.best,
-                validated.best_step,
-                Path::new(dir).join("best").display()
-            ));
-        }
-        if let Some(checked) = device.checked() {
-            let graphs = stage.graphs().report().graphs;
-            let nodes = graphs.iter().map(|graph| graph.nodes.len() as u64).sum();
-            let (graphs, compared) = ([graphs.len() as u64, nodes], stage.graphs().compared_replays());
-            let proof = Proof { graphs, compared, checked }.of_all_ranks(|number| group.control.sum(number));
-            report.say(&proof.words(plan.parallel.grid.ranks()));
-        }
-        let diverged = !report.last_loss.is_finite() || report.has_diverged();
-        let outcome = Outcome {
-            loss: report.last_loss,
-            finite: !group.control.any(diverged),
-            validation_loss: report.last_validation,
-            floor: source.floor(),
-        };
-        report.finish(&outcome);
-        drop(ManuallyDrop::into_inner(samples));
-        Ok(outcome)
-    }
-
     /// Waits for the submitted step, if there is one, and reports it.
     fn report_in_flight(&mut self) -> Result<(), RunError> {
         if let Some(step) = self.in_flight.take() {
@@ -442,19 +376,6 @@ impl<'r> Trainer<'r> {
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
         self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
     }
-}
-
-/// Why a run with these validation losses ends before its last step, if it does.
-fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<String> {
-    let patience = plan.config.train.early_stop_patience;
-    (patience > 0 && validated.since >= patience).then(|| {
-        format!(
-            "the validation loss was lowest after step {} and has not fallen for {}; to go on, set a larger \
-             train.early_stop_patience",
-            validated.best_step,
-            counted(validated.since, "evaluation")
-        )
-    })
 }
 
 /// The reaction to calls that a steady step must not make.

@@ -30,13 +30,13 @@ pub(crate) fn sort_by_expert(op: &SortByExpert) {
 
 /// See [`GatherRows`].
 pub(crate) fn gather_rows(op: &GatherRows, pool: &Pool) {
-    let (input, rows) = (view::read::<u8>(&view::as_bytes(&op.input)), view::read::<i32>(&op.rows));
+    let (input, rows) = (view::read::<u8>(&op.input.as_bytes()), view::read::<i32>(&op.rows));
     let (k, line) = (rows.len() / op.input.shape.rows(), op.input.shape.last() * op.input.dtype.size());
     let mut token_of = vec![None; rows.len()];
     for (pair, row) in rows.iter().enumerate().filter(|(_, row)| **row >= 0) {
         token_of[*row as usize] = Some(pair / k);
     }
-    pool.for_each_chunk(view::write::<u8>(&view::as_bytes(&op.output)), line, |row, out| {
+    pool.for_each_chunk(view::write::<u8>(&op.output.as_bytes()), line, |row, out| {
         if let Some(token) = token_of[row] {
             out.copy_from_slice(&input[token * line..][..line]);
         }

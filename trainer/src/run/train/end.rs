@@ -1,0 +1,98 @@
+//! How a run ends: at its last step, early, or because it was asked to.
+
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+use common::format::counted;
+use launch::watch::activity::Doing;
+
+use super::Trainer;
+use crate::checkpoint::Validated;
+use crate::config::plan::RunPlan;
+use crate::error::RunError;
+use crate::report::checks::Proof;
+use crate::report::graph_report::write_graph_report;
+use crate::report::reporter::Outcome;
+
+/// Why a run with these validation losses ends before its last step, if it does.
+pub(super) fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<String> {
+    let patience = plan.config.train.early_stop_patience;
+    (patience > 0 && validated.since >= patience).then(|| {
+        format!(
+            "the validation loss was lowest after step {} and has not fallen for {}; to go on, set a larger \
+             train.early_stop_patience",
+            validated.best_step,
+            counted(validated.since, "evaluation")
+        )
+    })
+}
+
+impl Trainer<'_> {
+    /// Whether the run ends now, because any rank was asked to end or cannot continue, or the validation loss does not fall
+    /// any more. All ranks call it together.
+    pub(super) fn must_stop(&self) -> bool {
+        let ends = stops_early(self.plan, &self.validated).is_some();
+        self.group.control.any(self.group.stop.is_asked() || self.report.must_stop() || ends)
+    }
+
+    pub(super) fn say_why_stopped(&self, saved: bool) {
+        let why = match stops_early(self.plan, &self.validated) {
+            _ if self.report.must_stop() => String::new(),
+            Some(why) => format!("{why}: "),
+            None => "asked to end: ".into(),
+        };
+        let state = match (saved, self.report.has_diverged()) {
+            (true, _) => "saved",
+            (_, true) => "not saved",
+            _ => "not saved, because checkpoint.dir is unset",
+        };
+        self.report.say(&format!("{why}stops after step {} of {}, {state}", self.progress.step, self.plan.steps));
+    }
+
+    /// Reports the last step and writes the files that are written once, at the end.
+    pub(super) fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
+        self.group.activity.set(Doing::Ends);
+        self.report_in_flight()?;
+        let Trainer { group, device, stage, source, trace, samples, plan, verified, validated, mut report, .. } = self;
+        group.activity.during(Doing::Writes, || {
+            report.close()?;
+            match graph_report {
+                Some(path) => write_graph_report(stage, group, &plan.parallel.grid, path),
+                None => Ok(()),
+            }
+        })?;
+        if let Some(line) = trace.finish(device)? {
+            report.say(&line);
+        }
+        if let Some(line) = verified.words() {
+            report.say(&line);
+        }
+        if let (true, Some(dir)) =
+            (plan.config.checkpoint.save_best && validated.best.is_finite(), &plan.config.checkpoint.dir)
+        {
+            report.say(&format!(
+                "lowest validation loss {:.4} after step {}: {}",
+                validated.best,
+                validated.best_step,
+                Path::new(dir).join("best").display()
+            ));
+        }
+        if let Some(checked) = device.checked() {
+            let graphs = stage.graphs().report().graphs;
+            let nodes = graphs.iter().map(|graph| graph.nodes.len() as u64).sum();
+            let (graphs, compared) = ([graphs.len() as u64, nodes], stage.graphs().compared_replays());
+            let proof = Proof { graphs, compared, checked }.of_all_ranks(|number| group.control.sum(number));
+            report.say(&proof.words(plan.parallel.grid.ranks()));
+        }
+        let diverged = !report.last_loss.is_finite() || report.has_diverged();
+        let outcome = Outcome {
+            loss: report.last_loss,
+            finite: !group.control.any(diverged),
+            validation_loss: report.last_validation,
+            floor: source.floor(),
+        };
+        report.finish(&outcome);
+        drop(ManuallyDrop::into_inner(samples));
+        Ok(outcome)
+    }
+}
