@@ -61,6 +61,16 @@ fn the_checkpoint_with_the_lowest_validation_loss_stays_and_is_named_best() {
 }
 
 #[test]
+fn the_best_checkpoint_is_written_while_training_goes_on_without_an_interval_too() {
+    let folder = folder("best-alone");
+    let flags = flags(&folder, "--save-best --steps 8").replace("--save-interval 3", "--save-interval 0");
+    let output = run(1, &folder.0, &flags);
+    expect(&output, 0, &["saves", "while training goes on", "lowest validation loss"]);
+    let (_, lowest) = validation(&folder.0);
+    assert_eq!(saved(&folder.0), [lowest, 8]);
+}
+
+#[test]
 fn a_run_ends_when_its_validation_loss_has_not_fallen_for_as_many_evaluations_as_it_may() {
     let whole = folder("early-stop");
     let patient = |folder: &Folder, patience: usize, steps: usize| {

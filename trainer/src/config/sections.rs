@@ -491,6 +491,13 @@ section!(CheckpointConfig {
     resume: Resume,
 });
 
+impl CheckpointConfig {
+    /// Whether checkpoints before the last are written while training goes on.
+    pub fn saves_meanwhile(&self) -> bool {
+        self.async_save && (self.interval > 0 || self.save_best)
+    }
+}
+
 /// The checkpoint that a run continues. Any text is one: a word, or else a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]

@@ -49,7 +49,7 @@ pub fn summary(
         let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank);
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
     }
-    if config.checkpoint.dir.is_some() && config.checkpoint.interval > 0 && config.checkpoint.async_save {
+    if config.checkpoint.dir.is_some() && config.checkpoint.saves_meanwhile() {
         let copy = bytes(rank_bytes(stage, &Writers::new(plan, group)) as usize);
         let kept = if device.gpu().is_some() { "for copies" } else { "for a copy meanwhile" };
         rows.push(("saves", format!("while training goes on; {copy} of the machine's memory {kept}")));

@@ -58,7 +58,10 @@ fn check(
         }
     };
     if prints && device.gpu().is_some() && !shows_status() {
-        warn(&format!("checking {}: half a minute on a GPU, or one to two minutes the first time", counted(cases.len(), "operation")));
+        warn(&format!(
+            "checking {}: half a minute on a GPU, or one to two minutes the first time",
+            counted(cases.len(), "operation")
+        ));
     }
     for (number, case) in (1..).zip(&cases) {
         now(&format!("checking operation {number} of {}: {}", cases.len(), case.name));

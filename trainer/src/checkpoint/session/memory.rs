@@ -66,7 +66,7 @@ impl CopyMemory {
         (stage, writers, local_ranks): (&Stage, &Writers, usize),
     ) -> Option<Staging> {
         self.wait();
-        let can_copy = settings.async_save && settings.interval > 0 && self.has_room(stage, writers, local_ranks);
+        let can_copy = settings.saves_meanwhile() && self.has_room(stage, writers, local_ranks);
         (can_copy && (occasion == Occasion::Interval || self.locked > 0)).then(|| self.staging.clone())
     }
 

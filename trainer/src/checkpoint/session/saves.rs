@@ -36,8 +36,8 @@ impl Session<'_> {
     /// Errors of the device.
     pub fn lock_memory(&mut self, stage: &Stage, steps: usize) -> Result<(), RunError> {
         let settings = self.settings;
-        let saves = self.dir.is_some() && (settings.save_best || (1..steps).contains(&settings.interval));
-        if saves && settings.async_save {
+        let saves = settings.save_best || (1..steps).contains(&settings.interval);
+        if self.dir.is_some() && saves && settings.saves_meanwhile() {
             self.memory.lock(stage, &self.writers, self.local_ranks)?;
         }
         Ok(())
