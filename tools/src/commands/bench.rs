@@ -39,6 +39,8 @@ const CASES: &[Case] = &[
     ("gpt2-350m-16x1", &[("model.preset", "gpt2-350m"), ("train.micro_batch_size", "16"), ("train.global_batch_size", "16"), ("precision.compute", "bf16")]),
     ("gpt-1.3b-8x1", &[("model.preset", "gpt-1.3b"), ("train.micro_batch_size", "8"), ("train.global_batch_size", "8"), ("precision.compute", "bf16")]),
     ("gpt-1.3b-1x4", &[("model.preset", "gpt-1.3b"), ("train.micro_batch_size", "1"), ("train.global_batch_size", "4"), ("precision.compute", "bf16")]),
+    ("olmoe-8-layers-4x1", &[("model.preset", "olmoe-1b-7b"), ("model.layers", "8"), ("train.micro_batch_size", "4"), ("train.global_batch_size", "4"), ("train.balance_loss_multiplier", "0.01"), ("precision.compute", "bf16")]),
+    ("mixtral-3-layers-4x1", &[("model.preset", "mixtral-8x7b"), ("model.layers", "3"), ("model.seq_length", "4096"), ("train.micro_batch_size", "4"), ("train.global_batch_size", "4"), ("train.balance_loss_multiplier", "0.01"), ("precision.compute", "bf16")]),
     ("mlp", &[("model.preset", "mlp"), ("train.micro_batch_size", "640"), ("train.global_batch_size", "640"), ("precision.compute", "tf32"), ("optimizer.clip", "0.0")]),
 ];
 
