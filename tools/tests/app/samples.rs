@@ -68,8 +68,14 @@ fn a_plan_counts_the_memory_of_samples() {
 
 #[test]
 fn the_last_sample_is_the_text_of_trainer_sample_and_a_resumed_run_has_each_once() {
+    for adapters in ["", "--lora-rank 4 --lr 1e-2"] {
+        last_sample_and_resumed_run(adapters);
+    }
+}
+
+fn last_sample_and_resumed_run(adapters: &str) {
     let folder = with_prompts("samples-resumed", "ab\n");
-    let more = |steps: usize| flags(&folder, &format!("--steps {steps} --save-interval 3"));
+    let more = |steps: usize| flags(&folder, &format!("--steps {steps} --save-interval 3 {adapters}"));
     expect(&run(1, &folder.0, &more(4)), 0, &["done: loss"]);
     let mut sample = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
     sample
