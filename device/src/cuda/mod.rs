@@ -36,7 +36,7 @@ pub use driver::{GpuProperties, NoGpu, PeerHandle, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;
 pub use launch::{CudaKernel, CudaLaunch, KernelArgument};
-pub use ops::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY};
+pub use ops::FP8_CAPABILITY;
 pub(crate) use ops::{accept, norm_parts};
 pub use options::CudaOptions;
 pub use peers::{PeerWindow, Peers};

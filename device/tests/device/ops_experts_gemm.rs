@@ -180,6 +180,11 @@ fn products_of_8_bit_rows_that_do_not_fit_are_refused() {
     ] {
         assert!(error.contains(words), "{error}");
     }
+    let (offsets, bytes) = (t.ints(&[2], &[0; 2]), t.empty(&[17 * 16], e4m3));
+    let (a, b, out) = (bytes.view(8, [16, 16]), t.empty(&[16, 16], e4m3), t.empty(&[16, 16], Bf16));
+    let scales = Some([t.empty(&[1], F32), t.empty(&[1], F32)]);
+    let error = t.refusal(GroupedGemm { product: Forward, offsets, a, b, out, scales, accumulate: false });
+    assert!(error.contains("multiples of 16"), "{error}");
 }
 
 #[test]

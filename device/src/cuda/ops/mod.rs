@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod cache;
+mod capability;
 mod collective;
 mod columns;
 mod control;
@@ -33,7 +34,7 @@ mod skip_step;
 mod table;
 mod transpose_fp8;
 
+pub use capability::FP8_CAPABILITY;
 pub(crate) use norm::norm_parts;
 pub(crate) use run::accept;
-pub use run::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY};
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -1,20 +1,15 @@
 //! From an operation to the function that launches it.
 
+use super::capability::{accept_fp8, accept_on_hopper};
 use super::{
     activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, experts,
     head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks,
     quantize_counts, reduce, rotary, skip_step, transpose_fp8,
 };
 use crate::cuda::kernels::KernelSet;
-use crate::cuda::{CudaDevice, GpuProperties, Queue};
+use crate::cuda::{CudaDevice, Queue};
 use crate::ops::Gemm;
-use crate::{Error, Op, Result};
-
-/// The first compute capability with instructions for 8-bit floating types.
-pub const FP8_CAPABILITY: (u32, u32) = (8, 9);
-
-/// cuBLASLt has products with scales by block for GPUs of this compute capability.
-pub const BLOCK_SCALES_CAPABILITY: (u32, u32) = (9, 0);
+use crate::{Op, Result};
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
 ///
@@ -102,7 +97,11 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
         Op::Custom(op) => custom::accept(op, capturing, cuda),
         Op::Gemm(Gemm { fp8: Some(scales), .. }) => {
             accept_fp8(op.name(), properties)?;
-            if scales.a.is_by_block() { accept_blocks(op.name(), properties) } else { Ok(()) }
+            match scales.a.is_by_block() {
+                // The library has them for these GPUs alone.
+                true => accept_on_hopper(op.name(), properties, "scales by block", "another 8-bit recipe, or bf16"),
+                false => Ok(()),
+            }
         }
         _ => {
             match kernel_set(op) {
@@ -142,32 +141,6 @@ fn kernel_set(op: &Op) -> Option<KernelSet> {
 
 fn load_kernels(op: &Op, cuda: &CudaDevice) -> Result<()> {
     kernel_set(op).map_or(Ok(()), |set| cuda.kernels.load_set(set))
-}
-
-/// The library has products with scales by block for these GPUs alone.
-fn accept_blocks(op: &'static str, gpu: &GpuProperties) -> Result<()> {
-    let (major, minor) = gpu.capability;
-    if gpu.capability == BLOCK_SCALES_CAPABILITY {
-        return Ok(());
-    }
-    let problem = format!(
-        "scales by block need compute capability 9.0, as the H100 and the H200 have; {} has {major}.{minor}. Fix: another \
-         8-bit recipe, or bf16",
-        gpu.name
-    );
-    Err(Error::operation(op, problem))
-}
-
-fn accept_fp8(op: &'static str, gpu: &GpuProperties) -> Result<()> {
-    let (major, minor) = gpu.capability;
-    if gpu.capability >= FP8_CAPABILITY {
-        return Ok(());
-    }
-    let problem = format!(
-        "8-bit floating types need compute capability 8.9 or newer; {} has {major}.{minor}. Fix: bf16, or a newer GPU",
-        gpu.name
-    );
-    Err(Error::operation(op, problem))
 }
 
 /// Lets libraries choose how to do an operation, and loads the kernels that are not always loaded.

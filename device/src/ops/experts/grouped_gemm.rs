@@ -83,6 +83,10 @@ impl GroupedGemm {
         ensure(Self::NAME, [n, k].iter().all(|size| size.is_multiple_of(16)), || {
             format!("matrices ({n}, {k}) of 8-bit factors need sizes that are multiples of 16")
         })?;
+        // No kernel reads 8-bit factors from elsewhere.
+        ensure(Self::NAME, [self.a, self.b, self.out].iter().all(|tensor| tensor.address.is_multiple_of(16)), || {
+            "8-bit factors and their result begin at addresses that are multiples of 16".into()
+        })?;
         for scale in scales {
             ensure_dtype(Self::NAME, "scale", &scale, DType::F32)?;
             ensure_elements(Self::NAME, "scale", &scale, 1)?;

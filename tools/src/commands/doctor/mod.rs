@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use common::format::counted;
 use common::terminal::{print, say, shows_status, status, warn};
-use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions, why_no_gpu};
+use device::cuda::{FP8_CAPABILITY, library_versions, why_no_gpu};
 use device::trials::{self, Case, Workbench};
 use device::{Communicator, Device};
 use engine::precision::Precision;
@@ -49,8 +49,8 @@ fn check(
 ) -> i32 {
     let mut findings = machine(device, request.device, refused);
     let eight_bit = device.gpu().is_none_or(|gpu| gpu.capability >= FP8_CAPABILITY);
-    let by_block = device.gpu().is_none_or(|gpu| gpu.capability == BLOCK_SCALES_CAPABILITY);
-    let cases: Vec<Case> = trials::all(by_block).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8()).collect();
+    let hopper = device.gpu().is_none_or(|gpu| gpu.is_hopper());
+    let cases: Vec<Case> = trials::all(hopper).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8()).collect();
     let prints = group.is_none_or(|group| group.rank() == 0);
     let now = |text: &str| {
         if prints {

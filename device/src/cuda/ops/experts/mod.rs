@@ -17,6 +17,7 @@ pub(super) use route::{route, route_backward};
 pub(super) use rows::{combine_rows, gather_rows};
 pub(super) use sort::{sort_by_expert, sort_scratch};
 
+use super::capability::accept_on_hopper;
 use crate::cuda::GpuProperties;
 use crate::ops::GroupedGemm;
 use crate::{Error, Op, Result};
@@ -34,16 +35,8 @@ const CHOICES: usize = 32;
 /// # Errors
 /// An operation with the numbers or the GPU.
 pub(super) fn accept(op: &Op, gpu: &GpuProperties) -> Result<()> {
-    if let Op::GroupedGemm(GroupedGemm { scales: Some(_), .. }) = op
-        && !gpu.is_hopper()
-    {
-        let (major, minor) = gpu.capability;
-        let problem = format!(
-            "products of experts in 8 bits need compute capability 9.0, as the H100 and the H200 have; {} has {major}.{minor}. \
-             Fix: bf16",
-            gpu.name
-        );
-        return Err(Error::operation(op.name(), problem));
+    if let Op::GroupedGemm(GroupedGemm { scales: Some(_), .. }) = op {
+        accept_on_hopper(op.name(), gpu, "products of experts in 8 bits", "bf16")?;
     }
     let (experts, choices) = match op {
         Op::Route(op) => (op.logits.shape.last(), op.chosen.shape.last()),
