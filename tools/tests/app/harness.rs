@@ -283,6 +283,19 @@ pub fn metrics(folder: &Path) -> Vec<Value> {
     text.lines().enumerate().map(numbers).collect()
 }
 
+/// Fails unless the losses and validation losses of so many steps are the same up to the order of sums.
+pub fn assert_like(steps: usize, theirs: &[Value], ours: &[Value], what: &str) {
+    assert_eq!((theirs.len(), ours.len()), (steps, steps), "{what}");
+    for step in 0..steps {
+        for number in [0, 3] {
+            let value = |lines: &[Value]| lines[step][number].as_f64();
+            let (theirs, ours) = (value(theirs), value(ours));
+            let same = theirs.zip(ours).is_none_or(|(theirs, ours)| (ours / theirs - 1.0).abs() < 1e-5);
+            assert!(same && theirs.is_some() == ours.is_some(), "{what}, step {step}: {theirs:?} and {ours:?}");
+        }
+    }
+}
+
 /// Step numbers of the checkpoints in `folder/saved`; fails if one is unfinished.
 pub fn saved(folder: &Path) -> Vec<usize> {
     let names = names(folder);

@@ -1,8 +1,6 @@
 //! Runs with ranks that share layers, as users start them: checkpoints across layouts, and refusals.
 
-use serde_json::Value;
-
-use crate::harness::{Folder, copy_run, expect, metrics, run, saved};
+use crate::harness::{Folder, assert_like, copy_run, expect, metrics, run, saved};
 
 const SHARED: &str = "--tensor-model-parallel-size 2 --sequence-parallel --enable-cuda-graph";
 /// Four ranks as two by two.
@@ -11,16 +9,6 @@ const BOTH: &str = "--tensor-model-parallel-size 2";
 /// Eight steps with a checkpoint after every fourth.
 fn flags(layout: &str) -> String {
     format!("--steps 8 --save-interval 4 {layout}")
-}
-
-/// Fails unless losses are the same up to the order of sums.
-fn assert_like(theirs: &[Value], ours: &[Value], what: &str) {
-    assert_eq!((theirs.len(), ours.len()), (8, 8), "{what}");
-    for step in 0..8 {
-        let loss = |lines: &[Value]| lines[step][0].as_f64().unwrap();
-        let difference = (loss(ours) / loss(theirs) - 1.0).abs();
-        assert!(difference < 1e-5, "{what}, step {step}: {} and {}", loss(theirs), loss(ours));
-    }
 }
 
 #[test]
@@ -33,7 +21,7 @@ fn a_checkpoint_goes_on_under_any_layout_as_if_it_had_never_stopped() {
         folder
     });
     for (at, from) in unbroken.iter().enumerate() {
-        assert_like(&metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
+        assert_like(8, &metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
         // From one layout to all, and from each to the first two.
         let others = if at == 0 { &layouts[..] } else { &layouts[..2] };
         for &(ranks, layout) in others {
@@ -41,7 +29,7 @@ fn a_checkpoint_goes_on_under_any_layout_as_if_it_had_never_stopped() {
             copy_run(&from.0, &resumed.0, 4);
             expect(&run(ranks, &resumed.0, &flags(layout)), 0, &["at step 4, sample 32", "done: loss"]);
             let what = format!("`{}` to `{layout}`", layouts[at].1);
-            assert_like(&metrics(&from.0), &metrics(&resumed.0), &what);
+            assert_like(8, &metrics(&from.0), &metrics(&resumed.0), &what);
             if layout == layouts[at].1 {
                 assert_eq!(metrics(&from.0), metrics(&resumed.0), "{what}: the same layout has the same bits");
             }
@@ -59,13 +47,13 @@ fn a_checkpoint_of_copied_key_heads_has_each_once_and_goes_on_with_another_numbe
         folder
     });
     for (at, from) in unbroken.iter().enumerate() {
-        assert_like(&metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
+        assert_like(8, &metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
         for &(ranks, layout) in &layouts {
             let resumed = Folder::new(&format!("copies-{at}-{ranks}"));
             copy_run(&from.0, &resumed.0, 4);
             let flags = flags(&format!("{model} {layout}"));
             expect(&run(ranks, &resumed.0, &flags), 0, &["at step 4, sample 32", "done: loss"]);
-            assert_like(&metrics(&from.0), &metrics(&resumed.0), &format!("`{}` to `{layout}`", layouts[at].1));
+            assert_like(8, &metrics(&from.0), &metrics(&resumed.0), &format!("`{}` to `{layout}`", layouts[at].1));
         }
     }
 }
