@@ -33,6 +33,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("muon.cu"),
     kernel_file!("embedding.cu"),
     kernel_file!("embedding_backward.cu"),
+    kernel_file!("first_values.cu"),
     kernel_file!("gemm_epilogue.cu"),
     kernel_file!("head_norm.cu"),
     kernel_file!("joint_norm.cu"),

@@ -10,6 +10,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
+mod first_values;
 mod gemm;
 mod head_norm;
 mod joint_norm;

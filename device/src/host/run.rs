@@ -1,9 +1,9 @@
 //! From an operation to the function that runs it.
 
 use super::{
-    Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, experts, gemm, head_norm,
-    joint_norm, loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, soft_cap,
-    transpose_fp8, update, view,
+    Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, experts, first_values, gemm,
+    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step,
+    soft_cap, transpose_fp8, update, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -36,6 +36,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::Copy(op) => elementwise::copy(op, pool),
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
         Op::Fill(op) => elementwise::fill(op, pool),
+        Op::FirstValues(op) => first_values::first_values(op, pool),
         Op::Poison(op) => elementwise::poison(op, pool),
         Op::Quantize(op) => quantize::quantize(op, pool),
         Op::CountQuantized(op) => quantize_counts::count_quantized(op, pool),

@@ -18,6 +18,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
+mod first_values;
 mod gemm;
 mod head_norm;
 mod joint_norm;
@@ -62,6 +63,7 @@ pub use experts::{
     Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, GatherRows, GroupedGemm, GroupedProduct,
     LimitLoad, Route, RouteBackward, Router, Score, SortByExpert, UpdateSelectionBias,
 };
+pub use first_values::{Distribution, FirstValues};
 pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};

@@ -6,11 +6,11 @@ use super::{
     Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
     CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
     CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
-    ExpertGlu, ExpertGluBackward, Fill, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm, HeadNormBackward,
-    HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm,
-    NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route,
-    RouteBackward, ScaleBlock, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8,
-    Update, UpdateScales, UpdateSelectionBias, WriteControl, WriteSampleRecord,
+    ExpertGlu, ExpertGluBackward, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm,
+    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse,
+    NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward,
+    Rotary, Route, RouteBackward, ScaleBlock, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows,
+    TransposeFp8, Update, UpdateScales, UpdateSelectionBias, WriteControl, WriteSampleRecord,
 };
 use crate::{Result, Tensor};
 
@@ -96,6 +96,8 @@ operations! {
     CopyColumns,
     /// A constant everywhere.
     Fill,
+    /// Random numbers that a parameter begins with.
+    FirstValues,
     /// Bytes no valid value has.
     Poison,
     /// 8-bit copies of a matrix.

@@ -1,8 +1,8 @@
 //! Trials of the operations at a model's ends: embedding and losses.
 
 use crate::ops::{
-    ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Embedding, EmbeddingBackward, Mse,
-    VocabPart, ZLoss,
+    ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
+    EmbeddingBackward, FirstValues, Mse, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -44,6 +44,15 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+    add(
+        "first_values",
+        Box::new(move |b| {
+            let rounded = if dtype == DType::F32 { Some(b.output([padded_vocab, hidden], DType::Bf16)?) } else { None };
+            let (output, distribution) = (b.output([padded_vocab, hidden], dtype)?, Distribution::Normal(0.02));
+            let (seed, stream, first, row, pitch) = (5, 7, 3, hidden, hidden + 2);
+            Ok(FirstValues { output, rounded, distribution, seed, stream, first, row, pitch }.into())
+        }),
+    );
     add(
         "embedding backward, frozen table",
         Box::new(move |b| {

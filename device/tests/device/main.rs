@@ -22,6 +22,7 @@ mod ops_experts_limit;
 mod ops_experts_load;
 mod ops_experts_route;
 mod ops_experts_rows;
+mod ops_first_values;
 mod ops_frozen;
 mod ops_gemm_tf32;
 mod ops_head_norm;

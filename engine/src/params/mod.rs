@@ -9,8 +9,6 @@ mod weight_memory;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use common::fnv1a;
-use device::host::philox;
 use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{Area, BufferId, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
@@ -149,7 +147,34 @@ impl Params {
     /// # Errors
     /// Errors of the device.
     pub fn set_first(&self, device: &Device, index: usize, seed: u64) -> Result<()> {
-        self.set_needed(device, index, &first_values(&self.specs[index], seed, self.needed(index)))
+        let (spec, stream) = (&self.specs[index], device.stream("compute"));
+        for part in self.first_parts(index) {
+            for slab in spec.slabs().iter().flat_map(|slab| slab.within(part.stored.clone())) {
+                let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
+                let (output, rounded) = (within(part.output), part.rounded.map(within));
+                spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranges of a parameter that have first values, each in one place.
+    fn first_parts(&self, index: usize) -> Vec<FirstPart> {
+        let Param { weight, master, owned_weight, owned, .. } = self.params[index];
+        let (owned, all) = (owned.range(), weight.elements());
+        let own = FirstPart { stored: owned.clone(), output: master, rounded: owned_weight };
+        let of_weight = |stored: Range<usize>| {
+            let output = weight.view(stored.start, [stored.len()]);
+            FirstPart { stored, output, rounded: None }
+        };
+        let memory = self.layout.params[index].memory;
+        let parts = match (self.layout.params[index].is_gathered, memory) {
+            (true, _) | (_, WeightMemory::Passing(_)) => vec![own],
+            (_, WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(_)) => vec![of_weight(0..all)],
+            // Masters are of the owned part alone.
+            (_, WeightMemory::Kept(_)) => vec![of_weight(0..owned.start), own, of_weight(owned.end..all)],
+        };
+        parts.into_iter().filter(|part| !part.stored.is_empty()).collect()
     }
 
     /// Allocates weights alone, for a model that is not trained. They are zero until they are [set](Params::set).
@@ -438,15 +463,13 @@ fn of_memory(weights: &[Weights], memory: WeightMemory) -> &Weights {
     }
 }
 
-fn first_values(spec: &ParamSpec, seed: u64, range: Range<usize>) -> Vec<f32> {
-    let stream = fnv1a(spec.name.bytes());
-    match spec.init {
-        Init::Constant(constant) => spec.stored_values_in(range, |_| constant),
-        Init::Uniform(bound) => {
-            spec.stored_values_in(range, |index| bound * (2.0 * philox::uniform(seed, stream, index as u64) - 1.0))
-        }
-        Init::Normal(std) => spec.stored_values_in(range, |index| std * philox::normal(seed, stream, index as u64)),
-    }
+/// Stored elements of a parameter, and where their first values go.
+struct FirstPart {
+    stored: Range<usize>,
+    /// The masters, or weights without masters.
+    output: Tensor,
+    /// The weights of these masters.
+    rounded: Option<Tensor>,
 }
 
 fn rounded(values: &[f32]) -> Vec<bf16> {

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use device::{DType, Shape};
+use common::fnv1a;
+use device::ops::{Distribution, Fill, FirstValues, Op};
+use device::{DType, Shape, Tensor};
 
 use super::slab::Slab;
 use super::tensor_shard::{CopiedRows, TensorShard, fill, slabs};
@@ -127,6 +129,22 @@ impl ParamSpec {
             Some(rows) if !rows.is_first_copy => 0..rows.first * row,
             _ => 0..self.shape.elements(),
         }
+    }
+
+    /// The operations that give a slab of it its first values: `output`, and `rounded` if it has a copy in bf16.
+    pub(super) fn init_slab(&self, slab: &Slab, seed: u64, output: Tensor, rounded: Option<Tensor>) -> Vec<Op> {
+        let distribution = match self.init {
+            Init::Constant(value) => {
+                let outputs = [Some(output), rounded].into_iter().flatten();
+                return outputs.map(|output| Fill { output, value }.into()).collect();
+            }
+            Init::Normal(std) => Distribution::Normal(std),
+            Init::Uniform(bound) => Distribution::Uniform(bound),
+        };
+        let first = slab.offset.iter().zip(&self.whole).fold(0, |first, (offset, size)| first * size + offset) as u64;
+        let [row, pitch] = [&slab.sizes, &self.whole].map(|sizes| sizes[1..].iter().product::<usize>());
+        let stream = fnv1a(self.name.bytes());
+        vec![FirstValues { output, rounded, distribution, seed, stream, first, row, pitch }.into()]
     }
 
     /// The values stored here, with 0 for padding. `value` gives an element of the whole parameter by its index.

@@ -12,6 +12,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod experts;
+mod first_values;
 pub(super) mod gemm_epilogue;
 mod head_norm;
 mod joint_norm;

@@ -3,8 +3,8 @@
 use super::capability::{accept_fp8, accept_on_hopper};
 use super::{
     activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, experts,
-    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks,
-    quantize_counts, reduce, rotary, skip_step, transpose_fp8,
+    first_values, head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize,
+    quantize_blocks, quantize_counts, reduce, rotary, skip_step, transpose_fp8,
 };
 use crate::cuda::kernels::KernelSet;
 use crate::cuda::{CudaDevice, Queue};
@@ -28,6 +28,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Copy(op) => elementwise::copy(op, queue),
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
+        Op::FirstValues(op) => first_values::first_values(op, queue),
         Op::Poison(op) => elementwise::poison(op, queue),
         Op::Quantize(op) if quantize_blocks::is_for(op) => quantize_blocks::quantize(op, queue),
         Op::Quantize(op) => quantize::quantize(op, queue),
