@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_client_that_closed_its_input_is_not_called_slow() {
         let mut command = Command::new("sh");
-        command.args(["-c", "exec <&-; sleep 1000000"]);
+        command.args(["-c", "exec <&-; exec sleep 1000000"]);
         let mut client = Client::spawn(command, "client.log".into()).unwrap();
         let begun = Instant::now();
         // Until the thread has met the closed pipe, and beyond.
