@@ -29,9 +29,11 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     // A dry run on the host plans for another machine.
     if device.gpu().is_some() || !device.is_dry() {
         check_fits(plan, device, group)?;
+        tracing::info!("start: products are chosen, and the run fits");
     }
     let seed = (!resumes && start_weights(plan).is_none()).then_some(plan.config.train.seed);
     let mut stage = recorded_stage(plan, device, group, seed)?;
+    tracing::info!(first_weights = seed.is_some(), "start: memory is allocated");
     if !device.is_dry() {
         verify::check_memory(plan, device, group, &stage)?;
     }
@@ -63,6 +65,7 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
         let missing = Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
         let seed = plan.config.train.seed;
         missing.into_iter().try_for_each(|index| stage.params().set_first(device, index, seed))?;
+        tracing::info!("start: the model's weights are loaded");
     }
     Ok(())
 }

@@ -174,6 +174,7 @@ impl<'r> Trainer<'r> {
             return Ok(None);
         }
         session.restore(stage)?;
+        tracing::info!("start: the state is there");
         if plan.parallel.grid.ranks() > 1 {
             session.await_memory();
         }
@@ -374,7 +375,12 @@ impl<'r> Trainer<'r> {
     }
 
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
-        self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
+        let is_first = self.last_end.is_none();
+        let done = self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end));
+        if is_first {
+            tracing::info!("start: the first step is done");
+        }
+        done
     }
 }
 
