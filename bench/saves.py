@@ -3,8 +3,9 @@
     python bench/saves.py FOLDER [FLAGS of a run]
     python bench/saves.py /tmp/saves --preset gpt-1.3b --micro-batch-size 8 --global-batch-size 8 --bf16 --device cuda
 
-It trains 40 steps in FOLDER, with a save after steps 10, 20 and 30 beside training and one at the end, and keeps the newest.
-It prints a table. FOLDER is made and removed; it must have room for two checkpoints and as much again for dd. TRAINER names another binary.
+It trains in FOLDER, with two saves beside training and one at the end, and keeps the newest. It prints a table. FOLDER is
+made and removed; it must have room for two checkpoints. TRAINER names another binary, INTERVAL another number of steps from
+save to save than 10: a save should end before the next one begins.
 """
 
 import json
@@ -18,7 +19,8 @@ import time
 from pathlib import Path
 
 TRAINER = os.environ.get("TRAINER", "trainer")
-STEPS, INTERVAL = 40, 10
+INTERVAL = int(os.environ.get("INTERVAL", "10"))
+STEPS = 5 * INTERVAL // 2
 # Steps that the save may make longer: the copy runs beside the first, the files are written beside some more.
 AROUND = 5
 

@@ -103,13 +103,13 @@ impl Staging {
         Ok(HostArray { memory: Arc::new(memory) })
     }
 
-    /// Begins to lock so many more blocks, on a thread of its own. Does nothing on the host device.
-    pub fn grow(&self, blocks: usize, bytes: usize) -> Growth {
+    /// Begins to lock more blocks of these sizes in bytes, on a thread of its own. Does nothing on the host device.
+    pub fn grow(&self, sizes: Vec<usize>) -> Growth {
         let staging = self.clone();
         let Some(context) = self.shared.context.clone() else { return Growth { thread: Ok(None) } };
         let work = move || {
             context.enter()?;
-            for _ in 0..blocks {
+            for bytes in sizes {
                 let block = HostBlock::new(bytes)?;
                 staging.shared.free.lock().unwrap_or_else(PoisonError::into_inner).push(block);
             }

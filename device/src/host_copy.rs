@@ -1,101 +1,222 @@
 //! Copies of device memory on the host that are under way while other work goes on.
 
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::array::BorrowedMemory;
 use crate::backend::StreamBackend;
 use crate::cuda::RawEvent;
-use crate::{Result, Staging, Tensor};
+use crate::{DType, Error, Result, Shape, Staging, Tensor};
 
-/// Copies go to blocks of host memory of so many bytes.
-pub const COPY_BLOCK: usize = 32 << 20;
+/// Copies go to blocks of host memory of so many bytes, the last one shorter. A driver takes about a thousand copies and
+/// events of a stream at once, and lets the host wait with more: few large ones of the whole state of a model are below that.
+pub const COPY_BLOCK: usize = 256 << 20;
 
-/// A copy of tensors in host memory: their bytes one after the other, in blocks of [`COPY_BLOCK`] bytes, the last one
-/// shorter. The copy may still be under way. As an iterator it waits for each block in turn. Any thread may do that.
+/// Tensors of a buffer that lie so many bytes apart are copied with what is between them.
+const GAP: u64 = 4096;
+
+/// Smaller ranges are copied first. On a GPU a small copy that waits for large ones, on its stream, held up the other streams
+/// too: `bench/results/2026-11-27-saves-on-h200.md`.
+const SMALL: usize = 1 << 20;
+
+/// Where a range begins in the copy: a multiple of any element's size.
+const ALIGNMENT: usize = 16;
+
+/// A copy of tensors in host memory. It may still be under way. Any thread may read it.
+#[derive(Clone)]
 pub struct HostCopy {
-    blocks: std::vec::IntoIter<CopiedBlock>,
+    copied: Arc<Copied>,
 }
 
-/// A block of a [`HostCopy`] that has arrived.
-pub struct CopiedBytes(CopiedBlock);
+/// Bytes of a tensor that have arrived. They are there as long as this value.
+pub struct CopiedBytes {
+    copied: Arc<Copied>,
+    block: usize,
+    range: Range<usize>,
+}
 
-/// Fields drop in order: the event and the memory before the context, which the staging memory holds.
-struct CopiedBlock {
-    /// The event after its copy. `None` if that has arrived.
-    done: Option<RawEvent>,
-    memory: BorrowedMemory,
-    /// Bytes in use.
-    bytes: usize,
+struct Copied {
+    ranges: Vec<CopiedRange>,
+    blocks: Vec<CopiedBlock>,
     staging: Staging,
 }
 
-/// A copy to which tensors are added.
-pub(crate) struct CopyBuilder<'s> {
-    staging: &'s Staging,
-    blocks: Vec<CopiedBlock>,
-    /// Bytes still to come.
-    left: usize,
+/// Memory that is copied as one.
+#[derive(Clone, Debug, PartialEq)]
+struct CopiedRange {
+    /// A tensor of bytes.
+    from: Tensor,
+    /// Its first byte in the copy, whose blocks follow one another.
+    at: usize,
 }
 
-impl CopyBuilder<'_> {
-    pub(crate) fn new(bytes: usize, staging: &Staging) -> CopyBuilder<'_> {
-        CopyBuilder { staging, blocks: Vec::new(), left: bytes }
+/// Fields drop in order: the event before the memory.
+struct CopiedBlock {
+    /// The event after its copies; `None` on the host device.
+    done: Option<RawEvent>,
+    arrived: AtomicBool,
+    memory: BorrowedMemory,
+    bytes: usize,
+}
+
+/// The sizes of the blocks that a copy of these tensors takes.
+pub fn copy_blocks(tensors: &[Tensor]) -> Vec<usize> {
+    blocks_of(&ranges_of(tensors))
+}
+
+fn blocks_of(ranges: &[CopiedRange]) -> Vec<usize> {
+    let all = ranges.last().map_or(0, |last| last.at + last.from.bytes());
+    (0..all.div_ceil(COPY_BLOCK)).map(|block| (all - block * COPY_BLOCK).min(COPY_BLOCK)).collect()
+}
+
+/// The memory of these tensors, in the order in which it is copied.
+fn ranges_of(tensors: &[Tensor]) -> Vec<CopiedRange> {
+    let mut sorted: Vec<&Tensor> = tensors.iter().filter(|tensor| tensor.bytes() > 0).collect();
+    sorted.sort_by_key(|tensor| tensor.address);
+    let mut merged: Vec<(&Tensor, Range<u64>)> = Vec::new();
+    for tensor in sorted {
+        let range = tensor.range();
+        match merged.last_mut().filter(|(last, all)| last.buffer == tensor.buffer && range.start <= all.end + GAP) {
+            Some((_, all)) => all.end = all.end.max(range.end),
+            None => merged.push((tensor, range)),
+        }
+    }
+    merged.sort_by_key(|(_, range)| (range.end - range.start) as usize >= SMALL);
+    let mut at = 0;
+    let place = |(tensor, range): (&Tensor, Range<u64>)| {
+        let bytes = (range.end - range.start) as usize;
+        let from = Tensor { address: range.start, shape: Shape::new(&[bytes]), dtype: DType::U8, ..*tensor };
+        let placed = CopiedRange { from, at };
+        at = (at + bytes).next_multiple_of(ALIGNMENT);
+        placed
+    };
+    merged.into_iter().map(place).collect()
+}
+
+impl HostCopy {
+    /// A copy of nothing.
+    pub(crate) fn empty() -> HostCopy {
+        HostCopy { copied: Arc::new(Copied { ranges: Vec::new(), blocks: Vec::new(), staging: Staging::default() }) }
     }
 
-    /// Copies a tensor's bytes behind those before. An event is recorded when a block is full or everything is copied.
+    /// Begins to copy tensors on a stream.
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn add(&mut self, tensor: &Tensor, stream: &mut StreamBackend) -> Result<()> {
-        let (all, mut copied) = (tensor.as_bytes(), 0);
-        while copied < all.elements() {
-            if self.blocks.last().is_none_or(|block| block.bytes == COPY_BLOCK) {
-                let (memory, staging) = (self.staging.block(self.left.min(COPY_BLOCK)), self.staging.clone());
-                self.blocks.push(CopiedBlock { done: None, memory, bytes: 0, staging });
-            }
-            let Some(block) = self.blocks.last_mut() else { unreachable!("one was added") };
-            let bytes = (all.elements() - copied).min(COPY_BLOCK - block.bytes);
-            stream.copy_out(&all.view(copied, [bytes]), block.memory.block_mut(), block.bytes)?;
-            block.bytes += bytes;
-            (self.left, copied) = (self.left - bytes, copied + bytes);
-            if block.bytes == COPY_BLOCK || self.left == 0 {
-                block.done = stream.mark()?;
+    pub(crate) fn begin(tensors: &[Tensor], staging: &Staging, stream: &mut StreamBackend) -> Result<HostCopy> {
+        let ranges = ranges_of(tensors);
+        let sizes = blocks_of(&ranges);
+        let block = |bytes| {
+            let memory = staging.block(bytes);
+            CopiedBlock { done: None, arrived: AtomicBool::new(false), memory, bytes }
+        };
+        // Blocks that copies go to are waited for when this is dropped, also after an error.
+        let mut copied = Copied { ranges, blocks: sizes.into_iter().map(block).collect(), staging: staging.clone() };
+        let Copied { ranges, blocks, .. } = &mut copied;
+        let mut under_way = 0;
+        for CopiedRange { from, at } in &*ranges {
+            for (number, part) in pieces(*at..*at + from.bytes()) {
+                if number > under_way {
+                    blocks[under_way].done = stream.mark()?;
+                    under_way = number;
+                }
+                let first = number * COPY_BLOCK + part.start - at;
+                stream.copy_out(&from.view(first, [part.len()]), blocks[number].memory.block_mut(), part.start)?;
             }
         }
-        Ok(())
+        if let Some(last) = blocks.last_mut() {
+            last.done = stream.mark()?;
+        }
+        Ok(HostCopy { copied: Arc::new(copied) })
     }
 
-    pub(crate) fn finish(self) -> HostCopy {
-        HostCopy { blocks: self.blocks.into_iter() }
+    /// A tensor's bytes, in one or more pieces. Each is waited for when it is taken.
+    ///
+    /// # Errors
+    /// The tensor is not in the copy.
+    pub fn pieces(&self, tensor: &Tensor) -> Result<impl Iterator<Item = Result<CopiedBytes>>> {
+        let (wanted, copied) = (tensor.range(), self.copied.clone());
+        let holds = |range: &&CopiedRange| {
+            let has = range.from.range();
+            range.from.buffer == tensor.buffer && has.start <= wanted.start && wanted.end <= has.end
+        };
+        let first = match copied.ranges.iter().find(holds) {
+            Some(range) => range.at + (wanted.start - range.from.address) as usize,
+            None if wanted.is_empty() => 0,
+            None => return Err(Error::operation("copy_out", "the copy does not have this tensor")),
+        };
+        Ok(pieces(first..first + tensor.bytes()).map(move |(block, range)| {
+            copied.blocks[block].wait(&copied.staging)?;
+            Ok(CopiedBytes { copied: copied.clone(), block, range })
+        }))
     }
 }
 
-impl Iterator for HostCopy {
-    type Item = Result<CopiedBytes>;
-
-    fn next(&mut self) -> Option<Result<CopiedBytes>> {
-        let mut block = self.blocks.next()?;
-        Some(block.wait().map(|()| CopiedBytes(block)))
-    }
+/// Bytes of a copy by its blocks: each block's number, and bytes in it.
+fn pieces(bytes: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let blocks = if bytes.is_empty() { 0..0 } else { bytes.start / COPY_BLOCK..bytes.end.div_ceil(COPY_BLOCK) };
+    blocks.map(move |block| {
+        let start = block * COPY_BLOCK;
+        (block, bytes.start.max(start) - start..bytes.end.min(start + COPY_BLOCK) - start)
+    })
 }
 
 impl AsRef<[u8]> for CopiedBytes {
     fn as_ref(&self) -> &[u8] {
-        self.0.memory.bytes(self.0.bytes)
+        let block = &self.copied.blocks[self.block];
+        &block.memory.bytes(block.bytes)[self.range.clone()]
     }
 }
 
 impl CopiedBlock {
-    fn wait(&mut self) -> Result<()> {
-        let Some(done) = self.done.take() else { return Ok(()) };
-        self.staging.enter()?;
-        done.synchronize()
+    fn wait(&self, staging: &Staging) -> Result<()> {
+        let Some(done) = self.done.as_ref().filter(|_| !self.arrived.load(Ordering::Acquire)) else { return Ok(()) };
+        staging.enter()?;
+        done.await_asleep()?;
+        self.arrived.store(true, Ordering::Release);
+        Ok(())
     }
 }
 
-impl Drop for CopiedBlock {
+impl Drop for Copied {
     /// The device must not copy to memory that others have.
     fn drop(&mut self) {
-        if let Err(error) = self.wait() {
-            tracing::debug!("{error}"); // the step that failed says more
+        for block in &self.blocks {
+            if let Err(error) = block.wait(&self.staging) {
+                tracing::debug!("{error}"); // the step that failed says more
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BufferId;
+
+    fn tensor(buffer: usize, address: u64, bytes: usize) -> Tensor {
+        Tensor { address, shape: Shape::new(&[bytes]), dtype: DType::U8, buffer: BufferId::new(0, buffer) }
+    }
+
+    #[test]
+    fn neighbours_of_a_buffer_are_one_range_and_small_ranges_come_first() {
+        let large = SMALL;
+        let (a, b) = (tensor(1, 4096, large), tensor(1, 4096 + large as u64 + GAP, 7));
+        let (far, other) = (tensor(1, 1 << 40, 5), tensor(2, 4096 - 9, 9));
+        let ranges = ranges_of(&[b, a, far, other, tensor(3, 8, 0)]);
+        let all = large + GAP as usize + 7;
+        let expected = [(other, 0), (far, 16), (tensor(1, 4096, all), 32)];
+        assert_eq!(ranges, expected.map(|(from, at)| CopiedRange { from, at }));
+        assert_eq!(copy_blocks(&[a, b, far]), [all + 16]);
+        assert_eq!(copy_blocks(&[]), [0; 0]);
+        assert_eq!(copy_blocks(&[tensor(1, 0, COPY_BLOCK + 3)]), [COPY_BLOCK, 3]);
+    }
+
+    #[test]
+    fn pieces_cover_bytes_of_all_their_blocks() {
+        let found: Vec<_> = pieces(COPY_BLOCK - 1..2 * COPY_BLOCK + 2).collect();
+        assert_eq!(found, [(0, COPY_BLOCK - 1..COPY_BLOCK), (1, 0..COPY_BLOCK), (2, 0..2)]);
+        assert_eq!(pieces(5..5).count(), 0);
     }
 }

@@ -42,7 +42,7 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use graph::{Graph, Node};
 pub use half::bf16;
 pub use host::HostTensors;
-pub use host_copy::{COPY_BLOCK, CopiedBytes, HostCopy};
+pub use host_copy::{COPY_BLOCK, CopiedBytes, HostCopy, copy_blocks};
 pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
 pub use stream::{Event, Stream};

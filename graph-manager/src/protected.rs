@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use device::{Event, Tensor};
 
+use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 
@@ -16,11 +17,23 @@ pub(crate) struct Protected {
 
 impl<P: Policy> CudaGraphManager<P> {
     /// The next step that writes to these tensors waits for an event on another stream with the first entry that does, on
-    /// each queue. A graph with such an entry waits as a whole: it cannot contain a wait for work outside of it. All other
-    /// work of the step goes on beside what the event stands for.
+    /// each queue. All other work of the step goes on beside what the event stands for.
+    ///
+    /// A graph with such an entry waits as a whole: it cannot contain a wait for work outside of it. If the step's first
+    /// graph is one, this step is submitted without graphs instead.
     pub fn protect(&mut self, tensors: impl IntoIterator<Item = Tensor>, until: Event) {
         let ranges = merged(tensors.into_iter().map(|tensor| tensor.range()));
         self.protected = Some(Protected { until, ranges });
+    }
+
+    /// Whether a step, run from its graphs, would wait for the end of a protection before its first graph.
+    pub(crate) fn would_wait_whole(&self, key: StepKey<P::Mode>, microbatches: usize) -> bool {
+        let (state, Some(protected)) = (&self.states[&key], &self.protected) else { return false };
+        let program = &state.programs[&microbatches];
+        let first = program.visits.iter().position(|visit| self.why_eager(visit).is_none());
+        // A step that captures is run as it is.
+        let is_captured = !state.graphs.is_empty() && state.graphs.iter().all(Option::is_some);
+        is_captured && first.is_some_and(|first| program.writers(&protected.ranges).has_in(program, first))
     }
 }
 

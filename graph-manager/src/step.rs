@@ -140,6 +140,7 @@ impl<P: Policy> CudaGraphManager<P> {
             self.compare(key, microbatches, code)?;
         }
         // A failed step does not count as warm-up: work that the capture needs may not have run.
+        let graphs = graphs && !self.would_wait_whole(key, microbatches);
         self.run(key, microbatches, &Run { input, ..Run::all(graphs) }, None)?;
         self.state_mut(key).steps += 1;
         self.output(key, microbatches)

@@ -4,7 +4,6 @@ use super::Stream;
 use crate::array::ArrayColumns;
 use crate::backend::{DeviceBackend, StreamBackend};
 use crate::device::Core;
-use crate::host_copy::CopyBuilder;
 use crate::{
     Accesses, CaptureRule, Element, Error, HostArray, HostCopy, Readback, Result, Staging, Tensor, TraceEvent,
 };
@@ -105,13 +104,13 @@ impl Stream {
         Ok(readback)
     }
 
-    /// Copies tensors to the host, in stream order, without waiting. The copy goes to free blocks of `staging` of
-    /// [`COPY_BLOCK`](crate::COPY_BLOCK) bytes. Where none is free it goes to ordinary memory; on a GPU that blocks the host.
+    /// Copies tensors to the host, in stream order, without waiting. The copy goes to free blocks of `staging`, of the sizes
+    /// that [`copy_blocks`](crate::copy_blocks) tells. Where none is free it goes to ordinary memory; on a GPU that blocks
+    /// the host.
     ///
     /// # Errors
     /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.
     pub fn copy_out(&self, tensors: &[Tensor], staging: &Staging) -> Result<HostCopy> {
-        let mut copy = CopyBuilder::new(tensors.iter().map(Tensor::bytes).sum(), staging);
         let mut core = self.device.core();
         let core = &mut *core;
         core.refuse_while_recording(|| "Stream::copy_out".into())?;
@@ -120,7 +119,7 @@ impl Stream {
         }
         self.refuse_outside(core, "copy_out")?;
         if core.dry {
-            return Ok(copy.finish());
+            return Ok(HostCopy::empty());
         }
         let label = core.label("copy_out");
         for tensor in tensors {
@@ -133,8 +132,7 @@ impl Stream {
         }
         let stream = &mut core.streams[self.id.index()];
         let _note = core.recorder.operation(&stream.name, &label, None, false);
-        tensors.iter().try_for_each(|tensor| copy.add(tensor, &mut stream.backend))?;
-        Ok(copy.finish())
+        HostCopy::begin(tensors, staging, &mut stream.backend)
     }
 
     /// Whether a copy is only noted, or left out in dry mode.

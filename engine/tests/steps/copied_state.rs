@@ -33,14 +33,11 @@ fn train(run: &Run, copies: bool) -> Vec<f64> {
         for tensor in tensors.iter().filter(|_| copies) {
             device.look(tensor, |bytes| before.extend_from_slice(bytes)).unwrap();
         }
-        let (weights, moments) = tensors.split_at(tensors.len() / 2);
-        let lists = [weights.to_vec(), moments.to_vec()];
-        let staging = Staging::default();
-        let copy = (copies && step > 0).then(|| stage.copy_out(&lists, &staging).unwrap());
+        let copy = (copies && step > 0).then(|| stage.copy_out(&tensors, &Staging::default()).unwrap());
         let loss = stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap().loss;
         if let Some(copy) = copy {
-            let copied: Vec<u8> =
-                copy.into_iter().flatten().flat_map(|block| block.unwrap().as_ref().to_vec()).collect();
+            let pieces = tensors.iter().flat_map(|tensor| copy.pieces(tensor).unwrap());
+            let copied: Vec<u8> = pieces.flat_map(|piece| piece.unwrap().as_ref().to_vec()).collect();
             assert!(copied == before, "step {step}");
         }
         loss

@@ -61,10 +61,9 @@ impl<'t> TensorFile<'t> {
         self.slabs.iter().map(|(tensor, slab)| tensor.memory_of(slab)).collect()
     }
 
-    /// Its content, from a copy of [`TensorFile::memory`].
+    /// Its content, from a copy that has [`TensorFile::memory`].
     pub(super) fn copied(&self, copy: HostCopy) -> FileContent {
-        let types = self.memory().iter().map(|tensor| (tensor.dtype, tensor.bytes())).collect();
-        self.content(Values::Copied { copy, types })
+        self.content(Values::Copied(copy, self.memory()))
     }
 
     /// Its two ends: values go in at one, and come out at the other on their way to the disk. A few fit in between.
@@ -101,8 +100,8 @@ pub(super) struct FileContent {
 }
 
 enum Values {
-    /// In a copy of the device's memory, with the types and bytes of its tensors in turn.
-    Copied { copy: HostCopy, types: Vec<(DType, usize)> },
+    /// These tensors, in a copy of the device's memory.
+    Copied(HostCopy, Vec<Tensor>),
     /// From the run, which waits meanwhile.
     Fed(Receiver<Vec<f32>>),
 }
@@ -128,7 +127,9 @@ impl FileContent {
         output.write(Arc::new(self.header))?;
         match self.values {
             Values::Fed(values) => values.into_iter().try_for_each(|values| output.write(Arc::new(Fed(values))))?,
-            Values::Copied { copy, types } => write_copy(&mut output, copy, types)?,
+            Values::Copied(copy, tensors) => {
+                tensors.iter().try_for_each(|tensor| write_copied(&mut output, &copy, tensor))?;
+            }
         }
         if output.bytes() < self.bytes {
             // The device could not be read.
@@ -138,35 +139,26 @@ impl FileContent {
     }
 }
 
-/// Writes a copy block by block, as each arrives.
-fn write_copy(output: &mut Output<'_>, mut copy: HostCopy, types: Vec<(DType, usize)>) -> Result<(), WriteError> {
-    let is_f32 = types.iter().all(|(dtype, _)| *dtype == DType::F32);
-    let mut types = types.into_iter();
-    let mut rest = types.next();
+/// Writes a tensor from the copy, piece by piece, as each arrives.
+fn write_copied(output: &mut Output<'_>, copy: &HostCopy, tensor: &Tensor) -> Result<(), WriteError> {
+    let failed = |output: &Output<'_>, error| WriteError(output.path().into(), IoError::other(error));
+    let mut pieces = copy.pieces(tensor).map_err(|error| failed(output, error))?;
     loop {
         let begun = Instant::now();
-        let Some(block) = copy.next() else { return Ok(()) };
+        let Some(piece) = pieces.next() else { return Ok(()) };
         output.seconds.copy += begun.elapsed().as_secs_f64();
-        let block = block.map_err(|error| WriteError(output.path().into(), IoError::other(error)))?;
-        if is_f32 {
-            output.write(Arc::new(block))?;
-            continue;
+        let piece = piece.map_err(|error| failed(output, error))?;
+        match tensor.dtype {
+            DType::Bf16 => output.write(Arc::new(widened(piece.as_ref())))?,
+            _ => output.write(Arc::new(piece))?,
         }
-        let (mut left, mut widened) = (block.as_ref(), Vec::new());
-        while let Some((dtype, bytes)) = rest.filter(|_| !left.is_empty()) {
-            let (part, others) = left.split_at(bytes.min(left.len()));
-            match dtype {
-                DType::Bf16 => widened.extend(
-                    part.chunks_exact(2)
-                        .flat_map(|pair| f32::from(bf16::from_le_bytes([pair[0], pair[1]])).to_le_bytes()),
-                ),
-                _ => widened.extend_from_slice(part),
-            }
-            left = others;
-            rest = if part.len() == bytes { types.next() } else { Some((dtype, bytes - part.len())) };
-        }
-        output.write(Arc::new(widened))?;
     }
+}
+
+/// bf16 as f32.
+fn widened(values: &[u8]) -> Vec<u8> {
+    let wide = |pair: &[u8]| f32::from(bf16::from_le_bytes([pair[0], pair[1]])).to_le_bytes();
+    values.chunks_exact(2).flat_map(wide).collect()
 }
 
 /// The manifest's entries for the tensors that this rank writes.

@@ -7,7 +7,7 @@ use common::Choice;
 use common::format::bytes;
 use common::terminal::warn;
 use data::{CopiedFile, Identities};
-use device::{COPY_BLOCK, Staging, Tensor};
+use device::{Staging, Tensor};
 use engine::step::Stage;
 
 use super::file::{CheckpointFile, KeptFile, Single, Tensors};
@@ -111,13 +111,16 @@ pub(super) fn begin_save(stage: &mut Stage, request: &SaveRequest<'_>) -> Result
     let target = Target { dir: request.dir.into(), folder: temporary(&path), path, needed };
     writers.agree(&target.path, if writers.leads() { begin(request, &target) } else { Ok(()) })?;
 
+    tracing::debug!("save: the folder is there");
     let mut save = UnfinishedSave::new(target, writers.leads());
     let entries = tensor_entries(writers, &tensors);
     // The counters are read before the copy begins: to read them, the host waits for all work of the device.
     let begun = manifest(stage, request).map_err(SaveError::from).and_then(|manifest| {
+        tracing::debug!("save: the counters are read");
         if writers.writes {
             write_files(stage, &mut save, &files, entries, request)?;
         }
+        tracing::debug!("save: the copies have begun");
         if !writers.leads() {
             return Ok(());
         }
@@ -141,9 +144,9 @@ fn write_files(
     request: &SaveRequest<'_>,
 ) -> Result<(), SaveError> {
     if let Some(memory) = request.memory {
-        let lists: Vec<Vec<Tensor>> = files.iter().map(TensorFile::memory).collect();
-        let copies = stage.copy_out(&lists, memory)?;
-        let contents = files.iter().zip(copies).map(|(file, copy)| file.copied(copy)).collect();
+        let tensors: Vec<Tensor> = files.iter().flat_map(TensorFile::memory).collect();
+        let copy = stage.copy_out(&tensors, memory)?;
+        let contents = files.iter().map(|file| file.copied(copy.clone())).collect();
         return save.write(contents, entries, request.writers);
     }
     let (senders, contents): (Vec<_>, Vec<_>) = files.iter().map(TensorFile::channel).unzip();
@@ -152,11 +155,11 @@ fn write_files(
     Ok(())
 }
 
-/// Blocks of host memory that a copy of this rank's files needs.
-pub(super) fn copy_blocks(stage: &Stage, writers: &Writers) -> usize {
+/// The sizes of the blocks of host memory that a copy of this rank's files needs.
+pub(super) fn copy_blocks(stage: &Stage, writers: &Writers) -> Vec<usize> {
     let tensors = local_tensors(stage);
-    let bytes = |file: &TensorFile<'_>| file.memory().iter().map(Tensor::bytes).sum::<usize>();
-    tensor_files(&tensors, writers).iter().map(|file| bytes(file).div_ceil(COPY_BLOCK)).sum()
+    let memory: Vec<Tensor> = tensor_files(&tensors, writers).iter().flat_map(TensorFile::memory).collect();
+    device::copy_blocks(&memory)
 }
 
 /// Bytes of this rank's files, and of a copy of what is in them.

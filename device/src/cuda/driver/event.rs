@@ -36,6 +36,15 @@ impl RawEvent {
         unsafe { result::event::synchronize(self.handle) }.driver("cuEventSynchronize")
     }
 
+    /// Waits for the work before it, asleep most of the time. A thread in `cuEventSynchronize` holds up the launches of
+    /// others.
+    pub(crate) fn await_asleep(&self) -> Result<()> {
+        while !self.passed()? {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Whether the work before it is done.
     pub(crate) fn passed(&self) -> Result<bool> {
         // SAFETY: the event lives.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use common::format::bytes;
 use common::terminal::{PRINTED, warn};
-use device::{COPY_BLOCK, Growth, Staging};
+use device::{Growth, Staging};
 use engine::step::Stage;
 
 use crate::checkpoint::write::{Occasion, copy_blocks, rank_bytes};
@@ -36,7 +36,7 @@ impl CopyMemory {
         }
         self.staging = stage.device().staging([])?;
         let blocks = copy_blocks(stage, writers);
-        self.growing = Some(((blocks * COPY_BLOCK) as u64, self.staging.grow(blocks, COPY_BLOCK)));
+        self.growing = Some((blocks.iter().sum::<usize>() as u64, self.staging.grow(blocks)));
         Ok(())
     }
 
