@@ -30,6 +30,7 @@ CASES = {
 OURS = {
     "trainer, graphs off": [],
     "trainer, per_layer": ["--enable-cuda-graph"],
+    "trainer, per_chunk": ["--enable-cuda-graph", "--cuda-graph-scope", "per_chunk"],
     "trainer, full_iteration": ["--enable-cuda-graph", "--cuda-graph-scope", "full_iteration"],
 }
 THEIRS = {"PyTorch eager": "eager", "PyTorch torch.compile": "compile", "PyTorch whole step in a graph": "graph"}

@@ -11,8 +11,21 @@ use graph_manager::{ManagerOptions, Mempool};
 pub enum Scope {
     /// Each layer's forward and backward, per microbatch or slot.
     PerLayer,
+    /// The forward and the backward of each chunk of layers, per microbatch or slot. A rank has one chunk, or several
+    /// virtual stages.
+    PerChunk,
     /// All microbatches' forwards and backwards in one.
     FullIteration,
+}
+
+impl Scope {
+    /// From the smallest graphs to the largest.
+    pub const ALL: [Scope; 3] = [Scope::PerLayer, Scope::PerChunk, Scope::FullIteration];
+
+    /// Whether a step has several graphs, which microbatches share.
+    pub(crate) fn is_part(self) -> bool {
+        self != Scope::FullIteration
+    }
 }
 
 /// A module of a model that graphs can be limited to: the first layer, the last, or a kind of part of blocks with its norms.
@@ -59,7 +72,7 @@ pub struct GraphOptions {
     pub enable: bool,
     /// How much of a step one graph contains.
     pub scope: Scope,
-    /// The parts of layers that become graphs. Under [`Scope::FullIteration`] it must be everything.
+    /// The parts of layers that become graphs. It must be everything unless the scope is [`Scope::PerLayer`].
     pub only: GraphSelection,
     /// How memory is shared. The graph of a full iteration always has one plan over the whole step.
     pub mempool: Mempool,
@@ -95,10 +108,10 @@ impl Default for GraphOptions {
 impl GraphOptions {
     /// The manager's options that follow from these settings.
     pub(crate) fn manager_options(&self) -> ManagerOptions {
-        let per_layer = self.scope == Scope::PerLayer || !self.enable;
+        let whole = self.enable && self.scope == Scope::FullIteration;
         ManagerOptions {
             enable: self.enable,
-            mempool: if per_layer { self.mempool } else { Mempool::Single },
+            mempool: if whole { Mempool::Single } else { self.mempool },
             share_io_buffers: self.share_io_buffers,
             warmup_steps: self.warmup_steps,
             poison: self.poison,

@@ -7,6 +7,7 @@ use device::{ALIGNMENT, Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
 
+use crate::graph_options::Scope;
 use crate::layer_partition::StageLayers;
 use crate::model::{Chunk, DocumentColumns, Hidden, Model, SampleRow, Samples};
 use crate::pipeline::Transfers;
@@ -41,8 +42,8 @@ const WIDE_ROW: usize = 256;
 enum StepSamples {
     /// As the data give them: `(microbatches, batch, width)`.
     Rows(Tensor),
-    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. If layers
-    /// have no graphs of their own, they read the values in place.
+    /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. Layers may
+    /// read the values in place.
     TwoTensors { inputs: Tensor, targets: Tensor },
 }
 
@@ -219,8 +220,8 @@ impl Inputs {
 }
 
 /// All inputs or all targets of a microbatch, in the model's shape and type. They are read in place if they have that
-/// type, layers have no graphs of their own, and every microbatch is aligned as buffers are: a GPU may multiply in
-/// another way at another alignment. Otherwise they are copied.
+/// type, microbatches share no graphs, and every microbatch is aligned as buffers are: a GPU may multiply in another way
+/// at another alignment. Otherwise they are copied.
 fn whole(
     cx: &mut StepContext<'_>,
     name: &'static str,
@@ -229,7 +230,8 @@ fn whole(
 ) -> Result<Tensor> {
     let samples = samples.reshape(shape);
     let aligned = samples.bytes().is_multiple_of(ALIGNMENT);
-    if samples.dtype == dtype && aligned && !cx.policy().captures_layers() {
+    let shares_graphs = cx.policy().graphs().is_some_and(Scope::is_part);
+    if samples.dtype == dtype && aligned && !shares_graphs {
         return Ok(samples);
     }
     let output = cx.tensor(name, shape, dtype)?;

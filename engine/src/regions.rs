@@ -44,6 +44,18 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
+    /// A chunk's layers in one direction, for one microbatch: all their regions of that phase. It exists only if chunks
+    /// become graphs. Of a task it leaves out the copies from receive buffers and to send buffers.
+    Chunk {
+        /// The phase of its layers. With a backward comes the forward of the head.
+        phase: Phase,
+        /// The first of its layers.
+        first: usize,
+        /// The last of its layers.
+        last: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// A layer's forward.
     Forward {
         /// The layer, counted over the whole model; embedding and head are layers too.
@@ -124,6 +136,7 @@ impl Region {
     /// Its layer and its microbatch. `None` for the regions that a step has once.
     pub(crate) fn layer_and_microbatch(self) -> Option<(usize, usize)> {
         match self {
+            Region::Chunk { first, microbatch, .. } => Some((first, microbatch)),
             Region::Inputs { layer, microbatch }
             | Region::Forward { layer, microbatch }
             | Region::Losses { layer, microbatch }
@@ -145,6 +158,7 @@ impl Region {
             Region::Iteration => "iteration",
             Region::Begin => "begin",
             Region::Inputs { .. } => "inputs",
+            Region::Chunk { phase, first, microbatch, .. } => return Region::of_phase(phase, first, microbatch).kind(),
             Region::Forward { .. } => "forward",
             Region::Losses { .. } => "losses",
             Region::Outputs { .. } => "outputs",
@@ -191,6 +205,7 @@ impl Region {
     pub(crate) fn with_microbatch(self, microbatch: usize) -> Region {
         match self {
             Region::Inputs { layer, .. } => Region::Inputs { layer, microbatch },
+            Region::Chunk { phase, first, last, .. } => Region::Chunk { phase, first, last, microbatch },
             Region::Forward { layer, .. } => Region::Forward { layer, microbatch },
             Region::Losses { layer, .. } => Region::Losses { layer, microbatch },
             Region::Outputs { layer, .. } => Region::Outputs { layer, microbatch },
@@ -210,6 +225,9 @@ impl std::fmt::Display for Region {
         let kind = self.kind();
         match (self, self.layer_and_microbatch()) {
             (_, None) => write!(f, "{kind}"),
+            (Region::Chunk { first, last, microbatch, .. }, _) => {
+                write!(f, "{kind} of layers {first} to {last}, microbatch {microbatch}")
+            }
             (Region::Hook { place, microbatch }, _) => write!(f, "{kind} of {place}, microbatch {microbatch}"),
             (Region::Inputs { layer: 0, .. } | Region::Losses { .. }, Some((_, microbatch))) => {
                 write!(f, "{kind} of microbatch {microbatch}")

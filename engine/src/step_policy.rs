@@ -29,9 +29,8 @@ pub struct StepShape {
 /// Selects the regions that become graphs, and tells the manager which regions differ only in their microbatch.
 #[derive(Clone, Debug)]
 pub struct StepPolicy {
-    /// Each layer has graphs of its own.
-    captures_layers: bool,
-    scope: Scope,
+    /// What one graph contains; `None` with graphs off.
+    graphs: Option<Scope>,
     /// The chosen modules and layers. All of them unless the scope is per layer and graphs are on.
     only: GraphSelection,
     capture_optimizer: bool,
@@ -61,27 +60,19 @@ impl StepPolicy {
         shape: StepShape,
     ) -> graph_manager::Result<CudaGraphManager<StepPolicy>> {
         let only = if options.enable { options.only.clone() } else { GraphSelection::default() };
-        let captures_layers = options.enable && options.scope == Scope::PerLayer;
-        let policy = StepPolicy {
-            captures_layers,
-            scope: options.scope,
-            only,
-            capture_optimizer: options.capture_optimizer,
-            shape,
-        };
+        let graphs = options.enable.then_some(options.scope);
+        let policy = StepPolicy { graphs, only, capture_optimizer: options.capture_optimizer, shape };
         policy.check_selection()?;
-        if options.enable {
-            policy.check_hooks()?;
-        }
+        policy.check_hooks()?;
         CudaGraphManager::new(compute, options.manager_options(), policy)
     }
 
     /// Fails if modules or layers are chosen that the model or the scope does not have.
     fn check_selection(&self) -> graph_manager::Result<()> {
         let refuse = |problem: String, fix: &'static str| Err(Error::Usage { problem, fix });
-        if self.scope == Scope::FullIteration && !self.only.is_everything() {
-            let problem = "some modules or layers are chosen, but under FullIteration the whole step is one graph";
-            return refuse(problem.into(), "set scope to PerLayer, or choose everything");
+        if let Some(larger) = self.larger_graphs().filter(|_| !self.only.is_everything()) {
+            let problem = format!("some modules or layers are chosen, but {larger}");
+            return refuse(problem, "set scope to PerLayer, or choose everything");
         }
         let of_model: Vec<&GraphModule> = self.shape.modules.iter().flatten().collect();
         if let Some(module) = self.only.modules.iter().find(|module| !of_model.contains(&&module.whole())) {
@@ -105,8 +96,20 @@ impl StepPolicy {
         Ok(())
     }
 
+    /// What one graph is, in words, if it contains several layers.
+    fn larger_graphs(&self) -> Option<&'static str> {
+        match self.graphs? {
+            Scope::PerLayer => None,
+            Scope::PerChunk => Some("under PerChunk a whole chunk of layers is one graph"),
+            Scope::FullIteration => Some("under FullIteration the whole step is one graph"),
+        }
+    }
+
     /// Fails on hooks that cannot be captured, if graphs cannot leave them out.
     fn check_hooks(&self) -> graph_manager::Result<()> {
+        if self.graphs.is_none() {
+            return Ok(());
+        }
         for (place, reason) in self.shape.hooks.not_capturable() {
             let refuse = |problem: &str, fix: &'static str| {
                 Err(Error::Usage {
@@ -114,8 +117,8 @@ impl StepPolicy {
                     fix,
                 })
             };
-            if self.scope == Scope::FullIteration {
-                return refuse("under FullIteration the whole step is one graph", "set scope to PerLayer");
+            if let Some(larger) = self.larger_graphs() {
+                return refuse(larger, "set scope to PerLayer");
             }
             if self.shape.recomputes_blocks && place.module.is_some() {
                 return refuse("backward recomputes whole blocks", "hook the layer, or recompute no whole blocks");
@@ -124,9 +127,10 @@ impl StepPolicy {
         Ok(())
     }
 
-    /// Whether each layer has graphs of its own. Then work on a side stream must end in the region that began it.
-    pub(crate) fn captures_layers(&self) -> bool {
-        self.captures_layers
+    /// What one graph contains; `None` with graphs off. Work on a side stream must end in the graph that began it: in the
+    /// region of a layer, or in [`Region::Chunk`], which steps have only if chunks become graphs.
+    pub(crate) fn graphs(&self) -> Option<Scope> {
+        self.graphs
     }
 
     /// Whether the modules of this layer have regions of their own.
@@ -194,10 +198,11 @@ impl Policy for StepPolicy {
     type Mode = Mode;
 
     fn captured(&self, region: Region) -> Result<(), &'static str> {
-        let per_layer = self.scope == Scope::PerLayer;
+        let [per_layer, whole] = [Scope::PerLayer, Scope::FullIteration].map(|scope| self.graphs == Some(scope));
         match region {
-            Region::Step if !per_layer && self.capture_optimizer => Ok(()),
-            Region::Iteration if !per_layer && !self.capture_optimizer => Ok(()),
+            Region::Step if whole && self.capture_optimizer => Ok(()),
+            Region::Iteration if whole && !self.capture_optimizer => Ok(()),
+            Region::Chunk { .. } if !whole => Ok(()),
             Region::Forward { layer, .. } | Region::Backward { layer, .. } | Region::WeightGradients { layer, .. }
                 if per_layer =>
             {
@@ -210,8 +215,8 @@ impl Policy for StepPolicy {
             Region::Module { module, .. } if self.chooses(module) => Ok(()),
             Region::Module { .. } => Err("it is not among the chosen modules"),
             Region::Hook { place, .. } if per_layer => self.shape.hooks.capturable(place),
-            Region::Reduce if per_layer => Ok(()),
-            Region::Optimizer if per_layer && self.capture_optimizer => Ok(()),
+            Region::Reduce if !whole => Ok(()),
+            Region::Optimizer if !whole && self.capture_optimizer => Ok(()),
             Region::Optimizer => Err("capture_optimizer is off"),
             Region::Step | Region::Iteration => Err("it is made of regions"),
             Region::Inputs { .. } => Err("it reads another address for each microbatch"),
@@ -236,7 +241,7 @@ impl Policy for StepPolicy {
     fn mark(&self, region: Region) -> Option<String> {
         let kind = region.kind();
         match region {
-            Region::Step | Region::Iteration => None,
+            Region::Step | Region::Iteration | Region::Chunk { .. } => None,
             Region::Inputs { .. } | Region::Losses { .. } => Some(kind),
             Region::Forward { layer, .. }
             | Region::Backward { layer, .. }

@@ -4,17 +4,23 @@ use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
-use crate::program::ListedEntry;
+use crate::program::{ListedEntry, Program};
 use crate::step::Code;
 use crate::tensor_tree::TensorTree;
 
 impl<P: Policy> CudaGraphManager<P> {
     /// The list of a recorded step with so many microbatches. Empty if it was not recorded.
-    pub fn list(&self, mode: P::Mode, microbatches: usize, each: impl FnMut(ListedEntry)) {
+    pub fn list(&self, mode: P::Mode, microbatches: usize, mut each: impl FnMut(ListedEntry)) {
         let state = self.states.get(&self.step_key(mode, microbatches));
         if let Some(program) = state.and_then(|state| state.programs.get(&microbatches)) {
-            program.list(each);
+            program.list(|entry| each(ListedEntry { graph: self.graph_of(program, entry.visit), ..entry }));
         }
+    }
+
+    /// The visit that is a graph and contains a visit.
+    fn graph_of(&self, program: &Program<P::Region>, visit: Option<usize>) -> Option<usize> {
+        let outwards = std::iter::successors(visit, |visit| program.visits[*visit].outer());
+        outwards.filter(|visit| self.why_eager(&program.visits[*visit]).is_none()).last()
     }
 
     /// As [`CudaGraphManager::list`], with each tensor at its planned address.

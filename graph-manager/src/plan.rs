@@ -222,7 +222,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             let (bytes, buffer) = (program.buffers[*index].bytes, program.buffers[*index].buffer);
             let Some(last) = program.innermost(used.last) else { continue };
             let rest = used.last as usize + 1..=program.visits[last].positions().end as usize;
-            let taken_over = occupied.is_used(rest, offset, offset + bytes);
+            let inside = &program.visits[last + 1..program.visits[last].next()];
+            // The scratch of regions inside is placed on its own, in the same bytes.
+            let is_shared = matches!(area, AreaKind::Scratch(_))
+                && inside.iter().any(|inner| inner.positions().start > used.last && !inner.is_empty());
+            let taken_over = is_shared || occupied.is_used(rest, offset, offset + bytes);
             if used.stream() == Some(compute) && !taken_over {
                 let placement = PlacedBuffer { area, offset, bytes, buffer };
                 self.dead_after.entry(keys[last]).or_default().push(placement);

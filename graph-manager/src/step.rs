@@ -76,7 +76,7 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 
     /// Runs a step before the first real one: once eagerly, and once more to capture its regions if no captured region
-    /// contains others.
+    /// contains one that is left out.
     ///
     /// A driver may have to finish all work on a GPU before it loads a kernel or instantiates a graph. If that work
     /// includes transfers that wait for other ranks, and those wait in turn, a first step might never end. So sends to
@@ -100,9 +100,9 @@ impl<P: Policy> CudaGraphManager<P> {
             left_out.push(around || leaves_out(visit.region));
         }
         self.run(key, microbatches, &Run { left_out: Some(&left_out), ..Run::all(false) }, None)?;
-        let is_leaf =
-            |(visit, eager): (usize, Option<_>)| eager.is_some() || left_out[visit] || !program.is_composite(visit);
-        if self.options.enable && self.submitted(&program).all(is_leaf) {
+        let leaves_out = |visit: usize| left_out[visit..program.visits[visit].next()].contains(&true);
+        let is_complete = |(visit, eager): (usize, Option<_>)| eager.is_some() || left_out[visit] || !leaves_out(visit);
+        if self.options.enable && self.submitted(&program).all(is_complete) {
             (self.before_capture)()?;
             self.run(key, microbatches, &Run { left_out: Some(&left_out), ..Run::all(true) }, None)?;
         }

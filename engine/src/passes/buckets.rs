@@ -2,12 +2,12 @@
 //!
 //! The code sums all buckets after the last backward. The pass begins a bucket's sum with the next backward after the
 //! bucket is complete; the last bucket has no such backward. The code gathers a layer's weights in its first forward.
-//! The pass begins the gather with the forward of the layer before. If layers have no graphs of their own and buckets
-//! share no memory, it begins all gathers with the step: then a stage of a pipeline has its weights before its first
-//! input comes.
+//! The pass begins the gather with the forward of the layer before. If neither layers nor chunks have graphs of their
+//! own and buckets share no memory, it begins all gathers with the step: then a stage of a pipeline has its weights
+//! before its first input comes.
 //!
-//! These transfers have a queue of their own, one after the other. If layers have graphs of their own, a graph waits at
-//! its end for the transfers that began in it: no work may go on past the end of a graph.
+//! These transfers have a queue of their own, one after the other. If layers or chunks have graphs of their own, a graph
+//! waits at its end for the transfers that began in it: no work may go on past the end of a graph.
 //!
 //! Order that it removes: layers do not wait for the sums of others' buckets, nor for gathers of others' weights.
 
@@ -19,6 +19,7 @@ use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 
 use super::name::PassName;
 use crate::gradient_sync::DataParallelSync;
+use crate::graph_options::Scope;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
@@ -36,14 +37,14 @@ pub(crate) struct Buckets {
     communicator: Rc<dyn Communicator>,
     /// The regions that complete gradients: of this kind, and of the last microbatch.
     completing: (Phase, usize),
-    /// Layers have graphs of their own.
-    captures_layers: bool,
+    /// What one graph contains.
+    graphs: Option<Scope>,
     /// All gathers begin with the step.
     gathers_ahead: bool,
     /// Operations that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
-    /// The region that waits at its end for the transfers that began in it.
-    ends_in: Option<Region>,
+    /// The next region to end, of those that become graphs, waits for the transfers that began in it.
+    ends_soon: bool,
 }
 
 impl Buckets {
@@ -55,7 +56,7 @@ impl Buckets {
         completing: Phase,
     ) -> Buckets {
         let layers = ranks.layers().to_vec();
-        let captures_layers = cx.policy().captures_layers();
+        let graphs = cx.policy().graphs();
         Buckets {
             queue: queue.clone(),
             gathers: layers.iter().skip(1).map(|&layer| (layer, ranks.gather(cx, layer))).collect(),
@@ -64,10 +65,10 @@ impl Buckets {
             communicator: ranks.communicator().clone(),
             layers,
             completing: (completing, cx.microbatches() - 1),
-            captures_layers,
-            gathers_ahead: !ranks.shares_buffers() && !captures_layers,
+            graphs,
+            gathers_ahead: !ranks.shares_buffers() && !graphs.is_some_and(Scope::is_part),
             begun: Vec::new(),
-            ends_in: None,
+            ends_soon: false,
         }
     }
 
@@ -77,7 +78,7 @@ impl Buckets {
         self.layers.get(at + 1).copied()
     }
 
-    /// The transfers that begin with a region, and whether its end waits for them.
+    /// The transfers that begin with a region, and whether they end with it or with the chunk that it is in.
     fn beginning(&mut self, region: Region) -> (Vec<Op>, bool) {
         let (phase, last) = self.completing;
         let sums_after = match region {
@@ -97,7 +98,18 @@ impl Buckets {
             _ => return (Vec::new(), false),
         };
         let completed = self.after(sums_after).and_then(|layer| self.sums.remove(&layer));
-        (completed.unwrap_or_default(), self.captures_layers)
+        (completed.unwrap_or_default(), self.graphs.is_some_and(Scope::is_part))
+    }
+
+    /// Whether the end of a region waits for transfers that began in it.
+    fn ends(&self, region: Region) -> bool {
+        match region {
+            Region::Chunk { .. } => true,
+            Region::Forward { .. } | Region::Backward { .. } | Region::WeightGradients { .. } => {
+                self.graphs != Some(Scope::PerChunk)
+            }
+            _ => false,
+        }
     }
 }
 
@@ -119,9 +131,7 @@ impl StepPass<Region> for Buckets {
         }
         if piece.begins() {
             let (ops, ends_here) = self.beginning(piece.region());
-            if ends_here && !ops.is_empty() {
-                self.ends_in = Some(piece.region());
-            }
+            self.ends_soon |= ends_here && !ops.is_empty();
             self.begun.extend(ops.iter().cloned());
             let ahead = ops.into_iter().map(|op| {
                 let mut entry = PieceEntry::ahead(op);
@@ -138,9 +148,9 @@ impl StepPass<Region> for Buckets {
             }
             piece.joins.push(self.queue.clone());
         }
-        if self.ends_in == Some(piece.region()) && piece.then() == Then::End {
+        if self.ends_soon && piece.then() == Then::End && self.ends(piece.region()) {
             piece.joins.push(self.queue.clone());
-            self.ends_in = None;
+            self.ends_soon = false;
         }
     }
 }

@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use device::Communicator;
-use graph_manager::{Piece, StepPass};
+use graph_manager::{Phase, Piece, StepPass};
 use parallel::Task;
 
 use super::name::PassName;
@@ -49,6 +49,7 @@ impl StepPass<Region> for Overlap {
     fn runs_aside(&mut self, region: Region) -> bool {
         match region {
             Region::Inputs { .. } | Region::Outputs { .. } | Region::Hook { .. } => true,
+            Region::Chunk { phase, .. } => phase == Phase::Forward,
             Region::Forward { layer, .. } => !self.heads.contains(&layer),
             _ => false,
         }

@@ -11,7 +11,7 @@ use super::Stage;
 use super::metrics::StepNumbers;
 use super::program::StepProgram;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
-use crate::graph_options::GraphOptions;
+use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, ExpertLoads, StepTensors};
@@ -150,13 +150,13 @@ impl Stage {
         };
         let reduces = data_parallel.is_some() || partial_gradients.is_some();
         let graphs = StepPolicy::manager(compute.clone(), &options.graphs, shape)?;
-        let captures_layers = graphs.policy().captures_layers();
+        let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
         let timing = Timing {
             left_out: options.left_out,
             gradients: params.gradient_buffer(),
             splits_backward: options.pipeline.schedule().splits_backward(),
             // Reductions read the gradients of the layer before, and no work goes on past the end of a graph.
-            gradients_outlive_layers: architecture.gradients_outlive_layers && !reduces && !captures_layers,
+            gradients_outlive_layers: architecture.gradients_outlive_layers && !reduces && !layers_are_graphs,
             weights_queue: SideStream::background(device, "weight gradients"),
             tensor_queue: SideStream::new(device, "tensor parallel"),
             buckets_queue: SideStream::new(device, "data parallel"),

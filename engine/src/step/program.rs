@@ -5,10 +5,11 @@ use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
-use graph_manager::{Phase, Result};
+use graph_manager::{Phase, Result, TensorTree};
 use parallel::Task;
 
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
+use crate::graph_options::Scope;
 use crate::hooks::after_layer;
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved};
@@ -50,6 +51,21 @@ struct Forwarded {
     hidden: Hidden,
     /// By layer: the values that its backward needs.
     saved: Vec<Saved>,
+}
+
+/// The layers of a chunk in one direction, from the first to the last: a region of its own if chunks become graphs.
+fn in_chunk<I: TensorTree, O>(
+    cx: &mut StepContext<'_>,
+    phase: Phase,
+    (first, last): (usize, usize),
+    microbatch: usize,
+    input: I,
+    layers: impl FnOnce(&mut StepContext<'_>, I) -> Result<O>,
+) -> Result<O> {
+    match cx.policy().graphs() {
+        Some(Scope::PerChunk) => cx.region(Region::Chunk { phase, first, last, microbatch }, input, layers),
+        _ => layers(cx, input),
+    }
 }
 
 /// The step as regions, from the whole to its parts.
@@ -124,12 +140,8 @@ impl StepProgram {
             match task {
                 Task::Forward { .. } => {
                     let forwarded = self.forward_task(cx, &mut transfers, task)?;
-                    match chunk.head.as_deref() {
-                        _ if trains => in_flight[task.chunk()].push_back(forwarded),
-                        Some(head) => {
-                            self.loss(cx, head, chunk.last(), microbatch, forwarded.hidden)?;
-                        }
-                        None => {}
+                    if trains {
+                        in_flight[task.chunk()].push_back(forwarded);
                     }
                 }
                 Task::Backward { .. } => {
@@ -139,17 +151,37 @@ impl StepProgram {
                     };
                     self.backward_task(cx, &mut transfers, task, forwarded)?;
                 }
-                Task::Weights { .. } => self.weight_gradients(cx, chunk, microbatch)?,
+                Task::Weights { .. } => {
+                    let layers = (chunk.first, chunk.last());
+                    in_chunk(cx, Phase::WeightGradients, layers, microbatch, (), |cx, ()| {
+                        self.weight_gradients(cx, chunk, microbatch)
+                    })?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Runs a microbatch forward through a chunk, up to the head, and sends the output to the next part of the model.
+    /// Runs a microbatch forward through a chunk, and sends the output to the next part of the model. In training that is
+    /// up to the head, whose forward belongs to the backward. An evaluation computes the losses, and keeps them for the
+    /// host if there is a place for them.
     fn forward_task(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>, task: Task) -> Result<Forwarded> {
-        let chunk = &self.model.chunks[task.chunk()];
+        let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
         let hidden = self.inputs.to_forward(cx, transfers, task, chunk)?;
-        let forwarded = self.forward(cx, chunk, task.microbatch(), hidden)?;
+        let head = chunk.head.as_deref().filter(|_| !cx.mode().trains());
+        let end = chunk.first + chunk.layers.len() + usize::from(head.is_some());
+        let layers = (chunk.first, chunk.first.max(end - 1));
+        let (forwarded, losses) = in_chunk(cx, Phase::Forward, layers, microbatch, hidden, |cx, hidden| {
+            let forwarded = self.forward(cx, chunk, microbatch, hidden)?;
+            let losses =
+                head.map(|head| self.loss(cx, head, chunk.last(), microbatch, forwarded.hidden)).transpose()?;
+            Ok((forwarded, losses))
+        })?;
+        if let (Some((losses, _)), Some(kept)) = (losses, self.kept_losses) {
+            cx.region(Region::Losses { layer: chunk.last(), microbatch }, losses, |cx, input| {
+                cx.run(Copy { input, output: kept.at(microbatch) })
+            })?;
+        }
         transfers.send_activations(cx, task, chunk.last(), &forwarded.hidden)?;
         Ok(forwarded)
     }
@@ -164,14 +196,20 @@ impl StepProgram {
         Forwarded { hidden, saved, .. }: Forwarded,
     ) -> Result<()> {
         let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
+        let layers = (chunk.first, chunk.last());
         let grad = match chunk.head.as_deref() {
-            Some(head) => {
-                let saved = self.loss(cx, head, chunk.last(), microbatch, hidden)?;
-                self.loss_backward(cx, head, chunk.last(), microbatch, &saved)?
+            Some(head) => in_chunk(cx, Phase::Backward, layers, microbatch, hidden, |cx, hidden| {
+                let (_, of_head) = self.loss(cx, head, chunk.last(), microbatch, hidden)?;
+                let grad = self.loss_backward(cx, head, chunk.last(), microbatch, &of_head)?;
+                self.backward(cx, chunk, microbatch, &saved, grad)
+            })?,
+            None => {
+                let grad = transfers.receive_gradient(cx, task, chunk.last())?;
+                in_chunk(cx, Phase::Backward, layers, microbatch, grad, |cx, grad| {
+                    self.backward(cx, chunk, microbatch, &saved, grad)
+                })?
             }
-            None => transfers.receive_gradient(cx, task, chunk.last())?,
         };
-        let grad = self.backward(cx, chunk, microbatch, &saved, grad)?;
         transfers.send_gradient(cx, task, chunk.first, grad)
     }
 
@@ -196,8 +234,7 @@ impl StepProgram {
         Ok(Forwarded { microbatch, hidden, saved: all })
     }
 
-    /// Computes a microbatch's losses. Returns the values that the head's backward needs. An evaluation keeps the
-    /// losses for the host if there is a place for them.
+    /// Computes a microbatch's losses. Returns them, and the values that the head's backward needs.
     fn loss(
         &self,
         cx: &mut StepContext<'_>,
@@ -205,17 +242,11 @@ impl StepProgram {
         layer: usize,
         microbatch: usize,
         hidden: Hidden,
-    ) -> Result<Saved> {
-        let (losses, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
+    ) -> Result<(Tensor, Saved)> {
+        cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
             self.gather_weights(cx, layer)?;
             head.forward(cx, hidden)
-        })?;
-        if let Some(kept) = self.kept_losses.filter(|_| cx.mode() == Mode::Evaluate) {
-            cx.region(Region::Losses { layer, microbatch }, losses, |cx, input| {
-                cx.run(Copy { input, output: kept.at(microbatch) })
-            })?;
-        }
-        Ok(saved)
+        })
     }
 
     /// Begins a microbatch's backward at its losses. Returns the gradient of the head's input.

@@ -33,7 +33,7 @@ fn is_one_stage(case: &Case) -> bool {
 #[test]
 fn a_list_bound_to_its_plan_and_submitted_in_order_leaves_the_weights_of_its_step() {
     for case in cases().iter().filter(|case| is_one_stage(case)) {
-        for setting in [settings()[1], settings()[3]] {
+        for setting in [settings()[1], settings()[3], settings()[5]] {
             let [stepped, listed] =
                 [false, true].map(|by_list| case.layout.on_ranks(|| case.run(setting), |run| weights(run, by_list)));
             assert_eq!(stepped, listed, "{}, {setting}", case.name);

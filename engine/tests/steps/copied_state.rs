@@ -56,7 +56,7 @@ fn a_copy_beside_a_step_has_the_bits_from_before_it_in_every_setting() {
 
 #[test]
 fn a_copy_beside_a_step_has_the_bits_from_before_it_on_several_ranks_and_in_8_bits() {
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
         for (precision, distributed_optimizer) in
             [(Precision::F32, true), (Precision::Bf16, true), (Precision::Bf16, false)]

@@ -255,7 +255,7 @@ fn graphs_change_no_bit_in_any_setting() {
         Case::new(Kind::Mlp, 4, 4),
     ] {
         let eager = case.train();
-        for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for scope in Scope::ALL {
             for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
                 let graphs = GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
                 assert!(Case { graphs, ..case.clone() }.train() == eager, "{case:?} {scope:?} {mempool:?}");
@@ -267,7 +267,7 @@ fn graphs_change_no_bit_in_any_setting() {
 #[test]
 fn random_replay_orders_change_no_bit() {
     for (kind, tensor) in [(Kind::Gpt, 1), (Kind::Llama, 2), (Kind::Mlp, 1)] {
-        for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for scope in Scope::ALL {
             let graphs = GraphOptions { scope, ..GraphOptions::default() };
             let case = Case { tensor, graphs, ..Case::new(kind, 2, 2) };
             let plain = case.train();

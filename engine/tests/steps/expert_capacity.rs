@@ -95,7 +95,7 @@ fn no_expert_takes_more_than_its_capacity_and_the_others_are_counted() {
     for (factor, most) in [(0.5, CHOICES / 8), (1.0, CHOICES / 4), (1.5, CHOICES * 3 / 8), (2.0, CHOICES / 2)] {
         for keeps in POLICIES {
             let shape = limited(&GptShape { experts: Some(FOUR), ..tiny_llama(0.0, Precision::F32) }, factor, keeps);
-            for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for scope in Scope::ALL {
                 let run = run_of(&shape, 1, GraphOptions { scope, poison: true, ..GraphOptions::default() });
                 let mut stage = run.stage(&run.device());
                 set_routers(&stage, |_| 0.0);

@@ -166,9 +166,8 @@ fn experts_computed_again_in_backward_have_the_same_bits_and_the_same_losses_of_
     for precision in [Precision::F32, Precision::Bf16] {
         let shape = GptShape { precision, ..tiny_shared(0.1, BalanceGroup::Microbatch) };
         let plain = run_of(&shape, 1, off()).train();
-        for graphs in [GraphOptions::default(), GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() }]
-        {
-            let graphs = GraphOptions { poison: true, ..graphs };
+        for scope in Scope::ALL {
+            let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
             let selective = GptShape { recompute: true, ..shape.clone() };
             assert_same_bits("selective", &run_of(&selective, 1, graphs.clone()).train(), &plain);
             let full = Run { recompute: Some(2), ..run_of(&shape, 1, graphs) };
@@ -259,7 +258,7 @@ fn loads_of_all_kinds_have_the_same_bits_in_both_scopes_and_without_graphs() {
             // With equal scores the loss is that of equal loads, whatever the choice.
             let balance = plain.0[0].added["balance_loss"] / 0.1 / shape.layers as f64;
             assert!(!name.starts_with("all") || (balance - 1.0).abs() < 1e-5, "{name}: {balance}");
-            for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for scope in Scope::ALL {
                 let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
                 assert_same_bits(&format!("{name}, {precision}, {scope:?}"), &train(graphs), &plain);
             }
@@ -306,8 +305,9 @@ fn tiny_biased() -> GptShape {
 
 #[test]
 fn every_step_moves_the_selection_biases_once_and_nothing_else_moves_them() {
-    for graphs in [off(), GraphOptions::default(), GraphOptions { scope: Scope::FullIteration, ..off() }] {
-        let run = Run { rehearses: true, ..run_of(&tiny_biased(), 1, GraphOptions { enable: true, ..graphs }) };
+    for scope in Scope::ALL {
+        let run =
+            Run { rehearses: true, ..run_of(&tiny_biased(), 1, GraphOptions { scope, ..GraphOptions::default() }) };
         let mut stage = run.stage(&run.device());
         stage.record(run.microbatches, true).unwrap();
         stage.rehearse(&[run.microbatches], true).unwrap();

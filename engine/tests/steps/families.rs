@@ -115,7 +115,7 @@ fn a_family_that_ranks_share_has_the_losses_and_gradient_norms_of_one() {
     for (name, shape) in families() {
         let (alone, _) = run(&shape, 1, off()).train();
         for layout in layouts() {
-            for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for scope in Scope::ALL {
                 let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
                 let ranks = layout.on_ranks(|| run(&shape, layout.data, graphs.clone()), |run| run.train().0);
                 for results in &ranks {

@@ -92,7 +92,7 @@ fn graphs_and_replay_orders_change_no_bit() {
         for divided in [false, true] {
             let case = Case { divided, ..case.clone() };
             let eager = case.train();
-            for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for scope in Scope::ALL {
                 for shuffle in [None, Some(5)] {
                     let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
                     let replayed = Case { graphs, shuffle, ..case.clone() }.train();

@@ -260,7 +260,7 @@ fn a_module_graph_is_named_for_its_module_and_holds_its_operations_alone() {
 
 #[test]
 fn naming_all_modules_gives_the_graphs_and_the_memory_of_naming_none() {
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         let run = |only| Run::new(Kind::Llama, 4, GraphOptions { scope, only, ..GraphOptions::default() });
         let (default, _) = captured(&run(GraphSelection::default()));
         let named = if scope == Scope::PerLayer { only(&ALL, &[0, 1, 2, 3]) } else { GraphSelection::default() };
@@ -306,6 +306,8 @@ fn a_choice_that_the_scope_or_the_model_does_not_have_is_refused() {
     for (scope, only, shape, words) in [
         (Scope::FullIteration, only(&[ATTENTION], &[]), &shape, "under FullIteration the whole step is one graph"),
         (Scope::FullIteration, only(&[], &[1]), &shape, "under FullIteration"),
+        (Scope::PerChunk, only(&[ATTENTION], &[]), &shape, "under PerChunk a whole chunk of layers is one graph"),
+        (Scope::PerChunk, only(&[], &[1]), &shape, "under PerChunk"),
         (Scope::PerLayer, only(&[], &[4]), &shape, "the chosen layer 4 is not in the model, which has 4"),
         (Scope::PerLayer, only(&[HEAD], &[]), &without_modules, "the chosen module `head` is not in the model"),
         (Scope::PerLayer, only(&[FEED_FORWARD], &[]), &recomputed, "where backward recomputes whole blocks"),

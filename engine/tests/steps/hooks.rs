@@ -47,11 +47,11 @@ fn hooked(run: Run, hook: &Hook, places: &[HookPlace]) -> Run {
     Run { hooks: Hooks::new(places.iter().map(|place| (*place, hook.clone()))), ..run }
 }
 
-/// The run with hooks: they read values, or if the whole step is one graph they submit operations.
+/// The run with hooks: they read values, or if a graph contains several layers they submit operations.
 pub fn with_hooks(run: Run) -> Run {
     match run.graphs.scope {
         Scope::PerLayer => hooked(run, &reads(&Seen::default()), &PLACES),
-        Scope::FullIteration => hooked(run, &submits(&Rc::default()), &PLACES),
+        Scope::PerChunk | Scope::FullIteration => hooked(run, &submits(&Rc::default()), &PLACES),
     }
 }
 
@@ -113,7 +113,7 @@ fn graphs_go_around_a_hook_that_reads_and_the_report_says_why() {
 fn a_hook_that_only_submits_is_part_of_graphs_and_its_code_is_called_once() {
     let losses = |run: &Run| run.train().0;
     let plain = losses(&Run { steps: 6, ..Run::new(Kind::Gpt, 1, GraphOptions::default()) });
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         let runs = Rc::default();
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
         let run = hooked(Run { steps: 6, ..Run::new(Kind::Gpt, 1, graphs) }, &submits(&runs), &PLACES);
@@ -130,8 +130,11 @@ fn a_hook_that_reads_is_refused_where_nothing_can_go_around_it() {
         let run = hooked(Run { recompute, ..Run::new(Kind::Gpt, 1, graphs) }, &reads(&Seen::default()), places);
         run.try_stage(&run.device()).err().map(|error| error.to_string()).unwrap_or_default()
     };
-    let whole = refused(Scope::FullIteration, None, &PLACES);
-    assert!(whole.contains("the hook of layer 0 cannot be captured, it reads values: under FullIteration"), "{whole}");
+    for scope in [Scope::PerChunk, Scope::FullIteration] {
+        let larger = refused(scope, None, &PLACES);
+        let words = format!("the hook of layer 0 cannot be captured, it reads values: under {scope:?} ");
+        assert!(larger.contains(&words), "{larger}");
+    }
     let blocks = refused(Scope::PerLayer, Some(1), &[ATTENTION]);
     assert!(blocks.contains("the hook of attention of layer 2 cannot be captured"), "{blocks}");
     assert!(blocks.contains("backward recomputes whole blocks"), "{blocks}");
@@ -140,7 +143,7 @@ fn a_hook_that_reads_is_refused_where_nothing_can_go_around_it() {
 
 #[test]
 fn a_hook_that_reads_and_says_that_it_does_not_is_refused_when_the_step_is_recorded() {
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
         let hook = Hook::submits(|cx, call| Ok(cx.compute().read::<f32>(&call.value.x)?.wait().map(drop)?));
         let run = hooked(Run::new(Kind::Gpt, 1, graphs), &hook, &PLACES[..2]);

@@ -142,6 +142,7 @@ impl Case {
             match self.scope {
                 None => "graphs off",
                 Some(Scope::PerLayer) => "per layer",
+                Some(Scope::PerChunk) => "per chunk",
                 Some(Scope::FullIteration) => "full iteration",
             },
             either(self.mempool == Mempool::Single, "single", "per microbatch"),
@@ -215,7 +216,7 @@ fn combinations(layout: Layout) -> Vec<Case> {
     let model = Model { llama: false, tied: false, clipped: false, layers, microbatches };
     let mut cases = Vec::new();
     for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-        for scope in [None, Some(Scope::PerLayer), Some(Scope::FullIteration)] {
+        for scope in [None].into_iter().chain(Scope::ALL.map(Some)) {
             for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
                 cases.push(Case { layout, model, divided: false, recompute, scope, mempool });
             }

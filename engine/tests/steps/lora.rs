@@ -156,7 +156,7 @@ fn adapters_that_ranks_share_have_the_losses_and_gradient_norms_of_one_rank() {
         let small_steps = |run: Run| Run { learning_rate: 1e-3, ..run };
         let (alone, _) = train(small_steps(run(&shape, 1, off())));
         for (layout, distributed_optimizer) in layouts {
-            for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for scope in Scope::ALL {
                 let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
                 let make = || Run { distributed_optimizer, ..small_steps(run(&shape, layout.data, graphs.clone())) };
                 let ranks = layout.on_ranks(make, |run| train(run).0);

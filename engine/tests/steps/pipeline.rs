@@ -212,8 +212,10 @@ fn uneven_parts_odd_rings_and_large_groups_have_the_bits_of_one_rank() {
         Case { group: Some(8), layers: 6, ..untied(2, 3, 8) },
     ] {
         assert_bits_of_one_rank(&case);
-        let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
-        assert!(Case { graphs, ..case.clone() }.train() == case.train(), "{case:?}: graphs change numbers");
+        for scope in [Scope::PerChunk, Scope::FullIteration] {
+            let graphs = GraphOptions { scope, ..GraphOptions::default() };
+            assert!(Case { graphs, ..case.clone() }.train() == case.train(), "{case:?}: {scope:?} changes numbers");
+        }
     }
 }
 
@@ -228,7 +230,7 @@ fn marks_of_receives_that_wait_hold_up_no_rank_in_groups_larger_than_the_stages(
         Case { group: Some(5), layers: 6, ..untied(3, 8) },
     ] {
         let bits = Case { watched: false, ..case.clone() }.train();
-        for scope in [Scope::FullIteration, Scope::PerLayer] {
+        for scope in Scope::ALL {
             let graphs = GraphOptions { scope, ..GraphOptions::default() };
             for (shuffle, overlaps) in [(None, false), (Some(3), false), (None, true), (Some(3), true)] {
                 let case = Case { graphs: graphs.clone(), shuffle, overlaps, ..case.clone() };
@@ -271,6 +273,8 @@ fn graphs_change_no_bit_of_a_pipeline_in_any_setting() {
         for (scope, mempool) in [
             (Scope::PerLayer, Mempool::PerMicrobatch),
             (Scope::PerLayer, Mempool::Single),
+            (Scope::PerChunk, Mempool::PerMicrobatch),
+            (Scope::PerChunk, Mempool::Single),
             (Scope::FullIteration, Mempool::PerMicrobatch),
         ] {
             let graphs = GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
@@ -283,13 +287,15 @@ fn graphs_change_no_bit_of_a_pipeline_in_any_setting() {
 }
 
 #[test]
-fn a_rehearsal_transfers_and_updates_nothing_and_captures_every_layer() {
+fn a_rehearsal_transfers_and_updates_nothing_and_captures_every_layer_or_chunk() {
     for case in mixed().into_iter().chain([Case::new(Kind::Gpt, 4, 1, 1), Case::new(Kind::Gpt, 2, 2, 4)]) {
         let eager = case.train();
         for (enable, scope, overlaps) in [
             (false, Scope::PerLayer, false),
             (true, Scope::PerLayer, false),
             (true, Scope::PerLayer, true),
+            (true, Scope::PerChunk, false),
+            (true, Scope::PerChunk, true),
             (true, Scope::FullIteration, false),
             (true, Scope::FullIteration, true),
         ] {
@@ -313,7 +319,7 @@ fn a_rehearsal_transfers_and_updates_nothing_and_captures_every_layer() {
 #[test]
 fn random_replay_orders_change_no_bit_of_a_pipeline() {
     for case in [Case::new(Kind::Gpt, 2, 2, 4), Case { data: 2, divided: true, ..Case::new(Kind::Llama, 2, 1, 4) }] {
-        for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for scope in Scope::ALL {
             let graphs = GraphOptions { scope, ..GraphOptions::default() };
             let case = Case { graphs, ..case.clone() };
             let plain = case.train();
@@ -348,9 +354,7 @@ fn an_evaluation_between_steps_has_the_loss_of_one_rank_and_changes_none() {
         let alone = losses(&case.alone());
         assert!(f64::from_bits(alone[1]) < f64::from_bits(alone[0]), "an update makes its batch likelier");
         assert_eq!(losses(&case), alone, "{case:?}");
-        for (scope, overlaps) in
-            [Scope::PerLayer, Scope::FullIteration].into_iter().flat_map(|scope| [(scope, false), (scope, true)])
-        {
+        for (scope, overlaps) in Scope::ALL.into_iter().flat_map(|scope| [(scope, false), (scope, true)]) {
             let case = Case { graphs: GraphOptions { scope, ..GraphOptions::default() }, overlaps, ..case.clone() };
             assert_eq!(losses(&case), alone, "{case:?}");
         }

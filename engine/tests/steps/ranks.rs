@@ -135,7 +135,7 @@ fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
 #[test]
 fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
     for kind in [Kind::Gpt, Kind::Mlp] {
-        for scope in [engine::graph_options::Scope::PerLayer, engine::graph_options::Scope::FullIteration] {
+        for scope in engine::graph_options::Scope::ALL {
             // Every step replays every graph in another random order that its dependencies allow.
             let options = GraphOptions { scope, ..GraphOptions::default() };
             let (plain, weights) = train(kind, 2, &options, None);
@@ -169,6 +169,30 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     let hidden: Vec<_> =
         report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).collect();
     assert!(hidden.len() >= 3, "reductions must run inside backward graphs: {report}");
+}
+
+#[test]
+fn in_the_graph_of_a_chunk_no_backward_waits_for_a_reduction() {
+    for distributed_optimizer in [false, true] {
+        let run = || {
+            let graphs = GraphOptions { scope: Scope::PerChunk, ..GraphOptions::default() };
+            Run { steps: 3, distributed_optimizer, ..Run::new(Kind::Gpt, 2, graphs) }
+        };
+        let reports = Layout::new(1, 1, 1, 2).on_ranks(run, |run| {
+            let (_, mut stage) = run.train_on(&run.device());
+            stage.graphs().report()
+        });
+        let reduces = |node: &str| node.contains("/reduce_scatter") || node.contains("/all_reduce");
+        let is_last = |name: &str| name == "backward of layers 0 to 3, microbatch 1";
+        let graph = reports[0].graphs.iter().find(|graph| is_last(&graph.name)).unwrap();
+        let reductions: Vec<usize> = (0..graph.nodes.len()).filter(|&at| reduces(&graph.nodes[at])).collect();
+        // That of the last bucket is in the region `reduce`.
+        assert!(reductions.len() > 1, "{:?}", graph.nodes);
+        let after_reductions = graph.waits_for(&reductions);
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| !reductions.contains(at)) {
+            assert!(!after_reductions[at], "{node} waits for a reduction");
+        }
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
 
 #[test]
 fn less_is_kept_in_every_scope_and_pool() {
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
             let bytes = |layers, recompute| {
                 let shape = Some(GptShape { layers, ..shape(Kind::Gpt, Precision::F32) });

@@ -35,7 +35,7 @@ fn steady_steps_neither_wait_nor_allocate_in_any_setting_or_layout() {
         let run = Run { steps: 3, check: false, ..Run::new(kind, 2, graphs) };
         assert!(steady(&run).iter().all(|loss| loss.is_finite()), "{name}");
     }
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         for layout in [Layout::new(2, 2, 1, 2), Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }] {
             let graphs = GraphOptions { scope, ..GraphOptions::default() };
             let shape = Some(GptShape { layers: 2, ..tiny_gpt(0.1, Precision::F32) });

@@ -126,7 +126,7 @@ fn graphs_change_no_bit_of_a_shared_model() {
     for (kind, sequence) in [(Kind::Gpt, true), (Kind::Gpt, false), (Kind::Llama, true)] {
         let layout = Layout { tensor: 2, data: 2, sequence };
         let plain = train(kind, layout, Precision::F32, &off(), None);
-        for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for scope in Scope::ALL {
             for (mempool, share_io_buffers) in [(Mempool::PerMicrobatch, true), (Mempool::Single, false)] {
                 let graphs = GraphOptions { scope, mempool, share_io_buffers, poison: true, ..GraphOptions::default() };
                 let captured = train(kind, layout, Precision::F32, &graphs, None);
@@ -139,7 +139,7 @@ fn graphs_change_no_bit_of_a_shared_model() {
 #[test]
 fn random_replay_orders_change_no_bit_of_a_shared_model() {
     let layout = Layout { tensor: 2, data: 2, sequence: true };
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
         let plain = train(Kind::Llama, layout, Precision::F32, &graphs, None);
         for seed in 0..3 {

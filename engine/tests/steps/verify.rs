@@ -87,7 +87,7 @@ fn every_way_to_run_a_step_is_verified() {
 
 #[test]
 fn what_runs_again_after_a_difference_finds_none_in_a_sound_step() {
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         for memory in [EagerMemory::Apart, EagerMemory::Shared] {
             for layout in [Layout::new(1, 1, 1, 1), Layout::new(2, 2, 1, 1), Layout::new(1, 2, 2, 1)] {
                 let graphs = GraphOptions { scope, mempool: Mempool::Single, ..GraphOptions::default() };
@@ -133,7 +133,7 @@ impl UpdateRule for HostMomentum {
 
 #[test]
 fn a_momentum_that_froze_is_named_by_the_rank_that_has_it_and_the_others_run_nothing() {
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         let momentum = Arc::new(AtomicU32::new(8));
         let mut groups = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.0 }, 0.1);
         let is_norm = |spec: &ParamSpec| spec.name == "h.1.ln_2.weight";

@@ -110,13 +110,15 @@ fn assert_bits_of_one_f_one_b(case: &Case, settings: &[GraphOptions]) {
     }
 }
 
-/// Graphs off, per layer with both pools, and all of the iteration; dead buffers are poisoned.
+/// Graphs off, per layer and per chunk with both pools, and all of the iteration; dead buffers are poisoned.
 fn scopes() -> Vec<GraphOptions> {
     let with = |scope, mempool| GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
     vec![
         GraphOptions { poison: true, ..off() },
         with(Scope::PerLayer, Mempool::PerMicrobatch),
         with(Scope::PerLayer, Mempool::Single),
+        with(Scope::PerChunk, Mempool::PerMicrobatch),
+        with(Scope::PerChunk, Mempool::Single),
         with(Scope::FullIteration, Mempool::Single),
     ]
 }

@@ -20,6 +20,8 @@ pub struct ListedEntry {
     pub visit: Option<usize>,
     /// Its region, or a name of its own for timelines; empty outside of all.
     pub region: Rc<str>,
+    /// The visit whose graph contains it; `None` if it is submitted on its own.
+    pub graph: Option<usize>,
     /// Its queue.
     pub queue: StreamId,
     /// The name of its operation or call.
@@ -59,6 +61,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
                 number: number as usize,
                 visit: (visit != NONE).then_some(visit as usize),
                 region: region.clone(),
+                graph: None,
                 queue: entry.queue,
                 name,
                 op,

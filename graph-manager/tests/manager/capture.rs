@@ -149,8 +149,8 @@ fn a_captured_region_of_all_microbatches_has_a_graph_for_each_number_of_them() {
 }
 
 #[test]
-fn a_rehearsal_captures_leaf_regions_and_no_composite_ones() {
-    for (whole, graphs) in [(false, 2 * LAYERS), (true, 0)] {
+fn a_rehearsal_captures_regions_with_those_inside_them() {
+    for (whole, graphs) in [(false, 2 * LAYERS), (true, 1)] {
         let toy = toy_with(ToyPolicy { whole, ..ToyPolicy::default() });
         let mut manager = toy.manager(ManagerOptions::default());
         manager.rehearse(Mode::Train, 2, &mut |cx| toy.step(cx, 0), |_| false).unwrap();

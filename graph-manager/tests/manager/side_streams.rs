@@ -57,6 +57,31 @@ fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
 }
 
 #[test]
+fn scratch_of_a_region_is_not_poisoned_where_regions_inside_it_work_on_side_streams() {
+    let toy = toy();
+    for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+        // A graph copies its input to scratch. Nothing reads the copy, so the regions inside have its bytes.
+        let options = ManagerOptions { mempool, share_io_buffers: false, poison: true, ..ManagerOptions::default() };
+        let mut manager = toy.manager(options);
+        let mut step = |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, toy.inputs.at(0), |cx, _| {
+                cx.region(Region::Forward { layer: 1, microbatch: 0 }, (), |cx, ()| {
+                    let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
+                    cx.run(Fill { output: sent, value: 3.0 })?;
+                    let fork = cx.fork(&toy.side, [Copy { input: sent, output: toy.sum() }.into()])?;
+                    cx.join(fork)
+                })
+            })
+        };
+        for seed in 0..8 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}
+
+#[test]
 fn two_forks_joined_in_any_order_write_what_the_compute_stream_reads_eager_captured_and_replayed() {
     let toy = toy();
     let other = SideStream::new(&toy.device, "other");

@@ -293,11 +293,14 @@ mod tests {
         type Case = (&'static str, bool, GraphScope, &'static [&'static str], &'static [usize]);
         const ATTENTION: &str = "attention";
         const MLP: &str = "mlp";
-        let cases: [Case; 14] = [
+        let cases: [Case; 17] = [
             ("--cuda-graph-impl none", false, GraphScope::PerLayer, &[], &[]),
             ("--cuda-graph-impl local", true, GraphScope::PerLayer, &[], &[]),
             ("--cuda-graph-impl=full_iteration", true, GraphScope::FullIteration, &[], &[]),
             ("--cuda-graph-impl local --enable-cuda-graph", true, GraphScope::PerLayer, &[], &[]),
+            ("--cuda-graph-impl local --cuda-graph-granularity chunk", true, GraphScope::PerChunk, &[], &[]),
+            ("--cuda-graph-granularity layer", false, GraphScope::PerLayer, &[], &[]),
+            ("--cuda-graph-scope per_chunk", false, GraphScope::PerChunk, &[], &[]),
             ("--cuda-graph-modules attn mlp", false, GraphScope::PerLayer, &[ATTENTION, MLP], &[]),
             ("--cuda-graph-modules attention,mlp", false, GraphScope::PerLayer, &[ATTENTION, MLP], &[]),
             ("--set cuda_graph.modules=[\"mlp\"]", false, GraphScope::PerLayer, &[MLP], &[]),

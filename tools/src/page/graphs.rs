@@ -61,7 +61,7 @@ fn order(ranks: &[RankGraphs]) -> String {
     for rank in ranks {
         let Some(step) = largest_training_step(rank) else { continue };
         let name = |launch: &graph_manager::Launch| {
-            let kind = launch.region.split(" of layer ").next().unwrap_or_default().to_string();
+            let kind = launch.region.split(" of layer").next().unwrap_or_default().to_string();
             (kind, launch.microbatch, launch.graph.is_some())
         };
         for same in step.order.chunk_by(|a, b| name(a) == name(b)) {

@@ -144,7 +144,7 @@ fn host_seconds(graphs: &GraphOptions, submitted: Submitted, card: &Card) -> f64
     let Submitted { operations, regions, regions_with_nccl } = submitted;
     let microseconds = match (graphs.enable, graphs.scope) {
         (false, _) => operations as f64 * card.host.operation_us,
-        (true, Scope::PerLayer) => {
+        (true, Scope::PerLayer | Scope::PerChunk) => {
             let with_transfers = regions_with_nccl as f64 * card.host.launch_with_transfers_us;
             regions as f64 * card.host.launch_us + with_transfers
         }

@@ -43,9 +43,9 @@ impl Purpose {
 pub(super) struct Submitted {
     /// Operations.
     pub(super) operations: usize,
-    /// Regions without transfers by NCCL.
+    /// Graphs, and regions outside of graphs, without transfers by NCCL.
     pub(super) regions: usize,
-    /// Regions with some.
+    /// Those with some.
     pub(super) regions_with_nccl: usize,
 }
 
@@ -100,8 +100,8 @@ pub(super) struct Builder {
     /// World ranks that are simulated, ascending.
     simulated: Rc<[usize]>,
     nodes: Vec<Node>,
-    /// By name of a region: whether NCCL transfers in it.
-    regions: HashMap<String, bool>,
+    /// By graph, and by name of a region outside of graphs: whether NCCL transfers in it.
+    regions: HashMap<(Option<usize>, Rc<str>), bool>,
     /// By queue: its last operation.
     last: HashMap<StreamId, u32>,
     /// By communicator: its number, the transfers so far, its members, and how many of them are simulated.
@@ -158,10 +158,8 @@ impl Builder {
             // A copy between host and device passes beside the work.
             None => (Work::Transfer { seconds: 0.0, meeting: None }, false),
         };
-        match self.regions.get_mut(&*entry.region) {
-            Some(known) => *known |= nccl,
-            None => _ = self.regions.insert(entry.region.to_string(), nccl),
-        }
+        let region = if entry.graph.is_some() { "".into() } else { entry.region.clone() };
+        *self.regions.entry((entry.graph, region)).or_default() |= nccl;
         let before = self.last.insert(entry.queue, entry.number as u32);
         let after = before.into_iter().chain(entry.waits.iter().map(|on| *on as u32)).collect();
         self.nodes.push(Node { work, purpose: Purpose::of(&entry.region), after });

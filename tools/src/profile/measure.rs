@@ -70,8 +70,8 @@ pub fn measure(
     let slowest = profile.slowest();
     let exposed = |rank: &RankProfile| rank.eager().activity.exposed_ms;
     let exposed_ms = profile.ranks.iter().map(exposed).fold(f64::MAX, f64::min);
-    let by_layer = launches_by_layer(plan, slowest.rank);
-    let expected = [("per_layer", by_layer), ("full_iteration", 1.0)]
+    let [by_layer, by_chunk] = expected_launches(plan, slowest.rank);
+    let expected = [("per_layer", by_layer), ("per_chunk", by_chunk), ("full_iteration", 1.0)]
         .map(|(scope, launches)| Expected::of(scope, launches, slowest.eager(), exposed_ms, gpu.is_some()));
     let measured = |expected: &Expected| slowest.scopes.iter().any(|scope| scope.scope == expected.scope);
     let expected: Vec<Expected> = expected.into_iter().filter(measured).collect();
@@ -80,8 +80,8 @@ pub fn measure(
     Ok(profile)
 }
 
-/// The settings to compare: no graphs, the modules or layers that the configuration names, all layers, and the whole
-/// step.
+/// The settings to compare: no graphs, the modules or layers that the configuration names, all layers, chunks, and the
+/// whole step.
 fn contenders(config: &RunConfig) -> Vec<CudaGraphConfig> {
     let asked = &config.cuda_graph;
     // A second lane needs communicators that only a run with this setting has.
@@ -98,17 +98,19 @@ fn contenders(config: &RunConfig) -> Vec<CudaGraphConfig> {
     let mut all = vec![with(false, GraphScope::PerLayer, false)];
     all.extend(names_some.then(|| with(true, GraphScope::PerLayer, true)));
     all.push(with(true, GraphScope::PerLayer, false));
-    // Graphs leave the printed outputs out. One graph of the whole step cannot.
-    let prints = !config.logging.print_activations.is_empty();
-    all.extend((!prints).then(|| with(true, GraphScope::FullIteration, false)));
+    // Graphs leave the printed outputs out. Those of several layers cannot.
+    if config.logging.print_activations.is_empty() {
+        all.extend([GraphScope::PerChunk, GraphScope::FullIteration].map(|scope| with(true, scope, false)));
+    }
     all
 }
 
-/// Graph launches of a rank's step with a graph for each layer: forward and backward of each for each microbatch, the last
-/// reduction and the update.
-fn launches_by_layer(plan: &RunPlan, rank: usize) -> f64 {
-    let layers: usize = plan.layers(rank).chunks.iter().map(ExactSizeIterator::len).sum();
-    (2 * layers * plan.batch.microbatches() + 2) as f64
+/// Graph launches of a rank's step with graphs for each layer, and with graphs for each chunk: forward and backward of each
+/// for each microbatch, the last reduction and the update.
+fn expected_launches(plan: &RunPlan, rank: usize) -> [f64; 2] {
+    let chunks = plan.layers(rank).chunks;
+    let layers: usize = chunks.iter().map(ExactSizeIterator::len).sum();
+    [layers, chunks.len()].map(|parts| (2 * parts * plan.batch.microbatches() + 2) as f64)
 }
 
 fn measure_scope(

@@ -15,6 +15,7 @@ const GRAPHS: &[&str] = &[
     "--enable-cuda-graph --check-graphs",
     "--enable-cuda-graph --cuda-graph-use-single-mempool",
     "--enable-cuda-graph --cuda-graph-scope full_iteration --check-graphs",
+    "--cuda-graph-impl local --cuda-graph-granularity chunk --cuda-graph-dynamic-microbatches --check-graphs",
 ];
 
 #[test]
@@ -57,7 +58,7 @@ fn two_ranks_and_a_pipeline_of_two_share_a_growing_batch() {
 #[test]
 fn a_ramp_whose_smaller_step_has_more_in_flight_is_planned_for() {
     let mut all = Vec::new();
-    for graphs in ["", GRAPHS[0], GRAPHS[2]] {
+    for graphs in ["", GRAPHS[0], GRAPHS[2], GRAPHS[3]] {
         let folder = Folder::new("ramp-groups");
         expect(&run(2, &folder.0, &format!("{LARGE_GROUPS} {graphs}")), 0, &["done: loss"]);
         all.push(metrics(&folder.0));

@@ -1,11 +1,16 @@
-//! From an imported model over a text to a sample, on one, two and four ranks, with graphs off and in both scopes.
+//! From an imported model over a text to a sample, on one, two and four ranks, with graphs off and in every scope.
 
 use std::process::Command;
 
 use crate::data_files::{LICENSES, small_tokenizer};
 use crate::harness::{Folder, bits, checkpoint, copy_run, expect, metrics, run};
 
-const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
+const GRAPHS: [&str; 4] = [
+    "",
+    "--enable-cuda-graph",
+    "--enable-cuda-graph --cuda-graph-scope per_chunk",
+    "--enable-cuda-graph --cuda-graph-scope full_iteration",
+];
 
 /// The output of `trainer FLAGS`.
 fn trainer(flags: &str) -> String {
@@ -60,7 +65,7 @@ fn train_everywhere(kind: &str, choices: &str, ranks: usize, layout: &str) -> Ve
 }
 
 #[test]
-fn an_imported_llama_trains_on_text_to_the_same_bits_in_either_scope_on_one_two_and_four_ranks() {
+fn an_imported_llama_trains_on_text_to_the_same_bits_in_every_scope_on_one_two_and_four_ranks() {
     let alone = train_everywhere("llama", "--preset tiny-llama", 1, "");
     assert!(alone[5] < alone[0] - 0.05, "nothing is learnt: {alone:?}");
     for ranks in [2, 4] {
@@ -75,12 +80,12 @@ fn an_imported_llama_trains_on_text_to_the_same_bits_in_either_scope_on_one_two_
 }
 
 #[test]
-fn an_imported_gpt2_trains_on_text_to_the_same_bits_in_either_scope_on_two_ranks() {
+fn an_imported_gpt2_trains_on_text_to_the_same_bits_in_every_scope_on_two_ranks() {
     train_everywhere("gpt2", "--preset tiny", 2, "");
 }
 
 #[test]
-fn imported_qwens_train_on_text_to_the_same_bits_in_either_scope_on_ranks_that_share_layers() {
+fn imported_qwens_train_on_text_to_the_same_bits_in_every_scope_on_ranks_that_share_layers() {
     for (kind, choices) in [("qwen2", "--qkv-bias"), ("qwen3", "--qk-norm --head-dim 12")] {
         let choices = format!("--preset tiny-llama {choices}");
         let alone = train_everywhere(kind, &choices, 1, "");

@@ -47,3 +47,21 @@ fn the_graphs_line_of_a_whole_iteration_names_nothing_that_is_not_captured() {
     assert_eq!((eager, nodes), (0, all));
     assert!(!line.contains("eager"), "{line}");
 }
+
+#[test]
+fn a_chunk_has_a_graph_for_each_direction_whatever_the_number_of_layers_and_the_report_names_them() {
+    for (blocks, flags) in [(1, ""), (5, "--layers 5")] {
+        let (line, report) = line_and_report("graph-chunk", &format!("--cuda-graph-scope per_chunk {flags}"));
+        let (all, eager, nodes) = operations(&report, "Train");
+        assert!(eager > 0 && eager + nodes == all, "{eager} and {nodes} of {all}");
+        let graphs = report["graphs"].as_array().unwrap();
+        let names: Vec<&str> = graphs.iter().map(|graph| graph["name"].as_str().unwrap()).collect();
+        // The first microbatch overwrites gradients, and the head belongs to the backward.
+        let forward = format!("forward of layers 0 to {blocks}, microbatch 0");
+        let [first, second] = [0, 1].map(|m| format!("backward of layers 0 to {}, microbatch {m}", blocks + 1));
+        assert_eq!(names, [forward.as_str(), &first, &second, "optimizer"], "{line}");
+        let nodes = graphs[0]["nodes"].as_array().unwrap();
+        assert!(nodes.iter().any(|node| node == "forward of layer 1, microbatch 0/gemm"), "{nodes:?}");
+        assert!(line.starts_with("graphs: 4 graphs, ") && line.contains("inputs (it reads another address"), "{line}");
+    }
+}

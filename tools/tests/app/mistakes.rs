@@ -158,7 +158,26 @@ const FLAGS: &[(&str, &[&str])] = &[
     ),
     (
         "--cuda-graph-impl full_iteration --cuda-graph-modules attn",
-        &["cuda_graph.modules = [\"attention\"] with cuda_graph.scope = \"full_iteration\"", "the whole step is one"],
+        &[
+            "cuda_graph.modules = [\"attention\"] with cuda_graph.scope = \"full_iteration\"",
+            "full_iteration the whole step",
+        ],
+    ),
+    (
+        "--cuda-graph-impl full_iteration --cuda-graph-granularity chunk",
+        &["--cuda-graph-impl full_iteration with cuda_graph.scope = per_chunk", "give one of them"],
+    ),
+    (
+        "--cuda-graph-granularity block",
+        &["--cuda-graph-granularity block is not supported", "Fix: --cuda-graph-granularity layer or chunk"],
+    ),
+    (
+        "--cuda-graph-impl local --cuda-graph-granularity chunk --cuda-graph-modules attn",
+        &["cuda_graph.modules = [\"attention\"] with cuda_graph.scope = \"per_chunk\"", "a chunk of layers"],
+    ),
+    (
+        "--print-activations h.0 --enable-cuda-graph --cuda-graph-scope per_chunk",
+        &["print_activations = [\"h.0\"] with cuda_graph.scope = \"per_chunk\"", "per_layer"],
     ),
     (
         "--enable-cuda-graph --cuda-graph-scope full_iteration --cuda-graph-layers 1",

@@ -7,7 +7,12 @@ use serde_json::Value;
 
 use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, saved};
 
-const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
+const GRAPHS: [&str; 4] = [
+    "",
+    "--enable-cuda-graph",
+    "--enable-cuda-graph --cuda-graph-scope per_chunk",
+    "--enable-cuda-graph --cuda-graph-scope full_iteration",
+];
 
 /// Ranks and how they are laid out, all with graphs of one kind or another.
 const LAYOUTS: [(usize, &str); 5] = [
@@ -66,8 +71,8 @@ fn four_stages_have_the_losses_of_one_rank_and_graphs_change_no_bit() {
         let layout = "--pipeline-model-parallel-size 4 --pipeline-layers [1,1,1,1] --check-graphs";
         done(&format!("stages-4-{}", graphs.len()), 4, &format!("{model} {layout} {graphs}"))
     });
-    let [eager, per_layer, whole] = runs.each_ref().map(|folder| metrics(&folder.0));
-    assert_eq!((&eager, &eager), (&per_layer, &whole), "graphs change numbers");
+    let [eager, graphed @ ..] = runs.each_ref().map(|folder| metrics(&folder.0));
+    assert!(graphed.iter().all(|numbers| *numbers == eager), "graphs change numbers: {eager:?} {graphed:?}");
     for (step, (ours, theirs)) in eager.iter().zip(&alone).enumerate() {
         // Without clipping the norm enters nothing; its sum has another order.
         assert_eq!((&ours[0], &ours[3]), (&theirs[0], &theirs[3]), "losses of step {step}");

@@ -20,7 +20,7 @@ fn a_profile_has_every_scope_its_memory_and_the_operations_with_their_shapes() {
     let rank = &profile["ranks"][0];
     let scopes = rank["scopes"].as_array().unwrap();
     let names: Vec<&str> = scopes.iter().map(|scope| scope["scope"].as_str().unwrap()).collect();
-    assert_eq!(names, ["off", "per_layer", "full_iteration"]);
+    assert_eq!(names, ["off", "per_layer", "per_chunk", "full_iteration"]);
     let kernels = |scope: &Value| scope["activity"]["kernels"].as_f64().unwrap();
     assert!(kernels(&scopes[0]) > 50.0, "{}", scopes[0]);
     assert!(scopes.iter().all(|scope| kernels(scope) == kernels(&scopes[0])), "graphs run the same operations");
@@ -61,7 +61,8 @@ fn the_scope_that_auto_chooses_changes_no_bit() {
     assert_eq!(auto, plain);
     let line =
         said.lines().find(|line| line.starts_with("cuda_graph.scope = auto: ")).unwrap_or_else(|| panic!("{said}"));
-    assert!(line.contains("full_iteration takes ") && line.contains("per_layer takes "), "{line}");
+    let takes = |scope: &str| line.contains(&format!("{scope} takes "));
+    assert!(takes("full_iteration") && takes("per_chunk") && takes("per_layer"), "{line}");
 }
 
 #[test]
@@ -78,7 +79,10 @@ fn auto_goes_around_what_is_printed_and_says_why() {
     let names = "--print-activations h.0.attention h.1 --enable-cuda-graph";
     let (auto, said) = trained("auto", &format!("{names} --cuda-graph-scope auto"));
     assert_eq!(auto, plain);
-    assert!(said.contains("full_iteration is out: logging.print_activations = [\"h.0.attention\", \"h.1\"]"), "{said}");
+    for scope in ["per_chunk", "full_iteration"] {
+        let words = format!("{scope} is out: logging.print_activations = [\"h.0.attention\", \"h.1\"]");
+        assert!(said.contains(&words), "{said}");
+    }
     assert!(said.contains("the host waits for what is printed"), "{said}");
     let (modules, said) = trained("modules", names);
     assert_eq!(modules, plain);

@@ -14,6 +14,7 @@ fn verified_steps_are_counted_and_change_no_bit_on_one_rank_and_on_several() {
             "verified: 3 steps with the same bits",
         ),
         (2, "--tensor-model-parallel-size 2", "verified: 3 steps with the same bits"),
+        (2, "--cuda-graph-scope per_chunk --use-distributed-optimizer", "verified: 3 steps with the same bits"),
     ] {
         let (plain, verified) = (Folder::new("plain"), Folder::new("verified"));
         let without = layout.replace("--verify-cuda-graph-memory shared", "");

@@ -66,10 +66,11 @@ fn hook_place(name: &str, modules: &[Vec<GraphModule>]) -> Option<HookPlace> {
 
 fn check_settings(config: &RunConfig, what: &str) -> Result<(), UserError> {
     let graph = &config.cuda_graph;
-    require(!graph.enable || graph.scope != GraphScope::FullIteration, || {
+    let goes_around = matches!(graph.scope, GraphScope::PerLayer | GraphScope::Auto);
+    require(!graph.enable || goes_around, || {
         UserError::new(
-            format!("{what} with cuda_graph.scope = \"full_iteration\""),
-            "the host waits for what is printed, and under full_iteration the whole step is one graph",
+            format!("{what} with cuda_graph.scope = \"{}\"", graph.scope),
+            "the host waits for what is printed, between the graphs of layers",
             "set cuda_graph.scope = \"per_layer\" or \"auto\"",
         )
     })?;

@@ -44,14 +44,17 @@ fn forced_balance(plan: &RunPlan) -> Option<String> {
 /// Advice to make the run faster; `None` if nothing is known to help.
 fn faster(plan: &RunPlan, env: &RankEnv) -> Option<String> {
     let (graph, grid) = (&plan.config.cuda_graph, &plan.parallel.grid);
-    let per_layer = graph.enable && graph.scope == GraphScope::PerLayer;
+    let in_parts = graph.enable && matches!(graph.scope, GraphScope::PerLayer | GraphScope::PerChunk);
     let (tensor, data) = (grid.size(Axis::Tensor), grid.size(Axis::Data));
     // Ranks along these axes are neighbours, and nodes have neighbours.
     let between_nodes = data > 1 && tensor * data > env.local_size;
-    (per_layer && between_nodes && grid.size(Axis::Pipeline) > 1).then(|| {
-        "with graphs per layer each stage of the pipeline waits for transfers between its data-parallel ranks before it passes \
-         results on, which takes long between nodes. --cuda-graph-scope full_iteration does not wait"
-            .into()
+    (in_parts && between_nodes && grid.size(Axis::Pipeline) > 1).then(|| {
+        format!(
+            "with cuda_graph.scope = \"{}\" each stage of the pipeline waits for transfers between its data-parallel \
+             ranks before it passes results on, which takes long between nodes. --cuda-graph-scope full_iteration does \
+             not wait",
+            graph.scope
+        )
     })
 }
 
@@ -61,7 +64,7 @@ mod tests {
     use crate::config::ConfigSources;
 
     #[test]
-    fn graphs_per_layer_are_advised_against_where_the_data_parallel_ranks_of_a_stage_are_in_several_nodes() {
+    fn graphs_of_parts_are_advised_against_where_the_data_parallel_ranks_of_a_stage_are_in_several_nodes() {
         let told = |settings: &[(&str, &str)], local_size: usize| {
             let mut sources = ConfigSources::default();
             settings.iter().for_each(|(key, value)| sources.set(key, value, "test").unwrap());
@@ -75,6 +78,7 @@ mod tests {
         // Without graphs, without a pipeline, in one graph.
         assert!(!told(&on[1..], 1));
         assert!(!told(&[on[0], on[2]], 1));
+        assert!(told(&[on[0], on[1], on[2], ("cuda_graph.scope", "per_chunk")], 1));
         assert!(!told(&[on[0], on[1], on[2], ("cuda_graph.scope", "full_iteration")], 1));
     }
 

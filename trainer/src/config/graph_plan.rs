@@ -36,6 +36,7 @@ pub(super) fn graph_options(
         scope: match graph.scope {
             // With the scope `auto` the run chooses a scope when it starts.
             GraphScope::PerLayer | GraphScope::Auto => Scope::PerLayer,
+            GraphScope::PerChunk => Scope::PerChunk,
             GraphScope::FullIteration => Scope::FullIteration,
         },
         only: GraphSelection {
@@ -87,7 +88,7 @@ fn check_selection(config: &RunConfig, model: &ModelPlan, layers: &StageLayers) 
         require(!is_set || graph.scope == GraphScope::PerLayer, || {
             UserError::new(
                 format!("{setting} with cuda_graph.scope = \"{}\"", graph.scope),
-                "under full_iteration the whole step is one graph",
+                "under per_chunk a graph contains a chunk of layers, under full_iteration the whole step",
                 "set cuda_graph.scope = \"per_layer\", or leave the modules and layers out",
             )
         })?;

@@ -9,7 +9,7 @@ use graph_manager::{Launch, Report};
 /// Sizes in pixels.
 const BOX: (usize, usize) = (30, 34);
 const EAGER_WIDTH: usize = 8;
-/// For a region without a layer. Its box shows its name.
+/// For a region of several layers or of none. Its box shows the numbers of its layers, or its name.
 const NAMED_WIDTH: usize = 60;
 const LINE: usize = 1440;
 const MARGIN: usize = 12;
@@ -88,7 +88,8 @@ fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usi
     );
     if graph.is_some() {
         let middle = x + width / 2;
-        let layer = number_after(&launch.region, "layer ").unwrap_or(&launch.region);
+        let chunk = || launch.region.split_once("layers ")?.1.split(',').next();
+        let layer = number_after(&launch.region, "layer ").or_else(chunk).unwrap_or(&launch.region);
         let microbatch = launch.microbatch.map_or(String::new(), |m| format!("m{m}"));
         for (text, at) in [(&*html(layer), y + 14), (&microbatch, y + 28)] {
             let _ = writeln!(body, "<text x=\"{middle}\" y=\"{at}\" text-anchor=\"middle\">{text}</text>");

@@ -150,7 +150,7 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     let counts: Vec<String> = modes.into_iter().map(count).collect();
     let graph = &plan.config.cuda_graph;
     match graph.scope {
-        GraphScope::PerLayer | GraphScope::Auto => {
+        GraphScope::PerLayer | GraphScope::PerChunk | GraphScope::Auto => {
             format!("{}, {} pool: {}", graph_scope(graph), graph.mempool, counts.join(", "))
         }
         // The pool has no effect on the plan over the whole step.

@@ -60,7 +60,7 @@ pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<
     }
     let mut eager_ms = f64::MAX;
     let mut trials = Vec::new();
-    for scope in [GraphScope::FullIteration, GraphScope::PerLayer] {
+    for scope in [GraphScope::FullIteration, GraphScope::PerChunk, GraphScope::PerLayer] {
         let step_ms = match with_scope(plan, Some(scope)) {
             Err(UserError { what, rule, .. }) => Err(format!("{what}: {rule}")),
             Ok(plan) => match lack_of_memory(&plan, device, group)? {

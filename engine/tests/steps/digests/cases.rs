@@ -35,8 +35,8 @@ impl Case {
 }
 
 /// Graphs off, and each scope with each pool.
-pub fn settings() -> [&'static str; 4] {
-    ["graphs off", "per layer", "per layer, one pool", "whole iteration"]
+pub fn settings() -> [&'static str; 6] {
+    ["graphs off", "per layer", "per layer, one pool", "per chunk", "per chunk, one pool", "whole iteration"]
 }
 
 fn options(setting: &str) -> GraphOptions {
@@ -45,6 +45,8 @@ fn options(setting: &str) -> GraphOptions {
         "graphs off" => GraphOptions { enable: false, ..options },
         "per layer" => options,
         "per layer, one pool" => GraphOptions { mempool: Mempool::Single, ..options },
+        "per chunk" => GraphOptions { scope: Scope::PerChunk, ..options },
+        "per chunk, one pool" => GraphOptions { scope: Scope::PerChunk, mempool: Mempool::Single, ..options },
         "whole iteration" => GraphOptions { scope: Scope::FullIteration, ..options },
         _ => unreachable!("{setting} is no setting"),
     }

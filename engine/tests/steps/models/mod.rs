@@ -412,7 +412,7 @@ pub fn all_settings() -> Vec<(String, GraphOptions)> {
     use engine::graph_options::Scope;
     use graph_manager::Mempool;
     let mut all = vec![("graphs off".to_string(), GraphOptions { enable: false, ..GraphOptions::default() })];
-    for scope in [Scope::PerLayer, Scope::FullIteration] {
+    for scope in Scope::ALL {
         for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
             for share_io_buffers in [true, false] {
                 for capture_optimizer in [true, false] {

@@ -29,9 +29,12 @@ const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 
 const GRAPH_IMPL: &[(&str, &[(&str, &str)])] = &[
     ("none", &[("cuda_graph.enable", "false")]),
-    ("local", &[("cuda_graph.enable", "true"), ("cuda_graph.scope", "per_layer")]),
+    ("local", &[("cuda_graph.enable", "true")]),
     ("full_iteration", &[("cuda_graph.enable", "true"), ("cuda_graph.scope", "full_iteration")]),
 ];
+
+const GRAPH_GRANULARITY: &[(&str, &[(&str, &str)])] =
+    &[("layer", &[("cuda_graph.scope", "per_layer")]), ("chunk", &[("cuda_graph.scope", "per_chunk")])];
 
 /// The number of steps for so many samples; `None` if the steps have different numbers of samples.
 fn steps_of(samples: f64, run: &RunConfig) -> Option<f64> {
@@ -53,6 +56,11 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("grad-reduce-in-bf16", Sets("parallel.grad_reduce", "bf16")),
 
     ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, full_iteration or none")),
+
+    ("cuda-graph-granularity", SetsByValue(GRAPH_GRANULARITY, "a graph has one layer, or a chunk of layers", "--cuda-graph-granularity layer or chunk")),
+    ("cuda-graph-dynamic-microbatches", Ignored(Nothing, "steps may have any number of microbatches: every number that the run has is planned before its first step")),
+    ("cuda-graph-num-microbatch-slots", Ignored(Value, "a chunk has as many slots as the schedule has microbatches in flight")),
+    ("inference-cuda-graph-scope", Ignored(Value, "trainer sample makes each token with one graph of the whole model")),
 
     ("disable-bias-linear", SetsTelling(("model.bias", "false"), ("model.norm", "layernorm"), "LayerNorms have no biases then either")),
     ("profile", Sets("logging.trace", "trace.json")),
