@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use common::format::counted;
+use tracing::subscriber::NoSubscriber;
 
 /// Kinds of steps that were forgotten because there were more than
 /// [`plan_limit`](crate::ManagerOptions::plan_limit), or more shapes than the `shapes` of a
@@ -47,9 +48,9 @@ impl Forgotten {
 
 /// Warns by `tracing`, or on stderr in a program without a subscriber.
 fn tell(words: &str) {
-    if tracing::dispatcher::has_been_set() {
-        tracing::warn!("{words}");
-    } else {
+    if tracing::dispatcher::get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
         eprintln!("graph-manager: {words}");
+    } else {
+        tracing::warn!("{words}");
     }
 }
