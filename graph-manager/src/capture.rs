@@ -189,6 +189,14 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         copies.into_iter().try_for_each(|copy| Ok(compute.submit(copy)?))
     }
 
+    /// Has the code called again before each replay, without its work, and compared with the graph. This finds values
+    /// of the host that have changed since. Slow. Runs inside another region are not compared.
+    ///
+    /// From then on a run fails with [`Error::Frozen`] if the code would now do something else.
+    pub fn check_replays(&mut self) {
+        self.manager.options.check_replays = true;
+    }
+
     /// The report on all graphs captured so far. The mode of each is the shapes and types of its inputs.
     pub fn report(&self) -> Report {
         let mut report = self.manager.report();

@@ -1,13 +1,14 @@
 //! Twelve mistakes that capturing invites, each in the words of the front that was used.
 
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use device::ops::{Add, Fill};
 use device::{Area, DType, Device, Stream, Tensor};
 use graph_manager::{
-    CallOrder, Capture, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Policy, Pool, Result, StepContext,
-    TrainingPolicy, TrainingRegion, graph_callables,
+    ByHand, CallOrder, Capture, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Policy, Pool, Result,
+    StepContext, TrainingPolicy, TrainingRegion, graph_callables,
 };
 
 use crate::toy::checked_device;
@@ -190,6 +191,15 @@ fn mistake_4_a_value_of_the_host_that_changes() {
     (0..3).for_each(|_| step(1.0).unwrap());
     let words = "backward of layer 3, microbatch 0: operation 0, `fill`: `value` was 1.0 when recorded and is now 2.0";
     assert_contains(step(2.0), words);
+    // The same in a capture.
+    let value = Rc::new(Cell::new(1.0));
+    let now = value.clone();
+    let fill = move |cx: &mut StepContext<'_, ByHand>, ()| cx.run(Fill { output: x, value: now.get() });
+    let mut capture = Capture::new(&bench.pool, "fill", 1, ONE, fill).unwrap();
+    capture.check_replays();
+    (0..3).for_each(|_| _ = capture.run(()).unwrap());
+    value.set(2.0);
+    assert_contains(capture.run(()), "fill: operation 0, `fill`: `value` was 1.0 when recorded and is now 2.0");
 }
 
 #[test]
