@@ -39,7 +39,7 @@ impl ByHand {
 impl Way for ByHand {
     fn step(&mut self, mlp: &Mlp) -> Result<()> {
         let _prediction = self.gradients.run(mlp.input)?;
-        self.update.run(())
+        self.update.run(()).map(drop)
     }
 
     fn reports(&self) -> Vec<Report> {

@@ -9,8 +9,8 @@
 mod shared;
 
 use graph_manager::{
-    Call, CallOrder, CudaGraphManager, EveryCall, GraphedCallables, Layer, ManagerOptions, Mempool, Phase, Pool,
-    Report, Result, StepContext, graph_callables,
+    CallOrder, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Mempool, Pool, Report, Result, StepContext,
+    TrainingPolicy, TrainingRegion, graph_callables,
 };
 use shared::{Mlp, OneBlock, Way, rows};
 
@@ -64,26 +64,25 @@ impl Way for InOrder {
 }
 
 /// The same calls without graphs.
-struct Eager(CudaGraphManager<EveryCall>);
+struct Eager(CudaGraphManager<TrainingPolicy>);
 
 impl Eager {
     fn new(mlp: &Mlp) -> Result<Eager> {
         let off = ManagerOptions { enable: false, mempool: Mempool::Single, ..ManagerOptions::default() };
-        Ok(Eager(CudaGraphManager::new(mlp.compute.clone(), off, EveryCall)?))
+        Ok(Eager(CudaGraphManager::new(mlp.compute.clone(), off, TrainingPolicy::default())?))
     }
 }
 
 impl Way for Eager {
     fn step(&mut self, mlp: &Mlp) -> Result<()> {
         let blocks = mlp.network.each_block();
-        self.0.step((), MICROBATCHES, &mut |cx: &mut StepContext<'_, EveryCall>| {
-            let call = |phase, layer, microbatch| Call { phase, layer, microbatch };
+        self.0.step("train", MICROBATCHES, &mut |cx: &mut StepContext<'_, TrainingPolicy>| {
             let mut predictions = Vec::new();
             for microbatch in 0..MICROBATCHES {
                 let (mut x, mut all) = (rows(mlp.input, microbatch, MICROBATCHES), Vec::new());
                 for (at, block) in blocks.iter().enumerate() {
-                    let call = call(Phase::Forward, at, microbatch);
-                    let (output, saved) = cx.region(call, x, |cx, x| block.forward(cx, x))?;
+                    let region = TrainingRegion::forward(at, microbatch);
+                    let (output, saved) = cx.region(region, x, |cx, x| block.forward(cx, x))?;
                     all.push(saved);
                     x = output;
                 }
@@ -95,8 +94,8 @@ impl Way for Eager {
                 let mut grad = Some(grad);
                 for (at, (block, saved)) in blocks.iter().zip(all).enumerate().rev() {
                     let Some(of_output) = grad else { break };
-                    let call = call(Phase::Backward, at, microbatch);
-                    grad = cx.region(call, of_output, |cx, grad| block.backward(cx, saved, grad))?;
+                    let region = TrainingRegion::backward(at, microbatch);
+                    grad = cx.region(region, of_output, |cx, grad| block.backward(cx, saved, grad))?;
                 }
             }
             mlp.network.update_in(cx)

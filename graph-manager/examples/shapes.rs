@@ -27,7 +27,7 @@ pub(crate) fn main() -> Result<()> {
     let mut eager: BTreeMap<usize, Vec<f32>> = BTreeMap::new();
     for rows in [16, 12, 16, 16, 12, 12, 4, 4, 4, 16] {
         let input = Tensor { shape: [rows, 64].into(), ..mlp.input };
-        let prediction: Vec<f32> = device.download(&predict.run(input)?)?;
+        let prediction: Vec<f32> = device.download(&*predict.run(input)?)?;
         assert_eq!(
             &prediction,
             eager.entry(rows).or_insert(prediction.clone()),

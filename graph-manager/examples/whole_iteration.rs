@@ -40,7 +40,7 @@ impl Way for WholeIteration {
         if [2, 4, 6].contains(&self.steps) {
             self.validate.run(mlp.input)?; // changes nothing of the training
         }
-        self.train.run(mlp.input)
+        self.train.run(mlp.input).map(drop)
     }
 
     fn reports(&self) -> Vec<Report> {

@@ -1,18 +1,23 @@
 //! A piece of GPU work captured by hand, as `torch.cuda.graph` does.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
 use std::num::NonZeroUsize;
+use std::ops::Deref;
 
+use common::format::counted;
 use device::ops::Copy;
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
-use crate::manager::CudaGraphManager;
+use crate::inputs::{Input, in_words, inputs};
+use crate::manager::{CudaGraphManager, check_warm_up};
 use crate::options::ManagerOptions;
 use crate::policy::Policy;
 use crate::pool::Pool;
 use crate::report::Report;
-use crate::tensor_tree::{TensorTree, tensors};
+use crate::tensor_tree::TensorTree;
 
 /// The shapes and types of a capture's inputs, as one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +72,36 @@ pub struct Capture<I: TensorTree, O: TensorTree> {
     name: &'static str,
     manager: CudaGraphManager<ByHand>,
     code: Code<I, O>,
+    /// The shapes and types of the inputs that have a plan, in words.
+    shapes: BTreeMap<Signature, String>,
+}
+
+/// The result of a [`Capture::run`]. The next run overwrites its tensors, so it borrows the capture until then:
+///
+/// ```compile_fail,E0499
+/// # use device::{DType, Device, HostOptions, Tensor};
+/// # use graph_manager::{Capture, Pool, Result};
+/// # fn compare(device: &Device, double: &mut Capture<Tensor, Tensor>, a: Tensor, b: Tensor) -> Result<bool> {
+/// let first = double.run(a)?;
+/// let second = double.run(b)?; // error: cannot borrow `*double` as mutable more than once at a time
+/// Ok(device.download::<f32>(&first)? == device.download::<f32>(&second)?)
+/// # }
+/// ```
+///
+/// Use the first result before the second run, or copy it with [`Capture::run_into`]. A tensor is a plain value: `*first`
+/// takes it out of the borrow, and whoever does so sees to the order.
+#[derive(Debug)]
+pub struct RunOutput<'c, O> {
+    output: O,
+    capture: PhantomData<&'c mut ()>,
+}
+
+impl<O> Deref for RunOutput<'_, O> {
+    type Target = O;
+
+    fn deref(&self) -> &O {
+        &self.output
+    }
 }
 
 impl<I: TensorTree, O: TensorTree> Capture<I, O> {
@@ -83,11 +118,13 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         shapes: NonZeroUsize,
         code: impl for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O> + 'static,
     ) -> Result<Capture<I, O>> {
+        check_warm_up(&format!("the capture `{name}` has a `warm_up`"), warm_up)?;
         let options = ManagerOptions { plan_limit: shapes, ..ManagerOptions::for_one_plan(warm_up) };
-        Ok(Capture { name, manager: CudaGraphManager::in_pool(pool, options, ByHand)?, code: Box::new(code) })
+        let manager = CudaGraphManager::in_pool(pool, options, ByHand)?;
+        Ok(Capture { name, manager, code: Box::new(code), shapes: BTreeMap::new() })
     }
 
-    /// Does the work. Its result stays until the next run overwrites it; see [`Capture::run_into`].
+    /// Does the work. Its result stays until the next run overwrites it; [`Capture::run_into`] keeps it longer.
     ///
     /// Inside a region of another step, or another capture, the graph becomes a child of the other graph. It needs a
     /// [`Pool`] of its own then.
@@ -95,19 +132,36 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// # Errors
     /// Errors of the work; [`Error::Usage`] inside another region of the same pool, or inside a region of another pool
     /// before this shape has its graph.
-    pub fn run(&mut self, input: I) -> Result<O> {
-        let signature = signature(&input)?;
+    pub fn run(&mut self, input: I) -> Result<RunOutput<'_, O>> {
+        let given = inputs(&input)?;
+        let signature = Signature::of(&given);
         let pool = &self.manager.pool;
         pool.check_free()?;
         if pool.is_nested() && !self.manager.is_settled(signature, 1) {
-            let problem = format!("`{}` has no graph yet and was run inside another region", self.name);
-            let fix = "run it before, once more than it has warm-up runs, with inputs of this shape";
-            return Err(Error::usage(problem, fix));
+            return Err(self.no_graph_yet(&given));
         }
-        let (name, code, inputs) = (self.name, &mut self.code, tensors(&input)?);
+        let (name, code) = (self.name, &mut self.code);
         let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, input.clone(), &mut *code);
         // Regions inside have inputs of their own.
-        self.manager.step_from(signature, 1, step, &|visit, number, own| if visit == 0 { inputs[number] } else { own })
+        let input = |visit, number: usize, own| if visit == 0 { given[number].tensor } else { own };
+        let output = self.manager.step_from(signature, 1, step, &input)?;
+        if !self.shapes.contains_key(&signature) {
+            let planned: Vec<Signature> = self.manager.states.keys().map(|(mode, _)| *mode).collect();
+            self.shapes.retain(|shape, _| planned.contains(shape));
+            self.shapes.insert(signature, shapes_in_words(&given));
+        }
+        Ok(RunOutput { output, capture: PhantomData })
+    }
+
+    /// Inside another region only a graph can run, and inputs of these shapes have none.
+    fn no_graph_yet(&self, given: &[Input]) -> Error {
+        let settled = self.shapes.iter().filter(|(shape, _)| self.manager.is_settled(**shape, 1));
+        let graphs: Vec<&str> = settled.map(|(_, words)| &**words).collect();
+        let graphs =
+            if graphs.is_empty() { "no graph at all".into() } else { format!("graphs for {}", graphs.join("; ")) };
+        let (name, now) = (self.name, shapes_in_words(given));
+        let problem = format!("the capture `{name}` was run inside another region on {now}, and has {graphs}");
+        Error::usage(problem, "run it before, once more than it has warm-up runs, on inputs of this shape")
     }
 
     /// Does the work, and copies its result to `output`. Later runs do not overwrite `output`.
@@ -115,18 +169,46 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// # Errors
     /// As [`Capture::run`]; shapes or numbers of tensors that do not fit.
     pub fn run_into(&mut self, input: I, output: &O) -> Result<()> {
-        let (from, to) = (tensors(&self.run(input)?)?, tensors(output)?);
+        let (from, to) = (inputs(&*self.run(input)?)?, inputs(output)?);
+        let name = self.name;
+        let refuse = |problem| Err(Error::usage(problem, "give an output of the shapes and types that are returned"));
         if from.len() != to.len() {
-            let problem = format!("`{}` returns {}, and `output` has {}", self.name, from.len(), to.len());
-            return Err(Error::usage(problem, "give an output with a tensor for each that is returned"));
+            let (returned, given) = (counted(from.len(), "tensor"), counted(to.len(), "tensor"));
+            return refuse(format!("the capture `{name}` returns {returned}, and `output` has {given}"));
+        }
+        for (number, (from, to)) in from.iter().zip(&to).enumerate() {
+            let [is, wanted] = [from, to].map(|of| in_words((of.tensor.shape, of.tensor.dtype)));
+            if is != wanted {
+                let problem =
+                    format!("tensor {number} that the capture `{name}` returns is {is}, and in `output` {wanted}");
+                return refuse(problem);
+            }
         }
         let compute = self.manager.pool.compute();
-        from.into_iter().zip(to).try_for_each(|(input, output)| Ok(compute.submit(Copy { input, output })?))
+        let copies = from.into_iter().zip(to).map(|(from, to)| Copy { input: from.tensor, output: to.tensor });
+        copies.into_iter().try_for_each(|copy| Ok(compute.submit(copy)?))
     }
 
-    /// The report on all graphs captured so far.
+    /// Has the code called again before each replay, without its work, and compared with the graph. This finds values
+    /// of the host that have changed since. Slow. Runs inside another region are not compared.
+    ///
+    /// From then on a run fails with [`Error::Frozen`] if the code would now do something else.
+    pub fn check_replays(&mut self) {
+        self.manager.options.check_replays = true;
+    }
+
+    /// The report on all graphs captured so far. The mode of each is the shapes and types of its inputs.
     pub fn report(&self) -> Report {
-        self.manager.report()
+        let mut report = self.manager.report();
+        let modes: BTreeMap<String, &String> =
+            self.shapes.iter().map(|(shape, words)| (format!("{shape:?}"), words)).collect();
+        let graphs = report.graphs.iter_mut().map(|graph| &mut graph.mode);
+        for mode in graphs.chain(report.steps.iter_mut().map(|step| &mut step.mode)) {
+            if let Some(words) = modes.get(mode) {
+                mode.clone_from(words);
+            }
+        }
+        report
     }
 
     /// Forgets all graphs and gives their memory back. The next run begins anew.
@@ -138,10 +220,17 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     }
 }
 
-fn signature(input: &impl TensorTree) -> Result<Signature> {
-    let mut hasher = DefaultHasher::new();
-    for tensor in tensors(input)? {
-        (tensor.shape, tensor.dtype).hash(&mut hasher);
+impl Signature {
+    fn of(inputs: &[Input]) -> Signature {
+        let mut hasher = DefaultHasher::new();
+        for Input { tensor, .. } in inputs {
+            (tensor.shape, tensor.dtype).hash(&mut hasher);
+        }
+        Signature(hasher.finish())
     }
-    Ok(Signature(hasher.finish()))
+}
+
+fn shapes_in_words(inputs: &[Input]) -> String {
+    let words: Vec<String> = inputs.iter().map(|Input { tensor, .. }| in_words((tensor.shape, tensor.dtype))).collect();
+    if words.is_empty() { "no input".into() } else { words.join(" and ") }
 }

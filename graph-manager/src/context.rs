@@ -23,6 +23,8 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) passes: Passes<P::Region>,
     /// The innermost region.
     pub(crate) current: Option<Current<P::Region>>,
+    /// See [`StepContext::is_last_microbatch`].
+    pub(crate) every_microbatch_is_last: bool,
     /// The innermost region is on the second lane.
     pub(crate) is_aside: bool,
     /// The innermost region that a panic has left.
@@ -34,8 +36,8 @@ pub(crate) struct Current<R> {
     pub(crate) region: R,
     /// The index of its visit in the list.
     pub(crate) visit: usize,
-    /// It belongs to the first microbatch, or to none.
-    pub(crate) is_of_first: bool,
+    /// Its microbatch, if it belongs to one.
+    pub(crate) microbatch: Option<usize>,
     /// None of its pieces has ended yet, so the next one to end is its first.
     pub(crate) begins: Cell<bool>,
 }
@@ -55,6 +57,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             recorder: RefCell::new(recorder),
             passes: Passes::none(),
             current: None,
+            every_microbatch_is_last: false,
             is_aside: false,
             unwound: None,
         }
@@ -83,7 +86,17 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Whether the current work belongs to the step's first microbatch, or to none. Such work overwrites sums; that of
     /// later microbatches adds to them.
     pub fn is_first_microbatch(&self) -> bool {
-        self.current.as_ref().is_none_or(|current| current.is_of_first)
+        self.microbatch().is_none_or(|microbatch| microbatch == 0)
+    }
+
+    /// Whether the current work belongs to the step's last microbatch, or to none. After such work the step adds nothing
+    /// more to sums, so it may reduce them over ranks.
+    pub fn is_last_microbatch(&self) -> bool {
+        self.every_microbatch_is_last || self.microbatch().is_none_or(|microbatch| microbatch + 1 == self.microbatches)
+    }
+
+    fn microbatch(&self) -> Option<usize> {
+        self.current.as_ref().and_then(|current| current.microbatch)
     }
 
     /// The stream that the current region runs on: the compute stream, or the second lane. It has been given all that

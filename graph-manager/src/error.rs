@@ -1,6 +1,7 @@
 //! Errors of a step.
 
 use crate::options::Mempool;
+use crate::order::Call;
 
 /// The result of a step, a region or a plan.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -36,6 +37,20 @@ pub enum Error {
         region: String,
         /// The operation and the difference.
         problem: String,
+    },
+    /// Graphed layers were called in another order than they were captured in.
+    #[error(
+        "call {position} of a step was the {made}, and the order has the {due} there. Rule: graphed layers share memory in \
+         the order of their capture, so they are called in this order; calls are counted from 0 in each step. Fix: call the \
+         {due}, or give graph_callables the order of your calls (CallOrder::recorded)"
+    )]
+    OutOfOrder {
+        /// Its place in the order.
+        position: usize,
+        /// The call that was made.
+        made: Call,
+        /// The call that is due.
+        due: Call,
     },
     /// A captured region works on a stream that its graph does not include: a replay would leave this work out.
     #[error(

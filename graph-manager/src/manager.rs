@@ -8,12 +8,13 @@ use device::{Area, Event, Stream};
 
 use crate::binding::Binding;
 use crate::error::{Error, Result};
+use crate::forgotten::Forgotten;
 use crate::keys::{StepKey, step_key};
 use crate::options::{ManagerOptions, Mempool};
 use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
 use crate::pool::Pool;
-use crate::program::{Program, Visit};
+use crate::program::Program;
 use crate::protected::Protected;
 use crate::slots::raise;
 use crate::state::State;
@@ -36,6 +37,8 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) steps: u64,
     /// Replays for which the code was called again and made the same list.
     pub(crate) compared: u64,
+    /// The plans that `plan_limit` had forgotten.
+    pub(crate) forgotten: Forgotten,
     /// Called before the first capture of each mode and plan, and before that of a rehearsal.
     pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
 }
@@ -59,9 +62,8 @@ impl<P: Policy> CudaGraphManager<P> {
     /// # Errors
     /// As [`CudaGraphManager::new`].
     pub fn in_pool(pool: &Pool, options: ManagerOptions, policy: P) -> Result<CudaGraphManager<P>> {
-        if options.enable && options.warmup_steps == 0 {
-            let problem = "warmup_steps is 0, but every collective must have run once before it is captured";
-            return Err(Error::usage(problem, "set warmup_steps to 1 or more"));
+        if options.enable {
+            check_warm_up("ManagerOptions has a `warmup_steps`", options.warmup_steps)?;
         }
         Ok(CudaGraphManager {
             states: BTreeMap::new(),
@@ -73,6 +75,7 @@ impl<P: Policy> CudaGraphManager<P> {
             policy,
             steps: 0,
             compared: 0,
+            forgotten: Forgotten::default(),
             before_capture: Box::new(|| Ok(())),
         })
     }
@@ -100,12 +103,13 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 
     /// The reason why a region runs eagerly; `None` if it becomes a graph.
-    pub(crate) fn why_eager(&self, visit: &Visit<P::Region>) -> Option<&'static str> {
+    pub(crate) fn why_eager(&self, program: &Program<P::Region>, visit: usize) -> Option<&'static str> {
         if !self.options.enable {
             return Some("graphs are off");
         }
-        let empty = visit.is_empty().then_some("it submits nothing");
-        self.policy.captured(visit.region).err().or(empty)
+        // Copies of its inputs come before its graph.
+        let empty = program.in_graph(visit).is_empty().then_some("it submits nothing");
+        self.policy.captured(program.visits[visit].region).err().or(empty)
     }
 
     /// The regions that are submitted on their own rather than as part of a captured one: the index of each in the
@@ -119,7 +123,7 @@ impl<P: Policy> CudaGraphManager<P> {
             if at < next {
                 return None;
             }
-            let eager = self.why_eager(visit);
+            let eager = self.why_eager(program, at);
             if eager.is_none() {
                 next = visit.next();
             }
@@ -251,7 +255,9 @@ impl<P: Policy> CudaGraphManager<P> {
                  recorded and captured again if it comes back. Use fewer shapes, or raise plan_limit"
             );
             self.pool.compute().synchronize()?;
-            self.states.remove(&key);
+            let state = self.states.remove(&key);
+            let had_graph = !self.options.enable || state.is_some_and(|state| state.begun);
+            self.forgotten.add(had_graph, self.options.plan_limit);
         }
         Ok(())
     }
@@ -267,4 +273,13 @@ impl<P: Policy> CudaGraphManager<P> {
         self.areas.clear();
         Ok(())
     }
+}
+
+/// Fails without a warm-up run. `what` has that number of them.
+pub(crate) fn check_warm_up(what: &str, runs: usize) -> Result<()> {
+    if runs > 0 {
+        return Ok(());
+    }
+    let problem = format!("{what} of 0, but every kernel and collective must have run once before it is captured");
+    Err(Error::usage(problem, "set it to 1 or more"))
 }

@@ -7,12 +7,24 @@ use device::{Area, Device, Stream, StreamId};
 
 use crate::error::{Error, Result};
 use crate::finally::Finally;
+use crate::graph_hooks::GraphHooks;
 use crate::side_stream::SideStream;
 
 /// A stream, and the scratch memory of all graphs captured on it. Managers and captures of one pool share scratch,
 /// because a stream runs one of their graphs at a time. The results of a graph lie outside of the shared scratch.
 ///
 /// Memory is given back when the last manager or capture that uses it is dropped.
+///
+/// A pool, and all that uses it, belong to the thread that made the device:
+///
+/// ```compile_fail,E0277
+/// # use device::{Device, HostOptions};
+/// # use graph_manager::Pool;
+/// let device = Device::host(HostOptions::default())?;
+/// let pool = Pool::new(device.stream("compute"));
+/// std::thread::spawn(move || pool.bytes()); // error: `Rc<..>` cannot be sent between threads safely
+/// # Ok::<(), graph_manager::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Pool {
     shared: Rc<Shared>,
@@ -26,16 +38,26 @@ struct Shared {
     side: Rc<SideStream>,
     /// The second lane; see [`StepPass::runs_aside`](crate::StepPass::runs_aside).
     lane: Rc<SideStream>,
+    hooks: Option<Rc<dyn GraphHooks>>,
     compute: Stream,
 }
 
 impl Pool {
     /// A pool of graphs that are launched on `compute`.
     pub fn new(compute: Stream) -> Pool {
+        Pool::of(compute, None)
+    }
+
+    /// As [`Pool::new`]. The hooks are called at the turning points of each graph.
+    pub fn with_hooks(compute: Stream, hooks: Rc<dyn GraphHooks>) -> Pool {
+        Pool::of(compute, Some(hooks))
+    }
+
+    fn of(compute: Stream, hooks: Option<Rc<dyn GraphHooks>>) -> Pool {
         let side = SideStream::new(compute.device(), "side");
         let lane = SideStream::background(compute.device(), "second lane");
         let (scratch, busy) = (RefCell::default(), Cell::new(false));
-        Pool { shared: Rc::new(Shared { scratch, busy, side, lane, compute }) }
+        Pool { shared: Rc::new(Shared { scratch, busy, side, lane, hooks, compute }) }
     }
 
     /// The stream that its graphs are launched on.
@@ -59,6 +81,13 @@ impl Pool {
 
     pub(crate) fn lane(&self) -> &Rc<SideStream> {
         &self.shared.lane
+    }
+
+    /// Calls a hook, if the pool has hooks.
+    pub(crate) fn hook(&self, call: impl FnOnce(&dyn GraphHooks)) {
+        if let Some(hooks) = &self.shared.hooks {
+            call(&**hooks);
+        }
     }
 
     /// Whether a region of some step is being recorded or captured.

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use common::format::counted;
-use device::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
+use device::ops::{Control, DropoutPart, DropoutSite, SampleRecord, WriteControl, WriteSampleRecord};
 use device::{Area, DType, Tensor};
 
 use crate::error::{Error, Result};
@@ -17,7 +17,12 @@ use crate::pool::Pool;
 ///
 /// Each microbatch in flight has a record of its own. So its backward drops the same values as its forward, even if
 /// other microbatches begin in between.
+///
+/// A program may have several, such as one for each generator of a model that it ports, or one for each microbatch. Each
+/// counts its own draws. Those with different seeds drop other values at the same place of a model; those with the same
+/// seed drop the same ones at the same draw. One graph may use any of them.
 pub struct RandomState {
+    seed: u64,
     control: Tensor,
     records: Vec<Record>,
     /// The number of the next draw.
@@ -46,11 +51,11 @@ impl Drop for Masks {
 
 impl RandomState {
     /// Records for so many microbatches in flight, for work on the pool's stream. Until the first draw they have the
-    /// masks of draw 0.
+    /// masks of draw 0. Let seeds differ in their low 32 bits.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn new(pool: &Pool, in_flight: NonZeroUsize) -> Result<RandomState> {
+    pub fn new(pool: &Pool, seed: u64, in_flight: NonZeroUsize) -> Result<RandomState> {
         let mut areas = Vec::new();
         let mut block = |name, bytes| -> Result<Tensor> {
             let tensor = pool.device().allocate_tensor(&mut areas, name, [bytes], DType::U8)?;
@@ -61,16 +66,27 @@ impl RandomState {
         let mut record =
             |_| Ok(Record { tensor: block("random state", size_of::<SampleRecord>())?, in_flight: Rc::default() });
         let records = (0..in_flight.get()).map(&mut record).collect::<Result<_>>()?;
-        Ok(RandomState { control, records, next: 0, pool: pool.clone(), _areas: areas })
+        Ok(RandomState { seed, control, records, next: 0, pool: pool.clone(), _areas: areas })
     }
 
-    /// A record, for [`device::ops::DropoutSite::record`] in the forward and the backward of a microbatch. Records are
-    /// counted from 0.
+    /// The site of dropouts with the masks of a record, for the forward and the backward of a microbatch. Records are
+    /// counted from 0. Its rate is 0: give it the rate, the layer, and the number of the dropout within the layer.
+    ///
+    /// ```
+    /// # use std::num::NonZeroUsize;
+    /// # use device::{Device, HostOptions, ops::DropoutSite};
+    /// # use graph_manager::{Pool, RandomState};
+    /// # let device = Device::host(HostOptions::default())?;
+    /// let random = RandomState::new(&Pool::new(device.stream("compute")), 1234, NonZeroUsize::MIN)?;
+    /// let site = DropoutSite { rate: 0.1, layer: 3, site: 1, ..random.site(0)? };
+    /// # Ok::<(), graph_manager::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Usage`] if there is no such record.
-    pub fn record(&self, record: usize) -> Result<Tensor> {
-        Ok(self.of(record)?.tensor)
+    pub fn site(&self, record: usize) -> Result<DropoutSite> {
+        let record = self.of(record)?.tensor;
+        Ok(DropoutSite { rate: 0.0, seed: self.seed, layer: 0, site: 0, record, part: DropoutPart::default() })
     }
 
     /// Draws the next masks into a record, for the next microbatch. Call it before the microbatch's forward, outside of
@@ -99,6 +115,11 @@ impl RandomState {
         let masks = Masks { in_flight: in_flight.clone() };
         self.next += 1;
         Ok(masks)
+    }
+
+    /// The number of the next draw, for a checkpoint.
+    pub fn next_draw(&self) -> u32 {
+        self.next
     }
 
     /// Gives the next draw this number, such as that of a checkpoint. Masks in flight stay.

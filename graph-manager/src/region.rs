@@ -52,8 +52,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let instance = self.manager.policy.instance(region);
         let visit = self.recorder.borrow_mut().begin(&device, region, instance, stream, captured);
         device.set_scope(&self.recorder.borrow().name(visit));
-        let is_of_first = instance.is_none_or(|instance| instance.microbatch == 0);
-        let current = Current { region, visit, is_of_first, begins: Cell::new(true) };
+        let microbatch = instance.map(|instance| instance.microbatch);
+        let current = Current { region, visit, microbatch, begins: Cell::new(true) };
         let output = self.inside(current, input, body);
         // Also after a failure: the step may go on.
         self.recorder.borrow_mut().end(&device);

@@ -8,6 +8,7 @@ use device::Graph;
 
 use crate::buffer_use::BufferUse;
 use crate::error::mib;
+use crate::forgotten::Forgotten;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 
@@ -22,6 +23,9 @@ pub struct Report {
     pub memory: Vec<MemoryUse>,
     /// The recorded kinds of steps.
     pub steps: Vec<StepReport>,
+    /// Kinds of steps that `plan_limit` had forgotten.
+    #[serde(default)] // Older reports do not have it.
+    pub forgotten: Forgotten,
 }
 
 /// One recorded kind of step.
@@ -129,7 +133,8 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// The report on all graphs captured so far.
     pub fn report(&self) -> Report {
-        let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory: self.memory(), steps: Vec::new() };
+        let (memory, forgotten) = (self.memory(), self.forgotten);
+        let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory, steps: Vec::new(), forgotten };
         for (kind, state) in &self.states {
             let (mode, first) = (format!("{:?}", kind.0), report.graphs.len());
             let captured = |number: u32| state.graphs[number as usize].as_ref();
@@ -249,6 +254,9 @@ impl std::fmt::Display for Report {
             let shares: Vec<String> = steps.map(StepReport::eager_share).collect();
             let eager: Vec<String> = self.eager.iter().map(|e| format!("{} ({})", e.region, e.reason)).collect();
             write!(f, "; eager: {}: {}", shares.join(", "), eager.join(", "))?;
+        }
+        if let Some(words) = self.forgotten.in_words() {
+            write!(f, "; {words}")?;
         }
         if self.memory.is_empty() {
             return Ok(());

@@ -89,7 +89,7 @@ impl<P: Policy> CudaGraphManager<P> {
         }
         let program = self.states[&key].programs[&microbatches].clone();
         let mut numbers = std::mem::take(&mut self.state_mut(key).graph_numbers);
-        let is_graph = |visit: &usize| run.graphs && self.why_eager(&program.visits[*visit]).is_none();
+        let is_graph = |visit: &usize| run.graphs && self.why_eager(&program, *visit).is_none();
         let captured: Vec<usize> = (0..program.visits.len()).filter(is_graph).collect();
         let keys = self.states[&key].graph_keys(&program, captured.iter().copied());
         let graph_of: HashMap<usize, GraphKey<P::Region>> = captured.into_iter().zip(keys).collect();
@@ -227,7 +227,11 @@ impl<P: Policy> UnderWay<'_, P> {
         }
         let Some(captured) = &self.manager.states[&self.key].graphs[graph] else { unreachable!("it was captured") };
         let named = |error| Error::from(error).within(captured.graph.name());
-        captured.graph.launch(&stream).map_err(named)
+        let pool = &self.manager.pool;
+        pool.hook(|hooks| hooks.before_replay(captured.graph.name()));
+        captured.graph.launch(&stream).map_err(named)?;
+        pool.hook(|hooks| hooks.after_replay(captured.graph.name()));
+        Ok(())
     }
 
     fn capture(&mut self, visit: usize, graph: usize, stream: &Stream, first_event: usize) -> Result<()> {
@@ -236,6 +240,8 @@ impl<P: Policy> UnderWay<'_, P> {
         let within = |error: Error| error.within(name);
         let schedule = Schedule::of(&program, Part::Inside(visit as u32), self.manager.options.poison, &mut |_| None);
         self.device.set_scope(name);
+        let pool = self.manager.pool.clone();
+        pool.hook(|hooks| hooks.before_capture(name));
         stream.begin_capture().map_err(|error| within(error.into()))?;
         // After `end_capture` there is nothing to abandon.
         let _unfinished = Finally(|| stream.abandon_capture());
@@ -244,11 +250,13 @@ impl<P: Policy> UnderWay<'_, P> {
         self.capturing = false;
         played?;
         self.tell(visit);
+        pool.hook(|hooks| hooks.before_instantiate(name));
         let captured = stream.end_capture(name).map_err(|error| within(error.into()))?;
+        pool.hook(|hooks| hooks.after_instantiate(name, captured.nodes().len()));
         tracing::debug!(graph = %captured.name(), nodes = captured.nodes().len(), "captured");
         let state = self.manager.state_mut(self.key);
         let number = state.graphs.iter().flatten().count();
-        state.graphs[graph] = Some(Captured { number, graph: captured });
+        state.graphs[graph] = Some(Captured { number, graph: captured, pool });
         Ok(())
     }
 
@@ -278,7 +286,7 @@ impl<P: Policy> UnderWay<'_, P> {
 
     /// Whether a visit that ends was submitted, or is being captured. A launched graph overwrites dead buffers itself.
     fn is_not_in_graph(&self, visit: usize) -> bool {
-        self.capturing || !self.run.graphs || self.manager.why_eager(&self.program.visits[visit]).is_some()
+        self.capturing || !self.run.graphs || self.manager.why_eager(&self.program, visit).is_some()
     }
 }
 

@@ -15,6 +15,7 @@ use crate::keys::GraphKey;
 use crate::options::Mempool;
 use crate::plan::{AreaKind, PlacedBuffer, Plan};
 use crate::policy::Policy;
+use crate::pool::Pool;
 use crate::program::{Part, Program, Schedule};
 use crate::slots::{check_flights, in_flight, slots};
 
@@ -46,6 +47,13 @@ pub(crate) struct Captured {
     /// Its place in the order of capture, from 0.
     pub(crate) number: usize,
     pub(crate) graph: Graph,
+    pub(crate) pool: Pool,
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.pool.hook(|hooks| hooks.before_drop(self.graph.name()));
+    }
 }
 
 impl<P: Policy> State<P> {

@@ -43,6 +43,16 @@ impl<T: TensorTree> TensorTree for Vec<T> {
     }
 }
 
+impl<T: TensorTree, const N: usize> TensorTree for [T; N] {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<[T; N]> {
+        let mut same = self.clone();
+        for tree in &mut same {
+            *tree = tree.map(f)?;
+        }
+        Ok(same)
+    }
+}
+
 impl<T: TensorTree> TensorTree for Option<T> {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Option<T>> {
         self.as_ref().map(|tree| tree.map(f)).transpose()

@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use device::cuda::CudaOptions;
 use device::ops::{
-    Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutPart, DropoutSite,
-    Epilogue, Gemm, Mse, Rule, SquareSum, Status, Update, UpdateTensors, WriteControl,
+    Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutSite, Epilogue, Gemm,
+    Mse, Rule, SquareSum, Status, Update, UpdateTensors, WriteControl,
 };
 use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor};
 use graph_manager::{
@@ -222,8 +222,8 @@ impl Mlp {
     /// The same network each time.
     pub fn new(device: &Device, batch: usize, widths: &[usize]) -> Result<Mlp> {
         let compute = device.stream("compute");
-        let random = RandomState::new(&Pool::new(compute.clone()), NonZeroUsize::MIN)?;
-        let record = random.record(0)?;
+        let random = RandomState::new(&Pool::new(compute.clone()), 1, NonZeroUsize::MIN)?;
+        let masks = random.site(0)?;
         let mut areas: Vec<Area> = Vec::new();
         let mut filled = |name: &str, rows: usize, columns: usize, scale: f32| -> Result<Tensor> {
             let tensor = device.allocate_tensor(&mut areas, name, [rows, columns], DType::F32)?;
@@ -235,8 +235,7 @@ impl Mlp {
         for (at, pair) in widths.windows(2).enumerate() {
             let scale = 2.0 / (pair[0] as f32).sqrt();
             let rate = [0.2, 0.1, 0.1].get(at).copied();
-            let site =
-                |rate| DropoutSite { rate, seed: 1, layer: at as u16, site: 0, record, part: DropoutPart::default() };
+            let site = |rate| DropoutSite { rate, layer: at as u16, ..masks };
             blocks.push(Block {
                 weight: filled("weight", pair[1], pair[0], scale)?,
                 weight_grad: filled("weight_grad", pair[1], pair[0], 0.0)?,

@@ -157,8 +157,12 @@ impl<P: Policy> StepContext<'_, P> {
         if piece.entries.is_empty() {
             return Ok(());
         }
-        let heard = self.recorder.borrow_mut().hear_name(self.manager.pool.device());
-        let Some(name) = heard else { return Ok(()) };
+        let (device, mut recorder) = (self.manager.pool.device(), self.recorder.borrow_mut());
+        let Some(name) = recorder.hear_name(device) else { return Ok(()) };
+        // On a stream that the graph does not include, the order is not the mistake.
+        if let Some(error) = recorder.refusal(device) {
+            return Err(error);
+        }
         let problem = format!(
             "{}: `{name}` was submitted to a stream directly, and would come before what the region submitted by \
              StepContext::run",

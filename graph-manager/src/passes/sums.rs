@@ -8,6 +8,7 @@ use device::{Op, Tensor};
 use super::{Piece, PieceEntry, StepPass, Then};
 use crate::order::{Call, Phase};
 use crate::side_stream::SideStream;
+use crate::training::TrainingRegion;
 
 /// Moves operations of backwards that add to memory of the layers' own, such as gradients of weights. They go on a
 /// queue of their own, and the backward waits for it at its end. If the order has later calls for them, they go there.
@@ -25,7 +26,7 @@ impl Sums {
     }
 
     /// Takes the sums of a backward: operations that add, and that nothing on the backward's own queue meets later.
-    fn take(&mut self, call: Call, piece: &mut Piece<Call>) {
+    fn take(&mut self, call: Call, piece: &mut Piece<TrainingRegion>) {
         for at in (0..piece.entries.len()).rev() {
             let (entry, later) = (&piece.entries[at], &piece.entries[at + 1..]);
             let is_met = later.iter().any(|later| later.queue().is_none() && later.conflicts_with(entry));
@@ -49,13 +50,13 @@ fn adds(entry: &PieceEntry) -> bool {
     entry.writes_outside() && !accesses.writes.is_empty() && accesses.writes.iter().all(reads) && !is_transfer
 }
 
-impl StepPass<Call> for Sums {
+impl StepPass<TrainingRegion> for Sums {
     fn name(&self) -> &'static str {
         "sums"
     }
 
-    fn apply(&mut self, piece: &mut Piece<Call>) {
-        let call = piece.region();
+    fn apply(&mut self, piece: &mut Piece<TrainingRegion>) {
+        let TrainingRegion::Layer { call, .. } = piece.region() else { return };
         match call.phase {
             // Of a backward in several pieces, another piece may read the sum.
             Phase::Backward if piece.begins() && piece.then() == Then::End => self.take(call, piece),

@@ -117,17 +117,18 @@ impl<R> Visit<R> {
     pub(crate) fn positions(&self) -> Range<u32> {
         self.start..self.end
     }
-
-    /// Whether nothing is submitted in it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// Whether a region has others inside it.
     pub(crate) fn is_composite(&self, visit: usize) -> bool {
         self.visits[visit].next() > visit + 1
+    }
+
+    /// Whether two regions, and those inside them, submit the same on other buffers of the step.
+    pub(crate) fn does_the_same(&self, one: usize, other: usize) -> bool {
+        let bodies = |visit: usize| self.visits[visit..self.visits[visit].next()].iter().map(|visit| visit.held.body);
+        bodies(one).eq(bodies(other))
     }
 
     /// The number of entries between those positions; joins do not count.

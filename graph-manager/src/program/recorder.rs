@@ -16,7 +16,7 @@ use super::joined::Join;
 use super::order::base;
 use super::refused::Refused;
 use super::streams::{Reached, Streams};
-use crate::error::{OUTSIDE as OUTSIDE_REGIONS, Result};
+use crate::error::{Error, OUTSIDE as OUTSIDE_REGIONS, Result};
 use crate::policy::Instance;
 
 /// A step that is being recorded.
@@ -246,10 +246,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// The first mistake in the list.
     pub(crate) fn finish(mut self, device: &Device) -> Result<Program<R>> {
         self.hear(device);
-        if let Some((visit, refused)) = &self.refused {
-            let visit = self.program.visits.get(*visit as usize);
-            let region = visit.map_or(OUTSIDE_REGIONS.into(), |visit| visit.name.to_string());
-            return Err(refused.error(device, region));
+        if let Some(error) = self.refusal(device) {
+            return Err(error);
         }
         if let Some(outermost) = self.open.pop() {
             self.program.outermost = self.hold(outermost);
@@ -257,6 +255,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         let Recorder { mut program, kept, taken_at, .. } = self;
         program.order_and_lifetimes(taken_at, &kept);
         Ok(program)
+    }
+
+    /// The error of the first mistake so far.
+    pub(crate) fn refusal(&self, device: &Device) -> Option<Error> {
+        let (visit, refused) = self.refused.as_ref()?;
+        let visit = self.program.visits.get(*visit as usize);
+        let region = visit.map_or(OUTSIDE_REGIONS.into(), |visit| visit.name.to_string());
+        Some(refused.error(device, region))
     }
 
     /// Notes the first mistake.

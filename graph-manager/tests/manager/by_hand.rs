@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use device::ops::{Add, Copy, Dropout, DropoutPart, DropoutSite};
+use device::ops::{Add, Copy, Dropout, DropoutSite};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{
     CallOrder, Capture, Error, GraphedCallables, Layer, Policy, Pool, RandomState, Result, StepContext, graph_callables,
@@ -54,7 +54,7 @@ fn each_run_does_the_work_once_eagerly_captured_and_replayed() {
     for run in 0..5 {
         let x = bench.tensor(&[run as f32, 1.0]);
         let output = triple.run(x).unwrap();
-        assert_eq!(bench.read(output), [3.0 * run as f32, 3.0], "run {run}");
+        assert_eq!(bench.read(*output), [3.0 * run as f32, 3.0], "run {run}");
     }
     assert_eq!((triple.report().graphs.len(), triple.report().nodes()), (1, 2));
 }
@@ -67,7 +67,7 @@ fn outputs_stay_until_the_next_run_and_clones_longer() {
     for _ in 0..4 {
         let first = one.run(a).unwrap();
         two.run_into(b, &clone).unwrap();
-        assert_eq!(bench.read(first), [3.0], "the pool shares scratch, not outputs");
+        assert_eq!(bench.read(*first), [3.0], "the pool shares scratch, not outputs");
         two.run(a).unwrap();
         assert_eq!(bench.read(clone), [6.0]);
     }
@@ -84,7 +84,11 @@ fn an_output_of_another_number_of_tensors_is_refused() {
     })
     .unwrap();
     let error = two.run_into(x, &vec![output]).unwrap_err().to_string();
-    assert!(error.contains("`two` returns 2, and `output` has 1"), "{error}");
+    assert!(error.contains("the capture `two` returns 2 tensors, and `output` has 1 tensor"), "{error}");
+    let output = bench.tensor(&[0.0, 0.0]);
+    let error = two.run_into(x, &vec![output; 2]).unwrap_err().to_string();
+    let words = "tensor 0 that the capture `two` returns is (1) f32, and in `output` (2) f32";
+    assert!(error.contains(words), "{error}");
 }
 
 #[test]
@@ -106,7 +110,7 @@ fn each_shape_has_a_graph_and_the_oldest_goes_at_the_bound() {
         let x = bench.tensor(&vec![2.0; length]);
         for _ in 0..3 {
             let output = triple.run(x).unwrap();
-            assert_eq!(bench.read(output), vec![6.0; length]);
+            assert_eq!(bench.read(*output), vec![6.0; length]);
         }
         assert!(triple.report().graphs.len() <= FEW.get());
     }
@@ -118,9 +122,12 @@ fn a_capture_inside_another_becomes_a_part_of_its_list() {
     let mut inner = bench.triple("inner");
     let x = bench.tensor(&[1.0]);
     let other_pool = Pool::new(bench.pool.compute().clone());
-    for (pool, words) in [(&other_pool, "`early` has no graph yet"), (&bench.pool, "shares scratch with")] {
+    for (pool, words) in [
+        (&other_pool, "the capture `early` was run inside another region on (1) f32, and has no graph at all"),
+        (&bench.pool, "shares scratch with"),
+    ] {
         let mut early = bench.triple("early");
-        let mut outer = Capture::new(pool, "outer", 1, FEW, move |_, x: Tensor| early.run(x)).unwrap();
+        let mut outer = Capture::new(pool, "outer", 1, FEW, move |_, x: Tensor| Ok(*early.run(x)?)).unwrap();
         let error = outer.run(x).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
@@ -128,7 +135,7 @@ fn a_capture_inside_another_becomes_a_part_of_its_list() {
     let mut outer = Capture::new(&other_pool, "outer", 1, FEW, move |cx, x: Tensor| {
         let y = cx.tensor("y", x.shape, DType::F32)?;
         cx.run(Copy { input: x, output: y })?;
-        let tripled = inner.run(y)?;
+        let tripled = *inner.run(y)?;
         cx.run(Add { a: tripled, b: x, output: y })?;
         Ok(y)
     })
@@ -136,7 +143,7 @@ fn a_capture_inside_another_becomes_a_part_of_its_list() {
     for run in 0..5 {
         let x = bench.tensor(&[run as f32]);
         let output = outer.run(x).unwrap();
-        assert_eq!(bench.read(output), [4.0 * run as f32], "run {run}");
+        assert_eq!(bench.read(*output), [4.0 * run as f32], "run {run}");
     }
     let nodes = outer.report().graphs.remove(0).nodes;
     // A copy, the inner one's copy of its input and two sums, a sum.
@@ -146,13 +153,12 @@ fn a_capture_inside_another_becomes_a_part_of_its_list() {
 #[test]
 fn dropout_in_a_graph_draws_new_masks_and_the_same_again_after_a_seek() {
     let mut bench = bench();
-    let mut random = RandomState::new(&bench.pool, NonZeroUsize::MIN).unwrap();
-    let record = random.record(0).unwrap();
+    let mut random = RandomState::new(&bench.pool, 7, NonZeroUsize::MIN).unwrap();
+    let site = DropoutSite { rate: 0.5, ..random.site(0).unwrap() };
     let x = bench.tensor(&[1.0; 256]);
     let x = x.reshape([1, 2, 128]);
     let mut drop_out = Capture::new(&bench.pool, "dropout", 1, FEW, move |cx, x: Tensor| {
         let output = cx.tensor("output", x.shape, DType::F32)?;
-        let site = DropoutSite { rate: 0.5, seed: 7, layer: 0, site: 0, record, part: DropoutPart::default() };
         cx.run(Dropout { input: x, output, site })?;
         Ok(output)
     })
@@ -161,14 +167,14 @@ fn dropout_in_a_graph_draws_new_masks_and_the_same_again_after_a_seek() {
     for _ in 0..5 {
         let _masks = random.draw(0).unwrap();
         let output = drop_out.run(x).unwrap();
-        masks.push(bench.read(output));
+        masks.push(bench.read(*output));
     }
     assert!((0..5).all(|a| (0..a).all(|b| masks[a] != masks[b])));
     for step in [3, 0, 4] {
         random.seek(step);
         let _masks = random.draw(0).unwrap();
         let output = drop_out.run(x).unwrap();
-        assert_eq!(bench.read(output), masks[step as usize]);
+        assert_eq!(bench.read(*output), masks[step as usize]);
     }
 }
 
@@ -264,8 +270,9 @@ fn a_call_out_of_order_names_the_one_that_is_due_and_harms_nothing() {
     let mut graphed = graph_callables(&bench.pool, layers, &[x, x], 1, Some(order)).unwrap();
     graphed.forward(0, x).unwrap();
     let error = graphed.forward(0, x).unwrap_err().to_string();
-    let words = "expects `forward of layer 1, microbatch 0`, got `forward of layer 0, microbatch 1`";
-    assert!(error.contains("replay out of order") && error.contains(words), "{error}");
+    let words = "call 1 of a step was the forward of layer 0, microbatch 1, and the order has the forward of layer 1, \
+                 microbatch 0 there";
+    assert!(error.contains(words), "{error}");
     graphed.forward(1, x).unwrap();
 }
 
@@ -275,6 +282,8 @@ fn layers_without_an_order_are_called_in_any_order() {
     let (layers, sums) = layers(&mut bench, 3);
     let x = bench.tensor(&[1.0, 2.0]);
     let mut graphed: GraphedCallables<Tripling> = graph_callables(&bench.pool, layers, &[x, x, x], 1, None).unwrap();
+    let graphs: Vec<usize> = graphed.reports().iter().map(|report| report.graphs.len()).collect();
+    assert_eq!(graphs, [2; 3], "first and later microbatches do the same");
     let y = [2, 0, 1].map(|layer| graphed.forward(layer, x).unwrap());
     for output in y {
         assert_eq!(bench.read(output), [3.0, 6.0], "nothing is shared");
@@ -288,7 +297,8 @@ fn layers_without_an_order_are_called_in_any_order() {
     graphed.forward(0, x).unwrap();
     graphed.forward(0, x).unwrap();
     graphed.backward(0, x).unwrap();
-    assert!(graphed.backward(0, x).unwrap_err().to_string().contains("replay out of order"));
+    let error = graphed.backward(0, x).unwrap_err().to_string();
+    assert!(error.contains("the backward of layer 0 was called, and no forward comes before it"), "{error}");
 }
 
 #[test]
@@ -322,12 +332,14 @@ fn samples_and_orders_that_do_not_fit_are_refused() {
     assert!(refused(2, 1, None).contains("1 sample for 2 layers"));
     assert!(refused(3, 3, Some(&[1.0, 2.0, -2.0, -1.0])).contains("the order has 2 layers, 3 were given"));
     for (order, words) in [
-        (&[1.0, -1.0, -1.0][..], "no forward comes before"),
-        (&[1.0, -1.5, -1.0], "no backward comes before"),
+        (&[1.0, -1.0, -1.0][..], "call 2 is the backward of layer 0, and no forward comes before it"),
+        (&[1.0, -1.5, -1.0], "call 1 is the weight gradients of layer 0, and no backward comes before it"),
         (&[1.0, 3.0], "of chunk 3, of 2 chunks"),
         (&[1.0, 0.25], "is neither k, -k nor -k - 0.5"),
-        (&[1.0, 2.0, -2.0], "ends before the backward of a microbatch of chunk 1"),
-        (&[1.0, -1.0, 2.0, -2.0, 2.0, -2.0], "chunk 2 has 2 forwards, chunk 1 has 1"),
+        (&[1.0, 1.0, 2.0, 2.0, -1.0], "it ends before the backward of layer 0, microbatch 1"),
+        (&[1.0, 2.0, -2.0, -1.0, -1.5], "it ends before the weight gradients of layer 1, microbatch 0"),
+        (&[1.0, -1.0, 2.0, -2.0, 2.0, -2.0], "it has 2 forwards of layer 1 and 1 of layer 0"),
+        (&[2.0, -2.0], "it has no forward of layer 0"),
     ] {
         let error = CallOrder::signed(order, &[1, 1]).unwrap_err().to_string();
         assert!(error.contains(words), "{order:?}: {error}");

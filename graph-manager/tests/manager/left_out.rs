@@ -129,18 +129,18 @@ fn a_capture_inside_a_captured_region_whose_pool_has_another_stream_is_refused()
         let (pool, count) = (Pool::new(stream.clone()), bench.count());
         let body = move |cx: &mut StepContext<'_, ByHand>, ()| cx.run(count.clone());
         let mut inner = Capture::new(&pool, "inner", 1, NonZeroUsize::MIN, body).unwrap();
-        (0..2).for_each(|_| inner.run(()).unwrap());
+        (0..2).for_each(|_| _ = inner.run(()).unwrap());
         inner
     };
     let inner = RefCell::new(make(&bench.other));
-    let (region, operation, stream) = refused(&bench, |_| inner.borrow_mut().run(()));
+    let (region, operation, stream) = refused(&bench, |_| inner.borrow_mut().run(()).map(drop));
     assert_eq!((&*region, operation, &*stream), ("work", "add", "other"));
     // On the region's stream each step counts.
     let mut inner = make(&bench.compute);
     bench.device.upload(&bench.x, &[1.0_f32; 4]).unwrap();
     let mut manager = bench.manager(true);
     for step in 1..=8 {
-        manager.step("step", 1, &mut |cx| cx.region("work", (), |_, ()| inner.run(()))).unwrap();
+        manager.step("step", 1, &mut |cx| cx.region("work", (), |_, ()| inner.run(()).map(drop))).unwrap();
         assert_eq!(bench.values()[0], (1 + step) as f32);
     }
 }

@@ -5,12 +5,16 @@
 
 mod buffer_uses;
 mod by_hand;
+mod callables;
 mod capture;
 mod changed;
 mod early;
+mod eight_bits;
 mod examples;
 mod external;
+mod forgotten;
 mod handover;
+mod hooks;
 mod host_calls;
 mod lanes;
 mod left_out;
@@ -29,5 +33,7 @@ mod random;
 mod rehearsals;
 mod side_streams;
 mod toy;
+mod training;
 mod traps;
+mod twelve_mistakes;
 mod verify;

@@ -54,7 +54,7 @@ fn graphs_without_a_warm_up_step_are_refused() {
     let toy = toy();
     let options = ManagerOptions { warmup_steps: 0, ..ManagerOptions::default() };
     let error = CudaGraphManager::new(toy.compute.clone(), options, toy.policy).err().unwrap().to_string();
-    assert!(error.contains("warmup_steps is 0") && error.contains("Fix:"), "{error}");
+    assert!(error.contains("ManagerOptions has a `warmup_steps` of 0") && error.contains("Fix:"), "{error}");
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use device::ops::{Dropout, DropoutPart, DropoutSite};
+use device::ops::{Dropout, DropoutSite};
 use device::{Area, DType, Device, Tensor};
-use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions, Pool, RandomState};
+use graph_manager::{Capture, CaptureAll, CudaGraphManager, ManagerOptions, Pool, RandomState};
 
 use crate::toy::checked_device;
 
@@ -14,7 +14,7 @@ const TWO: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 fn bench() -> (Device, Pool, RandomState, Vec<Tensor>, Vec<Area>) {
     let device = checked_device();
     let pool = Pool::new(device.stream("compute"));
-    let random = RandomState::new(&pool, TWO).unwrap();
+    let random = RandomState::new(&pool, 7, TWO).unwrap();
     let mut areas = Vec::new();
     let tensors = (0..5).map(|_| {
         let tensor = device.allocate_tensor(&mut areas, "t", [1, 1, 64], DType::F32).unwrap();
@@ -25,25 +25,25 @@ fn bench() -> (Device, Pool, RandomState, Vec<Tensor>, Vec<Area>) {
     (device, pool, random, tensors, areas)
 }
 
-fn dropout(input: Tensor, output: Tensor, record: Tensor) -> Dropout {
-    let site = DropoutSite { rate: 0.5, seed: 7, layer: 0, site: 0, record, part: DropoutPart::default() };
-    Dropout { input, output, site }
+/// A dropout with the masks of a record.
+fn dropout(input: Tensor, output: Tensor, masks: DropoutSite) -> Dropout {
+    Dropout { input, output, site: DropoutSite { rate: 0.5, ..masks } }
 }
 
 #[test]
 fn a_backward_drops_what_its_forward_dropped_also_if_another_microbatch_began_in_between() {
     let (device, pool, mut random, t, _areas) = bench();
-    let records = [0, 1].map(|record| random.record(record).unwrap());
+    let sites = [0, 1].map(|record| random.site(record).unwrap());
     let options = ManagerOptions::default();
     let mut manager = CudaGraphManager::in_pool(&pool, options, CaptureAll::<&str>::default()).unwrap();
     let mut seen = Vec::new();
     for _ in 0..4 {
         let _masks = [random.draw(0).unwrap(), random.draw(1).unwrap()];
         let step = manager.step("step", 1, &mut |cx| {
-            cx.region("forward 0", (), |cx, ()| cx.run(dropout(t[0], t[1], records[0])))?;
-            cx.region("forward 1", (), |cx, ()| cx.run(dropout(t[0], t[2], records[1])))?;
-            cx.region("backward 0", (), |cx, ()| cx.run(dropout(t[0], t[3], records[0])))?;
-            cx.region("backward 1", (), |cx, ()| cx.run(dropout(t[0], t[4], records[1])))
+            cx.region("forward 0", (), |cx, ()| cx.run(dropout(t[0], t[1], sites[0])))?;
+            cx.region("forward 1", (), |cx, ()| cx.run(dropout(t[0], t[2], sites[1])))?;
+            cx.region("backward 0", (), |cx, ()| cx.run(dropout(t[0], t[3], sites[0])))?;
+            cx.region("backward 1", (), |cx, ()| cx.run(dropout(t[0], t[4], sites[1])))
         });
         step.unwrap();
         let values: Vec<Vec<f32>> = t[1..].iter().map(|tensor| device.download(tensor).unwrap()).collect();
@@ -56,23 +56,23 @@ fn a_backward_drops_what_its_forward_dropped_also_if_another_microbatch_began_in
 #[test]
 fn masks_are_not_drawn_into_the_record_of_a_microbatch_in_flight() {
     let (device, _pool, mut random, t, _areas) = bench();
-    let (compute, record) = (device.stream("a"), random.record(0).unwrap());
+    let (compute, masks) = (device.stream("a"), random.site(0).unwrap());
     let first = random.draw(0).unwrap();
     device.synchronize().unwrap();
     let error = random.draw(0).err().unwrap().to_string();
     let words = "masks were drawn into record 0 while its microbatch is in flight";
     assert!(error.contains(words) && error.contains("drop its Masks after the backward"), "{error}");
-    compute.submit(dropout(t[0], t[1], record)).unwrap();
+    compute.submit(dropout(t[0], t[1], masks)).unwrap();
     let second = random.draw(1).unwrap();
     device.synchronize().unwrap();
-    compute.submit(dropout(t[0], t[2], record)).unwrap();
+    compute.submit(dropout(t[0], t[2], masks)).unwrap();
     assert_eq!(device.download::<f32>(&t[1]).unwrap(), device.download::<f32>(&t[2]).unwrap());
     drop((first, second));
     device.synchronize().unwrap();
     let _third = random.draw(0).unwrap();
     let error = random.draw(2).err().unwrap().to_string();
     assert!(error.contains("record 2 was asked for, of 2 records"), "{error}");
-    assert!(random.record(2).is_err());
+    assert!(random.site(2).is_err());
 }
 
 #[test]
@@ -83,4 +83,40 @@ fn masks_are_not_drawn_inside_a_region() {
     let step = manager.step("step", 1, &mut |cx| cx.region("work", (), |_, ()| random.draw(0).map(drop)));
     let error = step.unwrap_err().to_string();
     assert!(error.contains("masks were drawn inside a region"), "{error}");
+}
+
+#[test]
+fn several_states_in_one_graph_count_their_own_draws() {
+    let (device, pool, mut a, t, _areas) = bench();
+    // One with another seed, and one with the same seed.
+    let [mut b, mut twin] = [8, 7].map(|seed| RandomState::new(&pool, seed, TWO).unwrap());
+    let [of_a, of_b, of_twin] = [&a, &b, &twin].map(|state| state.site(0).unwrap());
+    let mut capture = Capture::new(&pool, "three", 1, NonZeroUsize::MIN, move |cx, x: Tensor| {
+        let mut outputs = Vec::new();
+        for (name, site) in [("of a", of_a), ("of b", of_b), ("of the twin", of_twin)] {
+            let output = cx.tensor(name, x.shape, DType::F32)?;
+            cx.run(dropout(x, output, site))?;
+            outputs.push(output);
+        }
+        Ok(outputs)
+    })
+    .unwrap();
+    let mut run = |a: &mut RandomState, b: &mut RandomState, twin: &mut RandomState| {
+        let _masks = [a.draw(0).unwrap(), b.draw(0).unwrap(), twin.draw(0).unwrap()];
+        let outputs = capture.run(t[0]).unwrap();
+        let values: Vec<Vec<f32>> = outputs.iter().map(|output| device.download(output).unwrap()).collect();
+        assert_ne!(values[0], values[1], "seeds differ");
+        values
+    };
+    let first: Vec<_> = (0..4).map(|_| run(&mut a, &mut b, &mut twin)).collect();
+    assert!(first.iter().all(|values| values[0] == values[2]), "one seed, the same draws");
+    // One of them begins anew, the others go on.
+    assert_eq!((a.next_draw(), b.next_draw()), (4, 4));
+    a.seek(0);
+    for (draw, before) in first.iter().enumerate() {
+        let values = run(&mut a, &mut b, &mut twin);
+        assert_eq!(values[0], before[0]);
+        assert!(first.iter().all(|before| before[1] != values[1] && before[2] != values[2]), "draw {draw}");
+    }
+    assert_eq!((a.next_draw(), b.next_draw()), (4, 8));
 }

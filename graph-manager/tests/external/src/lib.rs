@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use device::cuda::CudaOptions;
 use device::ops::{
-    Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutPart, DropoutSite,
+    Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutSite,
     Epilogue, Gemm, Mse, Rule, SquareSum, Status, Update, UpdateTensors, WriteControl,
 };
 use device::{Area, DType, Device, HostOptions, Op, Tensor};
@@ -150,8 +150,8 @@ impl Training {
             _ => Device::host(HostOptions { check: true, ..HostOptions::default() })?,
         };
         let pool = Pool::new(device.stream("compute"));
-        let random = RandomState::new(&pool, NonZeroUsize::MIN)?;
-        let record = random.record(0)?;
+        let random = RandomState::new(&pool, 1, NonZeroUsize::MIN)?;
+        let masks = random.site(0)?;
         let mut areas = Vec::new();
         let mut tensor = |name: &str, rows: usize, columns: usize, scale: f32| -> Result<Tensor> {
             let tensor = device.allocate_tensor(&mut areas, name, [rows, columns], DType::F32)?;
@@ -160,8 +160,7 @@ impl Training {
         };
         let mut block = |at: usize| -> Result<Block> {
             let (of, to) = (WIDTHS[at], WIDTHS[at + 1]);
-            let part = DropoutPart::default();
-            let site = DropoutSite { rate: 0.05, seed: 1, layer: at as u16, site: 0, record, part };
+            let site = DropoutSite { rate: 0.05, layer: at as u16, ..masks };
             Ok(Block {
                 weight: tensor("weight", to, of, 3.0 / (of as f32).sqrt())?,
                 weight_grad: tensor("weight_grad", to, of, 0.0)?,

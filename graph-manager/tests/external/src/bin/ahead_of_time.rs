@@ -14,7 +14,7 @@ fn eagerly() -> Result<Vec<f32>> {
     let mut step = Capture::new(&training.pool, "step", STEPS, NonZeroUsize::MIN, move |cx, ()| {
         network.step(cx, [input, target, losses])
     })?;
-    training.run(|_, _| step.run(()))
+    training.run(|_, _| step.run(()).map(drop))
 }
 
 /// The losses, and the number of graphs.

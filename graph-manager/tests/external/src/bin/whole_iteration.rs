@@ -27,9 +27,9 @@ fn train(warm_up: usize) -> Result<(Vec<f32>, Vec<f32>, usize)> {
     let losses = training.run(|training, number| {
         if number % 4 == 0 {
             let losses = validate.run(())?; // valid until the next run
-            validation.push(training.mean(losses)?);
+            validation.push(training.mean(*losses)?);
         }
-        step.run(())
+        step.run(()).map(drop)
     })?;
     Ok((losses, validation, step.report().graphs.len() + validate.report().graphs.len()))
 }

@@ -2,9 +2,8 @@
 
 use device::ops::{Epilogue, Gemm};
 use device::{DType, Tensor};
-use graph_manager::{Result, StepContext};
+use graph_manager::{Result, StepContext, TrainingPolicy};
 
-use crate::regions::NetworkPolicy;
 use crate::squared_relu::{SquaredRelu, SquaredReluBackward};
 
 /// `relu(input @ weight^T)^2`, with `weight` and `grad` of `(out, in)`.
@@ -22,7 +21,7 @@ pub struct Saved {
 
 impl Layer {
     /// `(batch, in)` to `(batch, out)`, and the values that backward needs.
-    pub fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, input: Tensor) -> Result<(Tensor, Saved)> {
+    pub fn forward(&self, cx: &mut StepContext<'_, TrainingPolicy>, input: Tensor) -> Result<(Tensor, Saved)> {
         let shape = [input.shape.rows(), self.weight.shape.rows()];
         let product = cx.tensor("product", shape, DType::F32)?;
         let output = cx.tensor("output", shape, DType::F32)?;
@@ -34,7 +33,7 @@ impl Layer {
     /// The output's gradient, `(batch, out)`, to the input's, `(batch, in)`.
     pub fn backward(
         &self,
-        cx: &mut StepContext<'_, NetworkPolicy>,
+        cx: &mut StepContext<'_, TrainingPolicy>,
         Saved { input, product }: Saved,
         grad_output: Tensor,
     ) -> Result<Tensor> {

@@ -1,17 +1,14 @@
-//! A user of `graph-manager` and `device` alone: a small network with regions, layers and an operation of its own. It is
-//! trained with graphs off and on, two microbatches in flight, and must learn the same to the bit: on the host, or on a GPU
+//! A user of `graph-manager` and `device` alone: a small network with layers and an operation of its own. It is trained with graphs off and on, two microbatches in flight, and must learn the same to the bit: on the host, or on a GPU
 //! with the argument `cuda`.
 
 mod layer;
-mod regions;
 mod squared_relu;
 
 use device::cuda::CudaOptions;
 use device::ops::{Add, Control, Copy, Fill, Mse, SumInto, WriteControl};
 use device::{Area, DType, Device, HostOptions, Tensor};
-use graph_manager::{CudaGraphManager, ManagerOptions, Result, StepContext};
+use graph_manager::{CudaGraphManager, ManagerOptions, Result, StepContext, TrainingPolicy, TrainingRegion};
 use layer::{Layer, Saved};
-use regions::{NetworkPolicy, Region, Sample};
 
 const BATCH: usize = 8;
 const WIDTH: usize = 16;
@@ -59,8 +56,8 @@ impl Network {
         Ok(Network { layers, inputs, targets, loss, control, _areas: areas })
     }
 
-    fn step(&self, cx: &mut StepContext<'_, NetworkPolicy>) -> Result<()> {
-        cx.region(Region::once("zero"), (), |cx, ()| {
+    fn step(&self, cx: &mut StepContext<'_, TrainingPolicy>) -> Result<()> {
+        cx.region(TrainingRegion::Once("zero"), (), |cx, ()| {
             let totals = self.layers.iter().map(|layer| layer.grad).chain([self.loss]);
             totals.into_iter().try_for_each(|output| cx.run(Fill { output, value: 0.0 }))
         })?;
@@ -72,7 +69,7 @@ impl Network {
             }
         }
         in_flight.map_or(Ok(()), |last| self.backward(cx, last))?;
-        cx.region(Region::once("update"), (), |cx, ()| {
+        cx.region(TrainingRegion::Once("update"), (), |cx, ()| {
             // The gradients hold the negative learning rate already, as a factor of the loss.
             self.layers
                 .iter()
@@ -80,41 +77,49 @@ impl Network {
         })
     }
 
-    fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, microbatch: usize) -> Result<InFlight> {
-        let sample = cx.region(Region::of("inputs", 0, microbatch), (), |cx, ()| {
-            let sample = Sample {
-                input: cx.tensor("input", [BATCH, WIDTH], DType::F32)?,
-                target: cx.tensor("target", [BATCH, WIDTH], DType::F32)?,
-            };
-            cx.run(Copy { input: self.inputs.at(microbatch), output: sample.input })?;
-            cx.run(Copy { input: self.targets.at(microbatch), output: sample.target })?;
-            Ok(sample)
+    fn forward(&self, cx: &mut StepContext<'_, TrainingPolicy>, microbatch: usize) -> Result<InFlight> {
+        let (mut x, target) = cx.region(TrainingRegion::of_microbatch("inputs", microbatch), (), |cx, ()| {
+            let input = cx.tensor("input", [BATCH, WIDTH], DType::F32)?;
+            let target = cx.tensor("target", [BATCH, WIDTH], DType::F32)?;
+            cx.run(Copy { input: self.inputs.at(microbatch), output: input })?;
+            cx.run(Copy { input: self.targets.at(microbatch), output: target })?;
+            Ok((input, target))
         })?;
-        let (mut x, mut saved) = (sample.input, Vec::new());
+        let mut saved = Vec::new();
         for (at, layer) in self.layers.iter().enumerate() {
             let (output, of_layer) =
-                cx.region(Region::of("forward", at, microbatch), x, |cx, x| layer.forward(cx, x))?;
+                cx.region(TrainingRegion::forward(at, microbatch), x, |cx, x| layer.forward(cx, x))?;
             saved.push(of_layer);
             x = output;
         }
-        let grad = cx.region(Region::of("loss", 0, microbatch), Sample { input: x, ..sample }, |cx, Sample { input, target }| {
-            let grad = cx.tensor("grad", input.shape, DType::F32)?;
+        let loss = TrainingRegion::of_microbatch("loss", microbatch);
+        let grad = cx.region(loss, (x, target), |cx, (prediction, target)| {
+            let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
             let losses = cx.tensor("losses", [BATCH], DType::F32)?;
-            cx.run(Mse { prediction: input, target, losses, grad: Some((grad, self.control)) })?;
+            cx.run(Mse { prediction, target, losses, grad: Some((grad, self.control)) })?;
             cx.run(SumInto { input: losses, total: self.loss, accumulate: true })?;
             Ok(grad)
         })?;
         Ok(InFlight { microbatch, saved, grad })
     }
 
-    fn backward(&self, cx: &mut StepContext<'_, NetworkPolicy>, forward: InFlight) -> Result<()> {
+    fn backward(&self, cx: &mut StepContext<'_, TrainingPolicy>, forward: InFlight) -> Result<()> {
         let InFlight { microbatch, saved, mut grad } = forward;
         for (at, (layer, saved)) in self.layers.iter().zip(saved).enumerate().rev() {
-            let region = Region::of("backward", at, microbatch);
+            let region = TrainingRegion::backward(at, microbatch);
             grad = cx.region(region, grad, |cx, grad| layer.backward(cx, saved, grad))?;
         }
         Ok(())
     }
+}
+
+/// All is captured but the copies of inputs and a fill.
+fn policy() -> TrainingPolicy {
+    TrainingPolicy::choosing(|region| match region {
+        TrainingRegion::Microbatch { name: "inputs", .. } => Err("each microbatch has another address"),
+        TrainingRegion::Once("zero") => Err("it only fills"),
+        _ => Ok(()),
+    })
 }
 
 /// The loss of each step, and the number of graphs.
@@ -125,7 +130,7 @@ fn train(options: ManagerOptions) -> Result<(Vec<f32>, usize)> {
     };
     let network = Network::new(&device)?;
     let compute = device.stream("compute");
-    let mut manager = CudaGraphManager::new(compute.clone(), options, NetworkPolicy)?;
+    let mut manager = CudaGraphManager::new(compute.clone(), options, policy())?;
     let mut losses = Vec::new();
     for _ in 0..8 {
         let value = Control { grad_scale: -0.01, ..Control::default() };
