@@ -144,7 +144,7 @@ mod tests {
         std::fs::write(dead.join("file"), "state").unwrap();
         let others = ["trainer-state-1", "trainer-state-1-short", "trainer-state-x-0123456789abcdef"].map(named);
         assert!(remove_if_dead(&dead) && !dead.exists());
-        for path in others.iter().chain([&left, alive.path()]) {
+        for path in others.iter().map(PathBuf::as_path).chain([left.as_path(), alive.path()]) {
             assert!(!remove_if_dead(path) && path.exists(), "{}", path.display());
         }
         assert!(lock(alive.path()).unwrap().is_none(), "it is locked");
