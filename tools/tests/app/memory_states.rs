@@ -111,7 +111,7 @@ fn a_run_whose_rank_is_killed_goes_on_from_memory_and_ends_with_the_bits_of_one_
         let output = output_of(child);
         expect(&output, 75, &["starts it again in 1 s, after a new checkpoint", "asked to end: stops after step"]);
         let from = continued_from_memory(&printed(&output));
-        assert!(from.len() == 1 && from[0] >= state && from[0] % 10 == 0, "{state}: {}", printed(&output));
+        assert!(from.len() == 1 && from[0] >= state && from[0].is_multiple_of(10), "{state}: {}", printed(&output));
         assert!(!memory.exists(), "the states go with the supervisor");
         let last = *saved(&folder.0).last().unwrap();
         expect(&run(ranks, &unbroken.0, &flags.replace("1000000", &last.to_string())), 0, &["has no effect"]);
@@ -149,7 +149,8 @@ fn the_last_state_is_on_disk_when_a_run_is_given_up_or_asked_to_end_in_a_pause()
         let again = || children_of(child)?.into_iter().find(|process| *process != before);
         signal(wait_for("it is not started again", again), "KILL");
     };
-    let ends: [(&str, i32, &dyn Fn(&Running, u32)); 2] = [("0", 3, &killed_again), ("3", 75, &asked)];
+    type End = fn(&Running, u32);
+    let ends = [("0", 3, killed_again as End), ("3", 75, asked as End)];
     for (max_restarts, code, end) in ends {
         let (folder, unbroken) = (Folder::new("states-given-up"), Folder::new("states-given-up-unbroken"));
         let (output, state) = given_up(&folder, max_restarts, || std::fs::write(folder.path("stop"), "").unwrap(), end);

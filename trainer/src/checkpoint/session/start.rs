@@ -7,7 +7,7 @@ use common::terminal::{say, warn};
 
 use super::states::States;
 use super::{Found, Session, unreadable};
-use crate::checkpoint::folder::{Unclear, named, newest, steps};
+use crate::checkpoint::folder::{Newest, Unclear, named, newest, steps};
 use crate::checkpoint::in_memory::{newer_state, newest_of_right_sizes, state_folder};
 use crate::checkpoint::manifest::{Damage, MANIFEST};
 use crate::checkpoint::read::{check_sizes, damaged, verify};
@@ -81,7 +81,7 @@ impl Session<'_> {
     }
 
     /// The newest complete checkpoint of a folder, and newer ones that are damaged.
-    fn look_in(&self, dir: &Path) -> Result<(Option<Found>, Vec<(PathBuf, Damage)>), RunError> {
+    fn look_in(&self, dir: &Path) -> Result<Newest, RunError> {
         newest(dir, &self.writers.activity).map_err(|unclear| match unclear {
             Unclear::Unreadable(error) => unreadable(dir)(error),
             Unclear::NotFiles(error) => error.into(),
