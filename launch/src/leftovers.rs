@@ -1,4 +1,4 @@
-//! Shared memory and session folders that killed ranks and launchers have left behind.
+//! Shared memory and session folders that killed ranks, launchers and supervisors have left behind.
 #![allow(unsafe_code)]
 
 use std::fs::{File, Metadata};
@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use common::host_name;
 use rustix::process::geteuid;
 
-/// The folder of POSIX shared memory.
-const SHARED_MEMORY: &str = "/dev/shm";
+use crate::state_folder::{SHARED_MEMORY, remove_if_dead};
 
 /// The first part of the names that Open MPI (4 and 5) and NCCL give to their segments.
 const NAMES: [&str; 3] = ["vader_segment.", "sm_segment.", "nccl-"];
@@ -20,9 +19,14 @@ const F_SETSIG: i32 = 10;
 
 /// Removes this user's segments of Open MPI and NCCL that no process has open, and Open MPI's session folders if their
 /// mpirun is gone. Ranks that are killed together with their launcher leave theirs, of some MiB each, until nothing
-/// fits into the shared memory of a container.
+/// fits into the shared memory of a container. A killed supervisor leaves the state of its run.
 pub(crate) fn remove_leftovers() {
     remove_unused_in(Path::new(SHARED_MEMORY));
+    for (_, path) in own_entries(Path::new(SHARED_MEMORY), Metadata::is_dir) {
+        if remove_if_dead(&path) {
+            tracing::info!("removed {}, whose supervisor is dead", path.display());
+        }
+    }
     remove_dead_sessions(&std::env::temp_dir(), &host_name());
 }
 

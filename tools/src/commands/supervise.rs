@@ -11,11 +11,11 @@ use common::files::open_file;
 use common::terminal::warn;
 use common::{Mistakes, UserError};
 use launch::watch::WatchSettings;
-use launch::{Ending, Supervised, refused_as_root, supervise};
+use launch::{Ending, StateFolder, Supervised, refused_as_root, supervise};
 
 use super::args::training_run;
 use super::launch::LaunchRequest;
-use trainer::checkpoint::{is_in_use, newest_step};
+use trainer::checkpoint::{copy_newest_state, is_in_use, newest_step};
 use trainer::config::Resume;
 use trainer::config::watch::watch_settings;
 use trainer::report::logs::RUN_LOG;
@@ -32,6 +32,8 @@ pub struct SuperviseRequest {
     logs: PathBuf,
     /// Whether the command names a checkpoint to start from that is not its own newest.
     starts_elsewhere: bool,
+    /// Whether it keeps states in shared memory.
+    keeps_states: bool,
     /// How long the run may stand still.
     watch: WatchSettings,
 }
@@ -96,19 +98,56 @@ impl SuperviseRequest {
         };
         let logs = PathBuf::from(&config.logging.dir);
         let starts_elsewhere = config.checkpoint.resume != Resume::Auto;
-        Ok(SuperviseRequest { command, max_restarts, checkpoints, logs, starts_elsewhere, watch })
+        let keeps_states = config.checkpoint.keeps_states();
+        Ok(SuperviseRequest { command, max_restarts, checkpoints, logs, starts_elsewhere, keeps_states, watch })
     }
 
-    /// Runs the command to its end.
+    /// Runs the command to its end. The last state in memory becomes a checkpoint, if it is newer than those on disk.
     ///
     /// # Errors
     /// A program that cannot be started.
     pub(super) fn run(&self) -> Result<Ending, UserError> {
-        let run = Run { request: self, log_length: Cell::new(0) };
-        supervise(&run, self.max_restarts, &self.watch).map_err(|error| {
+        let states = if self.keeps_states { make_states() } else { None };
+        let run = Run { request: self, log_length: Cell::new(0), states };
+        let ending = supervise(&run, self.max_restarts, &self.watch);
+        if let Some(states) = run.states {
+            end_states(states, &self.checkpoints);
+        }
+        ending.map_err(|error| {
             let what = format!("{} cannot be started: {error}", self.command[0].to_string_lossy());
             UserError::new(what, "the first word is a program", "check its name and PATH")
         })
+    }
+}
+
+/// A folder for the run's states. Without one it goes on from checkpoints on disk.
+fn make_states() -> Option<StateFolder> {
+    let made = StateFolder::make();
+    made.inspect_err(|error| {
+        warn(&format!("WARNING: supervise: no states are kept in memory: no folder can be made in /dev/shm: {error}"));
+    })
+    .ok()
+}
+
+/// Copies the last state to `checkpoints`, if it is newer than those there. Then the folder goes, unless that failed.
+fn end_states(states: StateFolder, checkpoints: &Path) {
+    let copied = copy_newest_state(states.path(), checkpoints);
+    match copied {
+        Ok((copied, refused)) => {
+            refused.iter().for_each(|why| warn(&format!("supervise: notice: {why}")));
+            if let Some(checkpoint) = copied {
+                warn(&format!("supervise: the last state in memory is now {}", checkpoint.display()));
+            }
+        }
+        Err(error) => {
+            let left = match states.leave() {
+                Ok(path) => {
+                    format!("it is left in {0}; when you are done with it, remove it: rm -r {0}", path.display())
+                }
+                Err(error) => format!("it is lost: its folder cannot be renamed: {error}"),
+            };
+            warn(&format!("WARNING: supervise: the last state in memory is not on disk: {error}. The state: {left}"));
+        }
     }
 }
 
@@ -117,6 +156,8 @@ struct Run<'r> {
     request: &'r SuperviseRequest,
     /// The length of the run's log at the last start.
     log_length: Cell<u64>,
+    /// The folder of its states in memory.
+    states: Option<StateFolder>,
 }
 
 impl Supervised for Run<'_> {
@@ -128,11 +169,15 @@ impl Supervised for Run<'_> {
         if *starts_elsewhere && self.progress().is_some() {
             command.args(["--set", "checkpoint.resume=auto"]);
         }
+        if let Some(states) = &self.states {
+            states.give_to(&mut command);
+        }
         command
     }
 
     fn progress(&self) -> Option<u64> {
-        newest_step(&self.request.checkpoints).map(|step| step as u64)
+        let states = self.states.as_ref().map(StateFolder::path);
+        newest_step(&self.request.checkpoints, states).map(|step| step as u64)
     }
 
     fn is_in_use(&self) -> bool {

@@ -115,6 +115,9 @@ pub(super) fn check(
     let readable = plan.as_ref().filter(|_| all_there);
     let opened = readable.and_then(|plan| open_data(plan, writes_files, is_bench, env, mistakes));
     let accelerator = mistakes.keep(Accelerator::choose(config.train.device, env));
+    if !is_bench {
+        mistakes.keep(check_one_machine(config, env));
+    }
     if let Some((plan, accelerator)) = plan.as_ref().zip(accelerator) {
         mistakes.keep(check_verifiable(plan, accelerator));
     }
@@ -202,6 +205,21 @@ fn check_verifiable(plan: &RunPlan, accelerator: Accelerator) -> Result<(), User
     })
 }
 
+/// Fails if a run on several machines is to keep states in memory.
+fn check_one_machine(config: &RunConfig, env: &RankEnv) -> Result<(), UserError> {
+    let interval = config.checkpoint.memory_interval;
+    require(interval == 0 || env.local_size == env.world_size, || {
+        UserError::new(
+            format!(
+                "checkpoint.memory_interval = {interval} with {} of {} ranks on this machine",
+                env.local_size, env.world_size
+            ),
+            "states in shared memory are for runs with all ranks on one machine",
+            "leave it out, and set a smaller checkpoint.interval (--save-interval)",
+        )
+    })
+}
+
 /// The log messages to show.
 ///
 /// # Errors
@@ -256,6 +274,19 @@ fn exit_code(outcome: Option<Outcome>) -> i32 {
 mod tests {
     use super::*;
     use trainer::config::ConfigSources;
+
+    #[test]
+    fn states_in_memory_are_for_one_machine() {
+        let problem = |interval: &str, local_size: usize| {
+            let mut sources = ConfigSources::default();
+            sources.set("checkpoint.memory_interval", interval, "test").unwrap();
+            let env = RankEnv { local_size, ..RankEnv::local(4) };
+            check_one_machine(&sources.resolve(), &env).err().map(|error| error.to_string())
+        };
+        let text = problem("5", 2).unwrap();
+        assert!(text.contains("memory_interval = 5 with 2 of 4 ranks") && text.contains("one machine"), "{text}");
+        assert_eq!((problem("5", 4), problem("0", 2)), (None, None));
+    }
 
     #[test]
     fn a_gpu_verifies_only_steps_that_repeat_their_bits() {

@@ -54,7 +54,7 @@ fn a_write_that_fails_leaves_earlier_checkpoints_and_ends_the_run_only_at_its_en
 
 /// `bash -c SCRIPT trainer` with `folder` as a disk of that size, in a mount namespace of its own, if the system allows
 /// that. If it does not, `./x test` says so and sets NO_SMALL_DISK.
-fn on_small_disk(size: &str, folder: &Path, script: &str) -> Option<Command> {
+pub fn on_small_disk(size: &str, folder: &Path, script: &str) -> Option<Command> {
     let mount = format!("mount -t tmpfs -o size={size} tmpfs {}", folder.display());
     let spaced = |script: &str| {
         let mut command = Command::new("unshare");

@@ -50,6 +50,7 @@ mod job;
 mod kill;
 mod launch;
 mod lora;
+mod memory_states;
 mod mistakes;
 mod mpirun;
 mod network;

@@ -18,6 +18,14 @@ pub(super) fn temporary(path: &Path) -> PathBuf {
     path.with_extension("tmp")
 }
 
+/// Makes the folder, empty. Files in it that no checkpoint has stay, and are an error.
+pub(super) fn empty_folder(folder: &Path) -> std::io::Result<()> {
+    if std::fs::symlink_metadata(folder).is_ok() {
+        remove_files(folder)?;
+    }
+    std::fs::create_dir(folder)
+}
+
 /// Removes a checkpoint. It is renamed first, so that no half-removed folder has a checkpoint's name. One that holds files of
 /// somebody else keeps all of them under another name, `step-00001000.kept-1` or the next free number.
 pub(super) fn remove(path: &Path) -> std::io::Result<()> {
@@ -244,6 +252,11 @@ pub(super) fn prune(dir: &Path, step: usize, keep: &Kept, complete: impl Fn(&Pat
         }
     }
     Ok(())
+}
+
+/// Removes all checkpoints of a folder but that of `kept` steps.
+pub(super) fn remove_all_but(dir: &Path, kept: Option<usize>) -> std::io::Result<()> {
+    steps(dir)?.iter().filter(|(step, _)| Some(*step) != kept).try_for_each(|(_, path)| remove(path))
 }
 
 /// The complete checkpoint with the lowest validation loss; of equal ones the first. `None` if none was evaluated.

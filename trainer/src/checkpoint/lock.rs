@@ -11,6 +11,9 @@ use common::files::{open_to_change, open_unlinked, read_at_most};
 
 use crate::error::RunError;
 
+/// A run locks `checkpoint.dir` with this file.
+pub(super) const CHECKPOINTS: &str = "checkpoints.lock";
+
 /// The most bytes of a lock file: a process and a mark.
 const LARGEST: u64 = 4096;
 

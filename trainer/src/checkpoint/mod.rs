@@ -22,6 +22,8 @@
 //!
 //! - `metrics.jsonl`, only if the run could not write its metrics elsewhere: the lines that are missing there.
 //!
+//! Between checkpoints a supervised run may keep its state in shared memory, in folders of the same form: see `in_memory.rs`.
+//!
 //! `file.rs` has the list of all files. They are regular files with plain names. Links are not followed: nothing outside of
 //! the folder is read.
 //!
@@ -30,9 +32,11 @@
 //!
 //! Start with [`Session`]: the training loop uses nothing else.
 
+mod copied;
 mod file;
 mod folder;
 mod header;
+mod in_memory;
 mod layout;
 mod lock;
 mod manifest;
@@ -48,16 +52,19 @@ mod validated;
 mod write;
 mod writers;
 
+pub use copied::copy_newest_state;
 pub use file::{KeptFile, SourceFile};
 pub use folder::{list, named, newest_in};
 pub(crate) use header::{FileHeader, TensorHeader};
+pub use in_memory::state_folder;
+pub(crate) use in_memory::{MOST_STATES, states_to_come};
 pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
 pub use meaning::changed_meaning;
 pub use other_formats::refuse_other_formats;
 pub use read::{LARGEST_SOURCE_FILE, load, verify};
 pub(crate) use read::{copy_overlap, several_at_once};
 pub(crate) use session::LOG_LOCK;
-pub use session::{Session, is_in_use, missing_checkpoint, newest_step, start_folder};
+pub use session::{Place, Session, is_in_use, missing_checkpoint, newest_step, start_folder};
 pub use validated::{Validated, ValidationEntry};
 pub(crate) use write::rank_bytes;
 pub use write::{Occasion, Origin, SaveRequest, save};

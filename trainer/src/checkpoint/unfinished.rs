@@ -205,6 +205,12 @@ impl UnfinishedSave {
         thread.map_err(|error| self.target.error(WriteError(self.target.path.clone(), error)))
     }
 
+    /// Whether a thread of this rank still works on it.
+    pub(super) fn is_under_way(&self) -> bool {
+        let writes = self.writer.as_ref().is_some_and(|writer| !writer.is_finished());
+        writes || self.publisher.as_ref().is_some_and(|publisher| !publisher.is_finished())
+    }
+
     /// What is new. It does not wait.
     pub(super) fn news(&mut self) -> News {
         if let Some(Err(error)) = ended(&mut self.writer) {
@@ -272,10 +278,7 @@ impl Drop for UnfinishedSave {
     /// After a fault the checkpoint may still be published, if all ranks can write it soon. Others wait to hear of the fault.
     fn drop(&mut self) {
         let begun = Instant::now();
-        let ends = |save: &UnfinishedSave| {
-            save.writer.as_ref().is_none_or(Task::is_finished) && save.publisher.as_ref().is_none_or(Task::is_finished)
-        };
-        while !ends(self) && begun.elapsed() < PATIENCE {
+        while self.is_under_way() && begun.elapsed() < PATIENCE {
             sleep(POLL);
         }
         self.agreed.set(Agreed::ABANDONED);
@@ -364,7 +367,7 @@ fn write_rest<'f>(
 }
 
 /// Gives a folder its name, and syncs it so that the name survives a power cut.
-fn rename(folder: &Path, path: &Path) -> std::io::Result<()> {
+pub(super) fn rename(folder: &Path, path: &Path) -> std::io::Result<()> {
     if std::fs::symlink_metadata(path).is_ok() {
         remove(path)?;
     }
@@ -372,6 +375,6 @@ fn rename(folder: &Path, path: &Path) -> std::io::Result<()> {
     path.parent().map_or(Ok(()), sync_folder)
 }
 
-fn sync_folder(folder: &Path) -> std::io::Result<()> {
+pub(super) fn sync_folder(folder: &Path) -> std::io::Result<()> {
     File::open(folder)?.sync_all()
 }

@@ -11,7 +11,7 @@ use device::{Staging, Tensor};
 use engine::step::Stage;
 
 use super::file::{CheckpointFile, KeptFile, Single, Tensors};
-use super::folder::{remove_files, temporary};
+use super::folder::{empty_folder, temporary};
 use super::layout::{LocalTensor, local_tensors};
 use super::manifest::{Manifest, Progress, SpikeEntry, TensorEntry};
 use super::output::WriteError;
@@ -215,14 +215,6 @@ fn begin(request: &SaveRequest<'_>, target: &Target) -> Result<(), SaveError> {
         }
     }
     empty_folder(&target.folder).map_err(failed(&target.folder))
-}
-
-/// Makes the folder, empty. Files in it that no checkpoint has stay, and are an error.
-fn empty_folder(folder: &Path) -> std::io::Result<()> {
-    if std::fs::symlink_metadata(folder).is_ok() {
-        remove_files(folder)?;
-    }
-    std::fs::create_dir(folder)
 }
 
 /// Bytes that this user may still write to the file system of `folder`.

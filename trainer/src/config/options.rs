@@ -240,6 +240,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints. Unset: none are written"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints. 0: one at the end, or when a signal ends the run"),
+    option("checkpoint.memory_interval", "memory-save-interval", &["non-persistent-save-interval"], "0", Kind::Integer, "Steps between states in shared memory, in the form of checkpoints. Under `trainer supervise`, on one machine, processes that died go on from the newest of them or of the checkpoints. It takes twice the memory of a checkpoint while one is written. 0: none"),
     option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Number of the run's newest checkpoints to keep; 0 for all"),
     option("checkpoint.save_best", "save-best", &[], "false", Kind::Bool, "Also save after each evaluation whose validation loss is the lowest so far, and keep the checkpoint with the lowest beside the newest. Its name is best, in checkpoint.dir, wherever a checkpoint is named"),
     option("checkpoint.async_save", "async-save", &[], "true", Kind::Bool, "At an interval the state is copied to the machine's memory beside the next step, and training goes on while the copy is written. false: training waits until the checkpoint is on disk, as it does at the end of a run"),

@@ -60,6 +60,12 @@ fn megatron_flags() -> String {
             Meaning::Refused(words, rule, fix) => {
                 format!("accepted if it is `{}`: {rule}. Instead: {fix}", words.join("` or `"))
             }
+            Meaning::IgnoredIf(words, why, rule, fix) => {
+                let words = words.join("` or `");
+                format!(
+                    "no effect if it is `{words}`, with a notice: {why}. Others are not supported: {rule}. Instead: {fix}"
+                )
+            }
             Meaning::Agrees(Takes::Nothing, key, why) => format!("accepted without `{key}`: {why}"),
             Meaning::Ignored(_, why) => format!("no effect, with a notice: {why}"),
         };

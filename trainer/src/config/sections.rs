@@ -443,6 +443,7 @@ choice! {
 section!(CheckpointConfig {
     dir: Option<String>,
     interval: usize,
+    memory_interval: usize,
     keep: usize,
     save_best: bool,
     async_save: bool,
@@ -450,9 +451,14 @@ section!(CheckpointConfig {
 });
 
 impl CheckpointConfig {
-    /// Whether checkpoints before the last are written while training goes on.
-    pub fn saves_meanwhile(&self) -> bool {
-        self.async_save && (self.interval > 0 || self.save_best)
+    /// Whether checkpoints before the last are written while training goes on. `in_memory`: so are states in memory.
+    pub fn saves_meanwhile(&self, in_memory: bool) -> bool {
+        self.async_save && (self.interval > 0 || self.save_best || in_memory)
+    }
+
+    /// Whether states in memory are asked for, beside checkpoints on disk.
+    pub fn keeps_states(&self) -> bool {
+        self.memory_interval > 0 && self.dir.is_some()
     }
 }
 

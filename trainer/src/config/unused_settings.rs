@@ -82,7 +82,7 @@ const RULES: &[Rule] = &[
     ),
     (&["parallel.grad_reduce"], has_one_data_rank, NO_DATA_RANKS),
     (
-        &["checkpoint.interval", "checkpoint.keep", "checkpoint.save_best", "checkpoint.async_save"],
+        &["checkpoint.interval", "checkpoint.memory_interval", "checkpoint.keep", "checkpoint.save_best", "checkpoint.async_save"],
         |run| run.config.checkpoint.dir.is_none(),
         "without checkpoint.dir (--save) no checkpoint is written",
     ),
@@ -313,6 +313,7 @@ mod tests {
             ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
             ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
             ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),
+            ("checkpoint.memory_interval=5", "checkpoint.dir=kept", "--save"),
             ("checkpoint.async_save=false", "checkpoint.dir=kept", "--save"),
             ("logging.trace_after=3", "logging.trace=trace.json", "--trace"),
             ("data.split=0.99", "data.path=text", "without data.path"),

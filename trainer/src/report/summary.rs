@@ -7,7 +7,7 @@ use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
 
-use crate::checkpoint::{Writers, rank_bytes};
+use crate::checkpoint::{MOST_STATES, Writers, rank_bytes, state_folder};
 use crate::config::epochs;
 use crate::config::graph_plan::graph_scope;
 use crate::config::model_name::describe;
@@ -49,10 +49,18 @@ pub fn summary(
         let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank);
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
     }
-    if config.checkpoint.dir.is_some() && config.checkpoint.saves_meanwhile() {
-        let copy = bytes(rank_bytes(stage, &Writers::new(plan, group)) as usize);
+    let checkpoint = &config.checkpoint;
+    let state = rank_bytes(stage, &Writers::new(plan, group)) as usize;
+    // A dry run plans for a supervised one.
+    let in_memory = checkpoint.keeps_states() && (device.is_dry() || state_folder(checkpoint).is_some());
+    if checkpoint.dir.is_some() && checkpoint.saves_meanwhile(in_memory) {
         let kept = if device.gpu().is_some() { "for copies" } else { "for a copy meanwhile" };
-        rows.push(("saves", format!("while training goes on; {copy} of the machine's memory {kept}")));
+        rows.push(("saves", format!("while training goes on; {} of the machine's memory {kept}", bytes(state))));
+    }
+    if in_memory {
+        let (interval, most) = (counted(checkpoint.memory_interval, "step"), bytes(MOST_STATES * state));
+        let twice = "twice its part of the state, while a newer one is written";
+        rows.push(("states", format!("in shared memory every {interval}; {most} of it: {twice}")));
     }
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the entropy of the data")));

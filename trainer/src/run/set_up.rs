@@ -9,7 +9,7 @@ use engine::model::{GptShape, TensorParallel};
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Axis;
 
-use crate::checkpoint::KeptFile;
+use crate::checkpoint::{KeptFile, Writers, rank_bytes, states_to_come};
 use crate::config::batch_plan::BatchShare;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::plan::{ModelPlan, RunPlan};
@@ -17,7 +17,7 @@ use crate::error::RunError;
 use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
 use crate::run::cheaper::cheaper_settings;
-use crate::run::host_memory::fits_host;
+use crate::run::host_memory::{Needs, fits_host};
 use crate::run::{activations, verify};
 
 /// Creates this rank's stage, records its steps and allocates its memory. It has its first weights, unless the run `resumes`
@@ -93,11 +93,11 @@ pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>
 /// On a GPU this also times the algorithms of matrix products and chooses among them. The first rank of each stage does
 /// that, one stage after the other, for the products that no earlier stage has. All other ranks take over its choices.
 fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(), RunError> {
-    let needed = needed_on_all_ranks(plan, device, group)?;
+    let needs = needs_of_all_ranks(plan, device, group)?;
+    let needed = needs.device;
+    let cheaper = || cheaper_settings(plan, needed, |plan| Ok(needs_of(plan, device, group)?.device));
     if device.gpu().is_none() {
-        return Ok(fits_host(needed, device, group, || {
-            cheaper_settings(plan, needed, |plan| bytes_needed(plan, device, group))
-        })?);
+        return Ok(fits_host(needs, device, group, cheaper)?);
     }
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
@@ -105,7 +105,7 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
             "weights, optimizer state and activations fit a rank's GPU",
             format!(
                 "set a smaller train.micro_batch_size or a smaller model{}; `--dry-run` shows what needs how much",
-                cheaper_settings(plan, needed, |plan| bytes_needed(plan, device, group))
+                cheaper()
             ),
         )
         .into()),
@@ -122,38 +122,41 @@ pub(super) fn lack_of_memory(
     device: &Device,
     group: &ProcessGroup,
 ) -> Result<Option<String>, RunError> {
-    let needed = needed_on_all_ranks(plan, device, group)?;
+    let needs = needs_of_all_ranks(plan, device, group)?;
+    let needed = needs.device;
     let lacks = match device.gpu_memory()? {
         Some((free, _)) => needed.saturating_sub(free),
-        None => usize::from(fits_host(needed, device, group, String::new).is_err()),
+        None => usize::from(fits_host(needs, device, group, String::new).is_err()),
     };
     let fits = group.control.max(lacks as u64) == 0;
     Ok((!fits).then(|| format!("a rank needs {}, more than is free", bytes(needed))))
 }
 
-/// The bytes of device memory that this rank's stage needs.
-fn needed_on_all_ranks(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
+/// The memory that this rank's stage needs. All ranks call it together.
+fn needs_of_all_ranks(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Needs, RunError> {
     let mut needed = None;
     // The pipeline group of rank 0 consists of the first rank of each stage.
     for first in plan.parallel.grid.group(0, Axis::Pipeline) {
         if group.rank == first {
-            needed = Some(bytes_needed(plan, device, group));
+            needed = Some(needs_of(plan, device, group));
             group.control.broadcast_text(first, device.export_choices().unwrap_or_default());
         } else {
             device.import_choices(&group.control.broadcast_text(first, String::new()))?;
         }
     }
-    needed.unwrap_or_else(|| bytes_needed(plan, device, group))
+    needed.unwrap_or_else(|| needs_of(plan, device, group))
 }
 
-/// The bytes of device memory that a stage needs. Nothing is allocated.
-fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
+/// The memory that a stage needs. Nothing is allocated.
+fn needs_of(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Needs, RunError> {
     let (dry, streams) = (device.is_dry(), device.streams_made());
     device.set_dry(true);
     let needed = recorded_stage(plan, device, group, None).map(|stage| {
-        let needed = device.allocated_bytes();
+        let state = rank_bytes(&stage, &Writers::new(plan, group)) as usize;
+        let states = state * states_to_come(&plan.config.checkpoint);
+        let needs = Needs { device: device.allocated_bytes(), states };
         drop(stage);
-        needed
+        needs
     });
     device.free_scratch_since(streams)?;
     device.set_dry(dry);

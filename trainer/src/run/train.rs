@@ -340,9 +340,7 @@ impl<'r> Trainer<'r> {
     fn save_if_due(&mut self, stop: bool, best: bool) -> Result<bool, RunError> {
         let step = self.progress.step;
         let last = stop || step == self.plan.steps;
-        if !self.session.due(step, last, best) {
-            return Ok(false);
-        }
+        let Some(place) = self.session.due(step, last, best) else { return Ok(false) };
         self.report_in_flight()?;
         // A diverged state is never saved. At an interval, neither is the state after a skipped update.
         if self.report.has_diverged() || !(last || self.report.is_sound()) {
@@ -359,7 +357,7 @@ impl<'r> Trainer<'r> {
             // A checkpoint is never ahead of its metrics: it has those that are not on disk.
             let metrics = self.report.sync();
             let occasion = if last { Occasion::End } else { Occasion::Interval };
-            let new = self.session.save(self.stage, (self.progress, self.validated), occasion, &metrics)?;
+            let new = self.session.save(self.stage, place, (self.progress, self.validated), occasion, &metrics)?;
             self.prune(new);
             Ok(true)
         })

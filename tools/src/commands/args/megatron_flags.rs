@@ -51,7 +51,9 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
                 command.arg(alone.hide(true).help(*why))
             }
             Meaning::Refused([], ..) => command,
-            Meaning::Agrees(..) | Meaning::Ignored(..) | Meaning::Refused(..) => command.arg(number.hide(true)),
+            Meaning::Agrees(..) | Meaning::Ignored(..) | Meaning::IgnoredIf(..) | Meaning::Refused(..) => {
+                command.arg(number.hide(true))
+            }
         };
     }
     command
@@ -197,7 +199,7 @@ pub(super) fn notices(matches: &ArgMatches, config: &RunConfig) -> Vec<String> {
             let given = if *takes == Takes::Value { matches.contains_id(flag) } else { matches.get_flag(flag) };
             given.then(|| format!("--{flag} has no effect: {why}"))
         }
-        Meaning::SetsWhateverValue(_, _, why) => {
+        Meaning::SetsWhateverValue(_, _, why) | Meaning::IgnoredIf(_, why, ..) => {
             matches.get_one::<String>(flag).map(|text| format!("--{flag} {text}: {why}"))
         }
         Meaning::SetsTelling(_, (key, value), why) if matches.get_flag(flag) && is_word(config, key, value) => {

@@ -66,15 +66,13 @@ impl CopyMemory {
         (stage, writers, local_ranks): (&Stage, &Writers, usize),
     ) -> Option<Staging> {
         self.wait();
-        let can_copy = settings.saves_meanwhile() && self.has_room(stage, writers, local_ranks);
+        let can_copy = settings.async_save && self.has_room(stage, writers, local_ranks);
         (can_copy && (occasion == Occasion::Interval || self.locked > 0)).then(|| self.staging.clone())
     }
 
     /// Whether the machine's memory has room for a copy of the state of all its ranks. All ranks of the run call it together.
     fn has_room(&self, stage: &Stage, writers: &Writers, local_ranks: usize) -> bool {
-        let needed = if self.locked > 0 { 0 } else { rank_bytes(stage, writers) }.saturating_mul(local_ranks as u64);
-        let free = stage.device().free_host_memory().map(|free| free as u64);
-        let short = (writers.any)(free.is_some_and(|free| free < needed));
+        let short = self.is_short((stage, writers, local_ranks), 0);
         if short && writers.leads() && !self.told_no_copy.replace(true) {
             warn(
                 "notice: the machine's memory has no room for a copy of the state. The run waits while it saves, as with \
@@ -82,5 +80,13 @@ impl CopyMemory {
             );
         }
         !short
+    }
+
+    /// Whether the machine's memory lacks room for a copy of the state of all its ranks and so many bytes `besides`. All
+    /// ranks of the run call it together.
+    pub(super) fn is_short(&self, (stage, writers, local_ranks): (&Stage, &Writers, usize), besides: u64) -> bool {
+        let copy = if self.locked > 0 { 0 } else { rank_bytes(stage, writers) }.saturating_mul(local_ranks as u64);
+        let free = stage.device().free_host_memory().map(|free| free as u64);
+        (writers.any)(free.is_some_and(|free| free < copy.saturating_add(besides)))
     }
 }

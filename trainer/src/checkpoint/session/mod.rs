@@ -1,9 +1,11 @@
-//! The checkpoints of a run: the one that it starts from, and in `saves.rs` those that it writes. `memory.rs` has the memory for
-//! copies of the state, `removal.rs` the end of old checkpoints.
+//! The checkpoints of a run: in `start.rs` the one that it starts from, in `saves.rs` those that it writes, in `states.rs`
+//! those in shared memory. `memory.rs` has the memory for copies of the state, `removal.rs` the end of old checkpoints.
 
 mod memory;
 mod removal;
 mod saves;
+mod start;
+mod states;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -18,28 +20,27 @@ use device::Device;
 use engine::step::Stage;
 
 use crate::checkpoint::file::KeptFile;
-use crate::checkpoint::folder::{Unclear, clean, foreign, named, newest, steps};
-use crate::checkpoint::lock::{FolderLock, is_locked, shows};
-use crate::checkpoint::manifest::{MANIFEST, Manifest, Progress};
+use crate::checkpoint::folder::{clean, foreign};
+use crate::checkpoint::lock::{CHECKPOINTS, FolderLock, is_locked, shows};
+use crate::checkpoint::manifest::{Manifest, Progress};
 use crate::checkpoint::meaning::other_model;
-use crate::checkpoint::read::{check_sizes, config, damaged, load, metrics_of, source_files, verify};
-use crate::checkpoint::step_name::step_name;
+use crate::checkpoint::read::{check_sizes, config, damaged, load, metrics_of, source_files};
 use crate::checkpoint::unfinished::UnfinishedSave;
 use crate::checkpoint::validated::{Validated, ValidationEntry};
 use crate::checkpoint::write::Origin;
 use crate::checkpoint::writers::Writers;
 use crate::config::plan::RunPlan;
-use crate::config::{CheckpointConfig, Resume, by_key};
+use crate::config::{CheckpointConfig, by_key};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use memory::CopyMemory;
 use removal::Removal;
+pub use start::{missing_checkpoint, newest_step, start_folder};
+pub use states::Place;
+use states::States;
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
-
-/// A run locks `checkpoint.dir` with this file.
-const LOCK: &str = "checkpoints.lock";
 
 /// A run locks `logging.dir` with this file.
 pub(crate) const LOG_LOCK: &str = "run.lock";
@@ -49,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Whether a run has locked one of these folders, its `logging.dir` and its `checkpoint.dir`.
 pub fn is_in_use(logs: &Path, checkpoints: &Path) -> bool {
-    is_locked(logs, LOG_LOCK) || is_locked(checkpoints, LOCK)
+    is_locked(logs, LOG_LOCK) || is_locked(checkpoints, CHECKPOINTS)
 }
 
 /// A run's checkpoints. Only rank 0 reads folders and decides. Each rank writes the part of the state that it alone has. Of
@@ -64,11 +65,20 @@ pub struct Session<'p> {
     /// Ranks of this machine.
     local_ranks: usize,
     found: Option<Found>,
-    /// The checkpoint that is being written, and its step.
-    unfinished: Option<(usize, UnfinishedSave)>,
+    /// The checkpoint that is being written.
+    unfinished: Option<Unfinished>,
+    /// `None` if the run keeps no state in shared memory.
+    states: Option<States>,
     memory: CopyMemory,
     removal: Removal,
     _locks: Vec<FolderLock>,
+}
+
+/// A checkpoint that is being written.
+struct Unfinished {
+    place: Place,
+    step: usize,
+    save: UnfinishedSave,
 }
 
 impl<'p> Session<'p> {
@@ -100,6 +110,7 @@ impl<'p> Session<'p> {
             local_ranks: group.local_size,
             found: None,
             unfinished: None,
+            states: None,
             memory: CopyMemory::default(),
             removal: Removal::default(),
             _locks: Vec::new(),
@@ -109,11 +120,12 @@ impl<'p> Session<'p> {
             let logs = Path::new(&plan.config.logging.dir);
             session._locks.push(FolderLock::take(logs, LOG_LOCK, "logging.dir", &mark)?);
             if let Some(dir) = dir {
-                session._locks.push(FolderLock::take(dir, LOCK, "checkpoint.dir", &mark)?);
+                session._locks.push(FolderLock::take(dir, CHECKPOINTS, "checkpoint.dir", &mark)?);
             }
         }
         if let Some(dir) = dir {
             all_see(dir, mark, group, plan.parallel.grid.ranks())?;
+            session.states = States::open(settings, group);
         }
         if main {
             if let Some(dir) = dir {
@@ -126,6 +138,9 @@ impl<'p> Session<'p> {
                     .into());
                 }
                 clean(dir).map_err(unreadable(dir))?;
+                if let Some(States { folder, .. }) = &session.states {
+                    clean(folder).map_err(unreadable(folder))?;
+                }
             }
             let origin = Arc::make_mut(&mut session.origin);
             origin.data = Some(data);
@@ -145,8 +160,9 @@ impl<'p> Session<'p> {
         // Rank 0 has read every byte of the checkpoint. The others take the same one.
         let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
         let step = group.control.max(step);
+        let in_memory = group.control.any(session.starts_from_memory());
         if !main && step > 0 {
-            let path = session.path_of(step as usize - 1);
+            let path = session.path_of(step as usize - 1, in_memory);
             let manifest = check_sizes(&path)
                 .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", group.rank, path.display())))?;
             session.found = Some((path, manifest));
@@ -186,8 +202,17 @@ impl<'p> Session<'p> {
         self.continued().map(|(_, manifest)| manifest.step)
     }
 
-    /// The checkpoint to start from, if it is this run's own: one in its `checkpoint.dir`.
+    /// Whether the checkpoint to start from is a state in memory.
+    fn starts_from_memory(&self) -> bool {
+        let folder = self.states.as_ref().map(|states| &states.folder);
+        folder.is_some_and(|folder| self.found.as_ref().is_some_and(|(path, _)| path.parent() == Some(folder)))
+    }
+
+    /// The checkpoint to start from, if it is this run's own: one in its `checkpoint.dir` or its memory.
     fn continued(&self) -> Option<&Found> {
+        if self.starts_from_memory() {
+            return self.found.as_ref();
+        }
         let own = self.dir?.canonicalize().ok()?;
         self.found.as_ref().filter(|(path, _)| path.canonicalize().is_ok_and(|path| path.parent() == Some(&own)))
     }
@@ -226,87 +251,12 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// The path of the checkpoint after so many steps.
-    fn path_of(&self, step: usize) -> PathBuf {
-        let from = looked_in(self.settings).unwrap_or_default();
-        if from.join(MANIFEST).exists() { from } else { from.join(step_name(step)) }
-    }
-
-    /// The checkpoint to start from, by `checkpoint.resume`.
-    fn find(&self) -> Result<Option<Found>, RunError> {
-        match (&self.settings.resume, self.dir) {
-            (Resume::Auto | Resume::Never, None) => Ok(None),
-            (Resume::Auto, Some(dir)) => self.newest(dir),
-            (Resume::Never, Some(dir)) => {
-                self.refuse_newer(dir, 0, "checkpoint.resume = never")?;
-                Ok(None)
-            }
-            (Resume::From(path), dir) => {
-                let path = &named(path.as_ref());
-                let found = if path.join(MANIFEST).exists() {
-                    let manifest = verify(path, &self.writers.activity).map_err(|damage| damaged(path, &damage))?;
-                    Some((path.to_path_buf(), manifest))
-                } else {
-                    self.newest(path)?
-                };
-                let own = dir.and_then(|dir| dir.canonicalize().ok());
-                if found.is_none() && own.is_some() && own == path.canonicalize().ok() {
-                    say(&format!("{} holds no checkpoint yet: the run starts at step 0", path.display()));
-                    return Ok(None);
-                }
-                let Some(found) = found else {
-                    let problem = if path.exists() { "holds no checkpoint" } else { "does not exist" };
-                    return Err(nothing_to_resume(path, problem).into());
-                };
-                if let Some(dir) = dir {
-                    self.refuse_newer(dir, found.1.step + 1, &format!("checkpoint.resume = {}", path.display()))?;
-                }
-                Ok(Some(found))
-            }
-        }
-    }
-
-    /// The newest complete checkpoint. Newer ones that are damaged are named in a notice.
-    ///
-    /// # Errors
-    /// All checkpoints are damaged.
-    fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
-        let (found, damaged) = newest(dir, &self.writers.activity).map_err(|unclear| match unclear {
-            Unclear::Unreadable(error) => unreadable(dir)(error),
-            Unclear::NotFiles(error) => error.into(),
-        })?;
-        for (path, damage) in damaged.iter().filter(|_| found.is_some()) {
-            warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
-        }
-        if let (None, [(path, damage), ..]) = (&found, &damaged[..]) {
-            return Err(UserError::new(
-                format!("{} holds no complete checkpoint: in {}, {damage}", dir.display(), path.display()),
-                "a run does not start over beside damaged checkpoints",
-                "restore their files, or set another checkpoint.dir",
-            )
-            .into());
-        }
-        Ok(found)
-    }
-
-    /// Fails when `dir` holds a complete checkpoint of `from` steps or more: a later restart would continue from that one.
-    fn refuse_newer(&self, dir: &Path, from: usize, asked: &str) -> Result<(), RunError> {
-        let all = steps(dir).map_err(unreadable(dir))?;
-        match all.iter().rev().find(|(step, path)| *step >= from && check_sizes(path).is_ok()) {
-            Some((_, path)) => Err(UserError::new(
-                format!("{asked}, but {} exists", path.display()),
-                "checkpoint.dir holds no checkpoint later than the start of the run",
-                "move later ones away, set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
-            )
-            .into()),
-            None => Ok(()),
-        }
-    }
-
     /// Prints the checkpoint that the run starts from, and the settings and data that changed since.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
-        let line = format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
+        let place = if self.starts_from_memory() { ", from memory" } else { "" };
+        let line =
+            format!("continues {} at step {}, sample {}{place}", path.display(), manifest.step, manifest.samples);
         say(&line);
         tracing::info!(target: PRINTED, "{line}");
         let mut changed = config(path).map(|theirs| changes(&theirs, &self.origin.config)).unwrap_or_default();
@@ -324,7 +274,7 @@ fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result
     let mark = group.control.broadcast_text(0, mark);
     // Ranks of one machine see each other's writes at once.
     let patience = if group.local_size == all { Duration::ZERO } else { PATIENCE };
-    let blind = group.rank > 0 && !shows(dir, LOCK, &mark, patience);
+    let blind = group.rank > 0 && !shows(dir, CHECKPOINTS, &mark, patience);
     // The highest such rank is named; 0 means none.
     let Some(last) = group.control.max(if blind { group.rank as u64 + 1 } else { 0 }).checked_sub(1) else {
         return Ok(());
@@ -337,48 +287,6 @@ fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result
 
 fn not_shared(what: String) -> UserError {
     UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
-}
-
-/// The folder that a run searches for a checkpoint to start from.
-fn looked_in(settings: &CheckpointConfig) -> Option<PathBuf> {
-    match &settings.resume {
-        Resume::Never => None,
-        Resume::Auto => settings.dir.as_deref().map(PathBuf::from),
-        Resume::From(path) => Some(named(path.as_ref())),
-    }
-}
-
-/// The checkpoint that a run with these settings would start from. Only sizes are checked, not contents. It serves code
-/// that runs before there is a [`Session`].
-pub fn start_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
-    let from = looked_in(settings)?;
-    if from.join(MANIFEST).exists() {
-        return Some(from);
-    }
-    newest_of_right_sizes(&from).map(|(_, path)| path)
-}
-
-/// The mistake of a run that resumes from a path that does not exist.
-pub fn missing_checkpoint(settings: &CheckpointConfig) -> Option<UserError> {
-    let Resume::From(path) = &settings.resume else { return None };
-    let (path, dir) = (&named(path.as_ref()), settings.dir.as_ref().map(Path::new));
-    // The run makes its own folder, and then starts at step 0.
-    let is_own = dir.is_some_and(|dir| std::path::absolute(dir).ok() == std::path::absolute(path).ok());
-    (!path.exists() && !is_own).then(|| nothing_to_resume(path, "does not exist"))
-}
-
-fn nothing_to_resume(path: &Path, problem: &str) -> UserError {
-    let what = format!("checkpoint.resume = {} {problem}", path.display());
-    UserError::new(what, "it is auto, never, a checkpoint, or a folder of them", "check the path")
-}
-
-/// Steps of the newest checkpoint in a folder. Only sizes are checked, not contents.
-pub fn newest_step(dir: &Path) -> Option<usize> {
-    newest_of_right_sizes(dir).map(|(step, _)| step)
-}
-
-fn newest_of_right_sizes(dir: &Path) -> Option<(usize, PathBuf)> {
-    steps(dir).ok()?.into_iter().rev().find(|(_, path)| check_sizes(path).is_ok())
 }
 
 fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {

@@ -6,22 +6,26 @@ use std::time::Instant;
 use common::terminal::{PRINTED, warn};
 use engine::step::Stage;
 
-use super::Session;
+use super::states::{Place, why};
+use super::{Session, Unfinished};
 use crate::checkpoint::folder::{Kept, prune};
 use crate::checkpoint::manifest::Progress;
-use crate::checkpoint::read::verify;
+use crate::checkpoint::read::{check_sizes, verify};
 use crate::checkpoint::unfinished::{News, Published};
 use crate::checkpoint::validated::Validated;
-use crate::checkpoint::write::{Occasion, SaveRequest, begin_save};
+use crate::checkpoint::write::{Occasion, SaveRequest, begin_save, rank_bytes};
 use crate::error::{RunError, SaveError};
 
 impl Session<'_> {
-    /// Whether a checkpoint is due after `step` steps. `last` says that the run ends there, `best` that the validation loss
-    /// is the lowest so far.
-    pub fn due(&self, step: usize, last: bool, best: bool) -> bool {
-        let interval = self.settings.interval;
-        let at_interval = interval > 0 && step.is_multiple_of(interval);
-        self.dir.is_some() && (last || at_interval || (best && self.settings.save_best))
+    /// The place of the checkpoint that is due after `step` steps, if one is. `last` says that the run ends there, `best`
+    /// that the validation loss is the lowest so far.
+    pub fn due(&self, step: usize, last: bool, best: bool) -> Option<Place> {
+        let at = |interval: usize| interval > 0 && step.is_multiple_of(interval);
+        self.dir?;
+        if last || at(self.settings.interval) || (best && self.settings.save_best) {
+            return Some(Place::Disk);
+        }
+        (self.states.is_some() && at(self.settings.memory_interval)).then_some(Place::Memory)
     }
 
     /// The checkpoints of the run that are never removed.
@@ -36,8 +40,9 @@ impl Session<'_> {
     /// Errors of the device.
     pub fn lock_memory(&mut self, stage: &Stage, steps: usize) -> Result<(), RunError> {
         let settings = self.settings;
-        let saves = settings.save_best || (1..steps).contains(&settings.interval);
-        if self.dir.is_some() && saves && settings.saves_meanwhile() {
+        let in_memory = self.states.is_some() && (1..steps).contains(&settings.memory_interval);
+        let saves = settings.save_best || (1..steps).contains(&settings.interval) || in_memory;
+        if self.dir.is_some() && saves && settings.async_save {
             self.memory.lock(stage, &self.writers, self.local_ranks)?;
         }
         Ok(())
@@ -51,33 +56,54 @@ impl Session<'_> {
 
     /// Writes a checkpoint, all ranks together, after the one that is being written. At an interval, with
     /// `checkpoint.async_save`, it returns when the copy of the state has begun: see [`Session::saved`]. Otherwise it returns
-    /// when the checkpoint is on disk.
+    /// when the checkpoint is complete. To memory it is left out if another one is still being written.
     ///
     /// At an interval a checkpoint that cannot be written is a warning, because the run is worth more than the checkpoint. At
-    /// the end it is an error. If there is too little space, checkpoints beyond `checkpoint.keep` that were there when the
-    /// run started are removed first. `metrics` are the run's lines that could not be written elsewhere; only rank 0's are
-    /// used.
+    /// the end it is an error. If there is too little space on disk, checkpoints beyond `checkpoint.keep` that were there when
+    /// the run started are removed first. `metrics` are the run's lines that could not be written elsewhere; only rank 0's are
+    /// used. Returns the step of a checkpoint that is new on disk.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(
         &mut self,
         stage: &mut Stage,
-        (progress, validated): (Progress, Validated),
+        place: Place,
+        now: (Progress, Validated),
         occasion: Occasion,
         metrics: &[u8],
     ) -> Result<Option<usize>, RunError> {
         let Some(dir) = self.dir else { return Ok(None) };
+        let folder = match (place, &self.states) {
+            (Place::Disk, _) => dir.to_path_buf(),
+            (Place::Memory, Some(states)) if self.has_room_for_state(stage, now.0.step) => states.folder.clone(),
+            (Place::Memory, _) => return Ok(None),
+        };
         let before = self.end_save()?;
-        self.removal.wait();
+        match (place, &mut self.states) {
+            (Place::Memory, Some(states)) => states.end_removal(),
+            _ => self.removal.wait(),
+        }
+        Ok(self.write(stage, (place, &folder), now, occasion, metrics)?.or(before))
+    }
+
+    /// Writes a checkpoint to this folder: see [`Session::save`]. Nothing else is being written.
+    fn write(
+        &mut self,
+        stage: &mut Stage,
+        (place, dir): (Place, &Path),
+        (progress, validated): (Progress, Validated),
+        occasion: Occasion,
+        metrics: &[u8],
+    ) -> Result<Option<usize>, RunError> {
         let begun = Instant::now();
         let memory = self.memory.of_save(self.settings, occasion, (stage, &self.writers, self.local_ranks));
         // Checkpoints of this start may replace the older ones only if the run is sound. That is not known here; see
-        // `prune`.
+        // `prune`. The older state in memory stays until the newer one is complete.
         let make_room = || {
             let complete = |path: &Path| verify(path, &self.writers.activity).is_ok();
             let before = self.continues_at().unwrap_or(0);
-            prune(dir, before, &self.kept(), complete)
+            if place == Place::Disk { prune(dir, before, &self.kept(), complete) } else { Ok(()) }
         };
         let (origin, writers, memory) = (&self.origin, &self.writers, memory.as_ref());
         let make_room = &make_room;
@@ -85,13 +111,34 @@ impl Session<'_> {
         let step = progress.step;
         match begin_save(stage, &request) {
             Ok(save) if memory.is_some() && occasion == Occasion::Interval => {
-                self.unfinished = Some((step, save));
+                self.unfinished = Some(Unfinished { place, step, save });
                 tracing::info!("the save after step {step} held training for {:.3} s", begun.elapsed().as_secs_f64());
-                Ok(before)
+                Ok(None)
             }
-            Ok(save) => Ok(self.ended(step, save.finish(writers), occasion)?.or(before)),
-            Err(error) => Ok(self.ended(step, Err(error), occasion)?.or(before)),
+            Ok(save) => {
+                let result = save.finish(writers);
+                self.ended((place, step), result, occasion)
+            }
+            Err(error) => self.ended((place, step), Err(error), occasion),
         }
+    }
+
+    /// Whether nothing is being written and the machine's memory has room for a state and its copy. Otherwise the log says
+    /// what is the matter. All ranks call it together.
+    fn has_room_for_state(&self, stage: &Stage, step: usize) -> bool {
+        let is_under_way = self.unfinished.as_ref().is_some_and(|unfinished| unfinished.save.is_under_way());
+        if (self.writers.any)(is_under_way) {
+            if self.main {
+                tracing::info!("no state in memory after step {step}: a save is still under way");
+            }
+            return false;
+        }
+        let needed = (self.writers.sum)(rank_bytes(stage, &self.writers));
+        let is_short = self.memory.is_short((stage, &self.writers, self.local_ranks), needed);
+        if let (true, true, Some(states)) = (is_short, self.main, &self.states) {
+            states.warn_once(step, "the machine's memory has no room for it and its copy");
+        }
+        !is_short
     }
 
     /// The step of a checkpoint that is new on disk since the last call, if one is. It does not wait. Only rank 0 hears it.
@@ -100,42 +147,51 @@ impl Session<'_> {
     /// # Errors
     /// A device that cannot be read.
     pub fn saved(&mut self) -> Result<Option<usize>, RunError> {
-        let Some((step, save)) = &mut self.unfinished else { return Ok(None) };
-        let step = *step;
-        match save.news() {
+        let Some(Unfinished { place, step, save }) = &mut self.unfinished else { return Ok(None) };
+        let (news, what) = (save.news(), (*place, *step));
+        match news {
             News::None => Ok(None),
-            News::Published(published) => self.ended(step, Ok(Some(published)), Occasion::Interval),
-            News::Failed(error) => self.ended(step, Err(error), Occasion::Interval),
+            News::Published(published) => self.ended(what, Ok(Some(published)), Occasion::Interval),
+            News::Failed(error) => self.ended(what, Err(error), Occasion::Interval),
         }
     }
 
-    /// Waits until the checkpoint that is being written is on disk, and returns its step if [`Session::saved`] did not. All
-    /// ranks call it together.
+    /// Waits until the checkpoint that is being written is complete, and returns its step if it is on disk and
+    /// [`Session::saved`] did not. All ranks call it together.
     ///
     /// # Errors
     /// A device that cannot be read.
     pub fn end_save(&mut self) -> Result<Option<usize>, RunError> {
         let new = self.saved()?;
-        let Some((step, save)) = self.unfinished.take() else { return Ok(new) };
-        Ok(self.ended(step, save.finish(&self.writers), Occasion::Interval)?.or(new))
+        let Some(Unfinished { place, step, save }) = self.unfinished.take() else { return Ok(new) };
+        let result = save.finish(&self.writers);
+        Ok(self.ended((place, step), result, Occasion::Interval)?.or(new))
     }
 
-    /// The step of a checkpoint that ended, if this rank hears now that it is on disk.
+    /// The step of a checkpoint that ended, if this rank hears now that it is on disk. States in memory that are older go.
     fn ended(
-        &self,
-        step: usize,
+        &mut self,
+        (place, step): (Place, usize),
         result: Result<Option<Published>, SaveError>,
         occasion: Occasion,
     ) -> Result<Option<usize>, RunError> {
-        match result {
-            Ok(published) => Ok(published.map(|published| {
+        match (result, &mut self.states) {
+            (Ok(None), _) => Ok(None),
+            (Ok(Some(published)), states) => {
                 tracing::info!("checkpoint after step {step}: {published}");
-                step
-            })),
-            Err(SaveError::Device(error)) => Err(error.into()),
-            Err(error) if occasion == Occasion::End => Err(error.into()),
-            Err(SaveError::Peer { .. }) => Ok(None),
-            Err(error) => {
+                if let Some(states) = states {
+                    states.remove_all_but((place == Place::Memory).then_some(step));
+                }
+                Ok((place == Place::Disk).then_some(step))
+            }
+            (Err(SaveError::Device(error)), _) => Err(error.into()),
+            (Err(error), _) if occasion == Occasion::End => Err(error.into()),
+            (Err(SaveError::Peer { .. }), _) => Ok(None),
+            (Err(error), Some(states)) if place == Place::Memory => {
+                states.warn_once(step, &why(&error));
+                Ok(None)
+            }
+            (Err(error), _) => {
                 let line = format!("WARNING: {error}. The run continues without it.");
                 warn(&line);
                 tracing::warn!(target: PRINTED, "{line}");
@@ -149,13 +205,16 @@ impl Session<'_> {
     pub fn prune(&mut self, step: usize) {
         if let Some(dir) = self.dir.filter(|_| self.main) {
             let kept = self.kept();
-            self.removal.begin(dir, step, kept);
+            self.removal.begin(dir, move |dir| prune(dir, step, &kept, |path| check_sizes(path).is_ok()));
         }
     }
 
     /// Waits until nothing is being removed, and no memory is being locked.
     pub fn end_threads(&mut self) {
         self.removal.wait();
+        if let Some(states) = &mut self.states {
+            states.end_removal();
+        }
         self.memory.wait();
     }
 }

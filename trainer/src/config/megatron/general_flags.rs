@@ -1,7 +1,7 @@
 //! The table of Megatron's flags, but for those about experts.
 
 use super::meaning::Meaning::{
-    self, Agrees, Computes, Ignored, Refused, Sets, SetsByValue, SetsItem, SetsTelling, SetsWhateverValue,
+    self, Agrees, Computes, Ignored, IgnoredIf, Refused, Sets, SetsByValue, SetsItem, SetsTelling, SetsWhateverValue,
 };
 use super::meaning::Takes::{Nothing, Value};
 use crate::config::RunConfig;
@@ -54,6 +54,9 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("recompute-activations", Sets("recompute.granularity", "selective")),
     ("cuda-graph-use-single-mempool", Sets("cuda_graph.mempool", "single")),
     ("grad-reduce-in-bf16", Sets("parallel.grad_reduce", "bf16")),
+
+    ("non-persistent-ckpt-type", IgnoredIf(&["local", "in_memory"], "states in memory are in /dev/shm, as long as `trainer supervise` lives", "states between checkpoints are in the machine's shared memory", "give local, or --save-interval for checkpoints in the folder of --save")),
+    ("non-persistent-global-ckpt-dir", Refused(&[], "states between checkpoints are in the machine's shared memory", "leave it out; --save-interval for checkpoints in the folder of --save")),
 
     ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, full_iteration or none")),
 
@@ -146,6 +149,8 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("dist-ckpt-format", Ignored(Value, "checkpoints are safetensors")),
     ("ckpt-format", Ignored(Value, "checkpoints are safetensors")),
     ("dist-ckpt-strictness", Ignored(Value, "a checkpoint that lacks a tensor, or has one too many, is refused")),
+    ("non-persistent-local-ckpt-dir", Ignored(Value, "`trainer supervise` makes a folder in /dev/shm")),
+    ("non-persistent-local-ckpt-algo", Ignored(Value, "each rank always writes its part of weights and optimizer")),
     ("tensorboard-log-interval", Ignored(Value, LOGS)),
     ("tensorboard-queue-size", Ignored(Value, LOGS)),
     ("timing-log-level", Ignored(Value, "a timeline (--trace) has the time of every operation")),
@@ -200,8 +205,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("no-ckpt-fully-parallel-save", Refused(&[], "each rank always writes its part of weights and optimizer", "leave it out")),
     ("ckpt-convert-format", Refused(&[], "checkpoints have one format", "leave it out")),
     ("ckpt-convert-save", Refused(&[], "checkpoints have one format", "leave it out; trainer convert for Hugging Face")),
-    ("non-persistent-save-interval", Refused(&[], "all checkpoints are files", "--save-interval")),
-    ("non-persistent-ckpt-type", Refused(&[], "all checkpoints are files", "leave it out")),
     ("wandb-project", Refused(&[], WANDB, "--wandb with WANDB_PROJECT set")),
     ("wandb-exp-name", Refused(&[], WANDB, "--wandb with WANDB_NAME set")),
     ("wandb-entity", Refused(&[], WANDB, "--wandb with WANDB_ENTITY set")),

@@ -28,6 +28,9 @@ pub enum Meaning {
     Agrees(Takes, &'static str, &'static str),
     /// It has no effect, which the user is told with the reason.
     Ignored(Takes, &'static str),
+    /// With one of these values it has no effect, which the user is told with the reason. Others are refused: the rule and the
+    /// fix.
+    IgnoredIf(&'static [&'static str], &'static str, &'static str, &'static str),
     /// It is refused, but for these values, which have no effect: the rule and the fix.
     Refused(&'static [&'static str], &'static str, &'static str),
 }

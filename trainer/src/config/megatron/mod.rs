@@ -24,7 +24,7 @@ pub fn unsupported(flag: &str, value: Option<&str>) -> Option<(&'static str, &'s
         SetsByValue(values, rule, fix) => {
             (!values.iter().any(|(known, _)| value == Some(known))).then_some((*rule, *fix))
         }
-        Refused(words, rule, fix) => {
+        Refused(words, rule, fix) | Meaning::IgnoredIf(words, _, rule, fix) => {
             let taken = value.is_some_and(|value| words.iter().any(|word| same_value(value, word)));
             (!taken).then_some((*rule, *fix))
         }
@@ -87,7 +87,7 @@ mod tests {
                 Meaning::SetsItem(key, _) => assert!(find(key).is_some_and(|option| option.kind == Kind::Floats)),
                 Meaning::Agrees(_, key, _) => assert!(find(key).is_some(), "{key}"),
                 Meaning::Ignored(_, why) => assert!(!why.is_empty()),
-                Refused(_, _, fix) => {
+                Refused(_, _, fix) | Meaning::IgnoredIf(.., fix) => {
                     let named = fix.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
                     for name in named.filter_map(|word| word.strip_prefix("--")) {
                         let is_setter = |meaning| matches!(meaning, &Meaning::Sets(..) | &SetsByValue(..));
@@ -109,6 +109,8 @@ mod tests {
             ("attention-backend", "flash", true),
             ("tokenizer-type", "HuggingFaceTokenizer", true),
             ("tokenizer-type", "GPT2BPETokenizer", false),
+            ("non-persistent-ckpt-type", "local", true),
+            ("non-persistent-ckpt-type", "global", false),
             ("fp16", "", false),
             ("cuda-graph-impl", "local", true),
             ("cuda-graph-impl", "transformer_engine", false),
