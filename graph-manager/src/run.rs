@@ -236,7 +236,8 @@ impl<P: Policy> UnderWay<'_, P> {
         let within = |error: Error| error.within(name);
         let schedule = Schedule::of(&program, Part::Inside(visit as u32), self.manager.options.poison, &mut |_| None);
         self.device.set_scope(name);
-        stream.begin_capture().map_err(|error| within(error.into()))?;
+        let mode = self.manager.options.capture_mode;
+        stream.begin_capture_in(mode).map_err(|error| within(error.into()))?;
         // After `end_capture` there is nothing to abandon.
         let _unfinished = Finally(|| stream.abandon_capture());
         self.capturing = true;
