@@ -3,11 +3,12 @@
 //!
 //!     cargo run -p device --example custom_operation
 
-use device::cuda::{CudaKernel, CudaLaunch, CudaOptions, GpuProperties, gpu_count};
+use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuProperties, gpu_count};
 use device::ops::{Accesses, CustomOp};
 use device::{DType, Device, Error, HostOptions, HostTensors, Result, Tensor};
 
-const KERNEL: CudaKernel = CudaKernel { file: "axpy.cu", source: include_str!("axpy.cu"), function: "axpy" };
+const KERNEL: CudaKernel =
+    CudaKernel { file: "axpy.cu", code: CudaCode::Source(include_str!("axpy.cu")), function: "axpy" };
 
 /// `y = a * x + y`, f32.
 #[derive(Debug)]
@@ -42,15 +43,16 @@ impl CustomOp for Axpy {
         Ok(())
     }
 
-    fn cuda_launch(&self, _gpu: &GpuProperties) -> Option<CudaLaunch> {
+    fn cuda_work(&self, _gpu: &GpuProperties) -> Option<CudaWork<'_>> {
         let count = self.y.elements();
-        Some(CudaLaunch {
+        let launch = CudaLaunch {
             kernel: KERNEL,
             blocks: (count.div_ceil(256) as u32, 1, 1),
             threads: (256, 1, 1),
             shared_bytes: 0,
             arguments: vec![self.a.into(), self.x.into(), self.y.into(), (count as u64).into()],
-        })
+        };
+        Some(launch.into())
     }
 }
 

@@ -54,7 +54,8 @@ impl Capture {
         Ok(())
     }
 
-    fn refuse_spoiled(&self, label: &str) -> Result<()> {
+    /// Fails with the first mistake if there was one.
+    pub(crate) fn refuse_spoiled(&self, label: &str) -> Result<()> {
         match &self.spoiled {
             None => Ok(()),
             Some(first) => {

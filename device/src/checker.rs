@@ -43,7 +43,8 @@ impl Access {
 #[derive(Clone, Debug, Default)]
 struct ByteRange {
     end: u64,
-    /// The buffer that owns the values here, and the operation that wrote them.
+    /// The buffer that owns the values here, and the operation that wrote them. The values of adopted memory are nobody's:
+    /// any buffer there has them.
     written: Option<(BufferId, Access)>,
     /// Reads since.
     reads: Vec<Access>,
@@ -126,7 +127,7 @@ fn read_cell(
         None => {
             return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: names.of(buffer) }.into());
         }
-        Some((owner, writer)) if *owner != buffer => {
+        Some((owner, writer)) if *owner != buffer && *owner != BufferId::NOTHING => {
             return Err(CheckError::Overwritten {
                 reader: by.label.to_string(),
                 buffer: names.of(buffer),
@@ -315,6 +316,13 @@ impl Checker {
 
     pub(crate) fn allocate(&mut self, range: Range<u64>) {
         self.memory.remove(range);
+    }
+
+    /// Memory with values that others wrote.
+    pub(crate) fn adopt(&mut self, range: Range<u64>) {
+        self.host[0] += 1;
+        let by = Access { stream: 0, time: self.host[0], label: "adopt".into() };
+        self.memory.replace(range, ByteRange { written: Some((BufferId::NOTHING, by)), ..ByteRange::default() });
     }
 
     pub(crate) fn free(&mut self, range: Range<u64>) {

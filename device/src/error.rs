@@ -1,5 +1,7 @@
 //! The errors of a device. Every message names the thing, the rule and the fix.
 
+use crate::calling::running;
+
 /// The result of a device operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -76,6 +78,18 @@ pub enum Error {
         /// The call.
         call: String,
     },
+    /// The code of a custom operation used its device while it ran.
+    #[error(
+        "{op}: {call} was made while it ran. Rule: an operation works on the tensors that it declares: it does not use \
+         its device, allocate, read back or wait. Fix: do it before the operation is submitted, or submit another \
+         operation for it"
+    )]
+    Within {
+        /// The operation.
+        op: &'static str,
+        /// The call.
+        call: String,
+    },
     /// A tensor was used that has no memory yet.
     #[error(
         "{user}: buffer `{buffer}` has no address yet. Rule: work runs at addresses, and a buffer that a recording took, or \
@@ -111,6 +125,11 @@ impl Error {
         Error::Recording { call: call.into() }
     }
 
+    /// A call of the device that the code of an operation made.
+    pub(crate) fn within(call: impl Into<String>) -> Error {
+        Error::Within { op: running().unwrap_or("a listener"), call: call.into() }
+    }
+
     /// A use of another device's tensor, event or graph.
     pub(crate) fn other_device(user: &str, thing: &str) -> Error {
         Error::OtherDevice { user: user.into(), thing: thing.into() }
@@ -131,6 +150,14 @@ pub enum CaptureRule {
     Allocation,
     /// 900: work on a stream that no capture under way includes. CUDA takes it: it runs once, and no replay repeats it.
     Outside,
+    /// 900: a custom operation's call on a GPU did what a capture cannot record.
+    Call,
+    /// 401: a capture begun on a stream that captures.
+    Begun,
+    /// 401: the end of a capture on a stream that does not capture.
+    NotBegun,
+    /// 903: the end of a capture on another stream than the one that it was begun on.
+    Unmatched,
     /// 901: a capture that an earlier mistake made invalid.
     Invalidated,
     /// 904: a side stream forked from the capture and not joined.
@@ -147,8 +174,10 @@ impl CaptureRule {
     /// CUDA's error code (`cudaErrorStreamCapture...`) for this mistake.
     pub fn code(self) -> u32 {
         match self {
-            CaptureRule::Synchronization | CaptureRule::Allocation | CaptureRule::Outside => 900,
+            CaptureRule::Begun | CaptureRule::NotBegun => 401,
+            CaptureRule::Synchronization | CaptureRule::Allocation | CaptureRule::Outside | CaptureRule::Call => 900,
             CaptureRule::Invalidated => 901,
+            CaptureRule::Unmatched => 903,
             CaptureRule::Unjoined => 904,
             CaptureRule::Isolation => 905,
             CaptureRule::Implicit => 906,
@@ -162,6 +191,13 @@ impl CaptureRule {
             CaptureRule::Synchronization => "the host cannot wait for work that is being recorded, not run",
             CaptureRule::Allocation => "addresses are fixed at capture, so memory is planned before it",
             CaptureRule::Outside => "a replay repeats only the work of the stream that captures and of its forks",
+            CaptureRule::Call => {
+                "a call in a capture only adds work to the capturing stream: it does not wait, ask for the state of a \
+                 stream or event, allocate, free, load a module, or use the default stream"
+            }
+            CaptureRule::Begun => "a stream is part of one capture at a time",
+            CaptureRule::NotBegun => "a capture ends on the stream that it was begun on",
+            CaptureRule::Unmatched => "a capture ends on the stream that it was begun on",
             CaptureRule::Invalidated => "a capture in which a call failed cannot become a graph",
             CaptureRule::Unjoined => "a stream forked from a capture is joined to it before the capture ends",
             CaptureRule::Isolation => "a captured stream depends only on work captured with it",
@@ -175,8 +211,15 @@ impl CaptureRule {
     /// The advice for the user.
     pub fn fix(self) -> &'static str {
         match self {
-            CaptureRule::Synchronization => "synchronize before the region begins or after its launch",
+            CaptureRule::Synchronization => "do it before the capture begins, or after the graph's launch",
             CaptureRule::Allocation => "allocate before the region, or take the buffer from the region's plan",
+            CaptureRule::Call => {
+                "do that in a warm-up, before the capture. Memory that the call needs is a tensor that the operation \
+                 declares to write"
+            }
+            CaptureRule::Begun => "end that capture first (Stream::end_capture), or begin this one on another stream",
+            CaptureRule::NotBegun => "call Stream::begin_capture on this stream first",
+            CaptureRule::Unmatched => "wait on that stream for this one, and end the capture there",
             CaptureRule::Outside => "record an event on the capturing stream and wait for it on this one",
             CaptureRule::Invalidated => "fix the first error reported for this capture",
             CaptureRule::Unjoined => "record an event on the side stream and wait for it on the capturing stream",

@@ -7,7 +7,9 @@
 mod array;
 mod backend;
 mod buffer_name;
+mod calling;
 mod capture;
+mod capture_mode;
 mod checker;
 mod communicator;
 pub mod cuda;
@@ -33,6 +35,7 @@ pub use array::{Growth, HostArray, HostValues, Staging};
 pub use backend::Readback;
 pub use buffer_name::BufferName;
 pub(crate) use buffer_name::BufferNames;
+pub use capture_mode::CaptureMode;
 pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Snapshot, Submission, TraceEvent};

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::{Display, Formatter};
 use std::num::NonZeroUsize;
 
+use device::CaptureMode;
 use graph_manager::{ManagerOptions, Mempool};
 
 /// How much of a step one graph contains.
@@ -118,6 +119,8 @@ impl GraphOptions {
             check_replays: self.check_replays,
             // Every kind of step that a run meets is recorded before its first step.
             plan_limit: NonZeroUsize::MAX,
+            // Threads that read data and write checkpoints work during captures.
+            capture_mode: CaptureMode::ThreadLocal,
         }
     }
 }

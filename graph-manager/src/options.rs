@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use device::CaptureMode;
+
 /// How memory is shared between microbatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mempool {
@@ -33,6 +35,9 @@ pub struct ManagerOptions {
     /// [`Mempool::Single`] one per mode and number of microbatches. If one more comes, the one that has not run for the
     /// longest time is forgotten.
     pub plan_limit: NonZeroUsize,
+    /// The calls of other code, such as another crate's within an operation, that the driver refuses while a region is
+    /// captured.
+    pub capture_mode: CaptureMode,
 }
 
 impl Default for ManagerOptions {
@@ -45,6 +50,7 @@ impl Default for ManagerOptions {
             poison: false,
             check_replays: false,
             plan_limit: const { NonZeroUsize::new(64).unwrap() },
+            capture_mode: CaptureMode::default(),
         }
     }
 }

@@ -242,7 +242,8 @@ impl<P: Policy> UnderWay<'_, P> {
         self.device.set_scope(name);
         let pool = self.manager.pool.clone();
         pool.hook(|hooks| hooks.before_capture(name));
-        stream.begin_capture().map_err(|error| within(error.into()))?;
+        let mode = self.manager.options.capture_mode;
+        stream.begin_capture_in(mode).map_err(|error| within(error.into()))?;
         // After `end_capture` there is nothing to abandon.
         let _unfinished = Finally(|| stream.abandon_capture());
         self.capturing = true;

@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::result as driver;
+use cudarc::driver::{result as driver, sys as cuda};
 use cudarc::nccl::{result, sys};
 use device::cuda::{Peers, StreamHandle};
 use device::ops::CollectiveKind;
@@ -12,20 +12,31 @@ use device::{Communicator, DType, Error, Probe, Request, Result, Tensor};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Root};
 
+use crate::nccl_version::NcclVersion;
 use crate::peer_link::PeerLink;
 
-/// The version of the NCCL library, such as `22809`. `None` if there is no library.
-pub fn nccl_version() -> Option<i32> {
+/// The version of the NCCL library. `None` if there is no library.
+pub fn nccl_version() -> Option<NcclVersion> {
     // SAFETY: only checks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         return None;
     }
-    result::get_nccl_version().ok()
+    result::get_nccl_version().ok().map(NcclVersion)
 }
 
 fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
     let problem = format!("{:?}; NCCL_DEBUG=INFO tells more", error.0);
     Error::Communication { collective: call, communicator: name.into(), problem }
+}
+
+/// Whether a stream captures.
+fn captures(stream: StreamHandle) -> Result<bool> {
+    let mut status = cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is the device's. The driver writes one value.
+    unsafe { cuda::cuStreamIsCapturing(stream.0.cast(), &mut status) }
+        .result()
+        .map_err(|error| Error::Driver { call: "cuStreamIsCapturing", problem: format!("{:?}", error.0) })?;
+    Ok(status != cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// A communicator over the ranks of `group`. Their world ranks are `members`. See
@@ -46,6 +57,7 @@ pub(crate) fn communicator(group: &SimpleCommunicator, name: &str, members: Vec<
             ),
         });
     }
+    let version = result::get_nccl_version().map_err(|error| failed("ncclGetVersion", name, error))?;
     let (rank, size) = (group.rank(), group.size());
     let mut id = [0u8; 128];
     if rank == 0 {
@@ -61,12 +73,14 @@ pub(crate) fn communicator(group: &SimpleCommunicator, name: &str, members: Vec<
     unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
         .map_err(|error| failed("ncclCommInitRank", name, error))?;
     let alive = Arc::new(Mutex::new(Some(Handle(handle))));
-    Ok(NcclCommunicator { name: name.into(), handle, alive, rank: rank as usize, members, peers: None })
+    let (name, rank, version) = (name.into(), rank as usize, NcclVersion(version));
+    Ok(NcclCommunicator { name, version, handle, alive, rank, members, peers: None })
 }
 
 /// A communicator over NCCL.
 pub(crate) struct NcclCommunicator {
     name: String,
+    version: NcclVersion,
     handle: sys::ncclComm_t,
     /// The same handle for other threads, until it is destroyed.
     alive: Arc<Mutex<Option<Handle>>>,
@@ -163,6 +177,9 @@ impl Communicator for NcclCommunicator {
         let sum = sys::ncclRedOp_t::ncclSum;
         let (inputs, outputs) = (input.elements(), output.elements());
         let (from, to) = (input.address as *const c_void, output.address as *mut c_void);
+        if !self.version.works_in_graphs() && captures(stream)? {
+            self.version.refuse_capture(kind, &self.name)?;
+        }
         let (group, stream) = (self.handle, stream.0.cast());
         // SAFETY: the device checked that the tensors are in its live memory and have the number of elements that the kind
         // requires. The stream is the device's.

@@ -9,7 +9,7 @@ use crate::cuda::{CudaStream, HostBlock, RawEvent, RawGraph, RawStream};
 use crate::host::HostStream;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
-use crate::{Element, HostArray, Op, Result, Tensor};
+use crate::{CaptureMode, Element, HostArray, Op, Result, Tensor};
 
 /// One stream's work. Always of the same kind as its device's [`DeviceBackend`].
 pub(crate) enum StreamBackend {
@@ -165,11 +165,11 @@ impl StreamBackend {
     }
 
     /// Starts the driver's capture. Prepared operations get their scratch memory first.
-    pub(crate) fn begin_capture(&mut self, device: &DeviceBackend) -> Result<()> {
+    pub(crate) fn begin_capture(&mut self, device: &DeviceBackend, mode: CaptureMode) -> Result<()> {
         match (self, device) {
             (StreamBackend::Cuda(stream), DeviceBackend::Cuda(cuda)) => {
                 stream.provide_scratch(cuda)?;
-                stream.raw()?.begin_capture()
+                stream.raw()?.begin_capture(mode)
             }
             _ => Ok(()),
         }

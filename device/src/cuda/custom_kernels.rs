@@ -10,20 +10,21 @@ use cudarc::driver::sys;
 
 use super::driver::{Driver, GpuProperties, RawStream};
 use super::kernels::{Arg, pointers};
+use super::machine_code::check_whole;
 use super::module::{Function, LaunchSizes, Module, launch};
-use super::{CudaKernel, CudaLaunch};
+use super::{CudaCode, CudaKernel, CudaLaunch};
 use crate::{Error, Result};
 
-/// The sources that were loaded so far.
+/// The modules that were loaded so far.
 #[derive(Default)]
 pub(crate) struct CustomKernels {
-    sources: RefCell<HashMap<SourceAddress, LoadedSource>>,
+    modules: RefCell<HashMap<CodeAddress, LoadedModule>>,
 }
 
-/// Address and length of a source. It is `'static`, so its text never changes.
-type SourceAddress = (*const u8, usize);
+/// Address and length of a module's code. It is `'static`, so it never changes.
+type CodeAddress = (*const u8, usize);
 
-struct LoadedSource {
+struct LoadedModule {
     kernels: HashMap<String, LoadedKernel>,
     /// Keeps the kernels loaded.
     _module: Module,
@@ -35,37 +36,50 @@ struct LoadedKernel {
     arguments: Vec<usize>,
 }
 
-impl LoadedSource {
-    fn new(kernel: &CudaKernel, gpu: &GpuProperties) -> Result<LoadedSource> {
-        let module = Module::load(kernel.file, kernel.source, gpu)?;
+impl LoadedModule {
+    fn new(kernel: &CudaKernel, gpu: &GpuProperties) -> Result<LoadedModule> {
+        let module = match kernel.code {
+            CudaCode::Source(source) => Module::load(kernel.file, source, gpu)?,
+            CudaCode::Ptx(text) => Module::load_compiled(kernel.file, "PTX", &with_zero(text.as_bytes()), gpu)?,
+            CudaCode::Binary(bytes) => {
+                check_whole(kernel.file, bytes)?;
+                Module::load_compiled(kernel.file, "machine code", bytes, gpu)?
+            }
+        };
         let loaded = |(name, function)| {
             let arguments = argument_sizes(function)?;
             Ok((name, LoadedKernel { function, arguments }))
         };
         let kernels = module.functions()?.into_iter().map(loaded).collect::<Result<_>>()?;
-        Ok(LoadedSource { kernels, _module: module })
+        Ok(LoadedModule { kernels, _module: module })
     }
 }
 
-fn address(kernel: &CudaKernel) -> SourceAddress {
-    (kernel.source.as_ptr(), kernel.source.len())
+fn address(kernel: &CudaKernel) -> CodeAddress {
+    let code = kernel.code.bytes();
+    (code.as_ptr(), code.len())
+}
+
+/// PTX ends with a zero byte for the driver.
+fn with_zero(text: &[u8]) -> Vec<u8> {
+    text.iter().copied().chain([0]).collect()
 }
 
 impl CustomKernels {
     /// Whether a kernel can be launched without compiling or loading anything.
     pub(super) fn has(&self, kernel: &CudaKernel) -> bool {
-        self.sources.borrow().get(&address(kernel)).is_some_and(|source| source.kernels.contains_key(kernel.function))
+        self.modules.borrow().get(&address(kernel)).is_some_and(|module| module.kernels.contains_key(kernel.function))
     }
 
-    /// Compiles and loads a kernel's source, unless that was done before.
+    /// Compiles and loads a kernel's module, unless that was done before.
     ///
     /// # Errors
-    /// The compiler's, with its log; the driver's; the source declares no such kernel.
+    /// The compiler's, with its log; the driver's; the module has no such kernel, or is for another GPU.
     pub(super) fn load(&self, kernel: &CudaKernel, gpu: &GpuProperties) -> Result<()> {
-        let mut sources = self.sources.borrow_mut();
-        let loaded = match sources.entry(address(kernel)) {
+        let mut modules = self.modules.borrow_mut();
+        let loaded = match modules.entry(address(kernel)) {
             Entry::Occupied(loaded) => loaded.into_mut(),
-            Entry::Vacant(new) => new.insert(LoadedSource::new(kernel, gpu)?),
+            Entry::Vacant(new) => new.insert(LoadedModule::new(kernel, gpu)?),
         };
         if loaded.kernels.contains_key(kernel.function) {
             return Ok(());
@@ -83,8 +97,8 @@ impl CustomKernels {
     /// The kernel is not loaded or declares other arguments; the driver's refusal of the sizes.
     pub(super) fn launch(&self, stream: &RawStream, wanted: &CudaLaunch, arguments: &[Arg]) -> Result<()> {
         let CudaLaunch { kernel, blocks, threads, shared_bytes: shared, .. } = *wanted;
-        let sources = self.sources.borrow();
-        let loaded = sources.get(&address(&kernel)).and_then(|source| source.kernels.get(kernel.function));
+        let modules = self.modules.borrow();
+        let loaded = modules.get(&address(&kernel)).and_then(|module| module.kernels.get(kernel.function));
         let Some(LoadedKernel { function, arguments: declared }) = loaded else {
             return Err(Error::operation("cuda", format!("kernel `{}` is not loaded", kernel.function)));
         };

@@ -2,18 +2,38 @@
 
 use crate::Tensor;
 
-/// A kernel in CUDA C++, by its source.
+/// The code that a kernel is loaded from.
+///
+/// Code is recognised by its address, so that a launch need not compare it. Code that is made at run time has to stay:
+/// make it with [`String::leak`] or [`Vec::leak`], once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CudaKernel {
-    /// The source's file name, such as `axpy.cu`: for errors, and for the cache on disk.
-    pub file: &'static str,
+pub enum CudaCode {
     /// CUDA C++17 for NVRTC. No CUDA header is there to include, but those of `device/kernels` are, such as
     /// `common.cuh` for bf16 and sums over threads. Functions without a specifier are device functions.
-    ///
-    /// A source is recognised by its address, so that a launch need not compare text. Make one at run time with
-    /// [`String::leak`], once.
-    pub source: &'static str,
-    /// The kernel. The source declares it `extern "C" __global__`.
+    Source(&'static str),
+    /// PTX. The driver compiles it for the GPU, which must be at least as new as its `.target`.
+    Ptx(&'static str),
+    /// Machine code: a cubin for this GPU's architecture, or a fatbin with one.
+    Binary(&'static [u8]),
+}
+
+impl CudaCode {
+    pub(super) fn bytes(&self) -> &'static [u8] {
+        match self {
+            CudaCode::Source(text) | CudaCode::Ptx(text) => text.as_bytes(),
+            CudaCode::Binary(bytes) => bytes,
+        }
+    }
+}
+
+/// A kernel in a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaKernel {
+    /// The module's file name, such as `axpy.cu`: for errors, and for the cache on disk.
+    pub file: &'static str,
+    /// The module.
+    pub code: CudaCode,
+    /// The kernel. A source declares it `extern "C" __global__`.
     pub function: &'static str,
 }
 

@@ -1,5 +1,6 @@
 //! The CUDA device: the same operations on a GPU, through cuBLASLt, cuDNN and kernels of our own.
 
+mod captured_call;
 mod compile;
 mod copy_to_host;
 mod counters;
@@ -13,6 +14,7 @@ mod graph;
 mod kernels;
 mod launch;
 mod libraries;
+mod machine_code;
 mod module;
 mod ops;
 mod options;
@@ -24,6 +26,7 @@ mod stored;
 mod stream;
 mod timing;
 mod versions;
+mod work;
 
 pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, compile};
 pub(crate) use copy_to_host::PendingCopy;
@@ -31,11 +34,11 @@ pub use counters::Counters;
 pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use custom_kernels::CustomKernels;
 pub(crate) use device::CudaDevice;
-pub(crate) use driver::{DeviceMemory, HostBlock, PrimaryContext, RawEvent, RawStream};
+pub(crate) use driver::{DeviceMemory, HostBlock, PrimaryContext, RawEvent, RawStream, gpu_of};
 pub use driver::{GpuProperties, NoGpu, PeerHandle, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;
-pub use launch::{CudaKernel, CudaLaunch, KernelArgument};
+pub use launch::{CudaCode, CudaKernel, CudaLaunch, KernelArgument};
 pub use ops::FP8_CAPABILITY;
 pub(crate) use ops::{accept, norm_parts};
 pub use options::CudaOptions;
@@ -44,5 +47,6 @@ pub(crate) use progress_marks::ProgressMarks;
 pub(crate) use queue::Queue;
 pub(crate) use stream::CudaStream;
 pub use versions::library_versions;
+pub use work::{CudaCall, CudaTensors, CudaWork};
 
 pub use crate::communicator::StreamHandle;

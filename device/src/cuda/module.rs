@@ -38,6 +38,27 @@ impl Module {
         })
     }
 
+    /// Loads PTX, which ends with a zero byte, or machine code, as it was compiled elsewhere. `kind` says which.
+    ///
+    /// # Errors
+    /// The driver's, with the log of its compiler, the module and the GPU.
+    pub(super) fn load_compiled(file: &str, kind: &str, code: &[u8], gpu: &GpuProperties) -> Result<Module> {
+        let (mut module, mut log) = (std::ptr::null_mut(), vec![0_u8; LOG_BYTES]);
+        let mut options =
+            [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The driver takes a size in place of a pointer to it.
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
+        // SAFETY: the caller's code is whole: it was checked, and PTX ends with a zero byte; the log has the size that it is said to have;
+        // the module is unloaded when dropped.
+        let loaded = unsafe {
+            sys::cuModuleLoadDataEx(&mut module, code.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
+        };
+        loaded.result().map(|()| Module(module)).map_err(|error| {
+            let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "".into(), CStr::to_string_lossy);
+            Error::operation("cuda", not_loaded(file, kind, gpu, error.0, log.trim()))
+        })
+    }
+
     /// Its kernels by name, ready to launch. A kernel that the driver loads at its first launch could not be captured.
     pub(super) fn functions(&self) -> Result<Vec<(String, Function)>> {
         let mut count = 0;
@@ -58,6 +79,21 @@ impl Module {
             functions.into_iter().map(named).collect()
         }
     }
+}
+
+/// Bytes for what the driver's compiler says of PTX.
+const LOG_BYTES: usize = 4096;
+
+/// The refusal of a module that was compiled elsewhere.
+fn not_loaded(file: &str, kind: &str, gpu: &GpuProperties, error: sys::CUresult, log: &str) -> String {
+    let architecture = gpu.architecture();
+    let log = if log.is_empty() { String::new() } else { format!(" ({log})") };
+    format!(
+        "the module {file}, {kind}, does not load on GPU {}, {}, which is {architecture}: {error:?}{log}. Rule: machine code \
+         runs on the architecture that it was compiled for, and PTX on its `.target` and newer ones. Fix: compile \
+         {file} for {architecture}, or give its source",
+        gpu.ordinal, gpu.name
+    )
 }
 
 impl Drop for Module {
@@ -113,5 +149,32 @@ pub(super) fn launch(
             .result()
             .driver("cuLaunchKernelEx")
             .map_err(|error| Error::operation("cuda", format!("kernel `{kernel}`, {sizes:?}: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_for_another_architecture_is_refused_with_its_name_the_gpu_and_the_compiler_s_words() {
+        let gpu = GpuProperties {
+            ordinal: 3,
+            name: "NVIDIA H100".into(),
+            uuid: "0".into(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            memory_bytes: 1 << 30,
+            shared_bytes: 1 << 17,
+            driver_version: 13000,
+        };
+        let error = sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU;
+        let message = not_loaded("mine.cubin", "machine code", &gpu, error, "");
+        for words in ["mine.cubin, machine code", "GPU 3, NVIDIA H100", "sm_90a: CUDA_ERROR_NO_BINARY_FOR_GPU.", "Fix:"]
+        {
+            assert!(message.contains(words), "`{words}` is missing from: {message}");
+        }
+        let message = not_loaded("mine.ptx", "PTX", &gpu, error, "ptxas fatal: no sm_100");
+        assert!(message.contains("FOR_GPU (ptxas fatal: no sm_100). Rule:"), "{message}");
     }
 }

@@ -9,9 +9,9 @@ use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Erro
 
 /// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
 pub struct Area {
-    device: Device,
-    start: u64,
-    bytes: usize,
+    pub(super) device: Device,
+    pub(super) start: u64,
+    pub(super) bytes: usize,
 }
 
 impl Device {
@@ -20,10 +20,13 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Recording`], or [`CaptureRule::Allocation`] while a stream captures.
     pub fn allocate(&self, name: &str, bytes: usize) -> Result<Area> {
-        let mut core = self.core();
-        core.refuse_while_recording(|| format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
-        core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
-        core.hinders(CostlyCall::Allocates, || format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
+        let call = || format!("Device::allocate of `{name}`, {bytes} bytes,");
+        let mut core = self.core_for(call)?;
+        core.refuse_while_recording(call)?;
+        core.refuse_during_capture(CaptureRule::Allocation, |_| {
+            format!("Device::allocate of `{name}`, {bytes} bytes")
+        })?;
+        core.hinders(CostlyCall::Allocates, call)?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
@@ -118,10 +121,11 @@ impl Device {
         Ok(())
     }
 
-    /// Bytes of all areas, and of the scratch memory that operations recorded so far need.
+    /// Bytes of all areas but adopted ones, and of the scratch memory that operations recorded so far need.
     pub fn allocated_bytes(&self) -> usize {
         let core = self.peek();
-        let areas: u64 = core.areas.iter().map(|(start, area)| area.end - start).sum();
+        let own = core.areas.iter().filter(|(_, area)| !matches!(area.memory, AreaMemory::Adopted(_)));
+        let areas: u64 = own.map(|(start, area)| area.end - start).sum();
         areas as usize + core.streams.iter().map(|stream| stream.backend.scratch_bytes()).sum::<usize>()
     }
 }
@@ -174,31 +178,44 @@ impl Core {
         Err(CheckError::Freed { user, buffer }.into())
     }
 
-    fn free(&mut self, start: u64) {
+    /// Takes an area out of use, at once or when no stream captures any more. Its memory is freed when the caller drops
+    /// it. That comes after the borrow of the core: an owner of adopted memory may use the device when it is dropped.
+    #[must_use = "it may not be dropped while the core is borrowed"]
+    fn free(&mut self, start: u64) -> Option<AreaMemory> {
         if !self.captures.is_empty() {
             self.freed_later.push(start);
-            return;
+            return None;
         }
-        if let Some(area) = self.areas.remove(&start) {
-            let hinders =
-                self.hinders(CostlyCall::Waits, || format!("the drop of an area of {} bytes", area.end - start));
-            hinders.unwrap_or_else(|error| tracing::warn!("{error}"));
-            self.frees += 1;
-            if self.streams.iter().any(|stream| stream.backend.transfers_in(&(start..area.end))) {
-                tracing::warn!("an area was dropped while a transfer uses it: its memory stays");
-                std::mem::forget(area.memory);
-            }
-            if let Some(checker) = &mut self.checker {
-                checker.free(start..area.end);
-            }
+        let area = self.areas.remove(&start)?;
+        let hinders = self.hinders(CostlyCall::Waits, || format!("the drop of an area of {} bytes", area.end - start));
+        hinders.unwrap_or_else(|error| tracing::warn!("{error}"));
+        self.frees += 1;
+        if let Some(checker) = &mut self.checker {
+            checker.free(start..area.end);
         }
+        if self.streams.iter().any(|stream| stream.backend.transfers_in(&(start..area.end))) {
+            tracing::warn!("an area was dropped while a transfer uses it: its memory stays");
+            std::mem::forget(area.memory);
+            return None;
+        }
+        if let (AreaMemory::Adopted(_), DeviceBackend::Cuda(cuda)) = (&area.memory, &self.backend)
+            && let Err(error) = cuda.synchronize()
+        {
+            // The driver frees memory of ours after the work that uses it. An owner does not know of that work.
+            tracing::warn!("an adopted area was dropped, and the wait for its work failed: its memory stays: {error}");
+            std::mem::forget(area.memory);
+            return None;
+        }
+        Some(area.memory)
     }
 
-    /// Frees the areas that were dropped during a capture, unless another goes on.
-    pub(crate) fn free_deferred(&mut self) {
-        if self.captures.is_empty() {
-            std::mem::take(&mut self.freed_later).into_iter().for_each(|start| self.free(start));
+    /// Takes the areas out of use that were dropped during a capture, unless another goes on. As [`Core::free`].
+    #[must_use = "it may not be dropped while the core is borrowed"]
+    pub(crate) fn free_deferred(&mut self) -> Vec<AreaMemory> {
+        if !self.captures.is_empty() {
+            return Vec::new();
         }
+        std::mem::take(&mut self.freed_later).into_iter().filter_map(|start| self.free(start)).collect()
     }
 }
 
@@ -236,6 +253,14 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        self.device.core().free(self.start);
+        let freed = match self.device.core_for(|| format!("the drop of an area of {} bytes", self.bytes)) {
+            Ok(mut core) => core.free(self.start),
+            Err(error) => {
+                tracing::warn!("{error}. The memory stays");
+                None
+            }
+        };
+        // Not before: the core is borrowed until here.
+        drop(freed);
     }
 }

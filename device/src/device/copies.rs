@@ -1,6 +1,6 @@
 //! Copies between host and device that block: for set-up, not for steps.
 
-use super::Device;
+use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::cuda::HostBlock;
 use crate::host::view;
@@ -15,7 +15,6 @@ impl Device {
     pub fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
         self.check_image::<T>("upload", tensor, data.len())?;
         self.blocks("upload", tensor)?;
-        self.finish()?;
         let mut core = self.core();
         if core.dry {
             return Ok(());
@@ -37,7 +36,6 @@ impl Device {
     /// [`Error::Recording`]; [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
     pub fn zero(&self, tensor: &Tensor) -> Result<()> {
         self.blocks("zero", tensor)?;
-        self.finish()?;
         let mut core = self.core();
         if core.dry {
             return Ok(());
@@ -62,7 +60,6 @@ impl Device {
     pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
         self.check_image::<T>("download", tensor, tensor.elements())?;
         self.blocks("download", tensor)?;
-        self.finish()?;
         let mut core = self.core();
         if core.dry {
             return Ok(vec![T::zeroed(); tensor.elements()]);
@@ -78,15 +75,17 @@ impl Device {
         }
     }
 
-    /// Notes a call that waits for a tensor.
+    /// Notes a call that waits for a tensor, and waits.
     ///
     /// # Errors
-    /// [`Error::Recording`]; [`Error::Hinders`].
+    /// [`Error::Within`]; [`Error::Recording`]; [`Error::Hinders`]; as [`Device::synchronize`].
     fn blocks(&self, call: &str, tensor: &Tensor) -> Result<()> {
-        let core = self.core();
-        let call = || format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer));
-        core.refuse_while_recording(call)?;
-        core.hinders(CostlyCall::Waits, call)
+        let core = self.core_for(|| format!("Device::{call} of a tensor {:?} of {}", tensor.shape, tensor.dtype))?;
+        let named = |core: &Core| format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer));
+        core.refuse_while_recording(|| named(&core))?;
+        core.hinders(CostlyCall::Waits, || named(&core))?;
+        drop(core);
+        self.finish(|core| format!("{} waits for all work of the device", named(core)))
     }
 
     /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.
@@ -94,8 +93,9 @@ impl Device {
     /// # Errors
     /// [`Error::Recording`]; the system cannot lock that much.
     pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
-        self.core().refuse_while_recording(|| "Device::staging".into())?;
-        self.core().hinders(CostlyCall::Allocates, || "Device::staging".into())?;
+        let call = || "Device::staging".into();
+        self.core_for(call)?.refuse_while_recording(call)?;
+        self.core().hinders(CostlyCall::Allocates, call)?;
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(Staging::default()),
             DeviceBackend::Cuda(cuda) => {

@@ -107,11 +107,16 @@ impl Core {
     }
 
     /// Fails, and spoils the captures under way, if any stream captures.
-    pub(crate) fn refuse_during_capture(&mut self, rule: CaptureRule, detail: impl FnOnce() -> String) -> Result<()> {
+    /// `what` names the call, and the thing that it was made for.
+    pub(crate) fn refuse_during_capture(
+        &mut self,
+        rule: CaptureRule,
+        what: impl FnOnce(&Core) -> String,
+    ) -> Result<()> {
         if self.captures.is_empty() {
             return Ok(());
         }
-        let error = Error::capture(rule, detail());
+        let error = Error::capture(rule, what(self));
         for capture in self.captures.values_mut() {
             capture.spoil(&error);
         }

@@ -1,5 +1,6 @@
 //! Addresses of areas, and the memory behind them.
 
+use std::any::Any;
 use std::ops::Range;
 
 use crate::cuda::DeviceMemory;
@@ -19,9 +20,11 @@ pub(crate) struct AreaInfo {
 
 /// The owner of an area's memory.
 #[allow(dead_code, reason = "held until the area is freed")]
-pub(super) enum AreaMemory {
+pub(crate) enum AreaMemory {
     /// Nobody: the device is dry.
     None,
+    /// Other code, which keeps the memory as long as this value lives.
+    Adopted(Box<dyn Any>),
     Host(HostMemory),
     Cuda(DeviceMemory),
 }

@@ -1,5 +1,6 @@
 //! A device: its streams, and the state that all submission shares.
 
+mod adopted;
 mod area;
 mod copies;
 mod core;
@@ -25,7 +26,8 @@ use crate::host::{HostDevice, Pool};
 use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Error, Progress, Result};
 
-/// A handle to one device, cheap to clone. A device is used from the thread that made it.
+/// A handle to one device, cheap to clone. A device is used from the thread that made it, and is not [`Send`]: another
+/// thread makes a device of its own. The crate's README has an example.
 #[derive(Clone)]
 pub struct Device {
     core: Rc<RefCell<Core>>,
@@ -72,12 +74,24 @@ impl Device {
         Device { core: Rc::new(RefCell::new(Core::new(backend, check, dry))) }
     }
 
+    /// The state, for a call that returns errors.
+    ///
+    /// # Errors
+    /// [`Error::Within`] if the code of an operation made `call`.
+    pub(crate) fn core_for(&self, call: impl FnOnce() -> String) -> Result<RefMut<'_, Core>> {
+        self.core.try_borrow_mut().map_err(|_| Error::within(call()))
+    }
+
+    /// The state, for a call that has no errors of its own, or that [`Device::core_for`] has let in before.
+    ///
+    /// # Panics
+    /// If the code of an operation made the call.
     pub(crate) fn core(&self) -> RefMut<'_, Core> {
-        self.core.borrow_mut()
+        self.core.try_borrow_mut().unwrap_or_else(|_| panic!("{}", Error::within("a call of its device")))
     }
 
     fn peek(&self) -> Ref<'_, Core> {
-        self.core.borrow()
+        self.core.try_borrow().unwrap_or_else(|_| panic!("{}", Error::within("a call of its device")))
     }
 
     /// Whether both are handles to one device.
@@ -101,15 +115,16 @@ impl Device {
     /// # Errors
     /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
     pub fn synchronize(&self) -> Result<()> {
-        self.core().refuse_while_recording(|| "Device::synchronize".into())?;
-        self.core().hinders(CostlyCall::Waits, || "Device::synchronize".into())?;
-        self.finish()
+        let call = || "Device::synchronize".into();
+        self.core_for(call)?.refuse_while_recording(call)?;
+        self.core().hinders(CostlyCall::Waits, call)?;
+        self.finish(|_| "Device::synchronize waits for all work of the device".into())
     }
 
-    /// [`Device::synchronize`] as part of another call.
-    fn finish(&self) -> Result<()> {
+    /// [`Device::synchronize`] as part of a call that waits. `what` names the call and the thing that it waits for.
+    fn finish(&self, what: impl FnOnce(&Core) -> String) -> Result<()> {
         let mut core = self.core();
-        core.refuse_during_capture(CaptureRule::Synchronization, || "the device was synchronized".into())?;
+        core.refuse_during_capture(CaptureRule::Synchronization, what)?;
         let core = &mut *core;
         match &core.backend {
             DeviceBackend::Host(_) => core.streams.iter_mut().try_for_each(|stream| stream.backend.finish())?,
@@ -127,7 +142,7 @@ impl Device {
     /// # Errors
     /// When the GPU cannot write to its memory.
     pub fn watch(&self, progress: Progress) -> Result<()> {
-        let mut core = self.core();
+        let mut core = self.core_for(|| "Device::watch".into())?;
         if let DeviceBackend::Cuda(cuda) = &mut core.backend {
             cuda.watch(progress.clone())?;
         }

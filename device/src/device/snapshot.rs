@@ -56,7 +56,7 @@ impl Device {
 
     /// The bytes of a tensor, whoever wrote them.
     fn bytes(&self, tensor: &Tensor) -> Result<Vec<u8>> {
-        let core = self.core();
+        let core = self.core_for(|| format!("Device::look at {} bytes", tensor.bytes()))?;
         core.refuse_while_recording(|| format!("Device::look at `{}`", core.buffer_name(tensor.buffer)))?;
         if core.dry {
             return Ok(vec![0; tensor.bytes()]);

@@ -16,7 +16,7 @@ impl Device {
     /// # Errors
     /// On CUDA: CUPTI is missing, or another profiler is attached.
     pub fn prepare_timeline(&self) -> Result<()> {
-        let mut core = self.core();
+        let mut core = self.core_for(|| "Device::prepare_timeline".into())?;
         core.recorder = match &core.backend {
             DeviceBackend::Host(_) => Recorder::Host(HostClock::default()),
             DeviceBackend::Cuda(_) => Recorder::Cuda(Rc::new(Cupti::open()?)),

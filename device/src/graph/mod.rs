@@ -61,7 +61,7 @@ impl Graph {
         if !self.device.is(stream.device()) {
             return Err(Error::other_device(&format!("stream {}", stream.id().0), &format!("graph `{}`", self.name)));
         }
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| format!("Graph::launch of `{}`", self.name))?;
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
             let operation = |Node { op, accesses, .. }: &Node| {

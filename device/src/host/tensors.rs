@@ -58,8 +58,7 @@ impl<'a> HostTensors<'a> {
             return refuse(format!("took a tensor {shape:?} of {} as {}", tensor.dtype, T::DTYPE));
         }
         let Some(placed) = placed else {
-            let rule = format!("Rule: an operation takes the tensors that CustomOp::accesses declares to {verb}");
-            return refuse(format!("took a tensor {shape:?} to {verb}. {rule}. Fix: declare it"));
+            return Err(self.op.undeclared(tensor, verb));
         };
         let range = placed.range();
         if !range.start.is_multiple_of(align_of::<T>() as u64) {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::{Accesses, Operation, ensure};
-use crate::cuda::{CudaLaunch, GpuProperties};
+use crate::cuda::{CudaWork, GpuProperties};
 use crate::host::HostTensors;
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// An operation of a caller's own. It is submitted, recorded, captured, replayed and checked like the others.
 ///
@@ -92,7 +92,8 @@ pub trait CustomOp: fmt::Debug {
     fn accesses(&self) -> Accesses;
 
     /// Runs it on the host device, to its end. `tensors` gives access to the declared tensors, and to the device's
-    /// threads.
+    /// threads. It uses nothing else of its device: a call that allocates, copies or waits fails with
+    /// [`Error::Within`].
     ///
     /// Work is split by shape alone and partial sums are combined in order, so that the bits do not depend on the
     /// number of threads.
@@ -101,12 +102,14 @@ pub trait CustomOp: fmt::Debug {
     /// Those of [`HostTensors`], and the operation's own.
     fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()>;
 
-    /// The kernel launch that does it on a GPU. `None`, the default, for an operation without a CUDA side: a CUDA
-    /// stream refuses it.
+    /// Its work on a GPU: the launch of a kernel ([`CudaLaunch`](crate::cuda::CudaLaunch)), or a call that submits work to
+    /// the stream itself ([`CudaWork::call`]). `None`, the default, for an operation without a CUDA side: a CUDA stream
+    /// refuses it.
     ///
-    /// The kernel is compiled and loaded when the operation is first recorded by
-    /// [`Device::begin_trace`](crate::Device::begin_trace) or first runs. A launch compiles and allocates nothing.
-    fn cuda_launch(&self, _gpu: &GpuProperties) -> Option<CudaLaunch> {
+    /// A kernel is compiled and loaded when the operation is first recorded by
+    /// [`Device::begin_trace`](crate::Device::begin_trace) or first runs. A launch compiles and allocates nothing. A
+    /// call is not made while a step is recorded.
+    fn cuda_work(&self, _gpu: &GpuProperties) -> Option<CudaWork<'_>> {
         None
     }
 }
@@ -138,6 +141,12 @@ impl Custom {
     /// The tensors that it declared to read and write.
     pub fn declared(&self) -> &Accesses {
         &self.declared
+    }
+
+    /// The refusal of a tensor that is not declared to be read, or written.
+    pub(crate) fn undeclared(&self, tensor: &Tensor, verb: &str) -> Error {
+        let rule = format!("Rule: an operation takes the tensors that CustomOp::accesses declares to {verb}");
+        Error::operation(self.name(), format!("took a tensor {:?} to {verb}. {rule}. Fix: declare it", tensor.shape))
     }
 
     /// The place of a declared tensor that is read, or of a part of one. `None` if it is not declared.

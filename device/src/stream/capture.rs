@@ -6,29 +6,38 @@ use super::Stream;
 use crate::capture::Capture;
 use crate::checker::graph_effects;
 use crate::device::Core;
-use crate::{CaptureRule, Error, Graph, Result, StreamId};
+use crate::{CaptureMode, CaptureRule, Error, Graph, Result, StreamId};
 
 impl Stream {
     /// From now on operations submitted to this stream, and to streams that fork from it by an event, are recorded and
     /// not run.
     ///
     /// # Errors
-    /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already;
-    /// [`Error::Recording`].
+    /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Begun`] if it captures already, and then that
+    /// capture goes on; [`Error::Recording`].
     pub fn begin_capture(&self) -> Result<()> {
-        let mut core = self.device.core();
+        self.begin_capture_in(CaptureMode::default())
+    }
+
+    /// As [`Stream::begin_capture`], in a mode: it decides which calls of other code the driver refuses meanwhile.
+    ///
+    /// # Errors
+    /// As [`Stream::begin_capture`].
+    pub fn begin_capture_in(&self, mode: CaptureMode) -> Result<()> {
+        let mut core = self.device.core_for(|| "Stream::begin_capture".into())?;
         let stream = core.streams[self.id.index()].name.clone();
         core.refuse_while_recording(|| format!("Stream::begin_capture of stream `{stream}`"))?;
         if self.id == StreamId::DEFAULT {
             return Err(Error::capture(CaptureRule::Implicit, "a capture was begun on the default stream"));
         }
-        if core.streams[self.id.index()].capture.is_some() {
+        if let Some(capture) = core.streams[self.id.index()].capture.and_then(|id| core.captures.get(&id)) {
+            let origin = &core.streams[capture.origin().index()].name;
             let detail =
-                format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
-            return Err(Error::capture(CaptureRule::Invalidated, detail));
+                format!("Stream::begin_capture of stream `{stream}`, which is part of the capture of `{origin}`");
+            return Err(Error::capture(CaptureRule::Begun, detail));
         }
         let core = &mut *core;
-        core.streams[self.id.index()].backend.begin_capture(&core.backend)?;
+        core.streams[self.id.index()].backend.begin_capture(&core.backend, mode)?;
         core.next_id += 1;
         let id = core.next_id;
         core.captures.insert(id, Capture::new(self.id));
@@ -44,13 +53,14 @@ impl Stream {
     /// Ends the capture begun on this stream and returns the recorded graph, ready to launch.
     ///
     /// # Errors
+    /// [`CaptureRule::NotBegun`]; [`CaptureRule::Unmatched`] if it was begun on another stream, and then it goes on;
     /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a
-    /// race or a read of an overwritten buffer inside the graph. The capture is over in any case, unless it was begun on
-    /// another stream.
+    /// race or a read of an overwritten buffer inside the graph: then it is over.
     pub fn end_capture(&self, name: &str) -> Result<Graph> {
-        let (capture, names) = self.take_capture()?;
+        let (capture, names) = self.take_capture(name)?;
         // Nodes may hold the last handle to an area. Its drop borrows the core. So they are dropped after it.
         let nodes = capture.finish(|stream| names[stream.index()].to_string());
+        let _freed;
         let mut core = self.device.core();
         let core = &mut *core;
         let result = match &nodes {
@@ -69,20 +79,25 @@ impl Stream {
             }
         };
         let checked_at = core.frees;
-        core.free_deferred();
+        _freed = core.free_deferred();
         let (effects, raw) = result?;
         Ok(Graph::new(self.device.clone(), name, nodes?, effects, raw, checked_at))
     }
 
     /// Ends the capture begun on this stream. Returns the record, and the names of all streams.
-    fn take_capture(&self) -> Result<(Capture, Vec<Rc<str>>)> {
-        let mut core = self.device.core();
+    fn take_capture(&self, graph: &str) -> Result<(Capture, Vec<Rc<str>>)> {
+        let mut core = self.device.core_for(|| "Stream::end_capture".into())?;
         let core = &mut *core;
         let id = core.streams[self.id.index()].capture;
-        let begun_here = id.is_some_and(|id| core.captures[&id].origin() == self.id);
-        let Some(capture) = id.filter(|_| begun_here).and_then(|id| core.captures.remove(&id)) else {
-            let detail = format!("no capture was begun on stream `{}`", core.streams[self.id.index()].name);
-            return Err(Error::capture(CaptureRule::Invalidated, detail));
+        let call =
+            || format!("Stream::end_capture of graph `{graph}` on stream `{}`", core.streams[self.id.index()].name);
+        if let Some(origin) = id.map(|id| core.captures[&id].origin()).filter(|origin| *origin != self.id) {
+            let detail =
+                format!("{}, whose capture was begun on stream `{}`", call(), core.streams[origin.index()].name);
+            return Err(Error::capture(CaptureRule::Unmatched, detail));
+        }
+        let Some(capture) = id.and_then(|id| core.captures.remove(&id)) else {
+            return Err(Error::capture(CaptureRule::NotBegun, format!("{}, which does not capture", call())));
         };
         for stream in &mut core.streams {
             if stream.capture == id {
@@ -94,6 +109,7 @@ impl Stream {
 
     /// Gives up the capture begun on this stream, if any.
     pub fn abandon_capture(&self) {
+        let _freed;
         let mut core = self.device.core();
         let Some(id) = core.streams[self.id.index()].capture else { return };
         let capture = core.captures.remove(&id);
@@ -103,10 +119,19 @@ impl Stream {
             }
         }
         core.streams[self.id.index()].backend.abandon_capture();
-        core.free_deferred();
+        _freed = core.free_deferred();
         // Its nodes may hold the last handle to an area. Its drop borrows the core.
         drop(core);
         drop(capture);
+    }
+}
+
+impl Stream {
+    /// Fails with the first mistake of the capture that this stream is part of, if there was one. The driver would refuse
+    /// the call too, and would not say why.
+    pub(super) fn refuse_spoiled(&self, core: &Core, call: &str) -> Result<()> {
+        let capture = core.streams[self.id.index()].capture.and_then(|id| core.captures.get(&id));
+        capture.map_or(Ok(()), |capture| capture.refuse_spoiled(call))
     }
 }
 

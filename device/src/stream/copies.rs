@@ -50,15 +50,13 @@ impl Stream {
         copy: impl FnOnce(&mut StreamBackend, &DeviceBackend) -> Result<()>,
     ) -> Result<()> {
         self.device.check_image::<T>("write", tensor, elements)?;
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| format!("Stream::write of a tensor {:?}", tensor.shape))?;
         let core = &mut *core;
         let accesses = Accesses::new([], [*tensor]);
         if self.is_noted(core, "write", &accesses)? {
             return Ok(());
         }
-        if core.streams[self.id.index()].capture.is_some() {
-            return core.refuse_during_capture(CaptureRule::Synchronization, || "host data was copied".into());
-        }
+        self.refuse_copy(core, "Stream::write to", tensor)?;
         self.refuse_outside(core, "write")?;
         core.check_live("write", tensor)?;
         if let Some(checker) = &mut core.checker {
@@ -78,7 +76,7 @@ impl Stream {
     /// [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.
     pub fn read<T: Element>(&self, tensor: &Tensor) -> Result<Readback<T>> {
         self.device.check_image::<T>("read", tensor, tensor.elements())?;
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| format!("Stream::read of a tensor {:?}", tensor.shape))?;
         let core = &mut *core;
         let accesses = Accesses::new([*tensor], []);
         if self.is_noted(core, "read", &accesses)? {
@@ -88,9 +86,7 @@ impl Stream {
                 None => Readback::arrived(vec![T::zeroed(); tensor.elements()], core.sync_watch()),
             });
         }
-        if core.streams[self.id.index()].capture.is_some() {
-            core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
-        }
+        self.refuse_copy(core, "Stream::read of", tensor)?;
         self.refuse_outside(core, "read")?;
         core.check_live("read", tensor)?;
         if let Some(checker) = &mut core.checker {
@@ -111,12 +107,10 @@ impl Stream {
     /// # Errors
     /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.
     pub fn copy_out(&self, tensors: &[Tensor], staging: &Staging) -> Result<HostCopy> {
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| "Stream::copy_out".into())?;
         let core = &mut *core;
         core.refuse_while_recording(|| "Stream::copy_out".into())?;
-        if core.streams[self.id.index()].capture.is_some() {
-            core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
-        }
+        tensors.iter().try_for_each(|tensor| self.refuse_copy(core, "Stream::copy_out of", tensor))?;
         self.refuse_outside(core, "copy_out")?;
         if core.dry {
             return Ok(HostCopy::empty());
@@ -133,6 +127,16 @@ impl Stream {
         let stream = &mut core.streams[self.id.index()];
         let _note = core.recorder.operation(&stream.name, &label, None, false);
         HostCopy::begin(tensors, staging, &mut stream.backend)
+    }
+
+    /// Fails, and spoils the capture, if this stream captures.
+    fn refuse_copy(&self, core: &mut Core, call: &str, tensor: &Tensor) -> Result<()> {
+        if core.streams[self.id.index()].capture.is_none() {
+            return Ok(());
+        }
+        core.refuse_during_capture(CaptureRule::Synchronization, |core| {
+            format!("{call} `{}` passes values between host and device", core.buffer_name(tensor.buffer))
+        })
     }
 
     /// Whether a copy is only noted, or left out in dry mode.

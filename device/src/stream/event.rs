@@ -64,12 +64,12 @@ impl Event {
     /// [`Error::Recording`]; [`CaptureRule::Synchronization`] while a stream captures; [`CaptureRule::CapturedEvent`] if it
     /// was recorded in a capture.
     pub fn synchronize(&self, device: &Device) -> Result<()> {
-        let mut core = device.core();
+        let mut core = device.core_for(|| "Event::synchronize".into())?;
         core.refuse_while_recording(|| "Event::synchronize".into())?;
         if core.dry {
             return Ok(());
         }
-        core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;
+        core.refuse_during_capture(CaptureRule::Synchronization, |_| "Event::synchronize waits for an event".into())?;
         core.hinders(CostlyCall::Waits, || "Event::synchronize".into())?;
         match &*self.state.borrow() {
             EventState::Never => Ok(()),
@@ -93,7 +93,7 @@ impl Stream {
     /// # Errors
     /// [`CaptureRule::Implicit`] on the default stream during a capture.
     pub fn record(&self, event: &Event) -> Result<()> {
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| "Stream::record".into())?;
         event.check_own(&core, self.id)?;
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Record { stream: self.id, event: event.number });
@@ -104,6 +104,7 @@ impl Stream {
         }
         self.refuse_default(&mut core, "event record")?;
         let core = &mut *core;
+        self.refuse_spoiled(core, "event record")?;
         let stream = &core.streams[self.id.index()];
         let point = stream.backend.record(event.state.borrow().point())?;
         *event.state.borrow_mut() = match stream.capture {
@@ -123,7 +124,7 @@ impl Stream {
     /// # Errors
     /// [`CaptureRule::Isolation`], [`CaptureRule::CapturedEvent`], [`CaptureRule::Implicit`]; a failed collective.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| "Stream::wait".into())?;
         event.check_own(&core, self.id)?;
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Wait { stream: self.id, event: event.number });
@@ -134,6 +135,7 @@ impl Stream {
         }
         self.refuse_default(&mut core, "event wait")?;
         let core = &mut *core;
+        self.refuse_spoiled(core, "event wait")?;
         let name = core.streams[self.id.index()].name.clone();
         match (&*event.state.borrow(), core.streams[self.id.index()].capture) {
             (EventState::Never, _) => Ok(()),
@@ -157,10 +159,12 @@ impl Stream {
                     let detail = format!("stream `{name}` waited for an event recorded in another or ended capture");
                     return Err(Error::capture(CaptureRule::CapturedEvent, detail));
                 }
-                core.streams[self.id.index()].capture = Some(*capture);
-                core.streams[self.id.index()].backend.wait(point)?;
-                core.with_capture(*capture, |_, capture| {
-                    capture.depend(self.id, nodes);
+                core.with_capture(*capture, |core, under_way| {
+                    under_way.refuse_spoiled("event wait")?;
+                    let stream = &mut core.streams[self.id.index()];
+                    stream.capture = Some(*capture);
+                    stream.backend.wait(point)?;
+                    under_way.depend(self.id, nodes);
                     Ok(())
                 })
             }

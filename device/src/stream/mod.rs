@@ -84,8 +84,10 @@ impl Stream {
     /// # Errors
     /// As [`Stream::submit`].
     pub fn announce(&self, op: &Op) -> Result<()> {
-        let (Op::Collective(collective), Some(progress)) = (op, self.device.progress()) else { return Ok(()) };
-        progress.transfer(collective).map_or(Ok(()), |mark| self.submit_checked(mark.into()))
+        let Op::Collective(collective) = op else { return Ok(()) };
+        let progress = self.device.core_for(|| format!("Stream::submit of `{}`", op.name()))?.progress.clone();
+        let mark = progress.and_then(|progress| progress.transfer(collective));
+        mark.map_or(Ok(()), |mark| self.submit_checked(mark.into()))
     }
 
     /// As [`Stream::submit`], for a transfer that another stream has announced.
@@ -99,7 +101,7 @@ impl Stream {
 
     /// Traces, records or runs an operation after the check of its shapes and types.
     fn submit_checked(&self, op: Op) -> Result<()> {
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| format!("Stream::submit of `{}`", op.name()))?;
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
         core.backend.accept(&op, capturing)?;
         if core.trace.is_some() {
@@ -161,13 +163,15 @@ impl Stream {
     /// [`Error::Recording`](crate::Error::Recording); [`CaptureRule::Synchronization`] while any stream captures; a failed
     /// collective.
     pub fn synchronize(&self) -> Result<()> {
-        let mut core = self.device.core();
+        let mut core = self.device.core_for(|| "Stream::synchronize".into())?;
         let name = core.streams[self.id.index()].name.clone();
         core.refuse_while_recording(|| format!("Stream::synchronize of stream `{name}`"))?;
         if core.dry {
             return Ok(());
         }
-        core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
+        core.refuse_during_capture(CaptureRule::Synchronization, |_| {
+            format!("Stream::synchronize of stream `{name}` waits for its work")
+        })?;
         core.hinders(CostlyCall::Waits, || format!("Stream::synchronize of stream `{name}`"))?;
         core.streams[self.id.index()].backend.finish()?;
         if let Some(checker) = &mut core.checker {
@@ -178,7 +182,7 @@ impl Stream {
 
     pub(crate) fn refuse_default(&self, core: &mut Core, what: &str) -> Result<()> {
         if self.id == StreamId::DEFAULT {
-            core.refuse_during_capture(CaptureRule::Implicit, || {
+            core.refuse_during_capture(CaptureRule::Implicit, |_| {
                 format!("`{what}` was submitted to the default stream")
             })?;
         }
@@ -188,7 +192,7 @@ impl Stream {
     /// Fails if a capture is under way that does not include this stream.
     pub(crate) fn refuse_outside(&self, core: &mut Core, what: &str) -> Result<()> {
         let name = core.streams[self.id.index()].name.clone();
-        core.refuse_during_capture(CaptureRule::Outside, || {
+        core.refuse_during_capture(CaptureRule::Outside, |_| {
             format!("`{what}` was submitted to stream `{name}`, which is not part of the capture under way")
         })
     }

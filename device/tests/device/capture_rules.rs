@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use device::ops::{Add, Copy, Custom, CustomOp, Fill};
-use device::{Accesses, Area, CaptureRule, DType, Device, Error, HostOptions, HostTensors, Stream, Tensor};
+use device::{
+    Accesses, Area, CaptureMode, CaptureRule, DType, Device, Error, HostOptions, HostTensors, Staging, Stream, Tensor,
+};
 
 use crate::common::checked_device;
 
@@ -69,21 +71,134 @@ fn a_replay_computes_again_from_the_same_addresses() {
 fn synchronizing_a_stream_during_capture_is_error_900() {
     let t = bench();
     t.main.begin_capture().unwrap();
-    assert_rule(t.main.synchronize(), CaptureRule::Synchronization, 900, &["stream `main` was synchronized"]);
+    assert_rule(t.main.synchronize(), CaptureRule::Synchronization, 900, &["Stream::synchronize of stream `main`"]);
 }
 
 #[test]
 fn synchronizing_the_device_during_capture_is_error_900() {
     let t = bench();
     t.main.begin_capture().unwrap();
-    assert_rule(t.device.synchronize(), CaptureRule::Synchronization, 900, &["the device was synchronized"]);
+    assert_rule(t.device.synchronize(), CaptureRule::Synchronization, 900, &["Device::synchronize waits"]);
 }
 
 #[test]
 fn reading_results_during_capture_is_error_900() {
     let t = bench();
     t.main.begin_capture().unwrap();
-    assert_rule(t.main.read::<f32>(&t.a), CaptureRule::Synchronization, 900, &["data was copied to the host"]);
+    assert_rule(t.main.read::<f32>(&t.a), CaptureRule::Synchronization, 900, &["Stream::read of `a`"]);
+}
+
+#[test]
+fn calls_that_wait_or_copy_during_a_capture_are_named_with_their_tensor() {
+    let t = bench();
+    type Call = fn(&Bench) -> Result<(), Error>;
+    let calls: [(&str, Call); 7] = [
+        ("Device::download of `a` waits for all work of the device", |t| t.device.download::<f32>(&t.a).map(drop)),
+        ("Device::upload of `b` waits for all work of the device", |t| t.device.upload(&t.b, &[1.0f32; 64])),
+        ("Device::zero of `b` waits for all work of the device", |t| t.device.zero(&t.b)),
+        ("Device::allocate of `late`, 64 bytes", |t| t.device.allocate("late", 64).map(drop)),
+        ("Stream::write to `b` passes values", |t| t.main.write(&t.b, &[1.0f32; 64])),
+        ("Stream::copy_out of `a` passes values", |t| t.main.copy_out(&[t.a], &Staging::default()).map(drop)),
+        ("Event::synchronize waits", |t| t.device.event().synchronize(&t.device)),
+    ];
+    for (words, call) in calls {
+        t.main.begin_capture().unwrap();
+        let error = call(&t).expect_err(words);
+        assert!(error.to_string().starts_with(&format!("capture error 900: {words}")), "{words}: {error}");
+        assert_rule(
+            Err::<(), Error>(error),
+            match words.contains("allocate") {
+                true => CaptureRule::Allocation,
+                false => CaptureRule::Synchronization,
+            },
+            900,
+            &[],
+        );
+        t.main.end_capture("spoiled").map(drop).unwrap_err();
+    }
+}
+
+#[test]
+fn a_capture_that_is_begun_twice_is_error_401_and_the_first_one_goes_on() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    assert_rule(
+        t.main.begin_capture(),
+        CaptureRule::Begun,
+        401,
+        &["stream `main`, which is part of the capture of `main`"],
+    );
+    let fork = t.device.event();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    assert_rule(
+        t.side.begin_capture(),
+        CaptureRule::Begun,
+        401,
+        &["stream `side`, which is part of the capture of `main`"],
+    );
+    t.main.submit(fill(t.a, 5.0)).unwrap();
+    t.main.end_capture("fill").unwrap().launch(&t.main).unwrap();
+    assert_eq!(t.device.download::<f32>(&t.a).unwrap()[0], 5.0);
+}
+
+#[test]
+fn the_end_of_a_capture_that_was_not_begun_is_error_401() {
+    let t = bench();
+    let words = ["Stream::end_capture of graph `mine` on stream `main`, which does not capture"];
+    assert_rule(t.main.end_capture("mine"), CaptureRule::NotBegun, 401, &words);
+}
+
+#[test]
+fn the_end_of_a_capture_on_a_forked_stream_is_error_903_and_the_capture_goes_on() {
+    let t = bench();
+    let (fork, join) = (t.device.event(), t.device.event());
+    t.main.begin_capture().unwrap();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    let words = ["Stream::end_capture of graph `mine` on stream `side`", "begun on stream `main`"];
+    assert_rule(t.side.end_capture("mine"), CaptureRule::Unmatched, 903, &words);
+    t.side.submit(fill(t.b, 5.0)).unwrap();
+    t.side.record(&join).unwrap();
+    t.main.wait(&join).unwrap();
+    t.main.end_capture("fill").unwrap().launch(&t.main).unwrap();
+    assert_eq!(t.device.download::<f32>(&t.b).unwrap()[0], 5.0);
+}
+
+#[test]
+fn every_mode_of_capture_records_the_same() {
+    let t = bench();
+    for (value, mode) in [(3.0, CaptureMode::ThreadLocal), (4.0, CaptureMode::Global), (5.0, CaptureMode::Relaxed)] {
+        t.main.begin_capture_in(mode).unwrap();
+        t.main.submit(fill(t.a, value)).unwrap();
+        let refused = t.device.allocate("late", 64).map(drop);
+        assert_rule(refused, CaptureRule::Allocation, 900, &["`late`"]);
+        t.main.end_capture("spoiled").map(drop).unwrap_err();
+        t.main.begin_capture_in(mode).unwrap();
+        t.main.submit(fill(t.a, value)).unwrap();
+        t.main.end_capture("fill").unwrap().launch(&t.main).unwrap();
+        assert_eq!(t.device.download::<f32>(&t.a).unwrap()[0], value, "{mode:?}");
+    }
+}
+
+#[test]
+fn after_a_mistake_every_call_of_the_capture_repeats_it() {
+    let t = bench();
+    let (event, fork) = (t.device.event(), t.device.event());
+    t.main.begin_capture().unwrap();
+    t.main.record(&fork).unwrap();
+    t.device.allocate("late", 64).map(drop).unwrap_err();
+    let later = [
+        t.main.submit(fill(t.a, 3.0)),
+        t.main.record(&event),
+        t.main.wait(&fork),
+        t.side.wait(&fork),
+        t.main.end_capture("spoiled").map(drop),
+    ];
+    for refused in later {
+        assert_rule(refused, CaptureRule::Invalidated, 901, &["capture error 900: Device::allocate of `late`"]);
+    }
+    t.side.submit(fill(t.b, 3.0)).expect("it never became part of that capture");
 }
 
 #[test]
@@ -91,7 +206,7 @@ fn allocating_during_capture_is_error_900_and_names_the_buffer() {
     let t = bench();
     t.main.begin_capture().unwrap();
     let result = t.device.allocate("late", 64).map(|_| ());
-    assert_rule(result, CaptureRule::Allocation, 900, &["`late` of 64 bytes", "planned before"]);
+    assert_rule(result, CaptureRule::Allocation, 900, &["`late`, 64 bytes", "planned before"]);
 }
 
 #[test]
@@ -100,7 +215,7 @@ fn a_capture_in_which_a_call_failed_ends_with_error_901_and_the_first_mistake() 
     t.main.begin_capture().unwrap();
     t.main.synchronize().unwrap_err();
     let result = t.main.end_capture("spoiled").map(|_| ());
-    assert_rule(result, CaptureRule::Invalidated, 901, &["stream `main` was synchronized"]);
+    assert_rule(result, CaptureRule::Invalidated, 901, &["Stream::synchronize of stream `main`"]);
     t.main.submit(fill(t.a, 3.0)).expect("the stream works again after the failed capture");
 }
 

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use device::cuda::{CudaKernel, CudaLaunch, CudaOptions, GpuProperties, KernelArgument};
+use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuProperties, KernelArgument};
 use device::ops::{Accesses, Copy, Custom, CustomOp, Fill};
 use device::{CheckError, DType, Device, Error, HostOptions, HostTensors, Result, Stream, Tensor, TraceEvent};
 
@@ -286,18 +286,28 @@ fn a_custom_operation_that_fails_ends_the_submission_or_the_launch_with_its_erro
     assert_eq!(graph(&t.stream).unwrap().launch(&t.stream).unwrap_err().to_string(), "probe: no");
 }
 
-/// [`Axpy`] with a CUDA side. It launches `function` with `arguments`.
+/// [`Axpy`] with a CUDA side. It launches the kernel `function` of a module with `arguments`.
 #[derive(Debug)]
 struct CudaAxpy {
     host: Axpy,
+    file: &'static str,
+    code: CudaCode,
     function: &'static str,
     arguments: Vec<KernelArgument>,
 }
 
+const SOURCE: &str = include_str!("../../examples/axpy.cu");
+
 impl CudaAxpy {
     fn new(a: f32, x: Tensor, y: Tensor) -> CudaAxpy {
         let arguments = vec![a.into(), x.into(), y.into(), (y.elements() as u64).into()];
-        CudaAxpy { host: Axpy { a, x, y }, function: "axpy", arguments }
+        CudaAxpy {
+            host: Axpy { a, x, y },
+            file: "axpy.cu",
+            code: CudaCode::Source(SOURCE),
+            function: "axpy",
+            arguments,
+        }
     }
 }
 
@@ -318,15 +328,15 @@ impl CustomOp for CudaAxpy {
         self.host.run_host(tensors)
     }
 
-    fn cuda_launch(&self, _gpu: &GpuProperties) -> Option<CudaLaunch> {
-        let source = include_str!("../../examples/axpy.cu");
-        Some(CudaLaunch {
-            kernel: CudaKernel { file: "axpy.cu", source, function: self.function },
+    fn cuda_work(&self, _gpu: &GpuProperties) -> Option<CudaWork<'_>> {
+        let launch = CudaLaunch {
+            kernel: CudaKernel { file: self.file, code: self.code, function: self.function },
             blocks: (self.host.y.elements().div_ceil(128) as u32, 1, 1),
             threads: (128, 1, 1),
             shared_bytes: 0,
             arguments: self.arguments.clone(),
-        })
+        };
+        Some(launch.into())
     }
 }
 
@@ -371,4 +381,33 @@ fn on_a_gpu_what_a_capture_cannot_record_is_refused_and_the_capture_goes_on() {
     stream.submit(CudaAxpy::new(2.0, x, y)).unwrap();
     device.end_trace();
     assert_eq!(device.download::<f32>(&y).unwrap(), [13.0; N]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn on_a_gpu_a_kernel_of_ptx_and_one_of_machine_code_run_and_those_of_another_architecture_are_refused() {
+    let device = Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap();
+    let (gpu, mut areas, stream) = (device.gpu().unwrap(), Vec::new(), device.stream("compute"));
+    let [x, y] = ["x", "y"].map(|name| device.allocate_tensor(&mut areas, name, [N], DType::F32).unwrap());
+    device.upload(&x, &[3.0f32; N]).unwrap();
+    let ptx = include_str!("../../examples/axpy.ptx");
+    let binary =
+        |architecture: &str| CudaCode::Binary(device::cuda::compile("axpy.cu", SOURCE, architecture).unwrap().0.leak());
+    let axpy = |file: &'static str, code: CudaCode| CudaAxpy { file, code, ..CudaAxpy::new(2.0, x, y) };
+    for (file, code) in [("axpy.ptx", CudaCode::Ptx(ptx)), ("axpy.cubin", binary(&gpu.architecture()))] {
+        device.upload(&y, &[1.0f32; N]).unwrap();
+        stream.submit(axpy(file, code)).unwrap();
+        stream.begin_capture().unwrap();
+        stream.submit(axpy(file, code)).unwrap();
+        stream.end_capture("axpy").unwrap().launch(&stream).unwrap();
+        assert_eq!(device.download::<f32>(&y).unwrap(), [13.0; N], "{file}");
+    }
+    let newer = CudaCode::Ptx(ptx.replace(".target sm_80", ".target sm_999").leak());
+    let other = binary(if gpu.capability.0 == 8 { "sm_90" } else { "sm_80" });
+    for (file, code) in [("newer.ptx", newer), ("other.cubin", other)] {
+        let message = stream.submit(axpy(file, code)).unwrap_err().to_string();
+        for words in [file, gpu.name.as_str(), "Rule:", "Fix: compile"] {
+            assert!(message.contains(words), "`{words}` is missing from: {message}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use device::cuda::{CudaKernel, CudaLaunch, GpuProperties};
+use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties};
 use device::ops::{Accesses, Custom, CustomOp, Fill};
 use device::{BufferId, CheckError, DType, Error, HostTensors, Op, Result, Tensor};
 
@@ -39,15 +39,16 @@ impl CustomOp for Axpy {
         Ok(())
     }
 
-    fn cuda_launch(&self, _gpu: &GpuProperties) -> Option<CudaLaunch> {
-        let source = include_str!("../../examples/axpy.cu");
-        Some(CudaLaunch {
-            kernel: CudaKernel { file: "axpy.cu", source, function: "axpy" },
+    fn cuda_work(&self, _gpu: &GpuProperties) -> Option<CudaWork<'_>> {
+        let code = CudaCode::Source(include_str!("../../examples/axpy.cu"));
+        let launch = CudaLaunch {
+            kernel: CudaKernel { file: "axpy.cu", code, function: "axpy" },
             blocks: (self.y.elements().div_ceil(128) as u32, 1, 1),
             threads: (128, 1, 1),
             shared_bytes: 0,
             arguments: vec![0.5f32.into(), self.x.into(), self.y.into(), (self.y.elements() as u64).into()],
-        })
+        };
+        Some(launch.into())
     }
 }
 

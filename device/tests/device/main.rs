@@ -3,10 +3,12 @@
 
 mod common;
 
+mod adopted;
 mod capture_rules;
 mod checker;
 mod copies;
 mod custom;
+mod custom_call;
 mod custom_mapped;
 mod extremes;
 mod kernels_compile;

@@ -24,6 +24,7 @@ mod mistakes;
 mod named;
 mod other_device;
 mod outputs;
+mod own_calls;
 mod panics;
 mod passes;
 mod planning;

@@ -29,6 +29,11 @@ pub(super) fn cause_and_fix(code: u32) -> &'static str {
             ". The driver's library and the kernel's module are of different versions, as after an update. Fix: reboot the \
              node or load the module again; in a container, leave out its own libcuda.so"
         }
+        900..=908 => {
+            ". Operations and copies of this library keep the rules of captures, so other code broke one: the call of a \
+             custom operation, or code of this thread outside of operations. Fix: see `Operations of your own` in \
+             device/README.md; a side stream that such a call forks is joined before it returns"
+        }
         999 => {
             ". The driver does not say more. Fix: look for `Xid` in the kernel's log (`dmesg`); reset the GPU or the node"
         }
@@ -42,7 +47,7 @@ mod tests {
 
     #[test]
     fn every_code_that_is_no_mistake_of_ours_has_a_cause_and_a_fix() {
-        for code in [2, 46, 200, 209, 214, 218, 222, 700, 702, 719, 802, 803, 999] {
+        for code in [2, 46, 200, 209, 214, 218, 222, 700, 702, 719, 802, 803, 900, 904, 999] {
             let text = cause_and_fix(code);
             assert!(text.starts_with(". ") && text.contains(" Fix: ") && !text.contains("  "), "{code}: {text}");
         }

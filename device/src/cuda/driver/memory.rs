@@ -43,6 +43,22 @@ impl Drop for DeviceMemory {
     }
 }
 
+/// The GPU, by its number among the visible ones, whose memory an address belongs to. `None` if it is no device memory.
+pub(crate) fn gpu_of(address: u64) -> Option<usize> {
+    let (mut kind, mut ordinal) = (0_u32, 0_i32);
+    let mut attributes = [
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    ];
+    let mut values = [(&raw mut kind).cast(), (&raw mut ordinal).cast()];
+    // SAFETY: asks for two numbers, and has room for both. The driver takes any address. For one that it does not know
+    // the memory's type is 0.
+    let found =
+        unsafe { sys::cuPointerGetAttributes(2, attributes.as_mut_ptr(), values.as_mut_ptr(), address) }.result();
+    let of_device = found.is_ok() && kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+    of_device.then(|| usize::try_from(ordinal).ok()).flatten()
+}
+
 /// Copies host data to device memory and waits.
 pub(in crate::cuda) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.

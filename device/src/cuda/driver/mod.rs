@@ -15,7 +15,7 @@ pub(crate) use event::RawEvent;
 pub(super) use gpu::driver_version;
 pub(crate) use gpu::{Gpu, PrimaryContext};
 pub use gpu::{GpuProperties, NoGpu, gpu_count, why_no_gpu};
-pub(crate) use memory::{DeviceMemory, HostBlock};
+pub(crate) use memory::{DeviceMemory, HostBlock, gpu_of};
 pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub use peer_memory::PeerHandle;
 pub(super) use peer_memory::{MappedMemory, handle_of, synchronize_context};

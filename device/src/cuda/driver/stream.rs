@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::{Driver, HostBlock, RawEvent};
-use crate::Result;
 use crate::priority::Priority;
+use crate::{CaptureMode, Result};
 
 /// A stream of the driver that does not synchronise with the legacy default stream.
 pub(crate) struct RawStream {
@@ -143,8 +143,12 @@ impl RawStream {
             .driver("cuStreamBatchMemOp")
     }
 
-    pub(crate) fn begin_capture(&self) -> Result<()> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
+        let mode = match mode {
+            CaptureMode::ThreadLocal => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CaptureMode::Global => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CaptureMode::Relaxed => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        };
         // SAFETY: the stream lives.
         unsafe { result::stream::begin_capture(self.handle, mode) }.driver("cuStreamBeginCapture")
     }

@@ -1,18 +1,22 @@
 //! Custom operations.
 
+use crate::cuda::captured_call::{CaptureState, judge};
 use crate::cuda::kernels::Arg;
-use crate::cuda::{CudaDevice, CudaLaunch, CustomKernels, GpuProperties, KernelArgument, Queue};
+use crate::cuda::{
+    CudaCall, CudaDevice, CudaLaunch, CudaTensors, CudaWork, CustomKernels, GpuProperties, KernelArgument, Queue,
+    StreamHandle,
+};
 use crate::ops::{Custom, Operation};
-use crate::{Error, Result};
+use crate::{Error, Result, calling};
 
-/// The launch of a custom operation.
+/// The work of a custom operation.
 ///
 /// # Errors
 /// It has no CUDA side.
-fn launch_of(op: &Custom, gpu: &GpuProperties) -> Result<CudaLaunch> {
-    op.op().cuda_launch(gpu).ok_or_else(|| {
+fn work_of<'a>(op: &'a Custom, gpu: &GpuProperties) -> Result<CudaWork<'a>> {
+    calling::run(op.name(), || op.op().cuda_work(gpu)).ok_or_else(|| {
         let problem = "has no CUDA side, and its stream is a GPU's. Rule: an operation runs where its tensors are. Fix: \
-                       implement CustomOp::cuda_launch, or use the host device";
+                       implement CustomOp::cuda_work, or use the host device";
         Error::operation(op.name(), problem)
     })
 }
@@ -22,7 +26,7 @@ fn launch_of(op: &Custom, gpu: &GpuProperties) -> Result<CudaLaunch> {
 /// # Errors
 /// It has no CUDA side, or the stream captures and the kernel is not loaded yet.
 pub(super) fn accept(op: &Custom, capturing: bool, cuda: &CudaDevice) -> Result<()> {
-    let launch = launch_of(op, &cuda.gpu.properties)?;
+    let CudaWork::Launch(launch) = work_of(op, &cuda.gpu.properties)? else { return Ok(()) };
     if capturing && !cuda.custom_kernels.has(&launch.kernel) {
         let function = launch.kernel.function;
         let rule = "Rule: nothing is compiled or loaded during a capture. Fix: a warm-up step before the capture";
@@ -31,21 +35,42 @@ pub(super) fn accept(op: &Custom, capturing: bool, cuda: &CudaDevice) -> Result<
     Ok(())
 }
 
-/// Compiles and loads the kernel, unless that was done before.
+/// Compiles and loads the kernel, unless that was done before. A call prepares itself when it first runs.
 ///
 /// # Errors
 /// It has no CUDA side; as [`CustomKernels::load`].
 pub(super) fn prepare(op: &Custom, cuda: &CudaDevice) -> Result<()> {
     let gpu = &cuda.gpu.properties;
-    cuda.custom_kernels.load(&launch_of(op, gpu)?.kernel, gpu)
+    match work_of(op, gpu)? {
+        CudaWork::Launch(launch) => cuda.custom_kernels.load(&launch.kernel, gpu),
+        CudaWork::Call(_) => Ok(()),
+    }
 }
 
 /// See [`CustomOp`](crate::ops::CustomOp).
 pub(super) fn custom(op: &Custom, kernels: &CustomKernels, queue: &Queue<'_>) -> Result<()> {
-    let launch = launch_of(op, queue.gpu())?;
-    let arguments = arguments(op, &launch)?;
-    kernels.load(&launch.kernel, queue.gpu())?;
-    kernels.launch(queue.stream, &launch, &arguments)
+    match work_of(op, queue.gpu())? {
+        CudaWork::Launch(launch) => {
+            let arguments = arguments(op, &launch)?;
+            kernels.load(&launch.kernel, queue.gpu())?;
+            kernels.launch(queue.stream, &launch, &arguments)
+        }
+        CudaWork::Call(call) => submit(op, call, queue),
+    }
+}
+
+/// Makes a call, and looks at what it did to the stream's capture.
+///
+/// # Errors
+/// The call's; [`CaptureRule::Call`](crate::CaptureRule::Call).
+fn submit(op: &Custom, call: CudaCall<'_>, queue: &Queue<'_>) -> Result<()> {
+    let before = CaptureState::of(queue.stream)?;
+    if before == CaptureState::Invalidated {
+        return judge(op.name(), before, Ok(()), before);
+    }
+    let tensors = CudaTensors::new(op, StreamHandle(queue.stream.handle().cast()));
+    let called = calling::run(op.name(), || call.run(&tensors));
+    judge(op.name(), before, called, CaptureState::of(queue.stream)?)
 }
 
 /// The arguments, with the addresses of tensors. Every tensor among them must have been declared.
@@ -75,7 +100,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::cuda::CudaKernel;
+    use crate::cuda::{CudaCode, CudaKernel};
     use crate::ops::CustomOp;
     use crate::{Accesses, BufferId, DType, HostTensors, Op, Tensor};
 
@@ -116,9 +141,9 @@ mod tests {
             shared_bytes: 1 << 17,
             driver_version: 13000,
         };
-        let message = launch_of(&host_only([], []), &gpu).unwrap_err().to_string();
+        let message = work_of(&host_only([], []), &gpu).err().unwrap().to_string();
         assert!(message.starts_with("host_only: has no CUDA side"), "{message}");
-        assert!(message.contains("Rule:") && message.contains("Fix: implement CustomOp::cuda_launch"), "{message}");
+        assert!(message.contains("Rule:") && message.contains("Fix: implement CustomOp::cuda_work"), "{message}");
     }
 
     fn tensor(address: u64, elements: usize) -> Tensor {
@@ -127,7 +152,7 @@ mod tests {
 
     /// The arguments that a kernel gets for these.
     fn given(op: &Custom, arguments: impl IntoIterator<Item = KernelArgument>) -> Result<Vec<Arg>> {
-        let kernel = CudaKernel { file: "k.cu", source: "", function: "k" };
+        let kernel = CudaKernel { file: "k.cu", code: CudaCode::Source(""), function: "k" };
         let arguments = arguments.into_iter().collect();
         let launch = CudaLaunch { kernel, blocks: (1, 1, 1), threads: (1, 1, 1), shared_bytes: 0, arguments };
         super::arguments(op, &launch)

@@ -31,7 +31,7 @@ pub(super) fn plain(data: &sys::CUgraphEdgeData) -> bool {
 ///
 /// # Safety
 /// The caller's graph. Nothing else uses it.
-pub(super) unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>> {
+pub(in crate::cuda) unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>> {
     let mut count = 0;
     // SAFETY: the caller's graph; the buffer has the size asked for. The driver refuses a buffer for no nodes.
     unsafe {
@@ -74,7 +74,7 @@ pub(super) unsafe fn whole(graph: sys::CUgraph) -> Result<GraphParts> {
 ///
 /// # Safety
 /// The node exists.
-pub(super) unsafe fn is_of(node: sys::CUgraphNode, kind: sys::CUgraphNodeType) -> Result<bool> {
+pub(in crate::cuda) unsafe fn is_of(node: sys::CUgraphNode, kind: sys::CUgraphNodeType) -> Result<bool> {
     let mut found = 0_u32;
     // SAFETY: the caller's node; the type is as large as a number.
     unsafe { sys::cuGraphNodeGetType(node, (&raw mut found).cast()) }.result().driver("cuGraphNodeGetType")?;

@@ -17,6 +17,7 @@ use device::cuda::{FP8_CAPABILITY, library_versions, why_no_gpu};
 use device::trials::{self, Case, Workbench};
 use device::{Communicator, Device};
 use engine::precision::Precision;
+use parallel::NcclVersion;
 
 pub(crate) use command::{command, request, run};
 pub use finding::{Finding, Verdict};
@@ -115,7 +116,8 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
         fact("driver's CUDA", format!("{}.{}", driver / 1000, driver % 1000 / 10), Verdict::Ok),
     ];
     let mut libraries = library_versions();
-    libraries.push(("NCCL", parallel::nccl_version().map(|v| format!("{}.{}.{}", v / 10000, v / 100 % 100, v % 100))));
+    let nccl = parallel::nccl_version();
+    libraries.push(("NCCL", nccl.map(|version| version.to_string())));
     for (name, version) in libraries {
         let (without, cost) = match name {
             "cuDNN" => (Verdict::Lacks, "; attention runs on slower kernels"),
@@ -125,6 +127,10 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
         let missing = || format!("not found on LD_LIBRARY_PATH or in the system's folders{cost}");
         let verdict = if version.is_some() { Verdict::Ok } else { without };
         facts.push(fact(name, version.unwrap_or_else(missing), verdict));
+    }
+    if let Some(old) = nccl.filter(|version| !version.works_in_graphs()) {
+        let value = format!("not with NCCL {old}: {} is the oldest that graphs hold", NcclVersion::OLDEST_IN_GRAPHS);
+        facts.push(fact("transfers in graphs", value, Verdict::Lacks));
     }
     facts
 }

@@ -1,10 +1,10 @@
 //! The network's activation, `relu(x)^2` (So et al., 2021), an operation that `device` does not have.
 
-use device::cuda::{CudaKernel, CudaLaunch, GpuProperties};
+use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties};
 use device::ops::{Accesses, CustomOp};
 use device::{DType, Error, HostTensors, Result, Tensor};
 
-const SOURCE: &str = include_str!("squared_relu.cu");
+const SOURCE: CudaCode = CudaCode::Source(include_str!("squared_relu.cu"));
 const CHUNK: usize = 4096;
 
 /// `output = relu(input)^2`, f32.
@@ -35,11 +35,12 @@ fn check(name: &'static str, input: Tensor, others: &[Tensor]) -> Result<()> {
     Err(Error::operation(name, "its tensors are f32 and of one shape"))
 }
 
-fn launch(function: &'static str, tensors: &[Tensor]) -> CudaLaunch {
+fn launch(function: &'static str, tensors: &[Tensor]) -> CudaWork<'static> {
     let count = tensors[0].elements();
     let arguments = tensors.iter().map(|tensor| (*tensor).into()).chain([(count as u64).into()]).collect();
-    let kernel = CudaKernel { file: "squared_relu.cu", source: SOURCE, function };
+    let kernel = CudaKernel { file: "squared_relu.cu", code: SOURCE, function };
     CudaLaunch { kernel, blocks: (count.div_ceil(256) as u32, 1, 1), threads: (256, 1, 1), shared_bytes: 0, arguments }
+        .into()
 }
 
 impl CustomOp for SquaredRelu {
@@ -63,7 +64,7 @@ impl CustomOp for SquaredRelu {
         Ok(())
     }
 
-    fn cuda_launch(&self, _: &GpuProperties) -> Option<CudaLaunch> {
+    fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         Some(launch("squared_relu", &[self.input, self.output]))
     }
 }
@@ -92,7 +93,7 @@ impl CustomOp for SquaredReluBackward {
         Ok(())
     }
 
-    fn cuda_launch(&self, _: &GpuProperties) -> Option<CudaLaunch> {
+    fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         Some(launch("squared_relu_backward", &[self.input, self.grad_output, self.grad_input]))
     }
 }

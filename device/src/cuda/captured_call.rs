@@ -1,0 +1,135 @@
+//! What a call of a custom operation did to its stream's capture.
+//!
+//! The driver refuses calls that a capture cannot record, such as a wait or an allocation. It returns an error to the
+//! code that made them, and that code may drop it. The state of the capture after the call tells all the same.
+//!
+//! Outside of captures nothing is noticed: the driver does not say whether somebody waited, and memory that a pool hands
+//! out does not change what is free.
+
+#![allow(unsafe_code)]
+
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+use sys::CUgraphNodeType::{CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
+use sys::CUstreamCaptureStatus::{
+    CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED, CU_STREAM_CAPTURE_STATUS_NONE,
+};
+
+use super::driver::{Driver, RawStream};
+use super::rewrite::{is_of, nodes};
+use crate::{CaptureRule, Error, Result};
+
+/// The state of a stream's capture.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum CaptureState {
+    /// The stream does not capture.
+    None,
+    /// It captures. Its graph may have nodes that allocate or free memory.
+    Active { allocates: bool },
+    /// It captures, and the driver refused a call.
+    Invalidated,
+}
+
+impl CaptureState {
+    /// The state of a stream's capture now.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn of(stream: &RawStream) -> Result<CaptureState> {
+        let (mut status, mut graph) = (CU_STREAM_CAPTURE_STATUS_NONE, null_mut());
+        let (mut before, mut data, mut count) = (std::ptr::null(), std::ptr::null(), 0);
+        // SAFETY: the stream lives. The graph is the capture's, and may be looked at while the stream captures.
+        unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                stream.handle(),
+                &mut status,
+                null_mut(),
+                &mut graph,
+                &mut before,
+                &mut data,
+                &mut count,
+            )
+            .result()
+            .driver("cuStreamGetCaptureInfo")?;
+            match status {
+                CU_STREAM_CAPTURE_STATUS_NONE => Ok(CaptureState::None),
+                CU_STREAM_CAPTURE_STATUS_INVALIDATED => Ok(CaptureState::Invalidated),
+                CU_STREAM_CAPTURE_STATUS_ACTIVE => {
+                    let mut allocates = false;
+                    for node in nodes(graph)? {
+                        allocates |= is_of(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC)?;
+                        allocates |= is_of(node, CU_GRAPH_NODE_TYPE_MEM_FREE)?;
+                    }
+                    Ok(CaptureState::Active { allocates })
+                }
+            }
+        }
+    }
+}
+
+/// The result of a call, with what it did to its stream's capture. An error of the call that left the capture as it was
+/// is the call's own.
+///
+/// # Errors
+/// [`CaptureRule::Call`] with the operation's name; the call's.
+pub(super) fn judge(op: &str, before: CaptureState, called: Result<()>, after: CaptureState) -> Result<()> {
+    let problem = match (before, after) {
+        (CaptureState::None, CaptureState::None) => return called,
+        (CaptureState::Active { .. }, CaptureState::Active { allocates: true }) => {
+            "allocated or freed memory with cuMemAllocAsync or cuMemFreeAsync, which would become part of the graph (a \
+             library such as cuBLAS does that for its workspace: give it one)"
+        }
+        (CaptureState::Active { .. }, CaptureState::Active { .. }) => return called,
+        (CaptureState::Invalidated, _) => "met a capture that other code had made invalid before",
+        (CaptureState::None, _) => "began a capture on its stream and did not end it",
+        (CaptureState::Active { .. }, CaptureState::None) => "ended the capture that was under way",
+        (CaptureState::Active { .. }, CaptureState::Invalidated) => {
+            "made the capture invalid: the driver refused something that it did"
+        }
+    };
+    let said = called.err().map_or_else(String::new, |error| format!(". It failed with: {error}"));
+    Err(Error::capture(CaptureRule::Call, format!("the call of `{op}` {problem}{said}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CaptureState::{Active, Invalidated, None};
+    use super::*;
+
+    const SOUND: CaptureState = Active { allocates: false };
+
+    #[test]
+    fn a_call_that_leaves_the_capture_as_it_was_keeps_its_own_result() {
+        let failed = || Err(Error::operation("mine", "no"));
+        for state in [None, SOUND] {
+            assert_eq!(judge("mine", state, Ok(()), state), Ok(()));
+            assert_eq!(judge("mine", state, failed(), state), failed());
+        }
+    }
+
+    #[test]
+    fn a_call_that_spoils_the_capture_is_named_with_the_rule_also_if_it_hides_the_driver_s_error() {
+        for (before, after, words) in [
+            (SOUND, Invalidated, "made the capture invalid"),
+            (SOUND, Active { allocates: true }, "cuMemAllocAsync"),
+            (SOUND, None, "ended the capture"),
+            (None, SOUND, "began a capture"),
+            (None, Invalidated, "began a capture"),
+            (Invalidated, Invalidated, "other code had made invalid before"),
+        ] {
+            for called in [Ok(()), Err(Error::operation("mine", "refused by the driver"))] {
+                let hidden = called.is_ok();
+                let error = judge("mine", before, called, after).unwrap_err();
+                assert!(matches!(error, Error::Capture { rule: CaptureRule::Call, .. }), "{error}");
+                let message = error.to_string();
+                for words in
+                    ["capture error 900: the call of `mine`", words, "Rule: a call in a capture only adds", "Fix:"]
+                {
+                    assert!(message.contains(words), "`{words}` is missing from: {message}");
+                }
+                assert_eq!(message.contains("refused by the driver"), !hidden, "{message}");
+            }
+        }
+    }
+}
