@@ -20,7 +20,7 @@ impl<P: Policy> CudaGraphManager<P> {
     /// The visit that is a graph and contains a visit.
     fn graph_of(&self, program: &Program<P::Region>, visit: Option<usize>) -> Option<usize> {
         let outwards = std::iter::successors(visit, |visit| program.visits[*visit].outer());
-        outwards.filter(|visit| self.why_eager(&program.visits[*visit]).is_none()).last()
+        outwards.filter(|visit| self.why_eager(program, *visit).is_none()).last()
     }
 
     /// As [`CudaGraphManager::list`], with each tensor at its planned address.

@@ -225,7 +225,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             let inside = &program.visits[last + 1..program.visits[last].next()];
             // The scratch of regions inside is placed on its own, in the same bytes.
             let is_shared = matches!(area, AreaKind::Scratch(_))
-                && inside.iter().any(|inner| inner.positions().start > used.last && !inner.is_empty());
+                && inside.iter().any(|inner| inner.positions().start > used.last && !inner.positions().is_empty());
             let taken_over = is_shared || occupied.is_used(rest, offset, offset + bytes);
             if used.stream() == Some(compute) && !taken_over {
                 let placement = PlacedBuffer { area, offset, bytes, buffer };

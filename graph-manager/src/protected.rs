@@ -30,7 +30,7 @@ impl<P: Policy> CudaGraphManager<P> {
     pub(crate) fn would_wait_whole(&self, key: StepKey<P::Mode>, microbatches: usize) -> bool {
         let (state, Some(protected)) = (&self.states[&key], &self.protected) else { return false };
         let program = &state.programs[&microbatches];
-        let first = program.visits.iter().position(|visit| self.why_eager(visit).is_none());
+        let first = (0..program.visits.len()).find(|visit| self.why_eager(program, *visit).is_none());
         // A step that captures is run as it is.
         let is_captured = !state.graphs.is_empty() && state.graphs.iter().all(Option::is_some);
         is_captured && first.is_some_and(|first| program.writers(&protected.ranges).has_in(program, first))
