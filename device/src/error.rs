@@ -193,7 +193,7 @@ impl CaptureRule {
             CaptureRule::Outside => "a replay repeats only the work of the stream that captures and of its forks",
             CaptureRule::Call => {
                 "a call in a capture only adds work to the capturing stream: it does not wait, ask for the state of a \
-                 stream or event, allocate, free, load a module, or use the default stream"
+                 stream or event, allocate, free or load a module"
             }
             CaptureRule::Begun => "a stream is part of one capture at a time",
             CaptureRule::NotBegun => "a capture ends on the stream that it was begun on",

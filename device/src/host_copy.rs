@@ -9,16 +9,13 @@ use crate::backend::StreamBackend;
 use crate::cuda::RawEvent;
 use crate::{DType, Error, Result, Shape, Staging, Tensor};
 
-/// Copies go to blocks of host memory of so many bytes, the last one shorter. A driver takes about a thousand copies and
-/// events of a stream at once, and lets the host wait with more: few large ones of the whole state of a model are below that.
+/// Copies go to blocks of host memory of so many bytes, the last one shorter. A driver takes about a thousand copies of a
+/// stream at once, and lets the host wait with more: `bench/results/2026-11-27-saves-and-starts-on-a-gpu.md`. The state of a
+/// large model in such blocks is below that.
 pub const COPY_BLOCK: usize = 256 << 20;
 
 /// Tensors of a buffer that lie so many bytes apart are copied with what is between them.
 const GAP: u64 = 4096;
-
-/// Smaller ranges are copied first. On a GPU a small copy that waits for large ones, on its stream, held up the other streams
-/// too: `bench/results/2026-11-27-saves-on-h200.md`.
-const SMALL: usize = 1 << 20;
 
 /// Where a range begins in the copy: a multiple of any element's size.
 const ALIGNMENT: usize = 16;
@@ -70,7 +67,7 @@ fn blocks_of(ranges: &[CopiedRange]) -> Vec<usize> {
     (0..all.div_ceil(COPY_BLOCK)).map(|block| (all - block * COPY_BLOCK).min(COPY_BLOCK)).collect()
 }
 
-/// The memory of these tensors, in the order in which it is copied.
+/// The memory of these tensors, in the order of addresses.
 fn ranges_of(tensors: &[Tensor]) -> Vec<CopiedRange> {
     let mut sorted: Vec<&Tensor> = tensors.iter().filter(|tensor| tensor.bytes() > 0).collect();
     sorted.sort_by_key(|tensor| tensor.address);
@@ -82,7 +79,6 @@ fn ranges_of(tensors: &[Tensor]) -> Vec<CopiedRange> {
             None => merged.push((tensor, range)),
         }
     }
-    merged.sort_by_key(|(_, range)| (range.end - range.start) as usize >= SMALL);
     let mut at = 0;
     let place = |(tensor, range): (&Tensor, Range<u64>)| {
         let bytes = (range.end - range.start) as usize;
@@ -115,19 +111,23 @@ impl HostCopy {
         let mut copied = Copied { ranges, blocks: sizes.into_iter().map(block).collect(), staging: staging.clone() };
         let Copied { ranges, blocks, .. } = &mut copied;
         let mut under_way = 0;
-        for CopiedRange { from, at } in &*ranges {
-            for (number, part) in pieces(*at..*at + from.bytes()) {
+        let submitted = ranges.iter().try_for_each(|CopiedRange { from, at }| {
+            pieces(*at..*at + from.bytes()).try_for_each(|(number, part)| {
                 if number > under_way {
                     blocks[under_way].done = stream.mark()?;
                     under_way = number;
                 }
                 let first = number * COPY_BLOCK + part.start - at;
-                stream.copy_out(&from.view(first, [part.len()]), blocks[number].memory.block_mut(), part.start)?;
+                stream.copy_out(&from.view(first, [part.len()]), blocks[number].memory.block_mut(), part.start)
+            })
+        });
+        // Also after an error: the copies before it are under way.
+        let marked = stream.mark().map(|done| {
+            if let Some(last) = blocks.get_mut(under_way) {
+                last.done = done;
             }
-        }
-        if let Some(last) = blocks.last_mut() {
-            last.done = stream.mark()?;
-        }
+        });
+        submitted.and(marked)?;
         Ok(HostCopy { copied: Arc::new(copied) })
     }
 
@@ -200,15 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_a_buffer_are_one_range_and_small_ranges_come_first() {
-        let large = SMALL;
-        let (a, b) = (tensor(1, 4096, large), tensor(1, 4096 + large as u64 + GAP, 7));
+    fn neighbours_of_a_buffer_are_one_range() {
+        let (a, b) = (tensor(1, 4096, 1000), tensor(1, 4096 + 1000 + GAP, 7));
         let (far, other) = (tensor(1, 1 << 40, 5), tensor(2, 4096 - 9, 9));
         let ranges = ranges_of(&[b, a, far, other, tensor(3, 8, 0)]);
-        let all = large + GAP as usize + 7;
-        let expected = [(other, 0), (far, 16), (tensor(1, 4096, all), 32)];
+        let all = 1000 + GAP as usize + 7;
+        let expected = [(other, 0), (tensor(1, 4096, all), 16), (far, 16 + all.next_multiple_of(16))];
         assert_eq!(ranges, expected.map(|(from, at)| CopiedRange { from, at }));
-        assert_eq!(copy_blocks(&[a, b, far]), [all + 16]);
+        assert_eq!(copy_blocks(&[a, b, far]), [all.next_multiple_of(16) + 5]);
         assert_eq!(copy_blocks(&[]), [0; 0]);
         assert_eq!(copy_blocks(&[tensor(1, 0, COPY_BLOCK + 3)]), [COPY_BLOCK, 3]);
     }

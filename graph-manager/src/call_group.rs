@@ -115,6 +115,8 @@ impl CallGroup {
 
     fn warm_up_and_capture(&mut self, warm_up: usize, Zeros { largest, made }: Zeros) -> Result<()> {
         let device = self.manager.pool.device().clone();
+        // An order of forwards alone needs none.
+        let largest = largest.max(1);
         let area: Area = device.allocate("gradients of 0", largest)?;
         let zero = area.tensor("gradients of 0", 0, [largest], DType::U8);
         device.zero(&zero)?;
@@ -127,12 +129,14 @@ impl CallGroup {
         let key = self.manager.step_key(MODE, microbatches);
         // Layers may count, overwrite or take maxima: what they wrote for samples must not stay.
         let before = device.snapshot(self.manager.states[&key].programs[&microbatches].state())?;
-        for _ in 0..=warm_up {
+        let warmed = (0..=warm_up).try_for_each(|_| {
             let unrecorded = &mut |_: &mut StepContext<'_, TrainingPolicy>| unreachable!("its list was made above");
-            self.manager.step_from::<()>(MODE, microbatches, unrecorded, &input)?;
-        }
+            self.manager.step_from::<()>(MODE, microbatches, unrecorded, &input)
+        });
         // It waits for all work, so the copies from the area of zeros, which is given back here, are done.
-        Ok(device.restore(&before)?)
+        let restored = device.restore(&before);
+        warmed?;
+        Ok(restored?)
     }
 
     /// Before a forward: without an order, it may come at any time. Its kind is 0 for a step's first microbatch, 1 for

@@ -103,6 +103,9 @@ impl Calls {
     /// The whole order.
     fn end(mut self) -> Result<CallOrder> {
         let microbatches = self.counts.first().map_or(0, |[forwards, ..]| *forwards);
+        if microbatches == 0 {
+            self.refuse("an order of calls is not complete: it has no forward of layer 0".into());
+        }
         let splits_backward = self.counts.iter().any(|[_, _, weight_gradients]| *weight_gradients > 0);
         for (layer, [forwards, backwards, weight_gradients]) in std::mem::take(&mut self.counts).into_iter().enumerate()
         {

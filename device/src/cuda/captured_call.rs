@@ -76,7 +76,7 @@ impl CaptureState {
 pub(super) fn judge(op: &str, before: CaptureState, called: Result<()>, after: CaptureState) -> Result<()> {
     let problem = match (before, after) {
         (CaptureState::None, CaptureState::None) => return called,
-        (CaptureState::Active { .. }, CaptureState::Active { allocates: true }) => {
+        (CaptureState::Active { allocates: false }, CaptureState::Active { allocates: true }) => {
             "allocated or freed memory with cuMemAllocAsync or cuMemFreeAsync, which would become part of the graph (a \
              library such as cuBLAS does that for its workspace: give it one)"
         }

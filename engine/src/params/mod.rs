@@ -137,25 +137,28 @@ impl Params {
         let all = Params::allocate(device, specs, layout, true)?;
         device.zero(&all.grads)?;
         if let Some(seed) = seed.filter(|_| !device.is_dry()) {
-            (0..all.specs.len()).try_for_each(|index| all.set_first(device, index, seed))?;
+            all.set_first(device, 0..all.specs.len(), seed)?;
         }
         Ok(all)
     }
 
-    /// Fills a parameter with its first values.
+    /// Fills parameters with their first values, on a stream of its own, and waits for the device.
     ///
     /// # Errors
     /// Errors of the device.
-    pub fn set_first(&self, device: &Device, index: usize, seed: u64) -> Result<()> {
-        let (spec, stream) = (&self.specs[index], device.stream("compute"));
-        for part in self.first_parts(index) {
-            for slab in spec.slabs().iter().flat_map(|slab| slab.within(part.stored.clone())) {
-                let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
-                let (output, rounded) = (within(part.output), part.rounded.map(within));
-                spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
+    pub fn set_first(&self, device: &Device, indices: impl IntoIterator<Item = usize>, seed: u64) -> Result<()> {
+        let stream = device.stream("first values");
+        for index in indices {
+            let spec = &self.specs[index];
+            for part in self.first_parts(index) {
+                for slab in spec.slabs().iter().flat_map(|slab| slab.within(part.stored.clone())) {
+                    let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
+                    let (output, rounded) = (within(part.output), part.rounded.map(within));
+                    spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
+                }
             }
         }
-        Ok(())
+        device.synchronize()
     }
 
     /// The ranges of a parameter that have first values, each in one place.

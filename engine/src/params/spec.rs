@@ -131,7 +131,8 @@ impl ParamSpec {
         }
     }
 
-    /// The operations that give a slab of it its first values: `output`, and `rounded` if it has a copy in bf16.
+    /// The operations that give a slab of it its first values: `output`, and `rounded` if it has a copy in bf16. The slab is
+    /// whole along all axes but the first two, or has one entry along the axes before the one that is cut.
     pub(super) fn init_slab(&self, slab: &Slab, seed: u64, output: Tensor, rounded: Option<Tensor>) -> Vec<Op> {
         let distribution = match self.init {
             Init::Constant(value) => {

@@ -211,6 +211,11 @@ impl UnfinishedSave {
         writes || self.publisher.as_ref().is_some_and(|publisher| !publisher.is_finished())
     }
 
+    /// Whether this rank has said that it could not write its part.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
     /// What is new. It does not wait.
     pub(super) fn news(&mut self) -> News {
         if let Some(Err(error)) = ended(&mut self.writer) {

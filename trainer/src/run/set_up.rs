@@ -64,7 +64,7 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
         // The command line has compared its hashes.
         let missing = Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
         let seed = plan.config.train.seed;
-        missing.into_iter().try_for_each(|index| stage.params().set_first(device, index, seed))?;
+        stage.params().set_first(device, missing, seed)?;
         tracing::info!("start: the model's weights are loaded");
     }
     Ok(())

@@ -70,7 +70,11 @@ fn submit(op: &Custom, call: CudaCall<'_>, queue: &Queue<'_>) -> Result<()> {
     }
     let tensors = CudaTensors::new(op, StreamHandle(queue.stream.handle().cast()));
     let called = calling::run(op.name(), || call.run(&tensors));
-    judge(op.name(), before, called, CaptureState::of(queue.stream)?)
+    match CaptureState::of(queue.stream) {
+        Ok(after) => judge(op.name(), before, called, after),
+        // The driver says nothing more after an error of the GPU. The call's own error says what it did.
+        Err(error) => called.and(Err(error)),
+    }
 }
 
 /// The arguments, with the addresses of tensors. Every tensor among them must have been declared.

@@ -126,8 +126,10 @@ impl Session<'_> {
     /// Whether nothing is being written and the machine's memory has room for a state and its copy. Otherwise the log says
     /// what is the matter. All ranks call it together.
     fn has_room_for_state(&self, stage: &Stage, step: usize) -> bool {
-        let is_under_way = self.unfinished.as_ref().is_some_and(|unfinished| unfinished.save.is_under_way());
-        if (self.writers.any)(is_under_way) {
+        let save = self.unfinished.as_ref().map(|unfinished| &unfinished.save);
+        // A rank that failed leaves the others waiting for its files, until all end that save together.
+        let has_failed = (self.writers.any)(save.is_some_and(|save| save.has_failed()));
+        if (self.writers.any)(!has_failed && save.is_some_and(|save| save.is_under_way())) {
             if self.main {
                 tracing::info!("no state in memory after step {step}: a save is still under way");
             }

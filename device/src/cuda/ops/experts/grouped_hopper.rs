@@ -32,7 +32,7 @@ const MULTIPLE: usize = 64;
 /// `SHARED_BYTES` of the kernels.
 const SHARED: u32 = 28 * 64 * 128 + 128 + (EXPERTS as u32 + 1) * 4;
 
-/// From so many rows an expert, pairs of blocks that share columns were faster, by 4 to 8 %. Below, the last pair of an
+/// From so many rows an expert, pairs of blocks that share columns were faster. Below, the last pair of an
 /// expert is too often half empty: `bench/results/2026-11-27-experts-on-one-card.md`.
 const PAIRED_ROWS: usize = 4096;
 
