@@ -26,6 +26,14 @@ pub fn state_folder() -> Option<PathBuf> {
     std::env::var_os(VARIABLE).map(PathBuf::from).filter(|folder| folder.is_dir())
 }
 
+/// Tells a command of its run's folder, or that it has none: the folder of another supervisor is not its own.
+pub fn give_state_folder(folder: Option<&StateFolder>, command: &mut Command) {
+    match folder {
+        Some(folder) => command.env(VARIABLE, &folder.path),
+        None => command.env_remove(VARIABLE),
+    };
+}
+
 /// A folder that goes with this value. This process has it locked: so others know that it is in use, also in containers
 /// that number processes in another way.
 pub struct StateFolder {
@@ -57,11 +65,6 @@ impl StateFolder {
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Tells a command of its run's folder.
-    pub fn give_to(&self, command: &mut Command) {
-        command.env(VARIABLE, &self.path);
     }
 
     /// Leaves the folder with its files under another name, so that no supervisor removes it. Returns the name.

@@ -52,14 +52,15 @@ fn a_copy_of_tensors_has_their_bytes_whatever_block_they_lie_in() {
     t.device.upload(&many, &numbers).unwrap();
     let part = many.view(1000, [2000]);
     let copy = t.stream.copy_out(&[part, many, few], &Staging::default()).unwrap();
-    assert_eq!(copy_blocks(&[part, many, few]), [COPY_BLOCK, 16 + 20]);
+    let blocks = copy_blocks(&[part, many, few]);
+    assert!(blocks.len() == 2 && blocks[0] == COPY_BLOCK, "whichever lies first: {blocks:?}");
     // Any thread may wait for it.
     let bytes = move |tensor: Tensor| -> Vec<Vec<u8>> {
         copy.pieces(&tensor).unwrap().map(|piece| piece.unwrap().as_ref().to_vec()).collect()
     };
     let [few, many, part] = std::thread::spawn(move || [few, many, part].map(bytes)).join().unwrap();
     assert_eq!(few, [bytemuck::cast_slice::<bf16, u8>(&halves)]);
-    assert_eq!(many.iter().map(Vec::len).collect::<Vec<_>>(), [COPY_BLOCK - 16, 20 + 16]);
+    assert_eq!(many.len(), 2, "it lies in both blocks");
     assert!(many.concat() == bytemuck::cast_slice::<f32, u8>(&numbers));
     assert_eq!(part.concat(), bytemuck::cast_slice::<f32, u8>(&numbers[1000..3000]));
 }

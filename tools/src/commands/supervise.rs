@@ -11,7 +11,7 @@ use common::files::open_file;
 use common::terminal::warn;
 use common::{Mistakes, UserError};
 use launch::watch::WatchSettings;
-use launch::{Ending, StateFolder, Supervised, refused_as_root, supervise};
+use launch::{Ending, StateFolder, Supervised, give_state_folder, refused_as_root, supervise};
 
 use super::args::training_run;
 use super::launch::LaunchRequest;
@@ -169,9 +169,7 @@ impl Supervised for Run<'_> {
         if *starts_elsewhere && self.progress().is_some() {
             command.args(["--set", "checkpoint.resume=auto"]);
         }
-        if let Some(states) = &self.states {
-            states.give_to(&mut command);
-        }
+        give_state_folder(self.states.as_ref(), &mut command);
         command
     }
 

@@ -254,6 +254,25 @@ fn a_run_that_is_killed_while_a_state_is_written_goes_on_from_the_one_before() {
     }
 }
 
+#[test]
+fn a_state_that_a_rank_could_not_write_keeps_no_later_one_away() {
+    for (ranks, flags, file) in
+        [(1, "", "model.safetensors"), (2, "--use-distributed-optimizer", "model-00002-of-00002.safetensors")]
+    {
+        let folder = Folder::new("states-failed");
+        let flags = format!(
+            "--steps 1000 --memory-save-interval 50 --save-interval 0 --eval-interval 0 --log-interval 1000 {flags}"
+        );
+        let mut run = with_memory(ranks, &folder, &flags);
+        break_file(&mut run, &folder.0, &folder.path("memory/step-00000050.tmp").join(file), &Fault::Fails(2));
+        let output = output_of(run.spawn().unwrap());
+        expect(&output, 0, &["WARNING: the state after step 50 is not in memory", "done: loss"]);
+        let log = log(&folder);
+        let states = log.matches("checkpoint after step ").count();
+        assert!(states > 1, "there are later states, and the last checkpoint: {log}");
+    }
+}
+
 /// A run that was killed with a state in memory that is newer than its newest checkpoint. Returns the steps of both.
 fn killed_ahead(folder: &Folder) -> (usize, usize) {
     expect(&run(1, &folder.0, "--steps 2 --eval-interval 0"), 0, &[]);

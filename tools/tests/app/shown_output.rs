@@ -41,7 +41,7 @@ const SHOWN: &[(&str, &str, &[&str])] = &[
         "--enable-cuda-graph --check-graphs --steps 10",
         &[
             "170 nodes",
-            "checked on 1 rank: 17 graphs of 201 operations in 809 launches, and 1250 operations outside of graphs. 41498 \
+            "checked on 1 rank: 17 graphs of 201 operations in 809 launches, and 1250 operations outside of graphs. 41526 \
              pairs of operations that use the same bytes, one of them to write: each has an order, so none race. 15503 \
              reads: each found the values of the buffer that it names. 809 replays: the code did what the graph does",
         ],

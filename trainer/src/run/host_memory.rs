@@ -47,8 +47,9 @@ pub(crate) fn fits_host(
             ),
             "weights, optimizer state, activations and temporary buffers fit the machine's memory",
             format!(
-                "set a smaller train.micro_batch_size, fewer train.threads or ranks, or a smaller model{}; `--dry-run` shows \
-                 what needs how much",
+                "set a smaller train.micro_batch_size, fewer train.threads or ranks, or a smaller model{}{}; `--dry-run` \
+                 shows what needs how much",
+                if states > 0 { ", or checkpoint.memory_interval = 0" } else { "" },
                 cheaper()
             ),
         )),
