@@ -8,15 +8,13 @@
 
 #![allow(unsafe_code)]
 
-use std::ptr::null_mut;
-
 use cudarc::driver::sys;
 use sys::CUgraphNodeType::{CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
 use sys::CUstreamCaptureStatus::{
     CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED, CU_STREAM_CAPTURE_STATUS_NONE,
 };
 
-use super::driver::{Driver, RawStream};
+use super::driver::{CaptureInfo, RawStream};
 use super::rewrite::{is_of, nodes};
 use crate::{CaptureRule, Error, Result};
 
@@ -37,21 +35,9 @@ impl CaptureState {
     /// # Errors
     /// The driver's.
     pub(super) fn of(stream: &RawStream) -> Result<CaptureState> {
-        let (mut status, mut graph) = (CU_STREAM_CAPTURE_STATUS_NONE, null_mut());
-        let (mut before, mut data, mut count) = (std::ptr::null(), std::ptr::null(), 0);
-        // SAFETY: the stream lives. The graph is the capture's, and may be looked at while the stream captures.
+        let CaptureInfo { status, graph, .. } = stream.capture_info()?;
+        // SAFETY: the graph is the capture's, and may be looked at while the stream captures.
         unsafe {
-            sys::cuStreamGetCaptureInfo_v3(
-                stream.handle(),
-                &mut status,
-                null_mut(),
-                &mut graph,
-                &mut before,
-                &mut data,
-                &mut count,
-            )
-            .result()
-            .driver("cuStreamGetCaptureInfo")?;
             match status {
                 CU_STREAM_CAPTURE_STATUS_NONE => Ok(CaptureState::None),
                 CU_STREAM_CAPTURE_STATUS_INVALIDATED => Ok(CaptureState::Invalidated),

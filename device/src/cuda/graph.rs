@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 
 use cudarc::driver::{result, sys};
 
-use super::driver::{Driver, RawStream};
+use super::driver::{CaptureInfo, Driver, RawStream};
 use super::{Kernels, rewrite};
 use crate::Result;
 
@@ -39,25 +39,13 @@ impl RawGraph {
 
     /// Adds the graph, as a child graph, to the stream's capture. The driver refuses a launch there.
     pub(crate) fn add_to_capture(&self, stream: &RawStream) -> Result<()> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let (mut graph, mut before, mut data, mut count) = (null_mut(), null(), null(), 0);
+        let CaptureInfo { graph, before, count, .. } = stream.capture_info()?;
         let mut child = null_mut();
         let set = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
         // SAFETY: the stream captures, and both graphs live. The arrays belong to the capture and are read before the next
         // call on the stream. The driver copies the child graph.
         unsafe {
             let stream = stream.handle();
-            sys::cuStreamGetCaptureInfo_v3(
-                stream,
-                &mut status,
-                null_mut(),
-                &mut graph,
-                &mut before,
-                &mut data,
-                &mut count,
-            )
-            .result()
-            .driver("cuStreamGetCaptureInfo")?;
             sys::cuGraphAddChildGraphNode(&mut child, graph, before, count, self.graph)
                 .result()
                 .driver("cuGraphAddChildGraphNode")?;

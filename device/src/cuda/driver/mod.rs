@@ -19,5 +19,6 @@ pub(crate) use memory::{DeviceMemory, HostBlock, gpu_of};
 pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub use peer_memory::PeerHandle;
 pub(super) use peer_memory::{MappedMemory, handle_of, synchronize_context};
+pub(super) use stream::CaptureInfo;
 pub(crate) use stream::RawStream;
 pub(crate) use tensor_map::TensorMap;

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -15,6 +16,17 @@ pub(crate) struct RawStream {
     handle: sys::CUstream,
     /// Tells this stream from all others, also from one that later gets its handle.
     alive: Arc<()>,
+}
+
+/// What the driver says of a stream's capture. The pointers are its own, until the next call on the stream.
+pub(in crate::cuda) struct CaptureInfo {
+    pub(in crate::cuda) status: sys::CUstreamCaptureStatus,
+    /// The graph so far; null if the stream does not capture.
+    pub(in crate::cuda) graph: sys::CUgraph,
+    /// The nodes that the next one depends on.
+    pub(in crate::cuda) before: *const sys::CUgraphNode,
+    /// Their number.
+    pub(in crate::cuda) count: usize,
 }
 
 impl RawStream {
@@ -141,6 +153,27 @@ impl RawStream {
         unsafe { sys::cuStreamBatchMemOp_v2(self.handle, writes.len() as u32, writes.as_mut_ptr(), 0) }
             .result()
             .driver("cuStreamBatchMemOp")
+    }
+
+    /// The capture of the stream, if it captures.
+    pub(in crate::cuda) fn capture_info(&self) -> Result<CaptureInfo> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut graph, mut before, mut data, mut count) = (null_mut(), null(), null(), 0);
+        // SAFETY: the stream lives; all is written to variables of their types.
+        unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                self.handle,
+                &mut status,
+                null_mut(),
+                &mut graph,
+                &mut before,
+                &mut data,
+                &mut count,
+            )
+        }
+        .result()
+        .driver("cuStreamGetCaptureInfo")?;
+        Ok(CaptureInfo { status, graph, before, count })
     }
 
     pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
