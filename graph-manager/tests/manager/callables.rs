@@ -6,6 +6,7 @@ use graph_manager::{
     CallOrder, GraphedCallables, Layer, Policy, Pool, Result, StepContext, TrainingPolicy, graph_callables,
 };
 
+use crate::double::Double;
 use crate::toy::checked_device;
 
 struct Bench {
@@ -30,26 +31,6 @@ impl Bench {
         let values = self.device.download::<f32>(&tensor).unwrap();
         assert_eq!(values, [values[0]; 4]);
         values[0]
-    }
-}
-
-/// `y = 2 x`. It saves nothing.
-struct Double;
-
-impl<P: Policy> Layer<P> for Double {
-    type Input = Tensor;
-    type Output = Tensor;
-    type InputGrad = Tensor;
-    type Saved = ();
-
-    fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, ())> {
-        let y = cx.tensor("y", x.shape, DType::F32)?;
-        cx.run(Add { a: x, b: x, output: y })?;
-        Ok((y, ()))
-    }
-
-    fn backward(&self, cx: &mut StepContext<'_, P>, (): (), grad: Tensor) -> Result<Tensor> {
-        Ok(Layer::<P>::forward(self, cx, grad)?.0)
     }
 }
 

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use device::ops::Add;
 use device::{Area, DType, Device, Stream, Tensor};
 use graph_manager::{
-    Call, CallHooks, CallOrder, Capture, Error, GraphHooks, Layer, Policy, Pool, Result, StepContext, TrainingPolicy,
-    graph_callables,
+    Call, CallHooks, CallOrder, Capture, Error, GraphHooks, Layer, Pool, Result, TrainingPolicy, graph_callables,
 };
 
+use crate::double::Double;
 use crate::toy::checked_device;
 
 type Log = Rc<RefCell<Vec<String>>>;
@@ -82,26 +82,6 @@ fn hooks_of_graphs_are_called_at_each_turning_point() {
     heard();
     drop(double);
     assert_eq!(heard(), ["drop double"]);
-}
-
-/// `y = 2 x`.
-struct Double;
-
-impl<P: Policy> Layer<P> for Double {
-    type Input = Tensor;
-    type Output = Tensor;
-    type InputGrad = Tensor;
-    type Saved = ();
-
-    fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, ())> {
-        let y = cx.tensor("y", x.shape, DType::F32)?;
-        cx.run(Add { a: x, b: x, output: y })?;
-        Ok((y, ()))
-    }
-
-    fn backward(&self, cx: &mut StepContext<'_, P>, (): (), grad: Tensor) -> Result<Tensor> {
-        Ok(Layer::<P>::forward(self, cx, grad)?.0)
-    }
 }
 
 /// Reads each tensor that it gets. Its work for gradients of inputs, `total += grad`, runs on the stream of the graphs.

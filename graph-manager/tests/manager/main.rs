@@ -8,6 +8,7 @@ mod by_hand;
 mod callables;
 mod capture;
 mod changed;
+mod double;
 mod early;
 mod eight_bits;
 mod examples;
