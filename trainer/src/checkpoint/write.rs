@@ -111,16 +111,13 @@ pub(super) fn begin_save(stage: &mut Stage, request: &SaveRequest<'_>) -> Result
     let target = Target { dir: request.dir.into(), folder: temporary(&path), path, needed };
     writers.agree(&target.path, if writers.leads() { begin(request, &target) } else { Ok(()) })?;
 
-    tracing::debug!("save: the folder is there");
     let mut save = UnfinishedSave::new(target, writers.leads());
     let entries = tensor_entries(writers, &tensors);
     // The counters are read before the copy begins: to read them, the host waits for all work of the device.
     let begun = manifest(stage, request).map_err(SaveError::from).and_then(|manifest| {
-        tracing::debug!("save: the counters are read");
         if writers.writes {
             write_files(stage, &mut save, &files, entries, request)?;
         }
-        tracing::debug!("save: the copies have begun");
         if !writers.leads() {
             return Ok(());
         }
