@@ -2,9 +2,10 @@
 
     python pytorch_mlp.py --mode graph
 
-Prints one JSON object: step_ms (wall, steady), issue_us (host, idle GPU). Modes: `eager`, `compile`, `graph` (forward,
-backward and optimizer in one CUDA graph), `callables` (make_graphed_callables of the model; loss and optimizer outside),
-`block2` (make_graphed_callables of the second block alone).
+Prints one JSON object: step_ms (wall, steady), issue_us (host, idle GPU), memory_mib (the most that tensors took, and what
+PyTorch holds for them). Modes: `eager`, `compile`, `graph` (forward, backward and optimizer in one CUDA graph), `callables`
+(make_graphed_callables of the model; loss and optimizer outside), `block2` (make_graphed_callables of the second block
+alone).
 """
 
 import argparse
@@ -66,7 +67,9 @@ def main():
         replay()
     torch.cuda.synchronize()
     step_ms = (time.perf_counter() - started) / case.steps * 1e3
-    print(json.dumps({"mode": case.mode, "step_ms": step_ms, "issue_us": statistics.median(issue), "torch": torch.__version__}))
+    result = {"mode": case.mode, "step_ms": step_ms, "issue_us": statistics.median(issue), "torch": torch.__version__}
+    result["memory_mib"] = [round(n / 2**20, 1) for n in (torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved())]
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -330,15 +330,18 @@ pub fn run_beside<E: Way, W: Way>(
     let mut other = new()?;
     let mut plain = eager(&other)?;
     let expected = steps(&mut other, &mut plain)?;
+    let before = device.allocated_bytes();
     let mut mlp = new()?;
     let mut way = make(&mlp)?;
     let losses = steps(&mut mlp, &mut way)?;
+    let memory = device.allocated_bytes() - before;
     for report in way.reports() {
         println!("{report}");
     }
     println!("losses {losses:?}");
     assert_eq!(losses, expected, "the losses of the eager run");
     println!("{name}: {} graphs, the losses of the eager run to the bit", graphs(&way));
+    println!("{name}: {:.1} MiB, of weights, gradients, data and what is planned", memory as f64 / f64::from(1 << 20));
     if on_gpu {
         let (issue, wall) = times(&mlp, &mut way)?;
         let (eager_issue, eager_wall) = times(&other, &mut plain)?;

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use device::cuda::{CudaWork, GpuProperties};
 use device::ops::{Accesses, Copy, CustomOp, Fill, Poison};
 use device::{CheckError, DType, HostTensors, Tensor};
 use graph_manager::{Error, ManagerOptions, Result};
@@ -274,6 +275,10 @@ impl CustomOp for Refused {
 
     fn run_host(&self, _: &mut HostTensors<'_>) -> device::Result<()> {
         Ok(())
+    }
+
+    fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
+        Some(CudaWork::call(|_| Ok(())))
     }
 }
 

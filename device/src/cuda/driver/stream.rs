@@ -132,29 +132,6 @@ impl RawStream {
         unsafe { result::memset_d8_async(address, value, bytes, self.handle) }.driver("cuMemsetD8Async")
     }
 
-    /// Writes 64-bit words from `address` on, in stream order. The stream does it itself, without a kernel.
-    pub(crate) fn write_words(&self, address: u64, words: &[u64]) -> Result<()> {
-        let mut writes: Vec<sys::CUstreamBatchMemOpParams> = Vec::with_capacity(words.len());
-        for (at, &word) in words.iter().enumerate() {
-            // SAFETY: zeros are valid for a union of plain numbers. Only the member below is set; the rest stays zero.
-            let mut write: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
-            write.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
-                operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
-                address: address + 8 * at as u64,
-                __bindgen_anon_1: sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 {
-                    value64: word,
-                },
-                flags: 0,
-                alias: 0,
-            };
-            writes.push(write);
-        }
-        // SAFETY: as `copy`; the list is copied during the call.
-        unsafe { sys::cuStreamBatchMemOp_v2(self.handle, writes.len() as u32, writes.as_mut_ptr(), 0) }
-            .result()
-            .driver("cuStreamBatchMemOp")
-    }
-
     /// The capture of the stream, if it captures.
     pub(in crate::cuda) fn capture_info(&self) -> Result<CaptureInfo> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
