@@ -40,6 +40,9 @@ mod tensor_tree;
 mod training;
 mod trial;
 mod verify;
+mod words;
+
+pub use device;
 
 pub use buffer_use::BufferUse;
 pub use call_hooks::CallHooks;
