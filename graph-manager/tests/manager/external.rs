@@ -2,22 +2,20 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 const OWN: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The packages, by name, and their folders here.
+/// The packages that are published.
 const PACKAGES: [&str; 2] = ["graph-manager", "graph-manager-device"];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("external")
 }
 
-fn run(command: &mut Command) -> String {
+fn run(command: &mut Command) {
     let output = command.output().unwrap();
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {said}{errors}");
-    said.into_owned()
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Unpacks the packages, and returns their folders. A file that has not changed is not written, so that Cargo builds only
@@ -60,24 +58,31 @@ fn update(from: &Path, to: &Path) {
     }
 }
 
-/// Runs one of its programs, and finds the end of the line that it prints. The program checks itself.
-fn prints(program: &str, device: &str, ending: &str) {
+/// Builds one of its programs with these arguments for Cargo, and runs it with one argument.
+fn output(program: &str, features: &[&str], argument: &str) -> Output {
     fs::create_dir_all(folder()).unwrap();
+    // Tests are processes, and build the same program with other features.
     let lock = File::create(folder().join("lock")).unwrap();
-    lock.lock().unwrap(); // tests are processes
+    lock.lock().unwrap();
     let external = Path::new(OWN).join("tests/external");
     // The versions of the workspace, so that nothing has to be downloaded.
     fs::copy(Path::new(OWN).join("../Cargo.lock"), external.join("Cargo.lock")).unwrap();
     let mut build = Command::new(env!("CARGO"));
-    for (name, unpacked) in PACKAGES.iter().zip(packages()) {
-        build.arg("--config").arg(format!("patch.crates-io.{name}.path={unpacked:?}"));
+    for (package, unpacked) in PACKAGES.iter().zip(packages()) {
+        build.arg("--config").arg(format!("patch.crates-io.{package}.path={unpacked:?}"));
     }
-    build.args(["build", "--quiet", "--offline", "--bin", program]);
+    build.args(["build", "--quiet", "--offline", "--bin", program]).args(features);
     run(build.current_dir(&external).env("CARGO_TARGET_DIR", folder()));
-    drop(lock);
-    let said = run(Command::new(folder().join("debug").join(program)).arg(device));
+    Command::new(folder().join("debug").join(program)).arg(argument).output().unwrap()
+}
+
+/// Runs one of its programs, and finds the end of the line that it prints. The program checks itself.
+fn prints(program: &str, device: &str, ending: &str) {
+    let output = output(program, &[], device);
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let name = program.replace('_', " ");
-    assert!(said.starts_with(&format!("{name}: ")) && said.trim_end().ends_with(ending), "{program}: {said}");
+    assert!(output.status.success(), "{program}: {said}{errors}");
+    assert!(said.starts_with(&format!("{name}: ")) && said.trim_end().ends_with(ending), "{program}: {said}{errors}");
 }
 
 /// The device of the tests, as the argument of the programs.
@@ -106,4 +111,14 @@ fn two_ranks_sum_gradients_on_a_side_stream_of_their_graphs_and_learn_as_one() {
     if device() == "cuda" && device::cuda::gpu_count() > 1 {
         prints("all_reduce", "cuda", ending);
     }
+}
+
+#[test]
+fn a_build_without_cuda_runs_on_the_host_and_says_what_it_lacks() {
+    let host = output("one_block", &["--no-default-features"], "");
+    assert!(host.status.success(), "{}", String::from_utf8_lossy(&host.stderr));
+    let cuda = output("one_block", &["--no-default-features"], "cuda");
+    let errors = String::from_utf8_lossy(&cuda.stderr);
+    let message = "this program was built without CUDA. Fix: build it with the feature `cuda`";
+    assert!(!cuda.status.success() && errors.contains(message), "{errors}");
 }
