@@ -42,6 +42,7 @@ mod trial;
 mod verify;
 mod words;
 
+/// The crate of devices, streams, memory and operations.
 pub use device;
 
 pub use buffer_use::BufferUse;
