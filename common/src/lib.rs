@@ -5,7 +5,6 @@ pub mod escape;
 pub mod files;
 pub mod fit;
 pub mod format;
-mod hash;
 mod host;
 mod mistakes;
 mod panic;
@@ -15,7 +14,6 @@ pub mod time;
 mod user_error;
 
 pub use choice::Choice;
-pub use hash::fnv1a;
 pub use host::host_name;
 pub use mistakes::Mistakes;
 pub use panic::{caught, panic_text};

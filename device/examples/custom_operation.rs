@@ -1,7 +1,7 @@
 //! An operation of a caller's own, `y = a * x + y`: on a GPU if there is one, else on the host. It runs eagerly, is
 //! captured into a graph, and the graph is launched twice.
 //!
-//!     cargo run -p device --example custom_operation
+//!     cargo run -p graph-manager-device --example custom_operation
 
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuProperties, gpu_count};
 use device::ops::{Accesses, CustomOp};

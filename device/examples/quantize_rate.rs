@@ -1,6 +1,6 @@
 //! How fast 8-bit copies are made, beside a plain copy: the bytes that must move, per second.
 //!
-//!     cargo run --release -p device --example quantize_rate
+//!     cargo run --release -p graph-manager-device --example quantize_rate
 //!
 //! Each operation is captured many times into one graph over several sets of tensors, so that nothing is found in a cache
 //! and the host adds no time.

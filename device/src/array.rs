@@ -7,7 +7,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::cuda::{HostBlock, PrimaryContext};
+use crate::cuda::PrimaryContext;
+use crate::host_block::HostBlock;
 use crate::{Element, Error};
 
 /// A shared, immutable array in host memory. Its memory is ordinary, or page-locked memory of a [`Staging`]. A GPU
@@ -110,7 +111,7 @@ impl Staging {
         let work = move || {
             context.enter()?;
             for bytes in sizes {
-                let block = HostBlock::new(bytes)?;
+                let block = HostBlock::locked(bytes)?;
                 staging.shared.free.lock().unwrap_or_else(PoisonError::into_inner).push(block);
             }
             Ok(())

@@ -4,6 +4,14 @@
 //! Start with [`ops`] (the operations), then [`Device`] and [`Stream`] (their submission), then [`Graph`]. The crate's
 //! `README.md` has an example and a table of the files.
 
+#![cfg_attr(
+    not(all(feature = "cuda", feature = "host")),
+    allow(dead_code, reason = "what serves both devices is here for either")
+)]
+
+#[cfg(not(any(feature = "cuda", feature = "host")))]
+compile_error!("a device is on a GPU or on the host. Fix: enable the feature `cuda`, `host` or both");
+
 mod array;
 mod backend;
 mod buffer_name;
@@ -12,15 +20,22 @@ mod capture;
 mod capture_mode;
 mod checker;
 mod communicator;
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 pub mod cuda;
 mod device;
 mod dtype;
 mod error;
 mod float8;
+mod gpu;
 mod graph;
+mod hash;
+#[cfg_attr(not(feature = "host"), path = "no_host.rs")]
 pub mod host;
+mod host_block;
 mod host_copy;
+mod host_memory;
 pub mod ops;
+pub mod philox;
 mod priority;
 mod progress;
 pub mod random;
@@ -44,8 +59,10 @@ pub use error::{CaptureRule, CheckError, Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use graph::{Graph, Node};
 pub use half::bf16;
+pub use hash::fnv1a;
 pub use host::HostTensors;
 pub use host_copy::{COPY_BLOCK, CopiedBytes, HostCopy, copy_blocks};
+pub use host_memory::available_memory;
 pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
 pub use stream::{Event, Stream};

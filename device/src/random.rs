@@ -1,6 +1,6 @@
 //! Random inputs for benchmarks and checks.
 
-use crate::host::philox;
+use crate::philox;
 
 /// A number in [0, 1), a function of `stream` and `index`.
 pub fn uniform(stream: u64, index: u64) -> f32 {

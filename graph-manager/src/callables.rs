@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use common::format::counted;
+use crate::words::counted;
 
 use crate::call_group::CallGroup;
 use crate::call_hooks::CallHooks;

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::ops::Deref;
 
-use common::format::counted;
+use crate::words::counted;
 use device::ops::Copy;
 
 use crate::context::StepContext;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use common::format::counted;
+use crate::words::counted;
 use tracing::subscriber::NoSubscriber;
 
 /// Kinds of steps that were forgotten because there were more than

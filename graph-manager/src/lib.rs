@@ -40,6 +40,10 @@ mod tensor_tree;
 mod training;
 mod trial;
 mod verify;
+mod words;
+
+/// The crate of devices, streams, memory and operations.
+pub use device;
 
 pub use buffer_use::BufferUse;
 pub use call_hooks::CallHooks;

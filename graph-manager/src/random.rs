@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
-use common::format::counted;
+use crate::words::counted;
 use device::ops::{Control, DropoutPart, DropoutSite, SampleRecord, WriteControl, WriteSampleRecord};
 use device::{Area, DType, Tensor};
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 
-use common::format::counted;
+use crate::words::counted;
 use device::Graph;
 
 use crate::buffer_use::BufferUse;

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::hash::Hash;
 use std::rc::Rc;
 
-use common::format::counted;
+use crate::words::counted;
 use device::{Area, Graph, StreamId};
 
 use crate::binding::{Binding, BoundBuffer};

@@ -1,6 +1,7 @@
 //! The implementation behind a device.
 
-use crate::cuda::{Counters, CudaDevice, accept};
+use crate::cuda::{CudaDevice, accept};
+use crate::gpu::Counters;
 use crate::host::HostDevice;
 use crate::{Op, Result};
 

@@ -4,8 +4,7 @@ use std::rc::Rc;
 
 use crate::Op;
 use crate::cuda::{Cupti, CuptiNote};
-use crate::host::{HostClock, OpenSpan};
-use crate::timeline::{stream_row, work_details};
+use crate::timeline::{HostClock, OpenSpan, stream_row, work_details};
 
 /// Takes the times of a timeline.
 #[derive(Clone, Default)]

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use super::{DeviceBackend, Note, Readback};
 use crate::array::ArrayColumns;
-use crate::cuda::{CudaStream, HostBlock, RawEvent, RawGraph, RawStream};
+use crate::cuda::{CudaStream, RawEvent, RawGraph, RawStream};
 use crate::host::HostStream;
+use crate::host_block::HostBlock;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
 use crate::{CaptureMode, Element, HostArray, Op, Result, Tensor};

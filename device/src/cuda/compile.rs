@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::fnv1a;
+use crate::hash::fnv1a;
 use cudarc::nvrtc::{result, sys};
-use rayon::prelude::*;
 
 use super::libraries::Library;
 use super::stored;
@@ -176,16 +177,28 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
 /// and has the errors.
 pub(super) fn fill_cache(sources: &[(&str, &str)], architecture: &str) {
     let (Some(folder), Ok(version)) = (stored::folder(), version()) else { return };
-    sources.par_iter().with_max_len(1).for_each(|(name, source)| {
+    let fill = |(name, source): &(&str, &str)| {
         let file = folder.join(file_name(name, source, architecture, &version));
-        if file.exists() {
-            return;
-        }
-        if let Ok((cubin, _)) = compile(name, source, architecture)
+        if !file.exists()
+            && let Ok((cubin, _)) = compile(name, source, architecture)
             && let Err(error) = stored::store(&file, &cubin)
         {
             tracing::debug!("the kernel cache {} was not written: {error}", file.display());
         }
+    };
+    let next = AtomicUsize::new(0);
+    let fill_some = || {
+        while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+            fill(source);
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    std::thread::scope(|scope| {
+        for _ in 1..cores.min(sources.len()) {
+            // A thread that cannot be started costs time alone.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, fill_some);
+        }
+        fill_some();
     });
 }
 

@@ -3,8 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::Counters;
-use super::driver::{HostBlock, RawEvent, RawStream};
+use super::driver::{RawEvent, RawStream};
+use crate::gpu::Counters;
+use crate::host_block::HostBlock;
 use crate::{Element, Result};
 
 /// Pinned memory that a copy goes to, and the event after the copy. It serves one copy after the other.
@@ -19,7 +20,7 @@ pub(crate) struct CopyToHost {
 
 impl CopyToHost {
     pub(crate) fn new(bytes: usize, arrived: Rc<Cell<u64>>) -> Result<CopyToHost> {
-        Ok(CopyToHost { block: HostBlock::new(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
+        Ok(CopyToHost { block: HostBlock::locked(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
     }
 
     pub(crate) fn bytes(&self) -> usize {

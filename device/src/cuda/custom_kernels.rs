@@ -8,11 +8,12 @@ use std::collections::hash_map::Entry;
 
 use cudarc::driver::sys;
 
-use super::driver::{Driver, GpuProperties, RawStream};
+use super::driver::{Driver, RawStream};
 use super::kernels::{Arg, pointers};
 use super::machine_code::check_whole;
 use super::module::{Function, LaunchSizes, Module, launch};
 use super::{CudaCode, CudaKernel, CudaLaunch};
+use crate::gpu::GpuProperties;
 use crate::{Error, Result};
 
 /// The modules that were loaded so far.

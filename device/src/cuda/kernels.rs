@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 
 use super::compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, fill_cache};
-use super::driver::{GpuProperties, RawStream};
+use super::driver::RawStream;
 use super::module::{Function, LaunchSizes, Module, launch};
 use super::peers::KERNELS;
+use crate::gpu::GpuProperties;
 use crate::{Error, Result, Tensor};
 
 /// All kernels, loaded on the GPU.

@@ -7,7 +7,8 @@ use std::ffi::{CStr, c_void};
 use cudarc::driver::{result, sys};
 
 use super::compile::load_or_compile;
-use super::driver::{Driver, GpuProperties, RawStream};
+use super::driver::{Driver, RawStream};
+use crate::gpu::GpuProperties;
 use crate::{Error, Result};
 
 /// The machine code of one source, unloaded when dropped.

@@ -1,9 +1,10 @@
 //! The place of an operation's launch.
 
 use super::Kernels;
-use super::driver::{GpuProperties, RawStream};
+use super::driver::RawStream;
 use super::kernels::{Arg, Grid};
 use crate::Result;
+use crate::gpu::GpuProperties;
 
 /// The place of an operation's launch: a stream, and scratch memory that belongs to that stream alone.
 pub(crate) struct Queue<'a> {

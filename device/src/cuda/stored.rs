@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use common::fnv1a;
+use crate::hash::fnv1a;
 
 /// The folder of these files, in `$XDG_CACHE_HOME` or `~/.cache`. `None` if there is no home.
 pub(super) fn folder() -> Option<PathBuf> {
@@ -57,10 +57,9 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// A name that no other process on any node writes to. Containers may have equal process ids, and even equal host
 /// names.
 fn temporary(path: &Path) -> PathBuf {
-    let host: String = common::host_name().chars().filter(char::is_ascii_alphanumeric).collect();
     let random = RandomState::new().hash_one(path);
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{host}-{}-{random:016x}.tmp", std::process::id()));
+    name.push(format!(".{}-{random:016x}.tmp", std::process::id()));
     name.into()
 }
 

@@ -7,9 +7,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::copy_to_host::{CopyToHost, PendingCopy};
-use super::driver::{DeviceMemory, HostBlock, RawEvent, RawStream};
+use super::driver::{DeviceMemory, RawEvent, RawStream};
 use super::{CudaDevice, Queue, ops};
 use crate::array::ArrayColumns;
+use crate::host_block::HostBlock;
 use crate::priority::Priority;
 use crate::{Element, Error, HostArray, Op, Result, Tensor};
 
@@ -132,7 +133,7 @@ impl CudaStream {
             Some(reused) => reused,
             None => {
                 cuda.counters.borrow_mut().allocations += 1;
-                (HostBlock::new(bytes)?, RawEvent::new()?)
+                (HostBlock::locked(bytes)?, RawEvent::new()?)
             }
         };
         block.fill(data);

@@ -3,7 +3,7 @@
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, VIRTUAL};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
-use crate::host::memory::{HostMemory, available};
+use crate::host_memory::{HostMemory, available_memory};
 use crate::sync_debug::CostlyCall;
 use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
@@ -32,7 +32,7 @@ impl Device {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
             DeviceBackend::Host(_) => {
                 let available =
-                    available().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
+                    available_memory().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
                 let mut block =
                     HostMemory::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
                 (block.address(), AreaMemory::Host(block))

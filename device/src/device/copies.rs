@@ -2,8 +2,8 @@
 
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
-use crate::cuda::HostBlock;
 use crate::host::view;
+use crate::host_block::HostBlock;
 use crate::sync_debug::CostlyCall;
 use crate::{Element, Error, Result, Staging, Tensor};
 
@@ -99,7 +99,7 @@ impl Device {
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(Staging::default()),
             DeviceBackend::Cuda(cuda) => {
-                let blocks: Vec<HostBlock> = bytes.into_iter().map(HostBlock::new).collect::<Result<_>>()?;
+                let blocks: Vec<HostBlock> = bytes.into_iter().map(HostBlock::locked).collect::<Result<_>>()?;
                 cuda.counters.borrow_mut().allocations += blocks.len() as u64;
                 Ok(Staging::new(blocks, cuda.gpu.context.clone()))
             }

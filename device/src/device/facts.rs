@@ -5,8 +5,9 @@ use std::rc::Rc;
 use super::Device;
 use crate::backend::DeviceBackend;
 use crate::checker::Checked;
-use crate::cuda::{Counters, GpuProperties, norm_parts};
-use crate::host::memory::available;
+use crate::cuda::norm_parts;
+use crate::gpu::{Counters, GpuProperties};
+use crate::host_memory::available_memory;
 use crate::{Result, StreamId, Tensor};
 
 impl Device {
@@ -47,7 +48,7 @@ impl Device {
 
     /// Bytes of the machine's memory that this process can still allocate. `None` if the system does not say.
     pub fn free_host_memory(&self) -> Option<usize> {
-        available()
+        available_memory()
     }
 
     /// The most bytes that one of the operations traced so far allocates while it runs. 0 on a GPU.

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::Range;
 
 use crate::cuda::DeviceMemory;
-use crate::host::memory::HostMemory;
+use crate::host_memory::HostMemory;
 
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;

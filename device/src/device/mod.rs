@@ -21,8 +21,9 @@ pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};
 
 use crate::backend::DeviceBackend;
-use crate::cuda::{CudaDevice, CudaOptions};
-use crate::host::{HostDevice, Pool};
+use crate::cuda::CudaDevice;
+use crate::gpu::CudaOptions;
+use crate::host::HostDevice;
 use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Error, Progress, Result};
 
@@ -55,17 +56,17 @@ impl Device {
     /// A device on this machine's CPU.
     ///
     /// # Errors
-    /// When its threads cannot be started.
+    /// When its threads cannot be started. A build without the feature `host`.
     pub fn host(options: HostOptions) -> Result<Device> {
-        let pool = Pool::new(options.threads)
-            .map_err(|e| Error::operation("device", format!("cannot start {} threads: {e}", options.threads)))?;
-        Ok(Device::new(DeviceBackend::Host(HostDevice { pool, check: options.check }), options.check, options.dry))
+        let HostOptions { threads, check, dry } = options;
+        Ok(Device::new(DeviceBackend::Host(HostDevice::new(threads, check)?), check, dry))
     }
 
     /// A GPU of this machine, used from this thread alone. A thread uses one GPU.
     ///
     /// # Errors
-    /// No driver or no such GPU, one that is too old, a library that is missing, or a thread that uses another GPU.
+    /// No driver or no such GPU, one that is too old, a library that is missing, or a thread that uses another GPU. A build
+    /// without the feature `cuda`.
     pub fn cuda(options: CudaOptions) -> Result<Device> {
         Ok(Device::new(DeviceBackend::Cuda(Box::new(CudaDevice::open(options)?)), options.check, false))
     }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use super::Device;
 use crate::backend::{DeviceBackend, Recorder};
 use crate::cuda::Cupti;
-use crate::host::HostClock;
+use crate::timeline::HostClock;
 use crate::{Error, Result, Timeline};
 
 impl Device {

@@ -2,8 +2,8 @@
 //! some query of the block sees.
 
 use super::Pool;
+use super::dropout_mask::DropoutMask;
 use super::math::{exp, max, sum};
-use super::philox::DropoutMask;
 use super::small_gemm::{Matrix, multiply};
 use super::soft_cap::{Bound, with_bound};
 use super::view::{self, to_f32};

@@ -1,7 +1,7 @@
 //! Dropout, also after a ReLU: one task per token.
 
+use super::dropout_mask::DropoutMask;
 use super::elementwise::{map, with_float};
-use super::philox::DropoutMask;
 use super::{Pool, view};
 use crate::Float;
 use crate::ops::{Dropout, ReluDropout, ReluDropoutBackward};

@@ -1,8 +1,9 @@
 //! The random numbers that a parameter begins with.
 
 use super::elementwise::CHUNK;
-use super::{Pool, philox, view};
+use super::{Pool, view};
 use crate::ops::{Distribution, FirstValues};
+use crate::philox;
 use crate::{DType, bf16};
 
 /// See [`FirstValues`].

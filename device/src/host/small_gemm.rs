@@ -1,7 +1,8 @@
 //! The GEMM library behind a slice interface.
 #![allow(unsafe_code)]
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 
 /// A matrix within a slice: element `(r, c)` lies at `offset + r * row_stride + c * column_stride`.
 #[derive(Clone, Copy)]
@@ -54,15 +55,20 @@ pub(crate) fn multiply(
         return;
     }
     assert!(a.fits(m, k) && b.fits(k, n));
+    // The library's kernels want a result with contiguous columns. A row-major one is the transposed product's.
+    let (m, n, a, b, column_stride, row_stride) = match out_stride {
+        0 | 1 => (m, n, a, b, 1, out_stride),
+        _ => (n, m, b.transposed(), a.transposed(), out_stride, 1),
+    };
     // SAFETY: the assertions above keep every access within its slice, and `out` is borrowed mutably, apart from both.
     unsafe {
-        gemm::gemm(
+        get_gemm_fn()(
             m,
             n,
             k,
             out.as_mut_ptr(),
-            1,
-            out_stride as isize,
+            column_stride as isize,
+            row_stride as isize,
             accumulate,
             a.data.as_ptr().add(a.offset),
             a.column_stride as isize,

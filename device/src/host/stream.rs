@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::clock::OpenSpan;
 use super::run::{HostDevice, run};
 use super::view;
 use crate::ops::Operation;
+use crate::timeline::OpenSpan;
 use crate::{Accesses, Element, Op, Request, Result, Tensor};
 
 /// A collective under way.

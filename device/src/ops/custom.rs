@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::{Accesses, Operation, ensure};
-use crate::cuda::{CudaWork, GpuProperties};
+use crate::gpu::{CudaWork, GpuProperties};
 use crate::host::HostTensors;
 use crate::{Error, Result, Tensor};
 

@@ -4,6 +4,9 @@
 //! ([`crate::cuda`]'s `cupti`), for work inside graphs too.
 
 mod chrome;
+mod clock;
+
+pub(crate) use clock::{HostClock, OpenSpan};
 
 use crate::Op;
 

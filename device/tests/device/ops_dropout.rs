@@ -2,8 +2,8 @@
 
 use crate::common::{Bench, FLOATS, assert_close, bench, numbers};
 use device::DType::F32;
-use device::host::philox::philox4x32_10;
 use device::ops::*;
+use device::philox::philox4x32_10;
 use proptest::prelude::*;
 
 /// A dropout as its documentation defines it.

@@ -3,8 +3,8 @@
 use crate::common::{bench, checked_bench};
 use device::DType::{Bf16, F32};
 use device::bf16;
-use device::host::philox;
 use device::ops::{Distribution, FirstValues};
+use device::philox;
 
 const SEED: u64 = 0x1234_5678_9abc_def0;
 const STREAM: u64 = 0xfedc_ba98_7654_3210;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use common::fnv1a;
+use device::fnv1a;
 use device::ops::{Distribution, Fill, FirstValues, Op};
 use device::{DType, Shape, Tensor};
 

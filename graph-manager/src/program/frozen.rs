@@ -1,6 +1,6 @@
 //! Whether a step's code would now make another list.
 
-use common::format::counted;
+use crate::words::counted;
 use device::{BufferId, Op, Tensor};
 
 use super::body::{Body, Entry, Item, Work};

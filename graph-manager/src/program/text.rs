@@ -3,7 +3,7 @@
 use std::fmt::{Debug, Write};
 use std::rc::Rc;
 
-use common::format::counted;
+use crate::words::counted;
 use device::{Device, Tensor};
 
 use super::data::Program;

@@ -19,7 +19,10 @@ const CRATES: &[&[&str]] = &[
 /// and of lines above it.
 const FOLDERS: &[(&str, &[&[&str]])] = &[
     ("common", &[&["terminal"]]),
-    ("device", &[&["cuda", "host", "ops", "timeline"], &["backend"], &["device", "graph", "stream"], &["trials"]]),
+    (
+        "device",
+        &[&["cuda", "gpu", "host", "ops", "timeline"], &["backend"], &["device", "graph", "stream"], &["trials"]],
+    ),
     ("graph-manager", &[&["program"], &["passes"]]),
     ("parallel", &[&["mpi"]]),
     ("data", &[&["formats"], &["sources", "text"]]),

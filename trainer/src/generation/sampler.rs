@@ -1,6 +1,6 @@
 //! Chooses a token from logits.
 
-use device::host::philox;
+use device::philox;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

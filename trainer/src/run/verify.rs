@@ -87,7 +87,7 @@ pub(crate) fn check_memory(
     if device.gpu().is_none() {
         (host, apart) = (host + apart, 0);
     }
-    let free = device::host::available_memory();
+    let free = device::available_memory();
     group.control.barrier(); // all ranks read the free memory before any rank takes some
     let needed = host.saturating_mul(group.local_size);
     if let Some(free) = free.filter(|free| needed > *free) {

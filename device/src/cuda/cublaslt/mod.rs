@@ -16,11 +16,12 @@ use descriptors::{Algorithm, CublasLtHandle, Descriptors};
 use problem::{EpilogueKind, GemmProblem};
 use table::{ChoiceEntry, ChoiceTable, ChosenMethod};
 
-use super::driver::{GpuProperties, RawStream};
+use super::driver::RawStream;
 use super::ops::gemm_epilogue;
 use super::stored;
 use super::timing::{TimingMemory, fastest, medians, settled};
 use super::{CudaOptions, Kernels, Queue};
+use crate::gpu::GpuProperties;
 use crate::ops::{Epilogue, Fp8Scales, Gemm, Scale};
 use crate::priority::Priority;
 use crate::{Error, Result, Tensor};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::error::{Driver, missing_library};
+use crate::gpu::{GpuProperties, NoGpu};
 use crate::{Error, Result};
 
 thread_local! {
@@ -24,27 +25,6 @@ pub(crate) struct Gpu {
     pub(crate) properties: GpuProperties,
 }
 
-/// The properties of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuProperties {
-    /// Its number among the visible GPUs.
-    pub ordinal: usize,
-    /// Its product name.
-    pub name: String,
-    /// Its identity in hexadecimal, unique among all GPUs.
-    pub uuid: String,
-    /// Compute capability, such as `(9, 0)`.
-    pub capability: (u32, u32),
-    /// Streaming multiprocessors.
-    pub multiprocessors: u32,
-    /// Bytes of memory in total.
-    pub memory_bytes: usize,
-    /// Shared memory a block may ask for, in bytes.
-    pub shared_bytes: u32,
-    /// The driver's CUDA version, such as `13000`.
-    pub driver_version: i32,
-}
-
 /// The number of GPUs that this process can see. 0 without a driver.
 pub fn gpu_count() -> usize {
     // SAFETY: only checks whether the driver's library can be loaded.
@@ -52,15 +32,6 @@ pub fn gpu_count() -> usize {
         return 0;
     }
     result::device::get_count().map_or(0, |count| count.max(0) as usize)
-}
-
-/// Why this process sees no GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoGpu {
-    /// The thing that is missing or wrong.
-    pub why: String,
-    /// The way to repair it.
-    pub fix: &'static str,
 }
 
 /// Why this process sees no GPU. `None` if it sees one.
@@ -137,7 +108,7 @@ impl Gpu {
             return Err(Error::operation("device", problem));
         }
         let device = result::device::get(ordinal as i32).driver("cuDeviceGet")?;
-        let properties = GpuProperties::read(ordinal, device)?;
+        let properties = read_properties(ordinal, device)?;
         let (major, minor) = properties.capability;
         if major < 8 {
             let problem = format!(
@@ -216,38 +187,25 @@ fn refuse_old_driver(version: i32) -> Result<()> {
     Err(Error::operation("device", problem))
 }
 
-impl GpuProperties {
-    fn read(ordinal: usize, device: sys::CUdevice) -> Result<GpuProperties> {
-        use sys::CUdevice_attribute::*;
+fn read_properties(ordinal: usize, device: sys::CUdevice) -> Result<GpuProperties> {
+    use sys::CUdevice_attribute::*;
+    // SAFETY: the device exists.
+    let attribute = |which| unsafe { result::device::get_attribute(device, which) }.driver("cuDeviceGetAttribute");
+    let uuid = result::device::get_uuid(device).driver("cuDeviceGetUuid")?;
+    Ok(GpuProperties {
+        ordinal,
+        name: result::device::get_name(device).driver("cuDeviceGetName")?,
+        uuid: uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect(),
+        capability: (
+            attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+        ),
+        multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         // SAFETY: the device exists.
-        let attribute = |which| unsafe { result::device::get_attribute(device, which) }.driver("cuDeviceGetAttribute");
-        let uuid = result::device::get_uuid(device).driver("cuDeviceGetUuid")?;
-        Ok(GpuProperties {
-            ordinal,
-            name: result::device::get_name(device).driver("cuDeviceGetName")?,
-            uuid: uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect(),
-            capability: (
-                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
-                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
-            ),
-            multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
-            // SAFETY: the device exists.
-            memory_bytes: unsafe { result::device::total_mem(device) }.driver("cuDeviceTotalMem")?,
-            shared_bytes: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
-            driver_version: driver_version()?,
-        })
-    }
-
-    /// Whether it has the instructions of Hopper. No other GPU has them, older or newer.
-    pub fn is_hopper(&self) -> bool {
-        self.capability == (9, 0)
-    }
-
-    /// The architecture that kernels are compiled for: `sm_90a` on Hopper. Hopper's own instructions need the `a`.
-    pub fn architecture(&self) -> String {
-        let (major, minor) = self.capability;
-        format!("sm_{major}{minor}{}", if self.is_hopper() { "a" } else { "" })
-    }
+        memory_bytes: unsafe { result::device::total_mem(device) }.driver("cuDeviceTotalMem")?,
+        shared_bytes: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
+        driver_version: driver_version()?,
+    })
 }
 
 #[cfg(test)]

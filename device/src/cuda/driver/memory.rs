@@ -1,16 +1,11 @@
-//! Device memory and host memory for copies, both at fixed addresses until dropped.
+//! Device memory and page-locked memory of the host, both at fixed addresses until dropped.
 
 #![allow(unsafe_code)]
-
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
 use cudarc::driver::{DriverError, result, sys};
 
 use super::error::Driver;
 use crate::{Element, Result};
-
-/// The alignment of ordinary memory for copies.
-const PAGE: usize = 4096;
 
 /// Device memory from plain `cuMemAlloc`.
 pub(crate) struct DeviceMemory {
@@ -88,85 +83,29 @@ pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> R
     Ok(values)
 }
 
-/// A block of host memory for copies. Copies to and from page-locked memory do not block the host.
-pub(crate) struct HostBlock {
+/// Page-locked memory of the host.
+pub(crate) struct PageLocked {
     start: *mut u8,
-    bytes: usize,
-    /// Of ordinary memory.
-    layout: Option<Layout>,
 }
 
-impl HostBlock {
-    /// Page-locked memory.
-    ///
+impl PageLocked {
     /// # Errors
     /// The system cannot lock that much.
-    pub(crate) fn new(bytes: usize) -> Result<HostBlock> {
+    pub(crate) fn new(bytes: usize) -> Result<PageLocked> {
         // SAFETY: freed once, when dropped.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) }.driver("cuMemHostAlloc")?.cast();
-        Ok(HostBlock { start, bytes, layout: None })
+        Ok(PageLocked { start })
     }
 
-    /// Ordinary memory in its place. It needs no GPU.
-    pub(crate) fn ordinary(bytes: usize) -> HostBlock {
-        let layout = Layout::from_size_align(bytes.max(1), PAGE).unwrap_or(Layout::new::<u8>());
-        assert!(layout.size() >= bytes, "{bytes} bytes are more than a machine has");
-        // SAFETY: the layout is not empty. Freed once, when dropped.
-        let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() {
-            handle_alloc_error(layout);
-        }
-        HostBlock { start, bytes, layout: Some(layout) }
-    }
-
-    /// Its size.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Copies into it from its start.
-    ///
-    /// # Panics
-    /// If `data` is larger than the block.
-    pub(crate) fn fill<T: Element>(&mut self, data: &[T]) {
-        let bytes: &[u8] = bytemuck::cast_slice(data);
-        assert!(bytes.len() <= self.bytes, "{} bytes into a block of {}", bytes.len(), self.bytes);
-        // SAFETY: within the block. Nothing else refers to the block while it is borrowed mutably.
-        unsafe { self.start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-
-    /// The first `count` values in it.
-    pub(crate) fn slice<T: Element>(&self, count: usize) -> &[T] {
-        assert!(count * size_of::<T>() <= self.bytes, "{count} values from a block of {} bytes", self.bytes);
-        // SAFETY: within the block. The block begins at a page, and plain bytes are valid for any `Element`.
-        unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
-    }
-
-    /// The first `count` values in it, to write.
-    pub(crate) fn slice_mut<T: Element>(&mut self, count: usize) -> &mut [T] {
-        assert!(count * size_of::<T>() <= self.bytes, "{count} values in a block of {} bytes", self.bytes);
-        // SAFETY: as in `slice`; nothing else refers to the block while it is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
-    }
-
-    /// Its address, for the driver.
-    pub(super) fn as_ptr(&self) -> *mut std::ffi::c_void {
-        self.start.cast()
+    /// Its first byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
     }
 }
 
-// SAFETY: plain memory that one value owns; nothing in it belongs to a thread.
-unsafe impl Send for HostBlock {}
-// SAFETY: through a shared reference it is only read.
-unsafe impl Sync for HostBlock {}
-
-impl Drop for HostBlock {
+impl Drop for PageLocked {
     fn drop(&mut self) {
-        match self.layout {
-            // SAFETY: allocated in `ordinary` with that layout; no copy refers to it any more.
-            Some(layout) => unsafe { dealloc(self.start, layout) },
-            // SAFETY: allocated in `new`; no copy refers to it any more. A failure has no cure here.
-            None => drop(unsafe { result::free_host(self.start.cast()) }),
-        }
+        // SAFETY: allocated in `new`; no copy refers to it any more. A failure has no cure here.
+        let _ = unsafe { result::free_host(self.start.cast()) };
     }
 }

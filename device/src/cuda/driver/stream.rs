@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::{Driver, HostBlock, RawEvent};
+use super::{Driver, RawEvent};
+use crate::host_block::HostBlock;
 use crate::priority::Priority;
 use crate::{CaptureMode, Result};
 

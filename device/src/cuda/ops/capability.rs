@@ -1,10 +1,7 @@
 //! Operations that some GPUs alone can do.
 
-use crate::cuda::GpuProperties;
+use crate::gpu::{FP8_CAPABILITY, GpuProperties};
 use crate::{Error, Result};
-
-/// The first compute capability with instructions for 8-bit floating types.
-pub const FP8_CAPABILITY: (u32, u32) = (8, 9);
 
 /// Fails unless the GPU is a Hopper. `what` needs one, `instead` is the fix.
 pub(super) fn accept_on_hopper(op: &'static str, gpu: &GpuProperties, what: &str, instead: &str) -> Result<()> {

@@ -35,7 +35,6 @@ mod skip_step;
 mod table;
 mod transpose_fp8;
 
-pub use capability::FP8_CAPABILITY;
 pub(crate) use norm::norm_parts;
 pub(crate) use run::accept;
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -3,8 +3,8 @@
 use super::columns::add_partial;
 use super::quantize::{QuantizeArgs, Source, is_e5m2};
 use crate::cuda::Queue;
-use crate::cuda::driver::GpuProperties;
 use crate::cuda::kernels::Grid;
+use crate::gpu::GpuProperties;
 use crate::ops::{Fp8Matrix, Quantize};
 use crate::{DType, Result};
 

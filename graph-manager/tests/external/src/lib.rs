@@ -3,12 +3,12 @@
 
 use std::num::NonZeroUsize;
 
-use device::cuda::CudaOptions;
-use device::ops::{
+use graph_manager::device::cuda::CudaOptions;
+use graph_manager::device::ops::{
     Activation, ActivationBackward, ActivationKind, BiasGrad, ClipScale, Control, Dropout, DropoutSite,
     Epilogue, Gemm, Mse, Rule, SquareSum, Status, Update, UpdateTensors, WriteControl,
 };
-use device::{Area, DType, Device, HostOptions, Op, Tensor};
+use graph_manager::device::{Area, DType, Device, HostOptions, Op, Tensor};
 use graph_manager::{Layer, Policy, Pool, RandomState, Result, StepContext};
 
 pub const STEPS: usize = 24;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, DevicePtr, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::compile_ptx;
-use device::cuda::{CudaOptions, CudaWork, GpuProperties};
-use device::ops::{Accesses, CustomOp};
-use device::{Area, DType, Device, HostOptions, HostTensors, Tensor};
+use graph_manager::device::cuda::{CudaOptions, CudaWork, GpuProperties};
+use graph_manager::device::ops::{Accesses, CustomOp};
+use graph_manager::device::{self, Area, DType, Device, HostOptions, HostTensors, Tensor};
 use graph_manager::{Capture, Pool};
 
 type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;

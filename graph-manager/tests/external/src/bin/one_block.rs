@@ -1,7 +1,7 @@
 //! Only the second block is captured, its forward and its backward; all else runs eagerly, as with
 //! `torch.cuda.make_graphed_callables` of one submodule.
 
-use device::DType;
+use graph_manager::device::DType;
 use external::{Training, report};
 use graph_manager::{
     CudaGraphManager, Layer, ManagerOptions, Result, StepContext, TrainingPolicy, TrainingRegion,

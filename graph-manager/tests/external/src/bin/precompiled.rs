@@ -5,9 +5,9 @@
 
 use std::num::NonZeroUsize;
 
-use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuProperties};
-use device::ops::{Accesses, CustomOp};
-use device::{DType, Device, Error, HostOptions, HostTensors, Result, Tensor};
+use graph_manager::device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuProperties};
+use graph_manager::device::ops::{Accesses, CustomOp};
+use graph_manager::device::{DType, Device, Error, HostOptions, HostTensors, Result, Tensor};
 use graph_manager::{Capture, Pool};
 
 const CODE: CudaCode = CudaCode::Ptx(include_str!("../../../../../device/examples/axpy.ptx"));

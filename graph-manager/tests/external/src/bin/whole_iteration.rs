@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use device::DType;
+use graph_manager::device::DType;
 use external::{STEPS, Training, report};
 use graph_manager::{Capture, Layer, Result};
 

@@ -1,7 +1,7 @@
 //! The network's layer.
 
-use device::ops::{Epilogue, Gemm};
-use device::{DType, Tensor};
+use graph_manager::device::ops::{Epilogue, Gemm};
+use graph_manager::device::{DType, Tensor};
 use graph_manager::{Result, StepContext, TrainingPolicy};
 
 use crate::squared_relu::{SquaredRelu, SquaredReluBackward};

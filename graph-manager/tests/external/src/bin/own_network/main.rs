@@ -1,12 +1,12 @@
-//! A user of `graph-manager` and `device` alone: a small network with layers and an operation of its own. It is trained with graphs off and on, two microbatches in flight, and must learn the same to the bit: on the host, or on a GPU
+//! A user of `graph-manager` alone: a small network with layers and an operation of its own. It is trained with graphs off and on, two microbatches in flight, and must learn the same to the bit: on the host, or on a GPU
 //! with the argument `cuda`.
 
 mod layer;
 mod squared_relu;
 
-use device::cuda::CudaOptions;
-use device::ops::{Add, Control, Copy, Fill, Mse, SumInto, WriteControl};
-use device::{Area, DType, Device, HostOptions, Tensor};
+use graph_manager::device::cuda::CudaOptions;
+use graph_manager::device::ops::{Add, Control, Copy, Fill, Mse, SumInto, WriteControl};
+use graph_manager::device::{Area, DType, Device, HostOptions, Shape, Tensor};
 use graph_manager::{CudaGraphManager, ManagerOptions, Result, StepContext, TrainingPolicy, TrainingRegion};
 use layer::{Layer, Saved};
 
@@ -39,7 +39,7 @@ impl Network {
     fn new(device: &Device) -> Result<Network> {
         let mut areas = Vec::new();
         let mut tensor = |name: &str, shape: &[usize], value: &dyn Fn(f32) -> f32| -> Result<Tensor> {
-            let tensor = device.allocate_tensor(&mut areas, name, device::Shape::new(shape), DType::F32)?;
+            let tensor = device.allocate_tensor(&mut areas, name, Shape::new(shape), DType::F32)?;
             device.upload(&tensor, &(0..tensor.elements()).map(|i| value(i as f32)).collect::<Vec<f32>>())?;
             Ok(tensor)
         };

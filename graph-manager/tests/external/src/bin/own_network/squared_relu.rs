@@ -1,8 +1,8 @@
 //! The network's activation, `relu(x)^2` (So et al., 2021), an operation that `device` does not have.
 
-use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties};
-use device::ops::{Accesses, CustomOp};
-use device::{DType, Error, HostTensors, Result, Tensor};
+use graph_manager::device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties};
+use graph_manager::device::ops::{Accesses, CustomOp};
+use graph_manager::device::{DType, Error, HostTensors, Result, Tensor};
 
 const SOURCE: CudaCode = CudaCode::Source(include_str!("squared_relu.cu"));
 const CHUNK: usize = 4096;

@@ -18,7 +18,7 @@ pub enum CudaCode {
 }
 
 impl CudaCode {
-    pub(super) fn bytes(&self) -> &'static [u8] {
+    pub(crate) fn bytes(&self) -> &'static [u8] {
         match self {
             CudaCode::Source(text) | CudaCode::Ptx(text) => text.as_bytes(),
             CudaCode::Binary(bytes) => bytes,

@@ -50,7 +50,7 @@ pub struct CudaCall<'a>(Box<dyn FnOnce(&CudaTensors<'_>) -> Called + 'a>);
 
 impl<'a> CudaCall<'a> {
     /// Runs the code. An error of another crate gets the operation's name.
-    pub(super) fn run(self, tensors: &CudaTensors<'_>) -> Result<()> {
+    pub(crate) fn run(self, tensors: &CudaTensors<'_>) -> Result<()> {
         (self.0)(tensors).map_err(|error| match error.downcast::<Error>() {
             Ok(own) => *own,
             Err(other) => Error::operation(tensors.op.name(), other.to_string()),
@@ -68,7 +68,7 @@ pub struct CudaTensors<'a> {
 }
 
 impl<'a> CudaTensors<'a> {
-    pub(super) fn new(op: &'a Custom, stream: StreamHandle) -> CudaTensors<'a> {
+    pub(crate) fn new(op: &'a Custom, stream: StreamHandle) -> CudaTensors<'a> {
         CudaTensors { op, stream }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 const SMALL: usize = 1 << 20;
 
 /// Bytes that this process can still allocate, by the system's own estimates. `None` if it gives none.
-pub fn available() -> Option<usize> {
+pub fn available_memory() -> Option<usize> {
     free_of_machine().into_iter().chain(free_of_group()).min()
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct HostMemory {
 impl HostMemory {
     /// `None` if the system has less. It would promise the memory all the same, and kill the process when it is used.
     pub(crate) fn new(bytes: usize) -> Option<HostMemory> {
-        if bytes > SMALL && available().is_some_and(|free| bytes > free) {
+        if bytes > SMALL && available_memory().is_some_and(|free| bytes > free) {
             return None;
         }
         let count = bytes.div_ceil(64);

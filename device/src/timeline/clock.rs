@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crate::timeline::Span;
+use super::Span;
 
 /// Collects spans between `begin` and `end`.
 #[derive(Clone, Default)]

@@ -1,8 +1,5 @@
 //! Philox4x32-10 (Salmon et al., 2011): random numbers as a function of a counter and a key.
 
-use super::view;
-use crate::ops::{DropoutSite, SampleRecord};
-
 /// Four random words.
 #[inline(always)]
 pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -74,58 +71,6 @@ fn uniform_pair(seed: u64, stream: u64, index: u64) -> [f64; 2] {
     let words = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
     let uniform = |high: u32, low: u32| ((u64::from(high) << 21 | u64::from(low) >> 11) as f64 + 0.5) / 2f64.powi(53);
     [uniform(words[0], words[1]), uniform(words[2], words[3])]
-}
-
-/// The masks of one dropout, for the step and samples in its record.
-#[derive(Clone, Copy)]
-pub(crate) struct DropoutMask {
-    key: [u32; 2],
-    step: u32,
-    first_sample: u32,
-    /// Words below are dropped.
-    threshold: u32,
-    pub(crate) first_head: usize,
-    /// `1 / (1 - rate)`.
-    pub(crate) scale: f32,
-}
-
-impl DropoutMask {
-    pub(crate) fn new(site: &DropoutSite) -> DropoutMask {
-        let record: SampleRecord = view::read_block(&site.record);
-        DropoutMask {
-            key: site.key(),
-            step: record.step,
-            first_sample: record.first_sample as u32,
-            first_head: site.part.first_head,
-            threshold: site.threshold(),
-            scale: site.keep_scale(),
-        }
-    }
-
-    /// Calls `f(i, factor)` for the channels `start + i` of `0..count`: the factor is `scale` or 0.
-    #[inline(always)]
-    pub(crate) fn for_each(
-        &self,
-        sample: usize,
-        token: usize,
-        start: usize,
-        count: usize,
-        mut f: impl FnMut(usize, f32),
-    ) {
-        let sample = self.first_sample.wrapping_add(sample as u32);
-        let end = start + count;
-        let mut channel = start / 4 * 4;
-        while channel < end {
-            let words = philox4x32_10([channel as u32 / 4, token as u32, sample, self.step], self.key);
-            for (i, word) in words.into_iter().enumerate() {
-                let at = channel + i;
-                if (start..end).contains(&at) {
-                    f(at - start, if word >= self.threshold { self.scale } else { 0.0 });
-                }
-            }
-            channel += 4;
-        }
-    }
 }
 
 #[cfg(test)]
