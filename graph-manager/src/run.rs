@@ -12,6 +12,7 @@ use tracing::span::EnteredSpan;
 use crate::binding::Binding;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
+use crate::graph_hooks::GraphHooks;
 use crate::keys::{GraphKey, StepKey};
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
@@ -228,9 +229,15 @@ impl<P: Policy> UnderWay<'_, P> {
         let Some(captured) = &self.manager.states[&self.key].graphs[graph] else { unreachable!("it was captured") };
         let named = |error| Error::from(error).within(captured.graph.name());
         let pool = &self.manager.pool;
-        pool.hook(|hooks| hooks.before_replay(captured.graph.name()));
+        // In a recording or capture of another step the graph becomes a part of that step: nothing is launched.
+        let hook = |call: fn(&dyn GraphHooks, &str)| {
+            if !pool.is_nested() {
+                pool.hook(|hooks| call(hooks, captured.graph.name()));
+            }
+        };
+        hook(|hooks, graph| hooks.before_replay(graph));
         captured.graph.launch(&stream).map_err(named)?;
-        pool.hook(|hooks| hooks.after_replay(captured.graph.name()));
+        hook(|hooks, graph| hooks.after_replay(graph));
         Ok(())
     }
 
