@@ -122,6 +122,7 @@ impl Graph {
         if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
             checker.launch(stream.id(), &self.name, effects, &core.buffers)?;
         }
+        let _range = core.nvtx_range(|| format!("launch {}", self.name));
         let _note = core.recorder.launch(&self.name, &core.scope);
         if let (Some(raw), DeviceBackend::Cuda(cuda)) = (&self.raw, &core.backend) {
             cuda.counters.borrow_mut().graph_launches += 1;
