@@ -2,8 +2,6 @@
 
 use std::marker::PhantomData;
 
-use crate::Device;
-
 /// A profiler sets it for the programs that it starts: the library that gets the ranges.
 const LIBRARY: &str = "NVTX_INJECTION64_PATH";
 
@@ -29,18 +27,4 @@ impl Drop for NvtxRange {
 /// Whether a profiler of NVIDIA, such as `nsys`, started this program and takes NVTX ranges.
 pub fn is_under_profiler() -> bool {
     std::env::var_os(LIBRARY).is_some()
-}
-
-impl Device {
-    /// From now on there are NVTX ranges for launches of graphs (`launch NAME`) and for making them ready
-    /// (`instantiate NAME`), and those that are asked for with [`Device::nvtx_range`]; `false`: no more. Off at first. While
-    /// off, a range costs a look at this switch.
-    pub fn set_nvtx(&self, on: bool) {
-        self.core().nvtx = on;
-    }
-
-    /// A range with that name. `None`, and no name is made, while ranges are [off](Device::set_nvtx).
-    pub fn nvtx_range(&self, name: impl FnOnce() -> String) -> Option<NvtxRange> {
-        self.core().nvtx_range(name)
-    }
 }

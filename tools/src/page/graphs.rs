@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use common::format::bytes;
+
 use super::html::{figure, of_runs, paragraph, section, table};
 use super::made_files::Made;
 use super::run::{RankGraphs, Run};
@@ -33,8 +35,22 @@ fn of_ranks(at: usize, ranks: &[RankGraphs]) -> String {
     let title = |rank: &RankGraphs| format!("stage {}, rank {}", rank.pipeline, rank.rank);
     let parts: Vec<String> = ranks.iter().map(|rank| stage_part(&title(rank), &rank.report)).collect();
     let picture = format!("<div class=\"wide replay\">{}</div>", replay_picture(&parts));
+    let memory = paragraph(&driver_memory(ranks));
     let caption = "The order of replays in a training step, stage by stage. Each box is a graph's launch.";
-    coverage + &reasons + &figure(&format!("replays-{at}"), &picture, caption, &order(ranks))
+    coverage + &reasons + &memory + &figure(&format!("replays-{at}"), &picture, caption, &order(ranks))
+}
+
+/// The driver's memory for graphs, in a sentence.
+fn driver_memory(ranks: &[RankGraphs]) -> String {
+    let of_rank = |rank: &RankGraphs| Some(format!("{} on rank {}", bytes(rank.report.driver_bytes?), rank.rank));
+    let measured: Option<Vec<String>> = ranks.iter().map(of_rank).collect();
+    match measured {
+        Some(measured) => format!(
+            "The driver took {} for these graphs. It is a difference of free memory, and no part of the memory plan.",
+            measured.join(", ")
+        ),
+        None => "The driver's memory for graphs was not measured: that needs a GPU.".into(),
+    }
 }
 
 fn coverage(rank: &RankGraphs) -> Vec<Vec<String>> {

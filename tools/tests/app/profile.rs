@@ -28,11 +28,20 @@ fn a_profile_has_every_scope_its_memory_and_the_operations_with_their_shapes() {
     let operations = rank["operations"].as_array().unwrap();
     let gemm = operations.iter().find(|operation| operation["name"] == "gemm").unwrap();
     assert!(gemm["shape"].as_str().unwrap().matches(" x ").count() == 2 && gemm["type"] == "f32", "{gemm}");
+    let host_ms = |operation: &Value| operation["host_ms"].as_f64().unwrap();
+    assert!(operations.iter().all(|of| host_ms(of) == of["total_ms"].as_f64().unwrap()), "the host is the device");
+    for scope in scopes {
+        let graphs = scope["graphs"].as_array().unwrap();
+        let launches: f64 = graphs.iter().map(|graph| graph["count"].as_f64().unwrap()).sum();
+        assert_eq!(launches, scope["launches"].as_f64().unwrap(), "{scope}");
+        assert!(graphs.iter().all(|graph| graph["host_ms"].as_f64().unwrap() > 0.0), "{scope}");
+    }
     let shares: f64 = operations.iter().map(|operation| operation["share"].as_f64().unwrap()).sum();
     assert!((shares - 1.0).abs() < 1e-6, "{shares}");
     assert!(profile["verdict"].as_str().unwrap().contains("host device"), "{}", profile["verdict"]);
     let page = std::fs::read_to_string(folder.path("profile.html")).unwrap();
     assert!(page.contains("default-src 'none'") && page.contains("full_iteration") && page.contains("Verdict"));
+    assert!(page.contains("host us each") && page.contains("forward of layer 1, microbatch 0"), "launches by graph");
     assert!(!page.contains("<script"), "a page of tables needs no script");
 }
 

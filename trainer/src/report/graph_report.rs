@@ -23,11 +23,12 @@ struct RankReport<'r> {
 }
 
 /// Writes the captures of all ranks, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in
-/// `.dot`, on a GPU as the driver runs them, a picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending
-/// in `.txt`: of all steps, and of a training step before and after each pass. All ranks call it together.
+/// `.dot`, on a GPU as the driver runs them; a picture of the order of replays on each stage, ending in `.svg`; and rank
+/// 0's lists of operations, ending in `.txt`: of all steps, and of a training step before and after each pass. All ranks
+/// call it together.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// A file that cannot be written; the driver's for drawings.
 pub(crate) fn write_graph_report(
     stage: &mut Stage,
     group: &ProcessGroup,
