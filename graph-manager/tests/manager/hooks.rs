@@ -110,7 +110,7 @@ fn a_graph_that_becomes_a_part_of_another_is_not_replayed() {
     })
     .unwrap();
     for _ in 0..3 {
-        assert_eq!(device.download::<f32>(&*around.run(x).unwrap()).unwrap(), [3.0; 4]);
+        assert_eq!(device.download::<f32>(&around.run(x).unwrap()).unwrap(), [3.0; 4]);
     }
     outer.launch(&compute).unwrap();
     assert!(log.borrow().is_empty(), "{:?}", log.borrow());

@@ -147,7 +147,8 @@ fn measure_scope(
         scope: if plan.graphs.enable { graph_scope(&plan.config.cuda_graph) } else { "off".into() },
         step_ms: median(row.milliseconds),
         host_ms,
-        launches: graphs.iter().map(|graph| graph.count).sum(),
+        // From 0.0: the sum of no numbers is -0.0.
+        launches: graphs.iter().fold(0.0, |sum, graph| sum + graph.count),
         graphs,
         memory,
         activity: Activity::of(&timeline, TRACED),
