@@ -94,3 +94,22 @@ fn order(ranks: &[RankGraphs]) -> String {
 pub(crate) fn largest_training_step(rank: &RankGraphs) -> Option<&graph_manager::StepReport> {
     rank.report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_s_memory_is_told_for_each_rank_or_said_not_to_be_measured() {
+        let rank = |rank: usize, driver_bytes: &str| {
+            let json = format!(
+                r#"{{"rank": {rank}, "pipeline": 0, "graphs": [], "eager": [], "memory": [], "steps": [], "driver_bytes": {driver_bytes}}}"#
+            );
+            serde_json::from_str::<RankGraphs>(&json).unwrap()
+        };
+        let told = driver_memory(&[rank(0, "3145728"), rank(1, "0")]);
+        assert!(told.starts_with("The driver took 3.00 MiB on rank 0, 0 B on rank 1 for"), "{told}");
+        let unmeasured = driver_memory(&[rank(0, "null")]);
+        assert!(unmeasured.contains("was not measured: that needs a GPU"), "{unmeasured}");
+    }
+}
