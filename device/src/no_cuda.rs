@@ -241,6 +241,14 @@ impl RawGraph {
     pub(crate) fn launch(&self, stream: &RawStream) -> Result<()> {
         match self.0 {}
     }
+
+    pub(crate) fn driver_bytes(&self) -> i64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn dot(&self) -> Result<String> {
+        match self.0 {}
+    }
 }
 
 impl PendingCopy {

@@ -9,6 +9,7 @@ use device::{Area, DType, Shape, Tensor};
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
+use crate::graph_dot::GraphDot;
 use crate::inputs::{difference, inputs};
 use crate::layer::Layer;
 use crate::manager::CudaGraphManager;
@@ -192,8 +193,19 @@ impl CallGroup {
         Ok(output)
     }
 
+    /// Begins the order again. Without an order there is nothing to do: a forward may come at any time.
+    pub(crate) fn begin_step(&mut self) {
+        if !self.is_alone {
+            self.next = 0;
+        }
+    }
+
     pub(crate) fn report(&self) -> Report {
         self.manager.report()
+    }
+
+    pub(crate) fn dots(&self) -> Result<Vec<GraphDot>> {
+        self.manager.dots()
     }
 }
 

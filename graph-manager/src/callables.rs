@@ -7,6 +7,7 @@ use crate::words::counted;
 use crate::call_group::CallGroup;
 use crate::call_hooks::CallHooks;
 use crate::error::{Error, Result};
+use crate::graph_dot::GraphDot;
 use crate::layer::Layer;
 use crate::manager::check_warm_up;
 use crate::order::{CallOrder, Phase};
@@ -124,6 +125,13 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
         self.hooks = Some(Box::new(hooks));
     }
 
+    /// Begins a step: the next call is the first of the order. An order that has ended begins again by itself, so this is for
+    /// the step after one that was given up, such as after an error. What a first microbatch overwrites begins anew. Without
+    /// an order it does nothing.
+    pub fn begin_step(&mut self) {
+        self.groups.iter_mut().for_each(CallGroup::begin_step);
+    }
+
     /// Replays the forward of a layer: with an order for its next microbatch, without for a step's first one.
     ///
     /// # Errors
@@ -190,6 +198,16 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
     /// The reports on the captured graphs, one for each group of layers that share memory.
     pub fn reports(&self) -> Vec<Report> {
         self.groups.iter().map(CallGroup::report).collect()
+    }
+
+    /// The captured graphs as drawings: those of each group of layers that share memory, in turn. See
+    /// [`CudaGraphManager::dots`](crate::CudaGraphManager::dots).
+    ///
+    /// # Errors
+    /// As [`CudaGraphManager::dots`](crate::CudaGraphManager::dots).
+    pub fn dots(&self) -> Result<Vec<GraphDot>> {
+        let groups: Vec<_> = self.groups.iter().map(CallGroup::dots).collect::<Result<_>>()?;
+        Ok(groups.into_iter().flatten().collect())
     }
 
     /// The index of a layer's group.

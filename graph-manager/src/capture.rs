@@ -11,6 +11,7 @@ use device::ops::Copy;
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
+use crate::graph_dot::GraphDot;
 use crate::inputs::{Input, in_words, inputs};
 use crate::manager::{CudaGraphManager, check_warm_up};
 use crate::options::ManagerOptions;
@@ -209,6 +210,14 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
             }
         }
         report
+    }
+
+    /// All graphs captured so far as drawings. See [`CudaGraphManager::dots`].
+    ///
+    /// # Errors
+    /// As [`CudaGraphManager::dots`].
+    pub fn dots(&self) -> Result<Vec<GraphDot>> {
+        self.manager.dots()
     }
 
     /// Forgets all graphs and gives their memory back. The next run begins anew.

@@ -42,7 +42,8 @@ pub enum Error {
     #[error(
         "call {position} of a step was the {made}, and the order has the {due} there. Rule: graphed layers share memory in \
          the order of their capture, so they are called in this order; calls are counted from 0 in each step. Fix: call the \
-         {due}, or give graph_callables the order of your calls (CallOrder::recorded)"
+         {due}, begin anew after a step that was given up (GraphedCallables::begin_step), or give graph_callables the order of \
+         your calls (CallOrder::recorded)"
     )]
     OutOfOrder {
         /// Its place in the order.

@@ -13,7 +13,8 @@ pub trait GraphHooks {
     /// The graph can be launched. It has so many operations.
     fn after_instantiate(&self, _graph: &str, _nodes: usize) {}
 
-    /// The graph is about to be launched, for the first time right after its capture.
+    /// The graph is about to be launched, for the first time right after its capture. A graph that becomes a part of
+    /// another, because a [`Capture`](crate::Capture) runs inside a region, is not launched itself.
     fn before_replay(&self, _graph: &str) {}
 
     /// The graph was launched. Its work may still be under way.

@@ -51,7 +51,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
         let instance = self.manager.policy.instance(region);
         let visit = self.recorder.borrow_mut().begin(&device, region, instance, stream, captured);
-        device.set_scope(&self.recorder.borrow().name(visit));
+        let name = self.recorder.borrow().name(visit);
+        device.set_scope(&name);
+        let _range = device.nvtx_range(|| name.to_string());
         let microbatch = instance.map(|instance| instance.microbatch);
         let current = Current { region, visit, microbatch, begins: Cell::new(true) };
         let output = self.inside(current, input, body);

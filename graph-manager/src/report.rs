@@ -1,7 +1,6 @@
-//! The report on captured graphs: a line to read, JSON and Graphviz for tools.
+//! The report on captured graphs: a line to read, and JSON for tools.
 
 use std::collections::HashSet;
-use std::fmt::Write;
 
 use crate::words::counted;
 use device::Graph;
@@ -11,6 +10,7 @@ use crate::error::mib;
 use crate::forgotten::Forgotten;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
+use crate::state::State;
 
 /// The graphs of a manager, its eager regions, and its memory.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -21,6 +21,10 @@ pub struct Report {
     pub eager: Vec<EagerReport>,
     /// Bytes by area.
     pub memory: Vec<MemoryUse>,
+    /// Bytes that the driver took to make the graphs ready to launch: the sum of [`device::Graph::driver_bytes`], at least
+    /// 0. It is a difference of the GPU's free memory. `None` if it was not measured: on the host.
+    #[serde(default)] // Older reports do not have it.
+    pub driver_bytes: Option<usize>,
     /// The recorded kinds of steps.
     pub steps: Vec<StepReport>,
     /// Kinds of steps that `plan_limit` had forgotten.
@@ -131,17 +135,23 @@ impl<P: Policy> CudaGraphManager<P> {
         keys.len()
     }
 
+    /// See [`Report::driver_bytes`].
+    fn driver_bytes(&self) -> Option<usize> {
+        self.pool.device().gpu()?;
+        let graphs = self.states.values().flat_map(State::captured).map(|(_, captured)| &captured.graph);
+        let sum: i64 = graphs.filter_map(Graph::driver_bytes).sum();
+        Some(sum.max(0) as usize)
+    }
+
     /// The report on all graphs captured so far.
     pub fn report(&self) -> Report {
         let (memory, forgotten) = (self.memory(), self.forgotten);
-        let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory, steps: Vec::new(), forgotten };
+        let (driver_bytes, steps) = (self.driver_bytes(), Vec::new());
+        let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory, driver_bytes, steps, forgotten };
         for (kind, state) in &self.states {
             let (mode, first) = (format!("{:?}", kind.0), report.graphs.len());
             let captured = |number: u32| state.graphs[number as usize].as_ref();
-            let mut graphs: Vec<_> =
-                state.graph_numbers.iter().filter_map(|(key, number)| Some((key, captured(*number)?))).collect();
-            graphs.sort_by_key(|(_, captured)| captured.number);
-            for (key, captured) in graphs {
+            for (key, captured) in state.captured() {
                 report.graphs.push(GraphReport::new(&captured.graph, mode.clone(), key.region.slot));
             }
             for program in state.programs.values() {
@@ -226,23 +236,6 @@ impl Report {
     pub fn nodes(&self) -> usize {
         self.graphs.iter().map(|graph| graph.nodes.len()).sum()
     }
-
-    /// All graphs as one Graphviz document, with a cluster for each.
-    pub fn dot(&self) -> String {
-        let mut dot = String::from("digraph graphs {\n  rankdir=LR;\n  node [shape=box];\n");
-        for (g, graph) in self.graphs.iter().enumerate() {
-            let _ = writeln!(dot, "  subgraph cluster_{g} {{\n    label=\"{}\";", graph.name);
-            for (n, label) in graph.nodes.iter().enumerate() {
-                let _ = writeln!(dot, "    n{g}_{n} [label=\"{label}\\nstream {}\"];", graph.streams[n]);
-                for dependency in &graph.dependencies[n] {
-                    let _ = writeln!(dot, "    n{g}_{dependency} -> n{g}_{n};");
-                }
-            }
-            dot.push_str("  }\n");
-        }
-        dot.push_str("}\n");
-        dot
-    }
 }
 
 /// The coverage line. Of each mode it has the largest step.
@@ -258,10 +251,24 @@ impl std::fmt::Display for Report {
         if let Some(words) = self.forgotten.in_words() {
             write!(f, "; {words}")?;
         }
-        if self.memory.is_empty() {
-            return Ok(());
+        if !self.memory.is_empty() {
+            let area = |area: &MemoryUse| format!("{} {}", area.area, mib(area.bytes));
+            write!(f, "; memory: {}", self.memory.iter().map(area).collect::<Vec<_>>().join(", "))?;
         }
-        let memory: Vec<String> = self.memory.iter().map(|area| format!("{} {}", area.area, mib(area.bytes))).collect();
-        write!(f, "; memory: {}", memory.join(", "))
+        self.driver_bytes.map_or(Ok(()), |bytes| write!(f, "; the driver took {} for graphs", mib(bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_has_the_driver_s_memory_if_it_was_measured_and_older_reports_can_be_read() {
+        let json = r#"{"graphs": [], "eager": [], "memory": [{"area": "step", "bytes": 1048576}], "steps": []}"#;
+        let report: Report = serde_json::from_str(json).unwrap();
+        assert_eq!(report.to_string(), "0 graphs, 0 nodes; memory: step 1.0 MiB");
+        let measured = Report { driver_bytes: Some(3 << 20), ..report };
+        assert_eq!(measured.to_string(), "0 graphs, 0 nodes; memory: step 1.0 MiB; the driver took 3.0 MiB for graphs");
     }
 }

@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use device::ops::{CollectiveKind, Copy, Poison};
-use device::{DType, Device, Op, Stream, StreamId, Tensor};
+use device::{DType, Device, NvtxRange, Op, Stream, StreamId, Tensor};
 
 use tracing::span::EnteredSpan;
 
 use crate::binding::Binding;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
+use crate::graph_hooks::GraphHooks;
 use crate::keys::{GraphKey, StepKey};
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
@@ -121,7 +122,7 @@ struct UnderWay<'u, P: Policy> {
     /// The inside of a graph is being captured.
     capturing: bool,
     /// The visit that tracers of the host, such as a profiler, were told about last.
-    told: Option<(usize, EnteredSpan)>,
+    told: Option<(usize, EnteredSpan, Option<NvtxRange>)>,
     /// The entries that write to protected memory, if some is.
     writers: Option<Writers>,
     /// Whether a unit waited for the end of the protection.
@@ -159,16 +160,17 @@ impl<P: Policy> UnderWay<'_, P> {
         self.run.left_out.is_some_and(|left_out| left_out.get(visit).copied().unwrap_or(false))
     }
 
-    /// Opens the span of a visit for tracers, unless it is open.
+    /// Opens the span of a visit for tracers and its range for NVIDIA's profilers, unless they are open.
     fn tell(&mut self, visit: usize) {
-        if self.told.as_ref().is_some_and(|(told, _)| *told == visit) {
+        if self.told.as_ref().is_some_and(|(told, ..)| *told == visit) {
             return;
         }
         // The span before ends first.
         self.told = None;
         if let Some(visited) = self.program.visits.get(visit) {
             let span = tracing::debug_span!("region", region = %visited.name).entered();
-            self.told = Some((visit, span));
+            let range = self.device.nvtx_range(|| visited.name.to_string());
+            self.told = Some((visit, span, range));
         }
     }
 
@@ -228,9 +230,15 @@ impl<P: Policy> UnderWay<'_, P> {
         let Some(captured) = &self.manager.states[&self.key].graphs[graph] else { unreachable!("it was captured") };
         let named = |error| Error::from(error).within(captured.graph.name());
         let pool = &self.manager.pool;
-        pool.hook(|hooks| hooks.before_replay(captured.graph.name()));
+        // In a recording or capture of another step the graph becomes a part of that step: nothing is launched.
+        let hook = |call: fn(&dyn GraphHooks, &str)| {
+            if !pool.is_nested() {
+                pool.hook(|hooks| call(hooks, captured.graph.name()));
+            }
+        };
+        hook(|hooks, graph| hooks.before_replay(graph));
         captured.graph.launch(&stream).map_err(named)?;
-        pool.hook(|hooks| hooks.after_replay(captured.graph.name()));
+        hook(|hooks, graph| hooks.after_replay(graph));
         Ok(())
     }
 
@@ -241,6 +249,9 @@ impl<P: Policy> UnderWay<'_, P> {
         let schedule = Schedule::of(&program, Part::Inside(visit as u32), self.manager.options.poison, &mut |_| None);
         self.device.set_scope(name);
         let pool = self.manager.pool.clone();
+        // Ranges nest, and the regions inside have their own.
+        self.told = None;
+        let range = self.device.nvtx_range(|| format!("capture {name}"));
         pool.hook(|hooks| hooks.before_capture(name));
         let mode = self.manager.options.capture_mode;
         stream.begin_capture_in(mode).map_err(|error| within(error.into()))?;
@@ -249,8 +260,8 @@ impl<P: Policy> UnderWay<'_, P> {
         self.capturing = true;
         let played = self.play(&schedule, first_event);
         self.capturing = false;
+        self.told = None;
         played?;
-        self.tell(visit);
         pool.hook(|hooks| hooks.before_instantiate(name));
         let captured = stream.end_capture(name).map_err(|error| within(error.into()))?;
         pool.hook(|hooks| hooks.after_instantiate(name, captured.nodes().len()));
@@ -258,6 +269,8 @@ impl<P: Policy> UnderWay<'_, P> {
         let state = self.manager.state_mut(self.key);
         let number = state.graphs.iter().flatten().count();
         state.graphs[graph] = Some(Captured { number, graph: captured, pool });
+        drop(range);
+        self.tell(visit);
         Ok(())
     }
 

@@ -89,6 +89,15 @@ impl<P: Policy> State<P> {
         self.begun = false;
     }
 
+    /// The graphs with their keys, in the order of capture.
+    pub(crate) fn captured(&self) -> Vec<(&GraphKey<P::Region>, &Captured)> {
+        let captured = |number: u32| self.graphs[number as usize].as_ref();
+        let mut graphs: Vec<_> =
+            self.graph_numbers.iter().filter_map(|(key, number)| Some((key, captured(*number)?))).collect();
+        graphs.sort_by_key(|(_, captured)| captured.number);
+        graphs
+    }
+
     /// The keys of the graphs of these visits of a list, in turn.
     pub(crate) fn graph_keys(
         &self,

@@ -47,6 +47,7 @@ impl<P: Policy> CudaGraphManager<P> {
             let mut cx = StepContext::new(self, mode, microbatches, recorder);
             let (device, scope) = (pool.device(), pool.device().scope());
             let _restored = Finally(|| device.set_scope(&scope));
+            let _range = device.nvtx_range(|| format!("record {mode:?}"));
             device.begin_trace();
             let _ended = Finally(|| drop(device.end_trace()));
             let output = code(&mut cx)?;

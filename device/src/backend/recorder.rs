@@ -42,7 +42,10 @@ impl Recorder {
     pub(crate) fn launch(&self, graph: &str, region: &str) -> Note {
         let region = if region.is_empty() { graph } else { region };
         match self {
-            Recorder::Host(clock) => clock.open("host", "launch", region, Vec::new).map_or(Note::Nothing, Note::Host),
+            Recorder::Host(clock) => {
+                let details = || vec![("graph", graph.to_string())];
+                clock.open("host", "launch", region, details).map_or(Note::Nothing, Note::Host)
+            }
             Recorder::Cuda(cupti) => {
                 cupti.submit(region, Some(graph), Vec::new, false).map_or(Note::Nothing, Note::Cuda)
             }

@@ -8,6 +8,9 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
+use std::hash::Hash;
+
 use cudarc::driver::sys;
 use sys::CUgraphNodeType::{CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
 use sys::CUstreamCaptureStatus::{
@@ -15,7 +18,7 @@ use sys::CUstreamCaptureStatus::{
 };
 
 use super::driver::{CaptureInfo, RawStream};
-use super::rewrite::{is_of, nodes};
+use super::rewrite::{is_of, neighbours};
 use crate::{CaptureRule, Error, Result};
 
 /// The state of a stream's capture.
@@ -23,35 +26,76 @@ use crate::{CaptureRule, Error, Result};
 pub(super) enum CaptureState {
     /// The stream does not capture.
     None,
-    /// It captures. Its graph may have nodes that allocate or free memory.
+    /// It captures. The last call may have added nodes that allocate or free memory.
     Active { allocates: bool },
     /// It captures, and the driver refused a call.
     Invalidated,
 }
 
-impl CaptureState {
-    /// The state of a stream's capture now.
+/// A stream's capture at one time.
+pub(super) struct CapturePoint {
+    pub(super) state: CaptureState,
+    /// The nodes that the next one will depend on.
+    last: Vec<sys::CUgraphNode>,
+}
+
+impl CapturePoint {
+    /// The stream's capture now.
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn of(stream: &RawStream) -> Result<CaptureState> {
-        let CaptureInfo { status, graph, .. } = stream.capture_info()?;
-        // SAFETY: the graph is the capture's, and may be looked at while the stream captures.
+    pub(super) fn of(stream: &RawStream) -> Result<CapturePoint> {
+        let CaptureInfo { status, before, count, .. } = stream.capture_info()?;
+        let state = match status {
+            CU_STREAM_CAPTURE_STATUS_NONE => CaptureState::None,
+            CU_STREAM_CAPTURE_STATUS_INVALIDATED => CaptureState::Invalidated,
+            CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureState::Active { allocates: false },
+        };
+        let last = match state {
+            // SAFETY: the driver's array of so many nodes, which lives until the next call on the stream.
+            CaptureState::Active { .. } if count > 0 => unsafe { std::slice::from_raw_parts(before, count) }.to_vec(),
+            _ => Vec::new(),
+        };
+        Ok(CapturePoint { state, last })
+    }
+
+    /// The state of the stream's capture after a call that was made at this point. Only the nodes that the call added are
+    /// looked at.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn after_call(&self, stream: &RawStream) -> Result<CaptureState> {
+        let now = CapturePoint::of(stream)?;
+        let CaptureState::Active { .. } = now.state else { return Ok(now.state) };
+        let mut allocates = false;
+        // SAFETY: the nodes are those of the capture's graph, which may be looked at while the stream captures.
         unsafe {
-            match status {
-                CU_STREAM_CAPTURE_STATUS_NONE => Ok(CaptureState::None),
-                CU_STREAM_CAPTURE_STATUS_INVALIDATED => Ok(CaptureState::Invalidated),
-                CU_STREAM_CAPTURE_STATUS_ACTIVE => {
-                    let mut allocates = false;
-                    for node in nodes(graph)? {
-                        allocates |= is_of(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC)?;
-                        allocates |= is_of(node, CU_GRAPH_NODE_TYPE_MEM_FREE)?;
-                    }
-                    Ok(CaptureState::Active { allocates })
-                }
+            for node in added(&self.last, &now.last, |node| Ok(neighbours(node, true)?.0))? {
+                allocates |= is_of(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC)?;
+                allocates |= is_of(node, CU_GRAPH_NODE_TYPE_MEM_FREE)?;
             }
         }
+        Ok(CaptureState::Active { allocates })
     }
+}
+
+/// The nodes between two points of a stream: those that the later ones depend on, themselves included, back to the
+/// earlier ones. If the stream has waited for another one in between, that one's nodes are among them.
+fn added<N: Copy + Eq + Hash>(
+    earlier: &[N],
+    later: &[N],
+    mut depends_on: impl FnMut(N) -> Result<Vec<N>>,
+) -> Result<Vec<N>> {
+    let mut seen: HashSet<N> = earlier.iter().copied().collect();
+    let mut next: Vec<N> = later.to_vec();
+    let mut added = Vec::new();
+    while let Some(node) = next.pop() {
+        if seen.insert(node) {
+            added.push(node);
+            next.extend(depends_on(node)?);
+        }
+    }
+    Ok(added)
 }
 
 /// The result of a call, with what it did to its stream's capture. An error of the call that left the capture as it was
@@ -84,6 +128,31 @@ mod tests {
     use super::*;
 
     const SOUND: CaptureState = Active { allocates: false };
+
+    #[test]
+    fn the_nodes_that_a_call_added_are_found_from_its_end_back_to_its_beginning_alone() {
+        // 0 to 999 in a chain; the call forks 1000 and 1001, and joins them in 1002.
+        let depends_on = |node: u32| match node {
+            0 => vec![],
+            1001 => vec![999],
+            1002 => vec![1000, 1001],
+            node => vec![node - 1],
+        };
+        let mut asked = 0;
+        let mut between = |earlier: &[u32], later: &[u32]| {
+            let mut nodes = added(earlier, later, |node| {
+                asked += 1;
+                Ok(depends_on(node))
+            })
+            .unwrap();
+            nodes.sort_unstable();
+            nodes
+        };
+        assert_eq!(between(&[999], &[1002]), [1000, 1001, 1002]);
+        assert_eq!(between(&[1002], &[1002]), [] as [u32; 0]);
+        assert_eq!(between(&[], &[1]), [0, 1], "the first call of a capture");
+        assert_eq!(asked, 5, "nodes before the call are not looked at");
+    }
 
     #[test]
     fn a_call_that_leaves_the_capture_as_it_was_keeps_its_own_result() {

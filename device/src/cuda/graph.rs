@@ -2,39 +2,77 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
 
 use cudarc::driver::{result, sys};
 
 use super::driver::{CaptureInfo, Driver, RawStream};
 use super::{Kernels, rewrite};
-use crate::Result;
+use crate::{Error, Result};
 
 /// An instantiated graph.
 pub(crate) struct RawGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
+    /// Free bytes before it was instantiated, less those after it was uploaded.
+    driver_bytes: i64,
 }
+
+/// What the driver prints of a graph besides its nodes, their types and the names of kernels.
+const PRINTED: [sys::CUgraphDebugDot_flags; 4] = [
+    sys::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_KERNEL_NODE_PARAMS,
+    sys::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_MEMCPY_NODE_PARAMS,
+    sys::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_MEMSET_NODE_PARAMS,
+    sys::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_EXTRA_TOPO_INFO,
+];
 
 impl RawGraph {
     /// Ends a stream's capture and makes the graph ready to launch.
     pub(crate) fn end_capture(stream: &RawStream, kernels: &Kernels) -> Result<RawGraph> {
         let graph = stream.end_capture()?;
-        // SAFETY: the stream lives; the graph is destroyed below or with the returned value.
-        unsafe {
-            let raw = rewrite::rewrite(graph, kernels).and_then(|()| {
-                // Without this flag the whole graph has the priority of the stream that it is launched on.
-                let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-                let exec = result::graph::instantiate(graph, flag);
-                exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })
-            });
-            if raw.is_err() {
-                let _ = result::graph::destroy(graph);
-            }
-            let raw = raw?;
-            result::graph::upload(raw.exec, stream.handle()).driver("cuGraphUpload")?;
-            Ok(raw)
-        }
+        // SAFETY: the graph was just captured and nothing else uses it.
+        let rewritten = unsafe { rewrite::rewrite(graph, kernels) };
+        let made = rewritten.and_then(|()| {
+            let free = free_bytes()?;
+            // Without this flag the whole graph has the priority of the stream that it is launched on.
+            let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+            // SAFETY: the graph lives.
+            let exec = unsafe { result::graph::instantiate(graph, flag) }.driver("cuGraphInstantiate")?;
+            Ok((exec, free))
+        });
+        let (exec, free) = made.inspect_err(|_| {
+            // SAFETY: the graph lives, and nothing else has it.
+            let _ = unsafe { result::graph::destroy(graph) };
+        })?;
+        // From here on both are destroyed with this value.
+        let mut raw = RawGraph { graph, exec, driver_bytes: 0 };
+        // SAFETY: the graph and the stream live.
+        unsafe { result::graph::upload(raw.exec, stream.handle()) }.driver("cuGraphUpload")?;
+        raw.driver_bytes = free - free_bytes()?;
+        Ok(raw)
+    }
+
+    /// See [`Graph::driver_bytes`](crate::Graph::driver_bytes).
+    pub(crate) fn driver_bytes(&self) -> i64 {
+        self.driver_bytes
+    }
+
+    /// The driver's print of the graph, after it was rewritten.
+    pub(crate) fn dot(&self) -> Result<String> {
+        const CALL: &str = "cuGraphDebugDotPrint";
+        let failed = |error: std::io::Error| Error::Driver {
+            call: CALL,
+            problem: format!("its temporary file: {error}. Fix: room in the folder that TMPDIR names"),
+        };
+        // The driver prints to a path alone.
+        let file = tempfile::NamedTempFile::new().map_err(failed)?;
+        let path = CString::new(file.path().as_os_str().as_bytes()).map_err(|error| failed(error.into()))?;
+        let flags = PRINTED.iter().fold(0, |flags, flag| flags | *flag as u32);
+        // SAFETY: the graph lives, and the path is a string that does too.
+        unsafe { sys::cuGraphDebugDotPrint(self.graph, path.as_ptr(), flags) }.result().driver(CALL)?;
+        std::fs::read_to_string(file.path()).map_err(failed)
     }
 
     /// Adds the graph, as a child graph, to the stream's capture. The driver refuses a launch there.
@@ -69,4 +107,9 @@ impl Drop for RawGraph {
             let _ = result::graph::destroy(self.graph);
         }
     }
+}
+
+/// Bytes of the GPU's memory that nobody has.
+fn free_bytes() -> Result<i64> {
+    result::mem_get_info().driver("cuMemGetInfo").map(|(free, _)| free as i64)
 }

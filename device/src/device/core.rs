@@ -11,7 +11,7 @@ use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
-use crate::{BufferNames, CaptureRule, Error, Progress, Result, StreamId};
+use crate::{BufferNames, CaptureRule, Error, NvtxRange, Progress, Result, StreamId};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
@@ -29,6 +29,8 @@ pub(crate) struct Core {
     /// Seed of the order in which a replay runs graph nodes; `None` for the captured order.
     pub(crate) shuffle: Option<u64>,
     pub(crate) recorder: Recorder,
+    /// Whether there are NVTX ranges.
+    pub(crate) nvtx: bool,
     /// Nanoseconds since 1970.
     pub(crate) timeline_began_ns: u64,
     pub(crate) progress: Option<Progress>,
@@ -72,6 +74,7 @@ impl Core {
             scope: "".into(),
             shuffle: None,
             recorder: Recorder::default(),
+            nvtx: false,
             timeline_began_ns: 0,
             progress: None,
             frees: 0,
@@ -94,6 +97,11 @@ impl Core {
         let backend = StreamBackend::new(&self.backend, priority);
         self.streams.push(StreamState { name: name.into(), capture: None, backend });
         StreamId(self.streams.len() as u32 - 1)
+    }
+
+    /// An NVTX range with that name, if there are any.
+    pub(crate) fn nvtx_range(&self, name: impl FnOnce() -> String) -> Option<NvtxRange> {
+        self.nvtx.then(|| NvtxRange::new(&name()))
     }
 
     /// The name of an operation in its region.

@@ -7,6 +7,7 @@ mod core;
 mod costly_calls;
 mod facts;
 mod memory;
+mod nvtx;
 mod snapshot;
 mod timeline;
 mod trace;

@@ -1,5 +1,6 @@
 //! A graph: operations with fixed addresses and their dependencies, launched as one operation of a stream.
 
+mod dot;
 mod node;
 mod replay_order;
 mod under_way;
@@ -52,6 +53,31 @@ impl Graph {
         &self.nodes
     }
 
+    /// What the driver took for the graph: bytes of the GPU's free memory before the graph was made ready to launch, less
+    /// those after. The driver allocates in blocks, and graphs share them: most graphs take nothing, and one takes a
+    /// block. Only a sum over many graphs means something. What other processes allocate meanwhile counts too. `None` on
+    /// the host: there is no driver.
+    pub fn driver_bytes(&self) -> Option<i64> {
+        self.raw.as_ref().map(RawGraph::driver_bytes)
+    }
+
+    /// The graph in Graphviz's language. On a GPU it is the driver's print (`cuGraphDebugDotPrint`) of what it launches:
+    /// the captured work after it was rewritten for a faster launch, with the symbols of kernels and their grids. On the
+    /// host it has the captured operations with their regions and streams.
+    ///
+    /// # Errors
+    /// The driver's; a temporary file, which the driver prints to, that cannot be made or read.
+    pub fn dot(&self) -> Result<String> {
+        match &self.raw {
+            Some(raw) => Ok(dot::named(&self.name, &raw.dot()?)),
+            None => {
+                let core = self.device.core_for(|| format!("Graph::dot of `{}`", self.name))?;
+                let streams: Vec<_> = core.streams.iter().map(|stream| stream.name.clone()).collect();
+                Ok(dot::captured(&self.name, &self.nodes, &streams))
+            }
+        }
+    }
+
     /// Runs the graph as the next operation of `stream`. On a stream that captures, the graph becomes part of the new one:
     /// a child graph.
     ///
@@ -96,6 +122,7 @@ impl Graph {
         if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
             checker.launch(stream.id(), &self.name, effects, &core.buffers)?;
         }
+        let _range = core.nvtx_range(|| format!("launch {}", self.name));
         let _note = core.recorder.launch(&self.name, &core.scope);
         if let (Some(raw), DeviceBackend::Cuda(cuda)) = (&self.raw, &core.backend) {
             cuda.counters.borrow_mut().graph_launches += 1;

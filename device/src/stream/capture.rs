@@ -72,7 +72,10 @@ impl Stream {
         };
         let stream = &core.streams[self.id.index()].backend;
         let result = match result {
-            Ok(effects) => stream.end_capture(&core.backend).map(|raw| (effects, raw)),
+            Ok(effects) => {
+                let _range = core.nvtx_range(|| format!("instantiate {name}"));
+                stream.end_capture(&core.backend).map(|raw| (effects, raw))
+            }
             Err(error) => {
                 stream.abandon_capture();
                 Err(error)

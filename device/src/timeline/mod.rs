@@ -1,7 +1,8 @@
 //! The time of a few steps: spans on rows, one row per stream, for a viewer such as Perfetto.
 //!
 //! On the host an operation's span is when it ran, since streams run inline. On CUDA times come from CUPTI
-//! ([`crate::cuda`]'s `cupti`), for work inside graphs too.
+//! ([`crate::cuda`]'s `cupti`), for work inside graphs too, and each operation has a second span: when the host submitted
+//! it.
 
 mod chrome;
 mod clock;
@@ -20,14 +21,15 @@ pub struct Span {
     pub row: String,
     /// The name of the work: `region/operation` if that is known.
     pub name: String,
-    /// `operation`, `launch`, `kernel`, `copy`, `set` or `call`.
+    /// `kernel`, `copy`, `set`: work of a GPU. `submit`, `launch`: the host submitted an operation, or a graph. `operation`:
+    /// the host device ran one. `call`: the host called the driver.
     pub category: &'static str,
     /// Nanoseconds from the timeline's beginning.
     pub start_ns: u64,
     /// Nanoseconds it took.
     pub duration_ns: u64,
-    /// Other facts, by name: an operation's `shape`, `type`, `flops` and `bytes`; the kernel's symbol; the region of
-    /// the launch.
+    /// Other facts, by name: an operation's `shape`, `type`, `flops` and `bytes`; the kernel's symbol; the `graph` that was
+    /// launched.
     pub details: Vec<(&'static str, String)>,
     /// The same for all spans of one operation that ran, such as a product of two kernels.
     pub submission: u64,
@@ -42,6 +44,11 @@ impl Span {
     /// Whether a kernel ran, or the host device's operation in its place.
     pub fn is_kernel(&self) -> bool {
         ["kernel", "operation"].contains(&self.category)
+    }
+
+    /// Whether the host was busy with an operation: it submitted it, or ran it in place of a device.
+    pub fn is_submission(&self) -> bool {
+        ["submit", "operation"].contains(&self.category)
     }
 
     /// A detail by its name.

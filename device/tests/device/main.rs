@@ -11,6 +11,7 @@ mod custom;
 mod custom_call;
 mod custom_mapped;
 mod extremes;
+mod graph_drawing;
 mod kernels_compile;
 mod op_values;
 mod ops_attention;

@@ -107,6 +107,31 @@ fn layers_of_several_types_form_one_list() {
 }
 
 #[test]
+fn a_step_that_was_given_up_can_be_followed_by_one_from_the_beginning() {
+    let mut bench = bench();
+    let shift = Shift::new(&mut bench);
+    let (x, wrong) = (bench.tensor(2.0), bench.tensor(0.0).narrow(0, 2));
+    for order in [None, Some(CallOrder::signed(&[1.0, -1.0, 1.0, -1.0], &[1]).unwrap())] {
+        let in_order = order.is_some();
+        let mut graphed = graph_callables(&bench.pool, vec![shift], &[x], 1, order).unwrap();
+        let backward = |graphed: &mut GraphedCallables<Shift>| graphed.backward(0, x).unwrap();
+        graphed.forward(0, x).unwrap();
+        backward(&mut graphed);
+        graphed.forward(0, wrong).unwrap_err();
+        graphed.begin_step();
+        for microbatch in [0, 1] {
+            let y = match microbatch == 0 || in_order {
+                true => graphed.forward(0, x).unwrap(),
+                false => graphed.forward_later(0, x).unwrap(),
+            };
+            assert_eq!(bench.read(y), 3.0);
+            backward(&mut graphed);
+        }
+        assert_eq!(bench.read(shift.sum), 4.0, "the first microbatch has overwritten what was there");
+    }
+}
+
+#[test]
 fn the_saved_values_of_a_boxed_layer_are_not_taken_for_those_of_another() {
     let mut bench = bench();
     let (shift, x) = (Shift::new(&mut bench), bench.tensor(1.0));

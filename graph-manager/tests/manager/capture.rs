@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use device::DType;
 use device::ops::{Copy, Fill};
-use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions, Mempool};
+use graph_manager::{CaptureAll, CudaGraphManager, GraphDot, ManagerOptions, Mempool};
 
-use crate::toy::{LAYERS, Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
+use crate::toy::{LAYERS, Mode, Region, StepContext, ToyPolicy, WIDTH, on_gpu, toy, toy_with};
 
 #[test]
 fn slots_hold_several_microbatches_in_flight_and_change_no_bit() {
@@ -73,8 +73,27 @@ fn the_report_tells_graphs_nodes_eager_regions_and_bytes() {
         assert!(line.contains(words), "`{words}` is missing from: {line}");
     }
     assert!(!line.contains("it contains regions"), "a composite region is not listed: {line}");
-    let dot = report.dot();
-    assert!(dot.contains("forward of layer 2, microbatch 0/add") && dot.contains("n0_0 -> n0_1"), "{dot}");
+}
+
+#[test]
+fn each_graph_of_the_report_has_a_drawing_with_its_name() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    assert_eq!(manager.dots().unwrap(), []);
+    for _ in 0..3 {
+        toy.train(&mut manager, 2, 0).unwrap();
+    }
+    let (report, dots) = (manager.report(), manager.dots().unwrap());
+    let names: Vec<&String> = report.graphs.iter().map(|graph| &graph.name).collect();
+    assert_eq!(dots.iter().map(|dot| &dot.name).collect::<Vec<_>>(), names);
+    for (graph, GraphDot { name, dot }) in report.graphs.iter().zip(&dots) {
+        assert!(dot.lines().next().unwrap().contains(name.as_str()), "{dot}");
+        assert_eq!(dot.matches("digraph ").count(), 1, "{dot}");
+        if !on_gpu() {
+            assert!(graph.nodes.iter().all(|node| dot.contains(&format!("{node}\\n"))), "{name}: {dot}");
+        }
+    }
+    assert_eq!(report.driver_bytes.is_some(), on_gpu(), "the driver's memory is measured on a GPU alone");
 }
 
 #[test]

@@ -84,6 +84,38 @@ fn hooks_of_graphs_are_called_at_each_turning_point() {
     assert_eq!(heard(), ["drop double"]);
 }
 
+#[test]
+fn a_graph_that_becomes_a_part_of_another_is_not_replayed() {
+    let (device, compute, x, _areas) = bench();
+    let log = Log::default();
+    let pool = Pool::with_hooks(compute.clone(), Rc::new(Noting(log.clone())));
+    let mut double = Capture::new(&pool, "double", 1, NonZeroUsize::MIN, |cx, x: Tensor| {
+        let y = cx.tensor("y", x.shape, DType::F32)?;
+        cx.run(Add { a: x, b: x, output: y })?;
+        Ok(y)
+    })
+    .unwrap();
+    (0..2).for_each(|_| _ = double.run(x).unwrap());
+    log.borrow_mut().clear();
+    // Inside a capture of the device, and inside a region of another pool.
+    compute.begin_capture().unwrap();
+    double.run(x).unwrap();
+    let outer = compute.end_capture("outer").unwrap();
+    let other = Pool::new(compute.clone());
+    let mut around = Capture::new(&other, "around", 1, NonZeroUsize::MIN, move |cx, x: Tensor| {
+        let doubled = *double.run(x)?;
+        let y = cx.tensor("y", x.shape, DType::F32)?;
+        cx.run(Add { a: doubled, b: x, output: y })?;
+        Ok(y)
+    })
+    .unwrap();
+    for _ in 0..3 {
+        assert_eq!(device.download::<f32>(&around.run(x).unwrap()).unwrap(), [3.0; 4]);
+    }
+    outer.launch(&compute).unwrap();
+    assert!(log.borrow().is_empty(), "{:?}", log.borrow());
+}
+
 /// Reads each tensor that it gets. Its work for gradients of inputs, `total += grad`, runs on the stream of the graphs.
 struct Reading {
     log: Log,

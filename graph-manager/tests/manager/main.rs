@@ -23,6 +23,7 @@ mod list_order;
 mod listed;
 mod mistakes;
 mod named;
+mod nvtx;
 mod other_device;
 mod outputs;
 mod own_calls;

@@ -127,9 +127,14 @@ pub struct Toy {
     _areas: Vec<Area>,
 }
 
+/// Whether tests run on the first GPU.
+pub fn on_gpu() -> bool {
+    std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda")
+}
+
 /// The host device, or with `TEST_DEVICE=cuda` the first GPU, with the checker on.
 pub fn checked_device() -> Device {
-    if std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+    if on_gpu() {
         return Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap();
     }
     Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap()

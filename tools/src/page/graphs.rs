@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use common::format::bytes;
+
 use super::html::{figure, of_runs, paragraph, section, table};
 use super::made_files::Made;
 use super::run::{RankGraphs, Run};
@@ -33,8 +35,22 @@ fn of_ranks(at: usize, ranks: &[RankGraphs]) -> String {
     let title = |rank: &RankGraphs| format!("stage {}, rank {}", rank.pipeline, rank.rank);
     let parts: Vec<String> = ranks.iter().map(|rank| stage_part(&title(rank), &rank.report)).collect();
     let picture = format!("<div class=\"wide replay\">{}</div>", replay_picture(&parts));
+    let memory = paragraph(&driver_memory(ranks));
     let caption = "The order of replays in a training step, stage by stage. Each box is a graph's launch.";
-    coverage + &reasons + &figure(&format!("replays-{at}"), &picture, caption, &order(ranks))
+    coverage + &reasons + &memory + &figure(&format!("replays-{at}"), &picture, caption, &order(ranks))
+}
+
+/// The driver's memory for graphs, in a sentence.
+fn driver_memory(ranks: &[RankGraphs]) -> String {
+    let of_rank = |rank: &RankGraphs| Some(format!("{} on rank {}", bytes(rank.report.driver_bytes?), rank.rank));
+    let measured: Option<Vec<String>> = ranks.iter().map(of_rank).collect();
+    match measured {
+        Some(measured) => format!(
+            "The driver took {} for these graphs. It is a difference of free memory, and no part of the memory plan.",
+            measured.join(", ")
+        ),
+        None => "The driver's memory for graphs was not measured: that needs a GPU.".into(),
+    }
 }
 
 fn coverage(rank: &RankGraphs) -> Vec<Vec<String>> {
@@ -77,4 +93,23 @@ fn order(ranks: &[RankGraphs]) -> String {
 /// The training step with most microbatches.
 pub(crate) fn largest_training_step(rank: &RankGraphs) -> Option<&graph_manager::StepReport> {
     rank.report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_s_memory_is_told_for_each_rank_or_said_not_to_be_measured() {
+        let rank = |rank: usize, driver_bytes: &str| {
+            let json = format!(
+                r#"{{"rank": {rank}, "pipeline": 0, "graphs": [], "eager": [], "memory": [], "steps": [], "driver_bytes": {driver_bytes}}}"#
+            );
+            serde_json::from_str::<RankGraphs>(&json).unwrap()
+        };
+        let told = driver_memory(&[rank(0, "3145728"), rank(1, "0")]);
+        assert!(told.starts_with("The driver took 3.00 MiB on rank 0, 0 B on rank 1 for"), "{told}");
+        let unmeasured = driver_memory(&[rank(0, "null")]);
+        assert!(unmeasured.contains("was not measured: that needs a GPU"), "{unmeasured}");
+    }
 }

@@ -99,6 +99,7 @@ mod tests {
             step_ms,
             host_ms: step_ms,
             launches: 0.0,
+            graphs: Vec::new(),
             memory: Memory::default(),
             activity: Activity { busy_ms, kernels, short_kernels, ..Activity::default() },
         }

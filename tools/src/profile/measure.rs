@@ -7,6 +7,7 @@ use engine::precision::Precision;
 
 use super::activity::Activity;
 use super::expected::{Expected, verdict};
+use super::launches::launches;
 use super::operations::totals;
 use super::result::{Profile, RankProfile, ScopeProfile};
 use crate::predict::Memory;
@@ -141,12 +142,14 @@ fn measure_scope(
     }
     let timeline = device.end_timeline()?;
     run.end()?;
-    let launches = (row.after.graph_launches - row.before.graph_launches) as f64 / (row.milliseconds.len() + 1) as f64;
+    let graphs = launches(&timeline, TRACED);
     let scope = ScopeProfile {
         scope: if plan.graphs.enable { graph_scope(&plan.config.cuda_graph) } else { "off".into() },
         step_ms: median(row.milliseconds),
         host_ms,
-        launches,
+        // From 0.0: the sum of no numbers is -0.0.
+        launches: graphs.iter().fold(0.0, |sum, graph| sum + graph.count),
+        graphs,
         memory,
         activity: Activity::of(&timeline, TRACED),
     };

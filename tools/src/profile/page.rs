@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::result::Profile;
-use super::table::{Cells, histograms, memory, operations, scopes};
+use super::table::{Cells, histograms, launches, memory, operations, scopes};
 use crate::page::document::{Page, plain_document};
 use crate::page::html::{paragraph, section, table};
 
@@ -32,8 +32,15 @@ pub fn page(profile: &Profile, now: SystemTime) -> String {
         part(
             "operations",
             "Operations",
-            "The operations of a step without graphs. The limit is the data sheet's: FLOPs or bytes, whichever takes longer.",
+            "The operations of a step without graphs: the device's time, and the host's to submit one. The limit is the data \
+             sheet's: FLOPs or bytes, whichever takes longer.",
             &operations(profile),
+        ),
+        part(
+            "launches",
+            "Launches",
+            "The graphs of each scope whose launches take most of the host's time.",
+            &launches(profile),
         ),
     ];
     let title = format!("Profile of {} on {}", profile.model, profile.device);

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::activity::Activity;
 use super::expected::Expected;
+use super::launches::Launches;
 use super::operations::Total;
 use crate::predict::Memory;
 
@@ -44,6 +45,8 @@ pub struct ScopeProfile {
     pub host_ms: f64,
     /// Graph launches of a step.
     pub launches: f64,
+    /// The same by graph, with the host's time for them.
+    pub graphs: Vec<Launches>,
     /// Bytes of device memory.
     pub memory: Memory,
     /// The device's work.

@@ -1,13 +1,17 @@
 //! A profile as text.
 
-use common::format::bytes;
+use common::format::{bytes, counted};
 
 use super::activity::Histogram;
+use super::launches::Launches;
 use super::operations::Total;
 use super::result::{Profile, ScopeProfile};
 
 /// Operations in the table.
 pub(super) const LISTED: usize = 20;
+
+/// Graphs of a scope in the table.
+const LAUNCHED: usize = 4;
 
 /// A table's cells by row; the first row is the head, the first cell of a row its name.
 pub(super) type Cells = Vec<Vec<String>>;
@@ -20,7 +24,7 @@ pub fn table(profile: &Profile) -> String {
         String::new()
     };
     let title = format!("{} on {}{ranks}", profile.model, profile.device);
-    let parts = [scopes(profile), memory(profile), histograms(profile), operations(profile)];
+    let parts = [scopes(profile), memory(profile), histograms(profile), operations(profile), launches(profile)];
     let tables: Vec<String> = parts.iter().map(aligned).collect();
     format!("{title}\n\n{}\n{}", tables.join("\n"), profile.verdict)
 }
@@ -106,8 +110,8 @@ pub(super) fn histograms(profile: &Profile) -> Cells {
 
 /// The operations that take most of a step without graphs.
 pub(super) fn operations(profile: &Profile) -> Cells {
-    let head =
-        ["operation", "shape", "type", "count", "total ms", "mean us", "share", "of its limit"].map(String::from);
+    let head = ["operation", "shape", "type", "count", "total ms", "mean us", "host us", "share", "of its limit"]
+        .map(String::from);
     let cells = |total: &Total| {
         let limit = total.of_limit.map_or(String::new(), |share| {
             format!("{:.0} % of {}", 100.0 * share, if total.limited_by_flops { "FLOPs" } else { "bytes" })
@@ -119,12 +123,33 @@ pub(super) fn operations(profile: &Profile) -> Cells {
             format!("{:.0}", total.count),
             format!("{:.3}", total.total_ms),
             format!("{:.1}", total.mean_ms * 1e3),
+            format!("{:.1}", total.host_ms / total.count * 1e3),
             format!("{:.1} %", 100.0 * total.share),
             limit,
         ]
     };
     let rows = profile.slowest().operations.iter().take(LISTED).map(cells);
     std::iter::once(head.to_vec()).chain(rows).collect()
+}
+
+/// The graphs of each scope whose launches take most of the host's time.
+pub(super) fn launches(profile: &Profile) -> Cells {
+    let head = ["graph", "scope", "launches", "host us each"].map(String::from);
+    let mut cells = vec![head.to_vec()];
+    for scope in &profile.slowest().scopes {
+        let row = |of: &Launches| {
+            let each_us = of.host_ms / of.count * 1e3;
+            vec![of.graph.clone(), scope.scope.clone(), format!("{:.0}", of.count), format!("{each_us:.1}")]
+        };
+        cells.extend(scope.graphs.iter().take(LAUNCHED).map(row));
+        let others = &scope.graphs[scope.graphs.len().min(LAUNCHED)..];
+        if !others.is_empty() {
+            let sum = |number: fn(&Launches) -> f64| others.iter().map(number).sum::<f64>();
+            let (count, host_ms) = (sum(|of| of.count), sum(|of| of.host_ms));
+            cells.push(row(&Launches { graph: counted(others.len(), "other graph"), count, host_ms }));
+        }
+    }
+    cells
 }
 
 /// Columns of equal width: the first to the left, the others to the right.

@@ -41,6 +41,20 @@ fn the_graphs_line_and_the_report_say_which_share_of_a_step_is_not_captured_and_
 }
 
 #[test]
+fn the_drawings_beside_the_report_are_those_of_its_graphs() {
+    let folder = Folder::new("graph-drawings");
+    let flags = format!("--steps 3 --enable-cuda-graph --graph-report {}", folder.path("graphs.json").display());
+    expect(&run(1, &folder.0, &flags), 0, &[]);
+    let report: Value = serde_json::from_slice(&std::fs::read(folder.path("graphs.json")).unwrap()).unwrap();
+    let dot = std::fs::read_to_string(folder.path("graphs.dot")).unwrap();
+    let drawn: Vec<&str> =
+        dot.lines().filter_map(|line| line.strip_prefix("digraph \"")?.strip_suffix("\" {")).collect();
+    let graphs = report["ranks"][0]["graphs"].as_array().unwrap();
+    assert_eq!(drawn, graphs.iter().map(|graph| graph["name"].as_str().unwrap()).collect::<Vec<_>>());
+    assert_eq!(report["ranks"][0]["driver_bytes"], Value::Null, "not measured on the host");
+}
+
+#[test]
 fn the_graphs_line_of_a_whole_iteration_names_nothing_that_is_not_captured() {
     let (line, report) = line_and_report("graph-whole", "--cuda-graph-scope full_iteration");
     let (all, eager, nodes) = operations(&report, "Train");

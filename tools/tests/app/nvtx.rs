@@ -5,36 +5,13 @@ use std::process::Command;
 use crate::harness::{Folder, expect};
 
 /// The library that a profiler injects: it takes the place of NVTX's functions for ranges of a thread.
-const PROFILER: &str = r#"
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-typedef void (*function)(void);
-typedef struct { size_t size; int (*functions)(int module, function ***table, unsigned *entries); } callbacks;
-
-static FILE *file;
-static int push(const char *name) { fprintf(file, "push %s\n", name); fflush(file); return 0; }
-static int pop(void) { fprintf(file, "pop\n"); fflush(file); return 0; }
-
-int InitializeInjectionNvtx2(const void *(*tables)(unsigned)) {
-    const callbacks *table = tables(1);
-    function **core;
-    unsigned entries;
-    file = fopen(getenv("RANGES"), "w");
-    if (!file || !table || !table->functions(1, &core, &entries)) return 0;
-    *core[9] = (function)push;
-    *core[11] = (function)pop;
-    return 1;
-}
-"#;
+const PROFILER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../device/tests/nvtx_profiler.c");
 
 #[test]
 fn steps_and_regions_are_ranges_for_a_profiler() {
     let folder = Folder::new("nvtx");
-    std::fs::write(folder.path("profiler.c"), PROFILER).unwrap();
     let compiled = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o", "profiler.so", "profiler.c"])
+        .args(["-shared", "-fPIC", "-o", "profiler.so", PROFILER])
         .current_dir(&folder.0)
         .status()
         .unwrap();
@@ -55,7 +32,7 @@ fn steps_and_regions_are_ranges_for_a_profiler() {
         _ => Some(depth + 1),
     });
     assert_eq!(depth, Some(0), "{ranges}");
-    // The last step replays graphs: its ranges are the same.
+    // The last step replays graphs: it has the ranges of the same regions.
     for step in ["push step 1", "push step 3"] {
         let (_, of_step) = ranges.split_once(&format!("{step}\n")).unwrap_or_else(|| panic!("{ranges}"));
         let of_step = of_step.split("push step").next().unwrap();
@@ -64,4 +41,11 @@ fn steps_and_regions_are_ranges_for_a_profiler() {
             assert_eq!(of_step.lines().filter(|line| *line == name).count(), times, "{name}: {of_step}");
         }
     }
+    let times = |name: &str| ranges.lines().filter(|line| *line == name).count();
+    let graph = "forward of layer 1, microbatch 0";
+    assert_eq!(times(&format!("push capture {graph}")), 1, "{ranges}");
+    // Two microbatches in two steps: that of the capture and one more.
+    assert_eq!(times(&format!("push launch {graph}")), 4, "{ranges}");
+    let (start, _) = ranges.split_once("push step 1\n").unwrap();
+    assert!(start.starts_with("push record Train\n"), "the list is made before the first step: {start}");
 }

@@ -28,11 +28,20 @@ fn a_profile_has_every_scope_its_memory_and_the_operations_with_their_shapes() {
     let operations = rank["operations"].as_array().unwrap();
     let gemm = operations.iter().find(|operation| operation["name"] == "gemm").unwrap();
     assert!(gemm["shape"].as_str().unwrap().matches(" x ").count() == 2 && gemm["type"] == "f32", "{gemm}");
+    let host_ms = |operation: &Value| operation["host_ms"].as_f64().unwrap();
+    assert!(operations.iter().all(|of| host_ms(of) == of["total_ms"].as_f64().unwrap()), "the host is the device");
+    for scope in scopes {
+        let graphs = scope["graphs"].as_array().unwrap();
+        let launches: f64 = graphs.iter().map(|graph| graph["count"].as_f64().unwrap()).sum();
+        assert_eq!(launches, scope["launches"].as_f64().unwrap(), "{scope}");
+        assert!(graphs.iter().all(|graph| graph["host_ms"].as_f64().unwrap() > 0.0), "{scope}");
+    }
     let shares: f64 = operations.iter().map(|operation| operation["share"].as_f64().unwrap()).sum();
     assert!((shares - 1.0).abs() < 1e-6, "{shares}");
     assert!(profile["verdict"].as_str().unwrap().contains("host device"), "{}", profile["verdict"]);
     let page = std::fs::read_to_string(folder.path("profile.html")).unwrap();
     assert!(page.contains("default-src 'none'") && page.contains("full_iteration") && page.contains("Verdict"));
+    assert!(page.contains("host us each") && page.contains(" other graphs"), "launches by graph");
     assert!(!page.contains("<script"), "a page of tables needs no script");
 }
 
@@ -41,6 +50,9 @@ fn a_profile_of_two_ranks_names_the_slowest_and_what_they_transfer() {
     let folder = Folder::new("profile-ranks");
     let flags: Vec<&str> = ["profile"].into_iter().chain(SMALL.split(' ')).collect();
     let output = mpirun(2, &folder.0, &flags);
+    let said = printed(&output);
+    let launches = said.lines().find(|line| line.starts_with("graph launches")).unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(launches.split_whitespace().nth(2), Some("0"), "without graphs: {said}");
     let parts = ["2 ranks; rank ", "transfers, ms", "of them exposed", "slowest less fastest rank", "all_reduce"];
     expect(&output, 0, &parts);
     assert_eq!(printed(&output).matches("gradients").count(), 1, "one rank prints");

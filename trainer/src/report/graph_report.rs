@@ -23,11 +23,12 @@ struct RankReport<'r> {
 }
 
 /// Writes the captures of all ranks, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in
-/// `.dot`, a picture of the order of replays on each stage, ending in `.svg`, and rank 0's lists of operations, ending
-/// in `.txt`: of all steps, and of a training step before and after each pass. All ranks call it together.
+/// `.dot`, on a GPU as the driver runs them; a picture of the order of replays on each stage, ending in `.svg`; and rank
+/// 0's lists of operations, ending in `.txt`: of all steps, and of a training step before and after each pass. All ranks
+/// call it together.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// A file that cannot be written; the driver's for drawings.
 pub(crate) fn write_graph_report(
     stage: &mut Stage,
     group: &ProcessGroup,
@@ -48,7 +49,8 @@ pub(crate) fn write_graph_report(
     }
     let [dot, svg, list] = beside(path);
     write_file(path, format!("{{\"ranks\": [\n{}\n]}}\n", reports.join(",\n"))).map_err(failed(path))?;
-    write_file(&dot, report.dot()).map_err(failed(&dot))?;
+    let drawings: String = stage.graphs().dots()?.into_iter().map(|graph| graph.dot).collect();
+    write_file(&dot, drawings).map_err(failed(&dot))?;
     write_file(&svg, replay_picture(&parts)).map_err(failed(&svg))?;
     write_file(&list, lists(stage, &report)?).map_err(failed(&list))
 }

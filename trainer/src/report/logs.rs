@@ -13,8 +13,6 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{EnvFilter, fmt};
 
-use super::nvtx::ranges as profiler_ranges;
-
 /// The file in `logging.dir` with rank 0's output and log.
 pub const RUN_LOG: &str = "run.log";
 
@@ -24,7 +22,7 @@ pub const RUN_LOG: &str = "run.log";
 /// - `run.log` in `folder`, on rank 0, gets the printed lines, and the messages of level info and above.
 /// - `rank-N.jsonl` in `folder`, on every rank, gets the same as JSON, with spans (step, microbatch, layer).
 ///
-/// Under a profiler of NVIDIA, spans are also NVTX ranges. The files also get lower levels if the filter asks for them.
+/// The files also get lower levels if the filter asks for them.
 /// Lines are added to existing files, so nothing is lost that an earlier run wrote, or that another run still writes.
 /// The first line has the version, process and command.
 ///
@@ -48,7 +46,7 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let json =
         json.map(|file| fmt::layer().json().with_span_events(FmtSpan::NONE).with_writer(file).with_filter(level));
     let text = text.map(|file| fmt::layer().with_ansi(false).with_target(false).with_writer(file).with_filter(level));
-    tracing_subscriber::registry().with(console).with(json).with(text).with(profiler_ranges()).init();
+    tracing_subscriber::registry().with(console).with(json).with(text).init();
     // Debug formatting escapes line breaks in arguments.
     let command: Vec<_> = std::env::args_os().collect();
     let (version, process) = (env!("CARGO_PKG_VERSION"), std::process::id());

@@ -8,7 +8,6 @@ pub mod gpu_peak;
 pub mod graph_report;
 pub mod logs;
 pub mod metrics;
-mod nvtx;
 mod progress;
 pub mod replay_picture;
 pub mod reporter;

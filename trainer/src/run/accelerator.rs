@@ -3,7 +3,7 @@
 use common::UserError;
 use common::format::counted;
 use device::cuda::{CudaOptions, gpu_count, why_no_gpu};
-use device::{Device, HostOptions};
+use device::{Device, HostOptions, is_under_profiler};
 use engine::precision::Precision;
 use launch::RankEnv;
 
@@ -70,17 +70,19 @@ impl Accelerator {
         }
     }
 
-    /// Opens the device. With `check`, every operation is checked for races.
+    /// Opens the device. With `check`, every operation is checked for races. Under a profiler of NVIDIA it makes NVTX ranges.
     ///
     /// # Errors
     /// Errors of the driver or of a library; threads that cannot be started.
     pub fn open(self, exactness: Exactness, threads: usize, check: bool) -> device::Result<Device> {
-        match self {
-            Accelerator::Host => Device::host(HostOptions { threads, check, dry: false }),
+        let device = match self {
+            Accelerator::Host => Device::host(HostOptions { threads, check, dry: false })?,
             Accelerator::Cuda(ordinal) => {
                 let Exactness { deterministic, tf32 } = exactness;
-                Device::cuda(CudaOptions { ordinal, deterministic, tf32, check })
+                Device::cuda(CudaOptions { ordinal, deterministic, tf32, check })?
             }
-        }
+        };
+        device.set_nvtx(is_under_profiler());
+        Ok(device)
     }
 }

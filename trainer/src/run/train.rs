@@ -213,6 +213,7 @@ impl<'r> Trainer<'r> {
     fn run(&mut self) -> Result<(), RunError> {
         while self.progress.step < self.plan.steps {
             let _span = tracing::info_span!("step", step = self.progress.step + 1).entered();
+            let _range = self.device.nvtx_range(|| format!("step {}", self.progress.step + 1));
             self.train_step()?;
             let best = self.evaluate_if_due()?;
             self.write_samples_if_due()?;

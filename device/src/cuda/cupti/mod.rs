@@ -38,12 +38,14 @@ pub(crate) struct Cupti {
     /// When the timeline under way began, in CUPTI's nanoseconds.
     began: Cell<Option<u64>>,
     /// The entry at index n has id n + 1 in CUPTI.
-    submitted: RefCell<Vec<Submitted>>,
+    submitted: Rc<RefCell<Vec<Submitted>>>,
 }
 
 /// An operation that is being submitted. All that CUPTI sees until this is dropped belongs to it.
 pub(crate) struct CuptiNote {
     correlated: bool,
+    /// What is submitted, if its time is taken: its index.
+    timed: Option<(Rc<RefCell<Vec<Submitted>>>, usize)>,
 }
 
 impl Cupti {
@@ -55,7 +57,7 @@ impl Cupti {
         library::load()?;
         let subscription = library::Subscription::new(nodes::on_resource)?;
         records::register()?;
-        Ok(Cupti { subscription, began: Cell::new(None), submitted: RefCell::default() })
+        Ok(Cupti { subscription, began: Cell::new(None), submitted: Rc::default() })
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -75,14 +77,19 @@ impl Cupti {
             return None;
         }
         let mut submitted = self.submitted.borrow_mut();
-        submitted.push(Submitted { label: label.into(), graph: graph.map(str::to_string), details: details() });
+        let (label, graph, index) = (label.into(), graph.map(str::to_string), submitted.len());
+        submitted.push(Submitted { label, graph, details: details(), host: None });
         let id = submitted.len() as u64;
         if capturing {
             nodes::set_current(id);
         }
         // A failure costs a name, not the step.
         let correlated = self.is_running() && library::push_correlation(id).is_ok();
-        Some(CuptiNote { correlated })
+        // The time begins last, so it is without the work above. A failure costs the time.
+        let began = if self.is_running() { library::now().ok() } else { None };
+        submitted[index].host = began.map(|now| now..now);
+        let timed = began.map(|_| (self.submitted.clone(), index));
+        Some(CuptiNote { correlated, timed })
     }
 
     /// Begins a timeline. No work is under way.
@@ -125,6 +132,11 @@ impl Cupti {
 
 impl Drop for CuptiNote {
     fn drop(&mut self) {
+        if let Some((submitted, index)) = self.timed.take()
+            && let Some(host) = &mut submitted.borrow_mut()[index].host
+        {
+            host.end = library::now().unwrap_or(host.start);
+        }
         nodes::set_current(0);
         if self.correlated {
             library::pop_correlation();

@@ -1,6 +1,7 @@
 //! From CUPTI's records to spans with names.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::records::{Record, Work};
 use crate::timeline::{Span, launched_label, stream_row};
@@ -14,6 +15,25 @@ pub(super) struct Submitted {
     pub(super) graph: Option<String>,
     /// Details of the operation.
     pub(super) details: Vec<(&'static str, String)>,
+    /// When the host submitted it, by CUPTI's clock. `None` if no timeline was made then.
+    pub(super) host: Option<Range<u64>>,
+}
+
+impl Submitted {
+    /// The span of its submission, in a timeline that began then. `None` if it was submitted before. `id` is CUPTI's for it.
+    fn span(&self, id: u64, began: u64) -> Option<Span> {
+        let host = self.host.clone().filter(|host| host.start >= began)?;
+        let graph = self.graph.iter().map(|graph| ("graph", graph.clone()));
+        Some(Span {
+            row: "host".into(),
+            name: self.label.clone(),
+            category: if self.graph.is_some() { "launch" } else { "submit" },
+            start_ns: host.start - began,
+            duration_ns: host.end.saturating_sub(host.start),
+            details: self.details.iter().cloned().chain(graph).collect(),
+            submission: id << 32,
+        })
+    }
 }
 
 /// Names that are known besides the records.
@@ -32,7 +52,7 @@ impl SpanNames<'_> {
     }
 }
 
-/// The spans of records that started after `began`. `call_name` names a call of the driver (`true`) or the runtime by
+/// The spans of records and submissions that started after `began`. `call_name` names a call of the driver (`true`) or the runtime by
 /// its id.
 pub(super) fn spans(
     records: &[Record],
@@ -70,7 +90,8 @@ pub(super) fn spans(
         }
         _ => None,
     };
-    records.iter().filter_map(span).collect()
+    let submissions = (1..).zip(names.submitted).filter_map(|(id, submitted)| submitted.span(id, began));
+    submissions.chain(records.iter().filter_map(span)).collect()
 }
 
 fn correlation(record: &Record) -> Option<(u32, u64)> {
@@ -133,14 +154,17 @@ mod tests {
 
     #[test]
     fn kernels_are_named_after_their_graph_node_for_the_region_launched_or_after_the_eager_operation() {
+        let submitted = |label: &str, graph: Option<&str>, host: Option<Range<u64>>| Submitted {
+            label: label.into(),
+            graph: graph.map(str::to_string),
+            details: vec![("shape", "8".into())],
+            host,
+        };
+        let graph = "forward of layer 1, microbatch 0";
         let submitted = [
-            Submitted { label: "forward of layer 1, microbatch 0/gemm".into(), graph: None, details: Vec::new() },
-            Submitted {
-                label: "forward of layer 1, microbatch 3".into(),
-                graph: Some("forward of layer 1, microbatch 0".into()),
-                details: Vec::new(),
-            },
-            Submitted { label: "begin/fill".into(), graph: None, details: Vec::new() },
+            submitted("forward of layer 1, microbatch 0/gemm", None, Some(40..50)),
+            submitted("forward of layer 1, microbatch 3", Some(graph), Some(112..119)),
+            submitted("begin/fill", None, Some(100..104)),
         ];
         let (nodes, streams) = (HashMap::from([(40, 1)]), HashMap::from([(7, "compute".to_string())]));
         let names = SpanNames { submitted: &submitted, nodes: &nodes, streams: &streams };
@@ -156,14 +180,21 @@ mod tests {
         let spans = spans(&records, 100, &names, |_, id| format!("call {id}"));
         let short: Vec<(&str, &str, u64, u64)> =
             spans.iter().map(|s| (&*s.row, &*s.name, s.start_ns, s.duration_ns)).collect();
+        // What was submitted before the timeline has no span.
         let expected = [
+            ("host", "forward of layer 1, microbatch 3", 12, 7),
+            ("host", "begin/fill", 0, 4),
             ("host", "call 1", 1, 2),
             ("stream compute", "begin/fill", 10, 5),
             ("stream compute", "forward of layer 1, microbatch 3/gemm", 20, 5),
             ("stream compute", "k", 30, 5),
         ];
         assert_eq!(short, expected);
-        assert_eq!(spans[0].details, [("for", "begin/fill".to_string())]);
-        assert!(spans[2].details.contains(&("graph", "forward of layer 1, microbatch 0".to_string())));
+        assert_eq!(spans[2].details, [("for", "begin/fill".to_string())]);
+        assert!(spans[4].details.contains(&("graph", graph.to_string())));
+        let (launch, submit, kernel) = (&spans[0], &spans[1], &spans[3]);
+        assert_eq!((launch.category, launch.detail("graph")), ("launch", Some(graph)));
+        assert_eq!((submit.category, submit.detail("shape")), ("submit", Some("8")));
+        assert_eq!(submit.submission, kernel.submission, "the host's time and the kernel are of one operation");
     }
 }

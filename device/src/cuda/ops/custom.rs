@@ -1,6 +1,6 @@
 //! Custom operations.
 
-use crate::cuda::captured_call::{CaptureState, judge};
+use crate::cuda::captured_call::{CapturePoint, CaptureState, judge};
 use crate::cuda::kernels::Arg;
 use crate::cuda::{
     CudaCall, CudaDevice, CudaLaunch, CudaTensors, CudaWork, CustomKernels, GpuProperties, KernelArgument, Queue,
@@ -64,14 +64,14 @@ pub(super) fn custom(op: &Custom, kernels: &CustomKernels, queue: &Queue<'_>) ->
 /// # Errors
 /// The call's; [`CaptureRule::Call`](crate::CaptureRule::Call).
 fn submit(op: &Custom, call: CudaCall<'_>, queue: &Queue<'_>) -> Result<()> {
-    let before = CaptureState::of(queue.stream)?;
-    if before == CaptureState::Invalidated {
-        return judge(op.name(), before, Ok(()), before);
+    let before = CapturePoint::of(queue.stream)?;
+    if before.state == CaptureState::Invalidated {
+        return judge(op.name(), before.state, Ok(()), before.state);
     }
     let tensors = CudaTensors::new(op, StreamHandle(queue.stream.handle().cast()));
     let called = calling::run(op.name(), || call.run(&tensors));
-    match CaptureState::of(queue.stream) {
-        Ok(after) => judge(op.name(), before, called, after),
+    match before.after_call(queue.stream) {
+        Ok(after) => judge(op.name(), before.state, called, after),
         // The driver says nothing more after an error of the GPU. The call's own error says what it did.
         Err(error) => called.and(Err(error)),
     }

@@ -11,7 +11,7 @@ mod records;
 
 use cudarc::driver::sys;
 
-pub(in crate::cuda) use self::nodes::{is_of, nodes};
+pub(in crate::cuda) use self::nodes::{is_of, neighbours};
 use super::Kernels;
 use crate::Result;
 

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::cuda::driver::Driver;
 
 /// Edges from or to a node: the nodes at their other ends, and the driver's data for each.
-pub(super) type Neighbours = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
+pub(in crate::cuda) type Neighbours = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 
 /// All nodes and edges of a graph.
 pub(super) struct GraphParts {
@@ -31,7 +31,7 @@ pub(super) fn plain(data: &sys::CUgraphEdgeData) -> bool {
 ///
 /// # Safety
 /// The caller's graph. Nothing else uses it.
-pub(in crate::cuda) unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>> {
+pub(super) unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>> {
     let mut count = 0;
     // SAFETY: the caller's graph; the buffer has the size asked for. The driver refuses a buffer for no nodes.
     unsafe {
@@ -85,7 +85,7 @@ pub(in crate::cuda) unsafe fn is_of(node: sys::CUgraphNode, kind: sys::CUgraphNo
 ///
 /// # Safety
 /// The node exists.
-pub(super) unsafe fn neighbours(node: sys::CUgraphNode, before: bool) -> Result<Neighbours> {
+pub(in crate::cuda) unsafe fn neighbours(node: sys::CUgraphNode, before: bool) -> Result<Neighbours> {
     let get = if before { sys::cuGraphNodeGetDependencies_v2 } else { sys::cuGraphNodeGetDependentNodes_v2 };
     let mut count = 0;
     // SAFETY: the caller's node; the buffers have the size asked for.

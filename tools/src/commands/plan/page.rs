@@ -97,7 +97,8 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
 const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
 x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed; MFU:
-share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides.
+share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides. The driver's own memory
+for graphs is not counted.
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
