@@ -40,6 +40,7 @@ mod tensor_tree;
 mod training;
 mod trial;
 mod verify;
+mod when;
 
 pub use buffer_use::BufferUse;
 pub use call_hooks::CallHooks;
@@ -64,3 +65,4 @@ pub use side_stream::{Fork, SideStream};
 pub use tensor_tree::TensorTree;
 pub use training::{TrainingPolicy, TrainingRegion};
 pub use verify::{EagerMemory, Verification, VerificationBytes, Verified};
+pub use when::WhenBody;

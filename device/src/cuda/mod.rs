@@ -26,9 +26,10 @@ mod stored;
 mod stream;
 mod timing;
 mod versions;
+mod when;
 mod work;
 
-pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, compile};
+pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, WHEN_SOURCE, compile};
 pub(crate) use copy_to_host::PendingCopy;
 pub use counters::Counters;
 pub(crate) use cupti::{Cupti, CuptiNote};

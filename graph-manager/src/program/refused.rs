@@ -14,6 +14,8 @@ pub(super) enum Refused {
     UnknownEvent(StreamId),
     /// A call of the host in a region that becomes a graph.
     HostCall(&'static str),
+    /// The use of a buffer of a body of `when` by other work, by its name.
+    LeftBody(&'static str, BufferId),
 }
 
 impl Refused {
@@ -32,6 +34,14 @@ impl Refused {
                 let problem =
                     format!("{region}: stream `{stream}` waits for an event that the step has not recorded before");
                 Error::usage(problem, "wait before the step, or record the event within it")
+            }
+            Refused::LeftBody(name, buffer) => {
+                let buffer = device.buffer_name(*buffer);
+                let problem = format!(
+                    "{region}: {name} uses `{buffer}`, which belongs to the body of a `when` and has no values if that \
+                     does not run"
+                );
+                Error::usage(problem, "take it with StepContext::tensor, and give it values before")
             }
             Refused::HostCall(name) => {
                 let problem =
