@@ -123,7 +123,7 @@ fn inputs_of_one_shape_in_other_places_have_graphs_of_their_own() {
     let mut weighed = Capture::new(&bench.pool, "weighed", 1, FEW, |cx, (once, twice, lists): Input| {
         let sum = cx.tensor("sum", [1], DType::F32)?;
         cx.run(Fill { output: sum, value: 0.0 })?;
-        let mut add = |tensor, times| (0..times).try_for_each(|_| cx.run(Add { a: sum, b: tensor, output: sum }));
+        let add = |tensor, times| (0..times).try_for_each(|_| cx.run(Add { a: sum, b: tensor, output: sum }));
         once.into_iter().try_for_each(|tensor| add(tensor, 1))?;
         twice.into_iter().try_for_each(|tensor| add(tensor, 2))?;
         let each = lists.iter().enumerate().flat_map(|(at, list)| list.iter().map(move |tensor| (*tensor, 3 + at)));

@@ -1,8 +1,11 @@
 //! Work that runs only if a flag says so, in steps: recorded, planned, captured, replayed, verified, and refused.
 
-use device::ops::{Accesses, Add, ClipScale, Fill, Rule, SquareSum, Status, Update, When};
+use device::ops::{Accesses, Add, ClipScale, Control, Rule, SquareSum, Status, Update, UpdateTensors};
 use device::{Area, DType, Tensor};
-use graph_manager::{EagerMemory, Error, ManagerOptions, Mempool, Result, Verification, Verified};
+use graph_manager::{
+    CudaGraphManager, EagerMemory, Error, ManagerOptions, Mempool, Result, TrainingPolicy, TrainingRegion,
+    Verification, Verified,
+};
 
 use crate::named::{Bench, Manager, StepContext, bench, copy, fill};
 
@@ -122,13 +125,13 @@ fn the_memory_of_what_a_body_may_leave_alone_is_kept_from_its_first_write_on() {
             cx.run(fill(kept, 5.0))?;
             Ok(kept)
         })?;
-        for name in ["a", "b", "c"] {
+        for (name, user) in [("a", "use a"), ("b", "use b"), ("c", "use c")] {
             let other = cx.region(name, (), |cx, ()| {
                 let other = cx.tensor("other", [4], DType::F32)?;
                 cx.run(fill(other, 7.0))?;
                 Ok(other)
             })?;
-            cx.region("use", other, |cx, other| cx.run(copy(other, x)))?;
+            cx.region(user, other, |cx, other| cx.run(copy(other, x)))?;
         }
         cx.region("end", kept, |cx, kept| {
             cx.when(flags.first, |body| body.run(fill(kept, 9.0)))?;
@@ -255,11 +258,11 @@ fn a_status_that_a_body_makes_is_there_for_the_body_alone() {
     let flags = flags();
     let (bench, mut areas) = (&flags.bench, Vec::new());
     let mut block = |name, bytes| bench.device.allocate_tensor(&mut areas, name, [bytes], DType::U8).unwrap();
-    let (status, control) = (block("status", size_of::<Status>()), block("control", size_of::<device::ops::Control>()));
+    let (status, control) = (block("status", size_of::<Status>()), block("control", size_of::<Control>()));
     bench.device.zero(&status).unwrap();
     bench.device.zero(&control).unwrap();
     let make = ClipScale { square_sum: bench.z.narrow(0, 1), control, status };
-    let tensors = device::ops::UpdateTensors {
+    let tensors = UpdateTensors {
         master: bench.x,
         compute: None,
         grad: bench.one,
@@ -297,21 +300,28 @@ fn a_status_that_a_body_makes_is_there_for_the_body_alone() {
 }
 
 #[test]
-fn regions_share_a_graph_only_if_their_bodies_do_the_same() {
+fn microbatches_share_a_graph_only_if_their_bodies_do_the_same() {
     let flags = flags();
-    let Bench { x, y, one, .. } = flags.bench;
-    let mut manager = flags.bench.manager(ManagerOptions::default());
-    let step = &mut |cx: &mut StepContext<'_>| {
-        for (name, output) in [("first", x), ("second", x), ("third", y)] {
-            cx.region(name, (), |cx, ()| cx.when(flags.first, |body| body.run(Add { a: output, b: one, output })))?;
-        }
-        cx.region("fourth", (), |cx, ()| cx.when(flags.first, |body| body.run(Fill { output: x, value: 0.5 })))
-    };
+    let Bench { x, one, .. } = flags.bench;
+    let policy = TrainingPolicy::choosing(|_| Ok(()));
+    let mut manager = CudaGraphManager::new(flags.bench.compute.clone(), ManagerOptions::default(), policy).unwrap();
     flags.set([1, 0]);
     for _ in 0..4 {
-        manager.step("step", 1, step).unwrap();
+        manager
+            .step("train", 3, &mut |cx| {
+                (0..3).try_for_each(|microbatch| {
+                    cx.region(TrainingRegion::forward(0, microbatch), (), |cx, ()| {
+                        let output = cx.tensor("output", [4], DType::F32)?;
+                        cx.run(copy(x, output))?;
+                        cx.when(flags.first, |body| {
+                            body.run(Add { a: x, b: one, output: if microbatch < 2 { x } else { output } })
+                        })
+                    })
+                })
+            })
+            .unwrap();
     }
-    assert_eq!((flags.bench.value(x), flags.bench.value(y)), (0.5, 4.0));
-    assert_eq!(manager.report().graphs.len(), 3);
-    assert_eq!(When { flag: flags.first, body: Vec::new(), own: Vec::new() }.all_own(), []);
+    assert_eq!(flags.bench.value(x), 8.0);
+    // The first two, and the third.
+    assert_eq!(manager.report().graphs.len(), 2);
 }
