@@ -38,6 +38,8 @@ pub(crate) struct Recorder<R> {
     kept: Vec<(u32, u32)>,
     /// By buffer that a region takes: the position of the taking.
     taken_at: Vec<u32>,
+    /// By buffer that a region takes: whether an entry has used it.
+    used: Vec<bool>,
     /// The buffers that bodies of `when` have for themselves.
     of_bodies: HashSet<BufferId>,
     /// The statuses that operations have made so far. Updates follow such a status.
@@ -106,6 +108,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             outside: HashMap::new(),
             kept: Vec::new(),
             taken_at: Vec::new(),
+            used: Vec::new(),
             of_bodies: HashSet::new(),
             statuses: RefCell::default(),
             early: false,
@@ -207,6 +210,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         program.by_number.push(index);
         let (buffer, address) = (tensor.buffer, tensor.address);
         self.taken_at.push(self.program.length);
+        self.used.push(false);
         let visit = self.top().visit;
         self.program.buffers.push(Taken { bytes, address, buffer, visit });
         // `NONE - 1` is no visit: `NONE` stands for the outermost level.
@@ -366,7 +370,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(u64::from(by.0) << 32 | u64::from(of.0) << 8 | 3);
     }
 
-    /// Refuses the use of a buffer outside of the body that it belongs to.
+    /// Refuses the use of a buffer outside of the body that it belongs to, and a buffer without values that a body may
+    /// leave so.
     fn check_bodies(&mut self, work: &Work, accesses: &Accesses) {
         let mut tensors = accesses.reads.iter().chain(&accesses.writes);
         let left = tensors.find(|tensor| self.of_bodies.contains(&tensor.buffer)).map(|tensor| tensor.buffer);
@@ -381,6 +386,12 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             && let Op::When(when) = &**op
         {
             self.of_bodies.extend(when.all_own().iter().map(|tensor| tensor.buffer));
+            let is_unused = |buffer| self.program.taken(buffer).is_some_and(|index| !self.used[index]);
+            let mut written = accesses.writes.iter().map(|tensor| tensor.buffer);
+            let unwritten = written.find(|buffer| is_unused(*buffer) && !self.of_bodies.contains(buffer));
+            if let Some(buffer) = unwritten {
+                self.refuse(Refused::Unwritten(op.name(), buffer));
+            }
         }
     }
 
@@ -443,6 +454,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// A buffer's number in the innermost visit, and the address from which its bytes are counted.
     fn mention(&mut self, buffer: BufferId) -> (u32, u64) {
         if let Some(index) = self.program.taken(buffer) {
+            self.used[index] = true;
             return (self.local(index as u32), self.program.buffers[index].address);
         }
         let next = self.program.outside.len() as u32;

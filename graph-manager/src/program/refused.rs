@@ -16,6 +16,8 @@ pub(super) enum Refused {
     HostCall(&'static str),
     /// The use of a buffer of a body of `when` by other work, by its name.
     LeftBody(&'static str, BufferId),
+    /// A buffer that an operation may leave without values, by its name.
+    Unwritten(&'static str, BufferId),
 }
 
 impl Refused {
@@ -42,6 +44,14 @@ impl Refused {
                      does not run"
                 );
                 Error::usage(problem, "take it with StepContext::tensor, and give it values before")
+            }
+            Refused::Unwritten(name, buffer) => {
+                let buffer = device.buffer_name(*buffer);
+                let problem = format!(
+                    "{region}: {name} writes `{buffer}`, which nothing has written before: if its body does not run, the \
+                     buffer has no values"
+                );
+                Error::usage(problem, "write it before, or take it with WhenBody::tensor if only the body uses it")
             }
             Refused::HostCall(name) => {
                 let problem =

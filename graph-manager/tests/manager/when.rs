@@ -1,13 +1,14 @@
 //! Work that runs only if a flag says so, in steps: recorded, planned, captured, replayed, verified, and refused.
 
 use device::ops::{Accesses, Add, ClipScale, Control, Rule, SquareSum, Status, Update, UpdateTensors};
-use device::{Area, DType, Tensor};
+use device::{Area, DType, Device, HostOptions, Tensor};
 use graph_manager::{
     CudaGraphManager, EagerMemory, Error, ManagerOptions, Mempool, Result, TrainingPolicy, TrainingRegion,
     Verification, Verified,
 };
 
-use crate::named::{Bench, Manager, StepContext, bench, copy, fill};
+use crate::named::{Bench, Manager, Named, StepContext, bench, copy, fill};
+use crate::toy::checked_device;
 
 /// A bench with flags that are 0.
 struct Flags {
@@ -202,19 +203,32 @@ fn a_buffer_of_a_body_is_refused_outside_of_it() {
 }
 
 #[test]
-fn a_result_that_only_a_body_writes_is_refused_when_the_body_may_not_run() {
-    let flags = flags();
-    let y = flags.bench.y;
-    let mut manager = flags.bench.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
-    let step = &mut |cx: &mut StepContext<'_>| {
-        cx.region("choose", (), |cx, ()| {
-            let result = cx.tensor("result", [4], DType::F32)?;
-            cx.when(flags.first, |body| body.run(fill(result, 1.0)))?;
-            cx.run(copy(result, y))
-        })
-    };
-    let text = manager.step("step", 1, step).unwrap_err().to_string();
-    assert!(text.contains("choose") && text.contains("when") && text.contains("result"), "{text}");
+fn a_result_that_only_a_body_writes_is_refused_when_the_step_is_recorded_also_without_a_checker() {
+    let unchecked = Device::host(HostOptions::default()).unwrap();
+    for device in [checked_device(), unchecked] {
+        let mut areas = Vec::new();
+        let flag = device.allocate_tensor(&mut areas, "flag", [1], DType::I32).unwrap();
+        let y = device.allocate_tensor(&mut areas, "y", [4], DType::F32).unwrap();
+        let mut manager = Manager::new(device.stream("compute"), ManagerOptions::default(), Named).unwrap();
+        let mut step = |before: bool| {
+            manager.step("step", 1, &mut |cx| {
+                cx.region("choose", (), |cx, ()| {
+                    let result = cx.tensor("result", [4], DType::F32)?;
+                    if before {
+                        cx.run(fill(result, 0.0))?;
+                    }
+                    cx.when(flag, |body| body.run(fill(result, 1.0)))?;
+                    cx.run(copy(result, y))
+                })
+            })
+        };
+        let text = step(false).unwrap_err().to_string();
+        for words in ["choose: when writes `choose/result`", "nothing has written before", "WhenBody::tensor"] {
+            assert!(text.contains(words), "`{words}` is missing from: {text}");
+        }
+        device.zero(&flag).unwrap();
+        step(true).unwrap();
+    }
 }
 
 #[test]
