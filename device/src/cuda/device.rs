@@ -3,10 +3,10 @@
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
+use super::condition::SetCondition;
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
 use super::driver::{self, DeviceMemory, Gpu, RawEvent};
-use super::when::SetCondition;
 use super::{Counters, CudaOptions, CustomKernels, Kernels, ProgressMarks};
 use crate::{Element, Error, Progress, Result, Tensor};
 

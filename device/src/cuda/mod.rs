@@ -2,6 +2,7 @@
 
 mod captured_call;
 mod compile;
+mod condition;
 mod copy_to_host;
 mod counters;
 mod cublaslt;

@@ -6,8 +6,8 @@ use super::{
     first_values, head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize,
     quantize_blocks, quantize_counts, reduce, rotary, select, skip_step, transpose_fp8,
 };
+use crate::cuda::condition::not_loaded;
 use crate::cuda::kernels::KernelSet;
-use crate::cuda::when::not_loaded;
 use crate::cuda::{CudaDevice, Queue};
 use crate::ops::{Gemm, When};
 use crate::{Op, Result};
