@@ -234,7 +234,7 @@ fn flags_and_bodies_that_cannot_be_are_refused_with_the_rule_and_the_fix() {
     let good = When { flag, body: vec![fill.clone()], own: Vec::new() };
     let transfer = Collective::in_place(CollectiveKind::AllReduceSum, Rc::new(Never), x);
     let inner = When { body: vec![transfer.clone().into()], ..good.clone() };
-    let reads_own = Add { a: own, b: x, output: x };
+    let reads_own = Add { a: x, b: own, output: x };
     let misfit = Add { a: x, b: flag, output: x };
     for (op, words) in [
         (When { flag: t.ints(&[2], &[1, 1]), ..good.clone() }, "when: `flag` is (2) i32, needs one i32"),
