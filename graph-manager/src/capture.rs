@@ -18,9 +18,9 @@ use crate::options::ManagerOptions;
 use crate::policy::Policy;
 use crate::pool::Pool;
 use crate::report::Report;
-use crate::tensor_tree::TensorTree;
+use crate::tensor_tree::{TensorTree, structure};
 
-/// The shapes and types of a capture's inputs, as one number.
+/// The structure, shapes and types of a capture's inputs, as one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signature(u64);
 
@@ -135,7 +135,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// before this shape has its graph.
     pub fn run(&mut self, input: I) -> Result<RunOutput<'_, O>> {
         let given = inputs(&input)?;
-        let signature = Signature::of(&given);
+        let signature = Signature::of(&structure(&input)?, &given);
         let pool = &self.manager.pool;
         pool.check_free()?;
         if pool.is_nested() && !self.manager.is_settled(signature, 1) {
@@ -230,8 +230,9 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
 }
 
 impl Signature {
-    fn of(inputs: &[Input]) -> Signature {
+    fn of(structure: &[usize], inputs: &[Input]) -> Signature {
         let mut hasher = DefaultHasher::new();
+        structure.hash(&mut hasher);
         for Input { tensor, .. } in inputs {
             (tensor.shape, tensor.dtype).hash(&mut hasher);
         }

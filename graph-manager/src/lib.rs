@@ -41,6 +41,7 @@ mod tensor_tree;
 mod training;
 mod trial;
 mod verify;
+mod when;
 mod words;
 
 /// The crate of devices, streams, memory and operations.
@@ -70,3 +71,4 @@ pub use side_stream::{Fork, SideStream};
 pub use tensor_tree::TensorTree;
 pub use training::{TrainingPolicy, TrainingRegion};
 pub use verify::{EagerMemory, Verification, VerificationBytes, Verified};
+pub use when::WhenBody;

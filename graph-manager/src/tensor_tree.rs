@@ -1,8 +1,29 @@
 //! The tensors that pass from region to region.
 
+use std::cell::RefCell;
+
 use device::Tensor;
 
 use crate::error::Result;
+
+thread_local! {
+    /// What [`structure`] has noted so far. `None` if nobody asks.
+    static NOTED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
+}
+
+/// Notes a number that the structure of a tree depends on, if somebody asks for it.
+fn note(number: usize) {
+    NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push(number)));
+}
+
+/// The structure of a tree, as far as its type leaves it open: in order, the length of each list, and for each optional part
+/// whether it is there. Trees of other code are looked through too, since they map their parts.
+pub(crate) fn structure(tree: &impl TensorTree) -> Result<Vec<usize>> {
+    NOTED.set(Some(Vec::new()));
+    let mapped = tree.map(&mut |_, tensor| Ok(tensor));
+    let noted = NOTED.take().unwrap_or_default();
+    mapped.map(|_| noted)
+}
 
 /// A few named tensors: the input or the output of a region. (JAX calls such a structure a pytree.)
 pub trait TensorTree: Clone + 'static {
@@ -39,6 +60,7 @@ impl<A: TensorTree, B: TensorTree, C: TensorTree> TensorTree for (A, B, C) {
 
 impl<T: TensorTree> TensorTree for Vec<T> {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Vec<T>> {
+        note(self.len());
         self.iter().map(|tree| tree.map(f)).collect()
     }
 }
@@ -55,6 +77,7 @@ impl<T: TensorTree, const N: usize> TensorTree for [T; N] {
 
 impl<T: TensorTree> TensorTree for Option<T> {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Option<T>> {
+        note(usize::from(self.is_some()));
         self.as_ref().map(|tree| tree.map(f)).transpose()
     }
 }

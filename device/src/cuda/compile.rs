@@ -47,6 +47,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),
     kernel_file!("rotary.cu"),
+    kernel_file!("select.cu"),
     kernel_file!("skip_step.cu"),
     kernel_file!("sort.cu"),
     kernel_file!("transpose_f32.cu"),
@@ -77,6 +78,9 @@ pub const EXPERT_SOURCES: &[(&str, &str)] = &[
 
 /// The kernel sources for mixtures of experts that only GPUs of compute capability 9.0 run, as [`SOURCES`].
 pub const HOPPER_SOURCES: &[(&str, &str)] = &[kernel_file!("grouped_hopper.cu")];
+
+/// The kernel source of [`When`](crate::ops::When), as [`SOURCES`].
+pub const WHEN_SOURCE: (&str, &str) = kernel_file!("when.cu");
 
 /// The headers that the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[

@@ -1,8 +1,9 @@
 //! A GPU and everything that operations are launched with.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
+use super::condition::SetCondition;
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
 use super::driver::{self, DeviceMemory, Gpu, RawEvent};
@@ -16,6 +17,8 @@ pub(crate) struct CudaDevice {
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     pub(super) custom_kernels: CustomKernels,
+    /// Loaded once a `when` needs it.
+    pub(super) condition: OnceCell<SetCondition>,
     /// `None` until somebody watches.
     pub(super) marks: Option<ProgressMarks>,
     pub(crate) gpu: Gpu,
@@ -40,6 +43,7 @@ impl CudaDevice {
             cublaslt,
             kernels,
             custom_kernels: CustomKernels::default(),
+            condition: OnceCell::new(),
             marks: None,
             gpu,
             counters: Rc::default(),
@@ -52,6 +56,18 @@ impl CudaDevice {
     /// The driver cannot map that memory.
     pub(crate) fn watch(&mut self, progress: Progress) -> Result<()> {
         self.marks = Some(ProgressMarks::new(progress)?);
+        Ok(())
+    }
+
+    /// Loads the kernel of `when`, unless it is loaded. That must come before a capture.
+    ///
+    /// # Errors
+    /// As [`SetCondition::load`].
+    pub(super) fn load_condition(&self) -> Result<()> {
+        if self.condition.get().is_none() {
+            // It was empty, and a device belongs to one thread.
+            let _ = self.condition.set(SetCondition::load(&self.gpu.properties)?);
+        }
         Ok(())
     }
 

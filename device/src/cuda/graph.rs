@@ -4,7 +4,7 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use cudarc::driver::{result, sys};
 
@@ -79,18 +79,14 @@ impl RawGraph {
     pub(crate) fn add_to_capture(&self, stream: &RawStream) -> Result<()> {
         let CaptureInfo { graph, before, count, .. } = stream.capture_info()?;
         let mut child = null_mut();
-        let set = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
         // SAFETY: the stream captures, and both graphs live. The arrays belong to the capture and are read before the next
         // call on the stream. The driver copies the child graph.
         unsafe {
-            let stream = stream.handle();
             sys::cuGraphAddChildGraphNode(&mut child, graph, before, count, self.graph)
                 .result()
                 .driver("cuGraphAddChildGraphNode")?;
-            sys::cuStreamUpdateCaptureDependencies_v2(stream, &mut child, null(), 1, set)
-                .result()
-                .driver("cuStreamUpdateCaptureDependencies")
         }
+        stream.continue_after(child)
     }
 
     pub(crate) fn launch(&self, stream: &RawStream) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod captured_call;
 mod compile;
+mod condition;
 mod copy_to_host;
 mod cublaslt;
 mod cudnn;
@@ -23,8 +24,9 @@ mod stored;
 mod stream;
 mod timing;
 mod versions;
+mod when;
 
-pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, compile};
+pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, WHEN_SOURCE, compile};
 pub(crate) use copy_to_host::PendingCopy;
 pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use custom_kernels::CustomKernels;

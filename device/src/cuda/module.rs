@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use cudarc::driver::{result, sys};
 
 use super::compile::load_or_compile;
-use super::driver::{Driver, RawStream};
+use super::driver::{Driver, RawStream, is_of_code};
 use crate::gpu::GpuProperties;
 use crate::{Error, Result};
 
@@ -54,10 +54,29 @@ impl Module {
         let loaded = unsafe {
             sys::cuModuleLoadDataEx(&mut module, code.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
-        loaded.result().map(|()| Module(module)).map_err(|error| {
-            let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "".into(), CStr::to_string_lossy);
-            Error::operation("cuda", not_loaded(file, kind, gpu, error.0, log.trim()))
+        let error = match loaded.result() {
+            Ok(()) => return Ok(Module(module)),
+            Err(error) => error,
+        };
+        let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "".into(), CStr::to_string_lossy);
+        if is_of_code(error.0 as u32) {
+            return Err(Error::operation("cuda", not_loaded(file, kind, gpu, error.0, log.trim())));
+        }
+        Err(error).driver("cuModuleLoadDataEx").map_err(|error| {
+            let problem = format!("the module {file}, {kind}, was not loaded: {error}");
+            Error::operation("cuda", problem)
         })
+    }
+
+    /// One of its kernels, ready to launch.
+    pub(super) fn function(&self, name: &CStr) -> Result<Function> {
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the function lives as long.
+        unsafe {
+            sys::cuModuleGetFunction(&mut function, self.0, name.as_ptr()).result().driver("cuModuleGetFunction")?;
+            sys::cuFuncLoad(function).result().driver("cuFuncLoad")?;
+        }
+        Ok(function)
     }
 
     /// Its kernels by name, ready to launch. A kernel that the driver loads at its first launch could not be captured.

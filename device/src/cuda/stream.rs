@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use super::copy_to_host::{CopyToHost, PendingCopy};
 use super::driver::{DeviceMemory, RawEvent, RawStream};
-use super::{CudaDevice, Queue, ops};
+use super::{CudaDevice, Queue, RawGraph, ops, when};
 use crate::array::ArrayColumns;
 use crate::host_block::HostBlock;
+use crate::ops::When;
 use crate::priority::Priority;
-use crate::{Element, Error, HostArray, Op, Result, Tensor};
+use crate::{CaptureMode, Element, Error, HostArray, Op, Result, Tensor};
 
 #[derive(Default)]
 pub(crate) struct CudaStream {
@@ -23,6 +24,10 @@ pub(crate) struct CudaStream {
     scratch_bytes: usize,
     /// Sizes and blocks, each larger than the one before. The last is in use; older graphs refer to earlier ones.
     scratch: Vec<(usize, DeviceMemory)>,
+    /// Streams that bodies of `when` are captured on. They never run anything.
+    bodies: Vec<RawStream>,
+    /// The graphs of operations that ran outside of a graph, the last used last.
+    whens: Vec<(When, RawGraph)>,
     /// Pinned memory that copies to a tensor come from, by the tensor's address, the oldest first.
     outgoing: HashMap<u64, VecDeque<(HostBlock, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by the tensor's address, the oldest first.
@@ -35,6 +40,9 @@ pub(crate) struct CudaStream {
     /// The highest number of a read-back that was waited for. All work submitted before that read-back is done.
     arrived: Rc<Cell<u64>>,
 }
+
+/// How many graphs of single operations a stream keeps. More would be those of a step with as many `when`s.
+const WHENS: usize = 256;
 
 /// How many copies to one tensor can be under way at once. The host is at most one step ahead.
 const COPIES: usize = 2;
@@ -60,6 +68,9 @@ impl CudaStream {
     pub(crate) fn prepare(&mut self, op: &Op, cuda: &CudaDevice) -> Result<()> {
         ops::prepare(op, cuda)?;
         self.scratch_bytes = self.scratch_bytes.max(ops::scratch_bytes(op, cuda));
+        if let Op::When(when) = op {
+            self.make_bodies(when)?;
+        }
         Ok(())
     }
 
@@ -70,6 +81,8 @@ impl CudaStream {
 
     /// Frees scratch memory, and forgets the needs of prepared operations.
     pub(crate) fn free_scratch(&mut self) {
+        // Their kernels use it.
+        self.whens.clear();
         self.scratch.clear();
         self.scratch_bytes = 0;
     }
@@ -99,7 +112,52 @@ impl CudaStream {
         let scratch = self.scratch.last().map_or(0, |(_, block)| block.address());
         let raw = self.raw()?;
         cuda.counters.borrow_mut().eager_operations += 1;
-        ops::run(op, cuda, &Queue { kernels: &cuda.kernels, stream: &raw, scratch })
+        let queue = Queue { kernels: &cuda.kernels, stream: &raw, scratch };
+        match op {
+            Op::When(when) => {
+                self.make_bodies(when)?;
+                match capturing {
+                    true => when::add_to_capture(when, cuda, &queue, &self.bodies),
+                    false => self.run_when(when, cuda, &queue),
+                }
+            }
+            op => ops::run(op, cuda, &queue),
+        }
+    }
+
+    /// Makes the streams for the bodies of an operation, unless they are there.
+    fn make_bodies(&mut self, when: &When) -> Result<()> {
+        while self.bodies.len() < when.depth() {
+            self.bodies.push(RawStream::new(self.priority)?);
+        }
+        Ok(())
+    }
+
+    /// Runs an operation outside of a graph: as a graph of its own. The next run of the same operation launches the same
+    /// graph, unless its body has a custom operation. Such an operation may hold memory and the device, and here would
+    /// hold them as long as the stream lives.
+    fn run_when(&mut self, when: &When, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
+        let known = self.whens.iter().position(|(known, _)| known == when);
+        let (when, graph) = match known {
+            Some(at) => self.whens.remove(at),
+            None => {
+                queue.stream.begin_capture(CaptureMode::ThreadLocal)?;
+                if let Err(error) = when::add_to_capture(when, cuda, queue, &self.bodies) {
+                    queue.stream.abandon_capture();
+                    return Err(error);
+                }
+                (when.clone(), RawGraph::end_capture(queue.stream, &cuda.kernels)?)
+            }
+        };
+        graph.launch(queue.stream)?;
+        if !when.has_custom() {
+            if self.whens.len() == WHENS {
+                // The driver destroys a graph that still runs once it is done.
+                self.whens.remove(0);
+            }
+            self.whens.push((when, graph));
+        }
+        Ok(())
     }
 
     pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Rc<RawEvent>> {

@@ -111,6 +111,7 @@ impl Graph {
         }
         if let Some(id) = core.streams[stream.id().index()].capture {
             return core.with_capture(id, |core, capture| {
+                self.refuse_as_child()?;
                 capture.add_child(stream.id(), &self.name, &self.nodes)?;
                 match &self.raw {
                     Some(raw) => core.streams[stream.id().index()].backend.add_to_capture(raw),
@@ -138,6 +139,15 @@ impl Graph {
                 self.run(core, order.into_iter())
             }
         }
+    }
+
+    /// Fails if the graph cannot be a child of another one.
+    fn refuse_as_child(&self) -> Result<()> {
+        let Some(node) = self.nodes.iter().find(|node| matches!(node.op, Op::When(_))) else { return Ok(()) };
+        let problem = format!("graph `{}`, which contains `{}`, was launched in a capture", self.name, node.label);
+        let rule =
+            "Rule: CUDA takes no child graph with a conditional node. Fix: submit the graph's operations themselves";
+        Err(Error::operation(node.op.name(), format!("{problem}. {rule}")))
     }
 
     /// Runs the nodes in `order`. A transfer runs asynchronously until a node that depends on it, or until the end. As

@@ -27,6 +27,7 @@ mod quantize_counts;
 mod rotary;
 mod run;
 mod scratch;
+mod select;
 mod skip_step;
 mod small_gemm;
 mod soft_cap;

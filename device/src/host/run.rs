@@ -2,10 +2,10 @@
 
 use super::{
     Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, experts, first_values, gemm,
-    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step,
-    soft_cap, transpose_fp8, update, view,
+    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, select,
+    skip_step, soft_cap, transpose_fp8, update, view,
 };
-use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
+use crate::ops::{Control, SampleRecord, When, WriteControl, WriteSampleRecord};
 use crate::{Error, Op, Result};
 
 /// The threads and state behind operations of a host device.
@@ -44,6 +44,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::Add(op) => elementwise::add(op, pool),
         Op::Copy(op) => elementwise::copy(op, pool),
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
+        Op::Select(op) => select::select(op, pool),
         Op::Fill(op) => elementwise::fill(op, pool),
         Op::FirstValues(op) => first_values::first_values(op, pool),
         Op::Poison(op) => elementwise::poison(op, pool),
@@ -99,12 +100,21 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::ScaleBlock(op) => muon::scale_block(op, pool),
         Op::MatrixPolynomial(op) => muon::matrix_polynomial(op, pool),
         Op::DecayedStep(op) => muon::decayed_step(op, pool),
+        Op::When(op) => return when(op, device),
         Op::WriteControl(op) => write_control(op),
         Op::WriteSampleRecord(op) => write_sample_record(op),
         Op::ProgressMark(mark) => mark.leave(),
         Op::Collective(_) => unreachable!("streams start collectives"),
     }
     Ok(())
+}
+
+/// The body, if the flag says so. Each operation is held to its own declaration.
+fn when(op: &When, device: &HostDevice) -> Result<()> {
+    match view::read::<i32>(&op.flag)[0] {
+        0 => Ok(()),
+        _ => op.body.iter().try_for_each(|op| run(op, device)),
+    }
 }
 
 fn write_control(op: &WriteControl) {

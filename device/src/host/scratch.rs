@@ -29,6 +29,7 @@ pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
             let (rows, columns) = source.dimensions();
             4 * rows * columns
         }
+        Op::When(when) => when.body.iter().map(|op| scratch_bytes(op, pool)).max().unwrap_or(0),
         _ => 0,
     }
 }

@@ -60,6 +60,14 @@ pub struct Status {
     pub grad_factor: f32,
 }
 
+impl Status {
+    /// The flag in a status that tells if this step's gradient was finite: for [`super::When`] and [`super::Select`].
+    pub fn finite_flag(status: Tensor) -> Tensor {
+        let offset = std::mem::offset_of!(Status, finite);
+        Tensor { address: status.address + offset as u64, shape: [1].into(), dtype: DType::I32, ..status }
+    }
+}
+
 /// The samples in a microbatch slot: read by every dropout of the slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]

@@ -38,11 +38,13 @@ mod quantize_counts;
 mod rotary;
 mod rule;
 mod scores;
+mod select;
 mod skip_step;
 mod soft_cap;
 mod transpose_fp8;
 mod update;
 mod visit;
+mod when;
 mod work;
 
 pub use accesses::Accesses;
@@ -83,12 +85,14 @@ pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
 pub use rotary::Rotary;
 pub use rule::{Rule, RuleState, StateValues};
 pub use scores::Scores;
+pub use select::{Condition, Select};
 pub use skip_step::SkipStep;
 pub use soft_cap::SoftCap;
 pub(crate) use soft_cap::check_cap;
 pub use transpose_fp8::TransposeFp8;
 pub use update::{Update, UpdateTensors};
 use visit::{Visit, visit_all};
+pub use when::When;
 
 pub use crate::communicator::CollectiveKind;
 pub use crate::progress::ProgressMark;

@@ -9,8 +9,8 @@ use super::{
     ExpertGlu, ExpertGluBackward, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm,
     HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse,
     NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward,
-    Rotary, Route, RouteBackward, ScaleBlock, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows,
-    TransposeFp8, Update, UpdateScales, UpdateSelectionBias, WriteControl, WriteSampleRecord,
+    Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto,
+    TakeRows, TransposeFp8, Update, UpdateScales, UpdateSelectionBias, When, WriteControl, WriteSampleRecord,
 };
 use crate::{Result, Tensor};
 
@@ -94,6 +94,8 @@ operations! {
     Copy,
     /// Copy of ranges of columns.
     CopyColumns,
+    /// Choice between two tensors.
+    Select,
     /// A constant everywhere.
     Fill,
     /// Random numbers that a parameter begins with.
@@ -208,6 +210,8 @@ operations! {
     WriteControl,
     /// Per-microbatch counters for dropout.
     WriteSampleRecord,
+    /// Operations that run if a flag says so.
+    When,
     /// Communication between ranks.
     Collective,
     /// An operation of a caller's own.

@@ -39,6 +39,12 @@ impl<T: Visit, const N: usize> Visit for [T; N] {
     }
 }
 
+impl<T: Visit> Visit for Vec<T> {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        self.iter_mut().for_each(|value| value.visit(visit));
+    }
+}
+
 /// A slice that operations share is copied first: the others keep theirs.
 impl<T: Visit + Clone> Visit for Arc<[T]> {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {

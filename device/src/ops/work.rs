@@ -20,6 +20,8 @@ impl Op {
             Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, mask, .. }) => {
                 scores(qkv, *heads, *kv_heads, *mask) * 5.0
             }
+            // As if it ran.
+            Op::When(when) => when.body.iter().map(Op::flops).sum(),
             _ => 0.0,
         }
     }
@@ -40,6 +42,7 @@ impl Op {
                 let gradients = lookup.grad_output;
                 (gradients.bytes() + 2 * gradients.elements() * DType::F32.size()) as f64
             }
+            Op::When(when) => when.flag.bytes() as f64 + when.body.iter().map(Op::bytes).sum::<f64>(),
             // Marks of the watch and a step's scalars.
             Op::ProgressMark(_) | Op::WriteControl(_) | Op::WriteSampleRecord(_) => 0.0,
             _ => {

@@ -4,8 +4,8 @@ use super::sizes::{Sizes, site};
 use super::workbench::AddTrial;
 use crate::DType;
 use crate::ops::{
-    Activation, ActivationBackward, ActivationKind, Add, Copy, Dropout, Fill, Gate, Glu, GluBackward, Poison,
-    ReluDropout, ReluDropoutBackward, SoftCap,
+    Activation, ActivationBackward, ActivationKind, Add, Condition, Copy, Dropout, Fill, Gate, Glu, GluBackward,
+    Poison, ReluDropout, ReluDropoutBackward, Select, SoftCap, When,
 };
 
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
@@ -28,6 +28,42 @@ fn plain(shape: [usize; 3], dtype: DType, add: AddTrial<'_>) {
         Box::new(move |b| {
             let output = b.input(shape, dtype)?;
             Ok(Add { a: output, b: b.input(shape, dtype)?, output }.into())
+        }),
+    );
+    for value in [0, 1] {
+        add(
+            &format!("select, flag {value}"),
+            Box::new(move |b| {
+                let condition = Condition::Flag(b.integers([1], &[value])?);
+                let (a, other, output) = (b.input(shape, dtype)?, b.input(shape, dtype)?, b.output(shape, dtype)?);
+                Ok(Select { condition, a, b: other, output }.into())
+            }),
+        );
+    }
+    for value in [0, 1] {
+        add(
+            &format!("when, flag {value}"),
+            Box::new(move |b| {
+                let (flag, a, x) = (b.integers([1], &[value])?, b.input(shape, dtype)?, b.input(shape, dtype)?);
+                let own = b.output_in_part(shape, dtype)?;
+                let body = vec![Copy { input: a, output: own }.into(), Add { a: x, b: own, output: x }.into()];
+                Ok(When { flag, body, own: vec![own] }.into())
+            }),
+        );
+    }
+    add(
+        "select by mask",
+        Box::new(move |b| {
+            let mask = b.mask(shape)?;
+            let (a, other, output) = (b.input(shape, dtype)?, b.input(shape, dtype)?, b.output(shape, dtype)?);
+            Ok(Select { condition: Condition::Mask(mask), a, b: other, output }.into())
+        }),
+    );
+    add(
+        "select by mask in place",
+        Box::new(move |b| {
+            let (mask, output) = (b.mask(shape)?, b.input(shape, dtype)?);
+            Ok(Select { condition: Condition::Mask(mask), a: output, b: b.input(shape, dtype)?, output }.into())
         }),
     );
     add("poison", Box::new(move |b| Ok(Poison { output: b.output(shape, DType::I32)? }.into())));

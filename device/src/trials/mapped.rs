@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::mem::discriminant;
 
-use crate::ops::{CrossEntropyJoin, CrossEntropyPart, NormBackward, NormKind, Poison, VocabPart, ZLoss};
+use crate::ops::{CrossEntropyJoin, CrossEntropyPart, NormBackward, NormKind, Poison, VocabPart, When, ZLoss};
 use crate::{DType, Device, HostOptions, Op, Result, Tensor};
 
 use super::cases::all;
@@ -13,7 +13,7 @@ use super::workbench::Workbench;
 const SHIFT: u64 = 1 << 40;
 
 /// Operations without a trial, or with trials that leave a tensor out.
-fn others(b: &mut Workbench) -> Result<[Op; 4]> {
+fn others(b: &mut Workbench) -> Result<[Op; 5]> {
     let (logits, targets) = (b.output([4, 8], DType::F32)?, b.integers([4], &[1; 4])?);
     let (stats, losses) = (b.output([1, 3, 4], DType::F32)?, b.output([4], DType::F32)?);
     let z_loss = Some(ZLoss { multiplier: 0.1, losses: b.output([4], DType::F32)? });
@@ -23,6 +23,12 @@ fn others(b: &mut Workbench) -> Result<[Op; 4]> {
         CrossEntropyPart { logits, targets, stats, part, soft_cap }.into(),
         CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control }.into(),
         Poison { output: losses }.into(),
+        When {
+            flag: b.integers([1], &[1])?,
+            body: vec![Poison { output: targets }.into(), Poison { output: losses }.into()],
+            own: vec![losses],
+        }
+        .into(),
         NormBackward {
             kind: NormKind::Layer,
             input: b.output([4, 8], DType::F32)?,

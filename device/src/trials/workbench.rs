@@ -108,6 +108,15 @@ impl Workbench {
         Ok(tensor)
     }
 
+    /// A mask, u8: about half of the bytes are 0.
+    pub(super) fn mask(&mut self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let tensor = self.allocate(shape.into(), DType::U8)?;
+        let stream = self.tensors.len() as u64;
+        let values: Vec<u8> = uniforms(stream).map(|x| u8::from(x < 0.5)).take(tensor.elements()).collect();
+        self.device.upload(&tensor, &values)?;
+        Ok(tensor)
+    }
+
     /// A block of plain data.
     pub(super) fn block<T: bytemuck::Pod>(&mut self, value: &T) -> Result<Tensor> {
         let tensor = self.allocate([size_of::<T>()].into(), DType::U8)?;

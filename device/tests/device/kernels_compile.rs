@@ -1,7 +1,7 @@
 //! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
 //! NVRTC and no GPU; `./x test` installs NVRTC.
 
-use device::cuda::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, compile};
+use device::cuda::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, WHEN_SOURCE, compile};
 use rayon::prelude::*;
 
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
@@ -68,7 +68,7 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
     if let Err(error) = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_90a") {
         panic!("{error}\nor run `./x test`, which installs it");
     }
-    let everywhere = || SOURCES.iter().chain(EXPERT_SOURCES).chain(FP8_SOURCES);
+    let everywhere = || SOURCES.iter().chain(EXPERT_SOURCES).chain(FP8_SOURCES).chain([&WHEN_SOURCE]);
     let mut all: Vec<_> = TARGETS.iter().flat_map(|target| everywhere().map(move |source| (target, source))).collect();
     all.extend(HOPPER_SOURCES.iter().map(|source| (&"sm_90a", source)));
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");

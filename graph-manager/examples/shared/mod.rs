@@ -94,7 +94,8 @@ pub struct Network {
     target: Tensor,
     /// `(batch)`, f32: the losses of the last step's samples.
     losses: Tensor,
-    control: Tensor,
+    /// u8, a [`Control`].
+    pub control: Tensor,
     update: Rc<[Op]>,
 }
 
@@ -148,6 +149,11 @@ impl<P: Policy> Layer<P> for OneBlock {
 }
 
 impl Network {
+    /// Each weight and bias with its gradient.
+    pub fn parameters(&self) -> Vec<(Tensor, Tensor)> {
+        self.blocks.iter().flat_map(|b| [(b.weight, b.weight_grad), (b.bias, b.bias_grad)]).collect()
+    }
+
     /// Its blocks as layers of their own.
     pub fn each_block(&self) -> Vec<OneBlock> {
         (0..self.blocks.len()).map(|at| OneBlock { of: self.clone(), at }).collect()
@@ -214,7 +220,7 @@ pub struct Mlp {
     pub input: Tensor,
     /// `(batch, 256)`, f32: for the gradient of the prediction, if the loss is outside of the graphs.
     pub prediction_grad: Tensor,
-    random: RandomState,
+    pub random: RandomState,
     _areas: Vec<Area>,
 }
 
@@ -314,19 +320,29 @@ pub fn run<W: Way>(name: &str, make: impl Fn(&Mlp) -> Result<W>) -> Result<()> {
     run_beside(name, eager, make)
 }
 
+/// The device that the command line names, and whether it is a GPU.
+pub fn device() -> Result<(Device, bool)> {
+    let on_gpu = std::env::args().nth(1).as_deref() == Some("cuda");
+    let options = CudaOptions { ordinal: 0, deterministic: false, tf32: true, check: false };
+    Ok((if on_gpu { Device::cuda(options)? } else { Device::host(HostOptions::default())? }, on_gpu))
+}
+
+/// The whole network for a GPU, a small one for the host.
+pub fn mlp(device: &Device, on_gpu: bool) -> Result<Mlp> {
+    match on_gpu {
+        true => Mlp::new(device, 640, &[4096, 2048, 1024, 512, 256]),
+        false => Mlp::new(device, 16, &[64, 32, 32, 16, 8]),
+    }
+}
+
 /// As [`run`], beside another eager way.
 pub fn run_beside<E: Way, W: Way>(
     name: &str,
     eager: impl Fn(&Mlp) -> Result<E>,
     make: impl Fn(&Mlp) -> Result<W>,
 ) -> Result<()> {
-    let on_gpu = std::env::args().nth(1).as_deref() == Some("cuda");
-    let options = CudaOptions { ordinal: 0, deterministic: false, tf32: true, check: false };
-    let device = if on_gpu { Device::cuda(options)? } else { Device::host(HostOptions::default())? };
-    let new = || match on_gpu {
-        true => Mlp::new(&device, 640, &[4096, 2048, 1024, 512, 256]),
-        false => Mlp::new(&device, 16, &[64, 32, 32, 16, 8]),
-    };
+    let (device, on_gpu) = device()?;
+    let new = || mlp(&device, on_gpu);
     let mut other = new()?;
     let mut plain = eager(&other)?;
     let expected = steps(&mut other, &mut plain)?;
@@ -378,9 +394,14 @@ fn times(mlp: &Mlp, way: &mut impl Way) -> Result<(f64, f64)> {
         issue.push(micros(began));
     }
     issue.sort_by(f64::total_cmp);
-    mlp.device.synchronize()?;
+    Ok((issue[issue.len() / 2], wall(&mlp.device, || way.step(mlp))?))
+}
+
+/// Microseconds of a step on the device, in many.
+pub fn wall(device: &Device, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
+    device.synchronize()?;
     let began = Instant::now();
-    (0..500).try_for_each(|_| way.step(mlp))?;
-    mlp.device.synchronize()?;
-    Ok((issue[issue.len() / 2], micros(began) / 500.0))
+    (0..500).try_for_each(|_| step())?;
+    device.synchronize()?;
+    Ok(began.elapsed().as_secs_f64() * 1e6 / 500.0)
 }

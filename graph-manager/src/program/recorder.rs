@@ -1,7 +1,7 @@
 //! From submissions to a list.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::mem::{discriminant, take};
 use std::rc::Rc;
@@ -38,6 +38,10 @@ pub(crate) struct Recorder<R> {
     kept: Vec<(u32, u32)>,
     /// By buffer that a region takes: the position of the taking.
     taken_at: Vec<u32>,
+    /// By buffer that a region takes: whether an entry has used it.
+    used: Vec<bool>,
+    /// The buffers that bodies of `when` have for themselves.
+    of_bodies: HashSet<BufferId>,
     /// The statuses that operations have made so far. Updates follow such a status.
     statuses: RefCell<Vec<BufferId>>,
     /// Steps with graphs leave out the current submission.
@@ -104,6 +108,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             outside: HashMap::new(),
             kept: Vec::new(),
             taken_at: Vec::new(),
+            used: Vec::new(),
+            of_bodies: HashSet::new(),
             statuses: RefCell::default(),
             early: false,
             refused: None,
@@ -112,6 +118,13 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
 
     /// Refuses an operation that follows a status if no earlier operation has made the status.
     pub(crate) fn check_status(&self, op: &Op) -> device::Result<()> {
+        if let Op::When(when) = op {
+            let before = self.statuses.borrow().len();
+            let checked = when.body.iter().try_for_each(|op| self.check_status(op));
+            // A status that is made in a body is there for the body alone.
+            self.statuses.borrow_mut().truncate(before);
+            return checked;
+        }
         self.statuses.borrow_mut().extend(op.makes_status().map(|status| status.buffer));
         match op.follows_status() {
             Some(status) if !self.statuses.borrow().contains(&status.buffer) => {
@@ -197,6 +210,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         program.by_number.push(index);
         let (buffer, address) = (tensor.buffer, tensor.address);
         self.taken_at.push(self.program.length);
+        self.used.push(false);
         let visit = self.top().visit;
         self.program.buffers.push(Taken { bytes, address, buffer, visit });
         // `NONE - 1` is no visit: `NONE` stands for the outermost level.
@@ -236,6 +250,10 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// Keeps the memory of these tensors up to here, for code outside of the step.
     pub(crate) fn keep(&mut self, device: &Device, tensors: &[Tensor]) {
         self.hear(device);
+        let left = tensors.iter().find(|tensor| self.of_bodies.contains(&tensor.buffer));
+        if let Some(tensor) = left {
+            self.refuse(Refused::LeftBody("the code outside of the step", tensor.buffer));
+        }
         let taken = tensors.iter().filter_map(|tensor| self.program.taken(tensor.buffer));
         self.kept.extend(taken.map(|index| (index as u32, self.program.length)));
     }
@@ -352,7 +370,33 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(u64::from(by.0) << 32 | u64::from(of.0) << 8 | 3);
     }
 
+    /// Refuses the use of a buffer outside of the body that it belongs to, and a buffer without values that a body may
+    /// leave so.
+    fn check_bodies(&mut self, work: &Work, accesses: &Accesses) {
+        let mut tensors = accesses.reads.iter().chain(&accesses.writes);
+        let left = tensors.find(|tensor| self.of_bodies.contains(&tensor.buffer)).map(|tensor| tensor.buffer);
+        let name = match work {
+            Work::Op(op) => op.name(),
+            Work::Host(call) => call.name,
+        };
+        if let Some(buffer) = left {
+            self.refuse(Refused::LeftBody(name, buffer));
+        }
+        if let Work::Op(op) = work
+            && let Op::When(when) = &**op
+        {
+            self.of_bodies.extend(when.all_own().iter().map(|tensor| tensor.buffer));
+            let is_unused = |buffer| self.program.taken(buffer).is_some_and(|index| !self.used[index]);
+            let mut written = accesses.writes.iter().map(|tensor| tensor.buffer);
+            let unwritten = written.find(|buffer| is_unused(*buffer) && !self.of_bodies.contains(buffer));
+            if let Some(buffer) = unwritten {
+                self.refuse(Refused::Unwritten(op.name(), buffer));
+            }
+        }
+    }
+
     fn entry(&mut self, queue: StreamId, work: Work, accesses: &Accesses, label: Option<Rc<str>>) {
+        self.check_bodies(&work, accesses);
         let base = self.base(queue);
         let placed = base.is_none_or(|base| self.streams.knows_all(queue, base));
         for Reached { from, joins } in take(&mut self.streams.of(queue).pending) {
@@ -410,6 +454,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// A buffer's number in the innermost visit, and the address from which its bytes are counted.
     fn mention(&mut self, buffer: BufferId) -> (u32, u64) {
         if let Some(index) = self.program.taken(buffer) {
+            self.used[index] = true;
             return (self.local(index as u32), self.program.buffers[index].address);
         }
         let next = self.program.outside.len() as u32;

@@ -14,6 +14,10 @@ pub(super) enum Refused {
     UnknownEvent(StreamId),
     /// A call of the host in a region that becomes a graph.
     HostCall(&'static str),
+    /// The use of a buffer of a body of `when` by other work, by its name.
+    LeftBody(&'static str, BufferId),
+    /// A buffer that an operation may leave without values, by its name.
+    Unwritten(&'static str, BufferId),
 }
 
 impl Refused {
@@ -32,6 +36,22 @@ impl Refused {
                 let problem =
                     format!("{region}: stream `{stream}` waits for an event that the step has not recorded before");
                 Error::usage(problem, "wait before the step, or record the event within it")
+            }
+            Refused::LeftBody(name, buffer) => {
+                let buffer = device.buffer_name(*buffer);
+                let problem = format!(
+                    "{region}: {name} uses `{buffer}`, which belongs to the body of a `when` and has no values if that \
+                     does not run"
+                );
+                Error::usage(problem, "take it with StepContext::tensor, and give it values before")
+            }
+            Refused::Unwritten(name, buffer) => {
+                let buffer = device.buffer_name(*buffer);
+                let problem = format!(
+                    "{region}: {name} writes `{buffer}`, which nothing has written before: if its body does not run, the \
+                     buffer has no values"
+                );
+                Error::usage(problem, "write it before, or take it with WhenBody::tensor if only the body uses it")
             }
             Refused::HostCall(name) => {
                 let problem =

@@ -3,8 +3,10 @@
 use std::fmt::{Debug, Write};
 use std::rc::Rc;
 
+use device::ops::When;
+use device::{Device, Op, Tensor};
+
 use crate::words::counted;
-use device::{Device, Tensor};
 
 use super::data::Program;
 use super::list::ListedEntry;
@@ -40,6 +42,15 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     }
 }
 
+/// The operations in a body.
+fn inside(when: &When) -> String {
+    let name = |op: &Op| match op {
+        Op::When(inner) => format!("{} ({})", op.name(), inside(inner)),
+        op => op.name().into(),
+    };
+    when.body.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
 fn line(device: &Device, entry: &ListedEntry, text: &mut String) {
     let ListedEntry { number, queue, name, op, accesses, waits, region, .. } = entry;
     let named = |tensors: &[Tensor]| {
@@ -52,8 +63,12 @@ fn line(device: &Device, entry: &ListedEntry, text: &mut String) {
         tensors.iter().map(each).collect::<Vec<_>>().join(", ")
     };
     let _ = write!(text, "  {number} {} {name}", device.stream_name(*queue));
-    if op.is_none() {
-        text.push_str(", on the host");
+    match op {
+        None => text.push_str(", on the host"),
+        Some(Op::When(when)) => {
+            let _ = write!(text, " ({})", inside(when));
+        }
+        Some(_) => {}
     }
     if !waits.is_empty() {
         let waits: Vec<String> = waits.iter().map(usize::to_string).collect();

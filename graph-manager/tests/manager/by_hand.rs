@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use device::ops::{Add, Copy, Dropout, DropoutSite};
+use device::ops::{Add, Copy, Dropout, DropoutSite, Fill};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{
     CallOrder, Capture, Error, GraphedCallables, Layer, Policy, Pool, RandomState, Result, StepContext, graph_callables,
@@ -114,6 +114,36 @@ fn each_shape_has_a_graph_and_the_oldest_goes_at_the_bound() {
         }
         assert!(triple.report().graphs.len() <= FEW.get());
     }
+}
+
+#[test]
+fn inputs_of_one_shape_in_other_places_have_graphs_of_their_own() {
+    let mut bench = bench();
+    type Input = (Option<Tensor>, Option<Tensor>, Vec<Vec<Tensor>>);
+    let mut weighed = Capture::new(&bench.pool, "weighed", 1, FEW, |cx, (once, twice, lists): Input| {
+        let sum = cx.tensor("sum", [1], DType::F32)?;
+        cx.run(Fill { output: sum, value: 0.0 })?;
+        let add = |tensor, times| (0..times).try_for_each(|_| cx.run(Add { a: sum, b: tensor, output: sum }));
+        once.into_iter().try_for_each(|tensor| add(tensor, 1))?;
+        twice.into_iter().try_for_each(|tensor| add(tensor, 2))?;
+        let each = lists.iter().enumerate().flat_map(|(at, list)| list.iter().map(move |tensor| (*tensor, 3 + at)));
+        each.into_iter().try_for_each(|(tensor, times)| add(tensor, times))?;
+        Ok(sum)
+    })
+    .unwrap();
+    let [a, b] = [1.0, 10.0].map(|value| bench.tensor(&[value]));
+    let inputs: [(Input, f32); 4] = [
+        ((Some(a), None, vec![vec![b]]), 1.0 + 30.0),
+        ((None, Some(a), vec![vec![b]]), 2.0 + 30.0),
+        ((None, None, vec![vec![a, b]]), 3.0 + 30.0),
+        ((None, None, vec![vec![a], vec![b]]), 3.0 + 40.0),
+    ];
+    for run in 0..4 {
+        for (input, expected) in &inputs {
+            assert_eq!(bench.read(*weighed.run(input.clone()).unwrap()), [*expected], "run {run}");
+        }
+    }
+    assert_eq!(weighed.report().graphs.len(), 4);
 }
 
 #[test]

@@ -12,6 +12,8 @@ mod per_layer;
 mod pipeline_order;
 #[path = "../../examples/shapes.rs"]
 mod shapes;
+#[path = "../../examples/skipped_update.rs"]
+mod skipped_update;
 #[path = "../../examples/whole_iteration.rs"]
 mod whole_iteration;
 
@@ -24,4 +26,5 @@ fn every_example_has_the_losses_of_its_eager_run() {
     one_block::main().unwrap();
     pipeline_order::main().unwrap();
     shapes::main().unwrap();
+    skipped_update::main().unwrap();
 }

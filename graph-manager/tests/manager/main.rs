@@ -40,3 +40,4 @@ mod training;
 mod traps;
 mod twelve_mistakes;
 mod verify;
+mod when;

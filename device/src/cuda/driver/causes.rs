@@ -1,5 +1,11 @@
 //! The causes of a driver's error codes and their fixes, for the person running a training.
 
+/// Whether an error says that the GPU or the driver cannot run the machine code or PTX that it was given: no such image, no
+/// binary for the GPU, invalid PTX, PTX of a newer version.
+pub(in crate::cuda) fn is_of_code(code: u32) -> bool {
+    matches!(code, 200 | 209 | 218 | 222)
+}
+
 /// Cause and fix, to follow the driver's own words. Empty for codes that only a mistake in this program can raise.
 pub(super) fn cause_and_fix(code: u32) -> &'static str {
     match code {
@@ -8,8 +14,7 @@ pub(super) fn cause_and_fix(code: u32) -> &'static str {
              micro-batch, more ranks, or fewer other processes"
         }
         46 => ". Another process has the GPU for itself. Fix: end it, or `nvidia-smi -c DEFAULT`",
-        // No such image, no binary for the GPU, invalid PTX, PTX of a newer version.
-        200 | 209 | 218 | 222 => {
+        code if is_of_code(code) => {
             ". The machine code was compiled for another GPU or for a newer driver. \
              Fix: NVRTC of the driver's CUDA (`trainer doctor` prints both versions), or a newer driver"
         }
@@ -52,6 +57,12 @@ mod tests {
             assert!(text.starts_with(". ") && text.contains(" Fix: ") && !text.contains("  "), "{code}: {text}");
         }
         assert_eq!(cause_and_fix(1), "", "an invalid value is what this program passed");
+    }
+
+    #[test]
+    fn a_full_memory_or_a_fault_of_earlier_work_is_not_blamed_on_the_machine_code() {
+        assert!([200, 209, 218, 222].into_iter().all(is_of_code));
+        assert!(![1, 2, 3, 46, 201, 214, 220, 221, 700, 719, 900, 999].into_iter().any(is_of_code));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod peer_memory;
 mod stream;
 mod tensor_map;
 
+pub(super) use causes::is_of_code;
 pub(super) use error::{Driver, missing_library};
 pub(crate) use event::RawEvent;
 pub(super) use gpu::driver_version;

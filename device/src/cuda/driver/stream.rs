@@ -164,6 +164,24 @@ impl RawStream {
         unsafe { result::stream::begin_capture(self.handle, mode) }.driver("cuStreamBeginCapture")
     }
 
+    /// From now on work is recorded in a graph that exists, and is empty.
+    pub(in crate::cuda) fn begin_capture_to(&self, graph: sys::CUgraph) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives, and the graph is the caller's. There are no nodes to depend on.
+        unsafe { sys::cuStreamBeginCaptureToGraph(self.handle, graph, null(), null(), 0, mode) }
+            .result()
+            .driver("cuStreamBeginCaptureToGraph")
+    }
+
+    /// The next work of the stream's capture comes after this node, and so after all that the node comes after.
+    pub(in crate::cuda) fn continue_after(&self, mut node: sys::CUgraphNode) -> Result<()> {
+        let set = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
+        // SAFETY: the stream captures, and the node is its graph's.
+        unsafe { sys::cuStreamUpdateCaptureDependencies_v2(self.handle, &mut node, null(), 1, set) }
+            .result()
+            .driver("cuStreamUpdateCaptureDependencies")
+    }
+
     /// Ends the capture. The caller destroys the graph.
     pub(crate) fn end_capture(&self) -> Result<sys::CUgraph> {
         // SAFETY: the stream lives.

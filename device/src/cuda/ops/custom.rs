@@ -35,6 +35,21 @@ pub(super) fn accept(op: &Custom, capturing: bool, cuda: &CudaDevice) -> Result<
     Ok(())
 }
 
+/// Fails if the operation's work cannot be in the body of a `when`.
+///
+/// # Errors
+/// It has no CUDA side, or is a call.
+pub(super) fn accept_in_body(op: &Custom, cuda: &CudaDevice) -> Result<()> {
+    match work_of(op, &cuda.gpu.properties)? {
+        CudaWork::Launch(_) => Ok(()),
+        CudaWork::Call(_) => {
+            let rule = "Rule: a body has kernels, memory sets and copies alone, and a call may submit anything. Fix: \
+                        give it a CudaLaunch, or use Select on its result";
+            Err(Error::operation("when", format!("`{}` cannot be in its body: it is a call. {rule}", op.name())))
+        }
+    }
+}
+
 /// Compiles and loads the kernel, unless that was done before. A call prepares itself when it first runs.
 ///
 /// # Errors

@@ -30,6 +30,7 @@ mod quantize_counts;
 mod reduce;
 mod rotary;
 mod run;
+mod select;
 mod shape;
 mod skip_step;
 mod table;

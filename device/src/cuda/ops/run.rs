@@ -4,11 +4,12 @@ use super::capability::{accept_fp8, accept_on_hopper};
 use super::{
     activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, experts,
     first_values, head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize,
-    quantize_blocks, quantize_counts, reduce, rotary, skip_step, transpose_fp8,
+    quantize_blocks, quantize_counts, reduce, rotary, select, skip_step, transpose_fp8,
 };
+use crate::cuda::condition::not_loaded;
 use crate::cuda::kernels::KernelSet;
 use crate::cuda::{CudaDevice, Queue};
-use crate::ops::Gemm;
+use crate::ops::{Gemm, When};
 use crate::{Op, Result};
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
@@ -27,6 +28,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Add(op) => elementwise::add(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
+        Op::Select(op) => select::select(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::FirstValues(op) => first_values::first_values(op, queue),
         Op::Poison(op) => elementwise::poison(op, queue),
@@ -84,6 +86,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::ProgressMark(op) => progress_mark::progress_mark(op, cuda.marks.as_ref(), queue),
         Op::Custom(op) => custom::custom(op, &cuda.custom_kernels, queue),
         Op::Collective(op) => collective::collective(op, queue),
+        Op::When(_) => unreachable!("streams capture it"),
     }
 }
 
@@ -96,6 +99,7 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
     let properties = &cuda.gpu.properties;
     match op {
         Op::Custom(op) => custom::accept(op, capturing, cuda),
+        Op::When(when) => accept_when(when, capturing, cuda),
         Op::Gemm(Gemm { fp8: Some(scales), .. }) => {
             accept_fp8(op.name(), properties)?;
             match scales.a.is_by_block() {
@@ -114,6 +118,24 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
             if capturing { Ok(()) } else { load_kernels(op, cuda) }
         }
     }
+}
+
+/// As [`accept`], for an operation with a body. Unless the stream captures, all that the body needs is loaded.
+fn accept_when(when: &When, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    match (capturing, cuda.condition.get()) {
+        (false, _) => cuda.load_condition()?,
+        (true, Some(_)) => {}
+        (true, None) => return Err(not_loaded()),
+    }
+    when.body.iter().try_for_each(|op| {
+        if let Op::Custom(op) = op {
+            custom::accept_in_body(op, cuda)?;
+            if !capturing {
+                custom::prepare(op, cuda)?;
+            }
+        }
+        accept(op, capturing, cuda)
+    })
 }
 
 /// The kernels that an operation needs besides those that are always loaded.
@@ -152,6 +174,7 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
         Op::Custom(op) => custom::prepare(op, cuda),
+        Op::When(when) => when.body.iter().try_for_each(|op| prepare(op, cuda)),
         // For attention `scratch_bytes` asks whether cuDNN does it. That makes cuDNN's plan.
         _ => load_kernels(op, cuda),
     }
@@ -174,6 +197,7 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::MakeScale(_) => quantize::make_scale_scratch_bytes(),
         Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
         Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
+        Op::When(when) => when.body.iter().map(|op| scratch_bytes(op, cuda)).max().unwrap_or(0),
         _ => 0,
     }
 }

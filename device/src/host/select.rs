@@ -1,0 +1,36 @@
+//! Choices between two tensors.
+
+use super::elementwise::CHUNK;
+use super::{Pool, view};
+use crate::Tensor;
+use crate::ops::{Condition, Select};
+
+/// See [`Select`]. Values are moved as bytes.
+pub(super) fn select(op: &Select, pool: &Pool) {
+    let size = op.output.dtype.size();
+    match op.condition {
+        Condition::Flag(flag) => {
+            let chosen = if view::read::<i32>(&flag)[0] != 0 { op.a } else { op.b };
+            choose(&op.output, chosen, pool, |_| true);
+        }
+        Condition::Mask(mask) => {
+            let mask = view::read::<u8>(&mask);
+            choose(&op.output, op.a, pool, |byte| mask[byte / size] != 0);
+            choose(&op.output, op.b, pool, |byte| mask[byte / size] == 0);
+        }
+    }
+}
+
+/// Copies the bytes of `input` that are chosen, unless they are there already.
+fn choose(output: &Tensor, input: Tensor, pool: &Pool, chosen: impl Fn(usize) -> bool + Send + Sync) {
+    if input.address == output.address {
+        return;
+    }
+    let input = view::read::<u8>(&input.as_bytes());
+    pool.for_each_chunk(view::write::<u8>(&output.as_bytes()), CHUNK, |chunk, out| {
+        let first = chunk * CHUNK;
+        for (at, out) in out.iter_mut().enumerate().filter(|(at, _)| chosen(first + at)) {
+            *out = input[first + at];
+        }
+    });
+}
