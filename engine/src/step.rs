@@ -24,7 +24,7 @@ use crate::regions::Mode;
 use crate::step_policy::StepPolicy;
 pub use build::{StageGroups, StageOptions};
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
-use program::StepProgram;
+use program::{OfLength, StepProgram};
 pub use settings::StepSettings;
 
 /// One rank's share of a training run: its layers, their optimizer, and the graphs that run them.
@@ -95,8 +95,9 @@ impl Stage {
         if let Some(progress) = self.device().progress() {
             self.compute.submit(progress.step(settings.step))?;
         }
+        let kind = self.program.kind(mode, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(mode, settings.microbatches, &mut |cx| self.program.train(cx))?;
+        self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.train(cx))?;
         Ok(losses)
     }
 
@@ -106,8 +107,9 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
+        let kind = self.program.kind(Mode::Evaluate, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
+        self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
         self.program.numbers.read(&self.compute, losses, Mode::Evaluate)
     }
 
@@ -128,7 +130,7 @@ impl Stage {
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
         let all = self.losses_per_microbatch * self.data_ranks * settings.microbatches;
         let losses = settings.targets.map_or(all, |targets| targets as usize);
-        let StepProgram { control, inputs, .. } = &self.program;
+        let StepProgram { control, whole: OfLength { inputs, .. }, .. } = &self.program;
         self.compute.submit(WriteControl { control: *control, value: settings.control(losses, self.data_ranks) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;
@@ -148,7 +150,7 @@ impl Stage {
     /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do. If samples are
     /// packed documents, all stages do.
     pub fn needs_batch(&self) -> bool {
-        self.program.inputs.needs_batch()
+        self.program.whole.inputs.needs_batch()
     }
 
     /// Page-locked memory for this many batches.
@@ -156,7 +158,7 @@ impl Stage {
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        Ok(self.device().staging(vec![self.program.inputs.bytes(); batches])?)
+        Ok(self.device().staging(vec![self.program.whole.inputs.bytes(); batches])?)
     }
 
     /// The graphs, to report on.

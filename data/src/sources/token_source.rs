@@ -156,6 +156,16 @@ impl Source for TokenSource {
         (first..first + count as u64).map(of_sample).sum::<Result<u64, DataError>>().map(Some)
     }
 
+    fn longest(&self, split: Split, first: u64, count: usize) -> Result<Option<usize>, DataError> {
+        let mut longest = None;
+        for number in first..first + count as u64 {
+            let (dataset, place) = self.locate(split, number)?;
+            let Some(length) = dataset.length(place) else { return Ok(None) };
+            longest = longest.max(Some(length));
+        }
+        Ok(longest)
+    }
+
     fn validates(&self) -> bool {
         self.validation.is_some()
     }

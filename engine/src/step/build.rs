@@ -1,5 +1,6 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use device::ops::{Control, Rule};
@@ -9,12 +10,12 @@ use parallel::{PipelineGroups, PipelineStage};
 
 use super::Stage;
 use super::metrics::StepNumbers;
-use super::program::StepProgram;
+use super::program::{OfLength, StepProgram};
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
-use crate::model::{Architecture, ExpertLoads, StepTensors};
+use crate::model::{Architecture, ExpertLoads, Shorter, StepTensors};
 use crate::optimizer::{MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
 use crate::params::{OptimizerShard, Params};
 use crate::passes::{PassName, Timing};
@@ -102,6 +103,7 @@ impl Stage {
         let StageGroups { data_parallel, expert_loads: load_ranks, pipeline } = groups;
         check_aside(&options, architecture)?;
         check_loads(data_parallel.is_some(), load_ranks.is_some(), architecture)?;
+        check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
         let shard = match &data_parallel {
             Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
@@ -114,7 +116,8 @@ impl Stage {
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
         let expert_loads = numbers.loads.clone().map(|loads| ExpertLoads { ranks: load_ranks, ..loads });
-        let model = (architecture.build)(&params, StepTensors { control, losses, expert_loads, rotary });
+        let step = StepTensors { control, losses, expert_loads, rotary };
+        let model = (architecture.build)(&params, step.clone());
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
         let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
@@ -122,6 +125,11 @@ impl Stage {
         let kept_losses =
             kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
+        let whole = OfLength { model, inputs, pipeline };
+        let shorter =
+            architecture.shorter.iter().map(|shorter| (shorter.length, whole.shortened(shorter, &params, &step)));
+        let shorter = shorter.collect();
+        let OfLength { model, pipeline, .. } = &whole;
         let tensor_parallel = architecture.tensor.group.clone();
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
         let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
@@ -169,11 +177,10 @@ impl Stage {
             losses_per_microbatch: model.losses,
             data_ranks: ranks,
             program: StepProgram {
-                model,
+                whole,
+                shorter,
                 params,
                 optimizer,
-                inputs,
-                pipeline,
                 data_parallel,
                 partial_gradients,
                 copied_rows,
@@ -188,6 +195,27 @@ impl Stage {
             params_elsewhere: architecture.elsewhere.clone(),
             _areas: areas,
         })
+    }
+}
+
+impl OfLength {
+    /// The same for shorter samples.
+    fn shortened(&self, shorter: &Shorter, params: &Params, step: &StepTensors) -> OfLength {
+        let Ok(rotary) = step.rotary.try_map(|table| Ok::<_, Infallible>(table.narrow(0, shorter.length)));
+        let model = (shorter.build)(params, StepTensors { rotary, ..step.clone() });
+        let pipeline = self.pipeline.shortened(model.residual);
+        OfLength { inputs: self.inputs.shortened(&model), model, pipeline }
+    }
+}
+
+/// Fails if losses are kept of samples of several lengths.
+fn check_lengths(options: &StageOptions, architecture: &Architecture) -> Result<()> {
+    match options.keeps_losses && !architecture.shorter.is_empty() {
+        true => Err(Error::Usage {
+            problem: "evaluations keep the loss of each target, and samples have several lengths".into(),
+            fix: "leave StageOptions::keeps_losses off, or the shorter lengths of the architecture out",
+        }),
+        false => Ok(()),
     }
 }
 

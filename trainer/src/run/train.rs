@@ -16,8 +16,8 @@ use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging, SyncDebug};
 use engine::fp8::Fp8Recipe;
-use engine::regions::Mode;
-use engine::step::Stage;
+use engine::regions::{Mode, StepKind};
+use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
@@ -246,7 +246,8 @@ impl<'r> Trainer<'r> {
         let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.group.rank));
         let samples = self.plan.batch.samples_after(consumed);
         let targets = self.source.targets(Split::Train, consumed, samples)?;
-        let settings = step_settings(&self.plan.optimizer, step, share, targets);
+        let length = self.plan.length_of(&*self.source, Split::Train, consumed, samples)?;
+        let settings = StepSettings { length, ..step_settings(&self.plan.optimizer, step, share, targets) };
         // The first batch may take long, so it counts as part of the start.
         let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
         let (mut batch, mut data_wait) = (None, Duration::ZERO);
@@ -257,7 +258,7 @@ impl<'r> Trainer<'r> {
         self.trace.before_step(self.device)?;
         let measures = self.plan.measures_fp8_at(step);
         let mode = if measures { Mode::Measure } else { Mode::Train };
-        let settled = self.stage.graphs().is_settled(mode, settings.microbatches);
+        let settled = self.stage.graphs().is_settled(StepKind { mode, length }, settings.microbatches);
         if self.plan.verifies_at(step) && settled {
             let (plan, group, step) = (self.plan, self.group, (mode, settings, batch.as_ref()));
             self.verified.verify(plan, group, self.stage, step)?;
@@ -277,7 +278,7 @@ impl<'r> Trainer<'r> {
         let host = started.elapsed();
         tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
         let progress = Progress { step: step + 1, samples: consumed + samples as u64 };
-        let submitted = SubmittedStep { progress, samples, metrics, counts, started, host, data_wait };
+        let submitted = SubmittedStep { progress, samples, length, metrics, counts, started, host, data_wait };
         if let Some(before) = self.in_flight.replace(submitted) {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
@@ -449,7 +450,8 @@ fn evaluate(
             batch = Some(source.batch(Split::Validation, share.first_sample, share.samples, &Staging::default())?);
         }
         let targets = source.targets(Split::Validation, consumed, plan.batch.global)?;
-        let settings = step_settings(&plan.optimizer, index, share, targets);
+        let length = plan.length_of(source, Split::Validation, consumed, plan.batch.global)?;
+        let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, targets) };
         let weight = targets.map_or(1.0, |targets| targets as f64);
         total += weight * stage.evaluate(settings, batch.as_ref())?.wait()?.loss;
         weights += weight;

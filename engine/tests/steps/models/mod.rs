@@ -322,6 +322,7 @@ impl Run {
             learning_rate: self.learning_rate,
             clip: self.clip,
             targets: None,
+            length: None,
         }
     }
 
