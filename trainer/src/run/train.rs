@@ -258,7 +258,8 @@ impl<'r> Trainer<'r> {
         self.trace.before_step(self.device)?;
         let measures = self.plan.measures_fp8_at(step);
         let mode = if measures { Mode::Measure } else { Mode::Train };
-        let settled = self.stage.graphs().is_settled(StepKind { mode, length }, settings.microbatches);
+        let kind = StepKind { mode, length };
+        let settled = self.stage.graphs().is_settled(kind, settings.microbatches);
         if self.plan.verifies_at(step) && settled {
             let (plan, group, step) = (self.plan, self.group, (mode, settings, batch.as_ref()));
             self.verified.verify(plan, group, self.stage, step)?;
@@ -283,7 +284,12 @@ impl<'r> Trainer<'r> {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
         }
-        if self.plan.graphs.enable && step == self.first_step + self.plan.graphs.warmup_steps {
+        // Each length of samples has graphs of its own.
+        let captured = match self.plan.buckets.shorter() {
+            [] => step == self.first_step + self.plan.graphs.warmup_steps,
+            _ => !settled && !measures && self.stage.graphs().is_settled(kind, settings.microbatches),
+        };
+        if self.plan.graphs.enable && captured {
             self.report.say(&format!("graphs: {}", self.stage.graphs().report()));
         }
         self.progress = progress;
