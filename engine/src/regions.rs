@@ -51,12 +51,12 @@ impl From<Mode> for StepKind {
 }
 
 impl std::fmt::Debug for StepKind {
-    /// The name of the mode, and a shorter length: `Train`, `Train of 512`.
+    /// The name of the mode, and a shorter length: `Train`, `Train at length 512`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let StepKind { mode, length } = self;
         match length {
             None => write!(f, "{mode:?}"),
-            Some(length) => write!(f, "{mode:?} of {length}"),
+            Some(length) => write!(f, "{mode:?} at length {length}"),
         }
     }
 }

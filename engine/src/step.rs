@@ -2,12 +2,14 @@
 //!
 //! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions. Its
 //! code is recorded; the regions are captured in graphs and replayed. `build.rs` allocates their memory. `settings.rs`
-//! has the step's numbers from the host, `metrics.rs` its results. `rehearsal.rs` runs steps before the first real one,
-//! `verify.rs` compares a step with graphs to one without. `copy_state.rs` copies weights and optimizer state beside a step.
+//! has the step's numbers from the host, `metrics.rs` its results, `of_length.rs` the parts for each length of samples.
+//! `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a step with graphs to one without.
+//! `copy_state.rs` copies weights and optimizer state beside a step.
 
 mod build;
 mod copy_state;
 mod metrics;
+mod of_length;
 mod program;
 mod rehearsal;
 mod settings;
@@ -24,7 +26,8 @@ use crate::regions::Mode;
 use crate::step_policy::StepPolicy;
 pub use build::{StageGroups, StageOptions};
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
-use program::{OfLength, StepProgram};
+use of_length::OfLength;
+use program::StepProgram;
 pub use settings::StepSettings;
 
 /// One rank's share of a training run: its layers, their optimizer, and the graphs that run them.

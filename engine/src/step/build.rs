@@ -1,6 +1,5 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
-use std::convert::Infallible;
 use std::rc::Rc;
 
 use device::ops::{Control, Rule};
@@ -10,12 +9,13 @@ use parallel::{PipelineGroups, PipelineStage};
 
 use super::Stage;
 use super::metrics::StepNumbers;
-use super::program::{OfLength, StepProgram};
+use super::of_length::{OfLength, check_lengths};
+use super::program::StepProgram;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
-use crate::model::{Architecture, ExpertLoads, Shorter, StepTensors};
+use crate::model::{Architecture, ExpertLoads, StepTensors};
 use crate::optimizer::{MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
 use crate::params::{OptimizerShard, Params};
 use crate::passes::{PassName, Timing};
@@ -103,7 +103,7 @@ impl Stage {
         let StageGroups { data_parallel, expert_loads: load_ranks, pipeline } = groups;
         check_aside(&options, architecture)?;
         check_loads(data_parallel.is_some(), load_ranks.is_some(), architecture)?;
-        check_lengths(&options, architecture)?;
+        check_lengths(options.keeps_losses, architecture)?;
         let compute = device.stream("compute");
         let shard = match &data_parallel {
             Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
@@ -195,27 +195,6 @@ impl Stage {
             params_elsewhere: architecture.elsewhere.clone(),
             _areas: areas,
         })
-    }
-}
-
-impl OfLength {
-    /// The same for shorter samples.
-    fn shortened(&self, shorter: &Shorter, params: &Params, step: &StepTensors) -> OfLength {
-        let Ok(rotary) = step.rotary.try_map(|table| Ok::<_, Infallible>(table.narrow(0, shorter.length)));
-        let model = (shorter.build)(params, StepTensors { rotary, ..step.clone() });
-        let pipeline = self.pipeline.shortened(model.residual);
-        OfLength { inputs: self.inputs.shortened(&model), model, pipeline }
-    }
-}
-
-/// Fails if losses are kept of samples of several lengths.
-fn check_lengths(options: &StageOptions, architecture: &Architecture) -> Result<()> {
-    match options.keeps_losses && !architecture.shorter.is_empty() {
-        true => Err(Error::Usage {
-            problem: "evaluations keep the loss of each target, and samples have several lengths".into(),
-            fix: "leave StageOptions::keeps_losses off, or the shorter lengths of the architecture out",
-        }),
-        false => Ok(()),
     }
 }
 

@@ -11,16 +11,16 @@ use parallel::Task;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::Scope;
 use crate::hooks::after_layer;
-use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::passes::{StepOf, Timing};
-use crate::pipeline::{Pipeline, Transfers};
+use crate::pipeline::Transfers;
 use crate::regions::{Mode, Region, StepKind};
 use crate::step_policy::StepContext;
 
 use super::metrics::StepNumbers;
+use super::of_length::OfLength;
 
 /// The parts that a step of this rank runs, and the memory that it uses.
 pub(super) struct StepProgram {
@@ -43,13 +43,6 @@ pub(super) struct StepProgram {
     /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only
     /// where they are kept.
     pub(super) kept_losses: Option<Tensor>,
-}
-
-/// The parts of a step that depend on the length of its samples. Those of shorter samples use the same memory.
-pub(super) struct OfLength {
-    pub(super) model: Model,
-    pub(super) inputs: Inputs,
-    pub(super) pipeline: Pipeline,
 }
 
 /// The results of a chunk's forward of a microbatch.

@@ -131,6 +131,8 @@ struct Trainer<'r> {
     validated: Validated,
     trace: StepTrace,
     verified: VerifiedSteps,
+    /// A line was said about graphs.
+    graphs_told: bool,
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
@@ -201,6 +203,7 @@ impl<'r> Trainer<'r> {
             validated,
             trace,
             verified: VerifiedSteps::default(),
+            graphs_told: false,
             report,
             first_step,
             progress,
@@ -284,16 +287,28 @@ impl<'r> Trainer<'r> {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
         }
-        // Each length of samples has graphs of its own.
-        let captured = match self.plan.buckets.shorter() {
-            [] => step == self.first_step + self.plan.graphs.warmup_steps,
-            _ => !settled && !measures && self.stage.graphs().is_settled(kind, settings.microbatches),
-        };
-        if self.plan.graphs.enable && captured {
-            self.report.say(&format!("graphs: {}", self.stage.graphs().report()));
+        if self.plan.graphs.enable && !settled && !measures && self.stage.graphs().is_settled(kind, share.microbatches)
+        {
+            self.say_graphs(length);
         }
         self.progress = progress;
         Ok(())
+    }
+
+    /// Tells of graphs after the step that captured them. Each length of samples has its own; the first line is about all.
+    fn say_graphs(&mut self, length: Option<usize>) {
+        let report = self.stage.graphs().report();
+        match std::mem::replace(&mut self.graphs_told, true) {
+            false => self.report.say(&format!("graphs: {report}")),
+            true if self.plan.buckets.shorter().is_empty() => {}
+            true => {
+                let length = length.unwrap_or(self.plan.size.losses_per_sample);
+                self.report.say(&format!(
+                    "graphs: those of samples of {length} too, {} in all",
+                    counted(report.graphs.len(), "graph")
+                ));
+            }
+        }
     }
 
     /// Evaluates at the configured interval and after the last step. Reports the step just submitted together with the
