@@ -11,7 +11,7 @@ use graph_manager::{EagerMemory, Verification, Verified};
 
 use crate::experts::tiny_experts;
 use crate::models::{
-    Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, noise, tiny_gemma3, tiny_gpt, tiny_llama, tiny_qwen3,
+    Kind, Layout, Run, SEQ, VOCAB, all_settings, noise, tiny_gemma3, tiny_gpt, tiny_llama, tiny_qwen3,
 };
 
 /// The lengths of a model, beside its own.

@@ -241,16 +241,23 @@ impl<'r> Trainer<'r> {
         }
     }
 
+    /// The settings of the next step, of so many samples over all ranks.
+    fn settings(&self, samples: usize) -> Result<StepSettings, RunError> {
+        let (plan, consumed) = (self.plan, self.progress.samples);
+        let share = plan.batch.share_after(consumed, plan.parallel.data_rank(self.group.rank));
+        let targets = self.source.targets(Split::Train, consumed, samples)?;
+        let length = plan.length_of(&*self.source, Split::Train, consumed, samples)?;
+        Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, targets) })
+    }
+
     /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device,
     /// and never waits for the step that it has just submitted.
     fn train_step(&mut self) -> Result<(), RunError> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
-        let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.group.rank));
         let samples = self.plan.batch.samples_after(consumed);
-        let targets = self.source.targets(Split::Train, consumed, samples)?;
-        let length = self.plan.length_of(&*self.source, Split::Train, consumed, samples)?;
-        let settings = StepSettings { length, ..step_settings(&self.plan.optimizer, step, share, targets) };
+        let settings = self.settings(samples)?;
+        let (length, microbatches) = (settings.length, settings.microbatches);
         // The first batch may take long, so it counts as part of the start.
         let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
         let (mut batch, mut data_wait) = (None, Duration::ZERO);
@@ -262,7 +269,7 @@ impl<'r> Trainer<'r> {
         let measures = self.plan.measures_fp8_at(step);
         let mode = if measures { Mode::Measure } else { Mode::Train };
         let kind = StepKind { mode, length };
-        let settled = self.stage.graphs().is_settled(kind, settings.microbatches);
+        let settled = self.stage.graphs().is_settled(kind, microbatches);
         if self.plan.verifies_at(step) && settled {
             let (plan, group, step) = (self.plan, self.group, (mode, settings, batch.as_ref()));
             self.verified.verify(plan, group, self.stage, step)?;
@@ -287,8 +294,7 @@ impl<'r> Trainer<'r> {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
         }
-        if self.plan.graphs.enable && !settled && !measures && self.stage.graphs().is_settled(kind, share.microbatches)
-        {
+        if self.plan.graphs.enable && !settled && self.stage.graphs().is_settled(kind, microbatches) {
             self.say_graphs(length);
         }
         self.progress = progress;
