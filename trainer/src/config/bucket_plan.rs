@@ -48,10 +48,9 @@ impl BucketPlan {
         self.shorter.iter().map(|shape| shape.seq).find(|length| *length >= longest)
     }
 
-    /// Tokens of a sample, and the training FLOPs for each of them, at a length below the model's. `None` at another.
-    pub fn size_at(&self, length: usize) -> Option<(usize, f64)> {
-        let shape = self.shorter.iter().find(|shape| shape.seq == length)?;
-        Some((shape.seq, shape.flops_per_token()))
+    /// Training FLOPs for each token of samples of a length below the model's. `None` at another.
+    pub fn flops_per_token(&self, length: usize) -> Option<f64> {
+        self.shorter.iter().find(|shape| shape.seq == length).map(GptShape::flops_per_token)
     }
 }
 

@@ -17,14 +17,13 @@ pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
         return None;
     }
     let longest = plan.size.losses_per_sample;
-    let (mut consumed, mut steps) = (0, 0);
+    let (mut consumed, mut steps, mut tokens) = (0, 0, 0);
     let mut of_length: BTreeMap<usize, usize> = plan.buckets.shorter().iter().map(|shape| (shape.seq, 0)).collect();
     of_length.insert(longest, 0);
-    let mut tokens = 0;
     while steps < plan.steps && consumed < MOST_SAMPLES {
         let samples = plan.batch.samples_after(consumed);
-        source.longest(Split::Train, consumed, samples).ok().flatten()?;
-        let length = plan.length_of(source, Split::Train, consumed, samples).ok()?.unwrap_or(longest);
+        let real = source.longest(Split::Train, consumed, samples).ok().flatten()?;
+        let length = plan.buckets.length_for(Some(real)).unwrap_or(longest);
         *of_length.entry(length).or_default() += 1;
         tokens += (samples * length) as u64;
         consumed += samples as u64;

@@ -172,10 +172,9 @@ impl<'p> Reporter<'p> {
         self.all_skipped = result.skipped;
         self.last_validation = validation_loss.or(self.last_validation);
         self.time_left.step_ended(Instant::now());
-        let of_model = (self.size.losses_per_sample, self.size.flops_per_token);
-        let (tokens, flops_per_token) = length.and_then(|length| self.buckets.size_at(length)).unwrap_or(of_model);
-        let tokens_per_s = (samples * tokens) as f64 / seconds;
-        let flops = tokens_per_s * flops_per_token;
+        let tokens_per_s = (samples * length.unwrap_or(self.size.losses_per_sample)) as f64 / seconds;
+        let at_length = length.and_then(|length| self.buckets.flops_per_token(length));
+        let flops = tokens_per_s * at_length.unwrap_or(self.size.flops_per_token);
         let metrics = StepMetrics {
             step,
             samples: progress.samples,
