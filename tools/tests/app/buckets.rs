@@ -69,7 +69,7 @@ fn steps_of_every_length_train_as_samples_of_the_whole_length_do_in_every_layout
         assert_like(12, &metrics(&folder.0), &metrics(&whole.0), more);
         let lengths = lengths(&folder);
         assert!([20, 36, 64].iter().all(|length| lengths.contains(length)), "{more}: {lengths:?}");
-        assert!(said.contains("of steps; ") && said.contains("% of the tokens of filled samples"), "{said}");
+        assert!(said.contains("of steps; ") && said.contains("% as many tokens"), "{said}");
     }
 }
 
@@ -93,8 +93,24 @@ fn every_scope_has_the_bits_of_graphs_off_and_verified_steps_differ_nowhere() {
 }
 
 #[test]
+fn conversations_of_like_length_in_a_batch_make_steps_short_and_come_once_an_epoch() {
+    let of = |more: &str| {
+        let (folder, _) = trained(1, &format!("{LENGTHS} {more}"));
+        lengths(&folder)
+    };
+    let (random, grouped) = (of(""), of("--group-by-length"));
+    // Eight steps are an epoch of 32 conversations.
+    let tokens = |lengths: &[u64]| lengths[..8].iter().sum::<u64>();
+    assert!(tokens(&grouped) < tokens(&random), "{grouped:?} and {random:?}");
+    assert!(!grouped[..8].is_sorted(), "{grouped:?}");
+    let (whole, _) = trained(1, "--group-by-length");
+    let (short, _) = trained(2, &format!("{LENGTHS} --group-by-length"));
+    assert_like(12, &metrics(&short.0), &metrics(&whole.0), "two ranks");
+}
+
+#[test]
 fn a_run_that_stopped_goes_on_with_the_same_lengths_and_bits() {
-    for (ranks, more) in [(1, ""), (2, "--enable-cuda-graph")] {
+    for (ranks, more) in [(1, ""), (2, "--enable-cuda-graph"), (1, "--group-by-length")] {
         let more = format!("{LENGTHS} --save-interval 6 {more}");
         let (unbroken, _) = trained(ranks, &more);
         let resumed = Folder::new("buckets-resumed");

@@ -22,8 +22,11 @@ impl BucketPlan {
     /// The rules that are broken.
     pub fn new(config: &RunConfig, model: &ModelPlan) -> Result<BucketPlan, UserError> {
         let mut mistakes = Mistakes::default();
+        if config.data.group_by_length {
+            check_order(config, &mut mistakes);
+        }
         let (Some(longest), ModelPlan::Gpt(_)) = (config.data.seq_length_buckets.last(), model) else {
-            return Ok(BucketPlan::default());
+            return mistakes.end().map(|()| BucketPlan::default());
         };
         mistakes.keep(check_list(&config.data, config.model.seq_length));
         check_goes_with(config, &mut mistakes);
@@ -93,6 +96,40 @@ fn check_goes_with(config: &RunConfig, mistakes: &mut Mistakes) {
             "data.seq_length_buckets with model.expert_capacity_factor",
             "a capacity follows from the tokens of a microbatch, its padding too: with other lengths other choices were dropped",
             "leave one of them out",
+        )
+    }));
+}
+
+/// Keeps the settings that an order by length does not go with.
+fn check_order(config: &RunConfig, mistakes: &mut Mistakes) {
+    let (data, ramp) = (&config.data, &config.train.rampup_batch_size);
+    mistakes.keep(require(data.sft || data.path.is_none(), || {
+        UserError::new(
+            "data.group_by_length without data.sft",
+            "only conversations have different lengths",
+            "add --sft to train on conversations, or leave it out",
+        )
+    }));
+    mistakes.keep(require(data.sft_packing == 1, || {
+        UserError::new(
+            format!("data.group_by_length with data.sft_packing = {}", data.sft_packing),
+            "packed samples are full, so they have the same length",
+            "leave one of them out",
+        )
+    }));
+    mistakes.keep(require(ramp.is_empty(), || {
+        UserError::new(
+            format!("data.group_by_length with train.rampup_batch_size = {ramp:?}"),
+            "conversations of like length are put together for batches of one size",
+            "leave one of them out",
+        )
+    }));
+    let blends = data.path.as_ref().is_some_and(|paths| paths.datasets("data.path").is_ok_and(|all| all.len() > 1));
+    mistakes.keep(require(!blends, || {
+        UserError::new(
+            "data.group_by_length with several weights in data.path",
+            "a batch of a blend has samples of several data sets, each in an order of its own",
+            "name one data set, which may have several files, or leave it out",
         )
     }));
 }
@@ -183,6 +220,16 @@ mod tests {
         ] {
             let error = plan(settings).unwrap_err();
             assert!(texts.iter().all(|text| error.contains(text)), "{settings:?}: {error}");
+        }
+        let grouped = ("data.group_by_length", "true");
+        for (settings, text) in [
+            (&[grouped, ("data.sft", "false")][..], "data.group_by_length without data.sft"),
+            (&[grouped, ("data.sft_packing", "2")], "data.group_by_length with data.sft_packing = 2"),
+            (&[grouped, ("train.rampup_batch_size", "4,4,100")], "train.rampup_batch_size = [4, 4, 100]"),
+            (&[grouped, ("data.path", "[0.5, \"a\", 0.5, \"b\"]")], "several weights in data.path"),
+        ] {
+            let error = plan(settings).unwrap_err();
+            assert!(error.contains(text), "{settings:?}: {error}");
         }
         // Both are told.
         let error = plan(&[(list, "64,16"), ("data.sft_packing", "4")]).unwrap_err();

@@ -196,11 +196,7 @@ pub(super) const NAMES: &[OtherName] = &[
     name("loss_type", "", Without(PLAIN_LOSS, OUT)),
     name("use_liger_kernel", "", Without(KERNELS, OUT)),
     name("liger_kernel_config", "", Without(KERNELS, OUT)),
-    name(
-        "group_by_length",
-        "",
-        Without("every sample comes once an epoch, in an order that --data-seed decides", "--seq-length-buckets"),
-    ),
+    name("group_by_length", "", Same("data.group_by_length")),
     name("length_column_name", "", Without("lengths are counted", OUT)),
     name("remove_unused_columns", "", Without(LOADER, OUT)),
     name("label_names", "", Without(LOADER, OUT)),
