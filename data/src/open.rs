@@ -206,6 +206,7 @@ impl<'d> Reader<'d> {
             tokenizer,
             tokenizer_vocab,
             chat_template: self.template.map(Rc::unwrap_or_clone),
+            by_length: None,
         })
     }
 

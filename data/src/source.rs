@@ -51,6 +51,15 @@ pub trait Source: Send + Sync {
         Ok(None)
     }
 
+    /// The most inputs that are no padding in one of samples `first..first + count`. `None` if samples have no padding.
+    /// It follows from the order of the data alone, so all ranks get the same.
+    ///
+    /// # Errors
+    /// There are no such samples.
+    fn longest(&self, _split: Split, _first: u64, _count: usize) -> Result<Option<usize>, DataError> {
+        Ok(None)
+    }
+
     /// Whether the source has samples to evaluate on.
     fn validates(&self) -> bool {
         true

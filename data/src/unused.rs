@@ -32,6 +32,8 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.text_key", data.text_key != "text"),
         ("data.sft", data.sft),
         ("data.sft_packing", data.sft_packing != 1),
+        ("data.seq_length_buckets", !data.seq_length_buckets.is_empty()),
+        ("data.group_by_length", data.group_by_length),
         ("data.chat_template", data.chat_template.is_some()),
         ("data.raw_tokens", data.raw_tokens != RawTokens::None),
     ];

@@ -136,7 +136,7 @@ pub(crate) fn after_module(cx: &mut StepContext<'_>, module: GraphModule, output
 fn run(cx: &mut StepContext<'_>, place: HookPlace, microbatch: usize, output: Hidden) -> Result<()> {
     let hooks = cx.policy().hooks();
     let Some(hook) = hooks.by_place.get(&place).cloned() else { return Ok(()) };
-    let (mode, paused) = (cx.mode(), hooks.paused.clone());
+    let (mode, paused) = (cx.mode().mode, hooks.paused.clone());
     let call_with = move |value| HookCall { place, microbatch, mode, value };
     cx.region(Region::Hook { place, microbatch }, output, |cx, output| match hook {
         Hook::Submits(submit) => submit(cx, &call_with(output)),

@@ -81,6 +81,14 @@ impl Inputs {
         Ok(Inputs { samples, row, inputs, targets, control, drops, real, micro_batch_size, _areas: areas })
     }
 
+    /// The same samples, of which steps with the layers of `shorter` read fewer tokens.
+    pub(crate) fn shortened(&self, shorter: &Model) -> Inputs {
+        let &Model { inputs, targets, drops, .. } = shorter;
+        let &Inputs { samples, control, real, micro_batch_size, .. } = self;
+        let row = shorter.sample.clone();
+        Inputs { samples, row, inputs, targets, control, drops, real, micro_batch_size, _areas: Vec::new() }
+    }
+
     /// Whether the stage needs a step's samples.
     pub(crate) fn needs_batch(&self) -> bool {
         self.samples.is_some()

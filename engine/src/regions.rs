@@ -27,6 +27,40 @@ impl Mode {
     }
 }
 
+/// A kind of step with its own list, plan and graphs: its purpose, and the length of its samples.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StepKind {
+    /// The purpose.
+    pub mode: Mode,
+    /// Tokens of a sample, if they are fewer than the model's: see [`Shorter`](crate::model::Shorter).
+    pub length: Option<usize>,
+}
+
+impl StepKind {
+    /// Whether it has a backward and an update.
+    pub fn trains(self) -> bool {
+        self.mode.trains()
+    }
+}
+
+impl From<Mode> for StepKind {
+    /// A step on samples of the model's length.
+    fn from(mode: Mode) -> StepKind {
+        StepKind { mode, length: None }
+    }
+}
+
+impl std::fmt::Debug for StepKind {
+    /// The name of the mode, and a shorter length: `Train`, `Train at length 512`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let StepKind { mode, length } = self;
+        match length {
+            None => write!(f, "{mode:?}"),
+            Some(length) => write!(f, "{mode:?} at length {length}"),
+        }
+    }
+}
+
 /// A named part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Region {

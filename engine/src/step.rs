@@ -2,12 +2,14 @@
 //!
 //! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions. Its
 //! code is recorded; the regions are captured in graphs and replayed. `build.rs` allocates their memory. `settings.rs`
-//! has the step's numbers from the host, `metrics.rs` its results. `rehearsal.rs` runs steps before the first real one,
-//! `verify.rs` compares a step with graphs to one without. `copy_state.rs` copies weights and optimizer state beside a step.
+//! has the step's numbers from the host, `metrics.rs` its results, `of_length.rs` the parts for each length of samples.
+//! `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a step with graphs to one without.
+//! `copy_state.rs` copies weights and optimizer state beside a step.
 
 mod build;
 mod copy_state;
 mod metrics;
+mod of_length;
 mod program;
 mod rehearsal;
 mod settings;
@@ -24,6 +26,7 @@ use crate::regions::Mode;
 use crate::step_policy::StepPolicy;
 pub use build::{StageGroups, StageOptions};
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
+use of_length::OfLength;
 use program::StepProgram;
 pub use settings::StepSettings;
 
@@ -95,8 +98,9 @@ impl Stage {
         if let Some(progress) = self.device().progress() {
             self.compute.submit(progress.step(settings.step))?;
         }
+        let kind = self.program.kind(mode, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(mode, settings.microbatches, &mut |cx| self.program.train(cx))?;
+        self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.train(cx))?;
         Ok(losses)
     }
 
@@ -106,8 +110,9 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
+        let kind = self.program.kind(Mode::Evaluate, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
+        self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
         self.program.numbers.read(&self.compute, losses, Mode::Evaluate)
     }
 
@@ -128,7 +133,7 @@ impl Stage {
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
         let all = self.losses_per_microbatch * self.data_ranks * settings.microbatches;
         let losses = settings.targets.map_or(all, |targets| targets as usize);
-        let StepProgram { control, inputs, .. } = &self.program;
+        let StepProgram { control, whole: OfLength { inputs, .. }, .. } = &self.program;
         self.compute.submit(WriteControl { control: *control, value: settings.control(losses, self.data_ranks) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;
@@ -148,7 +153,7 @@ impl Stage {
     /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do. If samples are
     /// packed documents, all stages do.
     pub fn needs_batch(&self) -> bool {
-        self.program.inputs.needs_batch()
+        self.program.whole.inputs.needs_batch()
     }
 
     /// Page-locked memory for this many batches.
@@ -156,7 +161,7 @@ impl Stage {
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        Ok(self.device().staging(vec![self.program.inputs.bytes(); batches])?)
+        Ok(self.device().staging(vec![self.program.whole.inputs.bytes(); batches])?)
     }
 
     /// The graphs, to report on.

@@ -5,7 +5,7 @@ use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
 use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use crate::hooks::Hooks;
-use crate::regions::{Mode, Region};
+use crate::regions::{Region, StepKind};
 
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
@@ -195,7 +195,7 @@ impl StepPolicy {
 
 impl Policy for StepPolicy {
     type Region = Region;
-    type Mode = Mode;
+    type Mode = StepKind;
 
     fn captured(&self, region: Region) -> Result<(), &'static str> {
         let [per_layer, whole] = [Scope::PerLayer, Scope::FullIteration].map(|scope| self.graphs == Some(scope));

@@ -191,6 +191,12 @@ impl Conversations {
         }
     }
 
+    /// Inputs of a sample that are no padding. `None` if samples are packed.
+    pub(crate) fn length(&self, number: u64) -> Option<usize> {
+        let at = self.range.start + number as usize;
+        self.packs.is_none().then(|| self.all.tokens_of(at).len() - 1)
+    }
+
     /// Values of a row: `seq` inputs and `seq` targets, of a packed sample also `seq` positions, of each token in its
     /// conversation. The last value is the number of inputs that are no padding.
     pub fn width(&self) -> usize {

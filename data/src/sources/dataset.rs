@@ -73,6 +73,14 @@ impl Dataset {
         }
     }
 
+    /// Inputs of a sample that are no padding. `None` if samples have none.
+    pub(crate) fn length(&self, number: u64) -> Option<usize> {
+        match self {
+            Dataset::Windows(_) => None,
+            Dataset::Conversations(conversations) => conversations.length(number),
+        }
+    }
+
     /// Writes a sample into `row`, of [`Dataset::width`] values.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use crate::random::word;
 use crate::source::{Epoch, Source, Split, rows};
 use crate::sources::blend::Blend;
 use crate::sources::dataset::Dataset;
+use crate::sources::length_order::LengthOrder;
 use crate::sources::permutation::permuted;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer_copy::TokenizerCopy;
@@ -46,6 +47,8 @@ pub struct TokenSource {
     pub tokenizer_vocab: Option<usize>,
     /// The template that made text of conversations.
     pub chat_template: Option<ChatTemplate>,
+    /// The order of training samples, if those of a batch have like lengths.
+    pub by_length: Option<LengthOrder>,
 }
 
 impl Mixture {
@@ -78,7 +81,19 @@ impl TokenSource {
     pub fn training_window(&self, number: u64) -> (usize, u64) {
         let (dataset, epoch, place) = self.training.locate(number);
         let key = word(word(self.seed, dataset as u64), epoch);
-        (dataset, permuted(place, self.training.datasets[dataset].count(), key))
+        let of = &self.training.datasets[dataset];
+        let window = match &self.by_length {
+            Some(order) => order.sample(of, epoch, place, key),
+            None => permuted(place, of.count(), key),
+        };
+        (dataset, window)
+    }
+
+    /// The same samples in an order in which those of a batch of `batch` samples have like lengths, if the samples are
+    /// conversations of one dataset.
+    #[must_use]
+    pub fn grouped_by_length(self, batch: usize) -> TokenSource {
+        TokenSource { by_length: Some(LengthOrder::new(batch)), ..self }
     }
 
     /// The number of different training samples.
@@ -154,6 +169,16 @@ impl Source for TokenSource {
             Ok(dataset.targets(place..place + 1, self.seq))
         };
         (first..first + count as u64).map(of_sample).sum::<Result<u64, DataError>>().map(Some)
+    }
+
+    fn longest(&self, split: Split, first: u64, count: usize) -> Result<Option<usize>, DataError> {
+        let mut longest = None;
+        for number in first..first + count as u64 {
+            let (dataset, place) = self.locate(split, number)?;
+            let Some(length) = dataset.length(place) else { return Ok(None) };
+            longest = longest.max(Some(length));
+        }
+        Ok(longest)
     }
 
     fn validates(&self) -> bool {

@@ -51,7 +51,7 @@ impl CountCell {
         source: QuantizeSource,
         copy: Fp8Matrix,
     ) -> Option<CountQuantized> {
-        (cx.mode() == Mode::Measure).then_some(CountQuantized { source, copy, counts: self.0 })
+        (cx.mode().mode == Mode::Measure).then_some(CountQuantized { source, copy, counts: self.0 })
     }
 }
 

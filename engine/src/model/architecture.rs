@@ -105,6 +105,17 @@ pub struct Architecture {
     pub gradients_outlive_layers: bool,
     /// Builds the layers.
     pub build: Box<Build>,
+    /// Shorter samples that a step may have instead. Each length has a list, a plan and graphs of its own; parameters
+    /// and planned memory are shared.
+    pub shorter: Vec<Shorter>,
+}
+
+/// A model on samples with fewer tokens.
+pub struct Shorter {
+    /// Tokens of a sample.
+    pub length: usize,
+    /// Builds the layers, over the parameters of the whole length.
+    pub build: Box<Build>,
 }
 
 impl Architecture {
@@ -118,6 +129,14 @@ impl Architecture {
     pub fn with_sample(mut self, row: SampleRow) -> Architecture {
         let build = self.build;
         self.build = Box::new(move |params, step| Model { sample: row.clone(), ..build(params, step) });
+        self
+    }
+
+    /// The same model, also for steps on samples of `length` tokens. `shorter` is a model of that length with the same
+    /// parameters, but for learned positions: it reads the first of them. Its samples are rows of the same width, read
+    /// [from the start](SampleRow::shortened).
+    pub fn with_shorter(mut self, length: usize, shorter: Architecture) -> Architecture {
+        self.shorter.push(Shorter { length, build: shorter.build });
         self
     }
 }

@@ -11,7 +11,7 @@ use super::layer::Layer;
 use super::position::Position;
 use super::saved::Saved;
 use super::tensor_parallel::LayerRanks;
-use crate::params::{Param, ParamSpec};
+use crate::params::{Param, ParamSpec, Params};
 use crate::step_policy::StepContext;
 
 /// The table of tokens.
@@ -42,7 +42,7 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) first_token: usize,
     /// The factor of embedded tokens.
     pub(crate) scale: f32,
-    /// `(seq, hidden)`; `None` if positions are not learned.
+    /// `(seq, hidden)`, the first rows of the table; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
     pub(crate) dropout: DropoutLayer,
     pub(crate) dtype: DType,
@@ -62,7 +62,7 @@ impl EmbeddingLayer {
         let LayerBuilder { of, params, .. } = builder;
         EmbeddingLayer {
             table: params.get(TOKEN_TABLE),
-            positions: (of.shape.position == Position::Learned).then(|| params.get(POSITION_TABLE)),
+            positions: (of.shape.position == Position::Learned).then(|| positions(params, of.shape.seq)),
             dropout: of.hidden_dropout(0, 0),
             first_token: of.first_token(),
             scale: of.shape.embedding_scale(),
@@ -70,6 +70,12 @@ impl EmbeddingLayer {
             ranks: of.layer_ranks(),
         }
     }
+}
+
+/// The learned positions of the first `seq` tokens. Training steps set the gradients of the others to 0.
+fn positions(params: &Params, seq: usize) -> Param {
+    let all = params.get(POSITION_TABLE);
+    Param { weight: all.weight.narrow(0, seq), grad: all.grad.map(|grad| grad.narrow(0, seq)), ..all }
 }
 
 impl Layer for EmbeddingLayer {

@@ -59,6 +59,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         experts,
         gradients_outlive_layers: false,
         build: Box::new(build),
+        shorter: Vec::new(),
     }
 }
 

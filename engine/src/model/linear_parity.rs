@@ -110,7 +110,7 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
     // Warm-up, capture, replay.
     for step in 0..3 {
         graphs
-            .step(Mode::Train, 1, &mut |cx| {
+            .step(Mode::Train.into(), 1, &mut |cx| {
                 cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
                     let input = linear.input(cx, input, Copies::Both)?;
                     linear.forward(cx, &input, results.output, None)?;

@@ -68,6 +68,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         experts: None,
         gradients_outlive_layers: true,
         build: Box::new(move |params, step| build(&shape, params, step)),
+        shorter: Vec::new(),
     }
 }
 

@@ -64,6 +64,16 @@ impl SampleRow {
         SampleRow { real: Some(self.width), width: self.width + 1, ..self }
     }
 
+    /// The same row, of which only the first `seq` inputs and targets are read.
+    #[must_use]
+    pub fn shortened(self, seq: usize) -> SampleRow {
+        let first = |columns: Range<usize>| columns.start..columns.start + seq;
+        let documents = self
+            .documents
+            .map(|documents| DocumentColumns { position_ids: first(documents.position_ids), most: documents.most });
+        SampleRow { inputs: first(self.inputs), targets: first(self.targets), documents, ..self }
+    }
+
     /// Features, then outputs.
     pub fn regression(features: usize, outputs: usize) -> SampleRow {
         let width = features + outputs;

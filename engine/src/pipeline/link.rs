@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind};
-use device::{Communicator, Device, Tensor};
+use device::{Communicator, Device, Shape, Tensor};
 use graph_manager::{Result, SideStream};
 
 /// The transfers of one direction. The first stage receives no activations, the last one sends none, and so on.
@@ -38,6 +38,23 @@ impl ReceiveEnd {
 }
 
 impl Link {
+    /// The same link for values of another shape, in the first bytes of its buffers.
+    pub(super) fn shortened(&self, shape: Shape) -> Link {
+        let first = |buffer: &Tensor| buffer.view(0, shape);
+        let receive = self.receive.as_ref().map(|end| ReceiveEnd {
+            name: end.name,
+            communicator: end.communicator.clone(),
+            queue: end.queue.clone(),
+            buffers: end.buffers.iter().map(first).collect(),
+        });
+        let send = self.send.as_ref().map(|end| SendEnd {
+            communicator: end.communicator.clone(),
+            queue: end.queue.clone(),
+            buffer: first(&end.buffer),
+        });
+        Link { receive, send }
+    }
+
     /// The queue of a transfer over this link; `None` for another transfer.
     pub(crate) fn queue_of(&self, transfer: &Collective) -> Option<&Rc<SideStream>> {
         let receive = self.receive.iter().map(|end| (&end.communicator, &end.queue));

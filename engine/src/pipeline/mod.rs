@@ -65,6 +65,22 @@ impl Pipeline {
         Ok(Pipeline { stage, forward: forward.into(), backward: backward.into(), all_stages, tied, _areas: areas })
     }
 
+    /// The same connections for steps that transfer less: values of shape `residual`, in the first bytes of the same
+    /// buffers.
+    pub fn shortened(&self, residual: Option<(Shape, DType)>) -> Pipeline {
+        let of = |link: &Rc<Link>| residual.map_or(link.clone(), |(shape, _)| link.shortened(shape).into());
+        let (forward, backward) = (of(&self.forward), of(&self.backward));
+        let Pipeline { stage, all_stages, tied, .. } = self;
+        Pipeline {
+            stage: *stage,
+            forward,
+            backward,
+            all_stages: all_stages.clone(),
+            tied: tied.clone(),
+            _areas: Vec::new(),
+        }
+    }
+
     /// The stage's tasks of a step, in order.
     ///
     /// # Errors

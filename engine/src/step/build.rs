@@ -9,6 +9,7 @@ use parallel::{PipelineGroups, PipelineStage};
 
 use super::Stage;
 use super::metrics::StepNumbers;
+use super::of_length::{OfLength, check_lengths};
 use super::program::StepProgram;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::{GraphOptions, Scope};
@@ -102,6 +103,7 @@ impl Stage {
         let StageGroups { data_parallel, expert_loads: load_ranks, pipeline } = groups;
         check_aside(&options, architecture)?;
         check_loads(data_parallel.is_some(), load_ranks.is_some(), architecture)?;
+        check_lengths(options.keeps_losses, architecture)?;
         let compute = device.stream("compute");
         let shard = match &data_parallel {
             Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
@@ -114,7 +116,8 @@ impl Stage {
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
         let expert_loads = numbers.loads.clone().map(|loads| ExpertLoads { ranks: load_ranks, ..loads });
-        let model = (architecture.build)(&params, StepTensors { control, losses, expert_loads, rotary });
+        let step = StepTensors { control, losses, expert_loads, rotary };
+        let model = (architecture.build)(&params, step.clone());
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
         let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
@@ -122,6 +125,11 @@ impl Stage {
         let kept_losses =
             kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
+        let whole = OfLength { model, inputs, pipeline };
+        let shorter =
+            architecture.shorter.iter().map(|shorter| (shorter.length, whole.shortened(shorter, &params, &step)));
+        let shorter = shorter.collect();
+        let OfLength { model, pipeline, .. } = &whole;
         let tensor_parallel = architecture.tensor.group.clone();
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
         let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
@@ -169,11 +177,10 @@ impl Stage {
             losses_per_microbatch: model.losses,
             data_ranks: ranks,
             program: StepProgram {
-                model,
+                whole,
+                shorter,
                 params,
                 optimizer,
-                inputs,
-                pipeline,
                 data_parallel,
                 partial_gradients,
                 copied_rows,

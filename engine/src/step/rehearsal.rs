@@ -7,17 +7,19 @@ use crate::passes::PassName;
 use crate::regions::{Mode, Region};
 
 impl Stage {
-    /// Records a training step of `microbatches` microbatches, and with `evaluates` an evaluation step too. No
-    /// operation runs. The recording says how much memory a step needs, and when.
+    /// Records a training step of `microbatches` microbatches, and with `evaluates` an evaluation step too, each for
+    /// all lengths of samples. No operation runs. The recording says how much memory a step needs, and when.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn record(&mut self, microbatches: usize, evaluates: bool) -> Result<()> {
-        self.graphs.record(Mode::Train, microbatches, &mut |cx| self.program.train(cx))?;
-        if evaluates {
-            self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx))?;
+        for kind in self.program.kinds(Mode::Train) {
+            self.graphs.record(kind, microbatches, &mut |cx| self.program.train(cx))?;
         }
-        Ok(())
+        match evaluates {
+            true => self.record_evaluation(microbatches),
+            false => Ok(()),
+        }
     }
 
     /// The list of a training step of `microbatches` microbatches before all passes and after each, in words. A pass
@@ -30,7 +32,7 @@ impl Stage {
         let left_out = program.timing.left_out.clone();
         let mut list = |without: &[PassName]| {
             program.timing.left_out = left_out.iter().chain(without).copied().collect();
-            graphs.list_of(Mode::Train, microbatches, &mut |cx| program.train(cx))
+            graphs.list_of(Mode::Train.into(), microbatches, &mut |cx| program.train(cx))
         };
         let lists = (0..=PassName::ALL.len()).map(|count| list(&PassName::ALL[count..]));
         let lists = lists.collect::<Result<Vec<String>>>();
@@ -46,26 +48,32 @@ impl Stage {
         Ok(text)
     }
 
-    /// Records an evaluation step of `microbatches` microbatches alone, for a stage that does not train.
+    /// Records an evaluation step of `microbatches` microbatches alone, for all lengths of samples.
     ///
     /// # Errors
     /// As [`Stage::evaluate`].
     pub fn record_evaluation(&mut self, microbatches: usize) -> Result<()> {
-        self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx))
+        for kind in self.program.kinds(Mode::Evaluate) {
+            self.graphs.record(kind, microbatches, &mut |cx| self.program.evaluate(cx))?;
+        }
+        Ok(())
     }
 
-    /// Records a step of `microbatches` microbatches that [measures](Stage::measured_step).
+    /// Records a step of `microbatches` microbatches that [measures](Stage::measured_step), for all lengths of samples.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn record_measured(&mut self, microbatches: usize) -> Result<()> {
         self.measures = true;
-        self.graphs.record(Mode::Measure, microbatches, &mut |cx| self.program.train(cx))
+        for kind in self.program.kinds(Mode::Measure) {
+            self.graphs.record(kind, microbatches, &mut |cx| self.program.train(cx))?;
+        }
+        Ok(())
     }
 
     /// Runs a step without sends and receives between stages, and without update, for each of these numbers of
-    /// microbatches. With `evaluates` it also runs an evaluation step of the first number. Samples and receive buffers
-    /// hold zeros.
+    /// microbatches and each length of samples. With `evaluates` it also runs evaluation steps of the first number.
+    /// Samples and receive buffers hold zeros.
     ///
     /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a
     /// kernel or captures a graph while another stage waits for it could block both; see
@@ -74,19 +82,19 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
-        self.program.inputs.clear(self.device())?;
+        self.program.whole.inputs.clear(self.device())?;
         // The samples are not real, so the scales that follow from them are forgotten.
         let device = self.device().clone();
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
             self.write_inputs(rehearsed(microbatches), None)?;
             let program = &self.program;
-            self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| program.train(cx), updates)?;
-            if self.measures {
-                self.graphs.rehearse(Mode::Measure, microbatches, &mut |cx| program.train(cx), updates)?;
+            let measured = self.measures.then(|| program.kinds(Mode::Measure));
+            for kind in program.kinds(Mode::Train).into_iter().chain(measured.into_iter().flatten()) {
+                self.graphs.rehearse(kind, microbatches, &mut |cx| program.train(cx), updates)?;
             }
             if evaluates && at == 0 {
-                self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| program.evaluate(cx), updates)?;
+                self.rehearse_evaluations(microbatches)?;
             }
         }
         match scales {
@@ -95,14 +103,21 @@ impl Stage {
         }
     }
 
-    /// As [`Stage::rehearse`], of an evaluation step alone.
+    /// As [`Stage::rehearse`], of evaluation steps alone.
     ///
     /// # Errors
     /// As [`Stage::evaluate`].
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
-        self.program.inputs.clear(self.device())?;
+        self.program.whole.inputs.clear(self.device())?;
         self.write_inputs(rehearsed(microbatches), None)?;
-        self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx), updates)
+        self.rehearse_evaluations(microbatches)
+    }
+
+    fn rehearse_evaluations(&mut self, microbatches: usize) -> Result<()> {
+        for kind in self.program.kinds(Mode::Evaluate) {
+            self.graphs.rehearse(kind, microbatches, &mut |cx| self.program.evaluate(cx), updates)?;
+        }
+        Ok(())
     }
 }
 
@@ -113,5 +128,5 @@ fn updates(region: Region) -> bool {
 
 /// The settings of a rehearsed step.
 fn rehearsed(microbatches: usize) -> StepSettings {
-    StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None }
+    StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None, length: None }
 }

@@ -17,6 +17,9 @@ pub struct StepSettings {
     pub clip: f32,
     /// The number of targets of the global batch that have a loss, over all ranks. `None` if all have one.
     pub targets: Option<u64>,
+    /// The samples have no more tokens than this: one of the [shorter lengths](crate::model::Shorter) of the model, the
+    /// same on all ranks. What comes after them in a row is not read. `None`: the model's length.
+    pub length: Option<usize>,
 }
 
 impl StepSettings {

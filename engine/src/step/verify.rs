@@ -21,9 +21,10 @@ impl Stage {
         batch: Option<&HostValues>,
         how: &Verification<'_>,
     ) -> Result<Verified> {
+        let kind = self.program.kind(mode, settings.length)?;
         self.write_inputs(settings, batch)?;
         let program = &self.program;
-        let found = self.graphs.verify(mode, settings.microbatches, how, &mut |cx| program.train(cx))?;
+        let found = self.graphs.verify(kind, settings.microbatches, how, &mut |cx| program.train(cx))?;
         Ok(match found {
             Verified::Differs(mut difference) => {
                 difference.tensor = self.name_of(&difference);
@@ -35,7 +36,7 @@ impl Stage {
 
     /// The memory that [`Stage::verify_step`] needs for a recorded training step of so many microbatches.
     pub fn verification_bytes(&self, microbatches: usize) -> VerificationBytes {
-        self.graphs.verification_bytes(Mode::Train, microbatches)
+        self.graphs.verification_bytes(Mode::Train.into(), microbatches)
     }
 
     /// The tensor that differs, with the parameter that its first differing element belongs to.

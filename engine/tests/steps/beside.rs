@@ -36,7 +36,7 @@ fn list(run: &Run) -> Vec<Entry> {
     stage.record(run.microbatches, false).unwrap();
     let gradients = stage.params().gradient_buffer();
     let (mut entries, mut last): (Vec<Entry>, HashMap<StreamId, usize>) = (Vec::new(), HashMap::new());
-    stage.graphs().list(Mode::Train, run.microbatches, |entry| {
+    stage.graphs().list(Mode::Train.into(), run.microbatches, |entry| {
         let mut before = vec![false; entry.number];
         for on in entry.waits.iter().chain(last.get(&entry.queue)) {
             before[*on] = true;

@@ -16,7 +16,7 @@ fn weights(run: Run, by_list: bool) -> Vec<u32> {
         let submit = |entry: graph_manager::ListedEntry| entry.op.map_or(Ok(()), |op| stream.submit(op));
         let mut submitted = Ok(());
         let each = |entry| submitted = submitted.clone().and_then(|()| submit(entry));
-        stage.graphs().bound_list(Mode::Train, run.microbatches, each).unwrap();
+        stage.graphs().bound_list(Mode::Train.into(), run.microbatches, each).unwrap();
         submitted.unwrap();
     } else {
         stage.train_step(run.settings(0), None).unwrap().wait().unwrap();

@@ -201,7 +201,7 @@ pub fn captured(run: &Run) -> (Report, usize) {
         let settings = run.settings(step);
         stage.train_step(settings, Some(&batch(run.kind, settings.first_sample, run.microbatches))).unwrap();
     }
-    (stage.graphs().report(), stage.graphs().expected_graphs(Mode::Train))
+    (stage.graphs().report(), stage.graphs().expected_graphs(Mode::Train.into()))
 }
 
 #[test]

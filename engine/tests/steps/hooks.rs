@@ -106,7 +106,7 @@ fn graphs_go_around_a_hook_that_reads_and_the_report_says_why() {
         assert!(has(&format!("{module} forward of layer 2, microbatch 0")), "{report}");
     }
     assert!(report.to_string().contains("hook (it reads values)"), "{report}");
-    assert_eq!(report.graphs.len(), stage.graphs().expected_graphs(Mode::Train), "{report}");
+    assert_eq!(report.graphs.len(), stage.graphs().expected_graphs(Mode::Train.into()), "{report}");
 }
 
 #[test]

@@ -31,6 +31,7 @@ mod hooks;
 mod kept_losses;
 mod layouts;
 mod left_out;
+mod lengths;
 mod lora;
 mod minimal_example;
 mod mlp_graph;

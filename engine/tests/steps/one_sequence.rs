@@ -120,7 +120,7 @@ fn recorded(run: &Run) -> Steps {
         record(&mut stage, run, kind);
         let mut list = Read::default();
         let (mode, microbatches) = mode(run, kind);
-        stage.graphs().list(mode, microbatches, |entry| list.read(&entry));
+        stage.graphs().list(mode.into(), microbatches, |entry| list.read(&entry));
         (kind, list.sequences)
     })
 }

@@ -205,7 +205,7 @@ fn two_microbatches_are_in_memory_and_evaluation_does_not_change() {
             losses.push(stage.evaluate(settings, Some(&samples)).unwrap().wait().unwrap().loss);
         }
         // Of two slots, each has its own graphs.
-        assert!(stage.graphs().expected_graphs(Mode::Train) > 0);
+        assert!(stage.graphs().expected_graphs(Mode::Train.into()) > 0);
         losses
     };
     assert_eq!(losses(false), losses(true));

@@ -152,7 +152,7 @@ fn parameters_of_unlike_types_are_updated_together() {
             compute.submit(WriteControl { control, value }).unwrap();
             let update =
                 &mut |cx: &mut StepContext<'_>| cx.region(Region::Optimizer, (), |cx, ()| optimizer.update(cx));
-            graphs.step(Mode::Train, 1, update).unwrap();
+            graphs.step(Mode::Train.into(), 1, update).unwrap();
         }
         let values = |(_, param): (&ParamSpec, &engine::params::Param)| {
             let masters = device.download::<f32>(&param.master).unwrap();

@@ -308,7 +308,7 @@ fn a_rehearsal_transfers_and_updates_nothing_and_captures_every_layer_or_chunk()
                 stage.record(run.microbatches, false).unwrap();
                 // No stage waits for another: each goes through its part whenever it likes.
                 stage.rehearse(&[run.microbatches], false).unwrap();
-                stage.graphs().expected_graphs(Mode::Train) - stage.graphs().report().graphs.len()
+                stage.graphs().expected_graphs(Mode::Train.into()) - stage.graphs().report().graphs.len()
             });
             let update = usize::from(enable);
             assert!(left.iter().all(|left| *left == update), "{case:?}: {left:?} graphs are left to capture");

@@ -100,7 +100,11 @@ fn the_graphs_are_as_many_as_there_are_groups() {
         let run = run(Kind::Gpt, Some(together), GraphOptions::default());
         let mut stage = run.stage(&run.device());
         stage.record(run.microbatches, false).unwrap();
-        assert_eq!(stage.graphs().expected_graphs(engine::regions::Mode::Train), 3 * (groups + 2) + 1, "{together}");
+        assert_eq!(
+            stage.graphs().expected_graphs(engine::regions::Mode::Train.into()),
+            3 * (groups + 2) + 1,
+            "{together}"
+        );
     }
 }
 

@@ -142,7 +142,7 @@ fn the_graphs_are_as_many_as_the_settings_say() {
         let report = stage.graphs().report();
         let (_, count) = expected.iter().find(|(prefix, _)| name.starts_with(prefix)).unwrap();
         assert_eq!(report.graphs.len(), *count, "{name}: {report}");
-        assert_eq!(stage.graphs().expected_graphs(engine::regions::Mode::Train), *count, "{name}");
+        assert_eq!(stage.graphs().expected_graphs(engine::regions::Mode::Train.into()), *count, "{name}");
     }
 }
 

@@ -183,7 +183,7 @@ fn a_rehearsal_captures_every_layer_and_changes_no_bit() {
             let mut stage = run.stage(&device);
             stage.record(run.microbatches, false).unwrap();
             stage.rehearse(&[run.microbatches], false).unwrap();
-            stage.graphs().expected_graphs(Mode::Train) - stage.graphs().report().graphs.len()
+            stage.graphs().expected_graphs(Mode::Train.into()) - stage.graphs().report().graphs.len()
         });
         assert!(left.iter().all(|left| *left == 1), "the update alone is left to capture: {left:?}");
     }

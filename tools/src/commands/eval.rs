@@ -13,6 +13,7 @@ use launch::RankEnv;
 use super::args::{MODEL_FOLDER, positional, sets_option, text, text_flag, train_request, with_run_flags};
 use super::train::{log_filter, start};
 use trainer::checkpoint::{MANIFEST, newest_in};
+use trainer::config::bucket_plan::BucketPlan;
 use trainer::config::freeze_plan::FrozenNames;
 use trainer::config::plan::{EvaluationPlan, RunPlan};
 use trainer::config::request::TrainRequest;
@@ -159,6 +160,8 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
     }
     plan.frozen = FrozenNames::all();
     plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
+    // Every set is read at the model's length.
+    plan.buckets = BucketPlan::default();
     plan.keeps_losses = !request.multiple_choice.is_empty();
     if plan.keeps_losses {
         // All rows have one form: that of choices. Conversations that are not packed have the same loss.

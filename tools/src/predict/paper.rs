@@ -113,13 +113,14 @@ pub(super) struct RankStep {
 /// # Errors
 /// Settings that exclude each other.
 pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Result<Vec<RankStep>, RunError> {
-    // One recording: no evaluation, no steps of other sizes.
+    // One recording: no evaluation, no steps of other sizes or lengths.
     let mut config = plan.config.clone();
     config.train.eval_interval = 0;
     config.train.early_stop_patience = 0;
     config.checkpoint.save_best = false;
     config.train.rampup_batch_size = Vec::new();
     config.precision.fp8_metrics_interval = 0;
+    config.data.seq_length_buckets = Vec::new();
     let plan = Rc::new(RunPlan::new(config, plan.parallel.grid.ranks())?);
     let mut steps = Vec::new();
     let mut communicators = Communicators::default();
@@ -130,7 +131,7 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
         let memory = Memory::of(&mut stage, taken);
         let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
         let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };
-        stage.graphs().list(mode, plan.batch.microbatches(), |entry| builder.add(&entry));
+        stage.graphs().list(mode.into(), plan.batch.microbatches(), |entry| builder.add(&entry));
         let submitted = builder.submitted();
         let nodes;
         (nodes, communicators) = builder.take();

@@ -85,8 +85,15 @@ impl Case {
 
     fn step(&self, stage: &mut Stage, step: u32) {
         let first_sample = 2 * u64::from(step);
-        let settings =
-            StepSettings { step, microbatches: 1, first_sample, learning_rate: 1e-2, clip: 1.0, targets: None };
+        let settings = StepSettings {
+            step,
+            microbatches: 1,
+            first_sample,
+            learning_rate: 1e-2,
+            clip: 1.0,
+            targets: None,
+            length: None,
+        };
         let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2, &Staging::default());
         stage.train_step(settings, Some(&batch.unwrap())).unwrap().wait().unwrap();
     }

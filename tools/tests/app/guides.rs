@@ -19,6 +19,7 @@ length=16
 case " $* " in *" --sft "*) length=128 ;; esac
 for argument; do
     [ "$argument" = 1024 ] && argument=$length # --max-position-embeddings, --seq-length
+    [ "$argument" = 256,512,1024 ] && argument=64,$length # --seq-length-buckets
     [ "$argument" = 6400 ] && argument=32 # --train-samples
     arguments+=("$argument")
 done

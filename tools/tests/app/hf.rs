@@ -137,6 +137,7 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
                 learning_rate: 0.0,
                 clip: 0.0,
                 targets: None,
+                length: None,
             };
             let loss = stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss;
             assert!((loss / wanted - 1.0).abs() < 1e-6, "{name}: loss {loss} here, {wanted} in transformers");

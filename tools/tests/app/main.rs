@@ -15,6 +15,7 @@ mod bad_data;
 mod batch_ramp;
 mod batches;
 mod best_checkpoint;
+mod buckets;
 
 mod checkpoint;
 mod choices;

@@ -7,6 +7,8 @@
 pub mod activation_plan;
 pub mod advice;
 pub mod batch_plan;
+pub mod bucket_plan;
+pub mod bucket_shares;
 pub mod checks;
 pub mod epochs;
 mod evaluation_plan;

@@ -1,15 +1,17 @@
 //! The checked plan of a run. All validation happens here, before any other work.
 
 use common::{Mistakes, UserError};
+use data::{DataError, Source, Split};
 use device::ops::Documents;
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
-use engine::model::SampleRow;
+use engine::model::{Architecture, SampleRow, TensorParallel, gpt_part};
 use launch::watch::WatchSettings;
 use parallel::Axis;
 
 use crate::config::activation_plan::PrintedActivations;
 use crate::config::batch_plan::BatchPlan;
+use crate::config::bucket_plan::BucketPlan;
 use crate::config::checks::{at_least, at_most, within};
 pub use crate::config::evaluation_plan::EvaluationPlan;
 use crate::config::evaluation_plan::{check_samples, check_validation};
@@ -40,6 +42,8 @@ pub struct RunPlan {
     pub parallel: ParallelPlan,
     /// The samples of every step.
     pub batch: BatchPlan,
+    /// The lengths that they may have.
+    pub buckets: BucketPlan,
     /// The optimizer and its learning rates.
     pub optimizer: OptimizerPlan,
     /// The parameters that keep their values.
@@ -114,12 +118,13 @@ impl RunPlan {
         let named = frozen
             .as_ref()
             .and_then(|frozen| mistakes.keep(NamedGroup::all(&config.optimizer.param_groups, &model, frozen)));
+        let buckets = mistakes.keep(BucketPlan::new(&config, &model));
         let printed = mistakes.keep(PrintedActivations::new(&config, &model));
         let (size, evaluation) = (ModelSize::of(&model), EvaluationPlan::new(&config.train));
         mistakes.keep(check_validation(&config));
         mistakes.keep(check_samples(&config, &model));
         let (batch, parallel, graphs) = (batch?, parallel?, graphs?);
-        let (watch, frozen, printed) = (watch?, frozen?, printed?);
+        let (watch, frozen, printed, buckets) = (watch?, frozen?, printed?, buckets?);
         let optimizer = optimizer?.with_named(named?);
         let config = with_rates(config, &optimizer.learning_rate);
         (mistakes.len() == before).then_some(RunPlan {
@@ -129,6 +134,7 @@ impl RunPlan {
             size,
             parallel,
             batch,
+            buckets,
             optimizer,
             frozen,
             printed,
@@ -169,6 +175,34 @@ impl RunPlan {
             ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq).with_padding(),
             ModelPlan::Gpt(shape) => SampleRow::tokens(shape.seq),
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
+        }
+    }
+
+    /// A rank's part of the model, for all lengths of samples.
+    pub fn architecture(&self, tensor: &TensorParallel, rank: usize) -> Architecture {
+        let (layers, row) = (self.layers(rank), self.sample_row());
+        let whole = self.model.part(tensor.clone(), layers.clone()).with_sample(row.clone());
+        let whole = whole.freeze(|name| self.frozen.has(name));
+        self.buckets.shorter().iter().fold(whole, |whole, shape| {
+            let shorter = gpt_part(shape.clone(), tensor.clone(), layers.clone());
+            whole.with_shorter(shape.seq, shorter.with_sample(row.clone().shortened(shape.seq)))
+        })
+    }
+
+    /// The length of samples in a step on samples `first..first + count` of `source`; `None`: that of the model.
+    ///
+    /// # Errors
+    /// There are no such samples.
+    pub fn length_of(
+        &self,
+        source: &dyn Source,
+        split: Split,
+        first: u64,
+        count: usize,
+    ) -> Result<Option<usize>, DataError> {
+        match self.buckets.shorter() {
+            [] => Ok(None),
+            _ => Ok(self.buckets.length_for(source.longest(split, first, count)?)),
         }
     }
 

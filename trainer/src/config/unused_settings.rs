@@ -94,6 +94,7 @@ const RULES: &[Rule] = &[
         |run| run.config.data.validation_path.is_some(),
         "data.validation_path is for validation, and all of data.path for training",
     ),
+    (&["data.group_by_length"], |run| run.buckets.shorter().is_empty(), "without data.seq_length_buckets (--seq-length-buckets) all steps have the same length"),
     (&["data.raw_tokens"], |run| data::forms(&run.config.data) == (true, false), "it is for token files, and the data are text"),
     (
         &["data.end_of_text"],

@@ -69,7 +69,7 @@ impl Generator {
         // Both modes are recorded before either runs, because memory is planned for both together.
         for mode in [Mode::Prefill, Mode::Decode] {
             let mut body = generator.body(mode);
-            generator.graphs.record(mode, 1, &mut body)?;
+            generator.graphs.record(mode.into(), 1, &mut body)?;
         }
         Ok(generator)
     }
@@ -85,7 +85,7 @@ impl Generator {
         self.compute.write(&self.cursor.start, &[start as i32])?;
         self.compute.write(&self.cursor.wanted, &[wanted as i32])?;
         let mut body = self.body(mode);
-        self.graphs.step(mode, 1, &mut body)?;
+        self.graphs.step(mode.into(), 1, &mut body)?;
         let mut logits: Vec<f32> = match self.logits.dtype {
             DType::F32 => self.compute.read(&self.logits)?.wait()?,
             _ => self.compute.read::<bf16>(&self.logits)?.wait()?.into_iter().map(bf16::to_f32).collect(),

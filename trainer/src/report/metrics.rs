@@ -25,6 +25,9 @@ pub struct StepMetrics {
     pub step: usize,
     /// Samples trained on after this step, over all ranks.
     pub samples: u64,
+    /// Tokens of each of its samples, in a run with several lengths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seq_length: Option<usize>,
     /// Mean loss over the global batch, nats.
     pub loss: f64,
     /// Likewise the terms that training adds to it, by name. They are not part of `loss`.
@@ -359,6 +362,7 @@ mod tests {
         let step = StepMetrics {
             step: 200,
             samples: 3200,
+            seq_length: None,
             loss: 2.4814,
             added: BTreeMap::new(),
             expert_imbalance: None,

@@ -12,6 +12,7 @@ use engine::step::{BlockLoad, StepResult};
 
 use crate::checkpoint::Progress;
 use crate::config::LoggingConfig;
+use crate::config::bucket_plan::BucketPlan;
 use crate::config::learning_rate::LearningRate;
 use crate::config::model_size::ModelSize;
 use crate::config::plan::{ModelPlan, RunPlan};
@@ -52,6 +53,8 @@ pub(crate) struct FinishedStep {
     pub(crate) progress: Progress,
     /// Its samples over all ranks.
     pub(crate) samples: usize,
+    /// Tokens of a sample, if they are fewer than the model's.
+    pub(crate) length: Option<usize>,
     pub(crate) result: StepResult,
     /// The losses of this rank's 8-bit copies, if the step measured them.
     pub(crate) counts: Option<Vec<TensorCounts>>,
@@ -79,6 +82,7 @@ pub(crate) struct Reporter<'p> {
     /// Steps of the run.
     steps: usize,
     size: ModelSize,
+    buckets: &'p BucketPlan,
     learning_rate: LearningRate,
     /// Whether losses are per token, so that they have a perplexity.
     has_perplexity: bool,
@@ -122,6 +126,7 @@ impl<'p> Reporter<'p> {
             logging: &plan.config.logging,
             steps,
             size: plan.size,
+            buckets: &plan.buckets,
             learning_rate: plan.optimizer.learning_rate,
             has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)),
             saves_checkpoints: plan.config.checkpoint.dir.is_some(),
@@ -160,18 +165,20 @@ impl<'p> Reporter<'p> {
             Some(Validation { loss, sets }) => (Some(loss), sets),
             None => (None, BTreeMap::new()),
         };
-        let FinishedStep { progress, samples, ref result, ref counts, seconds, host, data_wait } = *done;
+        let FinishedStep { progress, samples, length, ref result, ref counts, seconds, host, data_wait } = *done;
         let step = progress.step;
         self.last_loss = result.loss;
         self.skipped = if result.applied || result.spike { 0 } else { self.skipped + 1 };
         self.all_skipped = result.skipped;
         self.last_validation = validation_loss.or(self.last_validation);
         self.time_left.step_ended(Instant::now());
-        let tokens_per_s = (samples * self.size.losses_per_sample) as f64 / seconds;
-        let flops = tokens_per_s * self.size.flops_per_token;
+        let tokens_per_s = (samples * length.unwrap_or(self.size.losses_per_sample)) as f64 / seconds;
+        let at_length = length.and_then(|length| self.buckets.flops_per_token(length));
+        let flops = tokens_per_s * at_length.unwrap_or(self.size.flops_per_token);
         let metrics = StepMetrics {
             step,
             samples: progress.samples,
+            seq_length: (!self.buckets.shorter().is_empty()).then(|| length.unwrap_or(self.size.losses_per_sample)),
             loss: result.loss,
             added: result.added.clone(),
             expert_imbalance: result.expert_loads.iter().map(BlockLoad::imbalance).reduce(f64::max),

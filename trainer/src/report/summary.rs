@@ -8,6 +8,7 @@ use engine::step::Stage;
 use parallel::Axis;
 
 use crate::checkpoint::{MOST_STATES, Writers, rank_bytes, state_folder};
+use crate::config::bucket_shares;
 use crate::config::epochs;
 use crate::config::graph_plan::graph_scope;
 use crate::config::model_name::describe;
@@ -32,11 +33,12 @@ pub fn summary(
     let model = describe(&config.model);
     let tokens = plan.batch.samples_of(plan.steps) as f64 * plan.size.losses_per_sample as f64;
     let epochs = epochs::described(plan, source).map_or(String::new(), |epochs| format!(", {epochs}"));
+    let most = if plan.buckets.shorter().is_empty() { "" } else { "up to " };
     let mut rows = vec![
         ("model", format!("{model}, {}{}", plan.size.words(), adapters(config))),
         ("data", source.describe()),
         ("batch", batch(plan, group)),
-        ("steps", format!("{}, {} tokens{epochs}", plan.steps, count(tokens))),
+        ("steps", format!("{}, {most}{} tokens{epochs}", plan.steps, count(tokens))),
         ("device", format!("{}, {compute}{}", describe_device(device, group), fp8(config))),
         ("weights", weights(plan, stage)),
         ("optimizer", optimizer(plan, stage)),
@@ -48,6 +50,9 @@ pub fn summary(
         let layers = plan.layers(group.rank).in_words();
         let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank);
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
+    }
+    if let Some(shares) = bucket_shares::described(plan, source) {
+        rows.insert(3, ("lengths", shares));
     }
     let checkpoint = &config.checkpoint;
     let state = rank_bytes(stage, &Writers::new(plan, group)) as usize;
@@ -154,15 +159,18 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     if plan.measures_fp8() {
         modes.insert(1, (Mode::Measure, "measuring"));
     }
-    let count = |(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode));
-    let counts: Vec<String> = modes.into_iter().map(count).collect();
+    let count = |(mode, name): (Mode, &str)| format!("{} for {name}", stage.graphs().expected_graphs(mode.into()));
+    let mut counts = modes.into_iter().map(count).collect::<Vec<String>>().join(", ");
+    if !plan.buckets.shorter().is_empty() {
+        counts += &format!("; as many for each of {} lengths", 1 + plan.buckets.shorter().len());
+    }
     let graph = &plan.config.cuda_graph;
     match graph.scope {
         GraphScope::PerLayer | GraphScope::PerChunk | GraphScope::Auto => {
-            format!("{}, {} pool: {}", graph_scope(graph), graph.mempool, counts.join(", "))
+            format!("{}, {} pool: {counts}", graph_scope(graph), graph.mempool)
         }
         // The pool has no effect on the plan over the whole step.
-        GraphScope::FullIteration => format!("{}: {}", graph.scope, counts.join(", ")),
+        GraphScope::FullIteration => format!("{}: {counts}", graph.scope),
     }
 }
 

@@ -192,8 +192,7 @@ pub fn recorded_stage(
         keeps_losses: plan.keeps_losses,
         left_out: Vec::new(),
     };
-    let architecture = plan.model.part(tensor, plan.layers(group.rank));
-    let architecture = architecture.freeze(|name| plan.frozen.has(name)).with_sample(plan.sample_row());
+    let architecture = plan.architecture(&tensor, group.rank);
     let groups = StageGroups {
         data_parallel: group.data.clone(),
         expert_loads: group.expert_loads.clone(),
@@ -219,7 +218,8 @@ pub fn recorded_stage(
     Ok(stage)
 }
 
-/// The host's settings for a step on a rank's share of a batch. `targets` of the whole batch have a loss; `None`: all.
+/// The host's settings for a step on a rank's share of a batch. `targets` of the whole batch have a loss; `None`: all. Its
+/// samples have the model's length.
 pub fn step_settings(optimizer: &OptimizerPlan, step: usize, share: BatchShare, targets: Option<u64>) -> StepSettings {
     StepSettings {
         step: step as u32,
@@ -228,5 +228,6 @@ pub fn step_settings(optimizer: &OptimizerPlan, step: usize, share: BatchShare, 
         learning_rate: optimizer.learning_rate.at(step) as f32,
         clip: optimizer.clip,
         targets,
+        length: None,
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct SubmittedStep {
     pub(crate) progress: Progress,
     /// Its samples over all ranks.
     pub(crate) samples: usize,
+    /// Tokens of a sample, if they are fewer than the model's.
+    pub(crate) length: Option<usize>,
     pub(crate) metrics: PendingMetrics,
     /// The losses of this rank's 8-bit copies, if the step measured them.
     pub(crate) counts: Option<PendingCounts>,
@@ -38,6 +40,7 @@ impl SubmittedStep {
         Ok(FinishedStep {
             progress: self.progress,
             samples: self.samples,
+            length: self.length,
             result,
             counts,
             seconds: end.duration_since(start).max(self.host).as_secs_f64().max(1e-9),

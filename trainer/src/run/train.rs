@@ -16,8 +16,8 @@ use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging, SyncDebug};
 use engine::fp8::Fp8Recipe;
-use engine::regions::Mode;
-use engine::step::Stage;
+use engine::regions::{Mode, StepKind};
+use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
@@ -131,6 +131,8 @@ struct Trainer<'r> {
     validated: Validated,
     trace: StepTrace,
     verified: VerifiedSteps,
+    /// A line was said about graphs.
+    graphs_told: bool,
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
@@ -201,6 +203,7 @@ impl<'r> Trainer<'r> {
             validated,
             trace,
             verified: VerifiedSteps::default(),
+            graphs_told: false,
             report,
             first_step,
             progress,
@@ -239,15 +242,23 @@ impl<'r> Trainer<'r> {
         }
     }
 
+    /// The settings of the next step, of so many samples over all ranks.
+    fn settings(&self, samples: usize) -> Result<StepSettings, RunError> {
+        let (plan, consumed) = (self.plan, self.progress.samples);
+        let share = plan.batch.share_after(consumed, plan.parallel.data_rank(self.group.rank));
+        let targets = self.source.targets(Split::Train, consumed, samples)?;
+        let length = plan.length_of(&*self.source, Split::Train, consumed, samples)?;
+        Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, targets) })
+    }
+
     /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device,
     /// and never waits for the step that it has just submitted.
     fn train_step(&mut self) -> Result<(), RunError> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
-        let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.group.rank));
         let samples = self.plan.batch.samples_after(consumed);
-        let targets = self.source.targets(Split::Train, consumed, samples)?;
-        let settings = step_settings(&self.plan.optimizer, step, share, targets);
+        let settings = self.settings(samples)?;
+        let (length, microbatches) = (settings.length, settings.microbatches);
         // The first batch may take long, so it counts as part of the start.
         let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
         let (mut batch, mut data_wait) = (None, Duration::ZERO);
@@ -258,7 +269,8 @@ impl<'r> Trainer<'r> {
         self.trace.before_step(self.device)?;
         let measures = self.plan.measures_fp8_at(step);
         let mode = if measures { Mode::Measure } else { Mode::Train };
-        let settled = self.stage.graphs().is_settled(mode, settings.microbatches);
+        let kind = StepKind { mode, length };
+        let settled = self.stage.graphs().is_settled(kind, microbatches);
         if self.plan.verifies_at(step) && settled {
             let (plan, group, step) = (self.plan, self.group, (mode, settings, batch.as_ref()));
             self.verified.verify(plan, group, self.stage, step)?;
@@ -278,16 +290,32 @@ impl<'r> Trainer<'r> {
         let host = started.elapsed();
         tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
         let progress = Progress { step: step + 1, samples: consumed + samples as u64 };
-        let submitted = SubmittedStep { progress, samples, metrics, counts, started, host, data_wait };
+        let submitted = SubmittedStep { progress, samples, length, metrics, counts, started, host, data_wait };
         if let Some(before) = self.in_flight.replace(submitted) {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
         }
-        if self.plan.graphs.enable && step == self.first_step + self.plan.graphs.warmup_steps {
-            self.report.say(&format!("graphs: {}", self.stage.graphs().report()));
+        if self.plan.graphs.enable && !settled && self.stage.graphs().is_settled(kind, microbatches) {
+            self.say_graphs(length);
         }
         self.progress = progress;
         Ok(())
+    }
+
+    /// Tells of graphs after the step that captured them. Each length of samples has its own; the first line is about all.
+    fn say_graphs(&mut self, length: Option<usize>) {
+        let report = self.stage.graphs().report();
+        match std::mem::replace(&mut self.graphs_told, true) {
+            false => self.report.say(&format!("graphs: {report}")),
+            true if self.plan.buckets.shorter().is_empty() => {}
+            true => {
+                let length = length.unwrap_or(self.plan.size.losses_per_sample);
+                self.report.say(&format!(
+                    "graphs: those of samples of {length} too, {} in all",
+                    counted(report.graphs.len(), "graph")
+                ));
+            }
+        }
     }
 
     /// Evaluates at the configured interval and after the last step. Reports the step just submitted together with the
@@ -450,7 +478,8 @@ fn evaluate(
             batch = Some(source.batch(Split::Validation, share.first_sample, share.samples, &Staging::default())?);
         }
         let targets = source.targets(Split::Validation, consumed, plan.batch.global)?;
-        let settings = step_settings(&plan.optimizer, index, share, targets);
+        let length = plan.length_of(source, Split::Validation, consumed, plan.batch.global)?;
+        let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, targets) };
         let weight = targets.map_or(1.0, |targets| targets as f64);
         total += weight * stage.evaluate(settings, batch.as_ref())?.wait()?.loss;
         weights += weight;

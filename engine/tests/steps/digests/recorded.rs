@@ -200,7 +200,7 @@ pub fn recorded(run: &Run) -> [String; 3] {
         let [these, _] = heard.borrow().written(&device);
         let mut listed = Heard::default();
         let (mode, microbatches) = mode(run, kind);
-        stage.graphs().list(mode, microbatches, |entry| listed.read(&entry));
+        stage.graphs().list(mode.into(), microbatches, |entry| listed.read(&entry));
         let [in_list, after] = listed.written(&device);
         same("operations", &these, &in_list);
         let _ = write!(operations, "{kind}\n{in_list}");

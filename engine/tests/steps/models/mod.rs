@@ -157,6 +157,8 @@ pub struct Run {
     /// The columns of a sample's inputs and targets, if not those of the kind. Samples of packed documents are
     /// [`packed`].
     pub row: Option<SampleRow>,
+    /// Shorter lengths of samples.
+    pub shorter: Vec<usize>,
     pub dropout: f32,
     pub precision: Precision,
     pub microbatches: usize,
@@ -216,6 +218,7 @@ impl Run {
             kind,
             shape: None,
             row: None,
+            shorter: Vec::new(),
             dropout,
             precision: Precision::F32,
             microbatches,
@@ -274,16 +277,18 @@ impl Run {
                 let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.precision));
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
                 let layers = StageLayers::of_stage(self.stage, &blocks, self.recompute);
-                (gpt_part(shape, self.tensor.clone(), layers), adamw)
+                let row = self.row.clone().unwrap_or_else(|| SampleRow::tokens(shape.seq));
+                let at = |seq: usize| {
+                    let shape = GptShape { seq, ..shape.clone() };
+                    gpt_part(shape, self.tensor.clone(), layers.clone()).with_sample(row.clone().shortened(seq))
+                };
+                let shorter = self.shorter.iter();
+                (shorter.fold(at(shape.seq), |whole, &seq| whole.with_shorter(seq, at(seq))), adamw)
             }
             Kind::Mlp => {
                 let sgd = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.9 }, decay);
                 (tiny_mlp(self.dropout, self.precision), sgd)
             }
-        };
-        let architecture = match &self.row {
-            Some(row) => architecture.with_sample(row.clone()),
-            None => architecture,
         };
         let options = StageOptions {
             seed: Some(7),
@@ -322,6 +327,7 @@ impl Run {
             learning_rate: self.learning_rate,
             clip: self.clip,
             targets: None,
+            length: None,
         }
     }
 

@@ -111,8 +111,9 @@ fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
     let tokens = count(plan.tokens_per_step() as f64);
     let network = if ranks > node { "; between nodes nothing was measured" } else { "" };
     let experts = if plan.config.model.experts > 0 { "; experts were not measured" } else { "" };
+    let longest = if plan.buckets.shorter().is_empty() { "" } else { ", as with the longest samples" };
     format!(
-        "{}, {}; {} a step, {tokens} tokens\n{ranks} x {}, {node} on a node; {sure}{network}{experts}\n{} allowed, {} \
+        "{}, {}; {} a step, {tokens} tokens{longest}\n{ranks} x {}, {node} on a node; {sure}{network}{experts}\n{} allowed, {} \
          recorded\n\n",
         describe(&plan.config.model),
         plan.size.words(),

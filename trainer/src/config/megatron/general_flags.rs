@@ -108,7 +108,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("no-persist-layer-norm", Ignored(Nothing, KERNELS)),
     ("no-gradient-accumulation-fusion", Ignored(Nothing, KERNELS)),
     ("cross-entropy-loss-fusion", Ignored(Nothing, "the loss is always one operation")),
-    ("calculate-per-token-loss", Ignored(Nothing, "all samples have the same number of tokens, and the loss is always their mean")),
+    ("calculate-per-token-loss", Ignored(Nothing, "the loss is always the mean over the targets of a step")),
     ("apply-layernorm-1p", Ignored(Nothing, "norms have no weight decay, so both forms train alike")),
     ("manual-gc", Ignored(Nothing, COLLECTOR)),
     ("no-manual-gc-eval", Ignored(Nothing, COLLECTOR)),

@@ -1,0 +1,164 @@
+//! Samples of several lengths: a step is as long as its longest conversation, and trains as if all were filled.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, stdout_of};
+
+/// `Q question A answer;`
+const TEMPLATE: &str =
+    "{% for m in messages %}{{ 'Q ' + m.content + ' ' if m.role == 'user' else 'A ' + m.content + ';' }}{% endfor %}";
+
+/// Writes 40 conversations: most are short, some of up to 70 tokens.
+fn write_chats(folder: &Path) {
+    let line = |number: usize| {
+        let words = if number % 5 == 4 { 3 + number % 14 } else { 1 + number % 3 };
+        let answer = ["abc", "de", "fgh"].iter().cycle().take(words).copied().collect::<Vec<_>>().join(" ");
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"q{number}\"}}, \
+             {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]}}\n"
+        )
+    };
+    std::fs::write(folder.join("chats.jsonl"), (0..40).map(line).collect::<String>()).unwrap();
+    std::fs::write(folder.join("template.jinja"), TEMPLATE).unwrap();
+}
+
+const LENGTHS: &str = "--seq-length-buckets 20,36,64";
+
+/// The flags of a run on the conversations in `folder`.
+fn flags(folder: &Path, more: &str) -> String {
+    let at = |name: &str| folder.join(name).display().to_string();
+    format!(
+        "--data-path {} --chat-template {} --sft --split 0.8 --eval-interval 4 --seq-length 64 --hidden-dropout 0 \
+         --attention-dropout 0 --lr 3e-3 --global-batch-size 4 --layers 2 --steps 12 {more}",
+        at("chats.jsonl"),
+        at("template.jinja")
+    )
+}
+
+/// A folder with the conversations after a run, and what the run printed.
+fn trained(ranks: usize, more: &str) -> (Folder, String) {
+    let folder = Folder::new("buckets");
+    write_chats(&folder.0);
+    let output = run(ranks, &folder.0, &flags(&folder.0, more));
+    expect(&output, 0, &["done: loss"]);
+    let text = printed(&output);
+    (folder, text)
+}
+
+/// The length of each step in the metrics.
+fn lengths(folder: &Folder) -> Vec<u64> {
+    let text = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
+    let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["seq_length"].as_u64().unwrap();
+    text.lines().map(step).collect()
+}
+
+#[test]
+fn steps_of_every_length_train_as_samples_of_the_whole_length_do_in_every_layout() {
+    let (whole, _) = trained(1, "");
+    for (ranks, more) in [
+        (1, ""),
+        (1, "--micro-batch-size 2 --enable-cuda-graph --cuda-graph-scope full_iteration"),
+        (2, "--enable-cuda-graph"),
+        (2, "--pipeline-model-parallel-size 2 --enable-cuda-graph --cuda-graph-scope per_chunk"),
+        (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    ] {
+        let (folder, said) = trained(ranks, &format!("{LENGTHS} {more}"));
+        assert_like(12, &metrics(&folder.0), &metrics(&whole.0), more);
+        let lengths = lengths(&folder);
+        assert!([20, 36, 64].iter().all(|length| lengths.contains(length)), "{more}: {lengths:?}");
+        assert!(said.contains("of steps; ") && said.contains("% as many tokens"), "{said}");
+    }
+}
+
+#[test]
+fn every_scope_has_the_bits_of_graphs_off_and_verified_steps_differ_nowhere() {
+    let (plain, _) = trained(1, &format!("{LENGTHS} --save-interval 12"));
+    for more in [
+        "--cuda-graph-scope per_layer --verify-cuda-graph 1",
+        "--cuda-graph-scope per_chunk",
+        "--cuda-graph-scope full_iteration --verify-cuda-graph 1",
+        "--cuda-graph-mempool single --check-graphs",
+    ] {
+        let (folder, said) = trained(1, &format!("{LENGTHS} --save-interval 12 --enable-cuda-graph {more}"));
+        assert_eq!(metrics(&folder.0), metrics(&plain.0), "{more}");
+        assert_eq!(bits(&folder.0, 12), bits(&plain.0, 12), "{more}");
+        // The graphs of each length are told when they are captured.
+        assert_eq!(said.matches("\ngraphs: those of samples of ").count(), 2, "{more}: {said}");
+        assert!(said.contains(" for evaluation; as many for"), "{more}: {said}");
+        assert!(!more.contains("verify") || said.contains("verified: "), "{more}: {said}");
+    }
+}
+
+#[test]
+fn conversations_of_like_length_in_a_batch_make_steps_short_and_come_once_an_epoch() {
+    let of = |more: &str| {
+        let (folder, _) = trained(1, &format!("{LENGTHS} {more}"));
+        lengths(&folder)
+    };
+    let (random, grouped) = (of(""), of("--group-by-length"));
+    // Eight steps are an epoch of 32 conversations.
+    let tokens = |lengths: &[u64]| lengths[..8].iter().sum::<u64>();
+    assert!(tokens(&grouped) < tokens(&random), "{grouped:?} and {random:?}");
+    assert!(!grouped[..8].is_sorted(), "{grouped:?}");
+    let (whole, _) = trained(1, "--group-by-length");
+    let (short, _) = trained(2, &format!("{LENGTHS} --group-by-length"));
+    assert_like(12, &metrics(&short.0), &metrics(&whole.0), "two ranks");
+}
+
+#[test]
+fn a_run_that_stopped_goes_on_with_the_same_lengths_and_bits() {
+    for (ranks, more) in [(1, ""), (2, "--enable-cuda-graph"), (1, "--group-by-length")] {
+        let more = format!("{LENGTHS} --save-interval 6 {more}");
+        let (unbroken, _) = trained(ranks, &more);
+        let resumed = Folder::new("buckets-resumed");
+        write_chats(&resumed.0);
+        copy_run(&unbroken.0, &resumed.0, 6);
+        expect(&run(ranks, &resumed.0, &flags(&resumed.0, &more)), 0, &["at step 6", "done: loss"]);
+        assert_eq!(metrics(&resumed.0), metrics(&unbroken.0), "{ranks} ranks");
+        assert_eq!(lengths(&resumed), lengths(&unbroken), "{ranks} ranks");
+        assert_eq!(bits(&resumed.0, 12), bits(&unbroken.0, 12), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn an_evaluation_reads_every_sample_whole() {
+    let (folder, _) = trained(1, &format!("{LENGTHS} --save-interval 12"));
+    let [saved, chats, template] = ["saved", "chats.jsonl", "template.jinja"].map(|name| folder.path(name));
+    let [saved, chats, template] = [&saved, &chats, &template].map(|path| path.to_str().unwrap());
+    let common = ["--sft", "--chat-template", template, "--seq-length", "64", "--device", "host"];
+    let of = |more: &[&str]| {
+        let printed = stdout_of(&[&["eval", saved, chats][..], &common, more].concat());
+        serde_json::from_str::<Value>(printed.lines().last().unwrap()).unwrap()["loss"].as_f64().unwrap()
+    };
+    assert_eq!(of(&["--seq-length-buckets", "20,36,64"]), of(&["--seq-length-buckets", "64"]));
+}
+
+#[test]
+fn wrong_lengths_are_refused_by_name_before_any_work() {
+    let folder = Folder::new("buckets-refused");
+    write_chats(&folder.0);
+    let sft = "--data-path chats.jsonl --sft --chat-template template.jinja --seq-length 64";
+    for (flags, says) in [
+        (format!("{sft} --seq-length-buckets 36,20,64"), &["= [36, 20, 64]", "ascend", "[20, 36, 64]"][..]),
+        (format!("{sft} --seq-length-buckets 20,128"), &["model.seq_length = 64", "[20, 64]"]),
+        (
+            format!("{sft} --seq-length-buckets 20,64 --sft-packing 4"),
+            &["data.sft_packing = 4", "packed samples are full"],
+        ),
+        ("--data-path chats.jsonl --seq-length 64 --seq-length-buckets 20,64".into(), &["without data.sft"]),
+        ("--seq-length 64 --seq-length-buckets 20,64".into(), &["data.seq_length_buckets without data.path"]),
+        (format!("{sft} --seq-length-buckets 20,64,32 --sft-packing 4"), &["[20, 32, 64]", "packed samples are full"]),
+        (
+            format!("{sft} --seq-length-buckets 21,64 --micro-batch-size 1 --loss-pieces 2"),
+            &["has 21: model.loss_pieces = 2", "change that length"],
+        ),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        let output = command.args(flags.split(' ')).args(["--steps", "1"]).current_dir(&folder.0).output().unwrap();
+        expect(&output, 2, says);
+        expect(&output, 2, &["Rule: ", "Fix: "]);
+    }
+}
