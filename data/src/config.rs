@@ -8,6 +8,7 @@ use crate::paths::Paths;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the option table documents every field")]
+// `seq_length_buckets` and `group_by_length` are the trainer's: see `TokenSource::grouped_by_length`.
 pub struct DataConfig {
     pub path: Option<Paths>,
     pub validation_path: Option<Paths>,

@@ -41,8 +41,6 @@ pub struct Stage {
     copies: Option<Stream>,
     /// Names of the parameters that only other stages have.
     params_elsewhere: Vec<String>,
-    /// The number of losses of a microbatch.
-    losses_per_microbatch: usize,
     /// Data-parallel ranks.
     data_ranks: usize,
     /// Steps that measure were recorded.
@@ -131,9 +129,10 @@ impl Stage {
     /// operation, by value, and the samples in one copy from page-locked memory. Returns the number of losses of the
     /// step.
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
-        let all = self.losses_per_microbatch * self.data_ranks * settings.microbatches;
-        let losses = settings.targets.map_or(all, |targets| targets as usize);
         let StepProgram { control, whole: OfLength { inputs, .. }, .. } = &self.program;
+        let of_microbatch = self.program.of_length(settings.length).model.losses;
+        let all = of_microbatch * self.data_ranks * settings.microbatches;
+        let losses = settings.targets.map_or(all, |targets| targets as usize);
         self.compute.submit(WriteControl { control: *control, value: settings.control(losses, self.data_ranks) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;

@@ -265,12 +265,12 @@ impl<P: Policy> UnderWay<'_, P> {
         pool.hook(|hooks| hooks.before_instantiate(name));
         let captured = stream.end_capture(name).map_err(|error| within(error.into()))?;
         pool.hook(|hooks| hooks.after_instantiate(name, captured.nodes().len()));
+        drop(range);
+        self.tell(visit);
         tracing::debug!(graph = %captured.name(), nodes = captured.nodes().len(), "captured");
         let state = self.manager.state_mut(self.key);
         let number = state.graphs.iter().flatten().count();
         state.graphs[graph] = Some(Captured { number, graph: captured, pool });
-        drop(range);
-        self.tell(visit);
         Ok(())
     }
 

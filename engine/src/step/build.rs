@@ -105,10 +105,7 @@ impl Stage {
         check_loads(data_parallel.is_some(), load_ranks.is_some(), architecture)?;
         check_lengths(options.keeps_losses, architecture)?;
         let compute = device.stream("compute");
-        let shard = match &data_parallel {
-            Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
-            _ => OptimizerShard::whole(),
-        };
+        let shard = optimizer_shard(data_parallel.as_deref().filter(|_| options.distributed_optimizer));
         let params = Params::new(device, architecture.specs.clone(), options.seed, options.bucket_bytes, shard)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
@@ -126,10 +123,7 @@ impl Stage {
             kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let whole = OfLength { model, inputs, pipeline };
-        let shorter =
-            architecture.shorter.iter().map(|shorter| (shorter.length, whole.shortened(shorter, &params, &step)));
-        let shorter = shorter.collect();
-        let OfLength { model, pipeline, .. } = &whole;
+        let shorter = whole.all_shorter(architecture, &params, &step);
         let tensor_parallel = architecture.tensor.group.clone();
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
         let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
@@ -137,7 +131,7 @@ impl Stage {
         let optimizer_ranks = OptimizerRanks {
             data_parallel: data_parallel.clone(),
             tensor_parallel,
-            pipeline: pipeline.all_stages().cloned(),
+            pipeline: whole.pipeline.all_stages().cloned(),
         };
         let step_control = StepControl { control, status: numbers.status };
         let mut optimizer =
@@ -149,15 +143,8 @@ impl Stage {
         let data_parallel = data_parallel
             .map(|group| DataParallelSync::new(device, group, &params, layers, options.grad_reduce))
             .transpose()?;
-        let shape = StepShape {
-            layers: layers.total,
-            modules: architecture.modules.clone(),
-            recomputes_blocks: layers.recomputed,
-            chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
-            hooks: options.hooks,
-        };
         let reduces = data_parallel.is_some() || partial_gradients.is_some();
-        let graphs = StepPolicy::manager(compute.clone(), &options.graphs, shape)?;
+        let graphs = StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks))?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
         let timing = Timing {
             left_out: options.left_out,
@@ -174,7 +161,6 @@ impl Stage {
         Ok(Stage {
             graphs,
             measures: false,
-            losses_per_microbatch: model.losses,
             data_ranks: ranks,
             program: StepProgram {
                 whole,
@@ -196,6 +182,23 @@ impl Stage {
             _areas: areas,
         })
     }
+}
+
+/// What the policy of graphs knows of the model.
+fn step_shape(architecture: &Architecture, hooks: Hooks) -> StepShape {
+    let layers = &architecture.layers;
+    StepShape {
+        layers: layers.total,
+        modules: architecture.modules.clone(),
+        recomputes_blocks: layers.recomputed,
+        chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
+        hooks,
+    }
+}
+
+/// The part of the optimizer's state that this rank has: a share among `ranks`, or all of it.
+fn optimizer_shard(ranks: Option<&dyn Communicator>) -> OptimizerShard {
+    ranks.map_or_else(OptimizerShard::whole, |ranks| OptimizerShard { rank: ranks.rank(), ranks: ranks.size() })
 }
 
 /// Fails if a balance loss is about the loads of several ranks, and these have no communicator for it.

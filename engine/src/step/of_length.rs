@@ -1,5 +1,6 @@
 //! The parts of a step that depend on the length of its samples.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use graph_manager::{Error, Result};
@@ -17,8 +18,18 @@ pub(super) struct OfLength {
 }
 
 impl OfLength {
+    /// The same for each of the architecture's shorter lengths.
+    pub(super) fn all_shorter(
+        &self,
+        architecture: &Architecture,
+        params: &Params,
+        step: &StepTensors,
+    ) -> BTreeMap<usize, OfLength> {
+        architecture.shorter.iter().map(|shorter| (shorter.length, self.shortened(shorter, params, step))).collect()
+    }
+
     /// The same for shorter samples.
-    pub(super) fn shortened(&self, shorter: &Shorter, params: &Params, step: &StepTensors) -> OfLength {
+    fn shortened(&self, shorter: &Shorter, params: &Params, step: &StepTensors) -> OfLength {
         let Ok(rotary) = step.rotary.try_map(|table| Ok::<_, Infallible>(table.narrow(0, shorter.length)));
         let model = (shorter.build)(params, StepTensors { rotary, ..step.clone() });
         let pipeline = self.pipeline.shortened(model.residual);

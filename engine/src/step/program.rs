@@ -93,7 +93,12 @@ impl StepProgram {
 
     /// The parts for the length of the step's samples.
     fn of(&self, cx: &StepContext<'_>) -> &OfLength {
-        cx.mode().length.map_or(&self.whole, |length| &self.shorter[&length])
+        self.of_length(cx.mode().length)
+    }
+
+    /// The parts for samples of a length; `None`: the whole one.
+    pub(super) fn of_length(&self, length: Option<usize>) -> &OfLength {
+        length.map_or(&self.whole, |length| &self.shorter[&length])
     }
 
     /// A training step.

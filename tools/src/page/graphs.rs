@@ -7,7 +7,7 @@ use common::format::bytes;
 use super::html::{figure, of_runs, paragraph, section, table};
 use super::made_files::Made;
 use super::run::{RankGraphs, Run};
-use trainer::report::replay_picture::{replay_picture, stage_part};
+use trainer::report::replay_picture::{largest_training_step, replay_picture, stage_part};
 
 pub(crate) fn graphs(runs: &[Run]) -> String {
     let parts = runs.iter().enumerate().map(|(at, run)| {
@@ -75,7 +75,7 @@ fn coverage(rank: &RankGraphs) -> Vec<Vec<String>> {
 fn order(ranks: &[RankGraphs]) -> String {
     let mut rows = Vec::new();
     for rank in ranks {
-        let Some(step) = largest_training_step(rank) else { continue };
+        let Some(step) = largest_training_step(&rank.report) else { continue };
         let name = |launch: &graph_manager::Launch| {
             let kind = launch.region.split(" of layer").next().unwrap_or_default().to_string();
             (kind, launch.microbatch, launch.graph.is_some())
@@ -88,11 +88,6 @@ fn order(ranks: &[RankGraphs]) -> String {
         }
     }
     table("Launches in order", &["rank", "region", "microbatch", "times", "how"], &rows)
-}
-
-/// The training step with most microbatches.
-pub(crate) fn largest_training_step(rank: &RankGraphs) -> Option<&graph_manager::StepReport> {
-    rank.report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches)
 }
 
 #[cfg(test)]

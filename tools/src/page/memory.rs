@@ -7,11 +7,11 @@ use common::format::{bytes, counted};
 use graph_manager::{BufferUse, StepReport};
 
 use super::drawing::{Drawing, LEFT, WIDTH, legend};
-use super::graphs::largest_training_step;
 use super::html::{figure, of_runs, paragraph, section, table};
 use super::made_files::Made;
 use super::run::{RankGraphs, Run};
 use super::trace::Kind;
+use trainer::report::replay_picture::largest_training_step;
 
 /// The most buffers of a rank that are drawn, the largest ones.
 const MOST: usize = 3000;
@@ -45,7 +45,7 @@ pub(crate) fn memory(runs: &[Run]) -> String {
 }
 
 fn of_rank(run: usize, rank: &RankGraphs) -> String {
-    let Some(step) = largest_training_step(rank) else {
+    let Some(step) = largest_training_step(&rank.report) else {
         return paragraph(&format!("Rank {} has recorded no training step.", rank.rank));
     };
     let caption = format!(

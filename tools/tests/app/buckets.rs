@@ -69,7 +69,7 @@ fn steps_of_every_length_train_as_samples_of_the_whole_length_do_in_every_layout
         assert_like(12, &metrics(&folder.0), &metrics(&whole.0), more);
         let lengths = lengths(&folder);
         assert!([20, 36, 64].iter().all(|length| lengths.contains(length)), "{more}: {lengths:?}");
-        assert!(said.contains("of steps; ") && said.contains("% as many tokens"), "{said}");
+        assert!(said.contains("of steps; ") && said.contains("% of the tokens of filled samples"), "{said}");
     }
 }
 
@@ -93,7 +93,7 @@ fn every_scope_has_the_bits_of_graphs_off_and_verified_steps_differ_nowhere() {
 }
 
 #[test]
-fn conversations_of_like_length_in_a_batch_make_steps_short_and_come_once_an_epoch() {
+fn conversations_of_like_length_in_a_batch_make_steps_short() {
     let of = |more: &str| {
         let (folder, _) = trained(1, &format!("{LENGTHS} {more}"));
         lengths(&folder)
@@ -103,9 +103,23 @@ fn conversations_of_like_length_in_a_batch_make_steps_short_and_come_once_an_epo
     let tokens = |lengths: &[u64]| lengths[..8].iter().sum::<u64>();
     assert!(tokens(&grouped) < tokens(&random), "{grouped:?} and {random:?}");
     assert!(!grouped[..8].is_sorted(), "{grouped:?}");
-    let (whole, _) = trained(1, "--group-by-length");
-    let (short, _) = trained(2, &format!("{LENGTHS} --group-by-length"));
-    assert_like(12, &metrics(&short.0), &metrics(&whole.0), "two ranks");
+    let [one, two] = [1, 2].map(|ranks| trained(ranks, &format!("{LENGTHS} --group-by-length")).0);
+    assert_like(12, &metrics(&two.0), &metrics(&one.0), "two ranks");
+    // Without lengths it has no effect, and says so.
+    let ((plain, _), (unused, said)) = (trained(1, ""), trained(1, "--group-by-length"));
+    assert_eq!(metrics(&unused.0), metrics(&plain.0));
+    assert!(said.contains("data.group_by_length = true has no effect"), "{said}");
+}
+
+#[test]
+fn a_run_that_goes_on_within_a_batch_of_like_lengths_is_told() {
+    let more = format!("{LENGTHS} --group-by-length --save-interval 3 --steps 3");
+    let (folder, _) = trained(1, &more);
+    let again = format!("{LENGTHS} --group-by-length --global-batch-size 8 --steps 5");
+    expect(&run(1, &folder.0, &flags(&folder.0, &again)), 0, &["continues at sample 12, within one", "done: loss"]);
+    let fits = format!("{LENGTHS} --group-by-length --global-batch-size 4 --steps 7");
+    let said = printed(&run(1, &folder.0, &flags(&folder.0, &fits)));
+    assert!(!said.contains("within one"), "{said}");
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn check_goes_with(config: &RunConfig, mistakes: &mut Mistakes) {
     mistakes.keep(require(model.experts == 0 || model.expert_capacity_factor.is_none(), || {
         UserError::new(
             "data.seq_length_buckets with model.expert_capacity_factor",
-            "a capacity follows from the tokens of a microbatch, its padding too: with other lengths other choices were dropped",
+            "a capacity follows from the tokens of a microbatch, its padding too: with other lengths other choices would be dropped",
             "leave one of them out",
         )
     }));
@@ -144,7 +144,10 @@ fn shape_at(config: &RunConfig, length: usize) -> Result<GptShape, UserError> {
     });
     shape.map_err(|error| UserError {
         what: format!("data.seq_length_buckets has {length}: {}", error.what),
-        fix: format!("change that length: {}", error.fix.replace("model.seq_length =", "it to")),
+        fix: match error.fix.contains("model.seq_length =") {
+            true => format!("change that length: {}", error.fix.replace("model.seq_length =", "it to")),
+            false => format!("change or leave out that length; or {}", error.fix),
+        },
         ..error
     })
 }

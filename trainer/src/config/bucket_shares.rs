@@ -11,7 +11,7 @@ use crate::config::plan::RunPlan;
 const MOST_SAMPLES: u64 = 1 << 18;
 
 /// The share of steps at each length, and of the tokens of filled samples that they compute, as `512 in 61 %, 1024 in 39 % of
-/// steps; 70 % as many tokens`. `None` if there is one length, or if the data are missing.
+/// steps; 70 % of the tokens of filled samples`. `None` if there is one length, or if the data are missing.
 pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
     if plan.buckets.shorter().is_empty() {
         return None;
@@ -34,5 +34,5 @@ pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
         of_length.iter().map(|(length, count)| format!("{length} in {}", share(*count))).collect();
     let of_steps = if steps < plan.steps { format!("the first {}", counted(steps, "step")) } else { "steps".into() };
     let all = 100.0 * tokens as f64 / (consumed * longest as u64) as f64;
-    Some(format!("{} of {of_steps}; {all:.0} % as many tokens", shares.join(", ")))
+    Some(format!("{} of {of_steps}; {all:.0} % of the tokens of filled samples", shares.join(", ")))
 }

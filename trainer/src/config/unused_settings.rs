@@ -95,6 +95,7 @@ const RULES: &[Rule] = &[
         "data.validation_path is for validation, and all of data.path for training",
     ),
     (&["data.group_by_length"], |run| run.buckets.shorter().is_empty(), "without data.seq_length_buckets (--seq-length-buckets) all steps have the same length"),
+    (&["data.seq_length_buckets"], |run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1, "its one length is that of the model"),
     (&["data.raw_tokens"], |run| data::forms(&run.config.data) == (true, false), "it is for token files, and the data are text"),
     (
         &["data.end_of_text"],

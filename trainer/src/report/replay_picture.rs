@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use common::escape::html;
 use common::format::counted;
-use graph_manager::{Launch, Report};
+use graph_manager::{Launch, Report, StepReport};
 
 /// Sizes in pixels.
 const BOX: (usize, usize) = (30, 34);
@@ -38,9 +38,16 @@ pub fn replay_picture(parts: &[String]) -> String {
     )
 }
 
+/// The training step with most microbatches. Among steps of several lengths, one with graphs, and of these the longest.
+pub fn largest_training_step(report: &Report) -> Option<&StepReport> {
+    let of_training = report.steps.iter().filter(|step| step.mode.starts_with("Train"));
+    let has_graphs = |step: &StepReport| step.order.iter().any(|launch| launch.graph.is_some());
+    of_training.max_by_key(|step| (has_graphs(step), step.microbatches, step.mode == "Train"))
+}
+
 /// The part of one stage: its height, and on the next lines its drawing.
 pub fn stage_part(title: &str, report: &Report) -> String {
-    let largest = report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches);
+    let largest = largest_training_step(report);
     let launches: &[Launch] = largest.map_or(&[], |step| &step.order);
     let graphs = launches.iter().filter_map(|launch| launch.graph).collect::<std::collections::BTreeSet<_>>().len();
     let count = launches.iter().filter(|launch| launch.graph.is_some()).count();

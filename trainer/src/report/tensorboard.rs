@@ -98,6 +98,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
         ("memory/bytes", metrics.memory_bytes as f64),
     ];
     let mut scalars: Vec<(String, f64)> = always.into_iter().map(named).collect();
+    scalars.extend(metrics.seq_length.map(|length| named(("train/seq_length", length as f64))));
     scalars.extend(metrics.added.iter().map(|(name, loss)| (format!("train/{name}"), *loss)));
     scalars.extend(metrics.expert_imbalance.map(|imbalance| named(("experts/imbalance", imbalance))));
     scalars.extend(metrics.dropped_choices.map(|dropped| named(("experts/dropped_choices", dropped))));

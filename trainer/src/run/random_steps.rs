@@ -8,6 +8,7 @@ use device::cuda::Counters;
 use device::{Device, Element, HostArray, HostValues, Staging};
 use engine::step::{PendingMetrics, Stage};
 
+use crate::config::bucket_plan::BucketPlan;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
@@ -64,7 +65,9 @@ impl<'r> RandomSteps<'r> {
     /// See [`RunError`].
     pub fn new(plan: &'r RunPlan, group: &'r ProcessGroup, device: &'r Device) -> Result<RandomSteps<'r>, RunError> {
         let streams = device.streams_made();
-        let stage = ManuallyDrop::new(stage(plan, device, group, false)?);
+        // All steps have the whole length.
+        let whole = RunPlan { buckets: BucketPlan::default(), ..plan.clone() };
+        let stage = ManuallyDrop::new(stage(&whole, device, group, false)?);
         stage.let_hooks_read(false);
         let batch = random_batch(plan, &stage.staging(1)?);
         Ok(RandomSteps { plan, group, device, stage, streams, batch, step: 0 })

@@ -16,7 +16,7 @@ use crate::run::unused_rows;
 /// # Errors
 /// Data that are wrong or too few, or a vocabulary that is too small for them.
 pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
-    open(&plan.config.data, &plan.model, plan.evaluation, plan.batch.global)
+    open(&plan.config.data, &plan.model, plan.evaluation, plan.grouped_batch())
 }
 
 /// Opens the data of a dry run or a benchmark. These read no samples. Missing files are allowed.
@@ -39,16 +39,16 @@ pub fn source_to_plan(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
 pub fn source_of_model(data: &DataConfig, model: &ModelPlan) -> Result<Arc<dyn Source>, UserError> {
     match Missing::of(data) {
         Some(missing) => Ok(Arc::new(missing)),
-        // Nobody reads its samples.
-        None => open(data, model, None, 1),
+        None => open(data, model, None, None),
     }
 }
 
+/// `grouped`: conversations of like length come together, in batches of so many.
 fn open(
     data: &DataConfig,
     model: &ModelPlan,
     evaluation: Option<EvaluationPlan>,
-    global_batch: usize,
+    grouped: Option<usize>,
 ) -> Result<Arc<dyn Source>, UserError> {
     data::refuse_unused(data, matches!(model, ModelPlan::Mlp(_)))?;
     let shape = match model {
@@ -70,8 +70,8 @@ fn open(
     };
     let mut source = data::open(path, data, shape.seq, shape.vocab)?;
     tell_unused_rows("data.path", &mut source, shape);
-    if data.group_by_length {
-        source = source.grouped_by_length(global_batch);
+    if let Some(batch) = grouped {
+        source = source.grouped_by_length(batch);
     }
     if let (false, Some(evaluation)) = (source.validates(), evaluation) {
         return Err(UserError::new(

@@ -4,7 +4,7 @@
 
 mod end;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::files::write_file;
 use common::format::{boxed, counted};
-use common::terminal::{PRINTED, columns, say};
+use common::terminal::{PRINTED, columns, say, warn};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging, SyncDebug};
 use engine::fp8::Fp8Recipe;
@@ -131,8 +131,8 @@ struct Trainer<'r> {
     validated: Validated,
     trace: StepTrace,
     verified: VerifiedSteps,
-    /// A line was said about graphs.
-    graphs_told: bool,
+    /// The lengths of samples whose graphs a line was about.
+    graphs_told: BTreeSet<usize>,
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
@@ -175,6 +175,7 @@ impl<'r> Trainer<'r> {
             }
             return Ok(None);
         }
+        tell_split_batches(plan, progress.samples, group);
         session.restore(stage)?;
         tracing::info!("start: the state is there");
         if plan.parallel.grid.ranks() > 1 {
@@ -203,7 +204,7 @@ impl<'r> Trainer<'r> {
             validated,
             trace,
             verified: VerifiedSteps::default(),
-            graphs_told: false,
+            graphs_told: BTreeSet::new(),
             report,
             first_step,
             progress,
@@ -304,18 +305,18 @@ impl<'r> Trainer<'r> {
 
     /// Tells of graphs after the step that captured them. Each length of samples has its own; the first line is about all.
     fn say_graphs(&mut self, length: Option<usize>) {
-        let report = self.stage.graphs().report();
-        match std::mem::replace(&mut self.graphs_told, true) {
-            false => self.report.say(&format!("graphs: {report}")),
-            true if self.plan.buckets.shorter().is_empty() => {}
-            true => {
-                let length = length.unwrap_or(self.plan.size.losses_per_sample);
-                self.report.say(&format!(
-                    "graphs: those of samples of {length} too, {} in all",
-                    counted(report.graphs.len(), "graph")
-                ));
-            }
+        let length = length.unwrap_or(self.plan.size.losses_per_sample);
+        let is_first = self.graphs_told.is_empty();
+        if !self.graphs_told.insert(length) {
+            return;
         }
+        let report = self.stage.graphs().report();
+        self.report.say(&match is_first {
+            true => format!("graphs: {report}"),
+            false => {
+                format!("graphs: those of samples of {length} too, {} in all", counted(report.graphs.len(), "graph"))
+            }
+        });
     }
 
     /// Evaluates at the configured interval and after the last step. Reports the step just submitted together with the
@@ -426,6 +427,18 @@ fn fp8_watch(plan: &RunPlan, group: &ProcessGroup) -> Option<Fp8Watch> {
     let is_first = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
     let delayed = plan.config.precision.fp8_recipe == Fp8Recipe::Delayed;
     (is_first && plan.measures_fp8()).then(|| Fp8Watch::new(delayed))
+}
+
+/// Says so if the run continues in the middle of a batch of conversations of like length.
+fn tell_split_batches(plan: &RunPlan, samples: u64, group: &ProcessGroup) {
+    let Some(batch) = plan.grouped_batch().filter(|batch| !samples.is_multiple_of(*batch as u64)) else { return };
+    if group.rank == 0 {
+        warn(&format!(
+            "notice: data.group_by_length makes batches of train.global_batch_size = {batch} conversations, and the run \
+             continues at sample {samples}, within one. So its steps have conversations of two batches, and are longer. \
+             Fix: continue with the batch size of before, or from a checkpoint at a multiple of {batch} samples"
+        ));
+    }
 }
 
 /// Claims the run's folder, writes every option to `config.toml`, and opens the files that get a line for each step.
