@@ -113,13 +113,18 @@ fn conversations_of_like_length_in_a_batch_make_steps_short() {
 
 #[test]
 fn a_run_that_goes_on_within_a_batch_of_like_lengths_is_told() {
-    let more = format!("{LENGTHS} --group-by-length --save-interval 3 --steps 3");
-    let (folder, _) = trained(1, &more);
-    let again = format!("{LENGTHS} --group-by-length --global-batch-size 8 --steps 5");
-    expect(&run(1, &folder.0, &flags(&folder.0, &again)), 0, &["continues at sample 12, within one", "done: loss"]);
-    let fits = format!("{LENGTHS} --group-by-length --global-batch-size 4 --steps 7");
-    let said = printed(&run(1, &folder.0, &flags(&folder.0, &fits)));
-    assert!(!said.contains("within one"), "{said}");
+    let more = format!("{LENGTHS} --group-by-length --save-interval 6");
+    let (unbroken, _) = trained(1, &more);
+    for (batch, is_told) in [(16, true), (8, false)] {
+        let resumed = Folder::new("buckets-split");
+        write_chats(&resumed.0);
+        copy_run(&unbroken.0, &resumed.0, 6);
+        let flags = flags(&resumed.0, &more).replace("--global-batch-size 4", &format!("--global-batch-size {batch}"));
+        let output = run(1, &resumed.0, &flags);
+        expect(&output, 0, &["at step 6", "done: loss"]);
+        let said = printed(&output);
+        assert_eq!(said.contains("continues at sample 24, within one"), is_told, "{batch}: {said}");
+    }
 }
 
 #[test]
@@ -167,7 +172,7 @@ fn wrong_lengths_are_refused_by_name_before_any_work() {
         (format!("{sft} --seq-length-buckets 20,64,32 --sft-packing 4"), &["[20, 32, 64]", "packed samples are full"]),
         (
             format!("{sft} --seq-length-buckets 21,64 --micro-batch-size 1 --loss-pieces 2"),
-            &["has 21: model.loss_pieces = 2", "change that length"],
+            &["has 21: model.loss_pieces = 2", "change or leave out that length. For the setting: set a power of two"],
         ),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));

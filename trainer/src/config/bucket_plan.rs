@@ -146,7 +146,7 @@ fn shape_at(config: &RunConfig, length: usize) -> Result<GptShape, UserError> {
         what: format!("data.seq_length_buckets has {length}: {}", error.what),
         fix: match error.fix.contains("model.seq_length =") {
             true => format!("change that length: {}", error.fix.replace("model.seq_length =", "it to")),
-            false => format!("change or leave out that length; or {}", error.fix),
+            false => format!("change or leave out that length. For the setting: {}", error.fix),
         },
         ..error
     })
