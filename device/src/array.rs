@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use crate::cuda::PrimaryContext;
 use crate::host_block::HostBlock;
@@ -109,11 +110,14 @@ impl Staging {
         let staging = self.clone();
         let Some(context) = self.shared.context.clone() else { return Growth { thread: Ok(None) } };
         let work = move || {
+            let began = Instant::now();
             context.enter()?;
-            for bytes in sizes {
+            for &bytes in &sizes {
                 let block = HostBlock::locked(bytes)?;
                 staging.shared.free.lock().unwrap_or_else(PoisonError::into_inner).push(block);
             }
+            let (bytes, seconds) = (sizes.iter().sum::<usize>(), began.elapsed().as_secs_f64());
+            tracing::info!(bytes, seconds, "host memory is page-locked");
             Ok(())
         };
         let thread = std::thread::Builder::new().name("page-locked memory".into()).spawn(work);
