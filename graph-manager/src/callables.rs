@@ -126,8 +126,8 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
     }
 
     /// Begins a step: the next call is the first of the order. An order that has ended begins again by itself, so this is for
-    /// the step after one that was given up, such as after an error. What a first microbatch overwrites begins anew. Without
-    /// an order it does nothing.
+    /// the step after one that was given up, such as after an error. The next call counts as the first microbatch's, so it
+    /// overwrites sums. Without an order it does nothing.
     pub fn begin_step(&mut self) {
         self.groups.iter_mut().for_each(CallGroup::begin_step);
     }

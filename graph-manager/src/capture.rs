@@ -20,7 +20,7 @@ use crate::pool::Pool;
 use crate::report::Report;
 use crate::tensor_tree::{TensorTree, structure};
 
-/// The structure, shapes and types of a capture's inputs, as one number.
+/// The structure, names, shapes and types of a capture's inputs, as one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signature(u64);
 
@@ -127,8 +127,10 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
 
     /// Does the work. Its result stays until the next run overwrites it; [`Capture::run_into`] keeps it longer.
     ///
-    /// Inside a region of another step, or another capture, the graph becomes a child of the other graph. It needs a
-    /// [`Pool`] of its own then.
+    /// Inside a region of a manager's step, or in the code of another `Capture`, its operations join the list that is
+    /// recorded there. In a capture that was begun on the stream by hand ([`device::Stream::begin_capture`]) the graph
+    /// becomes a child of the other graph, and is refused if it has a [`StepContext::when`]: CUDA takes no such child. In
+    /// both cases it needs its graph before. Inside a region it also needs a [`Pool`] of its own, on the region's stream.
     ///
     /// # Errors
     /// Errors of the work; [`Error::Usage`] inside another region of the same pool, or inside a region of another pool
@@ -233,8 +235,8 @@ impl Signature {
     fn of(structure: &[usize], inputs: &[Input]) -> Signature {
         let mut hasher = DefaultHasher::new();
         structure.hash(&mut hasher);
-        for Input { tensor, .. } in inputs {
-            (tensor.shape, tensor.dtype).hash(&mut hasher);
+        for Input { name, tensor } in inputs {
+            (name, tensor.shape, tensor.dtype).hash(&mut hasher);
         }
         Signature(hasher.finish())
     }

@@ -8,7 +8,7 @@ use crate::tensor_tree::TensorTree;
 /// An input as an error names it.
 pub(crate) struct Input {
     /// Its name in its struct.
-    name: &'static str,
+    pub(crate) name: &'static str,
     pub(crate) tensor: Tensor,
 }
 

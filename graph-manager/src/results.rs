@@ -20,11 +20,14 @@ impl<P: Policy> CudaGraphManager<P> {
     /// The results of a recorded step at its end.
     pub(crate) fn results_at_end(&self, program: &Program<P::Region>) -> Results {
         let outside = program.writes().into_iter().filter(|write| program.taken(write.tensor.buffer).is_none());
-        Results { after: BTreeMap::new(), at_end: last_of_each(outside.collect()) }
+        let mut at_end = last_of_each(outside.collect());
+        at_end.retain(|write| !write.is_own);
+        Results { after: BTreeMap::new(), at_end }
     }
 
     /// The results of a recorded step after each region. A result is left out if its memory is used again within the
-    /// region: its values are gone at the region's end. `place` gives a recorded tensor its address in the plan.
+    /// region: its values are gone at the region's end. So is what a body has for itself: without a run of the body its
+    /// memory holds whatever was there before. `place` gives a recorded tensor its address in the plan.
     pub(crate) fn results_by_region(&self, program: &Program<P::Region>, place: impl Fn(&Tensor) -> Tensor) -> Results {
         let all = program.writes();
         let mut after = BTreeMap::new();
@@ -42,7 +45,7 @@ impl<P: Policy> CudaGraphManager<P> {
                 let taken = program.taken(writes[*at].tensor.buffer);
                 let is_over = |buffer| program.used(buffer).last < positions.end;
                 let poisoned = self.options.poison && taken.is_some_and(is_over);
-                !overwritten && !poisoned
+                !overwritten && !poisoned && !writes[*at].is_own
             };
             after.insert(visit, (0..writes.len()).filter(survives).map(|at| writes[at]).collect());
         }

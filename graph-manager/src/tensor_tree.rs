@@ -26,6 +26,10 @@ pub(crate) fn structure(tree: &impl TensorTree) -> Result<Vec<usize>> {
 }
 
 /// A few named tensors: the input or the output of a region. (JAX calls such a structure a pytree.)
+///
+/// An enum names the tensors of each variant differently. By the names a [`Capture`](crate::Capture) tells apart two
+/// variants whose tensors have the same shapes: each has a graph of its own. Graphed layers have one graph, that of their
+/// sample, and are given its variant alone.
 pub trait TensorTree: Clone + 'static {
     /// The same structure with each tensor replaced by `f(name, tensor)`.
     ///

@@ -213,7 +213,7 @@ impl<P: Policy> Pair<'_, P> {
     fn difference(&self, results: &Results, number: usize, bytes: [&[u8]; 2], hidden_by_waits: bool) -> Difference {
         let program = &self.program;
         let mut noted = results.after.values().flatten().chain(&results.at_end);
-        let Some(Write { position, op, tensor }) = noted.nth(number) else { unreachable!("it was noted") };
+        let Some(Write { position, op, tensor, .. }) = noted.nth(number) else { unreachable!("it was noted") };
         let region = program.innermost(*position).map_or("step".into(), |at| program.visits[at].name.to_string());
         Difference {
             region,

@@ -3,6 +3,9 @@
 //! The driver refuses calls that a capture cannot record, such as a wait or an allocation. It returns an error to the
 //! code that made them, and that code may drop it. The state of the capture after the call tells all the same.
 //!
+//! Work on a stream that a call forked from its own, and did not join, is not seen. The capture then ends with the
+//! driver's error for streams that are not joined, without the operation's name.
+//!
 //! Outside of captures nothing is noticed: the driver does not say whether somebody waited, and memory that a pool hands
 //! out does not change what is free.
 

@@ -2,9 +2,11 @@
 
 use super::compile::WHEN_SOURCE;
 use super::driver::RawStream;
-use super::module::{Function, LaunchSizes, Module, launch};
+use super::module::{Function, LaunchSizes, Module, launch, not_loaded_in_capture};
 use crate::gpu::GpuProperties;
 use crate::{Error, Result};
+
+const NAME: &str = "set_condition";
 
 /// The kernel that sets the condition of a node.
 pub(crate) struct SetCondition {
@@ -28,12 +30,11 @@ impl SetCondition {
     pub(super) fn launch(&self, stream: &RawStream, mut handle: u64, mut flag: u64) -> Result<()> {
         let one = LaunchSizes { blocks: (1, 1, 1), threads: (1, 1, 1), shared: 0, cluster: 0 };
         let arguments = &mut [(&raw mut handle).cast(), (&raw mut flag).cast()];
-        launch(stream, "set_condition", self.function, one, arguments)
+        launch(stream, NAME, self.function, one, arguments)
     }
 }
 
 /// The refusal of a `when` in a capture before its kernel is loaded.
 pub(super) fn not_loaded() -> Error {
-    let rule = "Rule: nothing is compiled or loaded during a capture. Fix: a warm-up step before the capture";
-    Error::operation("when", format!("its kernel `set_condition` is not loaded. {rule}"))
+    not_loaded_in_capture("when", NAME)
 }

@@ -11,6 +11,7 @@ mod custom_kernels;
 mod device;
 mod driver;
 mod graph;
+mod kept_whens;
 mod kernels;
 mod libraries;
 mod machine_code;

@@ -27,6 +27,12 @@ pub(super) struct LaunchSizes {
     pub(super) cluster: u32,
 }
 
+/// The refusal of an operation in a capture before its kernel is loaded.
+pub(super) fn not_loaded_in_capture(op: &'static str, kernel: &str) -> Error {
+    let rule = "Rule: nothing is compiled or loaded during a capture. Fix: a warm-up step before the capture";
+    Error::operation(op, format!("its kernel `{kernel}` is not loaded. {rule}"))
+}
+
 impl Module {
     /// Compiles a source, or takes its machine code from the cache, and loads it.
     ///

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::copy_to_host::{CopyToHost, PendingCopy};
 use super::driver::{DeviceMemory, RawEvent, RawStream};
+use super::kept_whens::KeptWhens;
 use super::{CudaDevice, Queue, RawGraph, ops, when};
 use crate::array::ArrayColumns;
 use crate::host_block::HostBlock;
@@ -26,8 +27,8 @@ pub(crate) struct CudaStream {
     scratch: Vec<(usize, DeviceMemory)>,
     /// Streams that bodies of `when` are captured on. They never run anything.
     bodies: Vec<RawStream>,
-    /// The graphs of operations that ran outside of a graph, the last used last.
-    whens: Vec<(When, RawGraph)>,
+    /// The graphs of operations that ran outside of a graph.
+    whens: KeptWhens<RawGraph>,
     /// Pinned memory that copies to a tensor come from, by the tensor's address, the oldest first.
     outgoing: HashMap<u64, VecDeque<(HostBlock, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by the tensor's address, the oldest first.
@@ -40,9 +41,6 @@ pub(crate) struct CudaStream {
     /// The highest number of a read-back that was waited for. All work submitted before that read-back is done.
     arrived: Rc<Cell<u64>>,
 }
-
-/// How many graphs of single operations a stream keeps. More would be those of a step with as many `when`s.
-const WHENS: usize = 256;
 
 /// How many copies to one tensor can be under way at once. The host is at most one step ahead.
 const COPIES: usize = 2;
@@ -137,9 +135,8 @@ impl CudaStream {
     /// graph, unless its body has a custom operation. Such an operation may hold memory and the device, and here would
     /// hold them as long as the stream lives.
     fn run_when(&mut self, when: &When, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
-        let known = self.whens.iter().position(|(known, _)| known == when);
-        let (when, graph) = match known {
-            Some(at) => self.whens.remove(at),
+        let (when, graph) = match self.whens.take(when) {
+            Some(known) => known,
             None => {
                 queue.stream.begin_capture(CaptureMode::ThreadLocal)?;
                 if let Err(error) = when::add_to_capture(when, cuda, queue, &self.bodies) {
@@ -151,11 +148,7 @@ impl CudaStream {
         };
         graph.launch(queue.stream)?;
         if !when.has_custom() {
-            if self.whens.len() == WHENS {
-                // The driver destroys a graph that still runs once it is done.
-                self.whens.remove(0);
-            }
-            self.whens.push((when, graph));
+            self.whens.keep(when, graph);
         }
         Ok(())
     }

@@ -8,7 +8,8 @@ use crate::{Op, Result, Tensor};
 /// look at the flag.
 ///
 /// In a graph it is a conditional node: a replay reads the flag anew. Outside of a graph, on a GPU, it is a small graph
-/// of its own.
+/// of its own. A stream keeps 256 such graphs for later runs of the same operation. If a 257th comes, the one that was
+/// longest not used goes, with a warning. A body with a custom operation is captured anew in every such run.
 ///
 /// A tensor that the body writes keeps its values if the flag is 0. So the operation counts as a reader of it too: it
 /// must have values before. A tensor in `own` does not: only the body uses it, and its values mean nothing afterwards.
@@ -18,11 +19,12 @@ use crate::{Op, Result, Tensor};
 /// ([`CudaLaunch`](crate::cuda::CudaLaunch)), not a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct When {
-    /// `(1)`, i32. The body may write it: that decides nothing any more.
+    /// `(1)`, i32. The body may write it; this run has already been decided.
     pub flag: Tensor,
     /// At least one operation.
     pub body: Vec<Op>,
-    /// The tensors that only the body uses. It writes each before it reads it.
+    /// The tensors that only the body uses. It writes each before it reads it. Those of a body inside it have no values
+    /// after that body.
     pub own: Vec<Tensor>,
 }
 
@@ -51,6 +53,11 @@ impl When {
         self.own.iter().copied().chain(inner.flat_map(When::all_own)).collect()
     }
 
+    /// Whether a tensor lies within one of [`When::all_own`]: its values mean nothing afterwards.
+    pub fn is_own(&self, tensor: &Tensor) -> bool {
+        is_part(tensor, &self.all_own())
+    }
+
     /// How many bodies lie in one another: 1 without a further `When` in the body.
     pub(crate) fn depth(&self) -> usize {
         let inner = |op: &Op| if let Op::When(inner) = op { inner.depth() } else { 0 };
@@ -66,7 +73,8 @@ impl When {
         })
     }
 
-    /// Fails if the body reads a tensor of its own that it has not written yet.
+    /// Fails if the body reads a tensor of its own that it has not written yet. A body inside it may not run, so what is
+    /// that one's own does not count as written.
     fn check_own(&self) -> Result<()> {
         let own = self.all_own();
         let mut written: Vec<Tensor> = Vec::new();
@@ -76,11 +84,14 @@ impl When {
             if let Some(read) = unwritten.next() {
                 let shape = read.shape;
                 let problem = format!("`{}` in its body reads a tensor {shape:?} of the body's own", op.name());
-                let rule = "Rule: the body writes what is its own before it reads it, whole. Fix: write it first, or \
-                            take a tensor that has values";
+                let rule = "Rule: the body writes what is its own before it reads it, whole, and what a body inside it \
+                            has for itself stays there. Fix: write it first, or take a tensor that has values";
                 return ensure(Self::NAME, false, || format!("{problem} that nothing has written. {rule}"));
             }
-            written.extend(writes);
+            match op {
+                Op::When(inner) => written.extend(writes.into_iter().filter(|write| !inner.is_own(write))),
+                _ => written.extend(writes),
+            }
         }
         Ok(())
     }

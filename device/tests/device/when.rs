@@ -276,7 +276,7 @@ fn a_graph_with_a_when_is_no_child_of_another_graph() {
 }
 
 #[test]
-fn a_body_that_fails_in_a_capture_spoils_it_and_the_stream_works_afterwards() {
+fn a_freed_tensor_in_a_body_spoils_a_capture_and_the_stream_works_afterwards() {
     let t = checked_bench();
     let (flag, one, x) = (t.ints(&[1], &[1]), floats(&t, 1.0), floats(&t, 0.0));
     t.run(count(flag, one, x));
@@ -289,6 +289,98 @@ fn a_body_that_fails_in_a_capture_spoils_it_and_the_stream_works_afterwards() {
     assert!(t.refusal(poison).contains("gone"));
     assert!(t.stream.end_capture("spoiled").is_err());
     t.run(count(flag, one, x));
+    assert_eq!(t.get(&x), [2.0; N]);
+}
+
+/// An operation that fails: on the host when it runs, on a GPU when it is launched, for no block has so many threads.
+#[derive(Debug)]
+struct TooWide(Tensor);
+
+impl CustomOp for TooWide {
+    fn name(&self) -> &'static str {
+        "too_wide"
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.0], [self.0])
+    }
+
+    fn run_host(&self, _: &mut HostTensors<'_>) -> Result<()> {
+        Err(Error::operation("too_wide", "it always fails"))
+    }
+
+    fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
+        let code = CudaCode::Source("extern \"C\" __global__ void too_wide(float* x) { x[threadIdx.x] += 1; }");
+        let kernel = CudaKernel { file: "too_wide.cu", code, function: "too_wide" };
+        let arguments = vec![KernelArgument::Tensor(self.0)];
+        Some(CudaLaunch { kernel, blocks: (1, 1, 1), threads: (2000, 1, 1), shared_bytes: 0, arguments }.into())
+    }
+}
+
+#[test]
+fn a_body_that_fails_half_way_names_the_operation_and_the_stream_works_afterwards_eagerly_and_in_captures() {
+    let t = checked_bench();
+    let (flag, one, x, y) = (t.ints(&[1], &[1]), floats(&t, 1.0), floats(&t, 0.0), floats(&t, 0.0));
+    let fails = |nested: bool| {
+        let body = vec![Add { a: y, b: one, output: y }.into(), TooWide(y).into()];
+        let when = When { flag, body, own: Vec::new() };
+        if nested { When { body: vec![when.clone().into()], ..when } } else { when }
+    };
+    let mut expected = 0.0;
+    let mut works = || {
+        t.run(count(flag, one, x));
+        t.stream.begin_capture().unwrap();
+        t.run(count(flag, one, x));
+        t.stream.end_capture("sound").unwrap().launch(&t.stream).unwrap();
+        expected += 2.0;
+        assert_eq!(t.get(&x), [expected; N]);
+    };
+    for nested in [false, true] {
+        let message = t.refusal(fails(nested));
+        assert!(message.contains("too_wide"), "eagerly: {message}");
+        works();
+        t.stream.begin_capture().unwrap();
+        t.run(count(flag, one, y));
+        let message = match t.device.gpu() {
+            Some(_) => {
+                let message = t.refusal(fails(nested));
+                assert!(t.stream.end_capture("spoiled").is_err());
+                message
+            }
+            None => {
+                t.run(fails(nested));
+                let graph = t.stream.end_capture("fails").unwrap();
+                set(&t, flag, 0);
+                graph.launch(&t.stream).unwrap();
+                set(&t, flag, 1);
+                graph.launch(&t.stream).unwrap_err().to_string()
+            }
+        };
+        assert!(message.contains("too_wide"), "in a capture: {message}");
+        works();
+    }
+}
+
+#[test]
+fn what_a_body_has_for_itself_is_no_value_of_the_body_around_it() {
+    let t = checked_bench();
+    let (flag, inner, x, own) = (t.ints(&[1], &[1]), t.ints(&[1], &[0]), floats(&t, 0.0), floats(&t, 5.0));
+    let fill = |value| Op::from(Fill { output: own, value });
+    let copy = Op::from(Copy { input: own, output: x });
+    let inside = Op::from(When { flag: inner, body: vec![fill(1.0), copy.clone()], own: vec![own] });
+    for of_outer in [Vec::new(), vec![own]] {
+        let message = t.refusal(When { flag, body: vec![inside.clone(), copy.clone()], own: of_outer });
+        let words = "when: `copy` in its body reads a tensor (64) of the body's own that nothing has written. Rule:";
+        assert!(message.starts_with(words), "{message}");
+    }
+    // The body around it writes it, and two bodies have it, one after the other.
+    t.run(When { flag, body: vec![fill(2.0), inside.clone(), copy.clone()], own: vec![own] });
+    assert_eq!(t.get(&x), [2.0; N]);
+    t.run(When { flag, body: vec![inside.clone(), inside], own: Vec::new() });
     assert_eq!(t.get(&x), [2.0; N]);
 }
 

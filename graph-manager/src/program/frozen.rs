@@ -1,6 +1,7 @@
 //! Whether a step's code would now make another list.
 
 use crate::words::counted;
+use device::ops::When;
 use device::{BufferId, Op, Tensor};
 
 use super::body::{Body, Entry, Item, Work};
@@ -139,11 +140,21 @@ fn by_number<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Progr
     })
 }
 
-/// An operation in words, with a field a line. For a caller's own operation, the tensors as declared are left out: they
-/// have other addresses in each recording, and the placed tensors identify them.
+/// An operation in words, with a field a line. For a caller's own operation, also in a body of `when`, the tensors as
+/// declared are left out: they have other addresses in each recording, and the placed tensors identify them.
 pub(super) fn text(op: &Op) -> String {
-    let text = format!("{op:#?}");
-    let Op::Custom(_) = op else { return text };
+    match op {
+        Op::When(When { flag, body, own }) => {
+            let body: Vec<String> = body.iter().map(text).collect();
+            format!("flag: {flag:#?}\nown: {own:#?}\nbody: [\n{}\n]", body.join("\n"))
+        }
+        Op::Custom(_) => without_declared(&format!("{op:#?}")),
+        _ => format!("{op:#?}"),
+    }
+}
+
+/// The text of a caller's own operation without the tensors as declared.
+fn without_declared(text: &str) -> String {
     let placed = text.rfind("placed: ").unwrap_or(text.len());
     let (own, placed) = text.split_at(placed);
     let (mut kept, mut skip) = (String::new(), 0);

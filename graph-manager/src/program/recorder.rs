@@ -371,26 +371,25 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     }
 
     /// Refuses the use of a buffer outside of the body that it belongs to, and a buffer without values that a body may
-    /// leave so.
+    /// leave so. A `when` that comes again has the same buffers for itself: its body writes them anew.
     fn check_bodies(&mut self, work: &Work, accesses: &Accesses) {
-        let mut tensors = accesses.reads.iter().chain(&accesses.writes);
-        let left = tensors.find(|tensor| self.of_bodies.contains(&tensor.buffer)).map(|tensor| tensor.buffer);
-        let name = match work {
-            Work::Op(op) => op.name(),
-            Work::Host(call) => call.name,
+        let (name, when) = match work {
+            Work::Op(op) => (op.name(), if let Op::When(when) = &**op { Some(when) } else { None }),
+            Work::Host(call) => (call.name, None),
         };
+        let is_left =
+            |tensor: &&Tensor| self.of_bodies.contains(&tensor.buffer) && !when.is_some_and(|when| when.is_own(tensor));
+        let left = accesses.reads.iter().chain(&accesses.writes).find(is_left).map(|tensor| tensor.buffer);
         if let Some(buffer) = left {
             self.refuse(Refused::LeftBody(name, buffer));
         }
-        if let Work::Op(op) = work
-            && let Op::When(when) = &**op
-        {
+        if let Some(when) = when {
             self.of_bodies.extend(when.all_own().iter().map(|tensor| tensor.buffer));
             let is_unused = |buffer| self.program.taken(buffer).is_some_and(|index| !self.used[index]);
             let mut written = accesses.writes.iter().map(|tensor| tensor.buffer);
             let unwritten = written.find(|buffer| is_unused(*buffer) && !self.of_bodies.contains(buffer));
             if let Some(buffer) = unwritten {
-                self.refuse(Refused::Unwritten(op.name(), buffer));
+                self.refuse(Refused::Unwritten(name, buffer));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The tensors that a list writes.
 
-use device::{BufferId, DType, Shape, Tensor};
+use device::{BufferId, DType, Op, Shape, Tensor};
 
 use super::body::Work;
 use super::data::{OUTSIDE, Program};
@@ -13,6 +13,8 @@ pub(crate) struct Write {
     /// The entry's name.
     pub(crate) op: &'static str,
     pub(crate) tensor: Tensor,
+    /// Whether it is a body's own: its values mean nothing afterwards.
+    pub(crate) is_own: bool,
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
@@ -25,7 +27,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
                 Work::Op(op) => (op.name(), op.accesses().writes),
                 Work::Host(call) => (call.name, call.accesses.writes.clone()),
             };
-            let write = |tensor| Write { position, op, tensor: self.recorded(table, tensor) };
+            let is_own = |tensor: &Tensor| match &entry.work {
+                Work::Op(op) => matches!(&**op, Op::When(when) if when.is_own(tensor)),
+                Work::Host(_) => false,
+            };
+            let write = |tensor: Tensor| {
+                let is_own = is_own(&tensor);
+                Write { position, op, tensor: self.recorded(table, tensor), is_own }
+            };
             writes.extend(tensors.into_iter().map(write));
         });
         writes

@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use device::ops::{Add, Copy, Dropout, DropoutSite, Fill};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{
-    CallOrder, Capture, Error, GraphedCallables, Layer, Policy, Pool, RandomState, Result, StepContext, graph_callables,
+    CallOrder, Capture, Error, GraphedCallables, Layer, Policy, Pool, RandomState, Result, StepContext, TensorTree,
+    graph_callables,
 };
 
 use crate::toy::checked_device;
@@ -144,6 +145,73 @@ fn inputs_of_one_shape_in_other_places_have_graphs_of_their_own() {
         }
     }
     assert_eq!(weighed.report().graphs.len(), 4);
+}
+
+#[test]
+fn a_capture_run_while_its_stream_captures_by_hand_is_a_child_of_that_graph_unless_it_has_a_when() {
+    let mut bench = bench();
+    let (x, total) = (bench.tensor(&[1.0]), bench.tensor(&[0.0]));
+    let flag = bench.device.allocate_tensor(&mut bench.areas, "flag", [1], DType::I32).unwrap();
+    bench.device.upload(&flag, &[1]).unwrap();
+    let capture = |name, chooses: bool| {
+        let mut inner = Capture::new(&bench.pool, name, 1, FEW, move |cx, x: Tensor| {
+            let add = Add { a: total, b: x, output: total };
+            if chooses { cx.when(flag, |body| body.run(add)) } else { cx.run(add) }
+        })
+        .unwrap();
+        (0..2).for_each(|_| _ = inner.run(x).unwrap());
+        inner
+    };
+    let (mut sum, mut chosen) = (capture("sum", false), capture("chosen", true));
+    let compute = bench.pool.compute();
+    compute.begin_capture().unwrap();
+    sum.run(x).unwrap();
+    let outer = compute.end_capture("outer").unwrap();
+    outer.launch(compute).unwrap();
+    assert_eq!(bench.read(total), [5.0]);
+    compute.begin_capture().unwrap();
+    let error = chosen.run(x).unwrap_err().to_string();
+    compute.abandon_capture();
+    assert!(error.contains("Rule: CUDA takes no child graph with a conditional node"), "{error}");
+    chosen.run(x).unwrap();
+    assert_eq!(bench.read(total), [6.0]);
+}
+
+/// A tensor that is added once or twice.
+#[derive(Clone)]
+enum Weighed {
+    Once(Tensor),
+    Twice(Tensor),
+}
+
+impl TensorTree for Weighed {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Weighed> {
+        match self {
+            Weighed::Once(tensor) => Ok(Weighed::Once(f("once", *tensor)?)),
+            Weighed::Twice(tensor) => Ok(Weighed::Twice(f("twice", *tensor)?)),
+        }
+    }
+}
+
+#[test]
+fn variants_of_an_enum_with_tensors_of_the_same_shape_have_graphs_of_their_own_by_the_names() {
+    let mut bench = bench();
+    let mut weighed = Capture::new(&bench.pool, "weighed", 1, FEW, |cx, input: Weighed| {
+        let sum = cx.tensor("sum", [1], DType::F32)?;
+        match input {
+            Weighed::Once(tensor) => cx.run(Copy { input: tensor, output: sum })?,
+            Weighed::Twice(tensor) => cx.run(Add { a: tensor, b: tensor, output: sum })?,
+        }
+        Ok(sum)
+    })
+    .unwrap();
+    let x = bench.tensor(&[5.0]);
+    for run in 0..4 {
+        for (input, expected) in [(Weighed::Once(x), 5.0), (Weighed::Twice(x), 10.0)] {
+            assert_eq!(bench.read(*weighed.run(input).unwrap()), [expected], "run {run}");
+        }
+    }
+    assert_eq!(weighed.report().graphs.len(), 2);
 }
 
 #[test]

@@ -41,3 +41,4 @@ mod traps;
 mod twelve_mistakes;
 mod verify;
 mod when;
+mod when_own_operations;

@@ -200,6 +200,38 @@ fn a_difference_is_named_with_region_tensor_and_values() {
     }
 }
 
+#[test]
+fn a_buffer_of_a_body_that_does_not_run_is_not_blamed_for_a_difference_after_it() {
+    for (how, flag_of_verified) in both().into_iter().zip([0, 0]).chain(both().into_iter().zip([1, 1])) {
+        let runs = Rc::new(Cell::new(0));
+        let mut small = small();
+        let flag = small.device.allocate_tensor(&mut small._areas, "flag", [1], DType::I32).unwrap();
+        let body = |cx: &mut Context<'_>, total: Tensor| {
+            cx.region("choose", (), |cx, ()| {
+                // The body's buffer has its memory afterwards.
+                let before = cx.tensor("before", [64], DType::F32)?;
+                cx.run(Fill { output: before, value: 3.0 })?;
+                cx.run(Add { a: total, b: before, output: total })?;
+                cx.when(flag, |body| {
+                    let own = body.tensor("own", [64], DType::F32)?;
+                    body.run(Fill { output: own, value: 7.0 })?;
+                    body.run(Add { a: total, b: own, output: total })
+                })
+            })?;
+            cx.region("differs", (), |cx, ()| {
+                let other = cx.tensor("other", [64], DType::F32)?;
+                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs: runs.clone(), output: other })))?;
+                cx.run(Add { a: total, b: other, output: total })
+            })
+        };
+        small.device.upload(&flag, &[1]).unwrap();
+        (0..3).for_each(|_| small.manager.step("step", 1, &mut |cx| body(cx, small.total)).unwrap());
+        small.device.upload(&flag, &[flag_of_verified]).unwrap();
+        let found = difference(small.verified_after(0, &how, body)).to_string();
+        assert!(found.starts_with("differs: `differs/other` (64 x f32, written by `alternates`)"), "{found}");
+    }
+}
+
 /// Writes 1 in its first run after `runs` was set to 0, then 2.
 #[derive(Debug)]
 struct Changes {

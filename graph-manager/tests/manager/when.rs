@@ -1,6 +1,6 @@
 //! Work that runs only if a flag says so, in steps: recorded, planned, captured, replayed, verified, and refused.
 
-use device::ops::{Accesses, Add, ClipScale, Control, Rule, SquareSum, Status, Update, UpdateTensors};
+use device::ops::{Accesses, Add, ClipScale, Control, Rule, SquareSum, Status, Update, UpdateTensors, When};
 use device::{Area, DType, Device, HostOptions, Tensor};
 use graph_manager::{
     CudaGraphManager, EagerMemory, Error, ManagerOptions, Mempool, Result, TrainingPolicy, TrainingRegion,
@@ -200,6 +200,33 @@ fn a_buffer_of_a_body_is_refused_outside_of_it() {
     let step = &mut |cx: &mut StepContext<'_>| cx.region("choose", (), |cx, ()| inside(cx, false));
     let text = manager.step("step", 1, step).unwrap_err().to_string();
     assert!(text.contains("the code outside of the step uses `choose/own`"), "{text}");
+}
+
+#[test]
+fn a_when_may_come_again_in_a_step_with_the_buffers_that_it_has_for_itself() {
+    let flags = flags();
+    let Bench { x, y, one, .. } = flags.bench;
+    let step = |cx: &mut StepContext<'_>, leaves: bool| {
+        cx.region("choose", (), |cx, ()| {
+            let own = cx.tensor("own", [4], DType::F32)?;
+            let inner = When { flag: flags.second, body: vec![fill(own, 3.0).into()], own: vec![own] };
+            let body = vec![copy(one, own).into(), Add { a: x, b: own, output: x }.into(), inner.into()];
+            let twice = When { flag: flags.first, body, own: vec![own] };
+            cx.run(twice.clone())?;
+            if leaves {
+                cx.run(copy(own, y))?;
+            }
+            cx.run(twice)
+        })
+    };
+    let mut manager = flags.bench.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
+    flags.set([1, 1]);
+    for number in 1..5 {
+        manager.step("step", 1, &mut |cx| step(cx, false)).unwrap();
+        assert_eq!(flags.bench.value(x), 2.0 * number as f32);
+    }
+    let (_, text) = refusal(&flags, |cx| step(cx, true));
+    assert!(text.contains("choose: copy uses `choose/own`, which belongs to the body of a `when`"), "{text}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::cuda::captured_call::{CapturePoint, CaptureState, judge};
 use crate::cuda::kernels::Arg;
+use crate::cuda::module::not_loaded_in_capture;
 use crate::cuda::{
     CudaCall, CudaDevice, CudaLaunch, CudaTensors, CudaWork, CustomKernels, GpuProperties, KernelArgument, Queue,
     StreamHandle,
@@ -28,9 +29,7 @@ fn work_of<'a>(op: &'a Custom, gpu: &GpuProperties) -> Result<CudaWork<'a>> {
 pub(super) fn accept(op: &Custom, capturing: bool, cuda: &CudaDevice) -> Result<()> {
     let CudaWork::Launch(launch) = work_of(op, &cuda.gpu.properties)? else { return Ok(()) };
     if capturing && !cuda.custom_kernels.has(&launch.kernel) {
-        let function = launch.kernel.function;
-        let rule = "Rule: nothing is compiled or loaded during a capture. Fix: a warm-up step before the capture";
-        return Err(Error::operation(op.name(), format!("its kernel `{function}` is not loaded. {rule}")));
+        return Err(not_loaded_in_capture(op.name(), launch.kernel.function));
     }
     Ok(())
 }
