@@ -214,11 +214,11 @@ mod tests {
                     ("precision.compute", "bf16"),
                     ("train.micro_batch_size", "1"),
                 ],
-                ["has 12: precision.fp8 = \"hybrid\" with tokens of a microbatch = 12", "change that length"],
+                ["has 12: precision.fp8 = \"hybrid\" with tokens of a microbatch = 12", "leave out that length"],
             ),
             (
                 &[(list, "12,64"), ("model.loss_pieces", "8"), ("train.micro_batch_size", "1")],
-                ["has 12: model.loss_pieces = 8 with 12 tokens", "change that length"],
+                ["has 12: model.loss_pieces = 8 with 12 tokens", "leave out that length"],
             ),
         ] {
             let error = plan(settings).unwrap_err();
