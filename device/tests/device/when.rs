@@ -5,7 +5,8 @@ use std::rc::Rc;
 use crate::common::{Bench, checked_bench};
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties, KernelArgument};
 use device::ops::{
-    Add, Collective, CollectiveKind, Condition, Copy, CustomOp, Epilogue, Fill, Gemm, Poison, Select, When,
+    Add, Attention, Collective, CollectiveKind, Condition, Copy, CustomOp, Epilogue, Fill, Gemm, Mask, Poison, Scores,
+    Select, When,
 };
 use device::{Accesses, CheckError, Communicator, DType, Error, HostTensors, Op, Request, Result, Tensor};
 
@@ -432,4 +433,45 @@ fn a_gpu_that_first_meets_a_when_in_a_capture_asks_for_a_warm_up() {
             );
         }
     }
+}
+
+#[test]
+fn a_product_and_an_attention_that_no_other_work_warms_up_run_in_a_body() {
+    // Without timing, so nothing has launched the library's kernels before.
+    let t = checked_bench();
+    let values = |seed, count| crate::common::numbers(seed, count, DType::Bf16);
+    let (tokens, heads, dim) = (128, 2, 64);
+    let qkv = t.put(&[1, tokens, 3 * heads * dim], DType::Bf16, &values(1, 3 * tokens * heads * dim));
+    let weight = t.put(&[48, heads * dim], DType::Bf16, &values(2, 48 * heads * dim));
+    let zeros = |shape: &[usize], dtype| t.put(shape, dtype, &vec![0.0; shape.iter().product()]);
+    let (output, stats) = (zeros(&[1, tokens, heads * dim], DType::Bf16), zeros(&[1, heads, tokens], DType::F32));
+    let product = zeros(&[tokens, 48], DType::F32);
+    let input = output.reshape([tokens, heads * dim]);
+    let attention = Attention {
+        qkv,
+        output,
+        stats,
+        heads,
+        kv_heads: heads,
+        scores: Scores { scale: None, soft_cap: None },
+        mask: Mask::CAUSAL,
+        documents: None,
+        dropout: None,
+    };
+    let flag = t.ints(&[1], &[1]);
+    let body = vec![attention.clone().into(), Gemm::linear(input, weight, product, Epilogue::None).into()];
+    let when = When { flag, body, own: Vec::new() };
+    t.prepare(when.clone());
+    t.run(when.clone());
+    let eager = t.get(&product);
+    t.stream.begin_capture().unwrap();
+    t.run(when);
+    let graph = t.stream.end_capture("attention").unwrap();
+    t.run(Fill { output: product, value: 0.0 });
+    graph.launch(&t.stream).unwrap();
+    assert_eq!(t.get(&product), eager);
+    t.run(attention);
+    t.run(Gemm::linear(input, weight, product, Epilogue::None));
+    assert_eq!(t.get(&product), eager, "without a `when`");
+    assert!(eager.iter().any(|value| *value != 0.0));
 }
