@@ -8,6 +8,7 @@
 //! [`Body`]; each has a **table** with its own buffers. So a step of many microbatches takes little memory.
 
 mod body;
+mod body_buffers;
 mod data;
 mod digest;
 mod does;

@@ -1,7 +1,7 @@
 //! From submissions to a list.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem::{discriminant, take};
 use std::rc::Rc;
@@ -9,6 +9,7 @@ use std::rc::Rc;
 use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
 
 use super::body::{Body, Entry, Item, Own, Use, Work};
+use super::body_buffers::BodyBuffers;
 use super::data::{Held, NONE, OUTSIDE, Program, Taken, Visit};
 use super::digest::Digest;
 use super::host_call::HostCall;
@@ -41,7 +42,7 @@ pub(crate) struct Recorder<R> {
     /// By buffer that a region takes: whether an entry has used it.
     used: Vec<bool>,
     /// The buffers that bodies of `when` have for themselves.
-    of_bodies: HashSet<BufferId>,
+    of_bodies: BodyBuffers,
     /// The statuses that operations have made so far. Updates follow such a status.
     statuses: RefCell<Vec<BufferId>>,
     /// Steps with graphs leave out the current submission.
@@ -109,7 +110,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             kept: Vec::new(),
             taken_at: Vec::new(),
             used: Vec::new(),
-            of_bodies: HashSet::new(),
+            of_bodies: BodyBuffers::default(),
             statuses: RefCell::default(),
             early: false,
             refused: None,
@@ -250,9 +251,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     /// Keeps the memory of these tensors up to here, for code outside of the step.
     pub(crate) fn keep(&mut self, device: &Device, tensors: &[Tensor]) {
         self.hear(device);
-        let left = tensors.iter().find(|tensor| self.of_bodies.contains(&tensor.buffer));
-        if let Some(tensor) = left {
-            self.refuse(Refused::LeftBody("the code outside of the step", tensor.buffer));
+        if let Some(buffer) = self.of_bodies.first_of(tensors) {
+            self.refuse(Refused::LeftBody("the code outside of the step", buffer));
         }
         let taken = tensors.iter().filter_map(|tensor| self.program.taken(tensor.buffer));
         self.kept.extend(taken.map(|index| (index as u32, self.program.length)));
@@ -370,32 +370,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(u64::from(by.0) << 32 | u64::from(of.0) << 8 | 3);
     }
 
-    /// Refuses the use of a buffer outside of the body that it belongs to, and a buffer without values that a body may
-    /// leave so. A `when` that comes again has the same buffers for itself: its body writes them anew.
-    fn check_bodies(&mut self, work: &Work, accesses: &Accesses) {
-        let (name, when) = match work {
-            Work::Op(op) => (op.name(), if let Op::When(when) = &**op { Some(when) } else { None }),
-            Work::Host(call) => (call.name, None),
-        };
-        let is_left =
-            |tensor: &&Tensor| self.of_bodies.contains(&tensor.buffer) && !when.is_some_and(|when| when.is_own(tensor));
-        let left = accesses.reads.iter().chain(&accesses.writes).find(is_left).map(|tensor| tensor.buffer);
-        if let Some(buffer) = left {
-            self.refuse(Refused::LeftBody(name, buffer));
-        }
-        if let Some(when) = when {
-            self.of_bodies.extend(when.all_own().iter().map(|tensor| tensor.buffer));
-            let is_unused = |buffer| self.program.taken(buffer).is_some_and(|index| !self.used[index]);
-            let mut written = accesses.writes.iter().map(|tensor| tensor.buffer);
-            let unwritten = written.find(|buffer| is_unused(*buffer) && !self.of_bodies.contains(buffer));
-            if let Some(buffer) = unwritten {
-                self.refuse(Refused::Unwritten(name, buffer));
-            }
-        }
-    }
-
     fn entry(&mut self, queue: StreamId, work: Work, accesses: &Accesses, label: Option<Rc<str>>) {
-        self.check_bodies(&work, accesses);
+        let is_unused = |buffer| self.program.taken(buffer).is_some_and(|index| !self.used[index]);
+        if let Some(refused) = self.of_bodies.add(&work, accesses, is_unused) {
+            self.refuse(refused);
+        }
         let base = self.base(queue);
         let placed = base.is_none_or(|base| self.streams.knows_all(queue, base));
         for Reached { from, joins } in take(&mut self.streams.of(queue).pending) {

@@ -3,6 +3,7 @@
 //! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
 mod end;
+mod split_batches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::files::write_file;
 use common::format::{boxed, counted};
-use common::terminal::{PRINTED, columns, say, warn};
+use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging, SyncDebug};
 use engine::fp8::Fp8Recipe;
@@ -22,6 +23,7 @@ use launch::watch::activity::Doing;
 use parallel::Axis;
 
 use self::end::stops_early;
+use self::split_batches::tell_split_batches;
 use crate::checkpoint::{KeptFile, Occasion, Progress, Session, Validated};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
@@ -427,18 +429,6 @@ fn fp8_watch(plan: &RunPlan, group: &ProcessGroup) -> Option<Fp8Watch> {
     let is_first = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
     let delayed = plan.config.precision.fp8_recipe == Fp8Recipe::Delayed;
     (is_first && plan.measures_fp8()).then(|| Fp8Watch::new(delayed))
-}
-
-/// Says so if the run continues in the middle of a batch of conversations of like length.
-fn tell_split_batches(plan: &RunPlan, samples: u64, group: &ProcessGroup) {
-    let Some(batch) = plan.grouped_batch().filter(|batch| !samples.is_multiple_of(*batch as u64)) else { return };
-    if group.rank == 0 {
-        warn(&format!(
-            "notice: data.group_by_length makes batches of train.global_batch_size = {batch} conversations, and the run \
-             continues at sample {samples}, within one. So its steps have conversations of two batches, and are longer. \
-             Fix: continue with the batch size of before, or from a checkpoint at a multiple of {batch} samples"
-        ));
-    }
 }
 
 /// Claims the run's folder, writes every option to `config.toml`, and opens the files that get a line for each step.
