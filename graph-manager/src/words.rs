@@ -1,6 +1,22 @@
 //! Words of messages.
 
-/// A number of things, in the singular for one: `1 graph`, `2 graphs`.
+/// A number of things, in the singular for one: `1 graph`, `2 graphs`, `2 microbatches`.
 pub(crate) fn counted(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn several_microbatches_are_no_microbatchs() {
+        assert_eq!([1, 2].map(|number| counted(number, "microbatch")), ["1 microbatch", "2 microbatches"]);
+        assert_eq!([0, 1].map(|number| counted(number, "graph")), ["0 graphs", "1 graph"]);
+    }
 }

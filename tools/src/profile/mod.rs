@@ -2,9 +2,9 @@
 //! profile`.
 //!
 //! A few steps run without graphs, and a few in each scope ([`measure()`]). From the timeline of each come the busy
-//! share of the GPU, its kernels and the gaps between them ([`Activity`]), and the operations that take most of the
-//! time ([`operations::Total`]), on the device and on the host, and the host's time for launches ([`Launches`]). The gain of each scope is predicted from the steps without graphs alone
-//! ([`Expected`]), and printed next to the measured one.
+//! share of the GPU, its kernels and the gaps between them ([`Activity`]), the operations that take most of the time
+//! ([`operations::Total`]), on the device and on the host, and the host's time for launches ([`Launches`]). The gain of
+//! each scope is predicted from the steps without graphs alone ([`Expected`]), and printed next to the measured one.
 
 mod activity;
 mod expected;
