@@ -1,4 +1,4 @@
-//! Device memory and page-locked memory of the host, both at fixed addresses until dropped.
+//! Device memory, at a fixed address until dropped.
 
 #![allow(unsafe_code)]
 
@@ -81,31 +81,4 @@ pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> R
     // SAFETY: the caller checked that the memory is alive and as large.
     unsafe { result::memcpy_dtoh_sync(&mut values, address) }.driver("cuMemcpyDtoH")?;
     Ok(values)
-}
-
-/// Page-locked memory of the host.
-pub(crate) struct PageLocked {
-    start: *mut u8,
-}
-
-impl PageLocked {
-    /// # Errors
-    /// The system cannot lock that much.
-    pub(crate) fn new(bytes: usize) -> Result<PageLocked> {
-        // SAFETY: freed once, when dropped.
-        let start = unsafe { result::malloc_host(bytes.max(1), 0) }.driver("cuMemHostAlloc")?.cast();
-        Ok(PageLocked { start })
-    }
-
-    /// Its first byte.
-    pub(crate) fn start(&self) -> *mut u8 {
-        self.start
-    }
-}
-
-impl Drop for PageLocked {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`; no copy refers to it any more. A failure has no cure here.
-        let _ = unsafe { result::free_host(self.start.cast()) };
-    }
 }
