@@ -326,6 +326,19 @@ fn a_state_in_memory_is_used_if_all_checkpoints_are_damaged_or_gone() {
 }
 
 #[test]
+fn no_checkpoint_is_read_where_a_state_in_memory_is_newer() {
+    let folder = Folder::new("states-unread");
+    let (disk, state) = killed_ahead(&folder);
+    let path = checkpoint(&folder.0, disk).join("model.safetensors");
+    let mut damaged = std::fs::read(&path).unwrap();
+    *damaged.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &damaged).unwrap();
+    let output = goes_on(&folder, state + 1);
+    expect(&output, 0, &[&format!("at step {state}, "), "from memory", "done: loss"]);
+    assert!(!printed(&output).contains("is damaged"), "it was read: {}", printed(&output));
+}
+
+#[test]
 fn a_state_of_a_run_with_another_folder_is_not_taken() {
     let folder = Folder::new("states-elsewhere");
     killed_ahead(&folder);

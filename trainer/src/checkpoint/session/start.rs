@@ -8,8 +8,8 @@ use common::terminal::{say, warn};
 use super::states::States;
 use super::{Found, Session, unreadable};
 use crate::checkpoint::folder::{Newest, Unclear, named, newest, steps};
-use crate::checkpoint::in_memory::{newer_state, newest_of_right_sizes, state_folder};
-use crate::checkpoint::manifest::{Damage, MANIFEST};
+use crate::checkpoint::in_memory::{Newer, newer_state, newest_of_right_sizes, state_folder};
+use crate::checkpoint::manifest::{Damage, MANIFEST, Manifest};
 use crate::checkpoint::read::{check_sizes, damaged, verify};
 use crate::checkpoint::step_name::step_name;
 use crate::config::{CheckpointConfig, Resume};
@@ -58,16 +58,25 @@ impl Session<'_> {
     }
 
     /// The newest complete checkpoint in `dir`, or a state in memory that is newer. Newer ones that are damaged are named in
-    /// notices.
+    /// notices. While a state in memory is newer than all of `dir`, only sizes are looked at there: to read a large checkpoint
+    /// takes a minute.
     ///
     /// # Errors
     /// As [`Session::newest`].
     fn newest_anywhere(&self, dir: &Path) -> Result<Option<Found>, RunError> {
+        let Some(States { folder, .. }) = &self.states else { return self.newest(dir) };
+        let newer_than = |on_disk: Option<&Manifest>| {
+            newer_state((folder, dir), on_disk, |path| verify(path, &self.writers.activity))
+        };
+        let tell = |refused: Vec<String>| refused.iter().for_each(|why| warn(&format!("notice: {why}")));
+        let right_sizes = newest_of_right_sizes(dir, None).map(|(_, manifest)| manifest);
+        if let Newer { found: Some(found), refused } = newer_than(right_sizes.as_ref()) {
+            tell(refused);
+            return Ok(Some(found));
+        }
         let (on_disk, damaged) = self.look_in(dir)?;
-        let Some(States { folder, .. }) = &self.states else { return chosen(dir, on_disk, &damaged) };
-        let manifest = on_disk.as_ref().map(|(_, manifest)| manifest);
-        let newer = newer_state((folder, dir), manifest, |path| verify(path, &self.writers.activity));
-        newer.refused.iter().for_each(|why| warn(&format!("notice: {why}")));
+        let newer = newer_than(on_disk.as_ref().map(|(_, manifest)| manifest));
+        tell(newer.refused);
         chosen(dir, newer.found.or(on_disk), &damaged)
     }
 
