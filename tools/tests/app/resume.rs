@@ -80,6 +80,21 @@ fn a_bf16_run_and_an_mlp_with_momentum_go_on_with_the_same_bits() {
 }
 
 #[test]
+fn moments_in_bf16_are_half_as_large_on_disk_and_a_run_with_f32_takes_them() {
+    let bytes = |folder: &Folder| {
+        std::fs::metadata(crate::harness::checkpoint(&folder.0, 4).join("optimizer.safetensors")).unwrap().len()
+    };
+    let moments = flags("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16");
+    let (wide, beside, waiting) = (Folder::new("moments-f32"), Folder::new("moments"), Folder::new("moments-waiting"));
+    expect(&run(1, &wide.0, &flags("")), 0, &[]);
+    expect(&run(1, &beside.0, &moments), 0, &[]);
+    expect(&run(1, &waiting.0, &format!("{moments} --async-save=false")), 0, &[]);
+    assert!(bytes(&beside) * 100 < bytes(&wide) * 60, "{} of {}", bytes(&beside), bytes(&wide));
+    assert_eq!(bits(&beside.0, 4), bits(&waiting.0, 4));
+    expect(&run(1, &beside.0, "--steps 9"), 0, &["at step 8", "done: loss"]);
+}
+
+#[test]
 fn a_checkpoint_of_two_ranks_goes_on_with_one_and_of_one_with_two() {
     for (ranks, others) in [(2, 1), (1, 2)] {
         let (unbroken, resumed) = (Folder::new("across-unbroken"), Folder::new("across-resumed"));

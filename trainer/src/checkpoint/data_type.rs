@@ -15,7 +15,7 @@ pub enum DataType {
 
 impl DataType {
     /// The type that safetensors calls so.
-    pub(super) fn named(name: &str) -> Option<DataType> {
+    pub(crate) fn named(name: &str) -> Option<DataType> {
         [DataType::F32, DataType::F16, DataType::Bf16].into_iter().find(|dtype| dtype.name() == name)
     }
 
@@ -28,7 +28,7 @@ impl DataType {
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             DataType::F32 => "F32",
             DataType::F16 => "F16",
@@ -36,7 +36,7 @@ impl DataType {
         }
     }
 
-    pub(super) fn torch_name(self) -> &'static str {
+    pub(crate) fn torch_name(self) -> &'static str {
         match self {
             DataType::F32 => "float32",
             DataType::F16 => "float16",
@@ -44,11 +44,11 @@ impl DataType {
         }
     }
 
-    pub(super) fn size(self) -> usize {
+    pub(crate) fn size(self) -> usize {
         if self == DataType::F32 { 4 } else { 2 }
     }
 
-    pub(super) fn decode(self, bytes: &[u8]) -> Vec<f32> {
+    pub(crate) fn decode(self, bytes: &[u8]) -> Vec<f32> {
         let halves = |value: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(move |b| value([b[0], b[1]])).collect();
         match self {
             DataType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
@@ -57,7 +57,7 @@ impl DataType {
         }
     }
 
-    pub(super) fn encode(self, values: &[f32]) -> Vec<u8> {
+    pub(crate) fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             DataType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             DataType::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),

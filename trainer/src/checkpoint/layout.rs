@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use device::{DType, Device, Tensor, bf16};
+use device::{DType, Tensor};
 use engine::params::{OwnedRange, Param, ParamSpec, Slab, TiedCopy};
 use engine::step::Stage;
 
+use super::data_type::DataType;
 use super::file::Tensors;
 
 /// A tensor's role in the stage.
@@ -45,8 +46,8 @@ pub(super) struct LocalTensor {
     pub(super) replicated: bool,
     /// The stage has the second copy of a tied parameter; another stage writes it.
     pub(super) tied_replica: bool,
-    /// The elements that this rank updates, with padding rows: f32, from `first` of the stored parameter on. Of a frozen
-    /// parameter all elements, in the type of its weights.
+    /// The elements that this rank updates, with padding rows, from `first` of the stored parameter on; of a frozen
+    /// parameter all elements. They are f32 but for frozen weights and moments that are kept in bf16.
     pub(super) memory: Tensor,
     pub(super) first: usize,
     /// Elements of the stored parameter.
@@ -59,16 +60,9 @@ impl LocalTensor {
         self.memory.view(slab.start - self.first, [slab.elements()])
     }
 
-    /// The values of an owned slab. A frozen parameter may have them in 16 bits.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(super) fn values(&self, device: &Device, slab: &Slab) -> device::Result<Vec<f32>> {
-        let memory = self.memory_of(slab);
-        match memory.dtype {
-            DType::Bf16 => Ok(device.download::<bf16>(&memory)?.into_iter().map(f32::from).collect()),
-            _ => device.download(&memory),
-        }
+    /// The type of its values in a file: that in memory.
+    pub(super) fn data_type(&self) -> DataType {
+        if self.memory.dtype == DType::Bf16 { DataType::Bf16 } else { DataType::F32 }
     }
 }
 

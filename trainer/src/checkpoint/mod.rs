@@ -2,11 +2,13 @@
 //!
 //! `checkpoint.dir` holds a folder for each, `step-00001000` after 1000 steps:
 //!
-//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names. These follow GPT-2 for every
-//!   model (`h.0.attn.c_attn.weight`). Hugging Face's files differ; `trainer convert --to hf` makes them. Here linear
-//!   weights are `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and
-//!   values are one tensor, as are its gate and up projection. Padding rows of the vocabulary are absent.
-//! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq`, `.momentum` or `.momentum_buffer`.
+//! - `model.safetensors`: the f32 master weights. Frozen weights have the type that they have in memory. Tensors have their
+//!   parameters' names. These follow GPT-2 for every model (`h.0.attn.c_attn.weight`). Hugging Face's files differ;
+//!   `trainer convert --to hf` makes them. Here linear weights are `(out features, in features)`, the transpose of GPT-2's
+//!   `Conv1D`, and a Llama's queries, keys and values are one tensor, as are its gate and up projection. Padding rows of
+//!   the vocabulary are absent.
+//! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq`, `.momentum` or `.momentum_buffer`,
+//!   in the type that it has in memory: f32, or bf16 for moments that are kept so.
 //!   With delayed 8-bit scaling also the history of largest magnitudes, `<weight>.input_amax` and `.grad_output_amax`.
 //! - `config.toml`: the resolved configuration.
 //! - `tokens.json` and `tokenizer.json`: the meaning of the tokens ([`TokenizerCopy`](data::TokenizerCopy)), if the
@@ -33,6 +35,7 @@
 //! Start with [`Session`]: the training loop uses nothing else.
 
 mod copied;
+mod data_type;
 mod file;
 mod folder;
 mod header;
@@ -53,6 +56,7 @@ mod write;
 mod writers;
 
 pub use copied::copy_newest_state;
+pub use data_type::DataType;
 pub use file::{KeptFile, SourceFile};
 pub use folder::{list, named, newest_in};
 pub(crate) use header::{FileHeader, TensorHeader};

@@ -17,6 +17,7 @@ use launch::watch::activity::Activity;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::data_type::DataType;
 use super::file::{KeptFile, Single, SourceFile};
 use super::header::FileHeader;
 use super::layout::{LocalTensor, Role, is_optional, local_tensors, names_elsewhere};
@@ -285,15 +286,21 @@ impl TensorFiles {
         let name = &part.file;
         let (file, header) = &self.open[name];
         let tensor = header.tensors.get(part.key());
-        let Some(tensor) = tensor.filter(|tensor| tensor.dtype == "F32" && tensor.shape == part.sizes) else {
-            let problem = format!("has no f32 `{}` of {}", part.name, shape(&part.sizes));
+        let found = tensor.filter(|tensor| tensor.shape == part.sizes);
+        let Some((tensor, data_type)) = found.and_then(|tensor| Some((tensor, DataType::named(&tensor.dtype)?))) else {
+            let problem = format!("has no f32 or bf16 `{}` of {}", part.name, shape(&part.sizes));
             return Err(Damage::new(name, problem));
         };
         // No more than the file has: the header was checked.
-        let mut values = vec![0.0f32; part.sizes.iter().product()];
+        let elements: usize = part.sizes.iter().product();
+        let mut values = Vec::with_capacity(elements);
         let mut at = header.data + tensor.data_offsets[0];
-        for chunk in bytemuck::cast_slice_mut(&mut values).chunks_mut(CHUNK) {
+        let mut bytes = vec![0; CHUNK.min(elements * data_type.size())];
+        while values.len() < elements {
+            let chunk = bytes.len().min((elements - values.len()) * data_type.size());
+            let chunk = &mut bytes[..chunk];
             file.read_exact_at(chunk, at).map_err(|error| Damage::unreadable(name, &error))?;
+            values.extend(data_type.decode(chunk));
             at += chunk.len() as u64;
             activity.advance();
         }

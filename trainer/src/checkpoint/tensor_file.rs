@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
-use device::{DType, Device, HostCopy, Tensor, bf16};
+use device::{Device, Element, HostCopy, Tensor, bf16};
 use engine::params::Slab;
 use launch::watch::activity::Activity;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use super::data_type::DataType;
 use super::file::{CheckpointFile, Tensors};
 use super::layout::LocalTensor;
 use super::manifest::{FileEntry, TensorEntry};
-use super::output::{Output, SaveSeconds, WriteError};
+use super::output::{Content, Output, SaveSeconds, WriteError};
 use super::writers::Writers;
 
 /// The number of a file's slabs that wait to be written while the run waits too.
@@ -34,8 +35,9 @@ impl<'t> TensorFile<'t> {
         let (mut end, mut infos, mut slabs) = (0, Vec::new(), Vec::new());
         for (tensor, number, slab) in written(writers, all).filter(|(tensor, ..)| tensor.file == of) {
             let start = end;
-            end += slab.elements() * size_of::<f32>();
-            let info = TensorInfo { dtype: Dtype::F32, shape: slab.sizes.clone(), data_offsets: (start, end) };
+            end += bytes_of(tensor, slab);
+            let dtype = if tensor.data_type() == DataType::Bf16 { Dtype::BF16 } else { Dtype::F32 };
+            let info = TensorInfo { dtype, shape: slab.sizes.clone(), data_offsets: (start, end) };
             infos.push((key(tensor, number), info));
             slabs.push((tensor, slab));
         }
@@ -52,7 +54,7 @@ impl<'t> TensorFile<'t> {
 
     /// Bytes of the file.
     pub(super) fn bytes(&self) -> u64 {
-        let data: usize = self.slabs.iter().map(|(_, slab)| slab.elements() * size_of::<f32>()).sum();
+        let data: usize = self.slabs.iter().map(|(tensor, slab)| bytes_of(tensor, slab)).sum();
         (self.header.len() + data) as u64
     }
 
@@ -67,7 +69,7 @@ impl<'t> TensorFile<'t> {
     }
 
     /// Its two ends: values go in at one, and come out at the other on their way to the disk. A few fit in between.
-    pub(super) fn channel(&self) -> (SyncSender<Vec<f32>>, FileContent) {
+    pub(super) fn channel(&self) -> (SyncSender<Content>, FileContent) {
         let (values, received) = sync_channel(WAITING);
         (values, self.content(Values::Fed(received)))
     }
@@ -80,9 +82,14 @@ impl<'t> TensorFile<'t> {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn read(&self, device: &Device, values: &SyncSender<Vec<f32>>) -> device::Result<()> {
+    pub(super) fn read(&self, device: &Device, values: &SyncSender<Content>) -> device::Result<()> {
         for (tensor, slab) in &self.slabs {
-            if values.send(tensor.values(device, slab)?).is_err() {
+            let memory = tensor.memory_of(slab);
+            let content: Content = match tensor.data_type() {
+                DataType::Bf16 => Arc::new(Downloaded(device.download::<bf16>(&memory)?)),
+                _ => Arc::new(Downloaded(device.download::<f32>(&memory)?)),
+            };
+            if values.send(content).is_err() {
                 break; // it could not be written; the thread that writes knows why
             }
         }
@@ -103,13 +110,13 @@ enum Values {
     /// These tensors, in a copy of the device's memory.
     Copied(HostCopy, Vec<Tensor>),
     /// From the run, which waits meanwhile.
-    Fed(Receiver<Vec<f32>>),
+    Fed(Receiver<Content>),
 }
 
 /// Values of the run that are on their way.
-struct Fed(Vec<f32>);
+struct Downloaded<T>(Vec<T>);
 
-impl AsRef<[u8]> for Fed {
+impl<T: Element> AsRef<[u8]> for Downloaded<T> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -126,7 +133,7 @@ impl FileContent {
         let mut output = Output::create(folder, self.file, activity)?;
         output.write(Arc::new(self.header))?;
         match self.values {
-            Values::Fed(values) => values.into_iter().try_for_each(|values| output.write(Arc::new(Fed(values))))?,
+            Values::Fed(values) => values.into_iter().try_for_each(|values| output.write(values))?,
             Values::Copied(copy, tensors) => {
                 tensors.iter().try_for_each(|tensor| write_copied(&mut output, &copy, tensor))?;
             }
@@ -148,17 +155,13 @@ fn write_copied(output: &mut Output<'_>, copy: &HostCopy, tensor: &Tensor) -> Re
         let Some(piece) = pieces.next() else { return Ok(()) };
         output.seconds.copy += begun.elapsed().as_secs_f64();
         let piece = piece.map_err(|error| failed(output, error))?;
-        match tensor.dtype {
-            DType::Bf16 => output.write(Arc::new(widened(piece.as_ref())))?,
-            _ => output.write(Arc::new(piece))?,
-        }
+        output.write(Arc::new(piece))?;
     }
 }
 
-/// bf16 as f32.
-fn widened(values: &[u8]) -> Vec<u8> {
-    let wide = |pair: &[u8]| f32::from(bf16::from_le_bytes([pair[0], pair[1]])).to_le_bytes();
-    values.chunks_exact(2).flat_map(wide).collect()
+/// Bytes of a slab's values in a file.
+fn bytes_of(tensor: &LocalTensor, slab: &Slab) -> usize {
+    slab.elements() * tensor.data_type().size()
 }
 
 /// The manifest's entries for the tensors that this rank writes.

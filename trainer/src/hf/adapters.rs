@@ -8,10 +8,10 @@ use engine::model::{GptShape, Lora};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
-use super::data_type::DataType;
 use super::names::{Entry, Naming, Part, entries};
 use super::read::WeightFolder;
 use super::write::{not_written, write};
+use crate::checkpoint::DataType;
 use crate::config::lora_plan::modules;
 use crate::error::RunError;
 use crate::families::HuggingFace;

@@ -9,13 +9,13 @@ use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 
 use super::adapters::{self, ADAPTER_FILE};
-use super::data_type::DataType;
 use super::export::Export;
 use super::names::{Entry, Naming, entries};
 use super::pretrained::Pretrained;
 use super::read::WeightFolder;
 use super::source::SourceFiles;
 use super::write::{not_written, write};
+use crate::checkpoint::DataType;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::RunError;

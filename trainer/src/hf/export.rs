@@ -9,10 +9,9 @@ use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use engine::model::{GptShape, Position};
 use serde_json::{Map, Value as Json, json};
 
-use super::data_type::DataType;
 use super::source::{SourceFiles, SourceModel, WhoseTokenizer};
 use super::write::not_written;
-use crate::checkpoint::SourceFile;
+use crate::checkpoint::{DataType, SourceFile};
 use crate::error::RunError;
 use crate::families::HuggingFace;
 

@@ -6,7 +6,6 @@
 
 mod adapters;
 mod convert;
-mod data_type;
 mod export;
 mod names;
 mod pretrained;
@@ -14,7 +13,7 @@ mod read;
 mod source;
 mod write;
 
+pub use crate::checkpoint::DataType;
 pub use convert::{Direction, check, convert};
-pub use data_type::DataType;
 pub use pretrained::Pretrained;
 pub use source::SourceFiles;

@@ -11,9 +11,8 @@ use common::UserError;
 use common::files::{is_plain_name, open_file, read_file};
 use serde::Deserialize;
 
-use super::data_type::DataType;
 use super::names::{self, Naming};
-use crate::checkpoint::{FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
+use crate::checkpoint::{DataType, FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
 
 /// The largest index that is read, in bytes.
 const LARGEST_INDEX: u64 = 64 << 20;

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use common::UserError;
 
-use super::data_type::DataType;
 use super::names::{Entry, Part};
+use crate::checkpoint::DataType;
 use crate::error::RunError;
 
 /// A tensor to write: a part of an entry.
