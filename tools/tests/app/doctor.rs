@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 use device::cuda::gpu_count;
 
+use crate::documents::read;
 use crate::harness::{expect, printed};
 
 fn doctor(flags: &[&str]) -> Output {
@@ -28,5 +29,8 @@ fn what_passes_is_a_line_a_group_or_a_finding_each_and_why_no_gpu_is_used_is_sai
     let gemm = findings.iter().find(|finding| finding["name"] == "gemm, linear + bias, f32").unwrap();
     assert_eq!(gemm["value"], "relative error 0.0e0, the same bits replayed");
     let operations = findings.iter().filter(|finding| finding["about"] == "operation").count();
-    expect(&short, 0, &[&format!("{operations} of {operations} are right")]);
+    let all = format!("{operations} of {operations} are right, eagerly and in a graph");
+    expect(&short, 0, &[&all]);
+    let page = read("docs/performance.md");
+    assert!(page.contains("doctor --quick") && page.contains(&all), "docs/performance.md: {all:?} is not there");
 }

@@ -51,7 +51,6 @@ const SHOWN: &[(&str, &str, &[&str])] = &[
         "--enable-cuda-graph --verify-cuda-graph 5 --steps 20",
         &["verified: 4 steps with the same bits with graphs and without (114 tensors of rank 0, 1.84 MiB)"],
     ),
-    ("docs/performance.md", "doctor --quick", &["1037 of 1037 are right, eagerly and in a graph"]),
 ];
 
 /// With one space wherever there is space.

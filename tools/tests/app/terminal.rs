@@ -205,7 +205,7 @@ fn colours_are_those_that_the_environment_asks_for_and_never_in_files() {
 fn tables_of_doctor_and_bench_fit_the_terminal() {
     let folder = Folder::new("terminal-tables");
     let mut doctor = Command::new(TRAINER);
-    doctor.args(["doctor", "--device", "host", "--verbose"]);
+    doctor.args(["doctor", "--device", "host", "--quick", "--verbose"]);
     let bench = trainer(&["bench"], &folder.0, "--steps 2 --enable-cuda-graph");
     let gemm = "ok     operation  gemm, linear + bias, f32: relative error 0.0e0, the same bits";
     for (command, parts) in [(doctor, [" checks passed", gemm]), (bench, ["\"tokens_per_s\": "; 2])] {
