@@ -102,7 +102,10 @@ impl CallGroup {
                         let listed = list(&once)?;
                         (once, listed)
                     }
-                    false => (twice, listed),
+                    false => {
+                        refuse_planned_copies(program, later_forward, range.start)?;
+                        (twice, listed)
+                    }
                 }
             }
         };
@@ -207,6 +210,25 @@ impl CallGroup {
     pub(crate) fn dots(&self) -> Result<Vec<GraphDot>> {
         self.manager.dots()
     }
+}
+
+/// Fails if later microbatches use a buffer that the first one has taken. There may be any number of them, and the plan
+/// has one: after that one's last use the buffer's memory is another's.
+fn refuse_planned_copies(program: &Program<TrainingRegion>, later_forward: usize, layer: usize) -> Result<()> {
+    // The first one's input gradient is kept until the later one begins, which copies its input first.
+    let later = program.in_graph(later_forward).start;
+    let of_first = (0..later_forward).flat_map(|visit| program.owned(visit));
+    for (_, name) in of_first.filter(|(buffer, _)| program.used(*buffer).last >= later) {
+        let problem = format!(
+            "a later microbatch of layer {layer} uses `{name}`, which the first one took as memory of the step: after its \
+             last use that is another buffer's"
+        );
+        return Err(Error::usage(
+            problem,
+            "keep copies for later microbatches in memory that the layer allocates, or give graph_callables an order",
+        ));
+    }
+    Ok(())
 }
 
 impl Zeros {

@@ -48,7 +48,8 @@ pub struct GraphedCallables<L: Layer<TrainingPolicy>> {
 /// A layer may do some work once a step, such as making copies of its weights in 8 bits: it asks
 /// [`is_first_microbatch`](crate::StepContext::is_first_microbatch). With an order each microbatch has graphs of its
 /// own. Without, a layer that asks has two of each: for [`forward`](GraphedCallables::forward) and for
-/// [`forward_later`](GraphedCallables::forward_later), with their backwards.
+/// [`forward_later`](GraphedCallables::forward_later), with their backwards. What the first leaves for later ones lies in
+/// memory of the layer's own.
 ///
 /// ```
 /// use device::ops::Add;
@@ -89,7 +90,8 @@ pub struct GraphedCallables<L: Layer<TrainingPolicy>> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Usage`] if samples, layers and order do not fit, or without warm-up; errors of a layer.
+/// [`Error::Usage`] if samples, layers and order do not fit, or without warm-up; without an order also if later microbatches
+/// use memory of the step that the first one took; errors of a layer.
 pub fn graph_callables<L: Layer<TrainingPolicy>>(
     pool: &Pool,
     layers: Vec<L>,

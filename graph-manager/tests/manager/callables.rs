@@ -1,5 +1,7 @@
 //! Graphed layers: lists of several types, orders recorded from calls, orders without backwards, first microbatches.
 
+use std::cell::Cell;
+
 use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{
@@ -254,6 +256,52 @@ fn without_an_order_a_later_forward_uses_the_copies_of_the_first() {
             assert_eq!(bench.read(shift.sum), 10.0 * (1 + later) as f32);
         }
         let _ = grad;
+    }
+}
+
+/// `y = x + copy`, where the first microbatch copies the weight to memory of the step.
+struct PlannedCopy {
+    weight: Tensor,
+    copy: Cell<Option<Tensor>>,
+}
+
+impl<P: Policy> Layer<P> for PlannedCopy {
+    type Input = Tensor;
+    type Output = Tensor;
+    type InputGrad = Tensor;
+    type Saved = ();
+
+    fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, ())> {
+        if cx.is_first_microbatch() {
+            let copy = cx.tensor("copy of the weight", x.shape, DType::F32)?;
+            cx.run(Copy { input: self.weight, output: copy })?;
+            self.copy.set(Some(copy));
+        }
+        let y = cx.tensor("y", x.shape, DType::F32)?;
+        cx.run(Add { a: x, b: self.copy.get().unwrap(), output: y })?;
+        Ok((y, ()))
+    }
+
+    fn backward(&self, _: &mut StepContext<'_, P>, (): (), grad: Tensor) -> Result<Tensor> {
+        Ok(grad)
+    }
+}
+
+#[test]
+fn a_copy_in_memory_of_the_step_serves_an_order_and_is_refused_without_one() {
+    let mut bench = bench();
+    let (weight, x) = (bench.tensor(1.0), bench.tensor(2.0));
+    let layers = || vec![PlannedCopy { weight, copy: Cell::default() }];
+    let error = graph_callables(&bench.pool, layers(), &[x], 1, None).err().unwrap().to_string();
+    assert!(error.contains("a later microbatch of layer 0 uses `copy of the weight`"), "{error}");
+    let order = CallOrder::signed(&[1.0, -1.0, 1.0, -1.0], &[1]).unwrap();
+    let mut graphed = graph_callables(&bench.pool, layers(), &[x], 1, Some(order)).unwrap();
+    for _ in 0..2 {
+        for _ in 0..2 {
+            let y = graphed.forward(0, x).unwrap();
+            assert_eq!(bench.read(y), 3.0);
+            graphed.backward(0, x).unwrap();
+        }
     }
 }
 
