@@ -26,6 +26,9 @@ pub fn why_no_gpu() -> Option<NoGpu> {
     Some(NoGpu { why: "this program was built without CUDA".into(), fix: FIX })
 }
 
+/// Compiles nothing.
+pub fn compile_sets(gpu: &GpuProperties) {}
+
 /// The libraries that the device uses: none.
 pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
     Vec::new()

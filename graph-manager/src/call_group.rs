@@ -217,18 +217,14 @@ impl CallGroup {
 fn refuse_planned_copies(program: &Program<TrainingRegion>, later_forward: usize, layer: usize) -> Result<()> {
     // The first one's input gradient is kept until the later one begins, which copies its input first.
     let later = program.in_graph(later_forward).start;
-    let of_first = (0..later_forward).flat_map(|visit| program.owned(visit));
-    for (_, name) in of_first.filter(|(buffer, _)| program.used(*buffer).last >= later) {
-        let problem = format!(
-            "a later microbatch of layer {layer} uses `{name}`, which the first one took as memory of the step: after its \
-             last use that is another buffer's"
-        );
-        return Err(Error::usage(
-            problem,
-            "keep copies for later microbatches in memory that the layer allocates, or give graph_callables an order",
-        ));
-    }
-    Ok(())
+    let mut of_first = (0..later_forward).flat_map(|visit| program.owned(visit));
+    let Some((_, name)) = of_first.find(|(buffer, _)| program.used(*buffer).last >= later) else { return Ok(()) };
+    let problem = format!(
+        "a later microbatch of layer {layer} uses `{name}`, which the first one took as memory of the step: after its last use \
+         that is another buffer's"
+    );
+    let fix = "keep copies for later microbatches in memory that the layer allocates, or give graph_callables an order";
+    Err(Error::usage(problem, fix))
 }
 
 impl Zeros {

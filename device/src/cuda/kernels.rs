@@ -8,7 +8,7 @@ use super::compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, fill_
 use super::driver::RawStream;
 use super::module::{Function, LaunchSizes, Module, launch};
 use super::peers::KERNELS;
-use crate::gpu::GpuProperties;
+use crate::gpu::{FP8_CAPABILITY, GpuProperties};
 use crate::{Error, Result, Tensor};
 
 /// All kernels, loaded on the GPU.
@@ -37,6 +37,15 @@ impl KernelSet {
             KernelSet::Experts => EXPERT_SOURCES.to_vec(),
         }
     }
+}
+
+/// Compiles the kernels that runs load when they need them, where the cache on disk lacks them. It waits for the
+/// compiler, so a program that needs all of them calls it on a thread of its own, beside its other work.
+pub fn compile_sets(gpu: &GpuProperties) {
+    let sets = [KernelSet::Experts, KernelSet::Fp8].into_iter();
+    let can_run = sets.filter(|set| *set != KernelSet::Fp8 || gpu.capability >= FP8_CAPABILITY);
+    let sources: Vec<_> = can_run.flat_map(|set| set.sources(gpu)).collect();
+    fill_cache(&sources, &gpu.architecture());
 }
 
 /// The kernels of some sources.

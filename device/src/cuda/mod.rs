@@ -36,6 +36,7 @@ pub(crate) use driver::{DeviceMemory, PageLocked, PrimaryContext, RawEvent, RawS
 pub use driver::{PeerHandle, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;
+pub use kernels::compile_sets;
 pub(crate) use ops::{accept, norm_parts};
 pub use peers::{PeerWindow, Peers};
 pub(crate) use progress_marks::ProgressMarks;

@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use common::format::counted;
 use common::terminal::{print, say, shows_status, status, warn};
-use device::cuda::{FP8_CAPABILITY, library_versions, why_no_gpu};
+use device::cuda::{FP8_CAPABILITY, compile_sets, library_versions, why_no_gpu};
 use device::trials::{self, Case, Workbench};
 use device::{Communicator, Device};
 use engine::precision::Precision;
@@ -48,6 +48,8 @@ fn check(
     group: Option<&Rc<dyn Communicator>>,
     refused: Option<String>,
 ) -> i32 {
+    // The first time on a machine. Operations that need none of these kernels are checked meanwhile.
+    let compiling = device.gpu().map(|gpu| std::thread::spawn(move || compile_sets(&gpu)));
     let mut findings = machine(device, request.device, refused);
     let eight_bit = device.gpu().is_none_or(|gpu| gpu.capability >= FP8_CAPABILITY);
     let hopper = device.gpu().is_none_or(|gpu| gpu.is_hopper());
@@ -67,6 +69,9 @@ fn check(
     for (number, case) in (1..).zip(&cases) {
         now(&format!("checking operation {number} of {}: {}", cases.len(), case.name));
         findings.push(operation(case, device));
+    }
+    if let Some(compiling) = compiling {
+        _ = compiling.join(); // all operations that need its kernels were checked
     }
     if let Some(group) = group {
         now("checking transfers between ranks");
