@@ -78,7 +78,7 @@ pub struct Staging {
 #[derive(Default)]
 struct Shared {
     free: Mutex<Vec<HostBlock>>,
-    /// The driver frees page-locked memory with its context. A thread may still write to a block when the device is gone.
+    /// The driver unlocks memory in its context. A thread may still write to a block when the device is gone.
     context: Option<Arc<PrimaryContext>>,
 }
 

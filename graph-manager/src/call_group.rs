@@ -215,10 +215,7 @@ impl CallGroup {
 /// Fails if later microbatches use a buffer that the first one has taken. There may be any number of them, and the plan
 /// has one: after that one's last use the buffer's memory is another's.
 fn refuse_planned_copies(program: &Program<TrainingRegion>, later_forward: usize, layer: usize) -> Result<()> {
-    // The first one's input gradient is kept until the later one begins, which copies its input first.
-    let later = program.in_graph(later_forward).start;
-    let mut of_first = (0..later_forward).flat_map(|visit| program.owned(visit));
-    let Some((_, name)) = of_first.find(|(buffer, _)| program.used(*buffer).last >= later) else { return Ok(()) };
+    let Some(name) = program.taken_before_and_used_from(later_forward) else { return Ok(()) };
     let problem = format!(
         "a later microbatch of layer {layer} uses `{name}`, which the first one took as memory of the step: after its last use \
          that is another buffer's"

@@ -39,7 +39,7 @@ impl KernelSet {
     }
 }
 
-/// Compiles the kernels that runs load when they need them, where the cache on disk lacks them. It waits for the
+/// Compiles the kernels of 8-bit copies and of experts, where the cache on disk lacks them. It waits for the
 /// compiler, so a program that needs all of them calls it on a thread of its own, beside its other work.
 pub fn compile_sets(gpu: &GpuProperties) {
     let sets = [KernelSet::Experts, KernelSet::Fp8].into_iter();

@@ -168,6 +168,17 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         own.map(move |own| (self.tables[(table + own.local) as usize] as usize, own.name))
     }
 
+    /// The name of a buffer that a visit before this one takes, and that this one or a later one uses, if there is one.
+    pub(crate) fn taken_before_and_used_from(&self, visit: usize) -> Option<&'static str> {
+        let tables = self.visits[visit..].iter().flat_map(|Visit { held, .. }| {
+            let mentions = self.bodies[held.body as usize].mentions;
+            &self.tables[held.table as usize..(held.table + mentions) as usize]
+        });
+        let used: std::collections::HashSet<usize> = tables.map(|buffer| *buffer as usize).collect();
+        let mut before = (0..visit).flat_map(|visit| self.owned(visit));
+        before.find(|(buffer, _)| used.contains(buffer)).map(|(_, name)| name)
+    }
+
     /// The buffers in the order in which regions take them, each with its number among those of its visit.
     pub(crate) fn taken_in_order(&self) -> impl Iterator<Item = (&Taken, usize)> {
         let mut counts = vec![0; self.visits.len()];

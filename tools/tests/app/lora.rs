@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 use trainer::hf::{DataType, Direction, convert};
 
-use crate::harness::{Folder, copy_run, expect, metrics, run, stdout_of};
+use crate::harness::{Folder, bits, copy_run, expect, metrics, run, stdout_of};
 use crate::hf::{logits, plan, python, save, stage_of, trained};
 
 const TOKENS: [i32; 11] = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 264];
@@ -71,6 +71,34 @@ fn peft_loads_the_adapters_and_transformers_the_merged_model_with_the_logits_tha
             assert!(apart(&ours, &theirs(name)) < 1e-5, "{what}: {name} {}", apart(&ours, &theirs(name)));
         }
     }
+}
+
+#[test]
+fn frozen_weights_in_bf16_are_saved_so_and_the_run_goes_on_with_the_same_bits() {
+    let base = Folder::new("lora-bf16-base");
+    expect(&run(1, &base.0, "--preset tiny-llama --steps 2"), 0, &["done: loss"]);
+    let flags = format!(
+        "--init-from {} --compute bf16 --steps 8 --save-interval 4 --lora-rank 4 --lora-target-modules q_proj,v_proj",
+        base.path("saved").display()
+    );
+    let (whole, resumed) = (Folder::new("lora-bf16"), Folder::new("lora-bf16-resumed"));
+    expect(&run(1, &whole.0, &flags), 0, &["done: loss"]);
+    let bytes = std::fs::read(whole.path("saved/step-00000008/model.safetensors")).unwrap();
+    for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let wanted = if is_adapter(&name) { Dtype::F32 } else { Dtype::BF16 };
+        assert_eq!(tensor.dtype(), wanted, "{name}");
+    }
+    copy_run(&whole.0, &resumed.0, 4);
+    expect(&run(1, &resumed.0, &flags), 0, &["at step 4", "done: loss"]);
+    assert_eq!(metrics(&resumed.0), metrics(&whole.0));
+    assert_eq!(bits(&resumed.0, 8), bits(&whole.0, 8));
+    // Norms have no adapters.
+    let merged = whole.path("merged/model.safetensors");
+    convert(&whole.path("saved"), &whole.path("merged"), Direction::ToHuggingFace(DataType::F32)).unwrap();
+    let frozen = SafeTensors::deserialize(&bytes).unwrap();
+    let widened = |pair: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([pair[0], pair[1]])) << 16);
+    let norm: Vec<f32> = frozen.tensor("h.0.ln_1.weight").unwrap().data().chunks_exact(2).map(widened).collect();
+    assert_eq!(values(&merged, "model.layers.0.input_layernorm.weight"), norm);
 }
 
 #[test]

@@ -336,6 +336,14 @@ fn no_checkpoint_is_read_where_a_state_in_memory_is_newer() {
     let output = goes_on(&folder, state + 1);
     expect(&output, 0, &[&format!("at step {state}, "), "from memory", "done: loss"]);
     assert!(!printed(&output).contains("is damaged"), "it was read: {}", printed(&output));
+
+    // One that cannot be read and is newer would be overwritten.
+    let folder = Folder::new("states-unreadable");
+    let (_, state) = killed_ahead(&folder);
+    let later = checkpoint(&folder.0, state + 10);
+    std::fs::create_dir_all(&later).unwrap();
+    std::fs::write(later.join("manifest.json"), r#"{"format": 2}"#).unwrap();
+    expect(&goes_on(&folder, state + 11), 3, &["is of format 2; this build reads format 1"]);
 }
 
 #[test]

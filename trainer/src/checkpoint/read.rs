@@ -287,24 +287,22 @@ impl TensorFiles {
         let (file, header) = &self.open[name];
         let tensor = header.tensors.get(part.key());
         let found = tensor.filter(|tensor| tensor.shape == part.sizes);
-        let Some((tensor, data_type)) = found.and_then(|tensor| Some((tensor, DataType::named(&tensor.dtype)?))) else {
+        let data_type = found.and_then(|tensor| DataType::named(&tensor.dtype)).filter(|of| *of != DataType::F16);
+        let (Some(tensor), Some(data_type)) = (found, data_type) else {
             let problem = format!("has no f32 or bf16 `{}` of {}", part.name, shape(&part.sizes));
             return Err(Damage::new(name, problem));
         };
-        // No more than the file has: the header was checked.
-        let elements: usize = part.sizes.iter().product();
-        let mut values = Vec::with_capacity(elements);
+        // As many as the file has: the header was checked.
+        let mut values = vec![0.0f32; part.sizes.iter().product()];
+        let mut bf16 = vec![0; if data_type == DataType::Bf16 { 2 * values.len() } else { 0 }];
+        let bytes = if bf16.is_empty() { bytemuck::cast_slice_mut(&mut values) } else { &mut bf16[..] };
         let mut at = header.data + tensor.data_offsets[0];
-        let mut bytes = vec![0; CHUNK.min(elements * data_type.size())];
-        while values.len() < elements {
-            let chunk = bytes.len().min((elements - values.len()) * data_type.size());
-            let chunk = &mut bytes[..chunk];
+        for chunk in bytes.chunks_mut(CHUNK) {
             file.read_exact_at(chunk, at).map_err(|error| Damage::unreadable(name, &error))?;
-            values.extend(data_type.decode(chunk));
             at += chunk.len() as u64;
             activity.advance();
         }
-        Ok(values)
+        Ok(if bf16.is_empty() { values } else { DataType::Bf16.decode(&bf16) })
     }
 }
 

@@ -58,8 +58,8 @@ impl Session<'_> {
     }
 
     /// The newest complete checkpoint in `dir`, or a state in memory that is newer. Newer ones that are damaged are named in
-    /// notices. While a state in memory is newer than all of `dir`, only sizes are looked at there: to read a large checkpoint
-    /// takes a minute.
+    /// notices. If the newest in `dir` has the right sizes and a state in memory is newer, nothing in `dir` is read: to read a
+    /// large checkpoint takes a minute.
     ///
     /// # Errors
     /// As [`Session::newest`].
@@ -69,8 +69,10 @@ impl Session<'_> {
             newer_state((folder, dir), on_disk, |path| verify(path, &self.writers.activity))
         };
         let tell = |refused: Vec<String>| refused.iter().for_each(|why| warn(&format!("notice: {why}")));
-        let right_sizes = newest_of_right_sizes(dir, None).map(|(_, manifest)| manifest);
-        if let Newer { found: Some(found), refused } = newer_than(right_sizes.as_ref()) {
+        let last = steps(dir).map_err(unreadable(dir))?.pop();
+        if let Ok(last) = last.map(|(_, path)| check_sizes(&path)).transpose()
+            && let Newer { found: Some(found), refused } = newer_than(last.as_ref())
+        {
             tell(refused);
             return Ok(Some(found));
         }
