@@ -285,24 +285,32 @@ impl TensorFiles {
     fn read(&self, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
         let name = &part.file;
         let (file, header) = &self.open[name];
-        let tensor = header.tensors.get(part.key());
-        let found = tensor.filter(|tensor| tensor.shape == part.sizes);
-        let data_type = found.and_then(|tensor| DataType::named(&tensor.dtype)).filter(|of| *of != DataType::F16);
-        let (Some(tensor), Some(data_type)) = (found, data_type) else {
-            let problem = format!("has no f32 or bf16 `{}` of {}", part.name, shape(&part.sizes));
-            return Err(Damage::new(name, problem));
+        let lacks = || Damage::new(name, format!("has no f32 or bf16 `{}` of {}", part.name, shape(&part.sizes)));
+        let tensor = header.tensors.get(part.key()).filter(|tensor| tensor.shape == part.sizes).ok_or_else(lacks)?;
+        let read = |bytes: &mut [u8]| {
+            let mut at = header.data + tensor.data_offsets[0];
+            for chunk in bytes.chunks_mut(CHUNK) {
+                file.read_exact_at(chunk, at).map_err(|error| Damage::unreadable(name, &error))?;
+                at += chunk.len() as u64;
+                activity.advance();
+            }
+            Ok(())
         };
         // As many as the file has: the header was checked.
-        let mut values = vec![0.0f32; part.sizes.iter().product()];
-        let mut bf16 = vec![0; if data_type == DataType::Bf16 { 2 * values.len() } else { 0 }];
-        let bytes = if bf16.is_empty() { bytemuck::cast_slice_mut(&mut values) } else { &mut bf16[..] };
-        let mut at = header.data + tensor.data_offsets[0];
-        for chunk in bytes.chunks_mut(CHUNK) {
-            file.read_exact_at(chunk, at).map_err(|error| Damage::unreadable(name, &error))?;
-            at += chunk.len() as u64;
-            activity.advance();
+        let elements = part.sizes.iter().product();
+        match DataType::named(&tensor.dtype) {
+            Some(DataType::F32) => {
+                let mut values = vec![0.0; elements];
+                read(bytemuck::cast_slice_mut(&mut values))?;
+                Ok(values)
+            }
+            Some(DataType::Bf16) => {
+                let mut bytes = vec![0; elements * DataType::Bf16.size()];
+                read(&mut bytes)?;
+                Ok(DataType::Bf16.decode(&bytes))
+            }
+            Some(DataType::F16) | None => Err(lacks()),
         }
-        Ok(if bf16.is_empty() { values } else { DataType::Bf16.decode(&bf16) })
     }
 }
 

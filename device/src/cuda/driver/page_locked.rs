@@ -1,5 +1,6 @@
-//! Page-locked memory of the host. The driver could allocate it itself, with `cuMemHostAlloc`; but one thread then clears
-//! all pages inside the driver, and other threads' calls wait for that. So pages are made here first, on several cores.
+//! Page-locked memory of the host. `cuMemHostAlloc` would make its pages on one thread, inside the driver, while other
+//! threads' calls wait. So pages are made here first, on several cores, and the driver locks them. PyTorch offers the same
+//! for that reason (`pinned_use_cuda_host_register`, <https://docs.pytorch.org/docs/stable/notes/cuda.html>).
 
 #![allow(unsafe_code)]
 
