@@ -48,18 +48,13 @@ impl CapturePoint {
     /// # Errors
     /// The driver's.
     pub(super) fn of(stream: &RawStream) -> Result<CapturePoint> {
-        let CaptureInfo { status, before, count, .. } = stream.capture_info()?;
+        let CaptureInfo { status, before, .. } = stream.capture_info()?;
         let state = match status {
             CU_STREAM_CAPTURE_STATUS_NONE => CaptureState::None,
             CU_STREAM_CAPTURE_STATUS_INVALIDATED => CaptureState::Invalidated,
             CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureState::Active { allocates: false },
         };
-        let last = match state {
-            // SAFETY: the driver's array of so many nodes, which lives until the next call on the stream.
-            CaptureState::Active { .. } if count > 0 => unsafe { std::slice::from_raw_parts(before, count) }.to_vec(),
-            _ => Vec::new(),
-        };
-        Ok(CapturePoint { state, last })
+        Ok(CapturePoint { state, last: before })
     }
 
     /// The state of the stream's capture after a call that was made at this point. Only the nodes that the call added are

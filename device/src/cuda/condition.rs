@@ -1,8 +1,14 @@
 //! The kernel that sets the condition of a conditional node.
 
+#![allow(unsafe_code)]
+
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+
 use super::compile::WHEN_SOURCE;
-use super::driver::RawStream;
-use super::module::{Function, LaunchSizes, Module, launch, not_loaded_in_capture};
+use super::driver::Driver;
+use super::module::{Function, Module, not_loaded_in_capture};
 use crate::gpu::GpuProperties;
 use crate::{Error, Result};
 
@@ -26,11 +32,43 @@ impl SetCondition {
         Ok(SetCondition { function: module.function(c"set_condition")?, _module: module })
     }
 
-    /// Records the kernel in the stream's capture: the node of `handle` runs its body if the flag is not 0.
-    pub(super) fn launch(&self, stream: &RawStream, mut handle: u64, mut flag: u64) -> Result<()> {
-        let one = LaunchSizes { blocks: (1, 1, 1), threads: (1, 1, 1), shared: 0, cluster: 0 };
-        let arguments = &mut [(&raw mut handle).cast(), (&raw mut flag).cast()];
-        launch(stream, NAME, self.function, one, arguments)
+    /// Adds the kernel to a graph that is not instantiated, after the nodes `before`: the conditional node of `handle`
+    /// runs its body if the flag, in device memory, is not 0. Returns the kernel's node.
+    pub(super) fn add(
+        &self,
+        graph: sys::CUgraph,
+        before: &[sys::CUgraphNode],
+        priority: i32,
+        (mut handle, mut flag): (u64, u64),
+    ) -> Result<sys::CUgraphNode> {
+        let mut arguments = [(&raw mut handle).cast(), (&raw mut flag).cast()];
+        let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.function,
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: arguments.as_mut_ptr(),
+            extra: null_mut(),
+            kern: null_mut(),
+            ctx: null_mut(),
+        };
+        let mut node = null_mut();
+        // SAFETY: the graph and its nodes are the caller's; the function is loaded; the arguments are copied during the
+        // call. Zeros are valid for the attribute.
+        unsafe {
+            sys::cuGraphAddKernelNode_v2(&mut node, graph, before.as_ptr(), before.len(), &kernel)
+                .result()
+                .driver("cuGraphAddKernelNode")?;
+            let mut value: sys::CUkernelNodeAttrValue = std::mem::zeroed();
+            value.priority = priority;
+            let id = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+            sys::cuGraphKernelNodeSetAttribute(node, id, &value).result().driver("cuGraphKernelNodeSetAttribute")?;
+        }
+        Ok(node)
     }
 }
 

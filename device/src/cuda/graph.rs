@@ -77,15 +77,9 @@ impl RawGraph {
 
     /// Adds the graph, as a child graph, to the stream's capture. The driver refuses a launch there.
     pub(crate) fn add_to_capture(&self, stream: &RawStream) -> Result<()> {
-        let CaptureInfo { graph, before, count, .. } = stream.capture_info()?;
-        let mut child = null_mut();
-        // SAFETY: the stream captures, and both graphs live. The arrays belong to the capture and are read before the next
-        // call on the stream. The driver copies the child graph.
-        unsafe {
-            sys::cuGraphAddChildGraphNode(&mut child, graph, before, count, self.graph)
-                .result()
-                .driver("cuGraphAddChildGraphNode")?;
-        }
+        let CaptureInfo { graph, before, .. } = stream.capture_info()?;
+        // SAFETY: the stream captures, and both graphs live.
+        let child = unsafe { add_child(graph, &before, self.graph)? };
         stream.continue_after(child)
     }
 
@@ -93,6 +87,26 @@ impl RawGraph {
         // SAFETY: both live; addresses in the graph are checked to be alive by the caller.
         unsafe { result::graph::launch(self.exec, stream.handle()) }.driver("cuGraphLaunch")
     }
+}
+
+/// Adds a graph, as a child graph, to one that is not instantiated, after the nodes `before`. The driver copies the child.
+///
+/// # Safety
+/// Both graphs live, and the nodes are the first one's.
+///
+/// # Errors
+/// The driver's, also for a child with a conditional node.
+pub(super) unsafe fn add_child(
+    graph: sys::CUgraph,
+    before: &[sys::CUgraphNode],
+    child: sys::CUgraph,
+) -> Result<sys::CUgraphNode> {
+    let mut node = null_mut();
+    // SAFETY: the caller promises it.
+    unsafe { sys::cuGraphAddChildGraphNode(&mut node, graph, before.as_ptr(), before.len(), child) }
+        .result()
+        .driver("cuGraphAddChildGraphNode")?;
+    Ok(node)
 }
 
 impl Drop for RawGraph {

@@ -25,8 +25,8 @@ pub(crate) struct CudaStream {
     scratch_bytes: usize,
     /// Sizes and blocks, each larger than the one before. The last is in use; older graphs refer to earlier ones.
     scratch: Vec<(usize, DeviceMemory)>,
-    /// Streams that bodies of `when` are captured on. They never run anything.
-    bodies: Vec<RawStream>,
+    /// Captures the bodies of `when`s, and never runs anything. Created at first use.
+    captures: OnceCell<RawStream>,
     /// The graphs of operations that ran outside of a graph.
     whens: KeptWhens<RawGraph>,
     /// Pinned memory that copies to a tensor come from, by the tensor's address, the oldest first.
@@ -66,8 +66,8 @@ impl CudaStream {
     pub(crate) fn prepare(&mut self, op: &Op, cuda: &CudaDevice) -> Result<()> {
         ops::prepare(op, cuda)?;
         self.scratch_bytes = self.scratch_bytes.max(ops::scratch_bytes(op, cuda));
-        if let Op::When(when) = op {
-            self.make_bodies(when)?;
+        if let Op::When(_) = op {
+            self.captures()?;
         }
         Ok(())
     }
@@ -112,23 +112,19 @@ impl CudaStream {
         cuda.counters.borrow_mut().eager_operations += 1;
         let queue = Queue { kernels: &cuda.kernels, stream: &raw, scratch };
         match op {
-            Op::When(when) => {
-                self.make_bodies(when)?;
-                match capturing {
-                    true => when::add_to_capture(when, cuda, &queue, &self.bodies),
-                    false => self.run_when(when, cuda, &queue),
-                }
-            }
+            Op::When(when) if capturing => when::add_to_capture(when, cuda, &queue, self.captures()?),
+            Op::When(when) => self.run_when(when, cuda, &queue),
             op => ops::run(op, cuda, &queue),
         }
     }
 
-    /// Makes the streams for the bodies of an operation, unless they are there.
-    fn make_bodies(&mut self, when: &When) -> Result<()> {
-        while self.bodies.len() < when.depth() {
-            self.bodies.push(RawStream::new(self.priority)?);
+    /// The stream that captures the bodies of `when`s.
+    fn captures(&self) -> Result<&RawStream> {
+        if let Some(captures) = self.captures.get() {
+            return Ok(captures);
         }
-        Ok(())
+        let captures = RawStream::new(self.priority)?;
+        Ok(self.captures.get_or_init(|| captures))
     }
 
     /// Runs an operation outside of a graph: as a graph of its own. The next run of the same operation launches the same
@@ -139,7 +135,7 @@ impl CudaStream {
             Some(known) => known,
             None => {
                 queue.stream.begin_capture(CaptureMode::ThreadLocal)?;
-                if let Err(error) = when::add_to_capture(when, cuda, queue, &self.bodies) {
+                if let Err(error) = when::add_to_capture(when, cuda, queue, self.captures()?) {
                     queue.stream.abandon_capture();
                     return Err(error);
                 }

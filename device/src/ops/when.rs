@@ -58,12 +58,6 @@ impl When {
         is_part(tensor, &self.all_own())
     }
 
-    /// How many bodies lie in one another: 1 without a further `When` in the body.
-    pub(crate) fn depth(&self) -> usize {
-        let inner = |op: &Op| if let Op::When(inner) = op { inner.depth() } else { 0 };
-        1 + self.body.iter().map(inner).max().unwrap_or(0)
-    }
-
     /// Whether a custom operation is in the body, or in one inside it.
     pub(crate) fn has_custom(&self) -> bool {
         self.body.iter().any(|op| match op {

@@ -19,15 +19,13 @@ pub(crate) struct RawStream {
     alive: Arc<()>,
 }
 
-/// What the driver says of a stream's capture. The pointers are its own, until the next call on the stream.
+/// What the driver says of a stream's capture.
 pub(in crate::cuda) struct CaptureInfo {
     pub(in crate::cuda) status: sys::CUstreamCaptureStatus,
     /// The graph so far; null if the stream does not capture.
     pub(in crate::cuda) graph: sys::CUgraph,
     /// The nodes that the next one depends on.
-    pub(in crate::cuda) before: *const sys::CUgraphNode,
-    /// Their number.
-    pub(in crate::cuda) count: usize,
+    pub(in crate::cuda) before: Vec<sys::CUgraphNode>,
 }
 
 impl RawStream {
@@ -52,6 +50,14 @@ impl RawStream {
 
     pub(crate) fn handle(&self) -> sys::CUstream {
         self.handle
+    }
+
+    /// The driver's number for the stream's priority.
+    pub(in crate::cuda) fn priority(&self) -> Result<i32> {
+        let mut priority = 0;
+        // SAFETY: the stream lives.
+        unsafe { sys::cuStreamGetPriority(self.handle, &mut priority) }.result().driver("cuStreamGetPriority")?;
+        Ok(priority)
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
@@ -137,8 +143,9 @@ impl RawStream {
     pub(in crate::cuda) fn capture_info(&self) -> Result<CaptureInfo> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut graph, mut before, mut data, mut count) = (null_mut(), null(), null(), 0);
-        // SAFETY: the stream lives; all is written to variables of their types.
-        unsafe {
+        // SAFETY: the stream lives; all is written to variables of their types. The driver's array of so many nodes lives
+        // until the next call on the stream.
+        let before = unsafe {
             sys::cuStreamGetCaptureInfo_v3(
                 self.handle,
                 &mut status,
@@ -148,10 +155,11 @@ impl RawStream {
                 &mut data,
                 &mut count,
             )
-        }
-        .result()
-        .driver("cuStreamGetCaptureInfo")?;
-        Ok(CaptureInfo { status, graph, before, count })
+            .result()
+            .driver("cuStreamGetCaptureInfo")?;
+            if count > 0 { std::slice::from_raw_parts(before, count).to_vec() } else { Vec::new() }
+        };
+        Ok(CaptureInfo { status, graph, before })
     }
 
     pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
@@ -162,15 +170,6 @@ impl RawStream {
         };
         // SAFETY: the stream lives.
         unsafe { result::stream::begin_capture(self.handle, mode) }.driver("cuStreamBeginCapture")
-    }
-
-    /// From now on work is recorded in a graph that exists, and is empty.
-    pub(in crate::cuda) fn begin_capture_to(&self, graph: sys::CUgraph) -> Result<()> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives, and the graph is the caller's. There are no nodes to depend on.
-        unsafe { sys::cuStreamBeginCaptureToGraph(self.handle, graph, null(), null(), 0, mode) }
-            .result()
-            .driver("cuStreamBeginCaptureToGraph")
     }
 
     /// The next work of the stream's capture comes after this node, and so after all that the node comes after.
