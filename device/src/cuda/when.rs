@@ -21,7 +21,7 @@ use crate::{CaptureMode, Op, Result};
 /// Adds an operation to the capture of the queue's stream. `captures` is a stream that nothing else uses.
 ///
 /// # Errors
-/// Those of an operation in the body: they leave the stream's capture as it was. The driver's.
+/// Those of an operation in the body, before anything is added. The driver's.
 pub(super) fn add_to_capture(when: &When, cuda: &CudaDevice, queue: &Queue<'_>, captures: &RawStream) -> Result<()> {
     let condition = cuda.condition.get().ok_or_else(not_loaded)?;
     let on_captures = Queue { kernels: queue.kernels, stream: captures, scratch: queue.scratch };
