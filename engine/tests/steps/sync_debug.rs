@@ -74,13 +74,14 @@ impl UpdateRule for Beside {
 /// The error of a step that does `beside` in its optimizer.
 fn error_of(beside: fn(&Stream) -> device::Result<()>, graphs: GraphOptions) -> String {
     let groups = vec![ParamGroup::new(|_| true, Arc::new(Beside(beside)), 0.0)];
-    let run = Run { steps: 2, check: false, groups: Some(groups), ..Run::new(Kind::Mlp, 2, graphs) };
+    let run = Run { steps: 3, check: false, groups: Some(groups), ..Run::new(Kind::Mlp, 2, graphs) };
     let device = run.device();
     let mut stage = run.stage(&device);
-    for step in 0..2 {
+    for step in 0..run.steps {
         let settings = run.settings(step);
         let batch = batch(run.kind, settings.first_sample, run.microbatches);
-        device.set_sync_debug(if step > 0 { SyncDebug::Error } else { SyncDebug::Off });
+        // On a GPU the second step still allocates: page-locked memory for copies.
+        device.set_sync_debug(if step > 1 { SyncDebug::Error } else { SyncDebug::Off });
         if let Err(error) = stage.train_step(settings, Some(&batch)) {
             return error.to_string();
         }
