@@ -55,6 +55,7 @@ def features(folder):
         "Gemma 3": ("f32", ["--preset", "gemma3-1b", *family, *window]),
         CHATS: ("f32", chats),
         "conversations, bf16": ("bf16", chats),
+        "conversations of several lengths": ("f32", [*chats, "--seq-length-buckets", "48", "64", "128", "--group-by-length"]),
         "packed conversations": ("f32", packed),
         "packed conversations, bf16": ("bf16", packed),
     }

@@ -1,6 +1,6 @@
 //! The layers of experts of a configuration, checked.
 
-use common::UserError;
+use common::{Mistakes, UserError};
 use device::ops::{Router, Score};
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
@@ -16,30 +16,44 @@ const MOST_EXPERTS: usize = 512;
 /// The experts of the model; `None` if all its layers are dense. `ffn` is the width of dense layers.
 ///
 /// # Errors
-/// The first rule that is broken.
+/// The rules that are broken.
 pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Experts>, UserError> {
     let (model, train) = (&config.model, &config.train);
     if model.experts == 0 {
         return Ok(None);
     }
-    check_counts(model)?;
-    check_choices(config)?;
-    check_pattern(model)?;
     let ffn = model.expert_ffn.unwrap_or(ffn);
-    check_widths(config, ffn)?;
-    check_8_bits(config, ffn)?;
-    check_loads(config)?;
+    let mut mistakes = Mistakes::default();
+    // Rows are multiplied by these numbers.
+    let counted = mistakes.keep(check_counts(model));
+    counted.and_then(|()| mistakes.keep(check_widths(config, ffn)));
+    mistakes.keep(check_activation(model));
+    mistakes.keep(check_bias(model));
+    mistakes.keep(check_pattern(model));
+    mistakes.keep(check_8_bits(config, ffn));
+    mistakes.keep(check_loads(config));
+    let router = mistakes.keep(router(config));
+    let capacity = mistakes.keep(capacity(model));
+    let bias_update_rate = mistakes.keep(bias_update_rate(config));
+    let balance = mistakes.keep(balance(train));
+    let z_loss = mistakes.keep(multiplier("train.router_z_loss_multiplier", train.router_z_loss_multiplier));
+    mistakes.end()?;
+    let (Some(router), Some(capacity), Some(bias_update_rate), Some(balance), Some(z_loss_multiplier)) =
+        (router, capacity, bias_update_rate, balance, z_loss)
+    else {
+        unreachable!("without a mistake all are there")
+    };
     Ok(Some(Experts {
         count: model.experts,
         per_token: model.experts_per_token,
         ffn,
         shared_ffn: model.shared_expert_ffn,
         pattern: model.expert_pattern.iter().map(|&has| has == 1).collect(),
-        router: router(config)?,
-        capacity: capacity(model)?,
-        bias_update_rate: bias_update_rate(config)?,
-        balance: balance(train)?,
-        z_loss_multiplier: multiplier("train.router_z_loss_multiplier", train.router_z_loss_multiplier)?,
+        router,
+        capacity,
+        bias_update_rate,
+        balance,
+        z_loss_multiplier,
     }))
 }
 
@@ -64,19 +78,20 @@ fn check_counts(model: &ModelConfig) -> Result<(), UserError> {
     })
 }
 
-/// Fails on choices of the model that experts do not have.
-fn check_choices(config: &RunConfig) -> Result<(), UserError> {
-    let (model, count) = (&config.model, config.model.experts);
+fn check_activation(model: &ModelConfig) -> Result<(), UserError> {
     require(model.activation != Activation::Gelu, || {
         UserError::new(
-            format!("model.activation = \"{}\" with model.experts = {count}", model.activation),
+            format!("model.activation = \"{}\" with model.experts = {}", model.activation, model.experts),
             "experts have a gate",
             "set model.activation = \"swiglu\"",
         )
-    })?;
+    })
+}
+
+fn check_bias(model: &ModelConfig) -> Result<(), UserError> {
     require(!model.bias, || {
         UserError::new(
-            format!("model.bias = true with model.experts = {count}"),
+            format!("model.bias = true with model.experts = {}", model.experts),
             "experts have no biases",
             "set model.bias = false; model.qkv_bias = true keeps those of queries, keys and values",
         )
@@ -305,6 +320,23 @@ mod tests {
         ] {
             let error = plan(settings).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{settings:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_rules_that_are_broken_are_told_at_once() {
+        let settings = [
+            ("model.activation", "gelu"),
+            ("model.bias", "true"),
+            ("model.experts_per_token", "9"),
+            ("model.router_scale", "0"),
+            ("model.expert_pattern", "[2]"),
+            ("train.balance_loss_multiplier", "-1"),
+        ];
+        let error = plan(&settings).unwrap_err();
+        assert!(error.starts_with("6 mistakes"), "{error}");
+        for (key, _) in settings {
+            assert!(error.contains(key), "{key} is missing from: {error}");
         }
     }
 

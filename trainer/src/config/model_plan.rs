@@ -138,16 +138,21 @@ fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
 }
 
 fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
-    let model = &config.model;
     let mut mistakes = Mistakes::default();
     check_model_numbers(config, &mut mistakes);
-    let windows = mistakes.keep(windows(config)).flatten();
+    let windows = mistakes.keep(windows(config));
     // All else is computed with heads and sizes.
     let kv_heads = mistakes.keep(heads(config));
-    let position = kv_heads.and_then(|_| mistakes.keep(position(config)));
-    kv_heads.and_then(|_| mistakes.keep(check_head_norms(config)));
+    let shape = kv_heads.and_then(|kv_heads| shape_with_heads(config, kv_heads, &mut mistakes));
     mistakes.end()?;
-    let (kv_heads, position) = (kv_heads.unwrap_or_default(), position.unwrap_or(Position::None));
+    let (Some(windows), Some(shape)) = (windows, shape) else { unreachable!("without a mistake both are there") };
+    let shape = GptShape { windows, ..shape };
+    Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
+}
+
+/// The shape without its windows and adapters. `None` if a rule is broken.
+fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes) -> Option<GptShape> {
+    let model = &config.model;
     let head_dim = head_dim(config);
     let feed_forward = match model.activation {
         Activation::Gelu => FeedForward::Gelu,
@@ -156,8 +161,18 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     };
     let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
-    check_gpt_sizes(config, ffn, head_dim)?;
-    let shape = GptShape {
+    mistakes.keep(check_head_norms(config));
+    let position = mistakes.keep(position(config));
+    let mut number = |key, value| mistakes.keep(above_zero(key, value));
+    let query_pre_attn_scalar = number("model.query_pre_attn_scalar", model.query_pre_attn_scalar);
+    let attention_soft_cap = number("model.attention_soft_cap", model.attention_soft_cap);
+    let logit_soft_cap = number("model.logit_soft_cap", model.logit_soft_cap);
+    // Sizes are multiplied from here on.
+    mistakes.keep(check_gpt_sizes(config, ffn, head_dim))?;
+    let loss_pieces = mistakes.keep(loss_pieces(config));
+    let experts = mistakes.keep(experts_plan(config, ffn));
+    let fp8 = mistakes.keep(fp8_plan(config, ffn, kv_heads, head_dim));
+    Some(GptShape {
         layers: model.layers,
         hidden,
         heads: model.heads,
@@ -171,10 +186,10 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         tied: model.tie_embeddings,
         scaled_embedding: model.scale_embeddings,
         attention: model.attention,
-        query_pre_attn_scalar: above_zero("model.query_pre_attn_scalar", model.query_pre_attn_scalar)?,
-        attention_soft_cap: above_zero("model.attention_soft_cap", model.attention_soft_cap)?,
-        logit_soft_cap: above_zero("model.logit_soft_cap", model.logit_soft_cap)?,
-        windows,
+        query_pre_attn_scalar: query_pre_attn_scalar?,
+        attention_soft_cap: attention_soft_cap?,
+        logit_soft_cap: logit_soft_cap?,
+        windows: None,
         norm: match model.norm {
             Normalization::LayerNorm => NormKind::Layer,
             Normalization::RmsNorm => NormKind::Rms,
@@ -187,8 +202,8 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         },
         norm_eps: model.norm_eps,
         feed_forward,
-        experts: experts_plan(config, ffn)?,
-        position,
+        experts: experts?,
+        position: position?,
         bias: model.bias,
         qkv_bias: model.qkv_bias,
         qk_norm: (model.qk_norm && model.attention).then_some(match model.qk_norm_over {
@@ -199,15 +214,14 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         scaled_residual_init: model.residual_init == ResidualInit::Scaled,
         hidden_dropout: model.hidden_dropout,
         attention_dropout: model.attention_dropout,
-        loss_pieces: loss_pieces(config)?,
+        loss_pieces: loss_pieces?,
         z_loss_multiplier: config.train.z_loss_multiplier,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         precision: config.precision.compute,
-        fp8: fp8_plan(config, ffn, kv_heads, head_dim)?,
+        fp8: fp8?,
         lora: None,
-    };
-    Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
+    })
 }
 
 /// Checks that each of its tensors can be held.
@@ -259,6 +273,7 @@ fn above_zero(key: &str, value: Option<f64>) -> Result<Option<f64>, UserError> {
 /// number of key and value heads.
 fn heads(config: &RunConfig) -> Result<usize, UserError> {
     let model = &config.model;
+    let mut mistakes = Mistakes::default();
     for (key, value) in [
         ("model.layers", model.layers),
         ("model.hidden", model.hidden),
@@ -269,8 +284,9 @@ fn heads(config: &RunConfig) -> Result<usize, UserError> {
         ("model.head_dim", model.head_dim.unwrap_or(1)),
         ("model.ffn", model.ffn.unwrap_or(1)),
     ] {
-        at_least(key, value, 1)?;
+        mistakes.keep(at_least(key, value, 1));
     }
+    mistakes.end()?;
     require(model.head_dim.is_some() || model.hidden.is_multiple_of(model.heads), || {
         UserError::new(
             format!("model.hidden = {} with model.heads = {}", model.hidden, model.heads),
@@ -446,6 +462,32 @@ fn scaling(config: &RunConfig) -> Result<Option<Scaling>, UserError> {
 mod tests {
     use super::*;
     use crate::config::ConfigSources;
+
+    #[test]
+    fn rules_of_all_parts_of_a_model_are_told_at_once() {
+        let mut sources = ConfigSources::default();
+        for (key, value) in [
+            ("model.experts", "4"),
+            ("model.attention_soft_cap", "-1"),
+            ("model.loss_pieces", "3"),
+            ("model.window_pattern", "[2]"),
+            ("precision.fp8", "hybrid"),
+        ] {
+            sources.set(key, value, "test").unwrap();
+        }
+        let error = gpt_shape(&sources.resolve()).unwrap_err().to_string();
+        for words in [
+            "6 mistakes",
+            "experts have a gate",
+            "experts have no biases",
+            "model.attention_soft_cap = -1",
+            "model.loss_pieces = 3",
+            "model.window_pattern = [2]",
+            "8-bit products go with bf16",
+        ] {
+            assert!(error.contains(words), "`{words}` is missing from: {error}");
+        }
+    }
 
     #[test]
     fn logits_are_in_one_piece_unless_they_take_more_than_the_blocks_spare() {
