@@ -325,7 +325,7 @@ pub fn checkpoint(folder: &Path, step: usize) -> PathBuf {
 pub fn bits(folder: &Path, step: usize) -> Vec<String> {
     let manifest = trainer::checkpoint::verify(&checkpoint(folder, step), &Activity::default()).unwrap();
     let tensors = manifest.files.into_iter().filter(|file| file.name.ends_with(".safetensors"));
-    tensors.map(|file| format!("{} {}", file.name, file.sha256)).collect()
+    tensors.map(|file| format!("{} {:?}", file.name, file.hash)).collect()
 }
 
 /// Makes a folder as a run that died after the checkpoint of `step` left it: its checkpoint, and metrics up to the end.

@@ -1,6 +1,7 @@
 //! Types of values in files.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 /// Type of the values in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +50,9 @@ impl DataType {
     }
 
     pub(crate) fn decode(self, bytes: &[u8]) -> Vec<f32> {
-        let halves = |value: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(move |b| value([b[0], b[1]])).collect();
+        let halves = |value: fn([u8; 2]) -> f32| bytes.par_chunks_exact(2).map(move |b| value([b[0], b[1]])).collect();
         match self {
-            DataType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            DataType::F32 => bytes.par_chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
             DataType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
             DataType::Bf16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
         }

@@ -13,6 +13,7 @@ use engine::optimizer::StepHistory;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::content_hash::ContentHash;
 use super::file::Single;
 use super::header::MOST_AXES;
 use super::step_name::step_of;
@@ -21,8 +22,8 @@ use super::validated::ValidationEntry;
 /// The manifest's file name.
 pub const MANIFEST: &str = Single::WORDS[Single::Manifest as usize];
 
-/// The version of the format that this build writes and reads.
-const FORMAT: u32 = 1;
+/// The version of the format that this build writes. It reads those before too: in format 1 files have SHA-256.
+const FORMAT: u32 = 2;
 
 /// The largest manifest that is read, in bytes. One for a model of 70 G parameters on 512 ranks has a few MiB.
 pub(super) const LARGEST: u64 = 256 << 20;
@@ -109,14 +110,49 @@ impl SpikeEntry {
 
 /// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "FileFields", into = "FileFields")]
 pub struct FileEntry {
     /// Its name in the folder.
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// SHA-256 of its content, in hexadecimal.
-    pub sha256: String,
+    /// The hash of its content.
+    pub hash: ContentHash,
+}
+
+/// A [`FileEntry`] as a manifest has it: one of the hashes, by the name of its kind.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileFields {
+    name: String,
+    bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    blake3: Option<String>,
+}
+
+impl From<FileEntry> for FileFields {
+    fn from(FileEntry { name, bytes, hash }: FileEntry) -> FileFields {
+        let (sha256, blake3) = match hash {
+            ContentHash::Sha256(hash) => (Some(hash), None),
+            ContentHash::Blake3(hash) => (None, Some(hash)),
+        };
+        FileFields { name, bytes, sha256, blake3 }
+    }
+}
+
+impl TryFrom<FileFields> for FileEntry {
+    type Error = String;
+
+    fn try_from(FileFields { name, bytes, sha256, blake3 }: FileFields) -> Result<FileEntry, String> {
+        let hash = match (sha256, blake3) {
+            (Some(hash), None) => ContentHash::Sha256(hash),
+            (None, Some(hash)) => ContentHash::Blake3(hash),
+            _ => return Err(format!("file `{name}` has no hash, or two")),
+        };
+        Ok(FileEntry { name, bytes, hash })
+    }
 }
 
 /// The part of a tensor that a file has. The parts of a tensor may lie in several files. They cover it and do not overlap.
@@ -234,8 +270,8 @@ impl Manifest {
         }
         let Version { format } =
             serde_json::from_slice(&text).map_err(|error| damage(format!("is not JSON with a format: {error}")))?;
-        if format != FORMAT {
-            let problem = format!("is of format {format}; this build reads format {FORMAT}");
+        if !(1..=FORMAT).any(|known| format == known) {
+            let problem = format!("is of format {format}; this build reads formats 1 to {FORMAT}");
             return Err(Damage { extent: Extent::Unreadable, ..damage(problem) });
         }
         let manifest: Manifest =
@@ -376,9 +412,16 @@ mod tests {
         let changed = read(&WRITTEN_BEFORE.replace(":56,", ":57,")).unwrap_err();
         assert_eq!((changed.problem.as_str(), changed.extent), ("differs from its own SHA-256", Extent::Lost));
         assert_eq!(
-            read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":2")).unwrap_err().extent,
+            read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":3")).unwrap_err().extent,
             Extent::Unreadable
         );
+        for (hashes, words) in [
+            (r#""sha256":"bb","more":1"#, "unknown field `more`"),
+            (r#""sha256":"bb","blake3":"bb""#, "`model.safetensors` has no hash, or two"),
+        ] {
+            let damage = read(&WRITTEN_BEFORE.replace(r#""sha256":"bb""#, hashes)).unwrap_err();
+            assert!(damage.problem.contains(words) && damage.extent == Extent::Lost, "{damage}");
+        }
     }
 
     /// A sound manifest of one tensor in two parts, as `change` makes it, in a folder of that name.

@@ -19,7 +19,7 @@
 //! - If several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
 //!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file
 //!   has slabs of a divided tensor.
-//! - `manifest.json`: a [`Manifest`]: counters, the data's position and identities, every file's size and SHA-256, and
+//! - `manifest.json`: a [`Manifest`]: counters, the data's position and identities, every file's size and hash, and
 //!   for every tensor its global shape and the part that each file has.
 //!
 //! - `metrics.jsonl`, only if the run could not write its metrics elsewhere: the lines that are missing there.
@@ -34,6 +34,7 @@
 //!
 //! Start with [`Session`]: the training loop uses nothing else.
 
+mod content_hash;
 mod copied;
 mod data_type;
 mod file;

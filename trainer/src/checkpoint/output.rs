@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use launch::watch::activity::{Activity, Doing};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use super::content_hash::Hasher;
 use super::file::CheckpointFile;
-use super::manifest::{FileEntry, hex};
+use super::manifest::FileEntry;
 use super::read::CHUNK;
 
 /// So many bytes of a file are synced at once, so that the last sync is short too. As many again may be written meanwhile.
@@ -62,12 +62,14 @@ type Beside<T> = JoinHandle<(T, Duration)>;
 pub(super) struct Output<'a> {
     path: PathBuf,
     file: Arc<File>,
-    entry: FileEntry,
+    name: String,
+    /// Written.
+    bytes: u64,
     activity: &'a Activity,
     pub(super) seconds: SaveSeconds,
     /// The hash so far. `None` while `hashing` has it.
-    hash: Option<Sha256>,
-    hashing: Option<Beside<Sha256>>,
+    hash: Option<Hasher>,
+    hashing: Option<Beside<Hasher>>,
     syncing: Option<Beside<std::io::Result<()>>>,
 }
 
@@ -84,10 +86,11 @@ impl<'a> Output<'a> {
         Ok(Output {
             path,
             file: Arc::new(file),
-            entry: FileEntry { name, bytes: 0, sha256: String::new() },
+            name,
+            bytes: 0,
             activity,
             seconds: SaveSeconds::default(),
-            hash: Some(Sha256::new()),
+            hash: Some(Hasher::new()),
             hashing: None,
             syncing: None,
         })
@@ -99,7 +102,7 @@ impl<'a> Output<'a> {
 
     /// Bytes written.
     pub(super) fn bytes(&self) -> u64 {
-        self.entry.bytes
+        self.bytes
     }
 
     pub(super) fn write(&mut self, content: Content) -> Result<(), WriteError> {
@@ -112,9 +115,9 @@ impl<'a> Output<'a> {
             let begun = Instant::now();
             (&*self.file).write_all(chunk)?;
             self.seconds.write += begun.elapsed().as_secs_f64();
-            let before = self.entry.bytes / UNSYNCED;
-            self.entry.bytes += chunk.len() as u64;
-            if self.entry.bytes / UNSYNCED > before {
+            let before = self.bytes / UNSYNCED;
+            self.bytes += chunk.len() as u64;
+            if self.bytes / UNSYNCED > before {
                 self.sync_beside()?;
             }
             self.activity.advance_while(Doing::Writes);
@@ -126,19 +129,19 @@ impl<'a> Output<'a> {
     fn hash_beside(&mut self, content: Content) -> std::io::Result<()> {
         let mut hash = self.hash_so_far();
         if (*content).as_ref().len() < 1 << 16 {
-            hash.update((*content).as_ref());
+            hash.add((*content).as_ref());
             self.hash = Some(hash);
             return Ok(());
         }
         self.hashing = Some(beside(move || {
-            hash.update((*content).as_ref());
+            hash.add((*content).as_ref());
             hash
         })?);
         Ok(())
     }
 
     /// The hash of all that was written. It waits for the other thread.
-    fn hash_so_far(&mut self) -> Sha256 {
+    fn hash_so_far(&mut self) -> Hasher {
         if let Some(task) = self.hashing.take() {
             let (hash, time) = join(task);
             self.seconds.hash += time.as_secs_f64();
@@ -168,8 +171,8 @@ impl<'a> Output<'a> {
         let begun = Instant::now();
         before.and_then(|()| self.file.sync_all()).map_err(|error| WriteError(self.path.clone(), error))?;
         self.seconds.sync += begun.elapsed().as_secs_f64();
-        self.entry.sha256 = hex(&self.hash_so_far().finalize());
-        Ok((self.entry, self.seconds))
+        let hash = self.hash_so_far().end();
+        Ok((FileEntry { name: self.name, bytes: self.bytes, hash }, self.seconds))
     }
 }
 

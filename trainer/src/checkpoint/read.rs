@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::mpsc::sync_channel;
 
 use common::files::{open_unlinked, read_at_most};
 use common::{Choice, UserError};
@@ -15,17 +15,19 @@ use engine::params::Slab;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::data_type::DataType;
 use super::file::{KeptFile, Single, SourceFile};
 use super::header::FileHeader;
 use super::layout::{LocalTensor, Role, is_optional, local_tensors, names_elsewhere};
-use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex, open};
+use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, open};
 use crate::error::RunError;
 
 /// Files are read and written in chunks of this many bytes. Each counts as progress.
 pub(super) const CHUNK: usize = 1 << 20;
+
+/// Bytes of a file that are compared at once.
+const BLOCK: usize = 32 * CHUNK;
 
 /// The largest file of metrics that is read, in bytes: those of several million steps.
 const LARGEST_METRICS: u64 = 1 << 30;
@@ -48,8 +50,8 @@ pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, Damage> {
     Ok(manifest)
 }
 
-/// Reads every byte of a checkpoint, several files at once, and compares it with its manifest. `activity` counts each MiB,
-/// so that the watch sees progress.
+/// Reads every byte of a checkpoint, on all cores, and compares it with its manifest. `activity` counts each MiB, so that the
+/// watch sees progress.
 ///
 /// # Errors
 /// The first file that is missing, or has another size or content.
@@ -63,22 +65,28 @@ pub fn verify(folder: &Path, activity: &Activity) -> Result<Manifest, Damage> {
 
 /// Fails unless a file has the hash that the manifest says.
 fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), Damage> {
-    let FileEntry { name, sha256, .. } = entry;
-    let unreadable = |error| Damage::unreadable(name, &error);
-    let mut file = open(folder, name)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        match file.read(&mut buffer).map_err(unreadable)? {
-            0 => break,
-            n => hash.update(&buffer[..n]),
-        }
-        activity.advance();
+    let FileEntry { name, bytes, hash } = entry;
+    let file = open(folder, name)?;
+    let mut hasher = hash.hasher();
+    let mut block = vec![0; BLOCK.min(*bytes as usize)];
+    for first in (0..*bytes).step_by(BLOCK) {
+        let block = &mut block[..BLOCK.min((bytes - first) as usize)];
+        read_exact(&file, first, block, activity).map_err(|error| Damage::unreadable(name, &error))?;
+        hasher.add_on_all_cores(block);
     }
-    match hex(&hash.finalize()) == *sha256 {
+    match hasher.end() == *hash {
         true => Ok(()),
-        false => Err(Damage::new(name, "differs from its SHA-256 in the manifest")),
+        false => Err(Damage::new(name, "differs from its hash in the manifest")),
     }
+}
+
+/// Fills the bytes from those of a file that begin with byte `first`, on all cores.
+fn read_exact(file: &File, first: u64, bytes: &mut [u8], activity: &Activity) -> std::io::Result<()> {
+    bytes.par_chunks_mut(CHUNK).enumerate().try_for_each(|(number, chunk)| {
+        file.read_exact_at(chunk, first + (number * CHUNK) as u64)?;
+        activity.advance();
+        Ok(())
+    })
 }
 
 /// The configuration of the run that wrote the checkpoint, as TOML.
@@ -125,14 +133,23 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
         .map(|tensor| Wanted::new(tensor, stage, parts.get(tensor.name.as_str()).map_or(&[], Vec::as_slice)))
         .collect();
     let files = TensorFiles::open(folder, wanted.iter().flat_map(|wanted| &wanted.parts)).map_err(damaged)?;
-    for several in several_at_once(&wanted, |wanted| wanted.range.len() * size_of::<f32>()) {
-        let read = several.par_iter().map(|wanted| wanted.read(&files, activity));
-        let values: Vec<Vec<f32>> = read.collect::<Result<_, Damage>>().map_err(damaged)?;
-        for (wanted, values) in several.iter().zip(&values) {
-            wanted.set(stage, values)?;
-            activity.advance();
+    let several = several_at_once(&wanted, |wanted| wanted.range.len() * size_of::<f32>());
+    let read = |several: &[Wanted<'_>]| -> Result<Vec<Vec<f32>>, Damage> {
+        several.par_iter().map(|wanted| wanted.read(&files, activity)).collect()
+    };
+    // The next tensors are read while these go to the device.
+    std::thread::scope(|scope| {
+        let (sender, receiver) = sync_channel(0);
+        let ahead = &several;
+        scope.spawn(move || ahead.iter().map(|several| read(several)).try_for_each(|values| sender.send(values)));
+        for (several, values) in several.iter().zip(receiver) {
+            for (wanted, values) in several.iter().zip(values.map_err(damaged)?) {
+                wanted.set(stage, &values)?;
+                activity.advance();
+            }
         }
-    }
+        Ok::<_, RunError>(())
+    })?;
     stage.refresh_scales()?;
     let spikes = manifest.spikes.as_ref();
     let status = Status {
@@ -187,6 +204,12 @@ impl<'l> Wanted<'l> {
     }
 
     fn read(&self, files: &TensorFiles, activity: &Activity) -> Result<Vec<f32>, Damage> {
+        if let ([part], [slab]) = (&self.parts[..], &self.slabs[..])
+            && (&part.offset, &part.sizes) == (&slab.offset, &slab.sizes)
+            && slab.elements() == self.range.len()
+        {
+            return files.read(part, activity);
+        }
         let mut values = vec![0.0; self.range.len()];
         for part in &self.parts {
             let stored = files.read(part, activity)?;
@@ -204,7 +227,7 @@ impl<'l> Wanted<'l> {
             Role::Weights(index) => stage.params().set_needed(device, index, values),
             _ if values.is_empty() => Ok(()),
             _ if memory.dtype == DType::Bf16 => {
-                let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
+                let rounded: Vec<bf16> = values.par_iter().map(|value| bf16::from_f32(*value)).collect();
                 device.upload(memory, &rounded)
             }
             _ => device.upload(memory, values),
@@ -287,14 +310,9 @@ impl TensorFiles {
         let (file, header) = &self.open[name];
         let lacks = || Damage::new(name, format!("has no f32 or bf16 `{}` of {}", part.name, shape(&part.sizes)));
         let tensor = header.tensors.get(part.key()).filter(|tensor| tensor.shape == part.sizes).ok_or_else(lacks)?;
+        let first = header.data + tensor.data_offsets[0];
         let read = |bytes: &mut [u8]| {
-            let mut at = header.data + tensor.data_offsets[0];
-            for chunk in bytes.chunks_mut(CHUNK) {
-                file.read_exact_at(chunk, at).map_err(|error| Damage::unreadable(name, &error))?;
-                at += chunk.len() as u64;
-                activity.advance();
-            }
-            Ok(())
+            read_exact(file, first, bytes, activity).map_err(|error| Damage::unreadable(name, &error))
         };
         // As many as the file has: the header was checked.
         let elements = part.sizes.iter().product();
