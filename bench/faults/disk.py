@@ -97,8 +97,8 @@ def one_fault(faulty, template, folder, reference, kind, at):
         errors = [line for line in said.splitlines() if line.startswith("error")]
         if len(errors) != (code in (2, 3)):
             raise Failed(f"{len(errors)} lines of errors with exit code {code}")
-        expected = checkpoints(reference)
-        found = checkpoints(folder) if (folder / "saved").exists() else {}
+        expected = checkpoints(faulty.trainer, reference)
+        found = checkpoints(faulty.trainer, folder) if (folder / "saved").exists() else {}
         for step, tensors in found.items():
             if step in expected and tensors != expected[step]:
                 raise Failed(f"the checkpoint of step {step} is not the reference's")
@@ -108,7 +108,7 @@ def one_fault(faulty, template, folder, reference, kind, at):
         if after:
             raise Failed(f"the next run ended with {after}\n{words}")
         check_same(folder, STEPS, reference)
-        checkpoints(folder)
+        checkpoints(faulty.trainer, folder)
         check_files(folder)
     except (Failed, OSError, ValueError, KeyError) as failure:
         raise Failed(f"{kind} at call {hits[0].removeprefix('fault ')}: {failure}\n{told(said)}") from None

@@ -68,7 +68,7 @@ class Disturbed:
         took = run.wait("the end of the ranks", lambda: not any(map(is_alive, ranks)), may_end=True)
         return took + run.wait("a new checkpoint", lambda: run.newest() > newest, may_end=True)
 
-    def finish(self, reference):
+    def finish(self, trainer, reference):
         """Waits for the end of the run and compares it with its reference. Returns how often it was started again."""
         self.run.wait_for_end()
         said = self.run.said()
@@ -76,7 +76,7 @@ class Disturbed:
             raise Failed(f"the run ended with {self.run.process.returncode}")
         if "panicked" in said:
             raise Failed("a panic")
-        checkpoints(self.run.folder)
+        checkpoints(trainer, self.run.folder)
         check_same(self.run.folder, self.steps, reference)
         strays = [process for process in self.seen if is_alive(process)]
         if strays:
@@ -112,7 +112,7 @@ def kills_of_layout(trainer, folder, layout, kills, steps, seed, until):
                     break
                 times.append((victim, how, took))
             victim = "the end"
-            restarts += disturbed.finish(folder / "reference")
+            restarts += disturbed.finish(trainer, folder / "reference")
         except Failed as failure:
             raise Failed(f"{name}, run {runs}, kill {len(times)}, {victim}: {failure}\n{disturbed.run.said()[-3000:]}")
         finally:
