@@ -2,12 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use std::ptr::null_mut;
-
 use cudarc::driver::sys;
 
 use super::compile::WHEN_SOURCE;
 use super::driver::Driver;
+use super::graph::add_kernel;
 use super::module::{Function, Module, not_loaded_in_capture};
 use crate::gpu::GpuProperties;
 use crate::{Error, Result};
@@ -42,33 +41,16 @@ impl SetCondition {
         (mut handle, mut flag): (u64, u64),
     ) -> Result<sys::CUgraphNode> {
         let mut arguments = [(&raw mut handle).cast(), (&raw mut flag).cast()];
-        let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
-            func: self.function,
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 1,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            kernelParams: arguments.as_mut_ptr(),
-            extra: null_mut(),
-            kern: null_mut(),
-            ctx: null_mut(),
-        };
-        let mut node = null_mut();
-        // SAFETY: the graph and its nodes are the caller's; the function is loaded; the arguments are copied during the
-        // call. Zeros are valid for the attribute.
+        // SAFETY: the graph and its nodes are the caller's, and the kernel is loaded as long as the device. Zeros are valid for
+        // the attribute.
         unsafe {
-            sys::cuGraphAddKernelNode_v2(&mut node, graph, before.as_ptr(), before.len(), &kernel)
-                .result()
-                .driver("cuGraphAddKernelNode")?;
+            let node = add_kernel(graph, before, self.function, (1, 1), &mut arguments)?;
             let mut value: sys::CUkernelNodeAttrValue = std::mem::zeroed();
             value.priority = priority;
             let id = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
             sys::cuGraphKernelNodeSetAttribute(node, id, &value).result().driver("cuGraphKernelNodeSetAttribute")?;
+            Ok(node)
         }
-        Ok(node)
     }
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 
@@ -106,6 +106,43 @@ pub(super) unsafe fn add_child(
     unsafe { sys::cuGraphAddChildGraphNode(&mut node, graph, before.as_ptr(), before.len(), child) }
         .result()
         .driver("cuGraphAddChildGraphNode")?;
+    Ok(node)
+}
+
+/// Adds a kernel to a graph that is not instantiated, after the nodes `before`. `arguments` point to the values of the
+/// arguments that the kernel declares, in order; the driver copies them.
+///
+/// # Safety
+/// The graph lives, the nodes are its own, and the function is loaded as long as the graph.
+///
+/// # Errors
+/// The driver's.
+pub(super) unsafe fn add_kernel(
+    graph: sys::CUgraph,
+    before: &[sys::CUgraphNode],
+    function: sys::CUfunction,
+    (blocks, threads): (u32, u32),
+    arguments: &mut [*mut c_void],
+) -> Result<sys::CUgraphNode> {
+    let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
+        func: function,
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        kernelParams: arguments.as_mut_ptr(),
+        extra: null_mut(),
+        kern: null_mut(),
+        ctx: null_mut(),
+    };
+    let mut node = null_mut();
+    // SAFETY: the caller promises it.
+    unsafe { sys::cuGraphAddKernelNode_v2(&mut node, graph, before.as_ptr(), before.len(), &kernel) }
+        .result()
+        .driver("cuGraphAddKernelNode")?;
     Ok(node)
 }
 

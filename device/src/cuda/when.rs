@@ -3,7 +3,7 @@
 //! A kernel sets the node's condition from the flag. The node depends on it alone, and comes next on the stream. What the
 //! body does is captured before, in graphs that are child graphs of the node's own. A capture could also continue into
 //! the node's graph. If the driver then refuses something of the body, it destroys that graph together with the capture,
-//! and the process ends when the stream's capture does (cuda-python's issue 2918; CUDA 13.0).
+//! and the process ends when the stream's capture does, with CUDA 13.0 (<https://github.com/NVIDIA/cuda-python/issues/2918>).
 
 #![allow(unsafe_code)]
 

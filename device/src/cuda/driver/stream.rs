@@ -24,7 +24,7 @@ pub(in crate::cuda) struct CaptureInfo {
     pub(in crate::cuda) status: sys::CUstreamCaptureStatus,
     /// The graph so far; null if the stream does not capture.
     pub(in crate::cuda) graph: sys::CUgraph,
-    /// The nodes that the next one depends on.
+    /// The nodes that the next one depends on. None of a capture that is invalid.
     pub(in crate::cuda) before: Vec<sys::CUgraphNode>,
 }
 
@@ -157,7 +157,13 @@ impl RawStream {
             )
             .result()
             .driver("cuStreamGetCaptureInfo")?;
-            if count > 0 { std::slice::from_raw_parts(before, count).to_vec() } else { Vec::new() }
+            // The driver says nothing of other captures.
+            match status {
+                sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE if count > 0 => {
+                    std::slice::from_raw_parts(before, count).to_vec()
+                }
+                _ => Vec::new(),
+            }
         };
         Ok(CaptureInfo { status, graph, before })
     }

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::ptr::{from_ref, null, null_mut};
+use std::ptr::from_ref;
 
 use cudarc::driver::sys;
 
@@ -16,6 +16,7 @@ use crate::Result;
 use crate::cuda::Kernels;
 use crate::cuda::cupti::name_nodes_like;
 use crate::cuda::driver::Driver;
+use crate::cuda::graph::add_kernel;
 
 /// Threads of a block, of 16 bytes each.
 const THREADS: u32 = 256;
@@ -70,26 +71,8 @@ pub(super) unsafe fn replace(graph: sys::CUgraph, kernels: &Kernels) -> Result<(
                 from_ref(&set.word) as *mut c_void,
                 from_ref(&set.bytes) as *mut c_void,
             ];
-            let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
-                func: set_bytes,
-                gridDimX: set.bytes.div_ceil(16 * u64::from(THREADS)) as u32,
-                gridDimY: 1,
-                gridDimZ: 1,
-                blockDimX: THREADS,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: 0,
-                kernelParams: arguments.as_mut_ptr(),
-                extra: null_mut(),
-                kern: null_mut(),
-                ctx: null_mut(),
-            };
-            let mut new = null_mut();
-            name_nodes_like(node, || {
-                sys::cuGraphAddKernelNode_v2(&mut new, graph, null(), 0, &kernel)
-                    .result()
-                    .driver("cuGraphAddKernelNode")
-            })?;
+            let blocks = set.bytes.div_ceil(16 * u64::from(THREADS)) as u32;
+            let new = name_nodes_like(node, || add_kernel(graph, &[], set_bytes, (blocks, THREADS), &mut arguments))?;
             connect(graph, &before.0, &vec![new; before.0.len()], &before.1)?;
             connect(graph, &vec![new; after.0.len()], &after.0, &after.1)?;
             sys::cuGraphDestroyNode(node).result().driver("cuGraphDestroyNode")?;
