@@ -29,6 +29,7 @@ mod disk_shim;
 mod distributed_run;
 mod doctor;
 mod documents;
+mod earlier_format;
 mod eval;
 mod everywhere;
 mod experts;

@@ -7,9 +7,9 @@ use super::manifest::hex;
 /// The hash of a file's content, in hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContentHash {
-    /// Of manifests of format 1. One core takes 1 to 2 GB/s.
+    /// Of manifests of format 1. One core took 1.1 to 1.7 GB/s.
     Sha256(String),
-    /// One core takes 3 to 7 GB/s, and several cores share a block.
+    /// One core took 4.3 to 4.8 GB/s (bench/results/2026-11-28-starts-and-graphs.md), and several cores can share a block.
     Blake3(String),
 }
 

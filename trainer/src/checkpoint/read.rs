@@ -133,16 +133,16 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
         .map(|tensor| Wanted::new(tensor, stage, parts.get(tensor.name.as_str()).map_or(&[], Vec::as_slice)))
         .collect();
     let files = TensorFiles::open(folder, wanted.iter().flat_map(|wanted| &wanted.parts)).map_err(damaged)?;
-    let several = several_at_once(&wanted, |wanted| wanted.range.len() * size_of::<f32>());
+    let batches = several_at_once(&wanted, |wanted| wanted.range.len() * size_of::<f32>());
     let read = |several: &[Wanted<'_>]| -> Result<Vec<Vec<f32>>, Damage> {
         several.par_iter().map(|wanted| wanted.read(&files, activity)).collect()
     };
     // The next tensors are read while these go to the device.
     std::thread::scope(|scope| {
         let (sender, receiver) = sync_channel(0);
-        let ahead = &several;
+        let ahead = &batches;
         scope.spawn(move || ahead.iter().map(|several| read(several)).try_for_each(|values| sender.send(values)));
-        for (several, values) in several.iter().zip(receiver) {
+        for (several, values) in batches.iter().zip(receiver) {
             for (wanted, values) in several.iter().zip(values.map_err(damaged)?) {
                 wanted.set(stage, &values)?;
                 activity.advance();

@@ -18,6 +18,7 @@ pub mod freeze_plan;
 pub mod graph_plan;
 pub mod learning_rate;
 pub mod lora_plan;
+mod loss_pieces;
 pub mod megatron;
 pub mod model_name;
 pub mod model_plan;

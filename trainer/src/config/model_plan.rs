@@ -12,6 +12,7 @@ use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, with
 use crate::config::experts_plan::experts_plan;
 use crate::config::fp8_plan::fp8_plan;
 use crate::config::lora_plan::lora_plan;
+use crate::config::loss_pieces::loss_pieces;
 use crate::config::{
     self, Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, QkNormOver, RecomputeGranularity,
     ResidualInit, RopeScalingType, RunConfig,
@@ -363,34 +364,6 @@ fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     Ok(has_window.then_some(Windows { tokens, pattern }))
 }
 
-/// A piece's logits may take the memory of this many tensors of (tokens, hidden) for each block. A block keeps 16 and
-/// more of them for backward, if nothing is recomputed.
-const LOGIT_TENSORS_PER_BLOCK: usize = 3;
-
-/// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1
-/// GiB or within [`LOGIT_TENSORS_PER_BLOCK`]. Each piece reads and writes the gradient of the token table once more.
-/// The number determines the order in which that gradient is summed. So it does not depend on the GPU, on stages,
-/// graphs or recomputation.
-fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
-    let rows = config.train.micro_batch_size * config.model.seq_length;
-    if let Some(pieces) = config.model.loss_pieces {
-        require(pieces > 0 && rows.is_multiple_of(pieces), || {
-            UserError::new(
-                format!("model.loss_pieces = {pieces} with {rows} tokens of a microbatch"),
-                "a microbatch's tokens are divided into equal pieces",
-                "set a power of two, or leave it unset",
-            )
-        })?;
-        return Ok(pieces);
-    }
-    let column_bytes = config.precision.compute.activations().size() * rows / config.parallel.tensor.max(1);
-    let blocks = config.model.layers * config.model.hidden * LOGIT_TENSORS_PER_BLOCK;
-    let limit = blocks.saturating_mul(column_bytes).max(1 << 30);
-    let logits = config.model.vocab.saturating_mul(column_bytes);
-    let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && logits / pieces <= limit;
-    Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
-}
-
 /// How the model knows positions.
 fn position(config: &RunConfig) -> Result<Position, UserError> {
     let model = &config.model;
@@ -487,22 +460,5 @@ mod tests {
         ] {
             assert!(error.contains(words), "`{words}` is missing from: {error}");
         }
-    }
-
-    #[test]
-    fn logits_are_in_one_piece_unless_they_take_more_than_the_blocks_spare() {
-        let pieces = |preset: &str, micro: &str, more: &[(&str, &str)]| {
-            let mut sources = ConfigSources::default();
-            let settings = [("model.preset", preset), ("train.micro_batch_size", micro), ("precision.compute", "bf16")];
-            settings.iter().chain(more).for_each(|(key, value)| sources.set(key, value, "test").unwrap());
-            loss_pieces(&sources.resolve()).unwrap()
-        };
-        assert_eq!(pieces("gpt2-124m", "4", &[]), 1);
-        // Logits of 6.1 GiB; three tensors for each of 12 blocks are 3.4 GiB.
-        for more in [("parallel.pipeline", "2"), ("recompute.granularity", "full"), ("cuda_graph.enable", "true")] {
-            assert_eq!(pieces("gpt2-124m", "64", &[more]), 2, "{more:?}");
-        }
-        assert_eq!(pieces("gpt-1.3b", "8", &[]), 1);
-        assert_eq!(pieces("gpt-1.3b", "8", &[("model.loss_pieces", "4")]), 4);
     }
 }
