@@ -39,6 +39,7 @@ def features(folder):
     chats = ["--data-path", str(folder / "chats.jsonl"), "--chat-template", str(folder / "template.jinja"), "--sft",
              "--split", "1", "--lr", "2e-4", "--min-lr", "1e-5"]
     spikes = ["--skip-step-sigma-factor", "0.01", "--skip-step-rolling-interval-length", "4", "--lr", "0.03"]
+    lengths = [*chats, "--seq-length-buckets", "48", "64", "128", "--group-by-length"]
     packed = [*chats, "--sft-packing", "4"]
     window = ["--sliding-window", "32"]
     family = ["--kv-heads", "2", "--head-dim", "64", *SMALL_VOCABULARY]
@@ -55,7 +56,7 @@ def features(folder):
         "Gemma 3": ("f32", ["--preset", "gemma3-1b", *family, *window]),
         CHATS: ("f32", chats),
         "conversations, bf16": ("bf16", chats),
-        "conversations of several lengths": ("f32", [*chats, "--seq-length-buckets", "48", "64", "128", "--group-by-length"]),
+        "conversations of several lengths": ("f32", lengths),
         "packed conversations": ("f32", packed),
         "packed conversations, bf16": ("bf16", packed),
     }

@@ -54,11 +54,13 @@ def tensors(checkpoint):
 
 
 def checkpoints(trainer, folder):
-    """The tensors of each of a run's checkpoints, by its number of steps. Fails if the trainer finds one damaged."""
-    listed = subprocess.run([trainer, "checkpoint", "list", folder / "saved"], capture_output=True, text=True)
-    if "damaged" in listed.stdout:
-        raise Failed(listed.stdout)
-    return {int(path.name[5:]): tensors(path) for path in (folder / "saved").glob("step-*") if path.name[5:].isdigit()}
+    """The tensors of each of a run's checkpoints, by its number of steps. Fails unless the trainer finds all complete."""
+    found = {int(path.name[5:]): path for path in (folder / "saved").glob("step-*") if path.name[5:].isdigit()}
+    if found:
+        listed = subprocess.run([trainer, "checkpoint", "list", folder / "saved"], capture_output=True, text=True)
+        if listed.returncode != 0 or listed.stdout.count("  complete, ") != len(found):
+            raise Failed(listed.stdout + listed.stderr)
+    return {step: tensors(path) for step, path in found.items()}
 
 
 def check_same(folder, steps, reference):
