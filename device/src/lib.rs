@@ -23,6 +23,7 @@ mod communicator;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 pub mod cuda;
 mod device;
+mod digest;
 mod dtype;
 mod error;
 mod float8;

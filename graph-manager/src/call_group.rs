@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{Area, DType, Shape, Tensor};
+use device::{Area, DType, Shape, Snapshot, Tensor};
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
@@ -132,7 +132,8 @@ impl CallGroup {
         let microbatches = self.order.microbatches;
         let key = self.manager.step_key(MODE, microbatches);
         // Layers may count, overwrite or take maxima: what they wrote for samples must not stay.
-        let before = device.snapshot(self.manager.states[&key].programs[&microbatches].state())?;
+        let mut before = Snapshot::default();
+        device.snapshot(&mut before, self.manager.states[&key].programs[&microbatches].state())?;
         let warmed = (0..=warm_up).try_for_each(|_| {
             let unrecorded = &mut |_: &mut StepContext<'_, TrainingPolicy>| unreachable!("its list was made above");
             self.manager.step_from::<()>(MODE, microbatches, unrecorded, &input)

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use device::{Area, Event, Stream};
+use device::{Area, Event, Snapshot, Stream};
 
 use crate::binding::Binding;
 use crate::error::{Error, Result};
@@ -30,6 +30,8 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) events: Vec<Event>,
     /// Memory that the next step that writes to it must not write too early.
     pub(crate) protected: Option<Protected>,
+    /// The state before the last verified step. Its memory serves the next one.
+    pub(crate) put_aside: Snapshot,
     pub(crate) pool: Pool,
     pub(crate) options: ManagerOptions,
     pub(crate) policy: P,
@@ -76,6 +78,7 @@ impl<P: Policy> CudaGraphManager<P> {
             steps: 0,
             compared: 0,
             forgotten: Forgotten::default(),
+            put_aside: Snapshot::default(),
             before_capture: Box::new(|| Ok(())),
         })
     }

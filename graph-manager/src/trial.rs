@@ -23,31 +23,11 @@ pub(crate) struct Trial {
 impl Trial {
     /// Notes the values of these tensors. The work that writes them must have ended.
     pub(crate) fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
-        for tensor in tensors {
-            let mut digest = 0;
-            let keep = self.keeps == Some(self.digests.len());
-            device.look(tensor, |bytes| {
-                digest = digest_of(digest, bytes);
-                if keep {
-                    self.kept.extend(bytes);
-                }
-            })?;
-            self.digests.push(digest);
+        let kept = self.keeps.and_then(|number| tensors.get(number.checked_sub(self.digests.len())?));
+        if let Some(tensor) = kept {
+            device.look(tensor, |bytes| self.kept.extend(bytes))?;
         }
+        self.digests.extend(device.digests(tensors)?);
         Ok(())
     }
-}
-
-/// Adds bytes to a digest. Tensors that differ in only one word of 8 bytes never have the same digest.
-fn digest_of(mut digest: u64, bytes: &[u8]) -> u64 {
-    let mut add = |word: u64| {
-        digest = (digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        digest ^= digest >> 32;
-    };
-    let (words, rest) = bytes.as_chunks::<8>();
-    words.iter().for_each(|word| add(u64::from_le_bytes(*word)));
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    add(u64::from_le_bytes(last));
-    digest
 }

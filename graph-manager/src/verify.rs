@@ -73,7 +73,7 @@ impl<P: Policy> CudaGraphManager<P> {
     /// before: run the step itself with [`CudaGraphManager::step`].
     ///
     /// The state is all memory outside of the plan that the step's operations write, such as weights, gradients and
-    /// counters. It is saved in the host's memory. Values that host calls read must be the same in both runs.
+    /// counters. It is saved in the host's memory, page-locked for a GPU, which stays for the next verification. Values that host calls read must be the same in both runs.
     ///
     /// If the bits differ, both steps run again, and the host waits after each region to look at its results. This
     /// finds the first region that does something else as a graph. All ranks of a step call it together.
@@ -111,10 +111,12 @@ impl<P: Policy> CudaGraphManager<P> {
         };
         let planned = self.binding(key, microbatches);
         let results = self.results_at_end(&program);
-        let before = device.snapshot(program.state())?;
+        let mut before = std::mem::take(&mut self.put_aside);
+        device.snapshot(&mut before, program.state())?;
         let mut pair = Pair { manager: self, program, key, device, before, planned, apart };
         let found = pair.compare(&results, how.any);
         let restored = pair.device.restore(&pair.before);
+        pair.manager.put_aside = std::mem::take(&mut pair.before);
         // If both fail, the error of the step says more.
         let found = found?;
         restored?;

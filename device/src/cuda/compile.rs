@@ -28,6 +28,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("cache.cu"),
     kernel_file!("columns.cu"),
     kernel_file!("control.cu"),
+    kernel_file!("digest.cu"),
     kernel_file!("documents.cu"),
     kernel_file!("dropout.cu"),
     kernel_file!("elementwise.cu"),

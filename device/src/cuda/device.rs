@@ -7,6 +7,7 @@ use super::condition::SetCondition;
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
 use super::driver::{self, DeviceMemory, Gpu, RawEvent};
+use super::states::StateStream;
 use super::{Counters, CudaOptions, CustomKernels, Kernels, ProgressMarks};
 use crate::{Element, Error, Progress, Result, Tensor};
 
@@ -21,6 +22,8 @@ pub(crate) struct CudaDevice {
     pub(super) condition: OnceCell<SetCondition>,
     /// `None` until somebody watches.
     pub(super) marks: Option<ProgressMarks>,
+    /// Made once a state is put aside or compared.
+    pub(super) states: OnceCell<StateStream>,
     pub(crate) gpu: Gpu,
     pub(crate) counters: Rc<RefCell<Counters>>,
 }
@@ -45,6 +48,7 @@ impl CudaDevice {
             custom_kernels: CustomKernels::default(),
             condition: OnceCell::new(),
             marks: None,
+            states: OnceCell::new(),
             gpu,
             counters: Rc::default(),
         })

@@ -21,6 +21,7 @@ mod peers;
 mod progress_marks;
 mod queue;
 mod rewrite;
+mod states;
 mod stored;
 mod stream;
 mod timing;

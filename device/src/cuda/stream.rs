@@ -184,7 +184,7 @@ impl CudaStream {
             }
         };
         block.fill(data);
-        raw.copy_in(tensor.address, &block, bytes)?;
+        raw.copy_in(tensor.address, (&block, 0), bytes)?;
         raw.record(&event)?;
         ring.push_back((block, event));
         Ok(())
@@ -206,7 +206,7 @@ impl CudaStream {
         }
         let bytes = |values: usize| values * size_of::<T>();
         if columns.is_all() {
-            raw.copy_in(tensor.address, block, tensor.bytes())?;
+            raw.copy_in(tensor.address, (block, 0), tensor.bytes())?;
         } else {
             let ArrayColumns { rows, width, first, count } = columns;
             raw.copy_rows_in(tensor.address, block, (bytes(first), bytes(width)), (rows, bytes(count)))?;

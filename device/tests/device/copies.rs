@@ -1,8 +1,8 @@
 //! Copies from the host in stream order.
 
 use crate::common::checked_bench;
-use device::DType::{Bf16, F32};
-use device::{COPY_BLOCK, CheckError, Error, HostArray, Staging, Tensor, bf16, copy_blocks};
+use device::DType::{Bf16, F8E4M3, F32};
+use device::{COPY_BLOCK, CheckError, Error, HostArray, Snapshot, Staging, Tensor, bf16, copy_blocks};
 
 #[test]
 fn columns_of_an_array_arrive_row_by_row_from_any_memory() {
@@ -78,4 +78,56 @@ fn a_copy_and_a_write_that_does_not_wait_for_it_are_a_race() {
     assert!(matches!(error, Error::Check(CheckError::Race { .. })), "{error}");
     t.stream.wait(&copied).unwrap();
     t.stream.write(&tensor, &[2.0f32; 4]).unwrap();
+}
+
+#[test]
+fn a_snapshot_brings_its_bytes_back_and_its_memory_serves_a_smaller_one() {
+    let t = checked_bench();
+    let odd: Vec<u8> = (0..1001).map(|i| (i * 7 % 251) as u8).collect();
+    let (bytes, numbers) = (t.put_bytes(&[1001], F8E4M3, &odd), t.put(&[3], F32, &[1.0, 2.0, 3.0]));
+    let mut snapshot = Snapshot::default();
+    t.device.snapshot(&mut snapshot, [bytes, numbers]).unwrap();
+    for _ in 0..2 {
+        t.device.zero(&bytes).unwrap();
+        t.device.zero(&numbers).unwrap();
+        t.device.restore(&snapshot).unwrap();
+        assert_eq!(t.get_bytes(&bytes), odd);
+        assert_eq!(t.get(&numbers), [1.0, 2.0, 3.0]);
+    }
+    t.device.snapshot(&mut snapshot, [numbers]).unwrap();
+    t.device.zero(&bytes).unwrap();
+    t.device.zero(&numbers).unwrap();
+    t.device.restore(&snapshot).unwrap();
+    assert_eq!((t.get_bytes(&bytes), t.get(&numbers)), (vec![0; 1001], vec![1.0, 2.0, 3.0]));
+}
+
+/// The sum of all words of 8 bytes, each with its place, mixed by SplitMix64's last steps: in wide numbers.
+fn digest(bytes: &[u8]) -> u64 {
+    let low = |x: u128| x & u128::from(u64::MAX);
+    let word = |(at, chunk): (usize, &[u8])| {
+        let word = chunk.iter().rev().fold(0u128, |word, byte| word << 8 | u128::from(*byte));
+        let mut x = low(word + low((at as u128 + 1) * 0x9e37_79b9_7f4a_7c15));
+        x = low((x ^ x >> 30) * 0xbf58_476d_1ce4_e5b9);
+        x = low((x ^ x >> 27) * 0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    };
+    low(bytes.chunks(8).enumerate().map(word).sum()) as u64
+}
+
+#[test]
+fn digests_are_of_the_bytes_wherever_they_begin_and_end() {
+    let t = checked_bench();
+    // More than all blocks of a launch read in one turn.
+    let all: Vec<u8> = (0..9_000_003_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let whole = t.put_bytes(&[all.len()], F8E4M3, &all);
+    let parts = [(0, all.len()), (0, 8), (8, 16), (1, 100), (3, 5), (7, 8_999_001)];
+    let tensors: Vec<Tensor> = parts.iter().map(|(first, count)| whole.view(*first, [*count])).collect();
+    let expected: Vec<u64> = parts.iter().map(|(first, count)| digest(&all[*first..first + count])).collect();
+    assert_eq!(t.device.digests(&tensors).unwrap(), expected);
+    // More tensors than are read at once.
+    let many = vec![tensors[3]; 2050];
+    assert_eq!(t.device.digests(&many).unwrap(), vec![expected[3]; 2050]);
+    let mut other = all[1..101].to_vec();
+    other.swap(20, 28);
+    assert_ne!(digest(&other), expected[3], "words that trade places");
 }

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use cudarc::driver::{result, sys};
 use device::cuda::{CudaTensors, CudaWork, GpuProperties};
 use device::ops::{Accesses, CustomOp, Fill};
-use device::{CaptureMode, CaptureRule, DType, Error, HostTensors, Result, Staging, Tensor};
+use device::{CaptureMode, CaptureRule, DType, Error, HostTensors, Result, Snapshot, Staging, Tensor};
 
 use crate::common::{Bench, bench, checked_bench, cuda_bench, numbers};
 
@@ -198,7 +198,6 @@ type Call = Box<dyn Fn() -> Result<()>>;
 /// Each call of a device that returns errors, made by the code of an operation, by its name.
 fn calls(t: &Bench, x: Tensor) -> Vec<(&'static str, Call)> {
     let (device, stream, event) = (t.device.clone(), t.stream.clone(), t.device.event());
-    let snapshot = std::rc::Rc::new(device.snapshot([x]).unwrap());
     stream.begin_capture().unwrap();
     stream.submit(Fill { output: x, value: 1.0 }).unwrap();
     let graph = stream.end_capture("inner").unwrap();
@@ -215,8 +214,8 @@ fn calls(t: &Bench, x: Tensor) -> Vec<(&'static str, Call)> {
         call!("Device::upload of a tensor (4) of f32", |device, s, e| device.upload(&x, &[5.0_f32; 4])),
         call!("Device::zero of a tensor (4) of f32", |device, s, e| device.zero(&x)),
         call!("Device::synchronize", |device, s, e| device.synchronize()),
-        call!("Device::synchronize", |device, s, e| device.snapshot([x]).map(drop)),
-        call!("Device::synchronize", |device, s, e| device.restore(&snapshot)),
+        call!("Device::synchronize", |device, s, e| device.snapshot(&mut Snapshot::default(), [x])),
+        call!("Device::synchronize", |device, s, e| device.restore(&Snapshot::default())),
         call!("Device::look at 16 bytes", |device, s, e| device.look(&x, |_| panic!("it looked"))),
         call!("Device::staging", |device, s, e| device.staging([64]).map(drop)),
         call!("Device::prepare_timeline", |device, s, e| device.prepare_timeline()),

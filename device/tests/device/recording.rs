@@ -2,7 +2,7 @@
 //! would return zeros, or do its work at another time than in the step.
 
 use device::ops::Fill;
-use device::{DType, Error, Result, TraceEvent};
+use device::{DType, Error, Result, Snapshot, TraceEvent};
 
 use crate::common::checked_bench;
 
@@ -16,7 +16,8 @@ fn calls_that_read_write_wait_or_allocate_at_once_are_refused_while_a_step_is_re
     let mut areas = Vec::new();
     let x = device.allocate_tensor(&mut areas, "x", [4], DType::F32).unwrap();
     device.upload(&x, &[2.0_f32; 4]).unwrap();
-    let before = device.snapshot([x]).unwrap();
+    let mut before = Snapshot::default();
+    device.snapshot(&mut before, [x]).unwrap();
     stream.record(&event).unwrap();
     let cases: Vec<Case<'_>> = vec![
         ("Device::synchronize", Box::new(|| device.synchronize())),
@@ -26,7 +27,7 @@ fn calls_that_read_write_wait_or_allocate_at_once_are_refused_while_a_step_is_re
         ("Device::zero of `x`", Box::new(|| device.zero(&x))),
         ("Device::download of `x`", Box::new(|| device.download::<f32>(&x).map(drop))),
         ("Device::look at `x`", Box::new(|| device.look(&x, |_| panic!("it looked")))),
-        ("Device::synchronize", Box::new(|| device.snapshot([x]).map(drop))),
+        ("Device::synchronize", Box::new(|| device.snapshot(&mut Snapshot::default(), [x]))),
         ("Device::synchronize", Box::new(|| device.restore(&before))),
         ("Device::allocate of `late`, 16 bytes,", Box::new(|| device.allocate("late", 16).map(drop))),
         (

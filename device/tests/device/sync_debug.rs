@@ -1,7 +1,7 @@
 //! Calls that wait or allocate are named in steps that must do neither.
 
 use device::ops::Fill;
-use device::{DType, Device, Error, HostOptions, Result, SyncDebug};
+use device::{DType, Device, Error, HostOptions, Result, Snapshot, SyncDebug};
 
 /// A call, and how it is named.
 type Case<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
@@ -24,7 +24,7 @@ fn every_call_that_waits_or_allocates_fails_with_its_name_and_region_and_none_do
         ("Device::zero of `x` in", Box::new(|| device.zero(&x).and_then(|()| device.upload(&x, &[2.0_f32; 4])))),
         ("Device::download of `x` in", Box::new(|| device.download::<f32>(&x).map(|x| assert_eq!(x, [2.0; 4])))),
         ("Readback::wait in no region makes the host wait", Box::new(|| stream.read::<f32>(&x)?.wait().map(drop))),
-        ("Device::synchronize in", Box::new(|| device.snapshot([x]).map(drop))),
+        ("Device::synchronize in", Box::new(|| device.snapshot(&mut Snapshot::default(), [x]))),
         (
             "Device::allocate of `late`, 16 bytes, in `forward of layer 1` allocates memory",
             Box::new(|| device.allocate("late", 16).map(drop)),

@@ -2,7 +2,7 @@
 
 use device::cuda::CudaOptions;
 use device::ops::{Copy, Fill};
-use device::{DType, Device, Error, HostArray, HostOptions, Op, Result, Tensor};
+use device::{DType, Device, Error, HostArray, HostOptions, Op, Result, Snapshot, Tensor};
 
 use crate::common::on_gpu;
 
@@ -59,7 +59,7 @@ fn a_copy_of_a_buffer_without_an_address_is_refused() {
         is_refused(device.upload(&y, &data), "upload");
         is_refused(device.zero(&y), "zero");
         is_refused(device.download::<f32>(&y), "download");
-        is_refused(device.snapshot([y]), "snapshot");
+        is_refused(device.snapshot(&mut Snapshot::default(), [y]), "snapshot");
         is_refused(device.look(&y, |_| ()), "snapshot");
     }
 }

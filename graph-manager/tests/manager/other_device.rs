@@ -1,7 +1,7 @@
 //! A device refuses tensors, events and graphs of another, with an error that says so.
 
 use device::ops::{Add, Copy, Fill};
-use device::{Area, DType, Device, Error, HostOptions, Tensor};
+use device::{Area, DType, Device, Error, HostOptions, Snapshot, Tensor};
 use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions};
 
 /// A device that has named so many buffers, and a tensor of it.
@@ -33,7 +33,7 @@ fn a_tensor_of_another_device_is_refused_as_such_whichever_device_has_more_buffe
         is_refused(here.upload(&foreign, &[2.0_f32; 4]));
         is_refused(here.download::<f32>(&foreign));
         is_refused(here.zero(&foreign));
-        is_refused(here.snapshot([foreign]));
+        is_refused(here.snapshot(&mut Snapshot::default(), [foreign]));
         assert!(here.buffer_name(foreign.buffer).contains("of another device"));
         stream.begin_capture().unwrap();
         is_refused(stream.submit(Fill { output: foreign, value: 0.0 }));

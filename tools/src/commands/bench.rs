@@ -272,8 +272,8 @@ pub(super) fn measure(
         issue_us: there.issue_us,
         issue_with_inputs_us: copied.issue_us,
         eager_issue_us,
-        // One step more than was timed.
-        joules_per_step: joules.map(|(after, before)| (after - before) / (steps + 1) as f64),
+        // Two steps more than were timed.
+        joules_per_step: joules.map(|(after, before)| (after - before) / (steps + 2) as f64),
         memory_bytes,
         first_step_s,
         loss: row.loss,

@@ -99,8 +99,8 @@ struct Measured {
 /// Times steps before and after the capture. Steps before it are those of a run without graphs.
 fn measure(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<Measured, RunError> {
     let mut plan = plan.clone();
-    // The first step is slower than the others. `in_a_row` runs one more than it times.
-    plan.graphs.warmup_steps = FEWEST + 2;
+    // The first step is slower than the others. `in_a_row` runs two more than it times.
+    plan.graphs.warmup_steps = FEWEST + 3;
     let slowest = |milliseconds: Vec<f64>| group.control.max((median(milliseconds) * 1e3) as u64) as f64 / 1e3;
     let mut run = RandomSteps::new(&plan, group, device)?;
     run.step(Inputs::Copied)?;

@@ -39,7 +39,7 @@ pub struct Row {
     pub milliseconds: Vec<f64>,
     /// Of the last step.
     pub loss: f64,
-    /// The host's counters before the first step, and after the last.
+    /// The host's counters at the begin of the time, and at its end.
     pub before: Counters,
     /// See `before`.
     pub after: Counters,
@@ -117,17 +117,19 @@ impl<'r> RandomSteps<'r> {
         Ok(Submission { launch_us: median(launches), issue_us: median(issues) })
     }
 
-    /// Runs `steps` steps in a row, as a training run does: the host is a step ahead.
+    /// Runs `steps` steps in a row, as a training run does: the host is a step ahead. Two more run, one before the first
+    /// that is timed and one after the last: the device is busy at the begin and at the end of the time.
     ///
     /// # Errors
     /// See [`RunError`].
     pub fn in_a_row(&mut self, steps: usize) -> Result<Row, RunError> {
         self.group.control.barrier();
         self.device.synchronize()?;
+        let first = self.submit(Inputs::There)?.0;
+        let mut in_flight = self.submit(Inputs::There)?.0;
+        let mut loss = first.wait()?.loss;
         let before = self.device.counters();
         let mut ends = vec![Instant::now()];
-        let mut in_flight = self.submit(Inputs::There)?.0;
-        let mut loss = f64::NAN;
         for _ in 0..steps {
             let submitted = self.submit(Inputs::There)?.0;
             loss = std::mem::replace(&mut in_flight, submitted).wait()?.loss;

@@ -77,10 +77,12 @@ impl RawStream {
         unsafe { result::event::record(event.handle(), self.handle) }.driver("cuEventRecord")
     }
 
-    /// Copies from the start of pinned memory to `address`, in stream order.
-    pub(crate) fn copy_in(&self, address: u64, from: &HostBlock, bytes: usize) -> Result<()> {
-        // SAFETY: the caller keeps both memories alive and unchanged until an event recorded after this has passed.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr(), bytes, self.handle) }
+    /// Copies pinned memory, from its byte `at` on, to `address`, in stream order.
+    pub(crate) fn copy_in(&self, address: u64, (from, at): (&HostBlock, usize), bytes: usize) -> Result<()> {
+        assert!(at + bytes <= from.bytes(), "{bytes} bytes at {at} in a block of {}", from.bytes());
+        // SAFETY: the source lies within the block, see above. The caller keeps both memories alive and unchanged until an
+        // event recorded after this has passed.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().byte_add(at), bytes, self.handle) }
             .result()
             .driver("cuMemcpyHtoDAsync")
     }
