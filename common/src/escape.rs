@@ -24,6 +24,26 @@ pub fn is_plain(text: &str) -> bool {
     !text.contains(acts_on_terminal)
 }
 
+/// The text as a basic string of TOML, in quotes. What a terminal would act on is escaped, so that it is shown as it is read.
+pub fn toml_string(text: &str) -> String {
+    let mut shown = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => shown.extend(['\\', character]),
+            _ if acts_on_terminal(character) => shown.push_str(&format!("\\u{:04X}", u32::from(character))),
+            _ => shown.push(character),
+        }
+    }
+    shown.push('"');
+    shown
+}
+
+/// The texts as an array of TOML.
+pub fn toml_strings(texts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let each: Vec<String> = texts.into_iter().map(|text| toml_string(text.as_ref())).collect();
+    format!("[{}]", each.join(", "))
+}
+
 /// The text as HTML and SVG show it, between tags or in an attribute's double quotes.
 pub fn html(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -70,6 +90,12 @@ mod tests {
         assert_eq!(one_line("x\u{202e}y\u{9b}31m\u{7f}"), "x\\u{202e}y\\u{9b}31m\\u{7f}");
         assert_eq!(for_terminal("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
         assert!(is_plain("d é ┌") && ["\n", "\t", "x\u{202e}y", "\u{7f}"].iter().all(|text| !is_plain(text)));
+    }
+
+    #[test]
+    fn strings_of_toml_have_its_escapes_alone() {
+        assert_eq!(toml_string("a\u{1b}\"\\\n\u{202e}é'\u{7f}"), r#""a\u001B\"\\\u000A\u202Eé'\u007F""#);
+        assert_eq!(toml_strings(["a", "\u{2028}"]), r#"["a", "\u2028"]"#);
     }
 
     #[test]

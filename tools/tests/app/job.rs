@@ -234,6 +234,20 @@ fn hosts_start_a_run_whose_flags_hold_blanks_and_quotes() {
     assert!(folder.path("a log/metrics.jsonl").exists());
 }
 
+#[test]
+fn a_host_is_named_once() {
+    let folder = Folder::new("job-hosts-twice");
+    let refused = |hosts: &str, what: &str| {
+        let rule = ". Rule: every machine of the job is named once. Fix: ";
+        expect(&job(&folder.0, &["hosts", "--hosts", hosts], "--steps 2"), 2, &[what, rule]);
+    };
+    refused("node1,node1", "--hosts names node1 twice");
+    refused("a,node1,b,Node1", "--hosts names Node1 twice");
+    refused("node1,", "--hosts node1, has a name without letters");
+    let script = job(&folder.0, &["hosts", "--hosts", "node1,node10"], "--steps 2");
+    assert!(printed(&script).contains("mpirun --host node1:2,node10:2 -n 4 "), "{}", printed(&script));
+}
+
 /// The manifests of a file as Kubernetes reads them.
 pub fn read_manifests(folder: &Path, name: &str) -> Vec<Value> {
     let python = std::env::var("PARITY_PYTHON").expect("run `./x test`");

@@ -27,7 +27,7 @@ pub struct ConfigSources {
     file: BTreeMap<&'static str, Value>,
     flags: BTreeMap<&'static str, Value>,
     /// Notices about words that were taken.
-    notices: BTreeSet<&'static str>,
+    notices: BTreeSet<String>,
 }
 
 impl ConfigSources {
@@ -108,7 +108,7 @@ impl ConfigSources {
 
     /// Notices about values that were taken as other words.
     pub fn notices(&self) -> impl Iterator<Item = String> {
-        self.notices.iter().map(|notice| notice.to_string())
+        self.notices.iter().cloned()
     }
 
     /// Takes the options of the model that training starts from. They override a preset; the file and flags override them.

@@ -122,8 +122,20 @@ fn hyphenated(mut command: Command, arguments: &[OsString]) -> Vec<OsString> {
     };
     let end = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
     let (flags, rest) = arguments.split_at(end);
-    let flags = flags.iter().map(|argument| renamed(argument).unwrap_or_else(|| argument.clone()));
-    flags.chain(rest.iter().cloned()).collect()
+    let flags: Vec<OsString> =
+        flags.iter().map(|argument| renamed(argument).unwrap_or_else(|| argument.clone())).collect();
+    with_modules(flags).into_iter().chain(rest.iter().cloned()).collect()
+}
+
+/// The arguments with several scopes of graphs, which Megatron's flag takes, as the modules that they are here.
+fn with_modules(mut flags: Vec<OsString>) -> Vec<OsString> {
+    if let Some(at) = flags.iter().position(|flag| flag == "--cuda-graph-scope") {
+        let is_value = |word: &&OsString| !word.to_string_lossy().starts_with('-');
+        if flags[at + 1..].iter().take_while(is_value).count() > 1 {
+            flags[at] = "--cuda-graph-modules".into();
+        }
+    }
+    flags
 }
 
 /// How commands take the model of a folder, for help.

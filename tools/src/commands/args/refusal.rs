@@ -70,11 +70,18 @@ fn user_error(error: &clap::Error, arguments: &[OsString]) -> UserError {
         ErrorKind::InvalidSubcommand => UserError::new(
             format!("`{subcommand}` is not a subcommand"),
             "`trainer --help` lists all subcommands",
-            // The nearest is the last.
-            texts(error, ContextKind::SuggestedSubcommand)
-                .last()
-                .map(|near| format!("did you mean `{near}`?"))
-                .unwrap_or(format!("{help}; without a subcommand the trainer trains")),
+            elsewhere(&subcommand).map(str::to_string).unwrap_or_else(|| {
+                // The nearest is the last.
+                let near = texts(error, ContextKind::SuggestedSubcommand).pop();
+                near.map_or(format!("{help}; without a subcommand the trainer trains"), |near| {
+                    format!("did you mean `{near}`?")
+                })
+            }),
+        ),
+        ErrorKind::MissingRequiredArgument if argument.contains("--dry-run") => UserError::new(
+            "--gpu without --dry-run",
+            "--gpu names the GPU that a plan is for; a run and a job have the GPUs of their machines",
+            "leave --gpu out, or check the plan first: trainer --dry-run --gpu GPU FLAGS",
         ),
         ErrorKind::MissingRequiredArgument => {
             UserError::new(format!("missing: {argument}"), "the command needs these arguments", "add them")
@@ -106,17 +113,35 @@ fn user_error(error: &clap::Error, arguments: &[OsString]) -> UserError {
     }
 }
 
+/// The fix for a subcommand of other programs.
+fn elsewhere(subcommand: &str) -> Option<&'static str> {
+    Some(match subcommand {
+        "export" => "trainer convert --to hf CHECKPOINT FOLDER",
+        "merge" => "trainer convert --to hf CHECKPOINT FOLDER, which adds adapters to the weights",
+        "serve" => {
+            "trainer convert --to hf CHECKPOINT FOLDER for a server such as vLLM; trainer chat and trainer sample here"
+        }
+        "sft" => "leave it out, and add --sft: without a subcommand the trainer trains",
+        "train" | "pretrain" => "leave it out: without a subcommand the trainer trains",
+        "finetune" => "leave it out, and add --init-from: without a subcommand the trainer trains",
+        _ => return None,
+    })
+}
+
 /// Arguments that exclude each other.
 fn conflict(argument: &str, subcommand: &str, prior: &str) -> UserError {
     if !subcommand.is_empty() {
         return UserError::new(
             format!("{prior} before `{subcommand}`"),
-            "a subcommand comes first, and its flags follow it",
-            "move or leave out what stands before it",
+            "a subcommand comes first, and its flags follow it; a flag has as many values as its help shows",
+            format!("move or leave out what stands before it, or leave out `{subcommand}` if it is a value too many"),
         );
     }
     if argument == prior {
-        return UserError::new(format!("{argument} is given twice"), "a flag is given once", "leave one out");
+        let shown = argument.split([' ', '=', '[']).next().unwrap_or_default().trim_start_matches("--");
+        let key = OPTIONS.iter().find(|option| option.flag == shown).map_or("KEY", |option| option.key);
+        let fix = format!("leave one out, or set it over all flags, as behind \"$@\" in a script: --set {key}=VALUE");
+        return UserError::new(format!("{argument} is given twice"), "a flag is given once", fix);
     }
     UserError::new(format!("{argument} with {prior}"), "one excludes the other", "leave one out")
 }

@@ -6,6 +6,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use common::escape::toml_strings;
 use common::{Mistakes, UserError};
 
 use super::followed::follow;
@@ -226,7 +227,10 @@ pub(crate) fn flag_values(
     match read_line(with_run_flags(Command::new("trainer")), arguments, mistakes)? {
         Parsed::Matches(matches) => {
             let sources = option_values(&matches, preset, mistakes);
-            let notices = megatron_flags::notices(&matches, &sources.resolve());
+            let config = sources.resolve();
+            megatron_flags::check_agreement(&matches, &config, mistakes);
+            let mut notices = megatron_flags::notices(&matches, &config);
+            notices.extend(sources.notices());
             Some((sources, notices))
         }
         Parsed::Help(_) => None,
@@ -320,7 +324,7 @@ fn set_option(option: &OptionSpec, texts: &[&String], sources: &mut ConfigSource
             let list = texts.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ");
             sources.set(option.key, &format!("[{list}]"), &origin)
         }
-        _ => sources.set(option.key, &format!("{texts:?}"), &origin),
+        _ => sources.set(option.key, &toml_strings(texts), &origin),
     }
 }
 

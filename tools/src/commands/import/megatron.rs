@@ -6,7 +6,8 @@ use common::{Mistakes, UserError};
 use trainer::config::megatron::{Meaning, flags};
 use trainer::config::other_names::Set;
 
-use super::page::Imported;
+use super::page::{Imported, written};
+use super::recognise;
 use super::shell::{self, Word};
 use crate::commands::args::{flag_values, numbers_of_values};
 
@@ -63,6 +64,7 @@ pub(super) fn import(text: &str, file: &str, ranks: Option<usize>) -> Result<(Im
     script.left.iter().for_each(|line| imported.leave(line));
     let ranks = ranks.unwrap_or_else(|| launched(launcher, &mut imported));
     let line = known(arguments, &mut imported);
+    check_names(arguments, file)?;
     let mut mistakes = Mistakes::default();
     if let (Some((given, _)), Some((sources, notices))) =
         (flag_values(&line, &[], &mut Mistakes::default()), flag_values(&line, DEFAULTS, &mut mistakes))
@@ -70,12 +72,13 @@ pub(super) fn import(text: &str, file: &str, ranks: Option<usize>) -> Result<(Im
         let given = given.given();
         for (key, value) in sources.given_values() {
             let how = if given.contains(key) { computed(key, &line) } else { "default of Megatron".into() };
-            let value = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            let value = value.as_str().map_or_else(|| written(&value), str::to_string);
             imported.set(&Set { key, value, how }, key);
         }
         notices.iter().for_each(|notice| imported.leave(notice));
     }
     mistakes.lines().iter().for_each(|line| imported.leave(line));
+    set_warmup(&line, &mut imported);
     complete(&mut imported, ranks);
     Ok((imported, ranks))
 }
@@ -110,6 +113,8 @@ fn known(arguments: &[Word], imported: &mut Imported) -> Vec<OsString> {
         let name = flag.text();
         let most = match name.strip_prefix("--") {
             // An unknown flag has all words up to the next.
+            // Megatron's takes several too.
+            Some("cuda-graph-scope") => usize::MAX,
             Some(name) if !name.contains('=') => numbers.get(&name.replace('_', "-")).copied().unwrap_or(usize::MAX),
             _ => 0,
         };
@@ -117,7 +122,9 @@ fn known(arguments: &[Word], imported: &mut Imported) -> Vec<OsString> {
         let values = arguments[at..].iter().take(most).take_while(is_value).count();
         let group = &arguments[at - 1..at + values];
         at += values;
-        if group.iter().all(Word::is_known) && name.starts_with("--") {
+        if !name.starts_with("--") {
+            imported.leave(format!("{name}: a word that is no value of the flag before it"));
+        } else if group.iter().all(Word::is_known) {
             line.extend(group.iter().map(|word| OsString::from(word.text())));
         } else {
             let shown = group.iter().map(Word::text).collect::<Vec<_>>().join(" ");
@@ -125,6 +132,33 @@ fn known(arguments: &[Word], imported: &mut Imported) -> Vec<OsString> {
         }
     }
     line
+}
+
+/// Fails unless the flags of a script are Megatron's.
+fn check_names(arguments: &[Word], file: &str) -> Result<(), UserError> {
+    let numbers = numbers_of_values();
+    let texts: Vec<String> = arguments.iter().map(Word::text).collect();
+    let names = texts.iter().filter_map(|text| text.strip_prefix("--"));
+    let names: Vec<String> = names.map(|name| name.split('=').next().unwrap_or_default().replace('_', "-")).collect();
+    let is_known = |name: &&String| numbers.contains_key(*name) || flags().any(|(flag, _)| flag == *name);
+    recognise::check_flags(names.iter().filter(is_known).count(), names.len(), file)
+}
+
+/// A share of warm-up is one of the decay in Megatron, which may be longer than the run.
+fn set_warmup(line: &[OsString], imported: &mut Imported) {
+    let number = |flag: &str| {
+        let is = |word: &OsString| word.to_str().is_some_and(|word| word.replace('_', "-") == flag);
+        line.get(line.iter().position(is)? + 1)?.to_str()?.parse::<f64>().ok()
+    };
+    let Some(share) = number("--lr-warmup-fraction") else { return };
+    let batch = imported.sources().resolve().train.global_batch_size as f64;
+    let decay = number("--lr-decay-iters").map(|steps| (steps, format!("--lr-decay-iters {steps}")));
+    let in_samples = || number("--lr-decay-samples").map(|all| (all / batch, format!("--lr-decay-samples {all}")));
+    if let Some((steps, named)) = decay.or_else(in_samples) {
+        let (key, value) = ("optimizer.warmup_steps", (share * steps).floor().to_string());
+        let how = format!("--lr-warmup-fraction {share} x {named}");
+        imported.set(&Set { key, value, how }, "--lr-warmup-fraction");
+    }
 }
 
 /// How an option's value was found, if a flag of Megatron's is converted.

@@ -4,6 +4,7 @@ mod arithmetic;
 mod megatron;
 mod page;
 mod python;
+mod recognise;
 mod settings_file;
 mod shell;
 mod shell_words;
@@ -70,7 +71,7 @@ pub(super) fn command() -> Command {
                 .long("ranks")
                 .value_name("N")
                 .value_parser(value_parser!(u32).range(1..=1 << 17))
-                .help("Ranks of the run, for batch sizes that count each rank. If not given: those that the script starts, or 1"),
+                .help("Ranks of the run, for batch sizes that count each rank. If not given: those that the script starts or a job's degrees say, or 1"),
         )
 }
 
@@ -90,20 +91,15 @@ pub(super) fn run(request: &ImportRequest) -> Result<String, RunError> {
     let ImportRequest { file, from, ranks } = request;
     let name = file.display().to_string();
     let text = read(file)?;
-    let origin = from.unwrap_or_else(|| match file.extension().and_then(|ending| ending.to_str()) {
-        Some("py") => Origin::Other(Trainer::NanoGpt),
-        Some("toml") => Origin::Other(Trainer::Torchtitan),
-        Some("json") => Origin::Other(Trainer::HuggingFace),
-        _ => Origin::Megatron,
-    });
+    let origin = from.map_or_else(|| recognise::origin(file, &text), Ok)?;
     let (imported, ranks, whose) = match origin {
         Origin::Megatron => {
             let (imported, ranks) = megatron::import(&text, &name, *ranks)?;
             (imported, ranks, "Megatron")
         }
         Origin::Other(trainer) => {
-            let ranks = ranks.unwrap_or(1);
-            (settings_file::import(trainer, &text, &name, ranks)?, ranks, trainer.name())
+            let (imported, ranks) = settings_file::import(trainer, &text, &name, *ranks)?;
+            (imported, ranks, trainer.name())
         }
     };
     if imported.left() > 0 {

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
 use common::Mistakes;
-use common::escape::one_line;
+use common::escape::{one_line, toml_string, toml_strings};
+use toml::Value;
 use trainer::config::options::OPTIONS;
 use trainer::config::other_names::Set;
 use trainer::config::plan::RunPlan;
@@ -41,6 +42,17 @@ impl Imported {
         }
     }
 
+    /// Whether the page names a setting, or has its value.
+    pub(super) fn mentions(&self, name: &str, value: &Value) -> bool {
+        let has_value = |text: &str| {
+            let mut words = text.split(|c: char| c.is_whitespace() || ",:".contains(c));
+            value.as_bool().is_none() && words.any(|word| word == value.as_str().unwrap_or(&value.to_string()))
+        };
+        let mut comments = self.how.values().chain(&self.left);
+        comments.any(|text| text.contains(name) || has_value(text))
+            || self.sources.given_values().values().any(|set| set == value && value.as_bool().is_none())
+    }
+
     /// The values of the options that are set.
     pub(super) fn sources(&self) -> &ConfigSources {
         &self.sources
@@ -71,25 +83,41 @@ impl Imported {
             }
             let how = self.how.get(option.key).filter(|how| !how.is_empty());
             let comment = how.map_or(String::new(), |how| format!("  # {}", one_line(how)));
-            let _ = writeln!(text, "{name} = {value}{comment}");
+            let _ = writeln!(text, "{name} = {}{comment}", written(value));
         }
         if !self.left.is_empty() {
             text.push_str("\n# Without an equivalent, and left out:\n");
-            text.push_str(&comments(&self.left));
+            // What changes nothing comes last.
+            let (idle, other): (Vec<&String>, Vec<&String>) = self.left.iter().partition(|line| is_idle(line));
+            text.push_str(&comments(other.into_iter().chain(idle)));
         }
         // The sizes of a model that training starts from are in its folder.
         if !self.has("model.init_from")
             && let Some(mistakes) = mistakes_of(&self.sources.resolve(), ranks)
         {
             text.push_str("\n# To correct before it runs:\n");
-            text.push_str(&comments(&mistakes));
+            text.push_str(&comments(mistakes.iter()));
         }
         text
     }
 }
 
-fn comments(lines: &[String]) -> String {
-    lines.iter().map(|line| format!("# {}\n", one_line(line))).collect()
+/// A value of an option, as TOML.
+pub(super) fn written(value: &Value) -> String {
+    match value {
+        Value::String(text) => toml_string(text),
+        Value::Array(items) if items.iter().all(Value::is_str) => toml_strings(items.iter().filter_map(Value::as_str)),
+        other => other.to_string(),
+    }
+}
+
+/// Whether a line is about a setting that changes nothing.
+fn is_idle(line: &str) -> bool {
+    line.contains(" has no effect") || line.ends_with("Instead: leave it out") || line.ends_with("Fix: leave it out")
+}
+
+fn comments<'l>(lines: impl Iterator<Item = &'l String>) -> String {
+    lines.map(|line| format!("# {}\n", one_line(line))).collect()
 }
 
 /// A line for each rule that a configuration breaks on `ranks` ranks.

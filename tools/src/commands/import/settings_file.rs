@@ -6,24 +6,41 @@ use toml::{Table, Value};
 use trainer::config::other_names::{Here, OtherName, Set, Settings, Trainer};
 
 use super::page::Imported;
-use super::python;
+use super::{python, recognise};
 
 /// The activation of nanoGPT is in its code, not in its configuration.
 const EXACT_GELU: &str =
     "GELU in its exact form (nn.GELU() in model.py): GELU here has the tanh form, that of GPT-2's weights";
 
-/// The options that follow from a file of a trainer's run on `ranks` ranks. `file` is its name.
+/// The ranks that divide the weights; -1 stands for all.
+const SHARD: &str = "parallelism.data_parallel_shard_degree";
+
+/// The options that follow from a file of a trainer's run on `ranks` ranks, and the number of ranks, if it is not given
+/// that of the file. `file` is the file's name.
 ///
 /// # Errors
 /// A text that is not of the file's form.
-pub(super) fn import(trainer: Trainer, text: &str, file: &str, ranks: usize) -> Result<Imported, UserError> {
+pub(super) fn import(
+    trainer: Trainer,
+    text: &str,
+    file: &str,
+    ranks: Option<usize>,
+) -> Result<(Imported, usize), UserError> {
     let (given, lines) = match trainer {
         Trainer::NanoGpt => python::assignments(text),
         Trainer::Torchtitan => (sections(text, file)?, Vec::new()),
         _ => (json(text, file)?, Vec::new()),
     };
-    let settings = Settings::new(trainer.names(), given, ranks);
+    recognise::check(trainer, &given, file)?;
+    let mut settings = Settings::new(trainer.names(), given, ranks.unwrap_or(1));
     let mut imported = Imported::default();
+    if (trainer, ranks) == (Trainer::Torchtitan, None) {
+        settings = settings.on_ranks_of_degrees();
+        if settings.number(SHARD).is_some_and(|degree| degree < 1.0) {
+            imported
+                .leave(format!("{SHARD} = -1: the number of ranks is not known. Instead: trainer import --ranks N"));
+        }
+    }
     lines.into_iter().for_each(|line| imported.leave(line));
     if trainer == Trainer::NanoGpt {
         imported.leave(EXACT_GELU);
@@ -51,7 +68,24 @@ pub(super) fn import(trainer: Trainer, text: &str, file: &str, ranks: usize) -> 
             None => imported.leave(format!("{name} = {value}: no setting of this name is known")),
         }
     }
-    Ok(imported)
+    tell_the_rest(trainer, &settings, &mut imported);
+    Ok((imported, settings.ranks))
+}
+
+/// Names each given setting that the page does not have by now.
+fn tell_the_rest(trainer: Trainer, settings: &Settings, imported: &mut Imported) {
+    for (name, value) in settings.given() {
+        let is_default = settings.default_of(name) == Some(value);
+        let becomes = trainer.find(name).is_some_and(|known| {
+            let is_read = matches!(known.here, Here::Same(_) | Here::Becomes(..));
+            is_read && settings.made(known, value).is_ok_and(|sets| !sets.is_empty())
+        });
+        if becomes || is_default || asks_for_nothing(value) || imported.mentions(name, value) {
+            continue;
+        }
+        let why = "it asks for what is so here, or other settings decide";
+        imported.leave(format!("{name} = {value} has no effect: {why}"));
+    }
 }
 
 /// Adds what follows from a setting. `default` says that its value is the trainer's default; it is empty if the file has the
@@ -95,7 +129,7 @@ fn asks_for_nothing(value: &Value) -> bool {
 }
 
 /// The settings of a TOML file by `section.name`.
-fn sections(text: &str, file: &str) -> Result<Table, UserError> {
+pub(super) fn sections(text: &str, file: &str) -> Result<Table, UserError> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         let what = format!("{file} is not TOML: {}", error.message());
         UserError::new(what, "a job of torchtitan is a TOML file", "correct it")
@@ -113,7 +147,7 @@ fn sections(text: &str, file: &str) -> Result<Table, UserError> {
 }
 
 /// The settings of a JSON object. Those that are null are left out.
-fn json(text: &str, file: &str) -> Result<Table, UserError> {
+pub(super) fn json(text: &str, file: &str) -> Result<Table, UserError> {
     let wrong = |problem: String| {
         let rule =
             "arguments of Hugging Face's trainer are a JSON object, as TrainingArguments.to_json_string() writes it";

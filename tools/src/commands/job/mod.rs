@@ -37,6 +37,7 @@ pub(super) fn file(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<JobF
         "hosts" => {
             let hosts = texts(matches, "hosts");
             mistakes.keep(hosts.iter().try_for_each(|host| check_letters("hosts", host, "-.")));
+            mistakes.keep(check_once(&hosts));
             let setup = mistakes.keep(slurm::setup_lines(matches));
             let (job, paths, notices) = job(matches, hosts.len(), mistakes)?;
             mistakes.keep(paths.check_there(&texts(matches, "only-on-nodes")));
@@ -78,6 +79,23 @@ fn check_plain(matches: &ArgMatches) -> Result<(), UserError> {
             "give the file or folder another name, or leave the character out",
         )),
     }
+}
+
+/// Fails on a host without a name, and on one that is named twice: Open MPI adds up the ranks of both, and so starts more on
+/// that machine than it has GPUs. The names of hosts have no case.
+fn check_once(hosts: &[String]) -> Result<(), UserError> {
+    let rule = "every machine of the job is named once";
+    for (place, host) in hosts.iter().enumerate() {
+        if host.is_empty() {
+            let what = format!("--hosts {} has a name without letters", hosts.join(","));
+            return Err(UserError::new(what, rule, "leave out the comma that is too much"));
+        }
+        if hosts[..place].iter().any(|earlier| earlier.eq_ignore_ascii_case(host)) {
+            let fix = "name it once. --ranks-per-node N sets the ranks of each machine";
+            return Err(UserError::new(format!("--hosts names {host} twice"), rule, fix));
+        }
+    }
+    Ok(())
 }
 
 /// The job, the paths of its run, and notices. The run is planned for all ranks here, so that a mistake is refused now and

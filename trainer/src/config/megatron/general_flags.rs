@@ -30,6 +30,8 @@ const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 const GRAPH_IMPL: &[(&str, &[(&str, &str)])] = &[
     ("none", &[("cuda_graph.enable", "false")]),
     ("local", &[("cuda_graph.enable", "true")]),
+    // Graphs of single layers, as here.
+    ("transformer_engine", &[("cuda_graph.enable", "true")]),
     ("full_iteration", &[("cuda_graph.enable", "true"), ("cuda_graph.scope", "full_iteration")]),
 ];
 
@@ -39,6 +41,12 @@ const GRAPH_GRANULARITY: &[(&str, &[(&str, &str)])] =
 /// The number of steps for so many samples; `None` if the steps have different numbers of samples.
 fn steps_of(samples: f64, run: &RunConfig) -> Option<f64> {
     run.train.rampup_batch_size.is_empty().then(|| samples / run.train.global_batch_size as f64)
+}
+
+/// The chunks of a stage for so many layers in each; `None` if layers are left over.
+fn chunks_of(layers: f64, run: &RunConfig) -> Option<f64> {
+    let chunks = run.model.layers as f64 / (run.parallel.pipeline as f64 * layers);
+    (chunks >= 1.0 && chunks.fract() == 0.0).then_some(chunks)
 }
 
 /// The flags, without dashes in front.
@@ -58,7 +66,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("non-persistent-ckpt-type", IgnoredIf(&["local", "in_memory"], "states in memory are in /dev/shm, as long as `trainer supervise` lives", "states between checkpoints are in the machine's shared memory", "give local, or --save-interval for checkpoints in the folder of --save")),
     ("non-persistent-global-ckpt-dir", Refused(&[], "states between checkpoints are in the machine's shared memory", "leave it out; --save-interval for checkpoints in the folder of --save")),
 
-    ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, full_iteration or none")),
+    ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, transformer_engine, full_iteration or none")),
 
     ("cuda-graph-granularity", SetsByValue(GRAPH_GRANULARITY, "a graph has one layer, or a chunk of layers", "--cuda-graph-granularity layer or chunk")),
     ("cuda-graph-dynamic-microbatches", Ignored(Nothing, "steps may have any number of microbatches: every number that the run has is planned before its first step")),
@@ -73,6 +81,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("lr-warmup-samples", Computes("optimizer.warmup_steps", "VALUE / train.global_batch_size", steps_of)),
     ("lr-warmup-fraction", Computes("optimizer.warmup_steps", "VALUE x train.steps", |share, run| run.train.epochs.is_none().then_some(share * run.train.steps as f64))),
     ("distributed-timeout-minutes", Computes("parallel.distributed_timeout_seconds", "60 x VALUE", |minutes, _| Some(60.0 * minutes))),
+    ("num-layers-per-virtual-pipeline-stage", Computes("parallel.virtual_pipeline", "model.layers / (parallel.pipeline x VALUE)", chunks_of)),
     ("profile-step-end", Computes("logging.trace_steps", "VALUE - logging.trace_after", |end, run| Some(end - run.logging.trace_after? as f64))),
 
     ("max-position-embeddings", Agrees(Value, "model.seq_length", "")),
@@ -195,7 +204,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("window-attn-skip-freq", Refused(&[], "the blocks with a window are given as a list that repeats", "--window-pattern [1,1,0] for two with, one without")),
     ("use-rope-scaling", Refused(&[], "the scaling is given as numbers", "--rope-scaling [8,1,4,8192]")),
     ("ddp-bucket-size", Refused(&[], "buckets are counted in MiB of gradients, not in parameters", "--bucket-mib 153 for 40 million parameters in f32")),
-    ("num-layers-per-virtual-pipeline-stage", Refused(&[], "the option counts chunks of a stage, not layers of a chunk", "--virtual-pipeline-model-parallel-size")),
     ("use-torch-fsdp2", Refused(&[], GRID, "--use-distributed-optimizer")),
     ("finetune", Refused(&[], WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
     ("no-load-optim", Refused(&[], WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),

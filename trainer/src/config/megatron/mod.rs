@@ -113,7 +113,7 @@ mod tests {
             ("non-persistent-ckpt-type", "global", false),
             ("fp16", "", false),
             ("cuda-graph-impl", "local", true),
-            ("cuda-graph-impl", "transformer_engine", false),
+            ("cuda-graph-impl", "transformer_engine", true),
         ] {
             assert_eq!(unsupported(flag, Some(value)).is_none(), taken, "--{flag} {value}");
         }

@@ -39,13 +39,16 @@ const OTHER: &[(&str, &str, &str)] = &[
     ("cuda_graph.scope", "moe_preprocess", "set cuda_graph.modules = [\"moe_router\", \"moe_preprocess\"]"),
     ("cuda_graph.scope", "mamba", TRANSFORMER),
     ("model.router_score", "sqrtsoftplus", "set model.router_score = \"softmax\" or \"sigmoid\""),
+    ("model.preset", "gpt2", "set model.preset = \"gpt2-124m\""),
+    ("model.preset", "gpt2-small", "set model.preset = \"gpt2-124m\""),
+    ("model.preset", "gpt2-medium", "set model.preset = \"gpt2-350m\""),
     ("optimizer.schedule", "WSD", "set optimizer.schedule = \"wsd\", whose decay is linear"),
 ];
 
 /// Our word for a value of the option.
 pub fn ours<'w>(key: &str, word: &'w str) -> Cow<'w, str> {
     if key == "data.split"
-        && let Some((share, 0.0)) = split(word)
+        && let Some((share, _)) = split(word)
     {
         return share.to_string().into();
     }
@@ -53,10 +56,13 @@ pub fn ours<'w>(key: &str, word: &'w str) -> Cow<'w, str> {
 }
 
 /// What the user is told of a word that is taken, if it may mean something else elsewhere.
-pub fn notice(key: &str, word: &str) -> Option<&'static str> {
-    let is_adam = (key, word) == ("optimizer.kind", "adam");
-    is_adam
-        .then_some("optimizer.kind = \"adam\" is adamw, as in Megatron: weight decay does not pass through the moments")
+pub fn notice(key: &str, word: &str) -> Option<String> {
+    if (key, word) == ("optimizer.kind", "adam") {
+        let adam = "optimizer.kind = \"adam\" is adamw, as in Megatron: weight decay does not pass through the moments";
+        return Some(adam.into());
+    }
+    let (share, _) = split(word).filter(|&(_, of_test)| key == "data.split" && of_test > 0.0)?;
+    Some(format!("--split {word} is data.split = {share}: the rest, with Megatron's test data, is for validation"))
 }
 
 /// Another option that this value sets too, and its value.
@@ -118,13 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn a_split_is_its_first_share_and_is_taken_without_test_data() {
+    fn a_split_is_its_first_share_and_test_data_are_told() {
         for (text, taken) in
-            [("99,1,0", "0.99"), ("99, 1", "0.99"), ("100,0,0", "1"), ("949,50,1", "949,50,1"), ("0.9", "0.9")]
+            [("99,1,0", "0.99"), ("99, 1", "0.99"), ("100,0,0", "1"), ("949,50,1", "0.949"), ("0.9", "0.9")]
         {
             assert_eq!(ours("data.split", text), taken);
         }
         assert!(fix("data.split", "949,50,1").unwrap().starts_with("set data.split = 0.949:"));
+        assert!(notice("data.split", "949,50,1").unwrap().contains("is data.split = 0.949:"));
+        assert_eq!(notice("data.split", "99,1,0"), None);
         for none in ["most", "0.9", "0,0", "-1,2", "0,1,0", "1,2,3,4", "nan,1"] {
             assert_eq!(fix("data.split", none), None, "{none}");
             assert_eq!(ours("data.split", none), none);

@@ -1,6 +1,7 @@
 //! The settings of Hugging Face's `TrainingArguments` with its defaults, and of TRL's `SFTConfig`, `ModelConfig` and
 //! `ScriptArguments`, with PEFT's LoRA (huggingface.co/docs/transformers, `main_classes/trainer`; huggingface.co/docs/trl).
 
+use common::escape::toml_strings;
 use toml::Value;
 
 use super::settings::Here::{Becomes, Same, With, Without};
@@ -254,6 +255,7 @@ fn given_steps(settings: &Settings) -> Option<f64> {
 fn epochs(value: &Value, settings: &Settings) -> Made {
     match given_steps(settings) {
         Some(_) => none(),
+        None if settings.text("train_file").is_some() => one("train.epochs", text(value)),
         // Without data a configuration with epochs has no plan.
         None => {
             Err(format!("an epoch is a pass over the data, which are not named here; add --epochs {}", text(value)))
@@ -306,7 +308,9 @@ fn warmup_share(value: &Value, settings: &Settings) -> Made {
 }
 
 fn share_of_steps(share: f64, settings: &Settings) -> Made {
-    let steps = given_steps(settings).ok_or("the number of steps is not known")?;
+    let steps = given_steps(settings).ok_or(format!(
+        "the number of steps is not known: set optimizer.warmup_steps to {share} x the steps, or max_steps in the file"
+    ))?;
     let how = format!("{share} x {steps} steps");
     Ok(vec![set_as("optimizer.warmup_steps", shown((share * steps).ceil()), how)])
 }
@@ -476,11 +480,11 @@ fn targets(value: &Value, settings: &Settings) -> Made {
     if !has_adapters(settings) {
         return none();
     }
-    let words = match value {
+    let words: Vec<String> = match value {
         Value::Array(items) => items.iter().map(text).collect(),
         value => vec![text(value)],
     };
-    one("model.lora_target_modules", format!("{words:?}"))
+    one("model.lora_target_modules", toml_strings(words))
 }
 
 fn graphs(value: &Value, _: &Settings) -> Made {

@@ -154,7 +154,11 @@ fn device(value: &Value, _: &Settings) -> Made {
     }
 }
 
-fn format(value: &Value, _: &Settings) -> Made {
+fn format(value: &Value, settings: &Settings) -> Made {
+    if settings.text("device") == Some("cpu") {
+        let how = format!("train.py computes in f32 on a CPU, whatever dtype is: {}", text(value));
+        return Ok(vec![set_as("precision.compute", "f32", how)]);
+    }
     match text(value).as_str() {
         "bfloat16" => one("precision.compute", "bf16"),
         "float32" => Ok(vec![set_as("precision.compute", "tf32", "train.py allows TF32 in products of f32")]),

@@ -82,6 +82,17 @@ impl Settings {
         Settings { given, defaults: defaults.collect(), ranks }
     }
 
+    /// The same settings of a run of torchtitan on as many ranks as its degrees say.
+    #[must_use]
+    pub fn on_ranks_of_degrees(self) -> Settings {
+        Settings { ranks: super::torchtitan::ranks(&self), ..self }
+    }
+
+    /// The default of a setting.
+    pub fn default_of(&self, name: &str) -> Option<&Value> {
+        self.defaults.get(name)
+    }
+
     /// The settings that the file gives, in its order.
     pub fn given(&self) -> &Table {
         &self.given

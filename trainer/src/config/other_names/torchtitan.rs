@@ -232,6 +232,13 @@ fn dataset(value: &Value, _: &Settings) -> Made {
     Err(format!("{} is loaded by torchtitan's own code; data here are files or folders", text(value)))
 }
 
+/// The ranks of a job, as far as its degrees say it.
+pub(super) fn ranks(settings: &Settings) -> usize {
+    let degrees = ["data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "pipeline_parallel"];
+    let number = |name: &str| settings.number(&format!("parallelism.{name}_degree")).unwrap_or(1.0).max(1.0);
+    degrees.into_iter().map(number).product::<f64>().min(f64::from(1 << 17)) as usize
+}
+
 /// The ranks that divide the batch.
 fn data_ranks(settings: &Settings) -> f64 {
     let degree = |name: &str| settings.number(name).unwrap_or(1.0).max(1.0);
@@ -274,8 +281,11 @@ fn graphs(value: &Value, _: &Settings) -> Made {
     Ok(vec![set_as("cuda_graph.enable", is_true(value).to_string(), how)])
 }
 
-fn replicate(_: &Value, _: &Settings) -> Made {
-    none()
+fn replicate(value: &Value, settings: &Settings) -> Made {
+    match number(value) {
+        Some(1.0) => none(),
+        _ => Err(format!("all {} ranks that share no layers divide the batch", data_ranks(settings))),
+    }
 }
 
 fn shard(value: &Value, settings: &Settings) -> Made {
@@ -283,7 +293,8 @@ fn shard(value: &Value, settings: &Settings) -> Made {
     if !divides {
         return none();
     }
-    Ok(vec![set_as("parallel.distributed_optimizer", "true", WEIGHTS)])
+    let how = format!("data_parallel_shard_degree {}: {WEIGHTS}", text(value));
+    Ok(vec![set_as("parallel.distributed_optimizer", "true", how)])
 }
 
 fn only_one(value: &Value, _: &Settings) -> Made {
