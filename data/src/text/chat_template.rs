@@ -247,7 +247,7 @@ fn special_tokens(config: &serde_json::Value) -> BTreeMap<String, String> {
 }
 
 /// `tokenizer_config.json` of a folder; null if it has none.
-fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
+pub(crate) fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
     let path = CopiedFile::TokenizerConfig.at(folder);
     let wrong = |problem: String| {
         let what = format!("{} {problem}", path.display());

@@ -1,6 +1,7 @@
 //! Text to tokens and back.
 
 pub(crate) mod answers;
+pub(crate) mod begin;
 pub(crate) mod bpe_training;
 pub(crate) mod built_in_templates;
 pub(crate) mod chat_form;

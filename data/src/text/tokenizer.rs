@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::files::read_file;
-use common::{UserError, caught};
+use common::{Choice, UserError, caught};
 use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, PostProcessorWrapper, Token, TokenizerImpl};
 
+use crate::text::begin::begun_as_configured;
 use crate::text::copied_file::CopiedFile;
 use crate::text::normalizer::BoundedNormalizer;
 use crate::text::other_tokenizers::refuse_other;
@@ -48,7 +49,7 @@ pub struct HuggingFace {
     tokenizer: Parts,
     /// The file that it was read from.
     json: Arc<[u8]>,
-    /// The tokens that begin a document: its post-processor puts them before a text. Empty for many.
+    /// The tokens that begin a document: its post-processor or its folder's settings put them before a text. Empty for many.
     begin: Vec<u32>,
     /// The token that ends a document.
     end: u32,
@@ -138,7 +139,11 @@ impl Tokenizer {
         let shown = path.display().to_string();
         let json = read_file(&path, LARGEST)
             .map_err(|error| no_tokenizer(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
-        Tokenizer::from_json(json.into(), &shown, end)
+        let tokenizer = Tokenizer::from_json(json.into(), &shown, end)?;
+        match path.parent().filter(|_| path.file_name() == Some(CopiedFile::Tokenizer.word().as_ref())) {
+            Some(folder) => begun_as_configured(tokenizer, folder),
+            None => Ok(tokenizer),
+        }
     }
 
     /// Whether a folder has a tokenizer that [`Tokenizer::open`] reads.
@@ -172,12 +177,24 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, begin, end, end_of_text, vocab })))
     }
 
-    /// The same tokenizer for documents that no token begins.
-    pub(crate) fn without_begin(mut self) -> Tokenizer {
-        if let Tokenizer::HuggingFace(read) = &mut self {
-            read.begin.clear();
+    /// The same tokenizer for documents that this text begins, or none. A text of several tokens is that of its own file.
+    pub(crate) fn beginning_with(mut self, text: Option<&str>) -> Tokenizer {
+        if let (true, Tokenizer::HuggingFace(read)) = (self.begin_as_text().as_deref() != text, &mut self) {
+            let token = text.map(|text| read.tokenizer.token_to_id(text));
+            match token {
+                None => read.begin.clear(),
+                Some(token) => read.begin = token.map_or(std::mem::take(&mut read.begin), |token| vec![token]),
+            }
         }
         self
+    }
+
+    /// Whether documents begin as its `tokenizer.json` alone says.
+    pub fn begins_as_its_file(&self) -> bool {
+        match self {
+            Tokenizer::Bytes => true,
+            Tokenizer::HuggingFace(read) => begin(&read.tokenizer) == read.begin,
+        }
     }
 
     /// The `tokenizer.json` that it was read from, and the token that ends a document as text. `None` for bytes.
@@ -287,6 +304,11 @@ impl Tokenizer {
         let Tokenizer::HuggingFace(read) = self else { return None };
         let token = read.tokenizer.token_to_id(text)?;
         read.tokenizer.get_added_tokens_decoder().contains_key(&token).then_some(token)
+    }
+
+    /// Whether a text is the text of a token.
+    pub(crate) fn has_token(&self, text: &str) -> bool {
+        matches!(self, Tokenizer::HuggingFace(read) if read.tokenizer.token_to_id(text).is_some())
     }
 
     /// Size of the vocabulary: all ids are below it.

@@ -128,7 +128,7 @@ impl TokenizerCopy {
             TokenizerCopy::HuggingFace { json, begin_of_text, end_of_text } => {
                 let end = end.unwrap_or(end_of_text);
                 let tokenizer = Tokenizer::from_json(json.clone(), "its tokenizer.json", Some(end))?;
-                Ok(if begin_of_text.is_some() { tokenizer } else { tokenizer.without_begin() })
+                Ok(tokenizer.beginning_with(begin_of_text.as_deref()))
             }
         }
     }

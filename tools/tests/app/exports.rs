@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::data_files::LICENSES;
 use crate::harness::{Folder, expect, printed};
 use crate::hf::python;
 
@@ -78,6 +79,45 @@ fn data_of_another_tokenizer_than_the_models_are_told_of_when_training_begins_an
         std::fs::read(folder.path("qwen3/tokenizer.json")).unwrap(),
         std::fs::read(folder.path("trained/tokenizer.json")).unwrap()
     );
+}
+
+#[test]
+fn transformers_generates_from_the_tokens_that_an_exports_own_tokenizer_makes_for_every_family() {
+    let folder = Folder::new("exports-generate");
+    std::fs::copy(format!("{LICENSES}/GPL-3"), folder.path("text.txt")).unwrap();
+    let made = trainer(&folder.0, "tokenizer train --input text.txt --vocab-size 300 --output tokenizer.json");
+    expect(&made, 0, &["300 tokens"]);
+    for (preset, more) in [
+        ("tiny", ""),
+        ("tiny-llama", ""),
+        ("mistral-7b", "--kv-heads 2"),
+        ("mixtral-8x7b", "--kv-heads 2 --experts 4"),
+        ("qwen2.5-0.5b", "--kv-heads 2"),
+        ("qwen3-0.6b", "--kv-heads 2 --head-dim 16"),
+        ("qwen3-30b-a3b", "--kv-heads 2 --head-dim 16 --experts 8 --expert-ffn 32"),
+        ("olmo2-7b", "--kv-heads 4"),
+        ("olmoe-1b-7b", "--kv-heads 4 --experts 8"),
+        ("gemma2-2b", "--kv-heads 2 --head-dim 16"),
+        ("gemma3-1b", "--kv-heads 2 --head-dim 16"),
+    ] {
+        let trained = trainer(
+            &folder.0,
+            &format!(
+                "--preset {preset} --layers 2 --hidden 64 --heads 4 --ffn 96 --seq-length 64 --init-std 0.1 {more} --data-path \
+                 text.txt --tokenizer tokenizer.json --split 1 --eval-interval 0 --steps 1 --lr-warmup-steps 0 \
+                 --global-batch-size 1 --micro-batch-size 1 --device host --threads 1 --save {preset}-saved --log-dir log"
+            ),
+        );
+        expect(&trained, 0, &["done: loss"]);
+        let exported = trainer(&folder.0, &format!("convert --to hf {preset}-saved {preset}-exported"));
+        expect(&exported, 0, &["parameters"]);
+        let sample =
+            format!("sample --checkpoint {preset}-saved --tokens 8 --temperature 0 --device host --prompt copyright");
+        let written = trainer(&folder.0, &sample);
+        expect(&written, 0, &[]);
+        std::fs::write(folder.path(&format!("{preset}-exported/sample.txt")), &written.stdout).unwrap();
+    }
+    python("exports.py", "generate", &folder.0);
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod earlier_format;
 mod eval;
 mod everywhere;
 mod experts;
+mod export_configs;
 mod exports;
 mod faults;
 mod fine_tuning;

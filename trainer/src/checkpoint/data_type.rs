@@ -58,6 +58,27 @@ impl DataType {
         }
     }
 
+    /// The largest value.
+    pub(crate) fn largest(self) -> f32 {
+        match self {
+            DataType::F32 => f32::MAX,
+            DataType::F16 => f16::MAX.to_f32(),
+            DataType::Bf16 => bf16::MAX.to_f32(),
+        }
+    }
+
+    /// A finite value that becomes infinity in this type, if there is one.
+    pub(crate) fn too_large(self, values: &[f32]) -> Option<f32> {
+        let becomes_infinite = |x: f32| match self {
+            DataType::F32 => false,
+            DataType::F16 => f16::from_f32(x).is_infinite(),
+            DataType::Bf16 => bf16::from_f32(x).is_infinite(),
+        };
+        let largest = self.largest();
+        // Values a little above round to the largest.
+        values.par_iter().copied().find_first(|&x| x.abs() > largest && x.is_finite() && becomes_infinite(x))
+    }
+
     pub(crate) fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             DataType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),

@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::llama_files::Absent;
+use super::rope::{FULL_LAYERS as FULL, WINDOW_LAYERS as SLIDING};
 use super::training::large;
 use super::{gemma_files, rope};
 
@@ -124,10 +125,6 @@ struct Gemma3Files;
 const ABSENT: Absent =
     Absent { kv_heads: Some(4), head_dim: Some(256), context: 131_072, norm_eps: 1e-6, rope_base: 1e6 };
 
-/// The keys of `rope_parameters` for the two kinds of layers.
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
-
 impl HuggingFace for Gemma3Files {
     fn model_type(&self) -> &'static str {
         "gemma3_text"
@@ -192,14 +189,10 @@ fn window_base(config: &ConfigJson<'_>, parameters: &Json) -> Result<f64, UserEr
         kind if kind == "default" => {}
         _ => return refuse("the rope_type of its sliding_attention is \"default\""),
     }
-    match (&parameters["rope_theta"], &parameters["partial_rotary_factor"]) {
-        (_, part) if !part.is_null() && *part != 1.0 => {
-            refuse("the partial_rotary_factor of its sliding_attention is 1")
-        }
-        (Json::Null, _) => config.number_or("rope_local_base_freq", 10_000.0),
-        (base, _) => match base.as_f64() {
-            Some(base) => Ok(base),
-            None => refuse("the rope_theta of its sliding_attention is a number"),
-        },
+    let part = &parameters["partial_rotary_factor"];
+    if !part.is_null() && *part != 1.0 {
+        return refuse("the partial_rotary_factor of its sliding_attention is 1");
     }
+    let of_file = (parameters, "the rope_theta of its sliding_attention is a number");
+    rope::base(config, ("rope_local_base_freq", 10_000.0), of_file)
 }

@@ -81,6 +81,7 @@ impl HuggingFace for Gpt2Files {
             (shape.position == Position::Learned, "a model.position other than \"learned\""),
             (shape.bias, "model.bias = false"),
             (shape.kv_heads == shape.heads, "model.kv_heads below model.heads"),
+            (shape.heads * shape.head_dim() == shape.hidden, "a model.head_dim other than hidden / heads"),
         ];
         all.push(without_experts(shape));
         all.extend(without_gemmas_choices(shape));

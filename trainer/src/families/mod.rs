@@ -8,6 +8,7 @@
 //! 4. If its blocks have a new kind of part, add that to the engine first: see `engine::model`.
 //! 5. Add a small model to `tools/tests/hf/models.py`, so that its logits are compared with those of `transformers`.
 
+mod changes;
 mod config_json;
 mod expert_files;
 mod family;
@@ -37,6 +38,7 @@ use serde_json::Value as Json;
 use expert_files::NO_EXPERTS;
 use llama_files::EXPERTS;
 
+pub use changes::change;
 pub use config_json::{ConfigJson, MOST_LAYERS};
 pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;

@@ -12,7 +12,7 @@ use super::adapters::{self, ADAPTER_FILE};
 use super::export::Export;
 use super::names::{Entry, Naming, entries};
 use super::pretrained::Pretrained;
-use super::read::WeightFolder;
+use super::read::{WeightFolder, tell_of_unread};
 use super::source::SourceFiles;
 use super::write::{not_written, write};
 use crate::checkpoint::DataType;
@@ -61,6 +61,7 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         }
         Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
+    tell_of_unread(source);
     let weights = WeightFolder::open(source, pretrained.naming)?;
     weights.all_used(&entries(&shape, pretrained.naming))?;
     let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
@@ -71,29 +72,26 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         let to = adapters::write_peft(target, &weights, (&shape, lora), family, dtype, base.as_deref())?;
         return Ok(summary(target, &to));
     }
+    let (tokenizer, learned_answers) = (tokenizer(&pretrained)?, trained(source).is_some_and(|run| run.data.sft));
+    let template = tokenizer.as_ref().and_then(|tokenizer| template(source, tokenizer));
+    let (tokenizer, template) = (tokenizer.as_ref(), template.as_ref());
+    let export = match naming {
+        Naming::Ours => None,
+        Naming::Family(family) => {
+            let (shape, source, model) = (&shape, &files, model.as_ref());
+            let export = Export { target, shape, family, dtype, source, model, tokenizer, template, learned_answers };
+            Some((export.config()?, export))
+        }
+    };
     let base = GptShape { lora: None, ..shape.clone() };
     let (from, to) = (entries(&base, pretrained.naming), entries(&base, naming));
     create()?;
     write((target, "model"), &to, dtype, SHARD_BYTES, &|index, rows| {
         adapters::merged(&from[index], rows, &weights, &shape)
     })?;
-    let tokenizer = tokenizer(&pretrained)?;
-    let template = tokenizer.as_ref().and_then(|tokenizer| {
-        let found = ChatTemplate::of_folder(source, tokenizer);
-        found.unwrap_or_else(|error| {
-            warn(&format!("notice: the chat template is left out: {error}"));
-            None
-        })
-    });
-    let (tokenizer, template) = (tokenizer.as_ref(), template.as_ref());
-    match naming {
-        Naming::Ours => write_ours(target, &pretrained, &files, tokenizer, template)?,
-        Naming::Family(family) => {
-            let learned_answers = trained(source).is_some_and(|run| run.data.sft);
-            let model = model.as_ref();
-            let (shape, source) = (&shape, &files);
-            Export { target, shape, family, dtype, source, model, tokenizer, template, learned_answers }.write()?;
-        }
+    match export {
+        None => write_ours(target, &pretrained, &files, tokenizer, template)?,
+        Some((config, export)) => export.write(config)?,
     }
     Ok(summary(target, &to))
 }
@@ -180,6 +178,14 @@ fn tokenizer(pretrained: &Pretrained) -> Result<Option<Tokenizer>, UserError> {
         // One without any of the usual ends is left to the user.
         None => Ok(folder.to_str().and_then(|folder| Tokenizer::open(folder, None).ok())),
     }
+}
+
+/// The chat template in a folder. A notice says why one is left out.
+fn template(folder: &Path, tokenizer: &Tokenizer) -> Option<ChatTemplate> {
+    ChatTemplate::of_folder(folder, tokenizer).unwrap_or_else(|error| {
+        warn(&format!("notice: the chat template is left out: {error}"));
+        None
+    })
 }
 
 fn unwritable(folder: &Path, error: &std::io::Error) -> UserError {

@@ -3,17 +3,20 @@
 
 use std::path::Path;
 
-use common::Choice;
 use common::terminal::warn;
+use common::{Choice, UserError};
 use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
 use engine::model::{GptShape, Position};
 use serde_json::{Map, Value as Json, json};
 
+use super::names::{Naming, entries};
 use super::source::{SourceFiles, SourceModel, WhoseTokenizer};
 use super::write::not_written;
 use crate::checkpoint::{DataType, SourceFile};
+use crate::config::ConfigSources;
+use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::error::RunError;
-use crate::families::HuggingFace;
+use crate::families::{self, HuggingFace};
 
 /// The keys of the tokens that begin, end and fill a text.
 const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
@@ -36,11 +39,12 @@ pub(super) struct Export<'e> {
 }
 
 impl Export<'_> {
-    /// Writes the files, and prints a notice of each that is not as the model had it that training began with.
+    /// Writes the files, with that `config.json`, and prints a notice of each that is not as the model had it that training
+    /// began with.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub(super) fn write(&self) -> Result<(), RunError> {
+    pub(super) fn write(&self, config: Json) -> Result<(), RunError> {
         let copy = self.tokenizer.map(TokenizerCopy::of);
         let (whose, differs) = (self.source.tokenizer_beside(copy.as_ref()), self.source.differs_from(copy.as_ref()));
         if differs {
@@ -48,7 +52,7 @@ impl Export<'_> {
                 "the tokenizer is that of the training data. It differs from that of the model that training began with",
             );
         }
-        self.write_configs(differs)?;
+        self.write_configs(config, differs)?;
         if CopiedFile::Tokenizer.at(self.target).exists() {
             notice(&format!("{} has a tokenizer.json, which stays", self.target.display()));
             return Ok(());
@@ -86,10 +90,9 @@ impl Export<'_> {
     }
 
     /// `config.json` and `generation_config.json`. `differs`: their tokens are of another tokenizer than that of the data.
-    fn write_configs(&self, differs: bool) -> Result<(), RunError> {
+    fn write_configs(&self, mut config: Json, differs: bool) -> Result<(), RunError> {
         let generation = self.source.json(SourceFile::Generation).ok().flatten();
         let has_generation = generation.is_some();
-        let mut config = self.config();
         let mut generation = generation.unwrap_or_else(|| json!({}));
         if self.model.is_none() || differs {
             let end = self.tokenizer.map(Tokenizer::end_of_text).filter(|&end| (end as usize) < self.shape.vocab);
@@ -103,6 +106,11 @@ impl Export<'_> {
             }
         }
         let mut ends = tokens(generation.get("eos_token_id").or_else(|| config.get("eos_token_id")));
+        if self.learned_answers && self.template.is_some() && self.end_of_answer().is_none() {
+            notice(
+                "generate does not stop at the end of an answer: the template ends it with no token of the tokenizer",
+            );
+        }
         let added = self.end_of_answer().filter(|(end, _)| !ends.contains(end));
         if let Some((end, text)) = &added {
             ends.push(*end);
@@ -116,38 +124,87 @@ impl Export<'_> {
     }
 
     /// The `config.json`, as `transformers` reads it: that of the model that training began with, but for keys that training
-    /// changed.
-    fn config(&self) -> Json {
-        let (mut ours, dtype) = (keys(self.family, self.shape), json!(self.dtype.torch_name()));
+    /// changed. It describes the model.
+    ///
+    /// # Errors
+    /// A `config.json` that would be read as another model.
+    pub(super) fn config(&self) -> Result<Json, UserError> {
+        let dtype = ("torch_dtype".to_string(), json!(self.dtype.torch_name()));
         let kind = |family: &dyn HuggingFace| family.model_type();
-        let Some(model) = self.model.filter(|model| kind(model.family) == kind(self.family)) else {
-            ours.extend([("torch_dtype".into(), dtype), ("use_cache".into(), json!(true))]);
-            if let Some(model) = self.model {
-                let (now, before) = (kind(self.family), kind(model.family));
-                notice(&format!(
-                    "config.json is new: the model is of type {now}, the one that training began with {before}"
-                ));
-                let ids = TOKENS.iter().filter_map(|key| Some((key.to_string(), model.config.get(*key)?.clone())));
-                ours.extend(ids);
-            }
-            return ours.into();
+        let config = match self.model {
+            Some(model) if kind(model.family) == kind(self.family) => self.changed(model, dtype)?,
+            _ => self.new_config(dtype).into(),
         };
-        let mut config = model.config.clone();
-        let theirs = keys(self.family, &with_training_of(self.shape, &model.shape));
-        for (key, value) in &ours {
-            if theirs.get(key) != Some(value) || key == "architectures" {
-                config[key] = value.clone();
-            }
+        let read = self.read(&config)?;
+        let differing: Vec<String> = self
+            .differing(&read)
+            .iter()
+            .map(|(key, value)| format!("{key} = {value}"))
+            .chain(self.tensor(&read))
+            .collect();
+        if differing.is_empty() { Ok(config) } else { Err(reads_otherwise(self.target, &differing)) }
+    }
+
+    /// A `config.json` that has nothing but the tokens of another.
+    fn new_config(&self, dtype: (String, Json)) -> Map<String, Json> {
+        let mut config = keys(self.family, self.shape);
+        config.extend([dtype, ("use_cache".into(), json!(true))]);
+        if let Some(model) = self.model {
+            let (now, before) = (self.family.model_type(), model.family.model_type());
+            notice(&format!(
+                "config.json is new: the model is of type {now}, the one that training began with {before}"
+            ));
+            config.extend(TOKENS.iter().filter_map(|key| Some((key.to_string(), model.config.get(*key)?.clone()))));
         }
+        config
+    }
+
+    /// The `config.json` of the model that training began with, and in it what training changed.
+    fn changed(&self, model: &SourceModel, dtype: (String, Json)) -> Result<Json, UserError> {
+        let mut config = model.config.clone();
         // A shorter context of training leaves the meaning of positions as it is.
         let context = config.get("max_position_embeddings").and_then(Json::as_u64);
         if context.is_some_and(|context| context < self.shape.seq as u64) {
             config["max_position_embeddings"] = json!(self.shape.seq);
         }
-        // Newer versions of transformers write `dtype`.
-        let name = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-        config[name] = dtype;
-        config
+        // With the new context in it: a reader may derive an absent key from that, such as YaRN's original context.
+        let mut changed = self.differing(&self.read(&config)?);
+        changed.insert("architectures".into(), keys(self.family, self.shape)["architectures"].clone());
+        changed.extend([dtype]);
+        if let Json::Object(config) = &mut config {
+            families::change(config, changed);
+        }
+        Ok(config)
+    }
+
+    /// The model that a `config.json` describes.
+    ///
+    /// # Errors
+    /// It describes none.
+    fn read(&self, config: &Json) -> Result<GptShape, UserError> {
+        let origin = self.target.join("config.json").display().to_string();
+        let (_, options) = families::from_config_json(config, &origin)?;
+        let mut sources = ConfigSources::default();
+        sources.start_from(&options);
+        match model_plan(&sources.resolve())? {
+            ModelPlan::Gpt(read) => Ok(with_training_of(self.shape, &read)),
+            ModelPlan::Mlp(_) => unreachable!("families of Hugging Face are transformers"),
+        }
+    }
+
+    /// The keys that differ between the model and one that was read, with the values of the model.
+    fn differing(&self, read: &GptShape) -> Map<String, Json> {
+        let (mut ours, read) = (keys(self.family, self.shape), keys(self.family, read));
+        ours.retain(|key, value| read.get(key) != Some(value));
+        ours
+    }
+
+    /// The first tensor of the model that one that was read does not have as it is.
+    fn tensor(&self, read: &GptShape) -> Option<String> {
+        let of = |shape: &GptShape| entries(&GptShape { lora: None, ..shape.clone() }, Naming::Ours);
+        let (ours, read) = (of(self.shape), of(read));
+        let differing = ours.iter().find(|tensor| !read.contains(tensor));
+        differing.map(|tensor| format!("{} of shape {:?}", tensor.name, tensor.shape))
     }
 
     /// The token that ends an answer, if the model was trained on answers and one token ends them.
@@ -188,9 +245,16 @@ impl Export<'_> {
             self.put(CopiedFile::ChatTemplate.word(), template.source().as_bytes())?;
         }
         let Some(tokenizer @ Tokenizer::HuggingFace(_)) = self.tokenizer else { return Ok(()) };
+        if !tokenizer.begins_as_its_file() {
+            notice(
+                "the tokenizer of the export begins a text otherwise than training did: tokenizer.json says it otherwise",
+            );
+        }
         let mut config = json!({
             "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_of_text_as_text(),
             "model_max_length": self.shape.seq, "clean_up_tokenization_spaces": false,
+            // Without it the class makes token_type_ids too. GPT-2 adds them to its embeddings, others refuse them.
+            "model_input_names": ["input_ids", "attention_mask"],
         });
         for (name, token) in self.template.into_iter().flat_map(ChatTemplate::special_tokens) {
             config[name] = json!(token);
@@ -201,6 +265,20 @@ impl Export<'_> {
 
 fn notice(text: &str) {
     warn(&format!("notice: {text}"));
+}
+
+/// The error of an export whose `config.json` would not be that of the model. `differing`: what the model has and the reader
+/// would not.
+fn reads_otherwise(target: &Path, differing: &[String]) -> UserError {
+    UserError::new(
+        format!(
+            "a config.json in {} would not be read as the model: it has {}",
+            target.display(),
+            differing.join(", ")
+        ),
+        "an export is read as the model that was trained",
+        "train with values that a config.json can hold",
+    )
 }
 
 /// The keys of `config.json` that a shape decides.

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use toml::Value;
 
 use super::names::{Entry, Naming, entries};
-use super::read::WeightFolder;
+use super::read::{WeightFolder, tell_of_unread};
 use super::source::SourceFiles;
 use crate::checkpoint::{MANIFEST, named, newest_in, several_at_once};
 use crate::config::{ConfigSources, RunConfig};
@@ -84,6 +84,11 @@ impl Pretrained {
     /// A file that cannot be read or is damaged.
     pub fn source_files(&self) -> Result<SourceFiles, UserError> {
         SourceFiles::read(&self.folder, self.naming)
+    }
+
+    /// Prints a notice of weights in the folder that are not read, as others are there.
+    pub fn tell_of_unread(&self) {
+        tell_of_unread(&self.folder);
     }
 
     /// Whether the folder has adapters besides the model.

@@ -9,13 +9,24 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::files::{is_plain_name, open_file, read_file};
+use common::terminal::warn;
 use serde::Deserialize;
 
 use super::names::{self, Naming};
 use crate::checkpoint::{DataType, FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
 
+/// The file of all weights, or of none, and the list of several. If both are there, `transformers` reads the first.
+const FILE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
 /// The largest index that is read, in bytes.
 const LARGEST_INDEX: u64 = 64 << 20;
+
+/// The head, by its name with us and at Hugging Face.
+const HEAD: &str = "lm_head.weight";
+
+/// Rows of two tensors that are compared at once.
+const ROWS_AT_ONCE: usize = 4096;
 
 /// A block of a tensor, and its place in a file.
 struct Located {
@@ -60,15 +71,42 @@ fn unfit(folder: &Path, problem: impl std::fmt::Display) -> UserError {
     )
 }
 
+/// The files that an index lists.
+fn indexed(index: &Path) -> Result<Vec<String>, UserError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text = read_file(index, LARGEST_INDEX);
+    let text = text.map_err(|error| broken(index, format!("cannot be read: {error}")))?;
+    let parsed: Index =
+        serde_json::from_slice(&text).map_err(|error| broken(index, format!("is not an index: {error}")))?;
+    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    match names.iter().find(|name| !is_plain_name(name)) {
+        Some(name) => Err(broken(index, format!("names a file `{name}`, which is no name of a file in its folder"))),
+        None => Ok(names.into_iter().collect()),
+    }
+}
+
+/// Prints a notice of weights in a folder that are not read, as others are there.
+pub(super) fn tell_of_unread(folder: &Path) {
+    let index = folder.join(INDEX);
+    let lists_others = || indexed(&index).map_or(true, |names| names != [FILE]);
+    if folder.join(FILE).exists() && index.exists() && lists_others() {
+        let folder = folder.display();
+        warn(&format!("notice: {FILE} of {folder} is read, as transformers does, and not the files of its {INDEX}"));
+    }
+}
+
 impl WeightFolder {
     /// Reads the headers of a folder's files.
     ///
     /// # Errors
     /// A folder without weights, or with damaged files.
     pub fn open(folder: &Path, naming: Naming) -> Result<WeightFolder, UserError> {
-        let index = folder.join("model.safetensors.index.json");
+        let (file, index) = (folder.join(FILE), folder.join(INDEX));
         let mut weights = WeightFolder { folder: folder.into(), naming, files: Vec::new(), tensors: BTreeMap::new() };
-        if folder.join(MANIFEST).exists() && !folder.join("model.safetensors").exists() {
+        if folder.join(MANIFEST).exists() && !file.exists() {
             let manifest =
                 Manifest::read(folder).map_err(|damage| broken(&folder.join(&damage.file), &damage.problem))?;
             let files = manifest.files.iter().filter(|file| file.name.starts_with("model-"));
@@ -78,23 +116,7 @@ impl WeightFolder {
             }
             return Ok(weights);
         }
-        let names: Vec<String> = if index.exists() {
-            #[derive(Deserialize)]
-            struct Index {
-                weight_map: BTreeMap<String, String>,
-            }
-            let text = read_file(&index, LARGEST_INDEX);
-            let text = text.map_err(|error| broken(&index, format!("cannot be read: {error}")))?;
-            let parsed: Index =
-                serde_json::from_slice(&text).map_err(|error| broken(&index, format!("is not an index: {error}")))?;
-            let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
-            if let Some(name) = names.iter().find(|name| !is_plain_name(name)) {
-                return Err(broken(&index, format!("names a file `{name}`, which is no name of a file in its folder")));
-            }
-            names.into_iter().collect()
-        } else {
-            vec!["model.safetensors".into()]
-        };
+        let names = if file.exists() || !index.exists() { vec![FILE.into()] } else { indexed(&index)? };
         for name in names {
             weights.add(folder.join(name), &BTreeMap::new())?;
         }
@@ -257,7 +279,8 @@ impl WeightFolder {
         Ok(dtype.decode(&bytes))
     }
 
-    /// Fails on a tensor that no parameter is read from: the model would not be the one that was saved.
+    /// Fails on a tensor that no parameter is read from: the model would not be the one that was saved. A tied head may have
+    /// been saved as well, if it is the embedding.
     ///
     /// # Errors
     /// Names the tensor.
@@ -269,10 +292,12 @@ impl WeightFolder {
                 None => used.extend(entry.parts.iter().filter_map(|part| self.find(&part.name)).map(|(name, _)| name)),
             }
         }
-        let tied = !entries.iter().any(|entry| entry.name == "lm_head.weight");
-        // A tied head may have been saved as well.
+        let tied = !entries.iter().any(|entry| entry.name == HEAD);
+        if let Some(embedding) = entries.iter().find(|entry| tied && entry.name == "wte.weight") {
+            self.head_is(embedding)?;
+        }
         let known = |name: &str| {
-            (tied && name == "lm_head.weight")
+            (tied && name == HEAD)
                 || matches!(self.naming, Naming::Family(family) if (family.tensors().is_leftover)(name))
         };
         match self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
@@ -281,5 +306,27 @@ impl WeightFolder {
             }
             None => Ok(()),
         }
+    }
+
+    /// Fails on a head in the files of a tied model that is not its embedding.
+    fn head_is(&self, embedding: &names::Entry) -> Result<(), UserError> {
+        let Some(head) = self.tensors.get(HEAD) else { return Ok(()) };
+        let (rows, sizes) = (embedding.shape[0], &head.shape);
+        let mut equal = *sizes == embedding.shape;
+        for first in (0..rows).step_by(ROWS_AT_ONCE) {
+            let some = first..rows.min(first + ROWS_AT_ONCE);
+            equal = equal && self.joined(HEAD, head, some.clone())? == self.rows(embedding, some)?;
+        }
+        if equal {
+            return Ok(());
+        }
+        Err(UserError::new(
+            format!(
+                "{} has a tensor `{HEAD}` that differs from the embedding, and the model is tied",
+                self.folder.display()
+            ),
+            "the head of a tied model is its embedding",
+            "use --tie-embeddings false to have that head (tie_word_embeddings in config.json), or remove the tensor",
+        ))
     }
 }

@@ -7,13 +7,10 @@ use std::path::Path;
 use common::files::read_file;
 use common::{Choice, UserError};
 use data::TokenizerCopy;
-use engine::model::GptShape;
 use serde_json::Value as Json;
 
 use super::names::Naming;
 use crate::checkpoint::{KeptFile, LARGEST_SOURCE_FILE, SourceFile};
-use crate::config::ConfigSources;
-use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::families::{self, HuggingFace};
 
 /// The files of a Hugging Face model but its weights, as they were.
@@ -22,7 +19,6 @@ pub struct SourceFiles(Vec<KeptFile>);
 /// The model that they describe.
 pub(super) struct SourceModel {
     pub(super) family: &'static dyn HuggingFace,
-    pub(super) shape: GptShape,
     /// Its `config.json`.
     pub(super) config: Json,
 }
@@ -89,13 +85,8 @@ impl SourceFiles {
         let name = SourceFile::Config.word();
         let config = self.json(SourceFile::Config).map_err(|problem| damaged(folder, name, &problem))?;
         let Some(config) = config else { return Ok(None) };
-        let (family, options) = families::from_config_json(&config, &folder.join(name).display().to_string())?;
-        let mut sources = ConfigSources::default();
-        sources.start_from(&options);
-        match model_plan(&sources.resolve())? {
-            ModelPlan::Gpt(shape) => Ok(Some(SourceModel { family, shape, config })),
-            ModelPlan::Mlp(_) => Ok(None),
-        }
+        let (family, _) = families::from_config_json(&config, &folder.join(name).display().to_string())?;
+        Ok(Some(SourceModel { family, config }))
     }
 
     /// The owner of the tokenizer that belongs to a model. It was trained on data of the tokenizer `of_data`, if that

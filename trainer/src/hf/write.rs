@@ -20,10 +20,11 @@ struct Target<'e> {
 
 /// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` unless a single tensor is larger. Their
 /// names begin with `stem`.
-/// `rows` returns those rows of the entry with that number. One tensor at a time is in memory.
+/// `rows` returns those rows of the entry with that number. One tensor at a time is in memory. After an error no file is
+/// left.
 ///
 /// # Errors
-/// An error of `rows`, or a file that cannot be written.
+/// An error of `rows`, a value that the type cannot hold, or a file that cannot be written.
 pub(super) fn write(
     (folder, stem): (&Path, &str),
     entries: &[Entry],
@@ -54,7 +55,7 @@ pub(super) fn write(
         }
     }
     let count = shards.len();
-    let mut weight_map = serde_json::Map::new();
+    let (mut weight_map, mut finished) = (serde_json::Map::new(), Vec::new());
     for (number, shard) in shards.iter().enumerate() {
         let name = match count {
             1 => format!("{stem}.safetensors"),
@@ -68,11 +69,15 @@ pub(super) fn write(
         let written = write_file(&partial, shard, dtype, &|target| {
             Ok(entries[target.entry].rows_to_file(rows(target.entry, target.part.rows.clone())?))
         });
-        if written.is_err() {
-            let _ = std::fs::remove_file(&partial);
+        if let Err(error) = written {
+            for file in finished.iter().chain([&partial]) {
+                let _ = std::fs::remove_file(file);
+            }
+            return Err(error);
         }
-        written?;
-        std::fs::rename(&partial, folder.join(&name)).map_err(not_written(&partial))?;
+        let file = folder.join(&name);
+        std::fs::rename(&partial, &file).map_err(not_written(&partial))?;
+        finished.push(file);
     }
     if count > 1 {
         let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
@@ -93,9 +98,23 @@ fn write_file(
     let mut file = BufWriter::new(File::create(path).map_err(&failed)?);
     file.write_all(&header(shard, dtype)).map_err(&failed)?;
     for target in shard {
-        file.write_all(&dtype.encode(&values(target)?)).map_err(&failed)?;
+        let values = values(target)?;
+        if let Some(large) = dtype.too_large(&values) {
+            return Err(no_room(&target.part.name, large, dtype).into());
+        }
+        file.write_all(&dtype.encode(&values)).map_err(&failed)?;
     }
     file.into_inner().map_err(|error| error.into_error()).and_then(|file| file.sync_all()).map_err(failed)
+}
+
+/// The error of a value that would become infinity.
+fn no_room(tensor: &str, value: f32, dtype: DataType) -> UserError {
+    let (name, largest) = (dtype.torch_name(), dtype.largest());
+    UserError::new(
+        format!("tensor `{tensor}` has the value {value}, which becomes infinity as {name}"),
+        format!("values of an export are finite: those of {name} are at most {largest}"),
+        "use --dtype bf16 or f32",
+    )
 }
 
 /// The length and the JSON before a file's data.

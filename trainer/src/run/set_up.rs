@@ -71,13 +71,15 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 }
 
 /// The files of the Hugging Face model that a new run begins with; none if it begins with none. Prints a notice if the
-/// data of `source` have another tokenizer.
+/// data of `source` have another tokenizer, or if weights beside those that are read stay unread.
 ///
 /// # Errors
 /// A file that cannot be read or is damaged.
 pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>, UserError> {
     let Some(folder) = &plan.config.model.init_from else { return Ok(Vec::new()) };
-    let files = Pretrained::open_checked(folder.as_ref())?.source_files()?;
+    let model = Pretrained::open_checked(folder.as_ref())?;
+    model.tell_of_unread();
+    let files = model.source_files()?;
     if files.differs_from(source.tokenizer()) {
         warn(&format!(
             "notice: the data have another tokenizer than {folder}, so the model's tokens mean other text than they did, and \

@@ -37,6 +37,7 @@ impl Loaded {
     pub fn open(request: &SampleRequest) -> Result<Loaded, UserError> {
         let folder = newest_in(&request.checkpoint)?;
         let pretrained = Pretrained::open_checked(&folder)?;
+        pretrained.tell_of_unread();
         let is_hugging_face = folder.join("config.json").exists();
         let config = config(&folder, &pretrained, is_hugging_face)?;
         let ModelPlan::Gpt(shape) = model_plan(&config)? else {
