@@ -4,9 +4,11 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use trainer::hf::{DataType, Direction, convert};
+
 use crate::data_files::LICENSES;
 use crate::harness::{Folder, expect, printed};
-use crate::hf::python;
+use crate::hf::{python, trained};
 
 /// Small models of `exports.py`: Qwen 3, one without a chat template, Llama 3, Gemma 3.
 const MODELS: [&str; 4] = ["qwen3", "qwen3-base", "llama", "gemma"];
@@ -87,6 +89,7 @@ fn transformers_generates_from_the_tokens_that_an_exports_own_tokenizer_makes_fo
     std::fs::copy(format!("{LICENSES}/GPL-3"), folder.path("text.txt")).unwrap();
     let made = trainer(&folder.0, "tokenizer train --input text.txt --vocab-size 300 --output tokenizer.json");
     expect(&made, 0, &["300 tokens"]);
+    let sizes = "--layers 1 --hidden 64 --heads 4 --ffn 96 --vocab 300 --seq-length 64 --init-std 0.1";
     for (preset, more) in [
         ("tiny", ""),
         ("tiny-llama", ""),
@@ -100,22 +103,12 @@ fn transformers_generates_from_the_tokens_that_an_exports_own_tokenizer_makes_fo
         ("gemma2-2b", "--kv-heads 2 --head-dim 16"),
         ("gemma3-1b", "--kv-heads 2 --head-dim 16"),
     ] {
-        let trained = trainer(
-            &folder.0,
-            &format!(
-                "--preset {preset} --layers 2 --hidden 64 --heads 4 --ffn 96 --seq-length 64 --init-std 0.1 {more} --data-path \
-                 text.txt --tokenizer tokenizer.json --split 1 --eval-interval 0 --steps 1 --lr-warmup-steps 0 \
-                 --global-batch-size 1 --micro-batch-size 1 --device host --threads 1 --save {preset}-saved --log-dir log"
-            ),
-        );
-        expect(&trained, 0, &["done: loss"]);
-        let exported = trainer(&folder.0, &format!("convert --to hf {preset}-saved {preset}-exported"));
-        expect(&exported, 0, &["parameters"]);
-        let sample =
-            format!("sample --checkpoint {preset}-saved --tokens 8 --temperature 0 --device host --prompt copyright");
-        let written = trainer(&folder.0, &sample);
-        expect(&written, 0, &[]);
-        std::fs::write(folder.path(&format!("{preset}-exported/sample.txt")), &written.stdout).unwrap();
+        let saved = folder.path(&format!("{preset}-saved"));
+        let flags = format!("--preset {preset} {sizes} {more}");
+        trained(&saved, &flags.split_whitespace().collect::<Vec<_>>());
+        std::fs::copy(folder.path("tokenizer.json"), saved.join("tokenizer.json")).unwrap();
+        let exported = folder.path(&format!("{preset}-exported"));
+        convert(&saved, &exported, Direction::ToHuggingFace(DataType::F32)).unwrap();
     }
     python("exports.py", "generate", &folder.0);
 }

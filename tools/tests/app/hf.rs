@@ -321,7 +321,11 @@ fn tensors_that_overlap_absurd_sizes_and_names_that_lead_elsewhere_are_refused()
     );
     let index = |name: &str| {
         let text = format!("{{\"weight_map\": {{\"a\": \"{name}\"}}}}");
-        refusal(|f| std::fs::write(f.join("model.safetensors.index.json"), &text).unwrap())
+        refusal(|f| {
+            // A file of all weights would be read in place of those that an index lists.
+            std::fs::remove_file(f.join("model.safetensors")).unwrap();
+            std::fs::write(f.join("model.safetensors.index.json"), &text).unwrap();
+        })
     };
     for name in ["../ours/model.safetensors", "/dev/zero", "..", ""] {
         says(index(name), "which is no name of a file in its folder");

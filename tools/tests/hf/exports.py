@@ -3,6 +3,8 @@
     python exports.py make FOLDER     saves FOLDER/NAME for each model, and FOLDER/chats.jsonl
     python exports.py check FOLDER    fails unless FOLDER/NAME-back and FOLDER/NAME-trained have the files of FOLDER/NAME, its
                                       tokens of a text, and NAME-trained ends its answer to "sky"
+    python exports.py generate FOLDER fails unless each model in FOLDER/NAME-exported goes on from what its own tokenizer
+                                      makes of a text as it goes on from the tokens alone
 """
 
 import json
@@ -115,6 +117,17 @@ def check(folder):
             raise SystemExit(f"{name}: eos_token_id is {model.generation_config.eos_token_id}")
 
 
+def generate(folder):
+    for exported in sorted(folder.glob("*-exported")):
+        words, model = AutoTokenizer.from_pretrained(exported), AutoModelForCausalLM.from_pretrained(exported)
+        made = words("no warranty, to the extent", return_tensors="pt")
+        options = {"max_new_tokens": 8, "do_sample": False}
+        idiom = model.generate(**made, **options)
+        alone = model.generate(made["input_ids"], attention_mask=torch.ones_like(made["input_ids"]), **options)
+        if idiom.tolist() != alone.tolist():
+            raise SystemExit(f"{exported.name}: {idiom.tolist()}, and from tokens alone {alone.tolist()}")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"make": make, "check": check}[sys.argv[1]](Path(sys.argv[2]))
+    {"make": make, "check": check, "generate": generate}[sys.argv[1]](Path(sys.argv[2]))
