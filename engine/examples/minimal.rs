@@ -13,7 +13,7 @@ use std::error::Error;
 use device::cuda::CudaOptions;
 use device::ops::Rule;
 use device::{Device, HostOptions, HostValues};
-use engine::model::{GptShape, gpt};
+use engine::model::{GptShape, Position, gpt};
 use engine::optimizer::ParamGroup;
 use engine::precision::Precision;
 use engine::step::{PendingMetrics, Stage, StageGroups, StageOptions, StepSettings};
@@ -67,6 +67,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
         seq: SEQ,
         batch: MICRO_BATCH,
         precision,
+        position: Position::Learned { positions: SEQ },
         ..GptShape::default()
     };
     let architecture = gpt(shape);

@@ -8,7 +8,6 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::hidden::Hidden;
 use super::layer::Layer;
-use super::position::Position;
 use super::saved::Saved;
 use super::tensor_parallel::LayerRanks;
 use crate::params::{Param, ParamSpec, Params};
@@ -27,11 +26,11 @@ pub fn is_embedding(spec: &ParamSpec) -> bool {
 /// The parameters that this rank has of layer 0: the table of tokens (a tied head uses it too), and learned positions.
 pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
     let tokens = ParamSpec { sparse: !shape.shape.tied, ..shape.vocabulary_table(TOKEN_TABLE, 0) };
-    let positions = (shape.shape.position == Position::Learned).then(|| {
-        let sizes = [shape.shape.seq, shape.shape.hidden];
+    let table = |positions| {
+        let sizes = [positions, shape.shape.hidden];
         ParamSpec { sparse: true, ..ParamSpec::new(POSITION_TABLE, sizes, shape.shape.matrix_init(), 0) }
-    });
-    [tokens].into_iter().chain(positions).collect()
+    };
+    [tokens].into_iter().chain(shape.shape.position.learned().map(table)).collect()
 }
 
 /// Looks tokens up in a table, and adds learned positions if there are any.
@@ -62,7 +61,7 @@ impl EmbeddingLayer {
         let LayerBuilder { of, params, .. } = builder;
         EmbeddingLayer {
             table: params.get(TOKEN_TABLE),
-            positions: (of.shape.position == Position::Learned).then(|| positions(params, of.shape.seq)),
+            positions: of.shape.position.learned().map(|_| positions(params, of.shape.seq)),
             dropout: of.hidden_dropout(0, 0),
             first_token: of.first_token(),
             scale: of.shape.embedding_scale(),

@@ -9,7 +9,10 @@ use device::{Area, DType, Device, Shape, Tensor};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Position {
     /// A learned vector for each position, added to the embeddings.
-    Learned,
+    Learned {
+        /// Rows of the table: at least the tokens of a sequence, which take the first.
+        positions: usize,
+    },
     /// Queries and keys are rotated by their position.
     Rotary {
         /// See [`RotaryTable::base`].
@@ -22,6 +25,16 @@ pub enum Position {
     },
     /// Only the causal mask (Kazemnejad et al., 2023).
     None,
+}
+
+impl Position {
+    /// Rows of the table of learned positions; `None` if positions are not learned.
+    pub fn learned(self) -> Option<usize> {
+        match self {
+            Position::Learned { positions } => Some(positions),
+            Position::Rotary { .. } | Position::None => None,
+        }
+    }
 }
 
 /// Rotary tables, or a value for each of them.

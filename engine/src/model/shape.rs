@@ -169,7 +169,7 @@ impl Default for GptShape {
             norm_eps: 1e-5,
             feed_forward: FeedForward::Gelu,
             experts: None,
-            position: Position::Learned,
+            position: Position::Learned { positions: 1024 },
             bias: true,
             qkv_bias: false,
             qk_norm: None,

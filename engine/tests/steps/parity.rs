@@ -235,7 +235,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
         case["norm"] = if shape.norm == NormKind::Rms { "rmsnorm" } else { "layernorm" }.into();
         case["activation"] = if shape.feed_forward == FeedForward::SwiGlu { "swiglu" } else { "gelu" }.into();
         case["position"] = match shape.position {
-            Position::Learned => "learned",
+            Position::Learned { .. } => "learned",
             Position::Rotary { .. } => "rotary",
             Position::None => "none",
         }

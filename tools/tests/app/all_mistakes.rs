@@ -58,11 +58,11 @@ const LINES: &[Case] = &[
         ],
     ),
     (
-        "--bf16 --compute f32 --mock-data --data-path absent --max-position-embeddings 7",
+        "--bf16 --compute f32 --mock-data --data-path absent --expert-tensor-parallel-size 7",
         &[
             "--bf16 with precision.compute = f32",
-            "--max-position-embeddings 7 with",
             "--mock-data with data.path",
+            "--expert-tensor-parallel-size 7 with",
             "data.path = `absent`",
         ],
     ),

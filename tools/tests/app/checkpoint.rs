@@ -7,7 +7,7 @@ use data::{MarkovSource, Source, Split};
 use device::ops::{Rule, Status};
 use device::{DType, Device, HostOptions, Staging};
 use engine::graph_options::GraphOptions;
-use engine::model::{GptShape, gpt};
+use engine::model::{GptShape, Position, gpt};
 use engine::optimizer::{Muon, ParamGroup};
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
@@ -71,6 +71,7 @@ impl Case {
             hidden_dropout: 0.1,
             seed,
             precision,
+            position: Position::Learned { positions: seq },
             ..GptShape::default()
         };
         let options = StageOptions {

@@ -218,18 +218,27 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
 }
 
 #[test]
-fn options_override_those_of_the_folder_and_a_shorter_context_takes_the_first_positions() {
+fn options_override_those_of_the_folder_and_shorter_sequences_leave_the_model_its_learned_positions() {
     let folder = TempDir::new().unwrap();
     let ours = folder.path().join("ours");
     trained(&ours, &["--seq-length", "48", "--hidden", "32"]);
     let from = ours.to_str().unwrap();
     let plan = plan(&["--init-from", from, "--seq-length", "16"]).unwrap();
-    assert_eq!((plan.config.model.hidden, plan.config.model.seq_length), (32, 16));
+    let model = &plan.config.model;
+    assert_eq!((model.hidden, model.seq_length, model.max_position_embeddings), (32, 16, Some(48)));
     let (device, stage) = stage_of(&plan).unwrap();
     let file = std::fs::read(ours.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&file).unwrap();
-    let ours: Vec<f32> = device.download(&stage.params().get("wpe.weight").master).unwrap();
-    assert_eq!(bytemuck::cast_slice::<f32, u8>(&ours), &file.tensor("wpe.weight").unwrap().data()[..16 * 32 * 4]);
+    let read: Vec<f32> = device.download(&stage.params().get("wpe.weight").master).unwrap();
+    assert_eq!(bytemuck::cast_slice::<f32, u8>(&read), file.tensor("wpe.weight").unwrap().data());
+    let [again, theirs] = ["again", "theirs"].map(|name| folder.path().join(name));
+    save(&again, &plan, &device, &stage);
+    convert(&again, &theirs, Direction::ToHuggingFace(DataType::F32)).unwrap();
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(theirs.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["n_positions"], 48);
+    let longer = self::plan(&["--init-from", theirs.to_str().unwrap(), "--seq-length", "64"]).unwrap_err().to_string();
+    assert!(longer.contains("model.seq_length = 64 with model.max_position_embeddings = 48"), "{longer}");
 }
 
 /// The error of converting a good export after `spoil` has changed it.

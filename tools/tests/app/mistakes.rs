@@ -120,7 +120,10 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--train-samples 100 --steps 5", &["--train-samples 100 with train.steps", "VALUE / train.global_batch_size"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
     ("--adam-beta1 high", &["optimizer.betas = ", "a list of numbers"]),
-    ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
+    (
+        "--max-position-embeddings 48",
+        &["model.seq_length = 64 with model.max_position_embeddings = 48", "set model.seq_length = 48 or less"],
+    ),
     (
         "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
         &[

@@ -14,8 +14,8 @@ use crate::config::fp8_plan::fp8_plan;
 use crate::config::lora_plan::lora_plan;
 use crate::config::loss_pieces::loss_pieces;
 use crate::config::{
-    self, Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, QkNormOver, RecomputeGranularity,
-    ResidualInit, RopeScalingType, RunConfig,
+    self, Activation, Fp8Choice, ModelConfig, ModelKind, Normalization, PositionEmbedding, QkNormOver,
+    RecomputeGranularity, ResidualInit, RopeScalingType, RunConfig,
 };
 use crate::families::MOST_LAYERS;
 
@@ -79,6 +79,7 @@ pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError
         ("model.ffn", model.ffn.unwrap_or(1), 1 << 30),
         ("model.vocab", model.vocab, 1 << 30),
         ("model.seq_length", model.seq_length, 1 << 30),
+        ("model.max_position_embeddings", model.max_position_embeddings.unwrap_or(1), 1 << 30),
         // Shapes are padded to multiples of it.
         ("parallel.tensor", config.parallel.tensor, 1 << 16),
     ] {
@@ -364,13 +365,27 @@ fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     Ok(has_window.then_some(Windows { tokens, pattern }))
 }
 
+/// The table of learned positions.
+fn learned_positions(model: &ModelConfig) -> Result<Position, UserError> {
+    let (seq, positions) = (model.seq_length, model.max_position_embeddings.unwrap_or(model.seq_length));
+    require(seq <= positions, || {
+        UserError::new(
+            format!("model.seq_length = {seq} with model.max_position_embeddings = {positions}"),
+            "each token of a sequence has a learned position",
+            format!("set model.seq_length = {positions} or less; a model that was trained has no others"),
+        )
+    })?;
+    holdable("model.max_position_embeddings x hidden", &[positions, model.hidden])?;
+    Ok(Position::Learned { positions })
+}
+
 /// How the model knows positions.
 fn position(config: &RunConfig) -> Result<Position, UserError> {
     let model = &config.model;
     match model.position {
         PositionEmbedding::Rotary => {}
         PositionEmbedding::None => return Ok(Position::None),
-        PositionEmbedding::Learned => return Ok(Position::Learned),
+        PositionEmbedding::Learned => return learned_positions(model),
     }
     let head_dim = head_dim(config);
     require(head_dim.is_multiple_of(2), || {

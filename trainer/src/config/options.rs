@@ -99,6 +99,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer. Unset: 4 x hidden, or for swiglu and geglu 8/3 x hidden rounded up to a multiple of 256"),
     option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Number of tokens. Without a preset or model.init_from the default is that of the data's tokenizer, 256 for bytes. In memory it is padded to a multiple of 128 x parallel.tensor"),
     option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
+    option("model.max_position_embeddings", "max-position-embeddings", &[], "", Kind::Integer, "learned: positions that the model has, at least model.seq_length. Unset: model.seq_length, or those of the model of init_from"),
     option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention. Without it a model sees one token at a time"),
     option("model.sliding_window", "sliding-window", &[], "", Kind::Integer, "Tokens that a token sees at most, itself among them. Unset: all before it"),
     option("model.window_pattern", "window-pattern", &[], "[]", Kind::Integers, "Which blocks have the sliding_window: 1 with, 0 without, repeated over all blocks. [1, 0] is every other one, from the first. Empty: all"),

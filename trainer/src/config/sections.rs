@@ -84,6 +84,7 @@ section!(ModelConfig {
     ffn: Option<usize>,
     vocab: usize,
     seq_length: usize,
+    max_position_embeddings: Option<usize>,
     attention: bool,
     sliding_window: Option<usize>,
     window_pattern: Vec<usize>,

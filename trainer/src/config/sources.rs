@@ -9,7 +9,7 @@ use toml::Value;
 
 use crate::config::megatron::words;
 use crate::config::options::{Kind, OPTIONS, OptionSpec, find};
-use crate::config::{DecayStyle, RunConfig};
+use crate::config::{DecayStyle, PositionEmbedding, RunConfig};
 use crate::families::{ModelOptions, Preset};
 
 /// The learning rate of fine-tuning, if nobody says another.
@@ -21,7 +21,7 @@ const ADAPTERS_LR: f64 = 2e-4;
 const LARGEST: u64 = 16 << 20;
 
 /// Values by key, in layers: a flag overrides the file, which overrides the model that training starts from.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct ConfigSources {
     start: BTreeMap<&'static str, Value>,
     file: BTreeMap<&'static str, Value>,
@@ -192,7 +192,12 @@ impl ConfigSources {
 
     /// All options of the model that these values describe, for [`ConfigSources::start_from`].
     pub fn model_values(&self) -> ModelOptions {
-        let resolved = toml::Table::try_from(self.resolve().model).unwrap_or_default();
+        let mut model = self.resolve().model;
+        // A shorter sequence of another run leaves the model its positions.
+        if model.position == PositionEmbedding::Learned {
+            model.max_position_embeddings.get_or_insert(model.seq_length);
+        }
+        let resolved = toml::Table::try_from(model).unwrap_or_default();
         let keys = OPTIONS.iter().filter_map(|option| Some((option.key, option.key.strip_prefix("model.")?)));
         keys.filter(|(_, name)| !["preset", "init_from"].contains(name))
             .filter_map(|(key, name)| Some((key, resolved.get(name)?.clone())))

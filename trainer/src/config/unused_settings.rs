@@ -67,6 +67,11 @@ const RULES: &[Rule] = &[
         |run| run.config.optimizer.schedule == DecayStyle::Constant,
         "with optimizer.schedule = \"constant\" there is no decay",
     ),
+    (&["model.max_position_embeddings"], |run| run.config.model.position != PositionEmbedding::Learned, "it is for model.position = \"learned\""),
+    (&["model.window_pattern"], |run| run.config.model.sliding_window.is_none(), "without model.sliding_window (--sliding-window) no block has a window"),
+    (&["model.rope_scaling_type"], |run| run.config.model.rope_scaling.is_empty(), "without model.rope_scaling (--rope-scaling) frequencies are not scaled"),
+    (&["model.rope_scaling"], |run| run.config.model.position != PositionEmbedding::Rotary, "it is for model.position = \"rotary\""),
+    (&["model.qk_norm_over"], |run| !run.config.model.qk_norm, "without model.qk_norm (--qk-layernorm) queries and keys are not normalised"),
     (&["model.rope_base"], |run| run.config.model.position != PositionEmbedding::Rotary, "it is for model.position = \"rotary\""),
     (&["model.rope_window_base"], |run| run.config.model.sliding_window.is_none(), "it is for blocks with a model.sliding_window"),
     (
@@ -245,7 +250,7 @@ mod tests {
     use common::Choice;
 
     use super::*;
-    use crate::config::options::find;
+    use crate::config::options::{Kind, OPTIONS, find};
     use crate::config::recipes::RECIPES;
     use crate::families::Preset;
 
@@ -310,6 +315,15 @@ mod tests {
             ),
             ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "there is no decay"),
             ("model.rope_base=500000.0", "model.position=rotary", "model.position = \"rotary\""),
+            ("model.rope_scaling=[8.0]", "model.position=rotary model.rope_scaling_type=linear", "\"rotary\""),
+            ("model.rope_scaling_type=yarn", "", "without model.rope_scaling"),
+            ("model.window_pattern=[1,0]", "model.sliding_window=8", "no block has a window"),
+            ("model.qk_norm_over=all_heads", "", "without model.qk_norm"),
+            (
+                "model.position=rotary model.max_position_embeddings=128",
+                "model.position=learned",
+                "model.position = \"learned\"",
+            ),
             ("model.qkv_bias=true", "model.bias=false", "with model.bias = true"),
             ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
             ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
@@ -368,6 +382,46 @@ mod tests {
             assert!(lines.len() == 1 && lines[0].contains(says), "{setting}: {lines:?}");
             if !beside.is_empty() {
                 assert_eq!(told(&format!("{setting} {beside}")), [""; 0], "{setting} {beside}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_option_of_a_model_changes_it_or_is_refused_or_told() {
+        let model = |plan: &RunPlan| format!("{:?}", plan.model);
+        let bases = [
+            ("", ConfigSources::default()),
+            ("llama", {
+                let mut llama = ConfigSources::default();
+                llama.set("model.preset", "tiny-llama", "test").unwrap();
+                llama
+            }),
+        ];
+        let of_model = OPTIONS.iter().filter(|option| option.key.starts_with("model."));
+        for option in of_model.filter(|option| !["model.preset", "model.init_from"].contains(&option.key)) {
+            let values = match option.kind {
+                Kind::Bool => ["true", "false"].map(str::to_string).to_vec(),
+                Kind::Integer => ["0", "1", "2", "12"].map(str::to_string).to_vec(),
+                Kind::Float => ["0.37", "37.0"].map(str::to_string).to_vec(),
+                Kind::Integers | Kind::Floats => ["[1]", "[2, 1]", "[1, 0]"].map(str::to_string).to_vec(),
+                Kind::Choice(words) => words.iter().map(|word| word.to_string()).collect(),
+                Kind::Choices(words) => words.iter().map(|word| format!("[{word:?}]")).collect(),
+                Kind::Text | Kind::Texts | Kind::Paths => vec!["[\"c_fc\"]".into()],
+            };
+            for (base, before) in &bases {
+                let plan = RunPlan::new(before.resolve(), 1).unwrap();
+                // A value may be the one that the plan has without it.
+                let mut accepted = values.iter().filter_map(|value| {
+                    let mut changed = before.clone();
+                    changed.set(option.key, value, "test").unwrap();
+                    let values = |sources: &ConfigSources| toml::Table::try_from(sources.resolve().model).unwrap();
+                    let is_same = values(&changed) == values(before);
+                    let now = RunPlan::new(changed.resolve(), 1).ok().filter(|_| !is_same)?;
+                    let is_told = || notices(&now, false).iter().any(|notice| notice.contains(option.key));
+                    Some(model(&plan) != model(&now) || is_told())
+                });
+                let first = accepted.next();
+                assert!(first.is_none_or(|first| first || accepted.any(|is_seen| is_seen)), "{base}: {}", option.key);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use common::UserError;
 use device::ops::NormKind;
-use engine::model::{FeedForward, GptShape, NormPlacement, Position};
+use engine::model::{FeedForward, GptShape, NormPlacement};
 use serde_json::{Value as Json, json};
 use toml::Value;
 
@@ -78,7 +78,7 @@ impl HuggingFace for Gpt2Files {
             (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
             (shape.norm == NormKind::Layer, "a model.norm other than \"layernorm\""),
             (shape.feed_forward == FeedForward::Gelu, "a model.activation other than \"gelu\""),
-            (shape.position == Position::Learned, "a model.position other than \"learned\""),
+            (shape.position.learned().is_some(), "a model.position other than \"learned\""),
             (shape.bias, "model.bias = false"),
             (shape.kv_heads == shape.heads, "model.kv_heads below model.heads"),
             (shape.heads * shape.head_dim() == shape.hidden, "a model.head_dim other than hidden / heads"),
@@ -105,6 +105,7 @@ impl HuggingFace for Gpt2Files {
             ("model.ffn", config.whole_or("n_inner", 4 * hidden)?.into()),
             ("model.vocab", config.whole("vocab_size")?.into()),
             ("model.seq_length", config.whole("n_positions")?.into()),
+            ("model.max_position_embeddings", config.whole("n_positions")?.into()),
             ("model.attention", true.into()),
             ("model.norm", text("layernorm")),
             ("model.norm_eps", config.number_or("layer_norm_epsilon", 1e-5)?.into()),
@@ -120,7 +121,7 @@ impl HuggingFace for Gpt2Files {
         json!({
             "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
             "n_layer": shape.layers, "n_embd": shape.hidden, "n_head": shape.heads, "n_inner": shape.ffn,
-            "n_positions": shape.seq, "layer_norm_epsilon": shape.norm_eps, "resid_pdrop": shape.hidden_dropout,
+            "n_positions": shape.position.learned().unwrap_or(shape.seq), "layer_norm_epsilon": shape.norm_eps, "resid_pdrop": shape.hidden_dropout,
             "embd_pdrop": shape.hidden_dropout, "attn_pdrop": shape.attention_dropout,
         })
     }

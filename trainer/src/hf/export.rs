@@ -6,7 +6,7 @@ use std::path::Path;
 use common::terminal::warn;
 use common::{Choice, UserError};
 use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
-use engine::model::{GptShape, Position};
+use engine::model::GptShape;
 use serde_json::{Map, Value as Json, json};
 
 use super::names::{Naming, entries};
@@ -290,12 +290,10 @@ fn keys(family: &dyn HuggingFace, shape: &GptShape) -> Map<String, Json> {
     objects.filter_map(|keys| if let Json::Object(keys) = keys { Some(keys) } else { None }).flatten().collect()
 }
 
-/// The shape `theirs` with the values of `ours` that belong to training and not to a model. If positions are rotary,
-/// the length of a sample is one of these.
+/// The shape `theirs` with the values of `ours` that belong to training and not to a model.
 fn with_training_of(ours: &GptShape, theirs: &GptShape) -> GptShape {
-    let is_rotary = matches!(ours.position, Position::Rotary { .. });
     GptShape {
-        seq: if is_rotary { ours.seq } else { theirs.seq },
+        seq: ours.seq,
         hidden_dropout: ours.hidden_dropout,
         attention_dropout: ours.attention_dropout,
         init_std: ours.init_std,

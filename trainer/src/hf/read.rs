@@ -170,8 +170,7 @@ impl WeightFolder {
         self.rows(entry, 0..entry.shape[0])
     }
 
-    /// Some rows of a parameter in our layout: no others are read, unless files have the transpose. A file may have more
-    /// learned positions than the model: the first are read.
+    /// Some rows of a parameter in our layout: no others are read, unless files have the transpose.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape, or a type that is not f32, f16 or bf16.
@@ -189,9 +188,7 @@ impl WeightFolder {
             let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
             let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
             let found = &tensor.shape;
-            let longer =
-                entry.name == "wpe.weight" && found.len() == 2 && found[1..] == wanted[1..] && found[0] >= wanted[0];
-            if *found != wanted && !longer {
+            if *found != wanted {
                 return Err(self.misshapen(name, found, &wanted));
             }
             let here = first - part.rows.start..end - part.rows.start;

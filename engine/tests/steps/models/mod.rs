@@ -52,6 +52,7 @@ pub fn tiny_gpt(dropout: f32, precision: Precision) -> GptShape {
         attention_dropout: dropout.into(),
         seed: 7,
         precision,
+        position: Position::Learned { positions: SEQ },
         ..GptShape::default()
     }
 }

@@ -84,7 +84,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("num-layers-per-virtual-pipeline-stage", Computes("parallel.virtual_pipeline", "model.layers / (parallel.pipeline x VALUE)", chunks_of)),
     ("profile-step-end", Computes("logging.trace_steps", "VALUE - logging.trace_after", |end, run| Some(end - run.logging.trace_after? as f64))),
 
-    ("max-position-embeddings", Agrees(Value, "model.seq_length", "")),
 
     ("context-parallel-size", Refused(&["1"], GRID, TOGETHER)),
     ("fp8-interval", Refused(&["1"], "scales are made in every step", "leave it out")),
