@@ -25,6 +25,17 @@ pub enum RunError {
     /// Data can no longer be read, or could not be written: exit code 3.
     #[error("{0}")]
     Data(#[from] DataError),
+    /// A model has no scores: exit code 3.
+    #[error(
+        "the model's loss on {data} is {loss}. Rule: losses are finite. Fix: evaluate a checkpoint from before its training \
+         diverged, or use --compute f32"
+    )]
+    NotFinite {
+        /// The data, as the user named them.
+        data: String,
+        /// The loss.
+        loss: f64,
+    },
     /// A step left other bits with graphs than without: exit code 5.
     #[error(
         "step {step}, {difference}. Rule: a graph does what its code does. Fix: `--check-graphs` finds values that froze, races \

@@ -24,6 +24,7 @@ use trainer::run::accelerator::Accelerator;
 use trainer::run::evaluate::{Evaluated, EvaluationSet, Subject, evaluate};
 use trainer::run::output_files::writable;
 use trainer::run::ranks::refuse;
+use trainer::run::set_up::check_start;
 use trainer::run::source::{choice_set, evaluation_set};
 
 /// A model to evaluate, and the data.
@@ -170,6 +171,9 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
     let sets = request.data.iter().map(|name| set(&plan, name).map(|set| Subject::Data(set.into())));
     let questions = request.multiple_choice.iter().map(|name| choice_set(&plan, name).map(Subject::Choices));
     let subjects = sets.chain(questions).collect::<Result<Vec<_>, _>>()?;
+    if env.rank == 0 {
+        check_start(&plan.config, &plan.model)?;
+    }
     if let (0, false, Some(path)) = (env.rank, request.run.dry_run, &request.write_choices) {
         writable(&format!("--write-choices {}", path.display()), path)?;
     }

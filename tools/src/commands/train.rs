@@ -33,7 +33,7 @@ use trainer::run::output_files::check_writable;
 use trainer::run::ranks::{Topology, on_all_ranks, refuse};
 use trainer::run::run_folder;
 use trainer::run::samples::Prompts;
-use trainer::run::set_up::source_files;
+use trainer::run::set_up::{check_start, source_files};
 use trainer::run::source::{source, source_to_plan, validation_sets};
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
@@ -120,6 +120,9 @@ pub(super) fn check(
     }
     if let Some((plan, accelerator)) = plan.as_ref().zip(accelerator) {
         mistakes.keep(check_verifiable(plan, accelerator));
+    }
+    if let Some(plan) = plan.as_ref().filter(|plan| env.rank == 0 && start_folder(&plan.config.checkpoint).is_none()) {
+        mistakes.keep(check_start(&plan.config, &plan.model));
     }
     mistakes.keep(log_filter(&request.log));
     let (source, sets, files) = opened?;

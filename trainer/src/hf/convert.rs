@@ -63,7 +63,9 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     };
     tell_of_unread(source);
     let weights = WeightFolder::open(source, pretrained.naming)?;
-    weights.all_used(&entries(&shape, pretrained.naming))?;
+    let all = entries(&shape, pretrained.naming);
+    weights.check(&all)?;
+    weights.check_tied_head(&all)?;
     let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
     if let (Direction::ToPeft(_), Naming::Family(family)) = (direction, naming) {
         let Some(lora) = &shape.lora else { return Err(no_adapters(source).into()) };

@@ -97,16 +97,31 @@ impl Pretrained {
         rank.and_then(|(_, rank)| rank.as_integer()).is_some_and(|rank| rank > 0)
     }
 
+    /// Fails unless the folder has the weights of a model of that shape. Their values are not read.
+    ///
+    /// # Errors
+    /// Weights that are missing, broken, or do not fit.
+    pub fn check(&self, shape: &GptShape) -> Result<(), UserError> {
+        self.checked(shape).map(drop)
+    }
+
+    /// The folder's weights and the parameters that they have.
+    fn checked(&self, shape: &GptShape) -> Result<(WeightFolder, Vec<Entry>), UserError> {
+        let lora = shape.lora.clone().filter(|_| self.has_adapters());
+        let entries = entries(&GptShape { lora, ..shape.clone() }, self.naming);
+        let weights = WeightFolder::open(&self.folder, self.naming)?;
+        weights.check(&entries)?;
+        Ok((weights, entries))
+    }
+
     /// Fills parameters of a model of that shape: of each the elements that this rank needs. Several are read at once. Returns
     /// the parameters that the folder does not have: adapters may be missing there.
     ///
     /// # Errors
     /// Weights that are missing, broken, or do not fit.
     pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<Vec<usize>, LoadError> {
-        let lora = shape.lora.clone().filter(|_| self.has_adapters());
-        let entries = entries(&GptShape { lora, ..shape.clone() }, self.naming);
-        let weights = WeightFolder::open(&self.folder, self.naming)?;
-        weights.all_used(&entries)?;
+        let (weights, entries) = self.checked(shape)?;
+        weights.check_tied_head(&entries)?;
         let by_name: HashMap<&str, &Entry> = entries.iter().map(|entry| (&*entry.name, entry)).collect();
         let entry_of = |index: &usize| by_name.get(&*params.specs[*index].name).copied();
         let (found, missing): (Vec<usize>, Vec<usize>) =

@@ -71,6 +71,15 @@ fn unfit(folder: &Path, problem: impl std::fmt::Display) -> UserError {
     )
 }
 
+/// The error of a value that no training makes of sound weights.
+fn not_finite(path: &Path, tensor: &str, value: f32, element: usize) -> UserError {
+    UserError::new(
+        format!("{} has {value} in tensor `{tensor}`, element {element} of its file", path.display()),
+        "weights are finite numbers",
+        "get the file again, or name a model from before its training diverged",
+    )
+}
+
 /// The files that an index lists.
 fn indexed(index: &Path) -> Result<Vec<String>, UserError> {
     #[derive(Deserialize)]
@@ -176,7 +185,8 @@ impl WeightFolder {
     /// A tensor that is missing, has another shape, or a type that is not f32, f16 or bf16.
     pub fn rows(&self, entry: &names::Entry, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
         if let Some((name, tensor)) = self.fused(entry) {
-            return self.rows_of_fused(entry, rows, name, tensor);
+            let (width, block) = (entry.width(), self.fused_block(entry, name, tensor)?);
+            return self.values(name, block, rows.start * width..rows.end * width);
         }
         let mut values = Vec::with_capacity(rows.len() * entry.width());
         for part in &entry.parts {
@@ -184,18 +194,12 @@ impl WeightFolder {
             if first >= end {
                 continue;
             }
-            let wanted = entry.part_shape(part);
-            let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
-            let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
-            let found = &tensor.shape;
-            if *found != wanted {
-                return Err(self.misshapen(name, found, &wanted));
-            }
+            let (name, tensor) = self.part(entry, part)?;
             let here = first - part.rows.start..end - part.rows.start;
             match entry.transposed {
                 false => values.extend(self.joined(name, tensor, here)?),
                 true => {
-                    let whole = entry.rows_from_file(self.joined(name, tensor, 0..wanted[0])?);
+                    let whole = entry.rows_from_file(self.joined(name, tensor, 0..tensor.shape[0])?);
                     values.extend(&whole[here.start * entry.width()..here.end * entry.width()]);
                 }
             }
@@ -203,27 +207,32 @@ impl WeightFolder {
         Ok(values)
     }
 
+    /// The tensor of a part of a parameter.
+    fn part(&self, entry: &names::Entry, part: &names::Part) -> Result<(&str, &Whole), UserError> {
+        let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
+        let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
+        let wanted = entry.part_shape(part);
+        match tensor.shape == wanted {
+            true => Ok((name, tensor)),
+            false => Err(self.misshapen(name, &tensor.shape, &wanted)),
+        }
+    }
+
     /// The tensor that has a parameter's rows in place of its parts, if there is one.
     fn fused(&self, entry: &names::Entry) -> Option<(&str, &Whole)> {
         self.find(entry.fused.as_deref()?)
     }
 
-    fn rows_of_fused(
-        &self,
-        entry: &names::Entry,
-        rows: Range<usize>,
-        name: &str,
-        tensor: &Whole,
-    ) -> Result<Vec<f32>, UserError> {
-        let (width, found) = (entry.width(), &tensor.shape);
-        let fits = match found[..] {
+    /// The block of such a tensor.
+    fn fused_block<'w>(&self, entry: &names::Entry, name: &str, tensor: &'w Whole) -> Result<&'w Located, UserError> {
+        let fits = match tensor.shape[..] {
             [rows, columns] => [rows, columns] == entry.shape[..],
-            [experts, rows, columns] => columns == width && experts.checked_mul(rows) == Some(entry.shape[0]),
+            [experts, rows, columns] => columns == entry.width() && experts.checked_mul(rows) == Some(entry.shape[0]),
             _ => false,
         };
         match &tensor.blocks[..] {
-            [whole] if fits => self.values(name, whole, rows.start * width..rows.end * width),
-            _ => Err(self.misshapen(name, found, &entry.shape)),
+            [whole] if fits => Ok(whole),
+            _ => Err(self.misshapen(name, &tensor.shape, &entry.shape)),
         }
     }
 
@@ -265,23 +274,32 @@ impl WeightFolder {
     /// Some elements of a block.
     fn values(&self, name: &str, located: &Located, elements: Range<usize>) -> Result<Vec<f32>, UserError> {
         let (path, file) = &self.files[located.file];
-        let TensorHeader { dtype, data_offsets: [begin, _], .. } = &located.header;
-        let Some(dtype) = DataType::named(dtype) else {
-            return Err(broken(path, format!("has `{name}` as {dtype}, which is not F32, F16 or BF16")));
-        };
+        let [begin, _] = located.header.data_offsets;
+        let dtype = self.data_type(name, located)?;
         // No more than the shape says, and the file has as many: the header was checked.
         let mut bytes = vec![0; elements.len() * dtype.size()];
         file.read_exact_at(&mut bytes, located.data + begin + (elements.start * dtype.size()) as u64)
             .map_err(|error| broken(path, format!("cannot be read: {error}")))?;
-        Ok(dtype.decode(&bytes))
+        let values = dtype.decode(&bytes);
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(not_finite(path, name, values[at], elements.start + at)),
+        }
     }
 
-    /// Fails on a tensor that no parameter is read from: the model would not be the one that was saved. A tied head may have
-    /// been saved as well, if it is the embedding.
+    /// The type of a block's values.
+    fn data_type(&self, name: &str, located: &Located) -> Result<DataType, UserError> {
+        let (path, dtype) = (&self.files[located.file].0, &located.header.dtype);
+        let unknown = || broken(path, format!("has `{name}` as {dtype}, which is not F32, F16 or BF16"));
+        DataType::named(dtype).ok_or_else(unknown)
+    }
+
+    /// Fails unless the files have the tensors of all parameters, in their shapes, and no other: the model would not be the one
+    /// that was saved. Headers tell that.
     ///
     /// # Errors
     /// Names the tensor.
-    pub fn all_used(&self, entries: &[names::Entry]) -> Result<(), UserError> {
+    pub fn check(&self, entries: &[names::Entry]) -> Result<(), UserError> {
         let mut used: HashSet<&str> = HashSet::new();
         for entry in entries {
             match self.fused(entry) {
@@ -290,24 +308,37 @@ impl WeightFolder {
             }
         }
         let tied = !entries.iter().any(|entry| entry.name == HEAD);
-        if let Some(embedding) = entries.iter().find(|entry| tied && entry.name == "wte.weight") {
-            self.head_is(embedding)?;
-        }
         let known = |name: &str| {
             (tied && name == HEAD)
                 || matches!(self.naming, Naming::Family(family) if (family.tensors().is_leftover)(name))
         };
-        match self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
-            Some(name) => {
-                Err(unfit(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")))
-            }
-            None => Ok(()),
+        if let Some(name) = self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
+            return Err(unfit(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")));
         }
+        for entry in entries {
+            match self.fused(entry) {
+                Some((name, tensor)) => {
+                    self.data_type(name, self.fused_block(entry, name, tensor)?)?;
+                }
+                None => {
+                    for part in &entry.parts {
+                        let (name, tensor) = self.part(entry, part)?;
+                        tensor.blocks.iter().try_for_each(|block| self.data_type(name, block).map(drop))?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Fails on a head in the files of a tied model that is not its embedding.
-    fn head_is(&self, embedding: &names::Entry) -> Result<(), UserError> {
-        let Some(head) = self.tensors.get(HEAD) else { return Ok(()) };
+    ///
+    /// # Errors
+    /// Names the folder; tensors that cannot be read.
+    pub fn check_tied_head(&self, entries: &[names::Entry]) -> Result<(), UserError> {
+        let is_tied = !entries.iter().any(|entry| entry.name == HEAD);
+        let embedding = entries.iter().find(|entry| is_tied && entry.name == "wte.weight");
+        let Some((embedding, head)) = embedding.zip(self.tensors.get(HEAD)) else { return Ok(()) };
         let (rows, sizes) = (embedding.shape[0], &head.shape);
         let mut equal = *sizes == embedding.shape;
         for first in (0..rows).step_by(ROWS_AT_ONCE) {

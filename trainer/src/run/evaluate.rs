@@ -90,6 +90,7 @@ pub fn evaluate(
                     of_choices(plan, group, &mut stage, set, most).map(|found| found.map(Evaluated::Choices))
                 }
             })?;
+            result.iter().try_for_each(check_finite)?;
             results.extend(result);
         }
     }
@@ -121,6 +122,21 @@ pub(super) fn of_set(
     }
     let loss = total / tokens as f64;
     Ok(Some(EvaluationResult { data: set.name.clone(), samples, tokens, loss, perplexity: loss.exp() }))
+}
+
+/// Fails unless all scores are finite.
+fn check_finite(result: &Evaluated) -> Result<(), RunError> {
+    let (data, losses) = match result {
+        Evaluated::Data(result) => (&result.data, vec![result.loss]),
+        Evaluated::Choices(result) => {
+            let all = result.answers.iter().flat_map(|answer| &answer.log_likelihoods);
+            (&result.data, all.map(|sum| -sum).collect())
+        }
+    };
+    match losses.into_iter().find(|loss| !loss.is_finite()) {
+        Some(loss) => Err(RunError::NotFinite { data: data.clone(), loss }),
+        None => Ok(()),
+    }
 }
 
 /// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.

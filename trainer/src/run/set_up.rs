@@ -10,6 +10,7 @@ use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Axis;
 
 use crate::checkpoint::{KeptFile, Writers, rank_bytes, states_to_come};
+use crate::config::RunConfig;
 use crate::config::batch_plan::BatchShare;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::plan::{ModelPlan, RunPlan};
@@ -31,7 +32,7 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
         check_fits(plan, device, group)?;
         tracing::info!("start: products are chosen, and the run fits");
     }
-    let seed = (!resumes && start_weights(plan).is_none()).then_some(plan.config.train.seed);
+    let seed = (!resumes && start_weights(&plan.config, &plan.model).is_none()).then_some(plan.config.train.seed);
     let mut stage = recorded_stage(plan, device, group, seed)?;
     tracing::info!(first_weights = seed.is_some(), "start: memory is allocated");
     if !device.is_dry() {
@@ -48,11 +49,21 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
 }
 
 /// The folder of the weights that a new run begins with, and the shape of the model; `None` if it begins with first weights.
-fn start_weights(plan: &RunPlan) -> Option<(&str, &GptShape)> {
-    match (&plan.config.model.init_from, &plan.model) {
+fn start_weights<'p>(config: &'p RunConfig, model: &'p ModelPlan) -> Option<(&'p str, &'p GptShape)> {
+    match (&config.model.init_from, model) {
         (Some(folder), ModelPlan::Gpt(shape)) => Some((folder, shape)),
         _ => None,
     }
+}
+
+/// Fails unless the folder that `model.init_from` names, if it is set, has the weights of the model. Reads headers alone.
+///
+/// # Errors
+/// Weights that are missing, damaged, or do not fit.
+pub fn check_start(config: &RunConfig, model: &ModelPlan) -> Result<(), UserError> {
+    let Some((folder, shape)) = start_weights(config, model) else { return Ok(()) };
+    // The command line has compared its hashes.
+    Pretrained::open_checked(folder.as_ref())?.check(shape)
 }
 
 /// Loads the weights that `model.init_from` names, if it is set. A resumed run loads its checkpoint instead.
@@ -60,7 +71,7 @@ fn start_weights(plan: &RunPlan) -> Option<(&str, &GptShape)> {
 /// # Errors
 /// Weights that are missing, damaged, or do not fit.
 pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), RunError> {
-    if let Some((folder, shape)) = start_weights(plan).filter(|_| !device.is_dry()) {
+    if let Some((folder, shape)) = start_weights(&plan.config, &plan.model).filter(|_| !device.is_dry()) {
         // The command line has compared its hashes.
         let missing = Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
         let seed = plan.config.train.seed;

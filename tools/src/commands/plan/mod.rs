@@ -18,6 +18,7 @@ use trainer::config::plan::RunPlan;
 use trainer::config::request::TrainRequest;
 use trainer::config::{ModelKind, TrainConfig};
 use trainer::error::{RunError, file_error};
+use trainer::run::set_up::check_start;
 use trainer::run::source::source_of_model;
 
 /// A run to predict.
@@ -104,6 +105,7 @@ pub(super) fn check_named_gpu(name: &str, plan: &RunPlan) -> Result<(), UserErro
 /// No layout fits.
 pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
     let PlanRequest { run, ranks, node, card, as_given, layouts, json, timeline } = request;
+    check_start(&run.config, &model_plan(&run.config)?)?;
     // A run can be planned before its data are named, unless they decide how long it is.
     let has_data = run.config.data.path.is_some() || run.config.train.epochs.is_some();
     let source = has_data.then(|| source_of_model(&run.config.data, &model_plan(&run.config)?)).transpose()?;
