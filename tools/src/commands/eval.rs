@@ -19,7 +19,7 @@ use trainer::config::plan::{EvaluationPlan, RunPlan};
 use trainer::config::request::TrainRequest;
 use trainer::config::{ConfigSources, Fp8Choice, by_key};
 use trainer::error::file_error;
-use trainer::report::logs;
+use trainer::report::logs::{self, tell};
 use trainer::run::accelerator::Accelerator;
 use trainer::run::evaluate::{Evaluated, EvaluationSet, Subject, evaluate};
 use trainer::run::output_files::writable;
@@ -183,7 +183,7 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
             Subject::Data(set) => &set.source.notices,
             Subject::Choices(set) => &set.questions.notices,
         });
-        request.run.notices.iter().chain(of_data).for_each(|notice| warn(&format!("notice: {notice}")));
+        request.run.notices.iter().chain(of_data).for_each(|notice| tell(&format!("notice: {notice}")));
     }
     logs::start(log_filter(&request.run.log)?, None, env.rank)?;
     Ok((plan, subjects, accelerator))

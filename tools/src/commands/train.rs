@@ -24,7 +24,7 @@ use trainer::config::unused_settings;
 use trainer::config::{ModelKind, RunConfig, TensorTransfers, advice};
 use trainer::error::{RunError, file_error};
 use trainer::process_group::ProcessGroup;
-use trainer::report::logs;
+use trainer::report::logs::{self, tell};
 use trainer::report::reporter::Outcome;
 use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::consistency::shared_settings;
@@ -182,7 +182,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         let notices = request.notices.iter().chain(&unused).chain(&binding).chain(&advice).map(String::as_str);
         notices
             .chain(source.notices().iter().map(String::as_str))
-            .for_each(|notice| warn(&format!("notice: {notice}")));
+            .for_each(|notice| tell(&format!("notice: {notice}")));
     }
     let filter = log_filter(&request.log)?;
     let logging = &request.config.logging;

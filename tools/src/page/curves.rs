@@ -143,12 +143,14 @@ fn points(curve: &Curve, run: &Run) -> Vec<Point> {
 /// The controls of all curves.
 const CONTROLS: &str = "<p class=\"controls\"><label>Along <select id=\"along\"><option value=\"step\">steps</option>\
                         <option value=\"tokens\">tokens</option><option value=\"time\">time</option></select></label> \
-                        <label>Smooth <input type=\"range\" id=\"smooth\" min=\"0\" max=\"0.99\" step=\"0.01\" value=\"0\"></label></p>\n";
+                        <label>Smooth <input type=\"range\" id=\"smooth\" min=\"0\" max=\"0.99\" step=\"0.01\" value=\"0\"></label> \
+                        <label><input type=\"checkbox\" id=\"log\"> Logarithmic</label></p>\n";
 
 pub(crate) fn curves(runs: &[Run]) -> String {
     let hint = "<p>Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it \
                 larger; a double click or Escape shows all. A click on a run in a legend hides it. \
-                Smoothed values are means in which later steps count more.</p>\n";
+                Smoothed values are means in which later steps count more, and the values themselves are drawn behind them. \
+                Validation losses stay as they are. Only curves above 0 have a logarithmic axis.</p>\n";
     section("curves", "Curves", &format!("{hint}{CONTROLS}{}", figures(&CURVES, runs)))
 }
 
@@ -160,9 +162,11 @@ pub(crate) fn of_experts(runs: &[Run]) -> String {
 fn figures(curves: &'static [Curve], runs: &[Run]) -> String {
     let one = |curve: &Curve| {
         let drawing = format!(
-            "<h3>{0}</h3>\n<div class=\"curve\" data-curve=\"{1}\" role=\"group\" tabindex=\"0\" aria-label=\"{0} by step; left and right arrows \
+            "<h3>{0}</h3>\n<div class=\"curve\" data-curve=\"{1}\"{2} role=\"group\" tabindex=\"0\" aria-label=\"{0} by step; left and right arrows \
              walk through the steps\"></div>",
-            curve.title, curve.id
+            curve.title,
+            curve.id,
+            if curve.is_sparse { " data-sparse" } else { "" }
         );
         figure(curve.id, &drawing, curve.caption, &numbers(curve, runs))
     };
@@ -219,12 +223,21 @@ type Place = (Option<f64>, Option<f64>);
 
 /// The place of each step of a run. Time between two starts of the run does not count.
 fn places(run: &Run) -> BTreeMap<u64, Place> {
-    let width = run.config.as_ref().filter(|config| config.model.kind == ModelKind::Gpt);
-    let width = width.map(|config| config.model.seq_length as f64);
-    let mut seconds = Some(0.0);
+    const LENGTH: &str = "model.seq_length";
+    let config = run.config.as_ref().filter(|config| config.model.kind == ModelKind::Gpt);
+    // The configuration is that of the last steps.
+    let first = run.metrics.rows.values().find_map(|row| row.changed_settings.get(LENGTH)?.was.as_ref()?.as_f64());
+    let mut length = config.map(|config| first.unwrap_or(config.model.seq_length as f64));
+    let (mut samples, mut tokens, mut seconds) = (0.0, 0.0, Some(0.0));
     let place = |row: &Row| {
+        let changed = row.changed_settings.get(LENGTH).and_then(|change| change.now.as_ref()?.as_f64());
+        length = length.map(|length| changed.unwrap_or(length));
+        let known = row.samples.zip(length).map(|(all, length)| {
+            tokens += (all - std::mem::replace(&mut samples, all)) * row.seq_length.unwrap_or(length);
+            tokens
+        });
         seconds = seconds.zip(row.step_ms).map(|(seconds, time)| seconds + time / 1e3);
-        (row.step, (row.samples.zip(width).map(|(samples, width)| samples * width), seconds))
+        (row.step, (known, seconds))
     };
     run.metrics.rows.values().map(place).collect()
 }

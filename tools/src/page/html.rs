@@ -69,14 +69,15 @@ pub(crate) fn of_runs<'r>(parts: impl Iterator<Item = (&'r str, Result<String, &
     html + &without.iter().map(|(why, names)| paragraph(&format!("{}: {why}", names.join(", ")))).collect::<String>()
 }
 
-/// A number with about four digits.
+/// A number with four digits or more.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         1e5.. => format!("{value:.0}"),
         1e2.. => format!("{value:.1}"),
         1e1.. => format!("{value:.2}"),
-        1e-3.. => format!("{value:.4}"),
+        1e0.. => format!("{value:.4}"),
+        size @ 1e-3.. => format!("{value:.*}", 3 + (-size.log10()).ceil() as usize),
         _ => format!("{value:.3e}"),
     }
 }
@@ -107,8 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_about_four_digits() {
-        let shown = [0.0, 1234567.8, 136.5171, 28.3643, 2.34567, -0.00012].map(number);
-        assert_eq!(shown, ["0", "1234568", "136.5", "28.36", "2.3457", "-1.200e-4"]);
+    fn numbers_have_four_digits_or_more() {
+        let shown = [0.0, 1234567.8, 136.5171, 28.3643, 2.34567, 0.54321, 0.01234567, -0.00123, -0.00012].map(number);
+        let expected = ["0", "1234568", "136.5", "28.36", "2.3457", "0.5432", "0.01235", "-0.001230", "-1.200e-4"];
+        assert_eq!(shown, expected);
     }
 }

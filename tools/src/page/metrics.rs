@@ -4,12 +4,23 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
+
+/// A setting before and after a step; `None` is unset.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct Change {
+    pub(crate) was: Option<Value>,
+    pub(crate) now: Option<Value>,
+}
 
 /// The numbers of a step that the page shows. A missing one, or one that is not finite (null in the file), is `None`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Row {
     /// Steps done, this one included.
     pub(crate) step: u64,
+    /// By key.
+    #[serde(default)]
+    pub(crate) changed_settings: BTreeMap<String, Change>,
     /// Nats.
     pub(crate) loss: Option<f64>,
     /// Nats.
@@ -28,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) tokens_per_s: Option<f64>,
     /// Samples trained on after this step, over all ranks.
     pub(crate) samples: Option<f64>,
+    /// Tokens of each of its samples, in a run with several lengths.
+    pub(crate) seq_length: Option<f64>,
     pub(crate) step_ms: Option<f64>,
     /// Planned device memory of rank 0.
     pub(crate) memory_bytes: Option<f64>,

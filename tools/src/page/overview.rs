@@ -1,9 +1,11 @@
 //! An overview of the runs: their state, the options that differ between them, and the plan that each printed.
 
 use common::format::{bytes, count, counted};
+use serde_json::Value;
 
 use super::events::EventKind;
 use super::html::{escape, number, paragraph, section, table};
+use super::metrics::{Change, Row};
 use super::run::Run;
 use super::settings::{Settings, differences};
 
@@ -67,6 +69,18 @@ fn state(run: &Run) -> &'static str {
     }
 }
 
+/// The options that a run changed when it went on: step, option, before, then.
+fn changed_settings(run: &Run) -> Vec<Vec<String>> {
+    let shown = |value: &Option<Value>| value.as_ref().map_or("unset".into(), Value::to_string);
+    let of_step = |row: &Row| -> Vec<Vec<String>> {
+        let changed = row.changed_settings.iter();
+        changed
+            .map(|(key, Change { was, now })| vec![row.step.to_string(), key.clone(), shown(was), shown(now)])
+            .collect()
+    };
+    run.metrics.rows.values().flat_map(of_step).collect()
+}
+
 /// The options that differ between runs, and all options of each.
 pub(crate) fn options(runs: &[Run]) -> String {
     let settings: Vec<&Settings> = runs.iter().map(|run| &run.settings).collect();
@@ -85,6 +99,11 @@ pub(crate) fn options(runs: &[Run]) -> String {
         };
     }
     for run in runs {
+        let changed = changed_settings(run);
+        if !changed.is_empty() {
+            let caption = format!("Options that {} changed when it went on", run.name);
+            html += &table(&caption, &["from step", "option", "before", "then"], &changed);
+        }
         let rows: Vec<Vec<String>> = run.settings.iter().map(|(key, value)| vec![key.clone(), value.clone()]).collect();
         html += &match rows.is_empty() {
             true => paragraph(&format!("{}: config.toml is missing or is not TOML.", run.name)),

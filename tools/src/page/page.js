@@ -20,7 +20,7 @@
     function words(value) {
         const size = Math.abs(value);
         if (value === null || value === undefined) return "–";
-        if (size !== 0 && size < 1e-3) return value.toExponential(2);
+        if (size !== 0 && size < 1e-3) return value.toExponential(3);
         if (size >= 1e3) return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 5 });
         return value.toLocaleString("en", { maximumSignificantDigits: 5 });
     }
@@ -34,6 +34,7 @@
     // What the curves are drawn along: the place of its numbers in the data, its unit, and the size of that.
     const along = document.getElementById("along");
     const smooth = document.getElementById("smooth");
+    const log = document.getElementById("log");
     const longest = Math.max(0, ...Object.values(data.curves).flat().map((table) => table[3]?.at(-1) ?? 0));
     const hours = longest >= 3 * 3600;
     const AXES = {
@@ -54,17 +55,25 @@
         });
     }
 
-    // A run's curve: places from the lowest on, and values. Steps whose place is not known are left out.
-    function table([steps, values, tokens, seconds], { at, size }) {
+    // A run's curve: places from the lowest on, the values, and if there is a weight the smoothed ones. Steps whose place is
+    // not known are left out.
+    function table([steps, values, tokens, seconds], { at, size }, weight) {
         const places = [steps, values, tokens, seconds][at];
         const known = places.map((place, index) => index).filter((index) => places[index] !== null && !(places[index] <= places[index - 1]));
-        const drawn = smoothed(values, Number(smooth.value));
-        return [known.map((index) => places[index] / size), known.map((index) => drawn[index])];
+        const drawn = weight > 0 ? [values, smoothed(values, weight)] : [values];
+        return [known.map((index) => places[index] / size), ...drawn.map((all) => known.map((index) => all[index]))];
     }
 
     function curve(box) {
         const axisOf = AXES[along.value];
-        const joined = uPlot.join(data.curves[box.dataset.curve].map((of) => table(of, axisOf)));
+        // Few values, as those of evaluations, are never smoothed.
+        const weight = "sparse" in box.dataset ? 0 : Number(smooth.value);
+        const tables = data.curves[box.dataset.curve].map((of) => table(of, axisOf, weight));
+        // Of each run the values, drawn first, and then what the legend is about.
+        const raw = weight > 0 ? data.runs.length : 0;
+        const behind = tables.map(([places, values]) => [places, values]).slice(0, raw);
+        const joined = uPlot.join([...behind, ...tables.map((all) => [all[0], all.at(-1)])]);
+        const isAbove0 = joined.slice(1).every((values) => values.every((value) => value === null || value === undefined || value > 0));
         const output = box.nextElementSibling?.matches("output") ? box.nextElementSibling : outputAfter(box);
         if (joined.slice(1).every((values) => values.every((value) => value === null || value === undefined))) {
             output.textContent = "The runs have no such numbers yet.";
@@ -79,31 +88,34 @@
             dash: DASHES[dash(run)],
             value: (_, value) => words(value),
         }));
+        const faint = series.slice(0, raw).map((line) => ({ ...line, class: "raw", width: 1, dash: [], alpha: 0.3 }));
         const plot = new uPlot(
             {
                 width: box.clientWidth,
                 height: HEIGHT,
-                scales: { x: { time: false } },
+                scales: { x: { time: false }, y: { distr: log.checked && isAbove0 ? 3 : 1 } },
+                // A run that the legend hides is hidden with its values.
+                hooks: { setSeries: [(plot, at, { show }) => at > raw && raw > 0 && show !== undefined && plot.setSeries(at - raw, { show })] },
                 axes: [
                     {
                         ...axis,
                         incrs: [1, 2, 5].flatMap((n) => [...Array(16).keys()].map((p) => n * 10 ** (along.value === "time" ? p - 3 : p))).sort((a, b) => a - b),
                         values: (_, splits) => splits.map((value) => (along.value === "step" ? value : words(value))),
                     },
-                    { ...axis, size: 62, values: (_, splits) => splits.map((value) => words(value).replace(/\.?0+e/, "e")) },
+                    { ...axis, size: 62, values: (_, splits) => splits.map((value) => (value === null ? "" : words(value)).replace(/\.?0+e/, "e")) },
                 ],
-                series: [{ label: axisOf.unit, value: (_, value) => (along.value === "step" && value !== null ? `${value}` : words(value)) }, ...series],
+                series: [{ label: axisOf.unit, value: (_, value) => (along.value === "step" && value !== null ? `${value}` : words(value)) }, ...faint, ...series],
                 cursor: { sync: { key: "steps", setSeries: false, scales: ["x", null] } },
-                legend: { markers: { dash: (_, line) => BORDERS[dash(line - 1)], width: 3 } },
+                legend: { markers: { dash: (_, line) => BORDERS[dash((line - 1) % data.runs.length)], width: 3 } },
             },
             joined,
             box,
         );
         drawn.push(box.dataset.curve);
-        return { box, plot, places: joined[0], joined, output, unit: axisOf.unit };
+        return { box, plot, places: joined[0], joined, first: 1 + raw, output, unit: axisOf.unit };
     }
 
-    function walk({ box, plot, places, joined, output, unit }) {
+    function walk({ box, plot, places, joined, first, output, unit }) {
         let at = -1;
         box.onkeydown = (event) => {
             const jump = event.shiftKey ? Math.max(1, Math.round(places.length / 20)) : 1;
@@ -115,7 +127,7 @@
             else return;
             event.preventDefault();
             plot.setCursor({ left: plot.valToPos(places[at], "x"), top: plot.over.clientHeight / 2 });
-            const values = data.runs.map((name, run) => `${name} ${words(joined[run + 1][at])}`);
+            const values = data.runs.map((name, run) => `${name} ${words(joined[first + run][at])}`);
             const place = unit === "step" ? places[at] : words(places[at]);
             output.textContent = `${unit === "step" ? `step ${place}` : `${place} ${unit}`}: ${values.join(", ")}`;
         };
@@ -128,7 +140,7 @@
         curves.forEach(walk);
     }
     drawCurves();
-    for (const control of [along, smooth]) control.addEventListener("input", drawCurves);
+    for (const control of [along, smooth, log]) control.addEventListener("input", drawCurves);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
     addEventListener("resize", () => curves.forEach(({ box, plot }) => plot.setSize({ width: box.clientWidth, height: HEIGHT })));
 

@@ -50,7 +50,8 @@ fn the_checkpoint_with_the_lowest_validation_loss_stays_and_is_named_best() {
         command.args(arguments).current_dir(&folder.0).output().unwrap()
     };
     let listed = trainer(&["checkpoint", "list", "saved"]);
-    expect(&listed, 0, &[&format!("validation loss {best:.4}")]);
+    expect(&listed, 0, &[&format!("validation loss {best:.4}, the best\n")]);
+    assert_eq!(String::from_utf8_lossy(&listed.stdout).matches("the best").count(), 1);
     let name = format!("step-{lowest:08}");
     expect(&trainer(&["sample", "--checkpoint", "saved/best", "--tokens", "2", "--threads", "1"]), 0, &[&name]);
     expect(&trainer(&["convert", "--to", "hf", "saved/best", "exported"]), 0, &["parameters"]);

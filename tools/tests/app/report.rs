@@ -294,14 +294,19 @@ fn curves_are_drawn_along_tokens_and_time_and_smoothed_on_a_page_that_fits_a_pho
     // A reader at the first step, along each axis, and with smooth curves.
     let reader = "<script>{\
                   const curve = document.querySelector('[data-curve=loss]');\
-                  const said = (along, weight) => {\
+                  const said = (along, weight, log) => {\
+                      document.getElementById('log').checked = log;\
                       document.getElementById('along').value = along;\
                       document.getElementById('smooth').value = weight;\
                       document.getElementById('along').dispatchEvent(new Event('input'));\
                       curve.dispatchEvent(new KeyboardEvent('keydown', { key: 'End', bubbles: true }));\
                       return document.querySelector('#loss output').textContent;\
                   };\
-                  const all = [said('step', 0), said('tokens', 0), said('time', 0), said('step', 0.9)];\
+                  const all = [said('step', 0), said('tokens', 0), said('time', 0), said('step', 0.9), said('step', 0, true)];\
+                  document.getElementById('smooth').value = 0.9;\
+                  document.getElementById('smooth').dispatchEvent(new Event('input'));\
+                  const lines = (id) => document.querySelectorAll(`[data-curve=${id}] .u-legend .raw`).length;\
+                  all.push(`raw lines: ${lines('loss')} ${lines('validation')}`);\
                   document.documentElement.dataset.said = all.join(' | ');\
                   }</script></body>";
     fs::write(folder.path("read.html"), page.replace("</body>", reader)).unwrap();
@@ -319,9 +324,11 @@ fn curves_are_drawn_along_tokens_and_time_and_smoothed_on_a_page_that_fits_a_pho
     assert!(width <= 420, "the page is {width} pixels wide");
     let said: Vec<&str> = attribute(&document, "data-said").unwrap().split(" | ").collect();
     let value = |text: &str| text.split_once(": ").unwrap().1.to_string();
-    let [steps, tokens, time, smooth] = said[..] else { panic!("{said:?}") };
+    let [steps, tokens, time, smooth, log, raw] = said[..] else { panic!("{said:?}") };
     assert!(steps.starts_with("step ") && tokens.contains(" tokens: ") && time.contains(" minutes: "), "{said:?}");
     assert_ne!(value(steps), value(smooth));
+    assert_eq!(value(steps), value(log));
+    assert_eq!(raw, "raw lines: 2 0", "two runs have their values behind the smoothed ones, validation has none");
 }
 
 #[test]

@@ -126,6 +126,37 @@ fn another_global_batch_goes_on_at_the_next_sample_and_is_told_of() {
 }
 
 #[test]
+fn settings_that_a_run_changes_on_its_way_are_in_its_log_its_metrics_and_its_page_by_step() {
+    let folder = Folder::new("changed-settings");
+    let flags = |steps: usize, length: usize, rate: &str| {
+        format!("--steps {steps} --max-position-embeddings 64 --seq-length {length} --lr {rate}")
+    };
+    expect(&run(1, &folder.0, &flags(2, 16, "1e-3")), 0, &[]);
+    let second = run(1, &folder.0, &flags(4, 32, "2e-3"));
+    let changed = "notice: changed since the checkpoint, so the numbers may differ: model.seq_length = 32 (was 16), \
+                   optimizer.lr = 0.002 (was 0.001), train.steps = 4 (was 2)";
+    expect(&second, 0, &[changed]);
+    let log = std::fs::read_to_string(folder.path("log/run.log")).unwrap();
+    assert!(log.contains(changed), "{log}");
+    let lines = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_step = |step: usize| &lines[step - 1]["changed_settings"];
+    assert_eq!(of_step(3)["optimizer.lr"], serde_json::json!({ "was": 0.001, "now": 0.002 }));
+    assert!([1, 2, 4].iter().all(|step| of_step(*step).is_null()));
+    let report = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"))
+        .args(["report", "log", "--output", "page.html"])
+        .current_dir(&folder.0)
+        .output()
+        .unwrap();
+    expect(&report, 0, &["page.html"]);
+    let page = std::fs::read_to_string(folder.path("page.html")).unwrap();
+    let row: Vec<&str> = page.split("<tr>").filter(|row| row.contains("optimizer.lr")).collect();
+    assert!(row[0].contains(">3<") && row[0].contains(">0.001<") && row[0].contains(">0.002<"), "{row:?}");
+    // Tokens up to each step: 8 samples of 16, then of 32.
+    assert!(page.contains("[128.0,256.0,512.0,768.0]"), "the page counts tokens by the length of each step");
+}
+
+#[test]
 fn the_newest_are_kept_and_a_finished_run_does_nothing_more() {
     let folder = Folder::new("keep");
     expect(&run(1, &folder.0, "--steps 9 --save-interval 2 --checkpoint-keep 2"), 0, &[]);

@@ -300,16 +300,19 @@ pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
     if found.is_empty() {
         return Err(wrong("holds no checkpoint".into()));
     }
+    let all: Vec<PathBuf> = found.iter().map(|(_, path)| path.clone()).collect();
+    let best = best_of(&all, |path| check_sizes(path).is_ok());
     let mut complete = true;
     let mut line = |path: &Path| match verify(path, &Activity::default()) {
         Ok(manifest) => format!(
-            "complete, {}, {}, {}, {} applied, {} skipped{}",
+            "complete, {}, {}, {}, {} applied, {} skipped{}{}",
             counted(manifest.step, "step"),
             counted(manifest.samples as usize, "sample"),
             bytes(manifest.bytes() as usize),
             counted(manifest.applied as usize, "update"),
             manifest.skipped + manifest.spikes.as_ref().map_or(0, |spikes| spikes.skipped),
-            loss_of(&manifest)
+            loss_of(&manifest),
+            if best.is_some_and(|best| best == path) { ", the best" } else { "" }
         ),
         Err(damage) => {
             complete = false;

@@ -34,6 +34,7 @@
 //!
 //! Start with [`Session`]: the training loop uses nothing else.
 
+mod changed_settings;
 mod content_hash;
 mod copied;
 mod data_type;
@@ -56,6 +57,7 @@ mod validated;
 mod write;
 mod writers;
 
+pub use changed_settings::{Change, ChangedSettings};
 pub use copied::copy_newest_state;
 pub use data_type::DataType;
 pub use file::{KeptFile, SourceFile};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use common::Choice;
 use common::format::bytes;
-use common::terminal::warn;
 use data::{CopiedFile, Identities};
 use device::{Staging, Tensor};
 use engine::step::Stage;
@@ -21,6 +20,7 @@ use super::unfinished::{Target, UnfinishedSave};
 use super::validated::{Validated, ValidationEntry};
 use super::writers::Writers;
 use crate::error::SaveError;
+use crate::report::logs::tell;
 
 /// The run that a checkpoint belongs to. Only rank 0's is used.
 #[derive(Clone, Default)]
@@ -203,7 +203,7 @@ fn begin(request: &SaveRequest<'_>, target: &Target) -> Result<(), SaveError> {
             Occasion::Interval => {
                 return Err(SaveError::Space { path: target.path.clone(), needed: target.needed, free });
             }
-            Occasion::End => warn(&format!(
+            Occasion::End => tell(&format!(
                 "WARNING: checkpoint {} needs {}, {} are free there. It is the last checkpoint, so the trainer tries to write it.",
                 target.path.display(),
                 bytes(target.needed as usize),

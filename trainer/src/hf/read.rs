@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::files::{is_plain_name, open_file, read_file};
-use common::terminal::warn;
 use serde::Deserialize;
 
 use super::names::{self, Naming};
 use crate::checkpoint::{DataType, FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
+use crate::report::logs::tell;
 
 /// The file of all weights, or of none, and the list of several. If both are there, `transformers` reads the first.
 const FILE: &str = "model.safetensors";
@@ -103,7 +103,7 @@ pub(super) fn tell_of_unread(folder: &Path) {
     let lists_others = || indexed(&index).map_or(true, |names| names != [FILE]);
     if folder.join(FILE).exists() && index.exists() && lists_others() {
         let folder = folder.display();
-        warn(&format!("notice: {FILE} of {folder} is read, as transformers does, and not the files of its {INDEX}"));
+        tell(&format!("notice: {FILE} of {folder} is read, as transformers does, and not the files of its {INDEX}"));
     }
 }
 

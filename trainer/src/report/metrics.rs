@@ -9,13 +9,14 @@ use std::path::Path;
 use common::files::{create_file, open_file, open_to_change};
 use common::fit::width;
 use common::format::count;
-use common::terminal::warn;
 use engine::fp8::Fp8Losses;
 use engine::step::BlockLoad;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::checkpoint::ChangedSettings;
 use crate::report::fp8_losses;
+use crate::report::logs::tell;
 use crate::report::step_file::StepFile;
 
 /// The numbers of a step, as in `metrics.jsonl`.
@@ -23,6 +24,9 @@ use crate::report::step_file::StepFile;
 pub struct StepMetrics {
     /// The number of steps done after this one, as checkpoints count them: the first step is 1.
     pub step: usize,
+    /// Settings that changed with this step: in the first step after a run went on with others.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub changed_settings: ChangedSettings,
     /// Samples trained on after this step, over all ranks.
     pub samples: u64,
     /// Tokens of each of its samples, in a run with several lengths.
@@ -223,7 +227,7 @@ pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<
     let Lines { ranges, last, damaged } = lines_up_to(&file, key, step)?;
     if let [first, more @ ..] = &damaged[..] {
         let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
-        warn(&format!("WARNING: {} is damaged: line {first}{more} was removed", path.display()));
+        tell(&format!("WARNING: {} is damaged: line {first}{more} was removed", path.display()));
     }
     match &ranges[..] {
         [] => file.set_len(0)?,
@@ -361,6 +365,7 @@ mod tests {
     fn a_line_fits_its_columns_and_says_what_is_most_important() {
         let step = StepMetrics {
             step: 200,
+            changed_settings: BTreeMap::new(),
             samples: 3200,
             seq_length: None,
             loss: 2.4814,

@@ -10,7 +10,7 @@ use engine::fp8::TensorCounts;
 use engine::precision::Precision;
 use engine::step::{BlockLoad, StepResult};
 
-use crate::checkpoint::Progress;
+use crate::checkpoint::{ChangedSettings, Progress};
 use crate::config::LoggingConfig;
 use crate::config::bucket_plan::BucketPlan;
 use crate::config::learning_rate::LearningRate;
@@ -19,6 +19,7 @@ use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::{RunError, file_error};
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::gpu_peak::peak_tflops;
+use crate::report::logs::tell;
 use crate::report::metrics::StepMetrics;
 use crate::report::progress::ProgressLine;
 use crate::report::run_log::RunLog;
@@ -89,6 +90,8 @@ pub(crate) struct Reporter<'p> {
     saves_checkpoints: bool,
     /// The run's files, on rank 0.
     log: Option<RunLog>,
+    /// Settings that changed since the checkpoint that this process went on from, until a step is reported.
+    changed_settings: ChangedSettings,
     /// Why a file was not written. The run saves its state and ends with this error.
     write_error: Option<RunError>,
     /// Consecutive updates skipped because of non-finite gradients.
@@ -114,7 +117,7 @@ impl<'p> Reporter<'p> {
     /// prints the warnings of its own `fp8_watch`.
     pub(crate) fn new(
         plan: &'p RunPlan,
-        log: Option<RunLog>,
+        (log, changed_settings): (Option<RunLog>, ChangedSettings),
         fp8_watch: Option<Fp8Watch>,
         memory: usize,
         peak: Option<f64>,
@@ -131,6 +134,7 @@ impl<'p> Reporter<'p> {
             has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)),
             saves_checkpoints: plan.config.checkpoint.dir.is_some(),
             log,
+            changed_settings,
             write_error: None,
             skipped: 0,
             all_skipped: 0,
@@ -153,12 +157,6 @@ impl<'p> Reporter<'p> {
         }
     }
 
-    /// Prints a warning on any rank and writes it to its log.
-    fn warn(&self, text: &str) {
-        warn(text);
-        tracing::warn!(target: PRINTED, "{text}");
-    }
-
     /// Reports a step, with the losses of the evaluation that followed it, if there was one.
     pub(crate) fn report_step(&mut self, done: &FinishedStep, validation: Option<Validation>) {
         let (validation_loss, validation_sets) = match validation {
@@ -177,6 +175,7 @@ impl<'p> Reporter<'p> {
         let flops = tokens_per_s * at_length.unwrap_or(self.size.flops_per_token);
         let metrics = StepMetrics {
             step,
+            changed_settings: std::mem::take(&mut self.changed_settings),
             samples: progress.samples,
             seq_length: (!self.buckets.shorter().is_empty()).then(|| length.unwrap_or(self.size.losses_per_sample)),
             loss: result.loss,
@@ -216,7 +215,7 @@ impl<'p> Reporter<'p> {
         }
         if let (Some(watch), Some(counts)) = (&mut self.fp8_watch, counts) {
             for warning in watch.look(counts) {
-                self.warn(&format!("WARNING: step {step}: {warning}"));
+                tell(&format!("WARNING: step {step}: {warning}"));
             }
         }
         if self.log.is_some() {

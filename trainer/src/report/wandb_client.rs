@@ -10,11 +10,12 @@ use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use common::files::open_to_append;
-use common::terminal::{PRINTED, say, warn};
+use common::terminal::{PRINTED, say};
 use serde_json::json;
 
 use crate::config::RunConfig;
 use crate::config::model_name::name;
+use crate::report::logs::tell;
 
 /// The client's program, in Python.
 const SCRIPT: &str = include_str!("wandb_client.py");
@@ -48,7 +49,7 @@ impl Client {
         }
         let log = folder.join(CLIENT_LOG);
         let opened = open_to_append(&log);
-        let output = opened.inspect_err(|error| warn(&refusal(&log, error))).ok()?;
+        let output = opened.inspect_err(|error| tell(&refusal(&log, error))).ok()?;
         let mut command = Command::new("python3");
         command.args(["-c", SCRIPT]).stdout(output.try_clone().ok()?).stderr(output);
         let mut client = Client::spawn(command, log.display().to_string())?;
@@ -108,8 +109,7 @@ impl Client {
 
     fn give_up(&self, why: &str) {
         let line = format!("notice: the client of Weights & Biases {why}: see {}. The files have every row", self.log);
-        warn(&line);
-        tracing::warn!(target: PRINTED, "{line}");
+        tell(&line);
     }
 }
 

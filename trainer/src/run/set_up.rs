@@ -2,7 +2,6 @@
 
 use common::UserError;
 use common::format::bytes;
-use common::terminal::warn;
 use data::Source;
 use device::Device;
 use engine::model::{GptShape, TensorParallel};
@@ -17,6 +16,7 @@ use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
+use crate::report::logs::tell;
 use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::{Needs, fits_host};
 use crate::run::{activations, verify};
@@ -92,7 +92,7 @@ pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>
     model.tell_of_unread();
     let files = model.source_files()?;
     if files.differs_from(source.tokenizer()) {
-        warn(&format!(
+        tell(&format!(
             "notice: the data have another tokenizer than {folder}, so the model's tokens mean other text than they did, and \
              an export has the data's"
         ));

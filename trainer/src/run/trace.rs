@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use common::files::create_file;
 use common::format::counted;
-use common::terminal::warn;
 use device::Device;
 use engine::graph_options::GraphOptions;
 use launch::watch::activity::{Activity, Doing};
@@ -14,6 +13,7 @@ use launch::watch::activity::{Activity, Doing};
 use crate::config::LoggingConfig;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
+use crate::report::logs::tell;
 use crate::report::summary::describe_device;
 
 /// The timeline of a run, if one is asked for.
@@ -133,7 +133,7 @@ impl StepTrace {
         });
         if let Err(error) = written {
             let what = format!("the timeline, {}", target.path.display());
-            warn(&format!("WARNING: {what}, was not written: {error}. The run continues."));
+            tell(&format!("WARNING: {what}, was not written: {error}. The run continues."));
             self.write_error = Some(RunError::File { what, error });
         }
         Ok(())

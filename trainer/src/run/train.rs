@@ -185,7 +185,13 @@ impl<'r> Trainer<'r> {
         }
         let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
         let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
-        let report = Reporter::new(plan, log, fp8_watch(plan, group), device.allocated_bytes(), peak);
+        let report = Reporter::new(
+            plan,
+            (log, session.changed_settings()),
+            fp8_watch(plan, group),
+            device.allocated_bytes(),
+            peak,
+        );
         tracing::info!(rank = group.rank, threads = group.threads, "training begins");
         let batches = match stage.needs_batch() {
             true => Some(prefetch(plan, group.rank, source.clone(), progress, stage)?),

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 
 use common::format::bytes;
-use common::terminal::{PRINTED, warn};
 use device::{Growth, Staging};
 use engine::step::Stage;
 
@@ -11,6 +10,7 @@ use crate::checkpoint::write::{Occasion, copy_blocks, rank_bytes};
 use crate::checkpoint::writers::Writers;
 use crate::config::CheckpointConfig;
 use crate::error::RunError;
+use crate::report::logs::tell;
 
 /// Memory for copies of a rank's state. On a GPU it is page-locked: a GPU copies to it beside other work. That is locked
 /// once, on a thread of its own. Where it is missing, copies go to ordinary memory, and training waits for them.
@@ -51,8 +51,7 @@ impl CopyMemory {
                      copied to ordinary memory",
                     bytes(needed as usize)
                 );
-                warn(&line);
-                tracing::warn!(target: PRINTED, "{line}");
+                tell(&line);
             }
         }
     }
@@ -74,7 +73,7 @@ impl CopyMemory {
     fn has_room(&self, stage: &Stage, writers: &Writers, local_ranks: usize) -> bool {
         let short = self.is_short((stage, writers, local_ranks), 0);
         if short && writers.leads() && !self.told_no_copy.replace(true) {
-            warn(
+            tell(
                 "notice: the machine's memory has no room for a copy of the state. The run waits while it saves, as with \
                  checkpoint.async_save = false",
             );

@@ -7,18 +7,18 @@ mod saves;
 mod start;
 mod states;
 
-use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::UserError;
-use common::terminal::{PRINTED, say, warn};
+use common::terminal::{PRINTED, say};
 use data::{self, CopiedFile, Identities};
 use device::Device;
 use engine::step::Stage;
 
+use crate::checkpoint::changed_settings::{ChangedSettings, changed_settings, in_words};
 use crate::checkpoint::file::KeptFile;
 use crate::checkpoint::folder::{clean, foreign};
 use crate::checkpoint::lock::{CHECKPOINTS, FolderLock, is_locked, shows};
@@ -29,10 +29,11 @@ use crate::checkpoint::unfinished::UnfinishedSave;
 use crate::checkpoint::validated::{Validated, ValidationEntry};
 use crate::checkpoint::write::Origin;
 use crate::checkpoint::writers::Writers;
+use crate::config::CheckpointConfig;
 use crate::config::plan::RunPlan;
-use crate::config::{CheckpointConfig, by_key};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
+use crate::report::logs::tell;
 use memory::CopyMemory;
 use removal::Removal;
 pub use start::{missing_checkpoint, newest_step, start_folder};
@@ -222,7 +223,7 @@ impl<'p> Session<'p> {
     pub fn compute_alike(&self, device: &Device) {
         let Some(products) = self.found.as_ref().and_then(|(_, manifest)| manifest.products.as_ref()) else { return };
         if let (Err(error), true) = (device.import_choices(products), self.main) {
-            warn(&format!(
+            tell(&format!(
                 "notice: {error}. The run continues, but its last bits may differ from those of an uninterrupted run."
             ));
         }
@@ -238,6 +239,12 @@ impl<'p> Session<'p> {
             Some((path, manifest)) => Ok(metrics_of(path, manifest).map_err(|damage| damaged(path, &damage))?),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// The settings that changed since the checkpoint that the run starts from, of those that numbers depend on.
+    pub fn changed_settings(&self) -> ChangedSettings {
+        let before = self.found.as_ref().and_then(|(path, _)| config(path).ok());
+        before.map_or_else(ChangedSettings::new, |before| changed_settings(&before, &self.origin.config))
     }
 
     /// Loads the checkpoint to start from into the stage, if there is one.
@@ -259,12 +266,12 @@ impl<'p> Session<'p> {
             format!("continues {} at step {}, sample {}{place}", path.display(), manifest.step, manifest.samples);
         say(&line);
         tracing::info!(target: PRINTED, "{line}");
-        let mut changed = config(path).map(|theirs| changes(&theirs, &self.origin.config)).unwrap_or_default();
+        let mut changed = in_words(&self.changed_settings());
         if let (Some(before), Some(now)) = (&manifest.data, &self.origin.data) {
             changed.extend(data::changed(before, now));
         }
         if !changed.is_empty() {
-            warn(&format!("notice: changed since the checkpoint, so the numbers may differ: {}", changed.join(", ")));
+            tell(&format!("notice: changed since the checkpoint, so the numbers may differ: {}", changed.join(", ")));
         }
     }
 }
@@ -296,53 +303,4 @@ fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
 /// A random name for a new run. Its checkpoints keep it.
 fn new_run() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish()) // the system seeds it
-}
-
-/// Sections that change no number.
-const WITHOUT_EFFECT: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
-
-/// Settings of other sections that change no number.
-const ALSO_WITHOUT_EFFECT: [&str; 5] =
-    ["train.device", "train.threads", "train.eval_interval", "train.eval_steps", "train.early_stop_patience"];
-
-/// The settings that differ, of those that numbers depend on.
-fn changes(before: &str, now: &str) -> Vec<String> {
-    let values = |config: &str| {
-        let mut values = by_key(config.parse().unwrap_or_default());
-        values.retain(|key, _| {
-            let section = WITHOUT_EFFECT.iter().any(|section| key.starts_with(section));
-            let alike = section || ALSO_WITHOUT_EFFECT.contains(&key.as_str());
-            !alike || key == "parallel.grad_reduce"
-        });
-        values
-    };
-    let (before, now) = (values(before), values(now));
-    let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
-    let show = |value: Option<&toml::Value>| value.map_or("unset".into(), toml::Value::to_string);
-    keys.into_iter()
-        .filter(|key| before.get(*key) != now.get(*key))
-        .map(|key| format!("{key} = {} (was {})", show(now.get(key)), show(before.get(key))))
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_settings_that_numbers_depend_on_count_as_changes() {
-        let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n\
-                      [recompute]\ngranularity = \"none\"\n[parallel]\ntensor = 1\ngrad_reduce = \"f32\"\n";
-        let now = "[train]\nseed = 1\nthreads = 4\n[optimizer]\nlr = 0.2\nclip = 1.0\n[logging]\ndir = \"b\"\n\
-                   [recompute]\ngranularity = \"full\"\n[parallel]\ntensor = 2\ngrad_reduce = \"bf16\"\n";
-        assert_eq!(
-            changes(before, now),
-            [
-                "optimizer.clip = 1.0 (was unset)",
-                "optimizer.lr = 0.2 (was 0.1)",
-                "parallel.grad_reduce = \"bf16\" (was \"f32\")",
-            ]
-        );
-        assert!(changes(now, now).is_empty());
-    }
 }

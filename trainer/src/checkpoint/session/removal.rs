@@ -1,9 +1,8 @@
 //! Old checkpoints are removed while training goes on.
 
+use crate::report::logs::tell;
 use std::path::Path;
 use std::thread::{Builder, JoinHandle};
-
-use common::terminal::warn;
 
 /// Removes old checkpoints on a thread of its own. A file system may take long to remove large files.
 #[derive(Default)]
@@ -17,7 +16,7 @@ impl Removal {
         self.wait();
         let dir = dir.to_path_buf();
         let failed = dir.display().to_string();
-        let failed = move |error| warn(&format!("WARNING: old checkpoints in {failed} were not removed: {error}"));
+        let failed = move |error| tell(&format!("WARNING: old checkpoints in {failed} were not removed: {error}"));
         let work = {
             let failed = failed.clone();
             move || work(&dir).unwrap_or_else(failed)

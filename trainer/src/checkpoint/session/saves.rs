@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Instant;
 
-use common::terminal::{PRINTED, warn};
 use engine::step::Stage;
 
 use super::states::{Place, why};
@@ -15,6 +14,7 @@ use crate::checkpoint::unfinished::{News, Published};
 use crate::checkpoint::validated::Validated;
 use crate::checkpoint::write::{Occasion, SaveRequest, begin_save, rank_bytes};
 use crate::error::{RunError, SaveError};
+use crate::report::logs::tell;
 
 impl Session<'_> {
     /// The place of the checkpoint that is due after `step` steps, if one is. `last` says that the run ends there, `best`
@@ -195,8 +195,7 @@ impl Session<'_> {
             }
             (Err(error), _) => {
                 let line = format!("WARNING: {error}. The run continues without it.");
-                warn(&line);
-                tracing::warn!(target: PRINTED, "{line}");
+                tell(&line);
                 Ok(None)
             }
         }

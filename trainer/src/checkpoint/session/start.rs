@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use common::UserError;
-use common::terminal::{say, warn};
+use common::terminal::say;
 
 use super::states::States;
 use super::{Found, Session, unreadable};
@@ -14,6 +14,7 @@ use crate::checkpoint::read::{check_sizes, damaged, verify};
 use crate::checkpoint::step_name::step_name;
 use crate::config::{CheckpointConfig, Resume};
 use crate::error::RunError;
+use crate::report::logs::tell;
 
 impl Session<'_> {
     /// The path of the checkpoint after so many steps that the run starts from.
@@ -68,7 +69,7 @@ impl Session<'_> {
         let newer_than = |on_disk: Option<&Manifest>| {
             newer_state((folder, dir), on_disk, |path| verify(path, &self.writers.activity))
         };
-        let tell = |refused: Vec<String>| refused.iter().for_each(|why| warn(&format!("notice: {why}")));
+        let tell = |refused: Vec<String>| refused.iter().for_each(|why| tell(&format!("notice: {why}")));
         let last = steps(dir).map_err(unreadable(dir))?.pop();
         if let Ok(last) = last.map(|(_, path)| check_sizes(&path)).transpose()
             && let Newer { found: Some(found), refused } = newer_than(last.as_ref())
@@ -120,7 +121,7 @@ impl Session<'_> {
 /// There is none, and all in `dir` are damaged.
 fn chosen(dir: &Path, found: Option<Found>, damaged: &[(PathBuf, Damage)]) -> Result<Option<Found>, RunError> {
     for (path, damage) in damaged.iter().filter(|_| found.is_some()) {
-        warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
+        tell(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
     }
     if let (None, [(path, damage), ..]) = (&found, damaged) {
         return Err(UserError::new(

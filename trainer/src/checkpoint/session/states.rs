@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use common::format::bytes;
-use common::terminal::{PRINTED, warn};
 
 use super::removal::Removal;
 use crate::checkpoint::folder::remove_all_but;
@@ -12,6 +11,7 @@ use crate::checkpoint::in_memory::state_folder;
 use crate::config::CheckpointConfig;
 use crate::error::SaveError;
 use crate::process_group::ProcessGroup;
+use crate::report::logs::tell;
 
 /// Where a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl States {
         let folder = state_folder(settings);
         if group.control.any(folder.is_none()) {
             if group.rank == 0 {
-                warn(
+                tell(
                     "notice: checkpoint.memory_interval has no effect: only `trainer supervise` starts a run again from \
                      memory, and this run sees no folder of it",
                 );
@@ -69,8 +69,7 @@ impl States {
         let line = format!(
             "WARNING: {what}. The run continues; after a failure it goes on from an earlier state or checkpoint"
         );
-        warn(&line);
-        tracing::warn!(target: PRINTED, "{line}");
+        tell(&line);
     }
 }
 
