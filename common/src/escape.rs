@@ -21,7 +21,7 @@ pub fn for_terminal(text: &str) -> String {
 
 /// Whether a terminal shows all of the text and acts on nothing in it.
 pub fn is_plain(text: &str) -> bool {
-    !text.contains(acts_on_terminal)
+    !text.contains(needs_escape)
 }
 
 /// The text as a basic string of TOML, in quotes. What a terminal would act on is escaped, so that it is shown as it is read.
@@ -30,7 +30,10 @@ pub fn toml_string(text: &str) -> String {
     for character in text.chars() {
         match character {
             '"' | '\\' => shown.extend(['\\', character]),
-            _ if acts_on_terminal(character) => shown.push_str(&format!("\\u{:04X}", u32::from(character))),
+            _ if needs_escape(character) && u32::from(character) > 0xffff => {
+                shown.push_str(&format!("\\U{:08X}", u32::from(character)));
+            }
+            _ if needs_escape(character) => shown.push_str(&format!("\\u{:04X}", u32::from(character))),
             _ => shown.push(character),
         }
     }
@@ -54,7 +57,7 @@ pub fn html(text: &str) -> String {
             '>' => shown.push_str("&gt;"),
             '"' => shown.push_str("&quot;"),
             '\n' | '\t' => shown.push(character),
-            _ if acts_on_terminal(character) => shown.extend(character.escape_default()),
+            _ if needs_escape(character) => shown.extend(character.escape_default()),
             _ => shown.push(character),
         }
     }
@@ -64,7 +67,7 @@ pub fn html(text: &str) -> String {
 fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        match acts_on_terminal(character) && !stays(character) {
+        match needs_escape(character) && !stays(character) {
             true => shown.extend(character.escape_default()),
             false => shown.push(character),
         }
@@ -72,12 +75,17 @@ fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
     shown
 }
 
-/// Control characters, and those that change the direction of the text after them (Unicode Standard Annex 9) or are
-/// line breaks to some programs.
-fn acts_on_terminal(character: char) -> bool {
-    let reorders =
-        matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    character.is_control() || reorders || matches!(character, '\u{2028}' | '\u{2029}')
+/// Control characters, those that change the direction of the text after them (Unicode Standard Annex 9), those that nobody
+/// sees, and those that are line breaks to some programs.
+fn needs_escape(character: char) -> bool {
+    let reorders = matches!(character, '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    // Marks of direction are among those without width. A soft hyphen is one too, and so are tags, a second alphabet.
+    let is_unseen = matches!(
+        character,
+        '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+    );
+    character.is_control() || reorders || is_unseen || matches!(character, '\u{2028}' | '\u{2029}')
 }
 
 #[cfg(test)]
@@ -89,12 +97,15 @@ mod tests {
         assert_eq!(one_line("a\u{1b}[2Jb\nc\td é ┌"), "a\\u{1b}[2Jb\\nc\\td é ┌");
         assert_eq!(one_line("x\u{202e}y\u{9b}31m\u{7f}"), "x\\u{202e}y\\u{9b}31m\\u{7f}");
         assert_eq!(for_terminal("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
+        assert_eq!(one_line("a\u{200b}b\u{feff}\u{ad}c\u{2060}"), "a\\u{200b}b\\u{feff}\\u{ad}c\\u{2060}");
+        assert_eq!(for_terminal("\u{200d}\n\u{e0041}"), "\\u{200d}\n\\u{e0041}");
         assert!(is_plain("d é ┌") && ["\n", "\t", "x\u{202e}y", "\u{7f}"].iter().all(|text| !is_plain(text)));
     }
 
     #[test]
     fn strings_of_toml_have_its_escapes_alone() {
         assert_eq!(toml_string("a\u{1b}\"\\\n\u{202e}é'\u{7f}"), r#""a\u001B\"\\\u000A\u202Eé'\u007F""#);
+        assert_eq!(toml_string("\u{feff}\u{e0041}"), r#""\uFEFF\U000E0041""#);
         assert_eq!(toml_strings(["a", "\u{2028}"]), r#"["a", "\u2028"]"#);
     }
 

@@ -42,13 +42,13 @@ TRAINING_ARGS=(
     --micro-batch-size 1
     --global-batch-size 8
     --train-samples 32
+    --lr-decay-samples 64
     --weight-decay 0.1
     --adam-beta1 0.9
     --lr 6.0e-3
     --lr-decay-style cosine
     --min-lr 6.0e-4
     --lr-warmup-fraction .25
-    --lr-decay-iters 430000
     --fp16
 )
 DATA_ARGS="
@@ -145,7 +145,7 @@ fn a_launch_script_of_megatron_becomes_a_configuration() {
         &table,
         "[model]\nlayers = 2\nhidden = 32\nffn = 128\nheads = 4\nseq_length = 16\nvocab = 256\nhidden_dropout = 0.1\n\
          [train]\nmicro_batch_size = 1\nglobal_batch_size = 8\nsteps = 4\nseed = 1234\neval_interval = 2\neval_steps = 1\n\
-         [optimizer]\nlr = 6e-3\nmin_lr = 6e-4\nwarmup_steps = 1\nbetas = [0.9, 0.999]\nweight_decay = 0.1\n\
+         [optimizer]\nlr = 6e-3\nmin_lr = 6e-4\nwarmup_steps = 2\nbetas = [0.9, 0.999]\nweight_decay = 0.1\n\
          [data]\nsplit = 0.99\n[checkpoint]\ninterval = 2\n[logging]\ninterval = 1\n",
     );
     assert!(table["checkpoint"].get("dir").is_none() && table["logging"].get("tensorboard").is_none(), "{page}");
@@ -160,7 +160,8 @@ fn a_launch_script_of_megatron_becomes_a_configuration() {
             &["--save $1", "not known"],
             &["--tensorboard-dir $TENSORBOARD_LOGS_PATH", "not known"],
             &["--fp16", "Fix: --bf16"],
-            &["--lr-decay-iters", "a decay ends with the run"],
+            &["--lr-decay-samples", "a decay ends with the run"],
+            &["warmup_steps = 2", "--lr-warmup-fraction 0.25 x --lr-decay-samples 64"],
             &["--attention-backend has no effect"],
         ],
     );
@@ -183,6 +184,57 @@ fn a_launch_script_of_megatron_becomes_a_configuration() {
 }
 
 #[test]
+fn values_of_a_megatron_script_are_those_of_the_run() {
+    let base = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2 --lr 1e-3 \
+                --train-iters 100 --vocab-size 256 --data-path tokens --global-batch-size 8 ";
+    let page =
+        |more: &str, ranks: usize| imported("list.txt", &format!("{base}{more}"), &format!("--ranks {ranks}"), ranks);
+    let (table, said) = page("--split 949,50,1", 1);
+    assert_values(&table, "[data]\nsplit = 0.949\n");
+    assert_comments(&said, &[&["--split 949,50,1", "test data, is for validation"]]);
+    let (table, said) =
+        page("--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --context-parallel-size 2", 2);
+    assert_values(&table, "[parallel]\ntensor = 2\n");
+    assert_comments(&said, &[&["--expert-tensor-parallel-size 4", "parallel.tensor"], &["--context-parallel-size 2"]]);
+    // A share of warm-up is one of the decay's 400 steps.
+    let (table, _) = page("--lr-warmup-fraction 0.1 --lr-decay-iters 400", 1);
+    assert_values(&table, "[optimizer]\nwarmup_steps = 40\n");
+    let (table, _) = page("--lr-warmup-fraction 0.1", 1);
+    assert_values(&table, "[optimizer]\nwarmup_steps = 10\n");
+    let (table, _) = page("--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp", 1);
+    assert_values(&table, "[cuda_graph]\nenable = true\nmodules = [\"attention\", \"mlp\"]\n");
+    let (table, _) = page("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", 2);
+    assert_values(&table, "[parallel]\npipeline = 2\nvirtual_pipeline = 2\n");
+    // Flags of Megatron that nothing takes the place of are named with the reason; those without effect come last.
+    let (_, said) = page("--log-straggler --cp-comm-type p2p a2a --mtp-num-layers 1 --use-megatron-fsdp", 1);
+    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("# --")).collect();
+    let named = [
+        "--mtp-num-layers: ",
+        "--use-megatron-fsdp: ",
+        "--cp-comm-type has no effect",
+        "--log-straggler has no effect",
+    ];
+    assert!(named.iter().all(|part| lines.iter().any(|line| line.contains(part))), "{said}");
+    assert!(lines[lines.len() - 2..].iter().all(|line| line.contains("has no effect")), "{said}");
+}
+
+#[test]
+fn settings_of_other_trainers_keep_their_meaning() {
+    let (table, _) =
+        imported("job.toml", "[parallelism]\ndata_parallel_shard_degree = 4\n[training]\nsteps = 20\n", "", 4);
+    assert_values(&table, "[parallel]\ndistributed_optimizer = true\n[train]\nglobal_batch_size = 32\n");
+    let (table, page) = imported("job.toml", "[training]\nsteps = 20\n[metrics]\nlog_freq = 7\n", "", 1);
+    assert_values(&table, "[parallel]\ndistributed_optimizer = true\n");
+    assert_comments(&page, &[&["data_parallel_shard_degree = -1: the number of ranks is not known", "--ranks N"]]);
+    let (table, _) = imported("cpu.py", "device = 'cpu'\nmax_iters = 20\nlr_decay_iters = 20\n", "", 1);
+    assert_values(&table, "[train]\ndevice = \"host\"\n[precision]\ncompute = \"f32\"\n");
+    let (_, page) = imported("args.json", r#"{"num_train_epochs": 2, "warmup_ratio": 0.03}"#, "", 1);
+    assert_comments(&page, &[&["num_train_epochs = 2", "--epochs 2"], &["warmup_ratio = 0.03", "0.03 x the steps"]]);
+    let (table, _) = imported("args.json", r#"{"output_dir": "a\ud83d\udc4b\u202e\udb40\udc41b"}"#, "", 1);
+    assert_values(&table, "[checkpoint]\ndir = \"a\u{1f44b}\u{202e}\u{e0041}b\"\n");
+}
+
+#[test]
 fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
     let (table, page) = imported("train_mini.py", NANOGPT, "", 1);
     assert_values(
@@ -191,7 +243,7 @@ fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
          attention_dropout = 0.2\n[data]\npath = \"data/gpl_char/train.bin\"\nvalidation_path = \"data/gpl_char/val.bin\"\n\
          raw_tokens = \"u16\"\n[train]\nmicro_batch_size = 4\nglobal_batch_size = 16\nsteps = 4\neval_interval = 2\n\
          eval_steps = 2\ndevice = \"host\"\n[optimizer]\nlr = 1e-3\nmin_lr = 1e-4\nbetas = [0.9, 0.99]\nweight_decay = 0.1\n\
-         warmup_steps = 1\nclip = 1.0\nschedule = \"cosine\"\n[precision]\ncompute = \"tf32\"\n[cuda_graph]\nenable = false\n\
+         warmup_steps = 1\nclip = 1.0\nschedule = \"cosine\"\n[precision]\ncompute = \"f32\"\n[cuda_graph]\nenable = false\n\
          [checkpoint]\ndir = \"out\"\ninterval = 0\nsave_best = true\n",
     );
     assert_comments(

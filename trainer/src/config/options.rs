@@ -107,7 +107,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.attention_soft_cap", "attention-soft-cap", &[], "", Kind::Float, "Attention scores s become cap x tanh(s / cap), as in Gemma 2. Unset: no cap"),
     option("model.logit_soft_cap", "logit-soft-cap", &[], "", Kind::Float, "The head's logits z become cap x tanh(z / cap), as in Gemma 2. Unset: no cap"),
     option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(Normalization::WORDS), "Normalisation before attention, feed-forward and head. rmsnorm_1p multiplies by 1 + weight (as Gemma)"),
-    option("model.norm_eps", "norm-eps", &["norm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms"),
+    option("model.norm_eps", "norm-eps", &["norm-epsilon", "layernorm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms"),
     option("model.norm_placement", "norm-placement", &[], "\"pre\"", Kind::Choice(NormPlacement::WORDS), "Norms of blocks: before attention and feed-forward, after them (as OLMo 2 has them), or both (as Gemma)"),
     option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(Activation::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU or GeGLU with a third matrix"),
     option("model.experts", "experts", &["num-experts"], "0", Kind::Integer, "Experts of a feed-forward layer. Each token passes experts_per_token of them. 0: layers are dense"),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use common::Choice;
 
-use crate::config::megatron::{Meaning, Takes, flags, our_flag, our_flags};
+use crate::config::megatron::{Meaning, Takes, groups, our_flag, our_flags};
 use crate::config::options::{Kind, OPTIONS};
 use crate::config::other_names::{OtherName, Trainer};
 use crate::families::Preset;
@@ -40,8 +40,11 @@ fn options() -> String {
 }
 
 fn megatron_flags() -> String {
-    let mut text = String::from("\n## Megatron's flags\n\n| flag | here |\n|---|---|\n");
-    for (flag, meaning) in flags() {
+    let mut text = String::from(
+        "\n## Megatron's flags\n\nThe flags of Megatron-LM of August 2026, and of releases before it, that are no flags of an \
+         option above. `*` stands for the rest of a name.\n\n| flag | here |\n|---|---|\n",
+    );
+    for (flags, meaning) in groups() {
         let here = match meaning {
             Meaning::Sets(key, value) | Meaning::SetsTelling((key, value), ..) => format!("`{}`", our_flag(key, value)),
             Meaning::SetsByValue(values, rule, fix) => {
@@ -55,7 +58,6 @@ fn megatron_flags() -> String {
                 format!("`{}`, but not with `{}`: {why}", our_flag(key, value), our_flag(other, unless))
             }
             Meaning::SetsItem(key, at) => format!("sets item {} of `{key}`", at + 1),
-            Meaning::Agrees(Takes::Value, key, _) => format!("accepted if it equals `{key}`"),
             Meaning::Refused([], rule, fix) => format!("not supported: {rule}. Instead: {fix}"),
             Meaning::Refused(words, rule, fix) => {
                 format!("accepted if it is `{}`: {rule}. Instead: {fix}", words.join("` or `"))
@@ -67,9 +69,11 @@ fn megatron_flags() -> String {
                 )
             }
             Meaning::Agrees(Takes::Nothing, key, why) => format!("accepted without `{key}`: {why}"),
+            Meaning::Agrees(_, key, _) => format!("accepted if it equals `{key}`"),
             Meaning::Ignored(_, why) => format!("no effect, with a notice: {why}"),
         };
-        let _ = writeln!(text, "| `--{flag}` | {here} |");
+        let flags: Vec<String> = flags.iter().map(|flag| format!("`--{flag}`")).collect();
+        let _ = writeln!(text, "| {} | {here} |", flags.join(" "));
     }
     text
 }

@@ -51,6 +51,7 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
                 command.arg(alone.hide(true).help(*why))
             }
             Meaning::Refused([], ..) => command,
+            Meaning::Ignored(Takes::Values, _) => command.arg(number.num_args(1..).hide(true)),
             Meaning::Agrees(..) | Meaning::Ignored(..) | Meaning::IgnoredIf(..) | Meaning::Refused(..) => {
                 command.arg(number.hide(true))
             }
@@ -196,7 +197,7 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig, mistakes
 pub(super) fn notices(matches: &ArgMatches, config: &RunConfig) -> Vec<String> {
     let given = flags().filter_map(|(flag, meaning)| match meaning {
         Meaning::Ignored(takes, why) => {
-            let given = if *takes == Takes::Value { matches.contains_id(flag) } else { matches.get_flag(flag) };
+            let given = if *takes == Takes::Nothing { matches.get_flag(flag) } else { matches.contains_id(flag) };
             given.then(|| format!("--{flag} has no effect: {why}"))
         }
         Meaning::SetsWhateverValue(_, _, why) | Meaning::IgnoredIf(_, why, ..) => {

@@ -96,12 +96,18 @@ fn user_error(error: &clap::Error, arguments: &[OsString]) -> UserError {
             let known = texts(error, ContextKind::ValidValue);
             let rule = match (&known[..], error.source()) {
                 ([], Some(source)) => source.to_string(),
-                ([], None) => "the flag has a value".into(),
+                ([], None) => "the flag has a value, which is not empty".into(),
                 (known, _) => format!("the value is one of {}", known.join(", ")),
             };
             let what =
                 if value.is_empty() { format!("{argument} has no value") } else { format!("`{value}` for {argument}") };
-            UserError::new(what, rule, did_you_mean(ContextKind::SuggestedValue).unwrap_or(help.into()))
+            let is_empty = value.is_empty() && known.is_empty();
+            let fix = if is_empty {
+                format!("give one (is a variable empty, is a comma too many?); {help}")
+            } else {
+                help.into()
+            };
+            UserError::new(what, rule, did_you_mean(ContextKind::SuggestedValue).unwrap_or(fix))
         }
         ErrorKind::TooManyValues => UserError::new(
             format!("`{value}` for {argument}"),

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 
 use common::{Mistakes, UserError};
-use trainer::config::megatron::{Meaning, flags};
+use trainer::config::megatron::{Meaning, Takes, flags, meaning, same_value};
+use trainer::config::options::OPTIONS;
 use trainer::config::other_names::Set;
 
 use super::page::{Imported, written};
@@ -79,6 +80,7 @@ pub(super) fn import(text: &str, file: &str, ranks: Option<usize>) -> Result<(Im
     }
     mistakes.lines().iter().for_each(|line| imported.leave(line));
     set_warmup(&line, &mut imported);
+    tell_the_rest(&line, &mut imported);
     complete(&mut imported, ranks);
     Ok((imported, ranks))
 }
@@ -122,9 +124,10 @@ fn known(arguments: &[Word], imported: &mut Imported) -> Vec<OsString> {
         let values = arguments[at..].iter().take(most).take_while(is_value).count();
         let group = &arguments[at - 1..at + values];
         at += values;
-        if !name.starts_with("--") {
+        let is_known = group.iter().all(Word::is_known);
+        if is_known && !name.starts_with("--") {
             imported.leave(format!("{name}: a word that is no value of the flag before it"));
-        } else if group.iter().all(Word::is_known) {
+        } else if is_known {
             line.extend(group.iter().map(|word| OsString::from(word.text())));
         } else {
             let shown = group.iter().map(Word::text).collect::<Vec<_>>().join(" ");
@@ -140,7 +143,7 @@ fn check_names(arguments: &[Word], file: &str) -> Result<(), UserError> {
     let texts: Vec<String> = arguments.iter().map(Word::text).collect();
     let names = texts.iter().filter_map(|text| text.strip_prefix("--"));
     let names: Vec<String> = names.map(|name| name.split('=').next().unwrap_or_default().replace('_', "-")).collect();
-    let is_known = |name: &&String| numbers.contains_key(*name) || flags().any(|(flag, _)| flag == *name);
+    let is_known = |name: &&String| numbers.contains_key(*name) || meaning(name).is_some();
     recognise::check_flags(names.iter().filter(is_known).count(), names.len(), file)
 }
 
@@ -161,13 +164,40 @@ fn set_warmup(line: &[OsString], imported: &mut Imported) {
     }
 }
 
+/// Names each flag that set nothing and that no comment names by now: another mistake hides what it means.
+fn tell_the_rest(line: &[OsString], imported: &mut Imported) {
+    let words: Vec<&str> = line.iter().filter_map(|word| word.to_str()).collect();
+    for (at, word) in words.iter().enumerate() {
+        let Some(name) = word.strip_prefix("--") else { continue };
+        let (name, attached) = name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value)));
+        let flag = name.replace('_', "-");
+        let value = attached.or_else(|| words.get(at + 1).copied().filter(|next| !next.starts_with("--")));
+        let effect = meaning(&flag);
+        let option = OPTIONS.iter().find(|option| option.flag == flag || option.aliases.contains(&&*flag));
+        let keys = option.map(|option| vec![option.key]).or_else(|| Some(effect?.keys())).unwrap_or_default();
+        let config = imported.sources().resolve().by_key();
+        let is_that =
+            |key: &&str| config.get(*key).zip(value).is_some_and(|(is, given)| same_value(&is.to_string(), given));
+        let told = match effect {
+            Some(Meaning::Agrees(Takes::Nothing, key, _)) => !imported.has(key),
+            Some(Meaning::Agrees(..)) => keys.iter().any(is_that),
+            _ => keys.iter().any(|key| imported.has(key) || imported.names(key)),
+        };
+        if !told && !imported.names(&format!("--{name}")) {
+            let beside = keys.first().map_or(String::new(), |key| format!(" beside {key}"));
+            let value = value.map_or(String::new(), |value| format!(" {value}"));
+            imported
+                .leave(format!("--{name}{value}{beside}: not taken; correct the settings that are named here first"));
+        }
+    }
+}
+
 /// How an option's value was found, if a flag of Megatron's is converted.
 fn computed(key: &str, line: &[OsString]) -> String {
-    let of = |meaning: &Meaning| match meaning {
-        Meaning::Computes(of, ..) | Meaning::Translates(of, ..) => *of == key,
-        Meaning::SetsByValue(values, ..) => values.iter().flat_map(|(_, sets)| *sets).any(|(of, _)| *of == key),
-        _ => false,
+    let converts = |meaning: &Meaning| {
+        matches!(meaning, Meaning::Computes(..) | Meaning::Translates(..) | Meaning::SetsByValue(..))
     };
+    let of = |meaning: &Meaning| converts(meaning) && meaning.keys().contains(&key);
     let converted = flags().filter(|(_, meaning)| of(meaning)).find_map(|(flag, _)| {
         let at = line
             .iter()

@@ -1,6 +1,8 @@
 //! `trainer import`: a configuration made from one of another trainer.
 
 mod arithmetic;
+#[cfg(test)]
+mod every_name;
 mod megatron;
 mod page;
 mod python;

@@ -53,6 +53,13 @@ impl Imported {
             || self.sources.given_values().values().any(|set| set == value && value.as_bool().is_none())
     }
 
+    /// Whether a comment has this word.
+    pub(super) fn names(&self, word: &str) -> bool {
+        let has_word =
+            |text: &String| text.split(|c: char| c.is_whitespace() || ",:=".contains(c)).any(|of| of == word);
+        self.how.values().chain(&self.left).any(has_word)
+    }
+
     /// The values of the options that are set.
     pub(super) fn sources(&self) -> &ConfigSources {
         &self.sources
@@ -113,7 +120,7 @@ pub(super) fn written(value: &Value) -> String {
 
 /// Whether a line is about a setting that changes nothing.
 fn is_idle(line: &str) -> bool {
-    line.contains(" has no effect") || line.ends_with("Instead: leave it out") || line.ends_with("Fix: leave it out")
+    line.contains(" has no effect") || line.ends_with("Instead: leave it out")
 }
 
 fn comments<'l>(lines: impl Iterator<Item = &'l String>) -> String {

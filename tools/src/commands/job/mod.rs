@@ -81,15 +81,11 @@ fn check_plain(matches: &ArgMatches) -> Result<(), UserError> {
     }
 }
 
-/// Fails on a host without a name, and on one that is named twice: Open MPI adds up the ranks of both, and so starts more on
-/// that machine than it has GPUs. The names of hosts have no case.
+/// Fails on a host that is named twice: Open MPI adds up the ranks of both, and so starts more on that machine than it has
+/// GPUs. The names of hosts have no case.
 fn check_once(hosts: &[String]) -> Result<(), UserError> {
     let rule = "every machine of the job is named once";
     for (place, host) in hosts.iter().enumerate() {
-        if host.is_empty() {
-            let what = format!("--hosts {} has a name without letters", hosts.join(","));
-            return Err(UserError::new(what, rule, "leave out the comma that is too much"));
-        }
         if hosts[..place].iter().any(|earlier| earlier.eq_ignore_ascii_case(host)) {
             let fix = "name it once. --ranks-per-node N sets the ranks of each machine";
             return Err(UserError::new(format!("--hosts names {host} twice"), rule, fix));

@@ -54,6 +54,7 @@ fn chunks_of(layers: f64, run: &RunConfig) -> Option<f64> {
 pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("bf16", Sets("precision.compute", "bf16")),
     ("fp8-hybrid", Sets("precision.fp8", "hybrid")),
+    ("fp8-e4m3", Sets("precision.fp8", "e4m3")),
     ("first-last-layers-bf16", Sets("precision.bf16_blocks", "[1, 1]")),
     ("openai-gelu", Sets("model.activation", "gelu")),
     ("swiglu", Sets("model.activation", "swiglu")),
@@ -79,6 +80,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
 
     ("train-samples", Computes("train.steps", "VALUE / train.global_batch_size", steps_of)),
     ("lr-warmup-samples", Computes("optimizer.warmup_steps", "VALUE / train.global_batch_size", steps_of)),
+    ("lr-wsd-decay-samples", Computes("optimizer.decay_steps", "VALUE / train.global_batch_size", steps_of)),
     ("lr-warmup-fraction", Computes("optimizer.warmup_steps", "VALUE x train.steps", |share, run| run.train.epochs.is_none().then_some(share * run.train.steps as f64))),
     ("distributed-timeout-minutes", Computes("parallel.distributed_timeout_seconds", "60 x VALUE", |minutes, _| Some(60.0 * minutes))),
     ("num-layers-per-virtual-pipeline-stage", Computes("parallel.virtual_pipeline", "model.layers / (parallel.pipeline x VALUE)", chunks_of)),
@@ -186,8 +188,8 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("decoupled-min-lr", Refused(&[], RATE_OF_GROUPS, DECOUPLED)),
     ("start-weight-decay", Refused(&[], ONE_DECAY, "--weight-decay")),
     ("end-weight-decay", Refused(&[], ONE_DECAY, "--weight-decay")),
-    ("override-opt_param-scheduler", Refused(&[], "a resumed run has the schedule of its options, and says what changed", "leave it out")),
-    ("use-checkpoint-opt_param-scheduler", Refused(&[], "a resumed run has the schedule of its options, and says what changed", "leave it out, and give the options as before")),
+    ("override-opt-param-scheduler", Refused(&[], "a resumed run has the schedule of its options, and says what changed", "leave it out")),
+    ("use-checkpoint-opt-param-scheduler", Refused(&[], "a resumed run has the schedule of its options, and says what changed", "leave it out, and give the options as before")),
     ("embedding-init-method-std", Refused(&[], "embeddings start like other matrices", "--init-std for all")),
     ("init-method-xavier-uniform", Refused(&[], "matrices start from a normal distribution", "--init-std")),
     ("reset-position-ids", Refused(&[], CAUSAL, "leave it out")),

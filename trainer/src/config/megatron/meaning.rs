@@ -35,11 +35,33 @@ pub enum Meaning {
     Refused(&'static [&'static str], &'static str, &'static str),
 }
 
-/// Whether a flag has a value.
+impl Meaning {
+    /// The options that it sets, or agrees with.
+    pub fn keys(&self) -> Vec<&'static str> {
+        match *self {
+            Meaning::Sets(key, _)
+            | Meaning::SetsTelling((key, _), ..)
+            | Meaning::SetsWhateverValue(key, ..)
+            | Meaning::Computes(key, ..)
+            | Meaning::Translates(key, ..)
+            | Meaning::SetsUnless((key, _), ..)
+            | Meaning::SetsItem(key, _)
+            | Meaning::Agrees(_, key, _) => vec![key],
+            Meaning::SetsByValue(values, ..) => {
+                values.iter().flat_map(|(_, sets)| *sets).map(|(key, _)| *key).collect()
+            }
+            Meaning::Ignored(..) | Meaning::IgnoredIf(..) | Meaning::Refused(..) => Vec::new(),
+        }
+    }
+}
+
+/// The number of a flag's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// It stands alone.
     Nothing,
     /// It has one.
     Value,
+    /// It has one or more.
+    Values,
 }

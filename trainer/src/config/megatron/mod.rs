@@ -1,26 +1,43 @@
 //! Megatron's command line in our terms. A Megatron flag that takes the same values as one of our options is an alias in the
 //! option table. [`flags`] has the other flags that Megatron's users know.
 
+mod absent_flags;
 mod expert_flags;
 mod general_flags;
 mod layer_pattern;
 mod meaning;
 pub mod words;
 
+use std::slice::from_ref;
+
 use crate::config::options::{Kind, find};
 use Meaning::{Refused, SetsByValue};
+use absent_flags::ABSENT_FLAGS;
 use expert_flags::EXPERT_FLAGS;
 use general_flags::GENERAL_FLAGS;
 pub use meaning::{Meaning, Takes};
 
+/// The flags that have the same effect here, with that effect. A name that ends in `*` stands for all names that begin so.
+pub fn groups() -> impl Iterator<Item = (&'static [&'static str], &'static Meaning)> {
+    let alone = GENERAL_FLAGS.iter().chain(EXPERT_FLAGS).map(|(flag, meaning)| (from_ref(flag), meaning));
+    alone.chain(ABSENT_FLAGS.iter().map(|(meaning, flags)| (*flags, meaning)))
+}
+
 /// Each flag with its effect here.
 pub fn flags() -> impl Iterator<Item = (&'static str, &'static Meaning)> {
-    GENERAL_FLAGS.iter().chain(EXPERT_FLAGS).map(|(flag, meaning)| (*flag, meaning))
+    groups().flat_map(|(flags, meaning)| flags.iter().map(move |flag| (*flag, meaning)))
+}
+
+/// The effect of a flag. A name in full comes before one that stands for several.
+pub fn meaning(flag: &str) -> Option<&'static Meaning> {
+    let begins = |name: &str| name.strip_suffix('*').is_some_and(|prefix| flag.starts_with(prefix));
+    let found = flags().find(|(name, _)| *name == flag).or_else(|| flags().find(|(name, _)| begins(name)));
+    found.map(|(_, meaning)| meaning)
 }
 
 /// The rule and the fix for a flag that is not supported, or not with this value.
 pub fn unsupported(flag: &str, value: Option<&str>) -> Option<(&'static str, &'static str)> {
-    flags().find(|(name, _)| *name == flag).and_then(|(_, meaning)| match meaning {
+    meaning(flag).and_then(|meaning| match meaning {
         SetsByValue(values, rule, fix) => {
             (!values.iter().any(|(known, _)| value == Some(known))).then_some((*rule, *fix))
         }
@@ -63,6 +80,8 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for (flag, meaning) in flags() {
             assert!(!own(flag) && seen.insert(flag), "--{flag} twice");
+            let stands_for_several = flag.ends_with('*');
+            assert!(!stands_for_several || matches!(meaning, Refused([], ..)), "--{flag}: a command has no such flag");
             match meaning {
                 Meaning::Sets(key, value) | Meaning::SetsWhateverValue(key, value, _) => {
                     ConfigSources::default().set(key, value, flag).unwrap();
@@ -114,6 +133,12 @@ mod tests {
             ("fp16", "", false),
             ("cuda-graph-impl", "local", true),
             ("cuda-graph-impl", "transformer_engine", true),
+            ("rerun-mode", "disabled", true),
+            ("rerun-mode", "validate_results", false),
+            ("inference-rng-tracker", "", true),
+            ("inference-max-requests", "8", false),
+            ("moe-grouped-gemm", "", true),
+            ("mtp-num-layers", "1", false),
         ] {
             assert_eq!(unsupported(flag, Some(value)).is_none(), taken, "--{flag} {value}");
         }

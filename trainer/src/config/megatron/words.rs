@@ -39,7 +39,6 @@ const OTHER: &[(&str, &str, &str)] = &[
     ("cuda_graph.scope", "moe_preprocess", "set cuda_graph.modules = [\"moe_router\", \"moe_preprocess\"]"),
     ("cuda_graph.scope", "mamba", TRANSFORMER),
     ("model.router_score", "sqrtsoftplus", "set model.router_score = \"softmax\" or \"sigmoid\""),
-    ("model.preset", "gpt2", "set model.preset = \"gpt2-124m\""),
     ("model.preset", "gpt2-small", "set model.preset = \"gpt2-124m\""),
     ("model.preset", "gpt2-medium", "set model.preset = \"gpt2-350m\""),
     ("optimizer.schedule", "WSD", "set optimizer.schedule = \"wsd\", whose decay is linear"),

@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::settings::Here::{Becomes, Same, With, Without};
 use super::settings::{
-    KERNELS, Made, OUT, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text,
+    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text,
 };
 
 const BATCH: &str = "--micro-batch-size, and --global-batch-size with its product with gradient_accumulation_steps and the number of ranks";
@@ -129,8 +129,8 @@ pub(super) const NAMES: &[OtherName] = &[
     name("do_predict", "", Without(EVALUATES, "trainer sample, or trainer eval")),
     name("prediction_loss_only", "", Without("an evaluation has the loss", OUT)),
     name("load_best_model_at_end", "", Becomes("--save-best; its name is best, in the folder of --save", best)),
-    name("metric_for_best_model", "", Without(BY_LOSS, OUT)),
-    name("greater_is_better", "", Without(BY_LOSS, OUT)),
+    name("metric_for_best_model", "", Without(BY_LOSS, NOT_HERE)),
+    name("greater_is_better", "", Without(BY_LOSS, NOT_HERE)),
     name("early_stopping_patience", "", Same("train.early_stop_patience")),
     name("early_stopping_threshold", "", Without("any fall of the validation loss counts", "--early-stop-patience")),
     name("seed", "42", Same("train.seed")),
@@ -183,18 +183,18 @@ pub(super) const NAMES: &[OtherName] = &[
     name("lora_alpha", "32", Becomes("--lora-alpha", alpha)),
     name("lora_dropout", "0.05", Becomes("--lora-dropout", adapter_dropout)),
     name("lora_target_modules", "", Becomes("--lora-target-modules", targets)),
-    name("lora_modules_to_save", "", Without("with adapters all other parameters keep their values", OUT)),
+    name("lora_modules_to_save", "", Without("with adapters all other parameters keep their values", NOT_HERE)),
     name("lora_task_type", "", Without(ONE_LORA, OUT)),
     name("use_rslora", "", Without(ONE_LORA, "--lora-alpha, lora_alpha x the root of lora_r")),
-    name("use_dora", "", Without(ONE_LORA, OUT)),
-    name("load_in_4bit", "", Without(FULL_WEIGHTS, OUT)),
-    name("load_in_8bit", "", Without(FULL_WEIGHTS, OUT)),
-    name("use_bnb_nested_quant", "", Without(FULL_WEIGHTS, OUT)),
-    name("bnb_*", "", Without(FULL_WEIGHTS, OUT)),
-    name("label_smoothing_factor", "", Without(PLAIN_LOSS, OUT)),
+    name("use_dora", "", Without(ONE_LORA, NOT_HERE)),
+    name("load_in_4bit", "", Without(FULL_WEIGHTS, NOT_HERE)),
+    name("load_in_8bit", "", Without(FULL_WEIGHTS, NOT_HERE)),
+    name("use_bnb_nested_quant", "", Without(FULL_WEIGHTS, NOT_HERE)),
+    name("bnb_*", "", Without(FULL_WEIGHTS, NOT_HERE)),
+    name("label_smoothing_factor", "", Without(PLAIN_LOSS, NOT_HERE)),
     name("neftune_noise_alpha", "", Without("embeddings have no noise", "--hidden-dropout")),
     name("average_tokens_across_devices", "", Without("the loss is the mean over the tokens of all ranks", OUT)),
-    name("loss_type", "", Without(PLAIN_LOSS, OUT)),
+    name("loss_type", "", Without(PLAIN_LOSS, NOT_HERE)),
     name("use_liger_kernel", "", Without(KERNELS, OUT)),
     name("liger_kernel_config", "", Without(KERNELS, OUT)),
     name("group_by_length", "", Same("data.group_by_length")),
@@ -292,6 +292,7 @@ fn decay(value: &Value, settings: &Settings) -> Made {
 
 fn warmup(value: &Value, settings: &Settings) -> Made {
     match number(value) {
+        None => Err("it is not a number".into()),
         Some(steps) if steps >= 1.0 => one("optimizer.warmup_steps", shown(steps.floor())),
         // Newer releases take a share of the steps here.
         Some(share) if share > 0.0 => share_of_steps(share, settings),

@@ -10,11 +10,11 @@ const BATCH: &str = "--micro-batch-size, and --global-batch-size with batch_size
 
 pub(super) const NAMES: &[OtherName] = &[
     name("out_dir", "\"out\"", Same("checkpoint.dir")),
-    name("eval_interval", "2000", Becomes("--eval-interval", evaluations)),
+    name("eval_interval", "2000", Same("train.eval_interval")),
     name("log_interval", "1", Same("logging.interval")),
     name("eval_iters", "200", Becomes("--eval-iters", batches)),
     name("eval_only", "", Becomes("trainer eval", evaluation_alone)),
-    name("always_save_checkpoint", "", Becomes("--save-interval", checkpoints)),
+    name("always_save_checkpoint", "true", Becomes("--save-interval", checkpoints)),
     name("init_from", "\"scratch\"", Becomes("--init-from with a folder of a Hugging Face model", start)),
     name("wandb_log", "", Same("logging.wandb")),
     name("wandb_project", "", Without(WANDB, "--wandb with WANDB_PROJECT set")),
@@ -47,14 +47,6 @@ pub(super) const NAMES: &[OtherName] = &[
     name("dtype", "\"bfloat16\"", Becomes("--bf16, or --compute tf32 or f32", format)),
     name("compile", "true", Becomes("--enable-cuda-graph", graphs)),
 ];
-
-fn evaluations(value: &Value, settings: &Settings) -> Made {
-    let mut sets = vec![set("train.eval_interval", text(value))];
-    if settings.value("always_save_checkpoint").is_none() {
-        sets.push(set_as("checkpoint.interval", text(value), "a checkpoint is saved after each eval_interval"));
-    }
-    Ok(sets)
-}
 
 fn checkpoints(value: &Value, settings: &Settings) -> Made {
     let interval = settings.number("eval_interval").unwrap_or(0.0);

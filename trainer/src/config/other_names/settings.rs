@@ -24,6 +24,8 @@ pub(super) const fn name(name: &'static str, default: &'static str, here: Here) 
 
 /// The fix for a setting that nothing here needs.
 pub(super) const OUT: &str = "leave it out";
+/// The fix for a setting that changes a run elsewhere, and cannot here.
+pub(super) const NOT_HERE: &str = "leave it out: there is no equivalent";
 /// The rule for a choice between implementations.
 pub(super) const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
 

@@ -5,7 +5,7 @@ use toml::Value;
 
 use super::settings::Here::{Becomes, Same, With, Without};
 use super::settings::{
-    KERNELS, Made, OUT, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text,
+    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text,
 };
 
 const WEIGHTS: &str = "state of the optimizer is divided over ranks, weights are not";
@@ -70,7 +70,7 @@ pub(super) const NAMES: &[OtherName] = &[
     name("training.seed", "", Same("train.seed")),
     name("training.deterministic", "", Same("train.deterministic")),
     name("training.compile", "", Becomes("--enable-cuda-graph", graphs)),
-    name("training.enable_cpu_offload", "", Without("weights and state of the optimizer stay on the GPU", OUT)),
+    name("training.enable_cpu_offload", "", Without("weights and state of the optimizer stay on the GPU", NOT_HERE)),
     name("training.gc_freq", "", Without("there is no garbage collector", OUT)),
     name("training.gc_debug", "", Without("there is no garbage collector", OUT)),
     name("debug.seed", "", Same("train.seed")),
@@ -166,7 +166,7 @@ pub(super) const NAMES: &[OtherName] = &[
     name("validation.*", "", Without("validation has the sizes of training", OUT)),
     name("fault_tolerance.*", "", Without(NO_SERVICE, "trainer supervise")),
     name("memory_estimation.*", "", Without("the plan has the memory", "trainer plan, or --dry-run")),
-    name("experimental.*", "", Without("there is no code of users to import", OUT)),
+    name("experimental.*", "", Without("there is no code of users to import", NOT_HERE)),
 ];
 
 fn trace(value: &Value, _: &Settings) -> Made {
@@ -288,9 +288,8 @@ fn replicate(value: &Value, settings: &Settings) -> Made {
     }
 }
 
-fn shard(value: &Value, settings: &Settings) -> Made {
-    let divides = number(value) != Some(1.0) && data_ranks(settings) > 1.0;
-    if !divides {
+fn shard(value: &Value, _: &Settings) -> Made {
+    if number(value) == Some(1.0) {
         return none();
     }
     let how = format!("data_parallel_shard_degree {}: {WEIGHTS}", text(value));
