@@ -1,12 +1,12 @@
 //! Files that other programs may have written or replaced, opened so that no path makes the process wait, fill its memory,
 //! or write to a file elsewhere.
 //!
-//! Files that the trainer writes are regular files under their own names. A link in the place of one is not followed: it
-//! may lead to any file of the user's.
+//! Files that the trainer writes are regular files under names of their own. A link in the place of one is not followed, and
+//! a file with a second name is not written to: it may be any file of the user's.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
@@ -34,7 +34,7 @@ pub fn open_unlinked(path: &Path) -> Result<File> {
 /// Opens a file to read and write it, from its first byte on. A missing file is made; existing content stays.
 ///
 /// # Errors
-/// Errors of the operating system. A link, a pipe, a device or a folder.
+/// Errors of the operating system. A link, a file with a second name, a pipe, a device or a folder.
 pub fn open_to_change(path: &Path) -> Result<File> {
     open_to_write(path, File::options().read(true).write(true).truncate(false))
 }
@@ -71,7 +71,7 @@ pub fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
 /// As [`open_to_change`].
 pub fn ensure_writable_name(path: &Path) -> Result<()> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) => ensure_unlinked(&found),
+        Ok(found) => ensure_unlinked(&found).and_then(|()| ensure_one_name(&found)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -129,8 +129,22 @@ fn open(path: &Path, flags: OFlags) -> Result<File> {
 fn open_to_write(path: &Path, options: &mut OpenOptions) -> Result<File> {
     ensure_writable_name(path)?;
     let file = options.create(true).custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits() as i32).open(path)?;
-    ensure_regular(&file.metadata()?)?;
+    let found = file.metadata()?;
+    ensure_regular(&found)?;
+    ensure_one_name(&found)?;
     Ok(file)
+}
+
+/// Fails on a file that a hard link gives a second name.
+fn ensure_one_name(found: &Metadata) -> Result<()> {
+    match found.nlink() {
+        0 | 1 => Ok(()),
+        names => {
+            let text =
+                format!("it has {names} names (hard links), and a write would change the file under all of them");
+            Err(Error::new(ErrorKind::InvalidInput, text))
+        }
+    }
 }
 
 fn ensure_unlinked(found: &Metadata) -> Result<()> {
@@ -201,6 +215,13 @@ mod tests {
                 assert_eq!(write(&at(name)).unwrap_err().to_string(), problem, "{name}");
             }
         }
+        std::fs::write(at("two"), "mine").unwrap();
+        std::fs::hard_link(at("two"), at("second")).unwrap();
+        for write in ways {
+            let error = write(&at("second")).unwrap_err().to_string();
+            assert!(error.starts_with("it has 2 names (hard links)"), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(at("two")).unwrap(), "mine");
         assert!(!at("elsewhere").exists());
         assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "new");
     }

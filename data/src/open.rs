@@ -338,15 +338,21 @@ impl<'d> Reader<'d> {
         let ReadConversations { form, not_text } = read;
         self.of_files.add(Told::NotText, not_text);
         if all.counts.targets == 0 {
-            return Err(UserError::new(
-                format!(
-                    "{key} = `{name}` has {}, and no answer within {}",
-                    counted(all.counts.read as usize, "conversation"),
-                    counted(self.seq + 1, "token")
+            let of = counted(all.counts.read as usize, "conversation");
+            return Err(match all.counts.needed {
+                0 => UserError::new(
+                    format!("{key} = `{name}` has {of}, and no answer that is learned"),
+                    "the loss is on answers of the assistant, but for those with a `weight` of 0 or a `train` of false",
+                    "give conversations with answers that are learned",
                 ),
-                "the loss is on answers of the assistant that begin within model.seq_length",
-                "give conversations with answers, or a larger model.seq_length",
-            ));
+                needed => UserError::new(
+                    format!("{key} = `{name}` has {of}, and no answer within {}", counted(self.seq + 1, "token")),
+                    "the loss is on answers of the assistant that begin within model.seq_length",
+                    format!(
+                        "set model.seq_length = {needed} (--seq-length) for all answers, or give shorter conversations"
+                    ),
+                ),
+            });
         }
         let largest = all.largest();
         if largest as usize >= self.vocab {

@@ -49,8 +49,12 @@ pub(crate) struct Counts {
     pub(crate) read: u64,
     /// Longer than a sample.
     pub(crate) cut: u64,
-    /// Without a target, so they are not trained on.
-    pub(crate) empty: u64,
+    /// Whose answers begin behind a sample's end, so they are not trained on.
+    pub(crate) beyond: u64,
+    /// Without an answer that is learned.
+    pub(crate) unlearned: u64,
+    /// Inputs of a sample that would hold the answers of every conversation.
+    pub(crate) needed: u64,
     /// Tokens of those that are trained on, after cutting.
     pub(crate) tokens: u64,
     /// Targets among them.
@@ -60,19 +64,25 @@ pub(crate) struct Counts {
 impl Counts {
     /// The counts in words, for `samples` samples of `seq` inputs.
     pub(crate) fn describe(self, samples: u64, seq: usize) -> String {
-        let Counts { read, cut, empty, tokens, targets } = self;
-        let kept = read - empty;
+        let Counts { read, cut, beyond, unlearned, needed, tokens, targets } = self;
+        let kept = read - beyond - unlearned;
         let filled = tokens.saturating_sub(kept) as f64 / (samples * seq as u64).max(1) as f64;
         let packed = match samples < kept {
             true => format!(", packed into {}", counted(samples as usize, "sample")),
             false => String::new(),
         };
-        let left_out = match empty {
+        let left_out = |number: u64, why: &str| match number {
             0 => String::new(),
-            empty => format!(", {empty} left out because no answer begins within"),
+            number => format!(", {number} left out because {why}"),
+        };
+        let beyond = left_out(beyond, "no answer begins within");
+        let unlearned = left_out(unlearned, "none of its answers is learned");
+        let longer = match needed > seq as u64 {
+            true => format!(" (--seq-length {needed} keeps all answers)"),
+            false => String::new(),
         };
         format!(
-            "{}, {cut} cut to {seq} tokens{left_out}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
+            "{}, {cut} cut to {seq} tokens{longer}{beyond}{unlearned}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
             counted(read as usize, "conversation"),
             100.0 * (1.0 - filled),
             count(targets as f64),
@@ -97,8 +107,11 @@ impl Builder {
         let is_target = |at: usize| at > 0 && conversation.counts[at];
         let targets = (0..kept).filter(|&at| is_target(at)).count() as u64;
         counts.read += 1;
+        // A target is behind as many inputs as its place says.
+        let needed = (0..conversation.tokens.len()).rfind(|&at| is_target(at)).unwrap_or(0) as u64;
+        counts.needed = counts.needed.max(needed);
         if targets == 0 {
-            counts.empty += 1;
+            *if needed == 0 { &mut counts.unlearned } else { &mut counts.beyond } += 1;
             return;
         }
         counts.cut += u64::from(kept < conversation.tokens.len());
@@ -254,7 +267,17 @@ mod tests {
         let all: [&[u32]; 4] =
             [&[1, 2, 100, 3, 101], &[1, 2, 3, 4, 5, 100], &[100, 101], &[0, 1, 2, 100, 101, 102, 103]];
         let (conversations, counts) = made(&all, 4);
-        assert_eq!(counts, Counts { read: 4, cut: 1, empty: 1, tokens: 12, targets: 5 });
+        assert_eq!(counts, Counts { read: 4, cut: 1, beyond: 1, unlearned: 0, needed: 6, tokens: 12, targets: 5 });
+        let said = counts.describe(3, 4);
+        assert!(
+            said.contains("1 cut to 4 tokens (--seq-length 6 keeps all answers), 1 left out because no answer"),
+            "{said}"
+        );
+        let (_, longer) = made(&all, counts.needed as usize);
+        assert_eq!((longer.cut, longer.beyond, longer.targets), (0, 0, 8));
+        let (_, read) = made(&[&[1, 2, 100], &[1, 2, 3, 4]], 2);
+        assert_eq!((read.beyond, read.unlearned, read.needed), (0, 1, 2));
+        assert!(read.describe(1, 2).contains("0 cut to 2 tokens, 1 left out because none of its answers is learned"));
         let row = |number| {
             let mut row = [0; 9];
             conversations.read(number, &mut row);

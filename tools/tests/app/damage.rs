@@ -228,6 +228,10 @@ fn a_lock_file_that_is_a_link_is_not_written_through() {
         refused(&run(1, &folder.0, "--steps 1"), &[key, "cannot be written: it is a link"]);
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "keep me");
         delete(&lock);
+        std::fs::hard_link(&victim, &lock).unwrap();
+        refused(&run(1, &folder.0, "--steps 1"), &[key, "cannot be written: it has 2 names (hard links)"]);
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "keep me");
+        delete(&lock);
         assert!(Command::new("mkfifo").arg(&lock).status().unwrap().success());
         refused(&run(1, &folder.0, "--steps 1"), &[key, "cannot be written: it is not a regular file"]);
     }

@@ -143,6 +143,14 @@ fn a_run_with_adapters_trains_them_alone_and_goes_on_from_its_checkpoint_in_any_
         let close = ours.iter().rev().zip(theirs.iter().rev()).take(4).all(|(a, b)| (a / b - 1.0).abs() <= within);
         assert!(close, "{layout}: {ours:?} and {theirs:?}");
     }
+    // The same folder without flags of adapters goes on with them, and says so before the first step.
+    let without = format!("--init-from {} --lr 3e-3 --steps 8 --save-interval 4", from.display());
+    let output = run(1, &whole.0, &without);
+    expect(
+        &output,
+        0,
+        &["step-00000008 has adapters (model.lora_rank = 4), and the run trains them on", "another --save"],
+    );
     // Another scale of the same adapters is another model.
     let other = flags.replace("--lora-rank 4", "--lora-rank 4 --lora-alpha 8");
     let output = run(1, &whole.0, &other.replace("--steps 8", "--steps 9"));

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::disk_shim::{Fault, break_file};
-use crate::harness::{Folder, command, expect, metrics, output_of, run};
+use crate::harness::{Folder, command, expect, metrics, output_of, printed, run};
 
 /// CRC-32C bit by bit (Castagnoli's polynomial, reversed), masked as TensorFlow does.
 fn masked_crc(data: &[u8]) -> u32 {
@@ -303,19 +303,35 @@ fn an_evaluation_of_no_batches_is_none() {
     expect(&output, 0, &["done: loss", "0 for evaluation"]);
     let log = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
     assert!(log.lines().count() == 4 && !log.contains("validation"), "{log}");
-    assert!(!crate::harness::printed(&output).contains("validation loss"));
+    assert!(!printed(&output).contains("validation loss"));
 }
 
 #[test]
 fn a_run_tells_of_settings_without_effect_once_and_goes_on() {
     let folder = Folder::new("log-notices");
-    let text =
-        crate::harness::printed(&run(2, &folder.0, "--steps 2 --sequence-parallel --cuda-graph-scope full_iteration"));
+    let text = printed(&run(2, &folder.0, "--steps 2 --sequence-parallel --cuda-graph-scope full_iteration"));
     for setting in ["parallel.sequence_parallel = true", "cuda_graph.scope = \"full_iteration\""] {
         let notice = format!("notice: {setting} has no effect: ");
         assert_eq!(text.matches(&notice).count(), 1, "{notice:?} in {text}");
     }
     assert!(text.contains("done: loss"), "{text}");
+}
+
+#[test]
+fn a_log_shows_no_character_that_reorders_or_hides_text() {
+    let folder = Folder::new("log-hidden");
+    let name = "gnp\u{202e}txt.\u{200b}\u{feff}\u{ad}\u{e0041}jsonl";
+    let data = folder.path(name);
+    std::fs::write(&data, "{\"text\": \"some words to train on, and some more of them\"}\n".repeat(40)).unwrap();
+    let mut command = command(1, &folder.0, "--steps 1 --eval-interval 0");
+    let output = command.arg("--data-path").arg(&data).output().unwrap();
+    expect(&output, 0, &["gnp\\u{202e}txt."]);
+    let log = std::fs::read_to_string(folder.path("log/run.log")).unwrap();
+    assert!(log.contains("gnp\\u{202e}txt."), "{log}");
+    let raw = name.chars().filter(|character| !character.is_ascii());
+    for character in raw {
+        assert!(!log.contains(character) && !printed(&output).contains(character), "{character:?} in {log}");
+    }
 }
 
 #[test]

@@ -250,6 +250,13 @@ fn conversations_that_cannot_be_used_are_refused_by_name() {
     let write = |name: &str, text: &str| std::fs::write(folder.path(name), text).unwrap();
     write("texts.jsonl", "{\"text\": \"words\"}\n");
     write("questions.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n");
+    let talk = |answer: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "x"}}, {{"role": "assistant", "content": "y"{answer}}}]}}"#
+        )
+    };
+    write("read.jsonl", &talk(r#", "weight": 0"#));
+    write("long.jsonl", &talk(""));
     write("counts.jinja", "{{ messages | length }}{{ messages[-1].content }}");
     for (flags, says) in [
         ("--sft --data-path chats.jsonl", &["the byte tokenizer has no chat template", "--chat-template chatml"][..]),
@@ -263,7 +270,23 @@ fn conversations_that_cannot_be_used_are_refused_by_name() {
             "--sft --data-path texts.jsonl --chat-template chatml",
             &["texts.jsonl line 1 has the fields text", "`conversations`"],
         ),
-        ("--sft --data-path questions.jsonl --chat-template chatml", &["has 1 conversation, and no answer within"]),
+        (
+            "--sft --data-path questions.jsonl --chat-template chatml",
+            &["has 1 conversation, and no answer that is learned"],
+        ),
+        (
+            "--sft --data-path read.jsonl --chat-template chatml",
+            &[
+                "has 1 conversation, and no answer that is learned",
+                "a `weight` of 0",
+                "give conversations with answers",
+            ],
+        ),
+        // Tokens are bytes: 27 of the question with its marks, 22 before the answer, and 3 of the answer with its end.
+        (
+            "--sft --data-path long.jsonl --chat-template chatml --seq-length 16",
+            &["no answer within 17 tokens", "set model.seq_length = "],
+        ),
         ("--sft --data-path chats.jsonl --chat-template none.jinja", &["chat template none.jinja cannot be read"]),
         ("--sft --data-path chats.jsonl --chat-template counts.jinja", &["line 1 has an answer", "told apart"]),
     ] {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use common::UserError;
+use common::escape::for_terminal;
 use common::files::open_to_append;
 use common::terminal::{PRINTED, warn};
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
@@ -43,15 +44,16 @@ pub fn tell(line: &str) {
 /// A folder that cannot be created or written to.
 pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<(), UserError> {
     let level = filter.max_level_hint().unwrap_or(LevelFilter::TRACE).max(LevelFilter::INFO);
-    let create = |name: String| -> Result<Option<Mutex<LogFile>>, UserError> {
+    let create = |name: String| -> Result<Option<LogFile>, UserError> {
         let Some(folder) = folder else { return Ok(None) };
         let path = folder.join(&name);
         let made = std::fs::create_dir_all(folder).and_then(|()| open_to_append(&path));
-        made.map(|file| Some(Mutex::new(LogFile { path, file, has_failed: false })))
+        made.map(|file| Some(LogFile { path, file, has_failed: false }))
             .map_err(|error| unwritable(folder, &name, &error))
     };
-    let json = create(format!("rank-{rank}.jsonl"))?;
+    let json = create(format!("rank-{rank}.jsonl"))?.map(Mutex::new);
     let text = if rank == 0 { create(RUN_LOG.into())? } else { None };
+    let text = text.map(|file| Mutex::new(TextLog(file)));
     let console = (rank == 0).then(|| {
         let unprinted = filter_fn(|event| event.target() != PRINTED);
         fmt::layer().with_ansi(false).with_writer(|| Console).with_filter(filter).with_filter(unprinted)
@@ -76,6 +78,21 @@ pub fn unwritable(folder: &Path, name: &str, error: &std::io::Error) -> UserErro
         "a run writes its logs and metrics into regular files of that folder, and follows no link in it",
         "remove what is in the file's place, change permissions, or set logging.dir to another folder",
     )
+}
+
+/// A log for people, who see of a message what a terminal shows of it.
+struct TextLog(LogFile);
+
+impl Write for TextLog {
+    /// `tracing` writes a whole message at once.
+    fn write(&mut self, message: &[u8]) -> std::io::Result<usize> {
+        self.0.write_all(for_terminal(&String::from_utf8_lossy(message)).as_bytes())?;
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// The console: a message is printed as all other lines are.

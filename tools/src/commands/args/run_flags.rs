@@ -169,12 +169,12 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)], mista
     }
 }
 
-/// Takes the model that training starts from. Returns the folder that has it, and a notice if other options change the
-/// meaning of its weights.
+/// Takes the model that training starts from. Returns the folder that has it, and notices: if other options change the
+/// meaning of its weights, and if it has adapters that no option asks for.
 ///
 /// # Errors
 /// A folder without a model.
-fn start_from(sources: &mut ConfigSources, folder: &Path) -> Result<(PathBuf, Option<String>), UserError> {
+fn start_from(sources: &mut ConfigSources, folder: &Path) -> Result<(PathBuf, Vec<String>), UserError> {
     // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
     let resumed = start_folder(&sources.resolve().checkpoint);
     let pretrained = match &resumed {
@@ -185,13 +185,19 @@ fn start_from(sources: &mut ConfigSources, folder: &Path) -> Result<(PathBuf, Op
             UserError { what, fix, ..error }
         })?,
     };
+    let goes_on_with_adapters = resumed.is_some() && !sources.given().contains("model.lora_rank");
     let (folder, mut theirs) = (resumed.unwrap_or_else(|| folder.into()), ConfigSources::default());
     sources.start_from(pretrained.options());
     theirs.start_from(pretrained.options());
-    let differ = changed_meaning(&theirs.resolve().model, &sources.resolve().model).join(", ");
-    let differ = (!differ.is_empty())
-        .then(|| format!("the weights are those of {}, but the model differs: {differ}", folder.display()));
-    Ok((folder, differ))
+    let (theirs, shown) = (theirs.resolve().model, folder.display());
+    let differ = changed_meaning(&theirs, &sources.resolve().model).join(", ");
+    let differ =
+        (!differ.is_empty()).then(|| format!("the weights are those of {shown}, but the model differs: {differ}"));
+    let adapters = (goes_on_with_adapters && theirs.lora_rank > 0).then(|| {
+        let rank = theirs.lora_rank;
+        format!("{shown} has adapters (model.lora_rank = {rank}), and the run trains them on. For all weights: another --save")
+    });
+    Ok((folder, differ.into_iter().chain(adapters).collect()))
 }
 
 /// The training run that a command line of the trainer asks for. `arguments` begin with the program's name. Everything that

@@ -2,7 +2,7 @@
 
 mod screen;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,6 +10,10 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgMatches, Command};
 use common::UserError;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
+use ratatui::layout::Rect;
+use ratatui::{TerminalOptions, Viewport};
 
 use super::args::text;
 use crate::page::live::Live;
@@ -17,6 +21,9 @@ use trainer::error::{RunError, file_error};
 
 /// How often the run's files are read.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The most columns and lines that are drawn. A terminal may say that it has 65,535 of each, whose cells fill no memory.
+const LARGEST: (u16, u16) = (1000, 500);
 
 pub(super) fn command() -> Command {
     Command::new("top")
@@ -41,7 +48,7 @@ pub(super) fn folder(matches: &ArgMatches) -> PathBuf {
 /// A folder that is not that of a run; no terminal.
 pub(super) fn run(folder: &Path) -> Result<String, RunError> {
     let mut live = Live::open(folder)?;
-    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+    if !stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(UserError::new(
             "trainer top without a terminal",
             "it draws on the terminal that it is started in, and reads keys there",
@@ -49,17 +56,32 @@ pub(super) fn run(folder: &Path) -> Result<String, RunError> {
         )
         .into());
     }
-    let mut terminal = ratatui::try_init().map_err(file_error("the terminal".into()))?;
-    let shown = (|| loop {
-        terminal.draw(|frame| screen::draw(frame, &live, SystemTime::now()))?;
-        if ends(INTERVAL)? {
-            return Ok(());
+    let failed = || file_error("the terminal".into());
+    let viewport = Viewport::Fixed(area().map_err(failed())?);
+    let mut terminal = ratatui::try_init_with_options(TerminalOptions { viewport }).map_err(failed())?;
+    let mut drawn = Rect::default();
+    let shown = execute!(stdout(), EnterAlternateScreen).and_then(|()| {
+        loop {
+            if drawn != area()? {
+                drawn = area()?;
+                terminal.resize(drawn)?;
+            }
+            terminal.draw(|frame| screen::draw(frame, &live, SystemTime::now()))?;
+            if ends(INTERVAL)? {
+                return Ok(());
+            }
+            live.refresh();
         }
-        live.refresh();
-    })();
+    });
     ratatui::restore();
-    shown.map_err(file_error("the terminal".into()))?;
+    shown.map_err(failed())?;
     Ok(format!("{}: step {}", live.name(), live.metrics.last_step()))
+}
+
+/// The part of the terminal that is drawn.
+fn area() -> std::io::Result<Rect> {
+    let ((columns, lines), (most_columns, most_lines)) = (size()?, LARGEST);
+    Ok(Rect::new(0, 0, columns.min(most_columns), lines.min(most_lines)))
 }
 
 /// Waits that long for a key; whether it is one that ends the view. A new size of the terminal ends the wait.

@@ -73,6 +73,19 @@ fn a_run_writes_through_no_link_in_its_folder() {
 }
 
 #[test]
+fn a_run_writes_to_no_file_that_has_a_second_name() {
+    for (name, flag) in WRITTEN {
+        let folder = Folder::new("hostile-log-names");
+        let victim = folder.path("victim");
+        std::fs::write(&victim, "keep me").unwrap();
+        std::fs::create_dir(folder.path("log")).unwrap();
+        std::fs::hard_link(&victim, folder.path("log").join(name)).unwrap();
+        refused(name, &folder.0, &flags(flag), &[name, "it has 2 names (hard links)"]);
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "keep me", "{name}");
+    }
+}
+
+#[test]
 fn a_pipe_or_a_folder_in_the_place_of_a_runs_file_does_not_hold_up_its_start() {
     for (name, flag) in WRITTEN {
         for make in [pipe, |path: &Path| std::fs::create_dir(path).unwrap()] {
