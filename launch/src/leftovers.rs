@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use common::host_name;
 use rustix::process::geteuid;
 
-use crate::state_folder::{SHARED_MEMORY, remove_if_dead};
+use crate::shared_memory::SHARED_MEMORY;
+use crate::state_folder::remove_if_dead;
 
 /// The first part of the names that Open MPI (4 and 5) and NCCL give to their segments.
 const NAMES: [&str; 3] = ["vader_segment.", "sm_segment.", "nccl-"];

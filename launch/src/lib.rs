@@ -8,6 +8,7 @@ mod leftovers;
 mod mpirun;
 mod processes;
 mod ranks_below;
+mod shared_memory;
 pub mod signals;
 mod state_folder;
 mod strangers;

@@ -11,6 +11,7 @@ use rustix::process::geteuid;
 
 use crate::child::{exit_code, listen, run_child};
 use crate::leftovers::remove_leftovers;
+use crate::shared_memory::check_room;
 use crate::strangers::Reach;
 use crate::watch::WatchSettings;
 
@@ -55,6 +56,15 @@ impl Mpirun {
         command
     }
 
+    /// Makes room for the messages of `ranks` ranks: removes what dead ranks have left in shared memory.
+    ///
+    /// # Errors
+    /// There is too little room all the same.
+    pub fn make_room(ranks: usize) -> Result<(), UserError> {
+        remove_leftovers();
+        check_room(ranks)
+    }
+
     /// Runs `program` on `ranks` ranks of this machine, and returns mpirun's exit code: that of the first rank that
     /// failed. SIGTERM, SIGINT and SIGUSR1 are passed on as [`supervise`](crate::supervise) does. If this process dies,
     /// mpirun ends the ranks. Everything is ended with exit code 3 and one line if mpirun goes on after all ranks have
@@ -63,7 +73,6 @@ impl Mpirun {
     /// # Errors
     /// mpirun cannot be started.
     pub fn run(&self, ranks: usize, program: &Path, arguments: &[OsString], watch: &WatchSettings) -> io::Result<i32> {
-        remove_leftovers();
         let command = self.command(ranks, program, arguments);
         let ended = run_child(command, &mut listen()?, watch, Reach::ThisMachine)?;
         if let Some(trouble) = ended.trouble {

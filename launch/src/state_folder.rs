@@ -8,8 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of POSIX shared memory.
-pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
+use crate::shared_memory::SHARED_MEMORY;
 
 /// The first part of the folders' names.
 const PREFIX: &str = "trainer-state-";

@@ -99,9 +99,10 @@ impl LaunchRequest {
     /// Runs `ranks` ranks to their end, or until they stand still for longer than `watch` allows; returns the exit code.
     ///
     /// # Errors
-    /// No mpirun, or another one than Open MPI's.
+    /// No mpirun, or another one than Open MPI's; no room in shared memory.
     pub(super) fn run(&self, ranks: usize, watch: &WatchSettings) -> Result<i32, UserError> {
         let mpirun = Mpirun::find()?;
+        Mpirun::make_room(ranks)?;
         let program = std::env::current_exe().unwrap_or_else(|_| "trainer".into());
         let done = mpirun.run(ranks, &program, &self.flags, watch);
         Ok(done.unwrap_or_else(|error| fail(true, 3, &format!("mpirun cannot be started: {error}"))))
