@@ -253,14 +253,7 @@ fn given_steps(settings: &Settings) -> Option<f64> {
 }
 
 fn epochs(value: &Value, settings: &Settings) -> Made {
-    match given_steps(settings) {
-        Some(_) => none(),
-        None if settings.text("train_file").is_some() => one("train.epochs", text(value)),
-        // Without data a configuration with epochs has no plan.
-        None => {
-            Err(format!("an epoch is a pass over the data, which are not named here; add --epochs {}", text(value)))
-        }
-    }
+    if given_steps(settings).is_some() { none() } else { one("train.epochs", text(value)) }
 }
 
 fn steps(_: &Value, settings: &Settings) -> Made {
