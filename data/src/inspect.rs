@@ -18,6 +18,7 @@ use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
 use crate::text::conversation_files::{ReadConversations, encode_conversations};
 use crate::text::documents::encode_files;
+use crate::text::markers;
 use crate::text::records::Records;
 use crate::text::text_files::TextFile;
 use crate::text::tokenize::TokenizeError;
@@ -50,6 +51,8 @@ pub struct InspectRequest {
     pub sft: bool,
     /// The template of conversations: see [`ChatTemplate::open`].
     pub chat_template: Option<String>,
+    /// Whether the markers of the template become tokens, as with `data.add_special_tokens`.
+    pub add_special_tokens: bool,
     /// For each path, the number of documents or conversations whose beginning is shown.
     pub samples: usize,
 }
@@ -216,11 +219,15 @@ fn conversations(
 ) -> Result<String, TokenizeError> {
     let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
-    let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
-    let mut built_in = None;
+    let mut tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
+    let (named, mut lines) = (request.chat_template.as_deref(), Vec::new());
+    if request.add_special_tokens {
+        let added = markers::add(&ChatTemplate::to_train(named, name, &tokenizer)?.0, name, tokenizer)?;
+        (tokenizer, lines) = (added.tokenizer, vec![added.line]);
+    }
     let template = || {
-        let (template, notice) = ChatTemplate::to_train(request.chat_template.as_deref(), name, &tokenizer)?;
-        built_in = notice;
+        let (template, notice) = ChatTemplate::to_train(named, name, &tokenizer)?;
+        lines.extend(notice.into_iter().chain(markers::check(&template, name, &tokenizer)?));
         Ok(Rc::new(template))
     };
     let (mut lengths, mut counted_tokens, mut shown) = (Vec::new(), 0, String::new());
@@ -236,7 +243,7 @@ fn conversations(
     let ReadConversations { form, not_text } = read;
     notices.add(Told::NotText, not_text);
     let form = form.map(|form| format!("read as {}", form.describe()));
-    let notices = indented(form.into_iter().chain(built_in).chain(notices.lines()).collect());
+    let notices = indented(form.into_iter().chain(lines).chain(notices.lines()).collect());
     lengths.sort_unstable();
     let at = |share: usize| lengths.get(lengths.len().saturating_sub(1) * share / 100).copied().unwrap_or(0);
     Ok(format!(

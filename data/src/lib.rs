@@ -44,4 +44,4 @@ pub use text::tokenize::{TokenizeError, TokenizeRequest, tokenize};
 pub use text::tokenizer::Tokenizer;
 pub use text::tokenizer_copy::TokenizerCopy;
 pub use unused::refuse_unused;
-pub use vocabulary::vocabulary;
+pub use vocabulary::{new_tokens, vocabulary};

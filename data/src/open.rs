@@ -22,10 +22,12 @@ use crate::splits::{Purpose, named_otherwise};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation_files::{ReadConversations, encode_conversations};
 use crate::text::documents::encode_files;
+use crate::text::markers;
 use crate::text::records::Records;
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::vocabulary::Configured;
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and
 /// checks all of them. If names of files mark some as validation data, the dataset validates on these. Otherwise
@@ -378,6 +380,7 @@ impl<'d> Reader<'d> {
         let named = self.data.chat_template.as_deref();
         let (template, notice) = ChatTemplate::to_train(named, &self.data.tokenizer, &tokenizer)?;
         self.notices.extend(notice);
+        self.notices.extend(markers::check(&template, &self.data.tokenizer, &tokenizer)?);
         Ok(self.template.insert(template.into()).clone())
     }
 
@@ -386,8 +389,9 @@ impl<'d> Reader<'d> {
         if let Some(tokenizer) = &self.configured {
             return Ok(tokenizer.clone());
         }
-        let tokenizer = Rc::new(Tokenizer::open(&self.data.tokenizer, self.data.end_of_text.as_deref())?);
-        Ok(self.configured.insert(tokenizer).clone())
+        let Configured { tokenizer, line, .. } = Configured::open(self.data)?;
+        self.notices.extend(line);
+        Ok(self.configured.insert(tokenizer.into()).clone())
     }
 
     /// Tokenises text into memory.

@@ -35,6 +35,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.seq_length_buckets", !data.seq_length_buckets.is_empty()),
         ("data.group_by_length", data.group_by_length),
         ("data.chat_template", data.chat_template.is_some()),
+        ("data.add_special_tokens", data.add_special_tokens),
         ("data.raw_tokens", data.raw_tokens != RawTokens::None),
     ];
     match about_files.iter().find(|(_, given)| *given) {
@@ -49,6 +50,11 @@ fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
         let rule = "a chat template makes text of conversations";
         let fix = "add --sft to train on conversations, or leave it out";
         return Err(UserError::new("data.chat_template without data.sft", rule, fix));
+    }
+    if !data.sft && data.add_special_tokens {
+        let rule = "it adds the markers of a chat template to the tokenizer";
+        let fix = "add --sft to train on conversations, or leave it out";
+        return Err(UserError::new("data.add_special_tokens without data.sft", rule, fix));
     }
     if !data.sft && data.sft_packing != 1 {
         let rule = "conversations are packed into samples";

@@ -1,13 +1,48 @@
 //! The vocabulary of the data of a run, before they are opened.
 
+use std::ops::Range;
+
 use common::UserError;
 
 use crate::config::DataConfig;
 use crate::found::{Found, expanded, found};
 use crate::splits::Purpose;
+use crate::text::chat_template::ChatTemplate;
+use crate::text::markers::{self, WithMarkers};
 use crate::text::records::Records;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
+
+/// `data.tokenizer`, and what `data.add_special_tokens` adds to it.
+pub(crate) struct Configured {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) new_tokens: Range<usize>,
+    /// A line about new tokens.
+    pub(crate) line: Option<String>,
+}
+
+impl Configured {
+    /// # Errors
+    /// A tokenizer or a chat template that cannot be read; a tokenizer that takes no tokens.
+    pub(crate) fn open(data: &DataConfig) -> Result<Configured, UserError> {
+        let (name, template) = (&data.tokenizer, data.chat_template.as_deref());
+        let tokenizer = Tokenizer::open(name, data.end_of_text.as_deref())?;
+        if !data.add_special_tokens {
+            return Ok(Configured { tokenizer, new_tokens: 0..0, line: None });
+        }
+        let (template, _) = ChatTemplate::to_train(template, name, &tokenizer)?;
+        let WithMarkers { tokenizer, new_tokens, line } = markers::add(&template, name, tokenizer)?;
+        Ok(Configured { tokenizer, new_tokens, line: Some(line) })
+    }
+}
+
+/// The tokens that `data.add_special_tokens` adds to the tokenizer.
+///
+/// # Errors
+/// A tokenizer or a chat template that cannot be read.
+pub fn new_tokens(data: &DataConfig) -> Result<Range<usize>, UserError> {
+    if data.add_special_tokens { Ok(Configured::open(data)?.new_tokens) } else { Ok(0..0) }
+}
 
 /// The size of the vocabulary of the tokenizer of `data.path`, and the name of that tokenizer: `data.tokenizer`, or else
 /// the one that token files name. `None` for bytes, and for token files that name none.
@@ -16,8 +51,9 @@ use crate::text::tokenizer_copy::TokenizerCopy;
 /// A tokenizer or a path that cannot be read.
 pub fn vocabulary(data: &DataConfig) -> Result<Option<(usize, String)>, UserError> {
     if data.tokenizer != "byte" {
-        let tokenizer = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())?;
-        return Ok(Some((tokenizer.vocab(), data.tokenizer.clone())));
+        let Configured { tokenizer, new_tokens, .. } = Configured::open(data)?;
+        let added = if new_tokens.is_empty() { String::new() } else { format!(", {} of them new", new_tokens.len()) };
+        return Ok(Some((tokenizer.vocab(), data.tokenizer.clone() + &added)));
     }
     let key = "data.path";
     let Some(paths) = &data.path else { return Ok(None) };

@@ -8,16 +8,33 @@ pub(crate) struct BuiltIn {
     pub(crate) name: &'static str,
     /// A token that tokenizers of its family have.
     pub(crate) token: &'static str,
+    /// The tokens around its messages. Mistral's are text in its first models.
+    pub(crate) markers: &'static [&'static str],
     /// The template.
     pub(crate) source: &'static str,
 }
 
 /// All of them.
 pub(crate) const BUILT_IN: [BuiltIn; 4] = [
-    BuiltIn { name: "chatml", token: "<|im_start|>", source: include_str!("templates/chatml.jinja") },
-    BuiltIn { name: "llama3", token: "<|start_header_id|>", source: include_str!("templates/llama3.jinja") },
-    BuiltIn { name: "gemma", token: "<start_of_turn>", source: include_str!("templates/gemma.jinja") },
-    BuiltIn { name: "mistral", token: "[INST]", source: include_str!("templates/mistral.jinja") },
+    BuiltIn {
+        name: "chatml",
+        token: "<|im_start|>",
+        markers: &["<|im_start|>", "<|im_end|>"],
+        source: include_str!("templates/chatml.jinja"),
+    },
+    BuiltIn {
+        name: "llama3",
+        token: "<|start_header_id|>",
+        markers: &["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        source: include_str!("templates/llama3.jinja"),
+    },
+    BuiltIn {
+        name: "gemma",
+        token: "<start_of_turn>",
+        markers: &["<start_of_turn>", "<end_of_turn>"],
+        source: include_str!("templates/gemma.jinja"),
+    },
+    BuiltIn { name: "mistral", token: "[INST]", markers: &[], source: include_str!("templates/mistral.jinja") },
 ];
 
 impl BuiltIn {
@@ -29,6 +46,11 @@ impl BuiltIn {
     /// The template of the family that a tokenizer is made for.
     pub(crate) fn of(tokenizer: &Tokenizer) -> Option<&'static BuiltIn> {
         BUILT_IN.iter().find(|built_in| tokenizer.added_token(built_in.token).is_some())
+    }
+
+    /// The template with that text.
+    pub(crate) fn of_source(source: &str) -> Option<&'static BuiltIn> {
+        BUILT_IN.iter().find(|built_in| built_in.source == source)
     }
 
     /// All names.

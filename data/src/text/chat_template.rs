@@ -17,9 +17,7 @@ use crate::text::built_in_templates::BuiltIn;
 use crate::text::copied_file::CopiedFile;
 use crate::text::template_engine::{Engine, Renderer, Size};
 use crate::text::tokenizer::Tokenizer;
-
-/// The largest file of these that is read, in bytes. Some list thousands of added tokens.
-const LARGEST: u64 = 16 << 20;
+use crate::text::tokenizer_config::{LARGEST_CONFIG, read_config};
 
 /// Marks in rendered text: begin and end of a part that `{% generation %}` encloses. Unicode reserves these characters
 /// for such uses, so no text has them.
@@ -63,7 +61,7 @@ impl ChatTemplate {
         let (shown, source) = match (name.and_then(BuiltIn::named), name, folder) {
             (Some(built_in), ..) => (built_in.name.into(), built_in.source.into()),
             (None, Some(file), _) => {
-                let read = read_text(file.as_ref(), LARGEST).map_err(|error| {
+                let read = read_text(file.as_ref(), LARGEST_CONFIG).map_err(|error| {
                     let rule = format!("it is one of {}, or a file with a Jinja template", BuiltIn::names());
                     UserError::new(format!("chat template {file} cannot be read: {error}"), rule, "check the path")
                 })?;
@@ -163,11 +161,15 @@ impl ChatTemplate {
     /// The text after an answer in a conversation, without white space around it. An answer is complete when the model
     /// has written this text. Empty if the template writes nothing there, or fails.
     pub fn end_of_answer(&self) -> String {
+        self.sample().rsplit_once("answer").map_or("", |(_, end)| end).trim().into()
+    }
+
+    /// The text of a question and its answer. Empty if the template fails.
+    pub(crate) fn sample(&self) -> String {
         let message = |role: &str, content: &str| Value::from_pairs([("role", role), ("content", content)]);
         let messages = vec![message("user", "question"), message("assistant", "answer")];
         let rendered = self.render(messages, None, |conversation| conversation.text(&conversation.messages, false));
-        let text = rendered.unwrap_or_default();
-        text.rsplit_once("answer").map_or("", |(_, end)| end).trim().into()
+        rendered.unwrap_or_default()
     }
 
     /// The prompt for the next answer in a conversation of `(role, content)`.
@@ -246,25 +248,11 @@ fn special_tokens(config: &serde_json::Value) -> BTreeMap<String, String> {
     SPECIAL.iter().filter_map(|name| Some((name.to_string(), text(config.get(*name)?)?))).collect()
 }
 
-/// `tokenizer_config.json` of a folder; null if it has none.
-pub(crate) fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
-    let path = CopiedFile::TokenizerConfig.at(folder);
-    let wrong = |problem: String| {
-        let what = format!("{} {problem}", path.display());
-        UserError::new(what, "it is JSON that save_pretrained wrote", "write the tokenizer again")
-    };
-    match read_text(&path, LARGEST) {
-        Ok(text) => serde_json::from_str(&text).map_err(|error| wrong(format!("is damaged: {error}"))),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(serde_json::Value::Null),
-        Err(error) => Err(wrong(format!("cannot be read: {error}"))),
-    }
-}
-
 /// The template of a tokenizer's folder, and the file that has it. `config` is the folder's configuration.
 fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String, String)>, UserError> {
     let path = CopiedFile::ChatTemplate.at(folder);
     let shown = path.display().to_string();
-    match read_text(&path, LARGEST) {
+    match read_text(&path, LARGEST_CONFIG) {
         Ok(source) => return Ok(Some((shown, source))),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => {

@@ -14,12 +14,10 @@ use crate::text::normalizer::BoundedNormalizer;
 use crate::text::other_tokenizers::refuse_other;
 use crate::text::pre_tokenizer::CheckedPreTokenizer;
 use crate::text::tokenizer_check::{Refusal, check};
+use crate::text::tokenizer_config::{END_OF_TEXT, LARGEST};
 use crate::text::tokenizer_copy::TokenizerCopy;
 use crate::text::vocab_and_merges::{MERGES, VOCAB, from_vocab_and_merges};
 use crate::text::watched::{Limits, watched};
-
-/// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
-pub(crate) const LARGEST: u64 = 128 << 20;
 
 /// Limits for reading a tokenizer.json: some seconds, and a time for each of its bytes.
 const READING: Limits = Limits { stack: 64 << 20, time: Duration::from_secs(3) };
@@ -28,9 +26,6 @@ const TIME_OF_BYTE: Duration = Duration::from_micros(1);
 
 /// A text that shows at the start whether a tokenizer works at all.
 const PROBE: &str = "A text, of 2 lines.\n\tCafé ▁ <s> 日本語 😀\r\n";
-
-/// GPT-2's token that ends a document.
-pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Usual names of the token that ends a document, in the order of search.
 const USUAL_ENDS: [&str; 6] = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"];
@@ -175,6 +170,46 @@ impl Tokenizer {
         let vocab = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize + 1;
         let begin = begin(&tokenizer);
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, begin, end, end_of_text, vocab })))
+    }
+
+    /// The same tokenizer with these texts as special tokens too. They have the ids that `tokenizers` gives to added tokens.
+    /// `shown` stands for it in messages.
+    ///
+    /// # Errors
+    /// Its library does not take them.
+    pub(crate) fn with_special_tokens(self, texts: &[String], shown: &str) -> Result<Tokenizer, UserError> {
+        let Tokenizer::HuggingFace(read) = self else { return Ok(self) };
+        let refused = |problem: &str| {
+            UserError::new(
+                format!("{shown} takes no special tokens {}: {problem}", texts.join(" ")),
+                "new tokens have ids behind all others",
+                "add them with transformers (add_special_tokens), and save the tokenizer",
+            )
+        };
+        let mut json: serde_json::Value =
+            serde_json::from_slice(&read.json).map_err(|error| refused(&error.to_string()))?;
+        let added = read.tokenizer.get_added_tokens_decoder();
+        let last = added.keys().max().map_or(0, |id| *id as usize + 1);
+        let mut next = read.tokenizer.get_vocab_size(false).max(last) as u32;
+        let mut all = json["added_tokens"].as_array().cloned().unwrap_or_default();
+        let mut ids = Vec::new();
+        for text in texts {
+            let id = read.tokenizer.token_to_id(text).unwrap_or(next);
+            next = next.max(id + 1);
+            ids.push(id);
+            all.push(serde_json::json!({
+                "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true,
+            }));
+        }
+        json["added_tokens"] = all.into();
+        let json = serde_json::to_vec_pretty(&json).map_err(|error| refused(&error.to_string()))?;
+        let made = Tokenizer::from_json(json.into(), shown, Some(&read.end_of_text))?;
+        if !texts.iter().zip(&ids).all(|(text, id)| made.added_token(text) == Some(*id)) {
+            return Err(refused("its ids are not one after the other"));
+        }
+        let Tokenizer::HuggingFace(made) = made else { unreachable!("it was read from JSON") };
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { begin: read.begin, ..*made })))
     }
 
     /// The same tokenizer for documents that this text begins, or none. A text of several tokens is that of its own file.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::text::copied_file::CopiedFile;
-use crate::text::tokenizer::{LARGEST, Tokenizer};
+use crate::text::tokenizer::Tokenizer;
+use crate::text::tokenizer_config::LARGEST;
 
 /// The largest [`CopiedFile::Tokens`] that is read, in bytes.
 const LARGEST_TOKENS_JSON: u64 = 1 << 20;

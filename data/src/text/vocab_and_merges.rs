@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::text::copied_file::CopiedFile;
 use crate::text::other_tokenizers::SAVE;
-use crate::text::tokenizer::{END_OF_TEXT, LARGEST};
+use crate::text::tokenizer_config::{END_OF_TEXT, LARGEST};
 
 /// The tokens and their ids.
 pub(crate) const VOCAB: &str = "vocab.json";

@@ -1,6 +1,6 @@
 //! `trainer eval`: the loss of a model on data sets, and its accuracy in multiple choice.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -10,15 +10,15 @@ use common::{Mistakes, UserError};
 use data::Tokenizer;
 use launch::RankEnv;
 
-use super::args::{MODEL_FOLDER, positional, sets_option, text, text_flag, train_request, with_run_flags};
+use super::args::{MODEL_FOLDER, positional, request_from, sets_option, text, text_flag, with_run_flags};
 use super::train::{log_filter, start};
-use trainer::checkpoint::{MANIFEST, newest_in};
 use trainer::config::bucket_plan::BucketPlan;
 use trainer::config::freeze_plan::FrozenNames;
 use trainer::config::plan::{EvaluationPlan, RunPlan};
 use trainer::config::request::TrainRequest;
-use trainer::config::{ConfigSources, Fp8Choice, by_key};
+use trainer::config::{Fp8Choice, by_key};
 use trainer::error::file_error;
+use trainer::hf::Pretrained;
 use trainer::report::logs::{self, tell};
 use trainer::run::accelerator::Accelerator;
 use trainer::run::evaluate::{Evaluated, EvaluationSet, Subject, evaluate};
@@ -85,12 +85,11 @@ pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<E
             mistakes.doubt([key]);
         }
     }
-    let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| model.join(name).exists());
-    let model = if is_model { model } else { mistakes.keep(newest_in(&model))? };
+    let model = mistakes.keep(Pretrained::open(&model))?;
     let preset = mistakes.keep(preset(&model))?;
     let preset: Vec<(&str, &str)> = preset.iter().map(|(key, value)| (&**key, &**value)).collect();
     Some(EvalRequest {
-        run: train_request(matches, &preset, mistakes),
+        run: request_from(matches, &preset, Some(model), mistakes),
         data: matches.get_many::<String>("DATA").into_iter().flatten().cloned().collect(),
         multiple_choice: matches.get_many::<String>("multiple-choice").into_iter().flatten().cloned().collect(),
         samples: matches.get_one("samples").copied(),
@@ -99,20 +98,18 @@ pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<E
 }
 
 /// The options that follow from the model: its folder, and its run's precision and tokenizer.
-fn preset(model: &Path) -> Result<Vec<(String, String)>, UserError> {
-    let folder = model.display().to_string();
-    let mut preset = vec![("model.init_from".to_string(), folder.clone()), ("cuda_graph.enable".into(), "true".into())];
-    let config = model.join("config.toml");
-    if config.exists() && !model.join("config.json").exists() {
-        let mut sources = ConfigSources::default();
-        sources.read_file(&config)?;
-        let run = toml::Table::try_from(sources.resolve()).unwrap_or_default();
+fn preset(model: &Pretrained) -> Result<Vec<(String, String)>, UserError> {
+    let folder = model.folder().display().to_string();
+    let mut preset = vec![("model.init_from".to_string(), folder), ("cuda_graph.enable".into(), "true".into())];
+    if let Some(run) = model.run()? {
+        let run = toml::Table::try_from(run).unwrap_or_default();
         let kept = |key: &str| ["precision.compute", "data.end_of_text", "data.text_key"].contains(&key);
         let all = by_key(run).into_iter().filter(|(key, _)| kept(key));
         preset.extend(all.map(|(key, value)| (key, value.to_string())));
     }
-    if Tokenizer::is_in(model) {
-        preset.push(("data.tokenizer".into(), folder));
+    let tokenizer = model.tokenizer_folder();
+    if Tokenizer::is_in(tokenizer) {
+        preset.push(("data.tokenizer".into(), tokenizer.display().to_string()));
     }
     Ok(preset)
 }

@@ -8,6 +8,7 @@ use data::{InspectRequest, RawTokens, TokenizeError};
 use super::args::{text, text_flag};
 use super::interruption::interruption;
 use super::tokenize::text_key;
+use trainer::checkpoint::named_tokenizer;
 use trainer::error::RunError;
 
 pub(super) fn command() -> Command {
@@ -34,6 +35,13 @@ pub(super) fn command() -> Command {
         )
         .arg(text_flag("chat-template", "TEMPLATE", template).requires("sft"))
         .arg(
+            Arg::new("add-special-tokens")
+                .long("add-special-tokens")
+                .action(ArgAction::SetTrue)
+                .requires("sft")
+                .help("Adds the markers of the chat template to the tokenizer, as in training"),
+        )
+        .arg(
             Arg::new("samples")
                 .long("samples")
                 .value_name("N")
@@ -56,12 +64,13 @@ pub(super) fn request(matches: &ArgMatches) -> InspectRequest {
     let matches = matches.subcommand_matches("inspect").unwrap_or(matches);
     InspectRequest {
         paths: matches.get_many::<String>("paths").into_iter().flatten().cloned().collect(),
-        tokenizer: text(matches, "tokenizer"),
+        tokenizer: text(matches, "tokenizer").as_deref().map(named_tokenizer),
         end_of_text: text(matches, "end-of-text"),
         text_key: text(matches, "text-key").unwrap_or_default(),
         raw_tokens: text(matches, "raw-tokens").and_then(|word| RawTokens::from_word(&word)).unwrap_or(RawTokens::None),
         sft: matches.get_flag("sft"),
         chat_template: text(matches, "chat-template"),
+        add_special_tokens: matches.get_flag("add-special-tokens"),
         samples: matches.get_one::<u16>("samples").copied().unwrap_or(0).into(),
     }
 }

@@ -6,6 +6,7 @@ use data::{TokenizeError, TokenizeRequest, llmc};
 
 use super::args::{text, text_flag};
 use super::interruption::interruption;
+use trainer::checkpoint::named_tokenizer;
 use trainer::error::RunError;
 
 pub(super) fn command() -> Command {
@@ -45,7 +46,7 @@ pub(super) fn text_key() -> Arg {
 
 pub(super) fn request(matches: &ArgMatches) -> TokenizeRequest {
     TokenizeRequest {
-        tokenizer: text(matches, "tokenizer").unwrap_or_default(),
+        tokenizer: named_tokenizer(&text(matches, "tokenizer").unwrap_or_default()),
         end_of_text: text(matches, "end-of-text"),
         text_key: text(matches, "text-key").unwrap_or_default(),
         output: text(matches, "output").unwrap_or_default().into(),

@@ -115,13 +115,13 @@ const LINES: &[Case] = &[
             "--temperature -1",
             "--top-p 2",
             "--prompt-file gone cannot be read",
-            "absent cannot be read",
+            "absent does not exist",
         ],
     ),
     ("sample --temperature -1 --samples 0", &["`0` for --samples", "missing: --checkpoint"]),
     (
         "chat --checkpoint absent --top-p 0 --tokenizer lacking",
-        &["--top-p 0", "absent cannot be read", "data.tokenizer = `lacking`"],
+        &["--top-p 0", "absent does not exist", "data.tokenizer = `lacking`"],
     ),
     (
         "tokenize --shard-tokens 0 --tokenizer lacking --output file gone.txt",

@@ -130,7 +130,7 @@ fn a_dry_evaluation_evaluates_nothing_and_a_wrong_one_says_what_is_wrong() {
     for (arguments, parts) in [
         ("eval saved short.txt", ["short.txt", "holds 6 tokens"]),
         ("eval saved none.txt", ["none.txt", "cannot be read"]),
-        ("eval none text.txt", ["none", "cannot be read"]),
+        ("eval none text.txt", ["none", "does not exist"]),
         ("eval saved text.txt --data-path x", ["eval with data.path", "the argument DATA names it"]),
         ("eval saved text.txt --samples 0", ["--samples", "0"]),
         ("eval saved text.txt --fp8-format hybrid --bf16 --fp8-recipe delayed", ["delayed", "earlier training steps"]),

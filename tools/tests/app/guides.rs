@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use tokenizers::AddedToken;
+
 use crate::data_files::{LICENSES, small_tokenizer};
 use crate::documents::fenced;
 use crate::harness::{Folder, printed, set_mpi};
@@ -11,7 +13,7 @@ use crate::harness::{Folder, printed, set_mpi};
 /// Stands before the trainer on the path. Training runs become small and short; other commands stay as they are.
 const TINY: &str = r#"#!/bin/bash
 sizes=(--set model.layers=2 --set model.hidden=64 --set model.heads=4 --set model.kv_heads=4 --set model.ffn=128
-       --set model.vocab=400 --set model.seq_length=16)
+       --set model.vocab=402 --set model.seq_length=16)
 batch=(--set train.micro_batch_size=1 --set train.global_batch_size=8 --set train.device=host)
 run=(--set train.steps=4 --set optimizer.warmup_steps=1 --set train.eval_interval=2 --set train.eval_steps=1)
 arguments=()
@@ -50,10 +52,12 @@ fn begin(name: &str) -> Folder {
     }
     let text = std::fs::read_to_string(format!("{LICENSES}/GPL-3")).unwrap();
     std::fs::write(here.join("texts/GPL-3"), &text).unwrap();
-    small_tokenizer(&here.join("gpt2/tokenizer.json"), &text);
+    let mut tokenizer = small_tokenizer(&here.join("gpt2/tokenizer.json"), &text);
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"].map(|token| AddedToken::from(token, true))).unwrap();
+    tokenizer.save(here.join("gpt2/tokenizer.json"), false).unwrap();
     trainer(here, &["tokenize", "--tokenizer", "gpt2", "--output", "tokens", "texts"]);
     let sizes =
-        ["--preset", "tiny-llama", "--vocab", "400", "--seq-length", "128", "--steps", "1", "--eval-interval", "0"];
+        ["--preset", "tiny-llama", "--vocab", "402", "--seq-length", "128", "--steps", "1", "--eval-interval", "0"];
     trainer(here, &[&["--data-path", "tokens", "--save", "first", "--log-dir", "first"][..], &sizes].concat());
     trainer(here, &["convert", "--to", "hf", "first", "llama-hf"]);
     let chat = "{\"messages\": [{\"role\": \"user\", \"content\": \"Who are you?\"}, \

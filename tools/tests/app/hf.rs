@@ -50,7 +50,7 @@ pub fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
     let shape = GptShape { batch: 1, ..shape };
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
     let params = Params::without_gradients(&device, gpt(shape.clone()).specs).unwrap();
-    Pretrained::open(folder).unwrap().load(&shape, &params, &device).unwrap();
+    Pretrained::open(folder).unwrap().load(&shape, &params, &device, 0..0).unwrap();
     let mut generator = Generator::new(&device, &shape, &params, tokens.len()).unwrap();
     let mut all = generator.start(&tokens[..1]).unwrap();
     for &token in &tokens[1..tokens.len() - 1] {

@@ -11,10 +11,10 @@ use trainer::hf::{DataType, Direction, convert};
 use crate::harness::{Folder, bits, copy_run, expect, metrics, run, stdout_of};
 use crate::hf::{logits, plan, python, save, stage_of, trained};
 
-const TOKENS: [i32; 11] = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 264];
+pub const TOKENS: [i32; 11] = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 264];
 
 /// The values of a tensor of a file, f32.
-fn values(path: &Path, name: &str) -> Vec<f32> {
+pub fn values(path: &Path, name: &str) -> Vec<f32> {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     f32s(file.tensor(name).unwrap().data())
@@ -33,6 +33,14 @@ fn with_adapters(folder: &Path, base: &Path, flags: &[&str]) {
         stage.params().set(&device, index, &spec.stored_values(value)).unwrap();
     }
     save(folder, &plan, &device, &stage);
+}
+
+/// Writes `logits.safetensors` for the folders `base`, `adapters` and `merged` in a folder.
+pub fn logits_of_peft(folder: &Path) {
+    let bytes = bytemuck::cast_slice::<i32, u8>(&TOKENS);
+    let tokens = TensorView::new(Dtype::I32, vec![1, TOKENS.len()], bytes).unwrap();
+    safetensors::serialize_to_file([("tokens", tokens)], None, &folder.join("tokens.safetensors")).unwrap();
+    python("adapters.py", "logits", folder);
 }
 
 #[test]
@@ -56,10 +64,7 @@ fn peft_loads_the_adapters_and_transformers_the_merged_model_with_the_logits_tha
         convert(&at("lora"), &at("adapters"), Direction::ToPeft(DataType::F32)).unwrap();
         convert(&at("lora"), &at("merged"), Direction::ToHuggingFace(DataType::F32)).unwrap();
 
-        let bytes = bytemuck::cast_slice::<i32, u8>(&TOKENS);
-        let tokens = TensorView::new(Dtype::I32, vec![1, TOKENS.len()], bytes).unwrap();
-        safetensors::serialize_to_file([("tokens", tokens)], None, &at("tokens.safetensors")).unwrap();
-        python("adapters.py", "logits", folder.path());
+        logits_of_peft(folder.path());
 
         let theirs = |name| values(&at("logits.safetensors"), name);
         let largest = theirs("adapters").iter().fold(0.0f32, |a, b| a.max(b.abs()));
@@ -70,6 +75,11 @@ fn peft_loads_the_adapters_and_transformers_the_merged_model_with_the_logits_tha
             assert_eq!(ours.len(), theirs(name).len());
             assert!(apart(&ours, &theirs(name)) < 1e-5, "{what}: {name} {}", apart(&ours, &theirs(name)));
         }
+        // The folder of PEFT is a model: its base with the same adapters.
+        assert_eq!(logits(&at("adapters"), &TOKENS), ours, "{what}");
+        convert(&at("adapters"), &at("again"), Direction::ToHuggingFace(DataType::F32)).unwrap();
+        let bytes = |name: &str| std::fs::read(at(name).join("model.safetensors")).unwrap();
+        assert!(bytes("again") == bytes("merged"), "{what}");
     }
 }
 

@@ -59,6 +59,7 @@ mod mpirun;
 mod network;
 mod nvtx;
 mod param_groups;
+mod peft;
 mod pipeline_run;
 mod plan;
 mod profile;

@@ -452,7 +452,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     // Sampling.
     ("sample", &["missing: --checkpoint <DIR>"]),
     ("sample --checkpoint --tokens 5", &["--checkpoint <DIR> has no value"]),
-    ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
+    ("sample --checkpoint absent", &["absent does not exist", "check the path"]),
     ("sample --checkpoint empty", &["empty has neither config.json nor config.toml"]),
     ("sample --checkpoint mlp", &["model.kind = \"mlp\"", "only a gpt generates text"]),
     ("sample --checkpoint words", &["has 400 tokens, and no tokenizer", "--tokenizer"]),

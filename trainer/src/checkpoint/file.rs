@@ -48,6 +48,8 @@ choice! {
         SentencePiece = "hf-tokenizer.model",
         /// The chat template.
         ChatTemplate = "hf-chat_template.jinja",
+        /// The adapters that training began with, if it began with those of PEFT.
+        Adapters = "hf-adapter_config.json",
     }
 }
 
@@ -58,6 +60,11 @@ impl SourceFile {
     /// Its name in a folder of Hugging Face.
     pub fn at_hugging_face(self) -> &'static str {
         self.word().trim_start_matches("hf-")
+    }
+
+    /// Whether it belongs to the tokenizer, and not to the weights.
+    pub(crate) fn is_of_tokenizer(self) -> bool {
+        ![SourceFile::Config, SourceFile::Generation, SourceFile::Adapters].contains(&self)
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::{bytes, counted};
+use data::Tokenizer;
 use launch::watch::activity::Activity;
 
 use super::file::CheckpointFile;
@@ -272,6 +273,16 @@ pub fn named(path: &Path) -> PathBuf {
     let dir = path.parent().filter(|_| path.file_name().is_some_and(|name| name == "best") && !path.exists());
     let all: Vec<PathBuf> = dir.and_then(|dir| steps(dir).ok()).into_iter().flatten().map(|(_, path)| path).collect();
     best_of(&all, |path| check_sizes(path).is_ok()).map_or_else(|| path.to_path_buf(), PathBuf::clone)
+}
+
+/// What a user's name of a tokenizer stands for: of a folder of checkpoints the newest that has all of its bytes, of
+/// `DIR/best` the [best](named), any other name itself.
+pub fn named_tokenizer(name: &str) -> String {
+    let path = named(Path::new(name));
+    let is_whole = |path: &PathBuf| check_sizes(path).is_ok();
+    let newest = || steps(&path).unwrap_or_default().into_iter().rev().map(|(_, path)| path).find(is_whole);
+    let newest = if name == "byte" || Tokenizer::is_in(&path) { None } else { newest() };
+    newest.unwrap_or(path).display().to_string()
 }
 
 /// The validation loss of a checkpoint in words; empty if it was not evaluated.

@@ -9,7 +9,8 @@ use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::names::{Entry, Naming, Part, entries};
-use super::read::WeightFolder;
+use super::peft_config::ADAPTER_CONFIG;
+use super::weights::Weights;
 use super::write::{not_written, write};
 use crate::checkpoint::DataType;
 use crate::config::lora_plan::modules;
@@ -51,7 +52,7 @@ fn adapted(shape: &GptShape, lora: &Lora) -> Vec<Adapted> {
 pub(super) fn merged(
     entry: &Entry,
     wanted: Range<usize>,
-    weights: &WeightFolder,
+    weights: &Weights,
     shape: &GptShape,
 ) -> Result<Vec<f32>, UserError> {
     let Some(lora) = &shape.lora else { return weights.rows(entry, wanted) };
@@ -83,6 +84,32 @@ fn ours(shape: &GptShape, name: &str) -> Entry {
     }
 }
 
+/// The adapters of a model as our parameters, with the tensors that hold them in a file of PEFT. Layers have the names of
+/// `family`.
+pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static dyn HuggingFace) -> Vec<Entry> {
+    let shape = &GptShape { lora: Some(lora.clone()), ..shape.clone() };
+    let (own, theirs) = (entries(shape, Naming::Ours), entries(shape, Naming::Family(family)));
+    let mut all = Vec::new();
+    for adapted in adapted(shape, lora) {
+        let weight = format!("{}.weight", adapted.layer);
+        let modules: Vec<&Part> =
+            theirs.iter().filter(|entry| entry.name == weight).flat_map(|entry| &entry.parts).collect();
+        for (which, is_a) in [("lora_A", true), ("lora_B", false)] {
+            let part = |(adapter, rows): (usize, &Range<usize>)| {
+                let module = modules.iter().find(|part| part.rows == *rows).map(|part| part.name.as_str());
+                let module = module.and_then(|name| name.strip_suffix(".weight")).unwrap_or_default();
+                let a = adapter * lora.rank..(adapter + 1) * lora.rank;
+                let rows = if is_a { a } else { adapted.rows_of_b(adapter) };
+                Part { name: format!("base_model.model.{module}.{which}.weight"), rows }
+            };
+            let parts = adapted.rows.iter().enumerate().map(part).collect();
+            let name = format!("{}.{which}", adapted.layer);
+            all.extend(own.iter().find(|entry| entry.name == name).map(|entry| Entry { parts, ..entry.clone() }));
+        }
+    }
+    all
+}
+
 /// Writes the adapters to `folder` as PEFT loads them. `base` is the model that they belong to, if it is known. Returns
 /// the written tensors.
 ///
@@ -90,33 +117,16 @@ fn ours(shape: &GptShape, name: &str) -> Entry {
 /// Adapters that are missing or broken; a file that cannot be written.
 pub(super) fn write_peft(
     folder: &Path,
-    weights: &WeightFolder,
+    weights: &Weights,
     (shape, lora): (&GptShape, &Lora),
     family: &'static dyn HuggingFace,
     dtype: DataType,
     base: Option<&str>,
 ) -> Result<Vec<Entry>, RunError> {
-    let all = entries(shape, Naming::Family(family));
-    let mut written = Vec::new();
-    for adapted in adapted(shape, lora) {
-        let weight = format!("{}.weight", adapted.layer);
-        let parts: Vec<&Part> =
-            all.iter().filter(|entry| entry.name == weight).flat_map(|entry| &entry.parts).collect();
-        for (which, is_a) in [("lora_A", true), ("lora_B", false)] {
-            let part = |(adapter, rows): (usize, &Range<usize>)| {
-                let module = parts.iter().find(|part| part.rows == *rows).map(|part| part.name.as_str());
-                let module = module.and_then(|name| name.strip_suffix(".weight")).unwrap_or_default();
-                let a = adapter * lora.rank..(adapter + 1) * lora.rank;
-                let rows = if is_a { a } else { adapted.rows_of_b(adapter) };
-                Part { name: format!("base_model.model.{module}.{which}.weight"), rows }
-            };
-            let parts = adapted.rows.iter().enumerate().map(part).collect();
-            written.push(Entry { parts, ..ours(shape, &format!("{}.{which}", adapted.layer)) });
-        }
-    }
+    let written = peft_entries(shape, lora, family);
     let from: Vec<Entry> = written.iter().map(|entry| ours(shape, &entry.name)).collect();
     write((folder, "adapter_model"), &written, dtype, usize::MAX, &|index, rows| weights.rows(&from[index], rows))?;
-    let path = folder.join("adapter_config.json");
+    let path = folder.join(ADAPTER_CONFIG);
     let config = adapter_config(shape, lora, family, base);
     std::fs::write(&path, format!("{config:#}\n")).map_err(not_written(&path))?;
     Ok(written)

@@ -11,18 +11,21 @@ use engine::model::GptShape;
 use super::adapters::{self, ADAPTER_FILE};
 use super::export::Export;
 use super::names::{Entry, Naming, entries};
+use super::peft_config::{ADAPTER_CONFIG, BASE_MODEL};
 use super::pretrained::Pretrained;
-use super::read::{WeightFolder, tell_of_unread};
 use super::source::SourceFiles;
 use super::write::{not_written, write};
-use crate::checkpoint::DataType;
+use crate::checkpoint::{DataType, SourceFile};
+use crate::config::RunConfig;
 use crate::config::model_plan::{ModelPlan, model_plan};
-use crate::config::{ConfigSources, RunConfig};
 use crate::error::RunError;
 use crate::families;
 
 /// Largest file, in bytes, as `transformers` has it.
 const SHARD_BYTES: usize = 5_000_000_000;
+
+/// Runs that began with one another's checkpoints, at most.
+const MOST_RUNS: usize = 1000;
 
 /// The direction of [`convert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +48,13 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let pretrained = check(source, target, direction, &mut mistakes);
     mistakes.end()?;
     let Some(pretrained) = pretrained else { unreachable!("a conversion without mistakes has a model") };
-    let source = pretrained.folder.as_path();
-    let theirs = matches!(pretrained.naming, Naming::Family(_));
+    let source = pretrained.folder();
     let config = pretrained.config();
     let ModelPlan::Gpt(shape) = model_plan(&config)? else {
         return Err(no_family(source, "model.kind = \"mlp\"").into());
     };
-    let files = SourceFiles::read(source, pretrained.naming)?;
-    let model = if theirs { None } else { files.model(source)? };
+    let files = pretrained.source_files()?;
+    let model = if direction == Direction::FromHuggingFace { None } else { files.model(source)? };
     let (naming, dtype) = match direction {
         Direction::ToHuggingFace(dtype) | Direction::ToPeft(dtype) => {
             let like = model.as_ref().map(|model| model.family).filter(|family| families::has_shape(*family, &shape));
@@ -61,21 +63,24 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         }
         Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
-    tell_of_unread(source);
-    let weights = WeightFolder::open(source, pretrained.naming)?;
-    let all = entries(&shape, pretrained.naming);
-    weights.check(&all)?;
-    weights.check_tied_head(&all)?;
+    pretrained.tell_of_unread();
+    let weights = pretrained.weights(&shape, 0..0)?;
+    weights.check_tied_head()?;
+    let run = pretrained.run().ok().flatten();
     let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
     if let (Direction::ToPeft(_), Naming::Family(family)) = (direction, naming) {
         let Some(lora) = &shape.lora else { return Err(no_adapters(source).into()) };
-        let base = trained(source).and_then(|run| run.model.init_from);
+        // Training may have begun with adapters over another model.
+        let before = files.json(SourceFile::Adapters).ok().flatten();
+        let before = before.and_then(|before| Some(before.get(BASE_MODEL)?.as_str()?.to_string()));
+        let base = before.or_else(|| run.and_then(base_of));
+        tell_of_base(base.as_deref());
         create()?;
         let to = adapters::write_peft(target, &weights, (&shape, lora), family, dtype, base.as_deref())?;
         return Ok(summary(target, &to));
     }
-    let (tokenizer, learned_answers) = (tokenizer(&pretrained)?, trained(source).is_some_and(|run| run.data.sft));
-    let template = tokenizer.as_ref().and_then(|tokenizer| template(source, tokenizer));
+    let (tokenizer, learned_answers) = (tokenizer(&pretrained)?, run.is_some_and(|run| run.data.sft));
+    let template = tokenizer.as_ref().and_then(|tokenizer| template(pretrained.tokenizer_folder(), tokenizer));
     let (tokenizer, template) = (tokenizer.as_ref(), template.as_ref());
     let export = match naming {
         Naming::Ours => None,
@@ -106,13 +111,22 @@ pub fn check(source: &Path, target: &Path, direction: Direction, mistakes: &mut 
         mistakes.add(UserError::new(what, "a conversion overwrites no weights", "name another folder"));
     }
     let pretrained = mistakes.keep(Pretrained::open(source))?;
-    let theirs = matches!(pretrained.naming, Naming::Family(_));
-    if theirs != (direction == Direction::FromHuggingFace) {
-        let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
+    let (theirs, adapters) = (pretrained.is_hugging_face(), pretrained.adapters().is_some());
+    let fits = match direction {
+        Direction::ToHuggingFace(_) => adapters || !theirs,
+        Direction::ToPeft(_) => !adapters && !theirs,
+        Direction::FromHuggingFace => !adapters && theirs,
+    };
+    if !fits {
+        let (has, fix) = match (adapters, theirs) {
+            (true, _) => (ADAPTER_CONFIG, "use --to hf, which merges the adapters into their model"),
+            (false, true) => ("config.json", "use --from hf"),
+            (false, false) => ("config.toml", "use --to hf"),
+        };
         mistakes.add(UserError::new(
-            format!("{} has a {has}", pretrained.folder.display()),
-            "--to hf and --to peft take our weights, --from hf a Hugging Face model",
-            format!("use {fix}"),
+            format!("{} has a {has}", pretrained.folder().display()),
+            "--to hf takes our weights or adapters of PEFT, --to peft our adapters, --from hf a Hugging Face model",
+            fix,
         ));
     }
     Some(pretrained)
@@ -125,11 +139,25 @@ fn summary(target: &Path, written: &[Entry]) -> String {
     format!("{}: {} in {}", target.display(), counted(parameters, "parameter"), counted(tensors, "tensor"))
 }
 
-/// The configuration of the run that wrote a folder of ours.
-fn trained(folder: &Path) -> Option<RunConfig> {
-    let mut sources = ConfigSources::default();
-    sources.read_file(&folder.join("config.toml")).ok()?;
-    Some(sources.resolve())
+/// The model below the adapters of a run. A run that went on with adapters began with the checkpoint of another.
+fn base_of(run: RunConfig) -> Option<String> {
+    let before = |folder: &Option<String>| {
+        let opened = Pretrained::open_checked(folder.as_ref()?.as_ref()).ok().filter(Pretrained::has_adapters)?;
+        Some(opened.run().ok()??.model.init_from)
+    };
+    std::iter::successors(Some(run.model.init_from), before).take(MOST_RUNS).last().flatten()
+}
+
+/// Prints a notice if PEFT does not find the model that the adapters belong to.
+fn tell_of_base(base: Option<&str>) {
+    match base {
+        None => warn("notice: base_model_name_or_path is null: the run did not begin with a model"),
+        Some(base) if Path::new(base).join("config.toml").exists() => warn(&format!(
+            "notice: base_model_name_or_path is {base}, a model in our format: for PEFT, name the output of `trainer convert \
+             --to hf {base}` there"
+        )),
+        Some(_) => {}
+    }
 }
 
 fn no_adapters(source: &Path) -> UserError {
@@ -174,7 +202,7 @@ fn write_ours(
 /// # Errors
 /// Its copy is damaged.
 fn tokenizer(pretrained: &Pretrained) -> Result<Option<Tokenizer>, UserError> {
-    let folder = &pretrained.folder;
+    let folder = pretrained.tokenizer_folder();
     match TokenizerCopy::read(folder)? {
         Some(copy) => copy.open(None).map(Some),
         // One without any of the usual ends is left to the user.

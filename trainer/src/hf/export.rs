@@ -216,9 +216,8 @@ impl Export<'_> {
 
     /// The tokenizer of the model that training began with.
     fn write_source_tokenizer(&self) -> Result<(), RunError> {
-        let is_config = |file| [SourceFile::Config, SourceFile::Generation].contains(&file);
-        let files = self.source.iter().filter(|(file, _)| !is_config(*file));
-        files.into_iter().try_for_each(|(file, content)| self.put(file.at_hugging_face(), content))
+        let mut files = self.source.iter().filter(|(file, _)| file.is_of_tokenizer());
+        files.try_for_each(|(file, content)| self.put(file.at_hugging_face(), content))
     }
 
     /// Writes the chat template of training beside the tokenizer of the model that training began with, if that had another.

@@ -8,9 +8,12 @@ mod adapters;
 mod convert;
 mod export;
 mod names;
+mod peft;
+mod peft_config;
 mod pretrained;
 mod read;
 mod source;
+mod weights;
 mod write;
 
 pub use crate::checkpoint::DataType;

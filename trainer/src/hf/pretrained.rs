@@ -6,54 +6,107 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::files::read_file;
+use data::Tokenizer;
 use device::Device;
-use engine::model::GptShape;
+use engine::model::{GptShape, is_adapter};
 use engine::params::{ParamSpec, Params, Slab};
 use rayon::prelude::*;
 use toml::Value;
 
 use super::names::{Entry, Naming, entries};
-use super::read::{WeightFolder, tell_of_unread};
+use super::peft::{FittedAdapters, PeftAdapters};
+use super::peft_config::ADAPTER_CONFIG;
+use super::read::tell_of_unread;
 use super::source::SourceFiles;
+use super::weights::Weights;
 use crate::checkpoint::{MANIFEST, named, newest_in, several_at_once};
+use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, ModelOptions};
 
+/// The model of Hugging Face, and ours.
+const CONFIG_JSON: &str = "config.json";
+const CONFIG_TOML: &str = "config.toml";
+
 /// The largest `config.json` that is read, in bytes.
 const LARGEST_CONFIG: u64 = 4 << 20;
 
-/// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a checkpoint.
-/// In a folder of checkpoints it is the newest complete one.
+/// A folder with a model: `config.json` and weights of Hugging Face, our `config.toml` and weights, as in a checkpoint, or
+/// adapters of PEFT, which name the folder of their model. A path is resolved once, when it is opened: in a folder of
+/// checkpoints it is the newest complete one. All that belongs to the model comes from [`Pretrained::folders`].
 pub struct Pretrained {
     pub(super) folder: PathBuf,
     pub(super) naming: Naming,
     pub(super) options: ModelOptions,
+    adapters: Option<FittedAdapters>,
 }
 
 impl Pretrained {
-    /// Reads the kind of model in a folder, and compares every byte of a checkpoint with its hashes.
+    /// Finds the model that a path names: in that folder, the newest complete checkpoint there, or the [best](named).
+    /// Compares every byte of a checkpoint with its hashes.
     ///
     /// # Errors
     /// A folder without a configuration, or with one of an unknown family; a damaged checkpoint; checkpoints without a
-    /// complete one.
-    pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
-        let folder = &named(folder);
-        let is_theirs = folder.join("config.json").exists();
+    /// complete one; adapters that the trainer does not have.
+    pub fn open(path: &Path) -> Result<Pretrained, UserError> {
+        let path = &named(path);
+        let is_theirs = [CONFIG_JSON, ADAPTER_CONFIG].iter().any(|name| path.join(name).exists());
         // A folder made by `convert` has no manifest. `newest_in` returns such a folder as it is.
-        Pretrained::open_checked(&if is_theirs || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? })
+        let folder = if is_theirs || !path.is_dir() { path.to_path_buf() } else { newest_in(path)? };
+        let opened = Pretrained::open_checked(&folder)?;
+        if opened.adapters.is_some() && opened.folder.join(MANIFEST).exists() {
+            newest_in(&opened.folder)?;
+        }
+        Ok(opened)
     }
 
-    /// As [`Pretrained::open`], for a folder with hashes that were compared before, or for one that [`newest_in`]
-    /// returned.
+    /// As [`Pretrained::open`], for the folder of a model itself. Hashes were compared before, or are later.
     ///
     /// # Errors
     /// As [`Pretrained::open`].
     pub fn open_checked(folder: &Path) -> Result<Pretrained, UserError> {
-        let folder = &named(folder);
-        let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| folder.join(name).exists());
-        let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
-        let theirs = folder.join("config.json");
+        if !folder.join(ADAPTER_CONFIG).exists() {
+            return Pretrained::whole(folder);
+        }
+        let adapters = PeftAdapters::open(folder)?;
+        let base = &adapters.config.base;
+        if folder.join(CONFIG_JSON).exists() && base.canonicalize().ok() != folder.canonicalize().ok() {
+            return Err(UserError::new(
+                format!(
+                    "{} has adapters ({ADAPTER_CONFIG}) beside a model, and they belong to {}",
+                    folder.display(),
+                    base.display()
+                ),
+                "a folder is one model: the adapters may be merged into its weights already, or not",
+                format!(
+                    "name a folder without {ADAPTER_CONFIG} for the model alone, or without {CONFIG_JSON} for the adapters"
+                ),
+            ));
+        }
+        let mut model = Pretrained::whole(base)?;
+        let ModelPlan::Gpt(shape) = model_plan(&model.config())? else {
+            return Err(no_base(base, "is no transformer"));
+        };
+        if model.has_adapters() {
+            return Err(no_base(base, "has adapters of its own"));
+        }
+        let family = match model.naming {
+            Naming::Family(family) => Ok(family),
+            Naming::Ours => families::of_shape(&shape),
+        };
+        let family = family.map_err(|options| no_base(base, &format!("has {options}")))?;
+        let adapters = adapters.fitted(&shape, family)?;
+        for (key, value) in &adapters.options {
+            model.options.retain(|(set, _)| set != key);
+            model.options.push((key, value.clone()));
+        }
+        Ok(Pretrained { adapters: Some(adapters), ..model })
+    }
+
+    /// The whole model in a folder.
+    fn whole(folder: &Path) -> Result<Pretrained, UserError> {
+        let theirs = folder.join(CONFIG_JSON);
         let (naming, options) = if theirs.exists() {
             let origin = theirs.display().to_string();
             let wrong = |problem: String| {
@@ -70,7 +123,38 @@ impl Pretrained {
         } else {
             (Naming::Ours, own_options(folder)?)
         };
-        Ok(Pretrained { folder: folder.clone(), naming, options })
+        Ok(Pretrained { folder: folder.into(), naming, options, adapters: None })
+    }
+
+    /// The folder that the path stands for, for [`Pretrained::open_checked`].
+    pub fn folder(&self) -> &Path {
+        self.adapters.as_ref().map_or(&self.folder, FittedAdapters::folder)
+    }
+
+    /// The folders that have what lies beside the weights: the first of them with a tokenizer has the model's, with its
+    /// chat template.
+    pub fn folders(&self) -> impl Iterator<Item = &Path> {
+        self.adapters.iter().map(FittedAdapters::folder).chain([self.folder.as_path()])
+    }
+
+    /// The first of [`Pretrained::folders`] with a tokenizer, or else the folder of the weights.
+    pub fn tokenizer_folder(&self) -> &Path {
+        self.folders().find(|folder| Tokenizer::is_in(folder)).unwrap_or(&self.folder)
+    }
+
+    /// Whether the files are those of Hugging Face, and not ours.
+    pub fn is_hugging_face(&self) -> bool {
+        matches!(self.naming, Naming::Family(_))
+    }
+
+    /// The adapters of PEFT that the model has, if it has such.
+    pub(super) fn adapters(&self) -> Option<&FittedAdapters> {
+        self.adapters.as_ref()
+    }
+
+    /// Lines about what is changed on reading.
+    pub fn notices(&self) -> &[String] {
+        self.adapters.as_ref().map_or(&[], |adapters| &adapters.notices)
     }
 
     /// The model's options, by key.
@@ -83,7 +167,11 @@ impl Pretrained {
     /// # Errors
     /// A file that cannot be read or is damaged.
     pub fn source_files(&self) -> Result<SourceFiles, UserError> {
-        SourceFiles::read(&self.folder, self.naming)
+        let files = SourceFiles::read(&self.folder, self.naming)?;
+        match &self.adapters {
+            Some(adapters) => files.with_adapters(adapters.folder()),
+            None => Ok(files),
+        }
     }
 
     /// Prints a notice of weights in the folder that are not read, as others are there.
@@ -91,37 +179,49 @@ impl Pretrained {
         tell_of_unread(&self.folder);
     }
 
-    /// Whether the folder has adapters besides the model.
-    fn has_adapters(&self) -> bool {
+    /// Whether the model has adapters.
+    pub(super) fn has_adapters(&self) -> bool {
         let rank = self.options.iter().find(|(key, _)| *key == "model.lora_rank");
         rank.and_then(|(_, rank)| rank.as_integer()).is_some_and(|rank| rank > 0)
     }
 
-    /// Fails unless the folder has the weights of a model of that shape. Their values are not read.
+    /// Fails unless the folder has the weights of a model of that shape. Their values are not read. `new_tokens`: those that
+    /// the folder's tokenizer lacks.
     ///
     /// # Errors
     /// Weights that are missing, broken, or do not fit.
-    pub fn check(&self, shape: &GptShape) -> Result<(), UserError> {
-        self.checked(shape).map(drop)
+    pub fn check(&self, shape: &GptShape, new_tokens: Range<usize>) -> Result<(), UserError> {
+        self.weights(shape, new_tokens).map(drop)
     }
 
-    /// The folder's weights and the parameters that they have.
-    fn checked(&self, shape: &GptShape) -> Result<(WeightFolder, Vec<Entry>), UserError> {
+    /// The weights for a model of that shape. `new_tokens`: those that the folder's tokenizer lacks.
+    ///
+    /// # Errors
+    /// Weights that are missing, broken, or of another model.
+    pub(super) fn weights(&self, shape: &GptShape, new_tokens: Range<usize>) -> Result<Weights<'_>, UserError> {
         let lora = shape.lora.clone().filter(|_| self.has_adapters());
-        let entries = entries(&GptShape { lora, ..shape.clone() }, self.naming);
-        let weights = WeightFolder::open(&self.folder, self.naming)?;
-        weights.check(&entries)?;
-        Ok((weights, entries))
+        let vocab = self.options.iter().find(|(key, _)| *key == "model.vocab" && !new_tokens.is_empty());
+        let vocab = vocab.and_then(|(_, vocab)| vocab.as_integer()).map_or(shape.vocab, |vocab| vocab as usize);
+        let held = GptShape { lora, vocab: vocab.min(shape.vocab), ..shape.clone() };
+        Weights::open((&self.folder, self.naming), self.adapters.as_ref(), &held, new_tokens)
     }
 
-    /// Fills parameters of a model of that shape: of each the elements that this rank needs. Several are read at once. Returns
-    /// the parameters that the folder does not have: adapters may be missing there.
+    /// Fills parameters of a model of that shape: of each the elements that this rank needs. Several are read at once.
+    /// Rows of `new_tokens` begin as the mean of those of all tokens before. Returns the parameters that the folder does
+    /// not have: adapters may be missing there.
     ///
     /// # Errors
     /// Weights that are missing, broken, or do not fit.
-    pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<Vec<usize>, LoadError> {
-        let (weights, entries) = self.checked(shape)?;
-        weights.check_tied_head(&entries)?;
+    pub fn load(
+        &self,
+        shape: &GptShape,
+        params: &Params,
+        device: &Device,
+        new_tokens: Range<usize>,
+    ) -> Result<Vec<usize>, LoadError> {
+        let weights = self.weights(shape, new_tokens)?;
+        weights.check_tied_head()?;
+        let entries = self.entries(shape);
         let by_name: HashMap<&str, &Entry> = entries.iter().map(|entry| (&*entry.name, entry)).collect();
         let entry_of = |index: &usize| by_name.get(&*params.specs[*index].name).copied();
         let (found, missing): (Vec<usize>, Vec<usize>) =
@@ -138,12 +238,45 @@ impl Pretrained {
         Ok(missing)
     }
 
-    /// The resolved configuration of the model: its options over the defaults.
-    pub(super) fn config(&self) -> RunConfig {
+    /// The parameters of a model of that shape that the folder has.
+    fn entries(&self, shape: &GptShape) -> Vec<Entry> {
+        let mut all = entries(&GptShape { lora: None, ..shape.clone() }, self.naming);
+        if self.has_adapters() {
+            all.extend(entries(shape, Naming::Ours).into_iter().filter(|entry| is_adapter(&entry.name)));
+        }
+        all
+    }
+
+    /// The configuration of the model: its options over the defaults.
+    pub fn config(&self) -> RunConfig {
         let mut sources = ConfigSources::default();
         sources.start_from(&self.options);
         sources.resolve()
     }
+
+    /// The configuration of the run that trained it, with the options of the model; `None` for a model of Hugging Face.
+    ///
+    /// # Errors
+    /// A `config.toml` that is wrong.
+    pub fn run(&self) -> Result<Option<RunConfig>, UserError> {
+        if self.is_hugging_face() {
+            return Ok(None);
+        }
+        let (mut file, mut sources) = (ConfigSources::default(), ConfigSources::default());
+        file.read_file(&self.folder.join(CONFIG_TOML))?;
+        sources.start_from(&file.given_values().into_iter().collect::<ModelOptions>());
+        sources.start_from(&self.options);
+        Ok(Some(sources.resolve()))
+    }
+}
+
+/// The error of a model that adapters cannot be over.
+fn no_base(base: &Path, problem: &str) -> UserError {
+    UserError::new(
+        format!("the base model {} {problem}", base.display()),
+        "adapters are over a model of a Hugging Face family, without other adapters",
+        "name its base in base_model_name_or_path, or merge the other adapters first (trainer convert --to hf)",
+    )
 }
 
 /// The elements of a parameter that a rank needs.
@@ -172,7 +305,7 @@ impl<'p> Wanted<'p> {
         self.rows.len() * self.entry.width() * size_of::<f32>()
     }
 
-    fn read(&self, weights: &WeightFolder) -> Result<Vec<f32>, UserError> {
+    fn read(&self, weights: &Weights<'_>) -> Result<Vec<f32>, UserError> {
         let values = weights.rows(self.entry, self.rows.clone())?;
         let before = self.rows.start * self.entry.width();
         Ok(self.spec.stored_values_in(self.elements.clone(), |at| values[at - before]))
@@ -181,7 +314,7 @@ impl<'p> Wanted<'p> {
 
 /// The model options of our own `config.toml`.
 fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
-    let path = folder.join("config.toml");
+    let path = folder.join(CONFIG_TOML);
     if !path.exists() {
         let problem = if folder.exists() { "has neither config.json nor config.toml" } else { "does not exist" };
         return Err(UserError::new(

@@ -26,7 +26,7 @@ const LARGEST_INDEX: u64 = 64 << 20;
 const HEAD: &str = "lm_head.weight";
 
 /// Rows of two tensors that are compared at once.
-const ROWS_AT_ONCE: usize = 4096;
+pub(super) const ROWS_AT_ONCE: usize = 4096;
 
 /// A block of a tensor, and its place in a file.
 struct Located {
@@ -132,6 +132,32 @@ impl WeightFolder {
         Ok(weights)
     }
 
+    /// Reads the header of one file of a folder. Its tensors have the names that are asked for.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged.
+    pub(super) fn of_file(folder: &Path, name: &str) -> Result<WeightFolder, UserError> {
+        let (naming, files, tensors) = (Naming::Ours, Vec::new(), BTreeMap::new());
+        let mut weights = WeightFolder { folder: folder.into(), naming, files, tensors };
+        weights.add(folder.join(name), &BTreeMap::new())?;
+        Ok(weights)
+    }
+
+    /// The names and shapes of all tensors.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.tensors.iter().map(|(name, whole)| (name.as_str(), &whole.shape[..]))
+    }
+
+    /// The values of a whole tensor of that name, and its shape; `None` if there is none.
+    ///
+    /// # Errors
+    /// A type that is not f32, f16 or bf16; a file that cannot be read.
+    pub(super) fn tensor(&self, name: &str) -> Result<Option<(&[usize], Vec<f32>)>, UserError> {
+        let Some(whole) = self.tensors.get(name) else { return Ok(None) };
+        let rows = 0..whole.shape.first().copied().unwrap_or(1);
+        Ok(Some((&whole.shape, self.joined(name, whole, rows)?)))
+    }
+
     /// Reads the header of one more file. `parts` are the tensors that the file has only a part of, by their names in
     /// it.
     fn add(&mut self, path: PathBuf, parts: &BTreeMap<&str, &TensorEntry>) -> Result<(), UserError> {
@@ -169,14 +195,6 @@ impl WeightFolder {
         };
         let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(bare?));
         found.map(|(name, whole)| (name.as_str(), whole))
-    }
-
-    /// A parameter's values in our layout.
-    ///
-    /// # Errors
-    /// As [`WeightFolder::rows`].
-    pub fn parameter(&self, entry: &names::Entry) -> Result<Vec<f32>, UserError> {
-        self.rows(entry, 0..entry.shape[0])
     }
 
     /// Some rows of a parameter in our layout: no others are read, unless files have the transpose.

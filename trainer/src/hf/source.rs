@@ -2,6 +2,7 @@
 //! has them again.
 
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::Path;
 
 use common::files::read_file;
@@ -38,9 +39,30 @@ impl SourceFiles {
     /// # Errors
     /// A file that cannot be read; one that is not JSON and is changed by an export.
     pub(super) fn read(folder: &Path, naming: Naming) -> Result<SourceFiles, UserError> {
+        match naming {
+            Naming::Ours => SourceFiles::read_as(folder, |file| file.word()),
+            Naming::Family(_) => SourceFiles::read_as(folder, SourceFile::at_hugging_face),
+        }
+    }
+
+    /// As [`SourceFiles::read`], of a folder of adapters over a model with these files. The tokenizer is that of the
+    /// adapters, if they have one.
+    ///
+    /// # Errors
+    /// As [`SourceFiles::read`].
+    pub(super) fn with_adapters(self, folder: &Path) -> Result<SourceFiles, UserError> {
+        let own = SourceFiles::read_as(folder, SourceFile::at_hugging_face)?;
+        let has_tokenizer = own.has_tokenizer();
+        let is_own = |file: SourceFile| file == SourceFile::Adapters || (has_tokenizer && file.is_of_tokenizer());
+        let of_base = self.0.into_iter().filter(|(file, _)| !is_own(*file));
+        let files = of_base.chain(own.0.into_iter().filter(|(file, _)| is_own(*file))).collect();
+        Ok(SourceFiles(files))
+    }
+
+    fn read_as(folder: &Path, name_of: impl Fn(SourceFile) -> &'static str) -> Result<SourceFiles, UserError> {
         let mut files = Vec::new();
         for &file in SourceFile::ALL {
-            let name = if matches!(naming, Naming::Ours) { file.word() } else { file.at_hugging_face() };
+            let name = name_of(file);
             match read_file(&folder.join(name), LARGEST_SOURCE_FILE) {
                 Ok(content) => files.push((file, content)),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -48,7 +70,7 @@ impl SourceFiles {
             }
         }
         let files = SourceFiles(files);
-        for file in [SourceFile::Generation, SourceFile::TokenizerConfig] {
+        for file in [SourceFile::Generation, SourceFile::TokenizerConfig, SourceFile::Adapters] {
             files.json(file).map_err(|problem| damaged(folder, file.at_hugging_face(), &problem))?;
         }
         Ok(files)
@@ -97,6 +119,36 @@ impl SourceFiles {
             Some(TokenizerCopy::HuggingFace { json, .. }) if self.has_as_tokenizer(json) => WhoseTokenizer::Source,
             _ => WhoseTokenizer::Data,
         }
+    }
+
+    /// Gives the tokenizer new tokens, if `of_data` is the same with these.
+    pub fn add_tokens(&mut self, of_data: &TokenizerCopy, new: &Range<usize>) {
+        let TokenizerCopy::HuggingFace { json: text, .. } = of_data else { return };
+        let Ok(mut before) = serde_json::from_slice::<Json>(text) else { return };
+        let all = before["added_tokens"].as_array().cloned().unwrap_or_default();
+        let id = |token: &Json| token["id"].as_u64().map(|id| id as usize);
+        let is_new = |token: &Json| id(token).is_some_and(|id| new.contains(&id));
+        let (added, others): (Vec<Json>, Vec<Json>) = all.into_iter().partition(is_new);
+        before["added_tokens"] = others.into();
+        if self.json(SourceFile::Tokenizer).ok().flatten() != Some(before) {
+            return;
+        }
+        self.put(SourceFile::Tokenizer, text.to_vec());
+        let config = self.json(SourceFile::TokenizerConfig).ok().flatten();
+        let is_table = |config: &Json| config.get("added_tokens_decoder").is_none_or(Json::is_object);
+        if let Some(mut config) = config.filter(is_table) {
+            for mut token in added {
+                let Some(id) = token["id"].as_u64() else { continue };
+                token.as_object_mut().map(|token| token.remove("id"));
+                config["added_tokens_decoder"][id.to_string()] = token;
+            }
+            self.put(SourceFile::TokenizerConfig, format!("{config:#}\n").into_bytes());
+        }
+    }
+
+    fn put(&mut self, file: SourceFile, content: Vec<u8>) {
+        self.0.retain(|(other, _)| *other != file);
+        self.0.push((file, content));
     }
 
     /// Whether the data have a tokenizer, and another one than the model.

@@ -2,7 +2,7 @@
 
 use common::UserError;
 use common::format::bytes;
-use data::Source;
+use data::{Source, new_tokens};
 use device::Device;
 use engine::model::{GptShape, TensorParallel};
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
@@ -63,17 +63,19 @@ fn start_weights<'p>(config: &'p RunConfig, model: &'p ModelPlan) -> Option<(&'p
 pub fn check_start(config: &RunConfig, model: &ModelPlan) -> Result<(), UserError> {
     let Some((folder, shape)) = start_weights(config, model) else { return Ok(()) };
     // The command line has compared its hashes.
-    Pretrained::open_checked(folder.as_ref())?.check(shape)
+    Pretrained::open_checked(folder.as_ref())?.check(shape, new_tokens(&config.data)?)
 }
 
 /// Loads the weights that `model.init_from` names, if it is set. A resumed run loads its checkpoint instead.
+/// Tokens that the data add to the model's own have rows then too.
 ///
 /// # Errors
 /// Weights that are missing, damaged, or do not fit.
 pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), RunError> {
     if let Some((folder, shape)) = start_weights(&plan.config, &plan.model).filter(|_| !device.is_dry()) {
+        let new_tokens = new_tokens(&plan.config.data)?;
         // The command line has compared its hashes.
-        let missing = Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
+        let missing = Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device, new_tokens)?;
         let seed = plan.config.train.seed;
         stage.params().set_first(device, missing, seed)?;
         tracing::info!("start: the model's weights are loaded");
@@ -90,7 +92,11 @@ pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>
     let Some(folder) = &plan.config.model.init_from else { return Ok(Vec::new()) };
     let model = Pretrained::open_checked(folder.as_ref())?;
     model.tell_of_unread();
-    let files = model.source_files()?;
+    let mut files = model.source_files()?;
+    let new_tokens = new_tokens(&plan.config.data)?;
+    if let (false, Some(tokenizer)) = (new_tokens.is_empty(), source.tokenizer()) {
+        files.add_tokens(tokenizer, &new_tokens);
+    }
     if files.differs_from(source.tokenizer()) {
         tell(&format!(
             "notice: the data have another tokenizer than {folder}, so the model's tokens mean other text than they did, and \

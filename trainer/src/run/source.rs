@@ -14,8 +14,19 @@ use crate::run::unused_rows;
 /// Opens the data of a run.
 ///
 /// # Errors
-/// Data that are wrong or too few, or a vocabulary that is too small for them.
+/// Data that are wrong or too few, or a vocabulary that is too small for them; new tokens that would not be trained.
 pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
+    let frozen = ["wte.weight", "lm_head.weight"].into_iter().find(|name| plan.frozen.has(name));
+    if let Some(frozen) = frozen
+        && !data::new_tokens(&plan.config.data)?.is_empty()
+    {
+        return Err(UserError::new(
+            format!("data.add_special_tokens with {frozen} frozen (adapters, or optimizer.freeze)"),
+            "rows of new tokens begin as a mean of others, and training tells them apart",
+            "train all weights with them first, and adapters from that checkpoint (--init-from); or take a template whose \
+             markers are tokens",
+        ));
+    }
     open(&plan.config.data, &plan.model, plan.evaluation, plan.grouped_batch())
 }
 

@@ -32,10 +32,12 @@ pub(super) fn follow(sources: &mut ConfigSources, folders: &[&Path]) -> Result<V
         sources.start_from(&[("data.tokenizer", Value::String(folder))]);
     }
     let config = sources.resolve();
+    // New tokens need rows in a model that training starts from, too.
+    let adds = config.data.add_special_tokens && !sources.given().contains("model.vocab");
     if config.model.kind == ModelKind::Gpt
-        && !sources.is_set("model.vocab")
+        && (adds || !sources.is_set("model.vocab"))
         && let Some((rows, whose)) = vocabulary(&config.data)?
-        && rows != config.model.vocab
+        && (rows > config.model.vocab || (rows < config.model.vocab && !sources.is_set("model.vocab")))
     {
         let table = bytes(rows.saturating_mul(config.model.hidden).saturating_mul(size_of::<f32>()));
         notices.push(format!(

@@ -14,7 +14,9 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Command};
 use common::{Choice, Mistakes, UserError};
 
-pub(crate) use run_flags::{flag_values, numbers_of_values, sets_option, train_request, training_run, with_run_flags};
+pub(crate) use run_flags::{
+    flag_values, numbers_of_values, request_from, sets_option, train_request, training_run, with_run_flags,
+};
 use trainer::config::DeviceChoice;
 use trainer::config::megatron::words;
 use trainer::config::options::{OPTIONS, OptionSpec};
@@ -139,8 +141,7 @@ fn with_modules(mut flags: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// How commands take the model of a folder, for help.
-pub(crate) const MODEL_FOLDER: &str =
-    "A checkpoint, a folder of them (the newest is taken; DIR/best is the best), or a Hugging Face model";
+pub(crate) const MODEL_FOLDER: &str = "A checkpoint, a folder of them (the newest is taken; DIR/best is the best), a Hugging Face model, or adapters of PEFT";
 
 /// A flag `--name VALUE`. The value is text that is not empty.
 pub(crate) fn text_flag(name: &'static str, value: &'static str, help: &'static str) -> Arg {

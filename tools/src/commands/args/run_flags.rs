@@ -11,7 +11,7 @@ use common::{Mistakes, UserError};
 
 use super::followed::follow;
 use super::{Parsed, keys_in, megatron_flags, read_line, text_flag};
-use trainer::checkpoint::{changed_meaning, start_folder};
+use trainer::checkpoint::{changed_meaning, named_tokenizer, start_folder};
 use trainer::config::megatron::{our_flag, words};
 use trainer::config::options::{Kind, OPTIONS, OptionSpec, find};
 use trainer::config::request::TrainRequest;
@@ -128,16 +128,27 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
 /// file. Every mistake in the flags and in the files that they name is added to `mistakes`; the run is then without what is
 /// wrong.
 pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> TrainRequest {
+    request_from(matches, preset, None, mistakes)
+}
+
+/// As [`train_request`], from a model that is open already.
+pub(crate) fn request_from(
+    matches: &ArgMatches,
+    preset: &[(&str, &str)],
+    opened: Option<Pretrained>,
+    mistakes: &mut Mistakes,
+) -> TrainRequest {
     let mut sources = option_values(matches, preset, mistakes);
     mistakes.keep(sources.ensure_one_length());
     let mut notices = megatron_flags::notices(matches, &sources.resolve());
     notices.extend(sources.notices());
     let mut folders: Vec<PathBuf> = Vec::new();
+    mistakes.keep(find_tokenizer(&mut sources));
     if let Some(folder) = sources.init_from().map(PathBuf::from) {
-        match start_from(&mut sources, &folder) {
-            Ok((from, differ)) => {
-                notices.extend(differ);
-                folders.extend([folder, from]);
+        match start_from(&mut sources, &folder, opened) {
+            Ok((found, lines)) => {
+                notices.extend(lines);
+                folders = found;
             }
             Err(error) => {
                 mistakes.add(error);
@@ -169,35 +180,58 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)], mista
     }
 }
 
-/// Takes the model that training starts from. Returns the folder that has it, and notices: if other options change the
-/// meaning of its weights, and if it has adapters that no option asks for.
+/// Takes the model that training starts from: its options, and its folder in place of a path to that. Returns the
+/// folders that may have its tokenizer, and notices about what is changed, and about other options that change the
+/// meaning of its weights.
 ///
 /// # Errors
 /// A folder without a model.
-fn start_from(sources: &mut ConfigSources, folder: &Path) -> Result<(PathBuf, Vec<String>), UserError> {
+fn start_from(
+    sources: &mut ConfigSources,
+    folder: &Path,
+    opened: Option<Pretrained>,
+) -> Result<(Vec<PathBuf>, Vec<String>), UserError> {
     // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
     let resumed = start_folder(&sources.resolve().checkpoint);
-    let pretrained = match &resumed {
-        Some(checkpoint) => Pretrained::open_checked(checkpoint)?, // the run compares its hashes when it resumes
-        None => Pretrained::open(folder).map_err(|error| {
+    let pretrained = match (&resumed, opened) {
+        (Some(checkpoint), _) => Pretrained::open_checked(checkpoint)?, // the run compares its hashes when it resumes
+        (None, Some(opened)) => opened,
+        (None, None) => Pretrained::open(folder).map_err(|error| {
             let fix = words::fix("model.init_from", &folder.to_string_lossy()).filter(|_| !folder.exists());
             let (what, fix) = (format!("model.init_from = {}", error.what), fix.unwrap_or(error.fix.clone()));
             UserError { what, fix, ..error }
         })?,
     };
+    let (found, mut theirs) = (pretrained.folder().display().to_string(), ConfigSources::default());
+    let mut folders: Vec<PathBuf> = pretrained.folders().map(PathBuf::from).collect();
     let goes_on_with_adapters = resumed.is_some() && !sources.given().contains("model.lora_rank");
-    let (folder, mut theirs) = (resumed.unwrap_or_else(|| folder.into()), ConfigSources::default());
+    // A resumed run keeps the name of the folder that it began with, and the tokenizer there.
+    let begun = resumed.and(pretrained.run()?).map(|run| run.model.init_from.unwrap_or(folder.display().to_string()));
+    folders.splice(0..0, begun.iter().map(PathBuf::from));
+    let from = begun.unwrap_or(found.clone());
+    if Path::new(&from) != folder {
+        sources.set("model.init_from", &from, "--init-from")?;
+    }
     sources.start_from(pretrained.options());
     theirs.start_from(pretrained.options());
-    let (theirs, shown) = (theirs.resolve().model, folder.display());
+    let theirs = theirs.resolve().model;
     let differ = changed_meaning(&theirs, &sources.resolve().model).join(", ");
     let differ =
-        (!differ.is_empty()).then(|| format!("the weights are those of {shown}, but the model differs: {differ}"));
+        (!differ.is_empty()).then(|| format!("the weights are those of {found}, but the model differs: {differ}"));
     let adapters = (goes_on_with_adapters && theirs.lora_rank > 0).then(|| {
         let rank = theirs.lora_rank;
-        format!("{shown} has adapters (model.lora_rank = {rank}), and the run trains them on. For all weights: another --save")
+        format!("{found} has adapters (model.lora_rank = {rank}), and the run trains them on. For all weights: another --save")
     });
-    Ok((folder, differ.into_iter().chain(adapters).collect()))
+    Ok((folders, pretrained.notices().iter().cloned().chain(differ).chain(adapters).collect()))
+}
+
+/// Takes the folder of a tokenizer in place of a path to that.
+fn find_tokenizer(sources: &mut ConfigSources) -> Result<(), UserError> {
+    let tokenizer = sources.resolve().data.tokenizer;
+    match named_tokenizer(&tokenizer) {
+        found if found != tokenizer => sources.set("data.tokenizer", &found, "--tokenizer"),
+        _ => Ok(()),
+    }
 }
 
 /// The training run that a command line of the trainer asks for. `arguments` begin with the program's name. Everything that

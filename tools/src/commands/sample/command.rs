@@ -12,6 +12,7 @@ use launch::RankEnv;
 
 use super::{Loaded, Prompt, SampleRequest, sample};
 use crate::commands::args::{MODEL_FOLDER, device_flag, text};
+use trainer::checkpoint::named_tokenizer;
 use trainer::config::DeviceChoice;
 use trainer::error::RunError;
 use trainer::generation::Sampler;
@@ -116,7 +117,7 @@ pub(crate) fn generation_request(matches: &ArgMatches, mistakes: &mut Mistakes) 
     }
     SampleRequest {
         checkpoint: text("checkpoint").map(PathBuf::from).unwrap_or_default(),
-        tokenizer: text("tokenizer"),
+        tokenizer: text("tokenizer").as_deref().map(named_tokenizer),
         end_of_text: text("end-of-text"),
         prompt: Prompt::Text(String::new()),
         tokens: number("tokens").unwrap_or(0),
