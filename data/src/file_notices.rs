@@ -1,4 +1,4 @@
-//! Notices for the user about the files of folders: files that are left out, and files with a name that decides.
+//! Notices for the user about files and documents: those that are left out, and files with a name that decides.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,6 +28,28 @@ pub(crate) enum Told {
     NotText,
     /// They are text, and other files of the folder have records: descriptions, licences.
     BesideRecords,
+    /// They are text or records, and their folder has token files.
+    BesideTokens,
+    /// They begin with a mark of the byte order.
+    Marked,
+}
+
+/// Why documents are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NoDocument {
+    /// They have no token.
+    Empty,
+    /// The text of the record is `null`, or missing in its row.
+    Null,
+}
+
+impl NoDocument {
+    fn words(self) -> &'static str {
+        match self {
+            NoDocument::Empty => "their text is empty",
+            NoDocument::Null => "their text is null",
+        }
+    }
 }
 
 impl Told {
@@ -48,23 +70,37 @@ impl Told {
             }
             Told::NotText => "left out, because neither UTF-8 text nor JSON lines",
             Told::BesideRecords => "left out, because their folder has JSON lines or Parquet files, and these are not",
+            Told::BesideTokens => "left out, because their folder has token files (files that you name are read)",
+            Told::Marked => "read without the byte-order mark at the begin",
         }
     }
 }
 
-/// Files, by the statement about them.
+/// Files, by the statement about them, and documents that are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FileNotices(BTreeMap<Told, Vec<PathBuf>>);
+pub(crate) struct FileNotices {
+    files: BTreeMap<Told, Vec<PathBuf>>,
+    /// Their number, and the name of the first.
+    documents: BTreeMap<NoDocument, (u64, String)>,
+}
 
 impl FileNotices {
     /// Adds files.
     pub(crate) fn add(&mut self, told: Told, files: impl IntoIterator<Item = PathBuf>) {
-        self.0.entry(told).or_default().extend(files);
+        self.files.entry(told).or_default().extend(files);
+    }
+
+    /// Adds a document that is left out.
+    pub(crate) fn add_document(&mut self, why: NoDocument, name: impl FnOnce() -> String) {
+        self.documents.entry(why).or_insert_with(|| (0, name())).0 += 1;
     }
 
     /// Adds other notices.
     pub(crate) fn extend(&mut self, other: FileNotices) {
-        other.0.into_iter().for_each(|(told, files)| self.add(told, files));
+        other.files.into_iter().for_each(|(told, files)| self.add(told, files));
+        for (why, (count, first)) in other.documents {
+            self.documents.entry(why).or_insert((0, first)).0 += count;
+        }
     }
 
     /// A line for each statement. It names some of the files.
@@ -81,6 +117,9 @@ impl FileNotices {
             let count = counted(files.len(), "file");
             (!files.is_empty()).then(|| format!("{count} {}: {}{more}", told.words(), named.join(", ")))
         };
-        self.0.into_iter().filter_map(line).collect()
+        let documents = self.documents.into_iter().map(|(why, (count, first))| {
+            format!("{} left out, because {}; the first is {first}", counted(count as usize, "document"), why.words())
+        });
+        self.files.into_iter().filter_map(line).chain(documents).collect()
     }
 }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 
+use crate::file_notices::Told;
 use crate::splits::{Chosen, Purpose};
 use crate::text::records::Records;
-use crate::text::text_files::{TextFile, text_files};
+use crate::text::text_files::{TextFile, beside_tokens, text_files};
 
 /// The files that a path names.
 pub(crate) enum Found {
@@ -75,7 +76,9 @@ pub(crate) fn found(key: &str, name: &str, records: Records<'_>, purpose: Purpos
         let mut bins: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(bin).collect();
         if !bins.is_empty() {
             bins.sort();
-            return Chosen::of_folder(&what, path, bins, purpose).map(Found::Tokens);
+            let mut chosen = Chosen::of_folder(&what, path, bins, purpose)?;
+            chosen.notices.add(Told::BesideTokens, beside_tokens(path).map_err(unreadable)?);
+            return Ok(Found::Tokens(chosen));
         }
     }
     text_files(&what, path, records, purpose).map(Found::Text)

@@ -9,7 +9,6 @@ use common::{Stop, UserError};
 
 use crate::config::RawTokens;
 use crate::error::DataError;
-use crate::file_notices::Told;
 use crate::formats::token_file::token_file;
 use crate::formats::tokens::Tokens;
 use crate::found::{Found, expanded, found};
@@ -57,28 +56,74 @@ pub struct InspectRequest {
     pub samples: usize,
 }
 
-/// A summary of each path of a request, as text to print. Reads all files. Ends early when `stop` is asked for.
+/// A summary of each path of a request, and of all if there are several, as text to print. Reads all files. Ends early when `stop` is asked for.
 ///
 /// # Errors
 /// A path that cannot be read, or holds no data; the process was asked to end.
 pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, TokenizeError> {
     let paths: Vec<&str> = request.paths.iter().map(String::as_str).collect();
-    let mut report = String::new();
-    for path in expanded("PATH", &paths)? {
+    let (mut report, mut total) = (String::new(), Total::default());
+    let paths = expanded("PATH", &paths)?;
+    for path in &paths {
         let records = if request.sft { Records::Conversations } else { Records::Documents(&request.text_key) };
-        report += &match found("PATH", &path, records, Purpose::Train)? {
+        let (summary, of_path) = match found("PATH", path, records, Purpose::Train)? {
             Found::Tokens(_) if request.sft => {
                 let what = format!("--sft with PATH = `{path}`, which has tokens");
                 let rule = "conversations are records of JSON or Parquet";
                 return Err(UserError::new(what, rule, "leave --sft out").into());
             }
-            Found::Text(texts) if request.sft => conversations(request, stop, &path, texts)?,
-            Found::Tokens(bins) => tokens(request, stop, &path, bins)?,
-            Found::Text(texts) => text(request, stop, &path, texts)?,
+            Found::Text(texts) if request.sft => conversations(request, stop, path, texts)?,
+            Found::Tokens(bins) => tokens(request, stop, path, bins)?,
+            Found::Text(texts) => text(request, stop, path, texts)?,
         };
+        report += &summary;
+        total.add(of_path);
+    }
+    if paths.len() > 1 {
+        report += &total.describe(if request.sft { "conversation" } else { "document" });
     }
     Ok(report)
 }
+
+/// Counts over some files.
+#[derive(Clone, Copy)]
+struct Total {
+    files: usize,
+    /// Documents or conversations. `None` if the token that ends a document is not known.
+    documents: Option<u64>,
+    tokens: u64,
+    /// Tokens that the loss of conversations is on.
+    learned: u64,
+}
+
+impl Default for Total {
+    fn default() -> Total {
+        Total { files: 0, documents: Some(0), tokens: 0, learned: 0 }
+    }
+}
+
+impl Total {
+    fn add(&mut self, other: Total) {
+        self.files += other.files;
+        self.documents = self.documents.zip(other.documents).map(|(a, b)| a + b);
+        self.tokens += other.tokens;
+        self.learned += other.learned;
+    }
+
+    /// The counts in words, of documents of that name.
+    fn describe(self, document: &str) -> String {
+        let documents = self.documents.map_or(String::new(), |all| format!("{}, ", counted(all as usize, document)));
+        let learned = match self.learned {
+            0 => String::new(),
+            learned => format!("; the loss is on {} of them", count(learned as f64)),
+        };
+        let tokens = count(self.tokens as f64);
+        format!("in all: {}, {documents}{tokens} tokens{learned}\n", counted(self.files, "file"))
+    }
+}
+
+/// What is printed about a path, and its counts.
+type Summary = (String, Total);
 
 /// A stream of tokens as far as it was read.
 #[derive(Default)]
@@ -123,6 +168,10 @@ impl Seen {
         }
     }
 
+    fn total(&self, files: usize) -> Total {
+        Total { files, documents: self.end.map(|_| self.documents), tokens: self.tokens, learned: 0 }
+    }
+
     /// Numbers of documents and tokens.
     fn summary(&self) -> String {
         let tokens = format!("{} tokens, the largest {}", count(self.tokens as f64), self.largest);
@@ -148,7 +197,7 @@ impl Seen {
 }
 
 /// A summary of token files.
-fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: Chosen<PathBuf>) -> Result<String, TokenizeError> {
+fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: Chosen<PathBuf>) -> Result<Summary, TokenizeError> {
     let notices = indented(bins.notices.lines());
     let bins = bins.files;
     let files: Vec<Tokens> = bins.iter().map(|bin| token_file(bin, request.raw_tokens)).collect::<Result<_, _>>()?;
@@ -165,9 +214,9 @@ fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: Chosen<PathBu
     for file in &files {
         read(file, stop, |tokens| seen.push(tokens, request.samples))?;
     }
-    let files = counted(files.len(), "token file");
+    let (total, files) = (seen.total(files.len()), counted(files.len(), "token file"));
     let samples = seen.samples(tokenizer.as_ref());
-    Ok(format!("{path}: {files}, {}\n  tokenizer: {whose}\n{notices}{samples}", seen.summary()))
+    Ok((format!("{path}: {files}, {}\n  tokenizer: {whose}\n{notices}{samples}", seen.summary()), total))
 }
 
 /// Passes all tokens of a file on, in parts.
@@ -185,29 +234,30 @@ fn read(file: &Tokens, stop: &Stop, mut each: impl FnMut(&[u32])) -> Result<(), 
     Ok(())
 }
 
-fn text(request: &InspectRequest, stop: &Stop, path: &str, texts: Chosen<TextFile>) -> Result<String, TokenizeError> {
+fn text(request: &InspectRequest, stop: &Stop, path: &str, texts: Chosen<TextFile>) -> Result<Summary, TokenizeError> {
     let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
     let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
     let mut seen = Seen::new(Some(&tokenizer));
-    let (totals, not_text) = encode_files(&files, &tokenizer, &request.text_key, |tokens, _| {
+    let (totals, of_files) = encode_files(&files, &tokenizer, &request.text_key, |tokens, _| {
         ensure_goes_on(stop)?;
         seen.push(tokens, request.samples);
         Ok::<(), TokenizeError>(())
     })?;
-    notices.add(Told::NotText, not_text);
+    notices.extend(of_files);
     if totals.is_empty() {
         let what = format!("PATH = `{path}` holds no UTF-8 text");
         return Err(UserError::new(what, "it names text or tokens", "name files with text").into());
     }
     let notices = indented(notices.lines());
-    Ok(format!(
+    let summary = format!(
         "{path}: {} of text, {}, {}\n  tokenizer: {name}\n{notices}{}",
         counted(files.len(), "file"),
         bytes(totals.bytes as usize),
         seen.summary(),
         seen.samples(Some(&tokenizer))
-    ))
+    );
+    Ok((summary, seen.total(files.len())))
 }
 
 /// A summary of files of conversations. In those that are shown, » and « enclose the tokens that have a loss.
@@ -216,7 +266,7 @@ fn conversations(
     stop: &Stop,
     path: &str,
     texts: Chosen<TextFile>,
-) -> Result<String, TokenizeError> {
+) -> Result<Summary, TokenizeError> {
     let Chosen { files, mut notices, .. } = texts;
     let name = request.tokenizer.as_deref().unwrap_or("byte");
     let mut tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
@@ -240,22 +290,25 @@ fn conversations(
         }
         Ok::<(), TokenizeError>(())
     })?;
-    let ReadConversations { form, not_text } = read;
-    notices.add(Told::NotText, not_text);
+    let ReadConversations { form, notices: of_files, lost } = read;
+    notices.extend(of_files);
     let form = form.map(|form| format!("read as {}", form.describe()));
-    let notices = indented(form.into_iter().chain(lines).chain(notices.lines()).collect());
+    let notices = indented(form.into_iter().chain(lines).chain(lost).chain(notices.lines()).collect());
     lengths.sort_unstable();
     let at = |share: usize| lengths.get(lengths.len().saturating_sub(1) * share / 100).copied().unwrap_or(0);
-    Ok(format!(
+    let (all, tokens) = (lengths.len(), lengths.iter().sum::<usize>());
+    let summary = format!(
         "{path}: {}, {} tokens; the loss is on {} of them, which stand between » and «\n  lengths: half have up to {} tokens, \
          90 % up to {}, the longest has {}\n  tokenizer: {name}\n{notices}{shown}",
-        counted(lengths.len(), "conversation"),
-        count(lengths.iter().sum::<usize>() as f64),
+        counted(all, "conversation"),
+        count(tokens as f64),
         count(counted_tokens as f64),
         at(50),
         at(90),
         at(100),
-    ))
+    );
+    let (documents, tokens, learned) = (Some(all as u64), tokens as u64, counted_tokens as u64);
+    Ok((summary, Total { files: files.len(), documents, tokens, learned }))
 }
 
 /// Lines below the name of their path.

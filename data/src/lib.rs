@@ -34,6 +34,7 @@ pub use source::{Epoch, Source, Split};
 pub use sources::markov::MarkovSource;
 pub use sources::missing::Missing;
 pub use sources::multiple_choice::{Accuracy, Asked, MultipleChoice};
+pub use sources::order::Displaced;
 pub use sources::regression::Regression;
 pub use sources::token_source::TokenSource;
 pub use text::bpe_training::{TokenizerRequest, train_tokenizer};

@@ -17,6 +17,7 @@ use crate::sources::blend::Blend;
 use crate::sources::conversations::{Builder, Conversations};
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::dataset::Dataset;
+use crate::sources::order::Order;
 use crate::sources::token_source::{Mixture, TokenSource};
 use crate::splits::{Purpose, named_otherwise};
 use crate::text::chat_template::ChatTemplate;
@@ -60,14 +61,14 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
     reader.source(paths, training, Some(validation))
 }
 
-/// Opens the files of `paths` to evaluate on: all their samples, as [`Split::Train`](crate::Split::Train).
+/// Opens the files of `paths` to evaluate on: all their samples, in order, are [`Split::Validation`](crate::Split::Validation).
 ///
 /// # Errors
 /// Anything wrong with the files.
 pub fn open_to_evaluate(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
     let mut reader = Reader::new(data, seq, vocab);
     let all = reader.mixture("data.path", paths, Purpose::Evaluate)?;
-    reader.source(paths, all, None)
+    reader.source(paths, Mixture { blend: Blend::new(&[1.0], "data.path")?, datasets: Vec::new() }, Some(all))
 }
 
 /// The first `share` of a dataset's samples to train on, and the rest to validate on, if it is below 1.
@@ -199,16 +200,15 @@ impl<'d> Reader<'d> {
         };
         let notices = self.of_files.lines().into_iter().chain(self.notices).collect();
         Ok(TokenSource {
-            training,
+            training: training.datasets,
+            order: Order::new(training.blend, self.data.seed),
             validation,
             seq: self.seq,
-            seed: self.data.seed,
             name,
             notices,
             tokenizer,
             tokenizer_vocab,
             chat_template: self.template.map(Rc::unwrap_or_clone),
-            by_length: None,
         })
     }
 
@@ -337,8 +337,8 @@ impl<'d> Reader<'d> {
                 Ok::<(), UserError>(())
             },
         )?;
-        let ReadConversations { form, not_text } = read;
-        self.of_files.add(Told::NotText, not_text);
+        let ReadConversations { form, notices, lost } = read;
+        self.of_files.extend(notices);
         if all.counts.targets == 0 {
             let of = counted(all.counts.read as usize, "conversation");
             return Err(match all.counts.needed {
@@ -367,6 +367,7 @@ impl<'d> Reader<'d> {
         let counts = all.counts;
         let conversations = all.finish();
         self.notices.extend(form.map(|form| format!("{name}: read as {}", form.describe())));
+        self.notices.extend(lost.map(|lost| format!("{name}: {lost}")));
         self.notices.push(format!("{name}: {}", counts.describe(conversations.count(), self.seq)));
         Ok(conversations)
     }
@@ -403,11 +404,11 @@ impl<'d> Reader<'d> {
         };
         let mut bytes = Vec::new();
         self.of_data.add(&format!("`{path}`"), TokenizerCopy::of(&tokenizer))?;
-        let (totals, not_text) = encode_files(files, &tokenizer, &self.data.text_key, |tokens, _| {
+        let (totals, notices) = encode_files(files, &tokenizer, &self.data.text_key, |tokens, _| {
             kind.encode(tokens, &mut bytes);
             Ok::<(), UserError>(())
         })?;
-        self.of_files.add(Told::NotText, not_text);
+        self.of_files.extend(notices);
         if totals.is_empty() {
             return Err(UserError::new(
                 format!("`{path}` holds no UTF-8 text"),
@@ -457,7 +458,7 @@ mod tests {
         let folder = folder.path().display().to_string();
         let source = opened(&folder).unwrap();
         assert_eq!(source.notices, [""; 0]);
-        let tokens = source.training.datasets[0].identity().unwrap().unwrap().tokens;
+        let tokens = source.training[0].identity().unwrap().unwrap().tokens;
         assert_eq!(tokens, 10 * ("some words".len() as u64 + 1) + "other words".len() as u64 + 1);
 
         std::fs::write(at("README.md"), "some other words").unwrap();
@@ -466,7 +467,7 @@ mod tests {
         assert_eq!(notices, [format!("1 file left out, because {why}: {folder}/README.md")]);
 
         let pattern = opened(&format!("{folder}/p*[zl]")).unwrap();
-        assert_eq!(pattern.training.datasets[0].identity().unwrap().unwrap().tokens, tokens);
+        assert_eq!(pattern.training[0].identity().unwrap().unwrap().tokens, tokens);
         let problem = opened(&format!("{folder}/*.txt")).err().unwrap().to_string();
         assert!(problem.contains("matches nothing"), "{problem}");
 

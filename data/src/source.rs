@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use common::UserError;
 use device::{Element, HostArray, HostValues, Staging};
 
+use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
+use crate::sources::order::Displaced;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer_copy::TokenizerCopy;
@@ -39,11 +42,13 @@ pub trait Source: Send + Sync {
     ///   conversations are packed into a sample, the row ends with the position of each token in its conversation.
     /// - For a regression a row is the features, then the outputs.
     ///
+    /// A row beyond the last sample to evaluate on has no target with a loss.
+    ///
     /// # Errors
     /// The data changed since they were opened, or cannot be read any more.
     fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError>;
 
-    /// The number of targets of samples `first..first + count`. `None` if all targets of all samples count.
+    /// The number of targets of samples `first..first + count`. `None` if all targets of all rows count.
     ///
     /// # Errors
     /// There are no such samples.
@@ -65,9 +70,33 @@ pub trait Source: Send + Sync {
         true
     }
 
+    /// The number of samples to evaluate on. Each is there once. `None` if they have no end.
+    fn validation_samples(&self) -> Option<u64> {
+        None
+    }
+
     /// A pass over the samples to train on. `None` if they have no end, or are missing.
     fn epoch(&self) -> Option<Epoch> {
         None
+    }
+
+    /// The samples before training sample `position` that belong to passes that are not done. 0 if samples have no end.
+    fn begun(&self, _position: u64) -> u64 {
+        0
+    }
+
+    /// What a run meets again and leaves out that goes on at training sample `position`, if it had the same samples in the
+    /// order of the settings `before`, with batches of `grouped` samples of like length. `None` if samples have no end.
+    ///
+    /// # Errors
+    /// Settings that give no order.
+    fn displaced(
+        &self,
+        _before: &DataConfig,
+        _grouped: Option<usize>,
+        _position: u64,
+    ) -> Result<Option<Displaced>, UserError> {
+        Ok(None)
     }
 
     /// The lowest mean loss that any model can reach, in nats. `None` if it is not known.

@@ -92,7 +92,8 @@ fn a_document_has_the_tokens_that_its_tokenizer_adds_before_a_text_and_one_end()
             }
             ids.into_iter().map(|id| id as i32).collect::<Vec<_>>()
         };
-        let expected: Vec<i32> = texts.iter().flat_map(document).collect();
+        // An empty text is no document.
+        let expected: Vec<i32> = texts.iter().filter(|text| !text.is_empty()).flat_map(document).collect();
         let tokens = tokenized(&folder, &format!("tokens-{number}"), &json, &lines);
         for path in [&lines, &tokens] {
             let data = config(path, &json, "");

@@ -2,11 +2,12 @@
 
 mod data_files;
 mod fuzz;
+mod left_out;
 mod mutations;
 mod parquet_file;
 
 use common::{Stop, UserError};
-use data::{DataConfig, Source, Split, TokenSource, TokenizeRequest, Tokenizer, open, tokenize};
+use data::{DataConfig, Displaced, Source, Split, TokenSource, TokenizeRequest, Tokenizer, open, tokenize};
 use device::{HostValues, Staging};
 use proptest::prelude::*;
 
@@ -41,7 +42,7 @@ fn sample(source: &TokenSource, split: Split, number: u64) -> Vec<i32> {
 
 /// All tokens of a source opened with `split = 1`, in their order in the files.
 fn stream(source: &TokenSource) -> Vec<i32> {
-    let count = source.training.datasets[0].count();
+    let count = source.training[0].count();
     let mut windows: Vec<(u64, Vec<i32>)> =
         (0..count).map(|number| (source.training_window(number).1, sample(source, Split::Train, number))).collect();
     windows.sort();
@@ -306,7 +307,7 @@ proptest! {
         }
         let settings = [("path", folder.0.to_str().unwrap()), ("split", "1"), ("seed", &seed.to_string())];
         let source = source(&settings, seq, count).unwrap();
-        let windows = source.training.datasets[0].count();
+        let windows = source.training[0].count();
         prop_assert_eq!(windows as usize, (count - 1) / seq);
         let epoch = |epoch: u64| -> Vec<i32> {
             (epoch * windows..(epoch + 1) * windows).flat_map(|n| sample(&source, Split::Train, n)[1..].to_vec()).collect()
@@ -366,12 +367,65 @@ fn blended_datasets_have_their_shares_and_each_is_gone_through_whole() {
 }
 
 #[test]
+fn a_run_that_goes_on_in_another_order_is_told_how_many_samples_come_again_and_how_many_never() {
+    let folder = Folder::new("orders");
+    let tokens = |base: i32, count: i32| (base..base + count).collect::<Vec<_>>();
+    let a = folder.file("a.bin", llmc(20240520, 1, &tokens(0, 151), 2));
+    let b = folder.file("b.bin", llmc(20240520, 1, &tokens(10_000, 51), 2));
+    let blend = |weight: usize| format!("[{weight}, {a:?}, 1, {b:?}]");
+    // How often each sample was read before the position.
+    let readings = |settings: &[(&str, &str)], position: u64| {
+        let source = source(settings, 5, 65536).unwrap();
+        let mut readings = std::collections::BTreeMap::<(usize, u64), i64>::new();
+        (0..position).for_each(|number| *readings.entry(source.training_window(number)).or_default() += 1);
+        readings
+    };
+    for (before, now) in [
+        ([("path", &*blend(3)), ("seed", "1")], [("path", &*blend(3)), ("seed", "2")]),
+        ([("path", &blend(3)), ("seed", "1")], [("path", &blend(1)), ("seed", "1")]),
+        ([("path", &blend(3)), ("seed", "1")], [("path", &blend(3)), ("seed", "1")]),
+    ] {
+        for position in [0, 7, 23, 60, 150] {
+            let (was, is) = (readings(&before, position), readings(&now, position));
+            let more = |a: &std::collections::BTreeMap<_, i64>, b: &std::collections::BTreeMap<_, i64>| {
+                a.iter().map(|(sample, times)| (times - b.get(sample).unwrap_or(&0)).max(0) as u64).sum::<u64>()
+            };
+            let expected = Displaced { again: more(&was, &is), left_out: more(&is, &was) };
+            let displaced = source(&now, 5, 65536).unwrap().displaced(&config(&before), None, position).unwrap();
+            assert_eq!(displaced, Some(expected), "{before:?}, {now:?}, {position}");
+        }
+    }
+    let source = source(&[("path", &blend(3)), ("split", "1")], 5, 65536).unwrap();
+    // 45 of the larger one, a pass and a half, and 15 of the smaller.
+    assert_eq!(source.begun(60), 15 + 5);
+}
+
+#[test]
+fn each_sample_to_evaluate_on_comes_once_in_the_shares_of_the_blend() {
+    let folder = Folder::new("blend-once");
+    let tokens = |base: i32, count: i32| (base..base + count).collect::<Vec<_>>();
+    let a = folder.file("a.bin", llmc(20240520, 1, &tokens(0, 101), 2));
+    let b = folder.file("b.bin", llmc(20240520, 1, &tokens(10_000, 16), 2));
+    let blend = format!("[1, {a:?}, 1, {b:?}]");
+    let source = source(&[("path", &a), ("validation_path", &blend)], 5, 65536).unwrap();
+    assert_eq!(source.validation_samples(), Some(23));
+    let firsts: Vec<i32> = (0..26).map(|number| sample(&source, Split::Validation, number)[0]).collect();
+    // Three of each, then those of the larger one alone.
+    let shares: std::collections::BTreeSet<i32> = firsts[..6].iter().copied().collect();
+    assert_eq!(shares, [0, 5, 10, 10_000, 10_005, 10_010].into());
+    assert_eq!(firsts[6..23], (3..20).map(|window| 5 * window).collect::<Vec<_>>());
+    assert_eq!(firsts[23..], [-1; 3]);
+    assert_eq!(source.targets(Split::Validation, 20, 6).unwrap(), Some(3 * 5));
+}
+
+#[test]
 fn no_token_is_a_target_of_both_training_and_validation() {
     let folder = Folder::new("split");
     let tokens: Vec<i32> = (0..1000).collect();
     let path = folder.file("x.bin", llmc(20240520, 1, &tokens, 2));
     let targets = |source: &TokenSource, split, count| -> std::collections::BTreeSet<i32> {
-        (0..count).flat_map(|number| sample(source, split, number)[1..].to_vec()).collect()
+        let samples = if split == Split::Validation { source.validation_samples().unwrap() } else { u64::MAX };
+        (0..samples.min(count)).flat_map(|number| sample(source, split, number)[1..].to_vec()).collect()
     };
     for (share, training, validation) in [("0.9", 99, 12), ("0.5", 55, 56), ("0.01", 1, 110)] {
         let source = source(&[("path", &path), ("split", share)], 9, 1000).unwrap();

@@ -10,8 +10,8 @@ const PERIOD: usize = 1 << 16;
 pub struct Blend {
     /// For each sample of a period: its dataset, and how many samples before it in the period come from the same dataset.
     pattern: Vec<(u32, u32)>,
-    /// Samples of each dataset in a period.
-    counts: Vec<u64>,
+    /// For each dataset, the places of its samples in a period.
+    places: Vec<Vec<u32>>,
 }
 
 impl Blend {
@@ -37,7 +37,7 @@ impl Blend {
             }
         }
         if let [_] = weights {
-            return Ok(Blend { pattern: vec![(0, 0)], counts: vec![1] });
+            return Ok(Blend { pattern: vec![(0, 0)], places: vec![vec![0]] });
         }
         // Largest remainders: each dataset gets the integer part of its share. The rest goes to the largest fractions.
         let share = |weight: &f64| weight / total * PERIOD as f64;
@@ -47,23 +47,32 @@ impl Blend {
         let left = (PERIOD as u64).saturating_sub(counts.iter().sum()) as usize;
         order.iter().take(left).for_each(|&dataset| counts[dataset] += 1);
         let period = counts.iter().sum::<u64>();
-        let mut used = vec![0u64; weights.len()];
-        let pattern = (1..=period)
-            .map(|samples| {
-                let behind = |d: usize| (counts[d] * samples) as i64 - (used[d] * period) as i64;
-                let next = (0..used.len()).rev().max_by_key(|&d| behind(d)).unwrap_or(0);
-                used[next] += 1;
-                (next as u32, used[next] as u32 - 1)
+        let mut places = vec![Vec::new(); weights.len()];
+        let pattern = (0..period)
+            .map(|place| {
+                let used = |d: usize| places[d].len() as u64;
+                let behind = |d: usize| (counts[d] * (place + 1)) as i64 - (used(d) * period) as i64;
+                let next = (0..weights.len()).rev().max_by_key(|&d| behind(d)).unwrap_or(0);
+                let before = places[next].len() as u32;
+                places[next].push(place as u32);
+                (next as u32, before)
             })
             .collect();
-        Ok(Blend { pattern, counts })
+        Ok(Blend { pattern, places })
     }
 
     /// The dataset of sample `number`, and how many samples before it come from the same dataset.
     pub fn at(&self, number: u64) -> (usize, u64) {
         let period = self.pattern.len() as u64;
         let (dataset, before) = self.pattern[(number % period) as usize];
-        (dataset as usize, number / period * self.counts[dataset as usize] + u64::from(before))
+        (dataset as usize, number / period * self.places[dataset as usize].len() as u64 + u64::from(before))
+    }
+
+    /// Samples of a dataset among the first `number`.
+    pub(crate) fn before(&self, dataset: usize, number: u64) -> u64 {
+        let (period, places) = (self.pattern.len() as u64, &self.places[dataset]);
+        let of_last = places.partition_point(|place| u64::from(*place) < number % period);
+        number / period * places.len() as u64 + of_last as u64
     }
 }
 
@@ -85,6 +94,7 @@ mod tests {
             for number in 0..2 * PERIOD as u64 + 100 {
                 let (dataset, before) = blend.at(number);
                 prop_assert_eq!(before, seen[dataset]);
+                prop_assert_eq!(blend.before(dataset, number), before);
                 seen[dataset] += 1;
                 for (count, weight) in seen.iter().zip(&weights) {
                     let ideal = weight / total * (number + 1) as f64;

@@ -216,14 +216,24 @@ impl Conversations {
         self.all.seq * if self.packs.is_some() { 3 } else { 2 } + 1
     }
 
-    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a packed
-    /// sample is a conversation of its own.
-    pub fn read(&self, number: u64, row: &mut [i32]) {
+    /// Writes a row of padding.
+    pub(crate) fn clear(&self, row: &mut [i32]) {
         let Some((real, row)) = row.split_last_mut() else { return };
         let (inputs, rest) = row.split_at_mut(self.all.seq);
         let (targets, positions) = rest.split_at_mut(self.all.seq);
         inputs.fill(self.all.padding);
         targets.fill(-1);
+        count_up(positions);
+        *real = 0;
+    }
+
+    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a packed
+    /// sample is a conversation of its own.
+    pub fn read(&self, number: u64, row: &mut [i32]) {
+        self.clear(row);
+        let Some((real, row)) = row.split_last_mut() else { return };
+        let (inputs, rest) = row.split_at_mut(self.all.seq);
+        let (targets, positions) = rest.split_at_mut(self.all.seq);
         let Some(packs) = &self.packs else {
             *real = self.all.read(self.range.start + number as usize, inputs, targets) as i32;
             return;
@@ -256,7 +266,7 @@ mod tests {
         let mut builder = Builder::new(seq, 1, 7);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
-            builder.push(&Conversation { tokens: tokens.to_vec(), counts });
+            builder.push(&Conversation { tokens: tokens.to_vec(), counts, lost: None });
         }
         let counts = builder.counts;
         (builder.finish(), counts)
@@ -310,7 +320,7 @@ mod tests {
         let mut builder = Builder::new(6, 4, 9);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
-            builder.push(&Conversation { tokens: tokens.to_vec(), counts });
+            builder.push(&Conversation { tokens: tokens.to_vec(), counts, lost: None });
         }
         let counts = builder.counts;
         let packed = builder.finish();

@@ -81,6 +81,14 @@ impl Dataset {
         }
     }
 
+    /// Writes a row without targets that have a loss.
+    pub(crate) fn clear(&self, row: &mut [i32]) {
+        match self {
+            Dataset::Windows(_) => row.fill(-1),
+            Dataset::Conversations(conversations) => conversations.clear(row),
+        }
+    }
+
     /// Writes a sample into `row`, of [`Dataset::width`] values.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ pub(crate) mod length_order;
 pub(crate) mod markov;
 pub(crate) mod missing;
 pub(crate) mod multiple_choice;
+pub(crate) mod order;
 mod packs;
 mod permutation;
 pub(crate) mod regression;

@@ -11,9 +11,9 @@ use crate::config::DataConfig;
 use crate::identity::{Identities, Identity};
 use crate::splits::{Chosen, Purpose};
 use crate::text::documents::{in_parallel, read_files};
+use crate::text::piece::Piece;
 use crate::text::question::Question;
 use crate::text::records::Records;
-use crate::text::text_file::Piece;
 use crate::text::text_files::text_files;
 use crate::text::tokenizer::Tokenizer;
 
@@ -70,16 +70,18 @@ impl MultipleChoice {
     /// A file that cannot be read, a line that is no question, an ending that is longer than a sample.
     pub fn open(name: &str, data: &DataConfig, seq: usize, vocab: usize) -> Result<MultipleChoice, UserError> {
         let tokenizer = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())?;
-        let Chosen { files, notices, .. } =
+        let Chosen { files, mut notices, .. } =
             text_files(&format!("`{name}`"), Path::new(name), Records::Questions, Purpose::Evaluate)?;
-        let (notices, tokenizer_vocab) = (notices.lines(), tokenizer.vocab());
-        let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices, tokenizer_vocab };
-        read_files(&files, &tokenizer, Records::Questions, |pieces| {
+        let tokenizer_vocab = tokenizer.vocab();
+        let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices: Vec::new(), tokenizer_vocab };
+        let of_files = read_files(&files, &tokenizer, Records::Questions, |pieces| {
             for (line, question, rows) in in_parallel(pieces, |piece| asked(piece, &tokenizer, seq))? {
                 all.push(line, &question, rows);
             }
             Ok::<(), UserError>(())
         })?;
+        notices.extend(of_files);
+        all.notices = notices.lines();
         let wrong = |what: String, rule: &str, fix: String| Err(UserError::new(format!("`{name}` {what}"), rule, fix));
         if all.questions.is_empty() {
             let fix = "name a file with JSON lines that are questions".into();

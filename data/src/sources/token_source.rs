@@ -1,21 +1,19 @@
 //! Samples of files: a pure function from a sample's number to its tokens.
 //!
 //! Sample `n` is the `k`-th sample of dataset `d` ([`Blend::at`]). A dataset goes through all its samples once per epoch, in
-//! an order given by seed, dataset and epoch ([`permuted`]). So the position of a run in its data is one number, the number
+//! an order given by seed, dataset and epoch ([`Order`]). So the position of a run in its data is one number, the number
 //! of samples seen. Ranks and microbatches only divide the sample numbers among themselves.
 
-use std::ops::Range;
-
+use common::UserError;
 use device::{HostValues, Staging};
 
+use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
-use crate::random::word;
 use crate::source::{Epoch, Source, Split, rows};
 use crate::sources::blend::Blend;
 use crate::sources::dataset::Dataset;
-use crate::sources::length_order::LengthOrder;
-use crate::sources::permutation::permuted;
+use crate::sources::order::{Displaced, Order};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
@@ -29,14 +27,14 @@ pub struct Mixture {
 
 /// A source of tokens from files.
 pub struct TokenSource {
-    /// The datasets to train on.
-    pub training: Mixture,
+    /// The datasets to train on. None if the source is there to evaluate alone.
+    pub training: Vec<Dataset>,
+    /// The order of their samples.
+    pub order: Order,
     /// The datasets to evaluate on, if any.
     pub validation: Option<Mixture>,
     /// Inputs of a sample. A sample has one token more.
     pub seq: usize,
-    /// Seed of the order.
-    pub seed: u64,
     /// A description of the source for the plan box.
     pub name: String,
     /// Notices for the user about the files that were read, a line each.
@@ -47,110 +45,102 @@ pub struct TokenSource {
     pub tokenizer_vocab: Option<usize>,
     /// The template that made text of conversations.
     pub chat_template: Option<ChatTemplate>,
-    /// The order of training samples, if those of a batch have like lengths.
-    pub by_length: Option<LengthOrder>,
 }
 
 impl Mixture {
-    /// Dataset, epoch and place in the epoch of a sample.
-    fn locate(&self, number: u64) -> (usize, u64, u64) {
-        let (dataset, number) = self.blend.at(number);
-        let count = self.datasets[dataset].count();
-        (dataset, number / count, number % count)
+    /// The number of different samples.
+    fn samples(&self) -> u64 {
+        self.datasets.iter().map(Dataset::count).sum()
     }
 
-    /// Adds the identities of the mixture's datasets. `key` is the option that names them.
-    fn identify(&self, key: &str, all: &mut Identities) -> Result<(), DataError> {
-        for (number, dataset) in self.datasets.iter().enumerate() {
-            let name = if self.datasets.len() == 1 { key.into() } else { format!("{key}, dataset {}", number + 1) };
-            if let Some(identity) = dataset.identity()? {
-                all.insert(name, identity);
-            }
+    /// Dataset of sample `number` of those that each come once, and its place there. They are in the order of the blend:
+    /// a dataset that has come to its end gives no more. `None` beyond the last.
+    fn locate_once(&self, number: u64) -> Option<(&Dataset, u64)> {
+        if number >= self.samples() {
+            return None;
         }
-        Ok(())
+        let of_dataset = |(at, dataset): (usize, &Dataset), end| self.blend.before(at, end).min(dataset.count());
+        let different = |end| self.datasets.iter().enumerate().map(|each| of_dataset(each, end)).sum::<u64>();
+        // The first end of the blend's order before which so many different samples come, and this one.
+        let (mut low, mut high) = (number, number + 1);
+        while different(high) <= number {
+            (low, high) = (high, 2 * high);
+        }
+        while low + 1 < high {
+            let middle = low + (high - low) / 2;
+            if different(middle) <= number { low = middle } else { high = middle }
+        }
+        let (dataset, place) = self.blend.at(low);
+        Some((&self.datasets[dataset], place))
     }
+}
+
+/// Adds the identities of datasets. `key` is the option that names them.
+fn identify(key: &str, datasets: &[Dataset], all: &mut Identities) -> Result<(), DataError> {
+    for (number, dataset) in datasets.iter().enumerate() {
+        let name = if datasets.len() == 1 { key.into() } else { format!("{key}, dataset {}", number + 1) };
+        if let Some(identity) = dataset.identity()? {
+            all.insert(name, identity);
+        }
+    }
+    Ok(())
 }
 
 impl TokenSource {
     /// Values of a sample's row.
     pub fn width(&self) -> usize {
-        self.training.datasets[0].width(self.seq)
+        self.datasets().next().map_or(0, |dataset| dataset.width(self.seq))
+    }
+
+    /// All datasets.
+    fn datasets(&self) -> impl Iterator<Item = &Dataset> {
+        let validation = self.validation.iter().flat_map(|mixture| &mixture.datasets);
+        self.training.iter().chain(validation)
     }
 
     /// Dataset and window of a training sample. Each epoch of a dataset is in another order.
     pub fn training_window(&self, number: u64) -> (usize, u64) {
-        let (dataset, epoch, place) = self.training.locate(number);
-        let key = word(word(self.seed, dataset as u64), epoch);
-        let of = &self.training.datasets[dataset];
-        let window = match &self.by_length {
-            Some(order) => order.sample(of, epoch, place, key),
-            None => permuted(place, of.count(), key),
-        };
-        (dataset, window)
+        self.order.sample(&self.training, number)
     }
 
     /// The same samples in an order in which those of a batch of `batch` samples have like lengths, if the samples are
     /// conversations of one dataset.
     #[must_use]
     pub fn grouped_by_length(self, batch: usize) -> TokenSource {
-        TokenSource { by_length: Some(LengthOrder::new(batch)), ..self }
+        TokenSource { order: self.order.grouped(Some(batch)), ..self }
     }
 
     /// The number of different training samples.
     pub fn samples(&self) -> u64 {
-        self.training.datasets.iter().map(Dataset::count).sum()
+        self.training.iter().map(Dataset::count).sum()
     }
 
-    /// The number of targets of a range of training samples. Samples are counted as in [`TokenSource::in_order`].
-    pub fn targets_in_order(&self, range: Range<u64>) -> u64 {
-        let mut before = 0;
-        let of_dataset = |dataset: &Dataset| {
-            let within = |at: u64| at.clamp(before, before + dataset.count()) - before;
-            let part = within(range.start)..within(range.end);
-            before += dataset.count();
-            dataset.targets(part, self.seq)
-        };
-        self.training.datasets.iter().map(of_dataset).sum()
-    }
-
-    /// Writes a training sample into `row`, of [`TokenSource::width`] values. Here `number`, below [`TokenSource::samples`],
-    /// counts the samples as they lie in the data, one dataset after the other.
-    ///
-    /// # Errors
-    /// The data changed since they were opened; there is no such sample.
-    pub fn in_order(&self, mut number: u64, row: &mut [i32]) -> Result<(), DataError> {
-        for dataset in &self.training.datasets {
-            if number < dataset.count() {
-                return dataset.read(number, row);
-            }
-            number -= dataset.count();
-        }
-        let what = format!("{} has no sample {number} beyond its last", self.name);
-        Err(DataError { what, fix: "read samples that are there".into() })
-    }
-
-    /// Writes a sample into `row`, of [`TokenSource::width`] values. Validation goes through its datasets in order,
-    /// over and over.
+    /// Writes a sample into `row`, of [`TokenSource::width`] values. A sample to evaluate on beyond the last is a row without
+    /// targets.
     ///
     /// # Errors
     /// The data changed since they were opened, or there are no data for validation.
     pub fn sample(&self, split: Split, number: u64, row: &mut [i32]) -> Result<(), DataError> {
-        let (dataset, place) = self.locate(split, number)?;
-        dataset.read(place, row)
+        match self.locate(split, number)? {
+            Some((dataset, place)) => dataset.read(place, row),
+            None => {
+                self.datasets().take(1).for_each(|dataset| dataset.clear(row));
+                Ok(())
+            }
+        }
     }
 
-    /// The dataset of a sample, and its place there.
-    fn locate(&self, split: Split, number: u64) -> Result<(&Dataset, u64), DataError> {
+    /// The dataset of a sample, and its place there. `None` beyond the last sample to evaluate on.
+    fn locate(&self, split: Split, number: u64) -> Result<Option<(&Dataset, u64)>, DataError> {
         if split == Split::Train {
             let (dataset, place) = self.training_window(number);
-            return Ok((&self.training.datasets[dataset], place));
+            return Ok(Some((&self.training[dataset], place)));
         }
         let Some(validation) = &self.validation else {
             let what = format!("{} has no samples to evaluate on", self.name);
             return Err(DataError { what, fix: "set data.split below 1, or data.validation_path".into() });
         };
-        let (dataset, _, place) = validation.locate(number);
-        Ok((&validation.datasets[dataset], place))
+        Ok(validation.locate_once(number))
     }
 }
 
@@ -161,12 +151,12 @@ impl Source for TokenSource {
     }
 
     fn targets(&self, split: Split, first: u64, count: usize) -> Result<Option<u64>, DataError> {
-        if matches!(self.training.datasets[0], Dataset::Windows(_)) {
+        if split == Split::Train && matches!(self.training[0], Dataset::Windows(_)) {
             return Ok(None);
         }
         let of_sample = |number| {
-            let (dataset, place) = self.locate(split, number)?;
-            Ok(dataset.targets(place..place + 1, self.seq))
+            let found = self.locate(split, number)?;
+            Ok(found.map_or(0, |(dataset, place)| dataset.targets(place..place + 1, self.seq)))
         };
         (first..first + count as u64).map(of_sample).sum::<Result<u64, DataError>>().map(Some)
     }
@@ -174,7 +164,7 @@ impl Source for TokenSource {
     fn longest(&self, split: Split, first: u64, count: usize) -> Result<Option<usize>, DataError> {
         let mut longest = None;
         for number in first..first + count as u64 {
-            let (dataset, place) = self.locate(split, number)?;
+            let Some((dataset, place)) = self.locate(split, number)? else { break };
             let Some(length) = dataset.length(place) else { return Ok(None) };
             longest = longest.max(Some(length));
         }
@@ -185,16 +175,36 @@ impl Source for TokenSource {
         self.validation.is_some()
     }
 
+    fn validation_samples(&self) -> Option<u64> {
+        self.validation.as_ref().map(Mixture::samples)
+    }
+
     fn epoch(&self) -> Option<Epoch> {
-        let conversations = self.training.datasets.iter().map(Dataset::conversations).sum();
+        let conversations = self.training.iter().map(Dataset::conversations).sum();
         Some(Epoch { samples: self.samples(), conversations })
     }
 
     fn identities(&self) -> Result<Identities, DataError> {
         let mut all = Identities::new();
-        self.training.identify("data.path", &mut all)?;
-        self.validation.iter().try_for_each(|mixture| mixture.identify("data.validation_path", &mut all))?;
+        let of_validation = self.validation.iter().map(|mixture| ("data.validation_path", &mixture.datasets));
+        for (key, datasets) in [("data.path", &self.training)].into_iter().chain(of_validation) {
+            identify(key, datasets, &mut all)?;
+        }
         Ok(all)
+    }
+
+    fn begun(&self, position: u64) -> u64 {
+        self.order.begun(&self.training, position)
+    }
+
+    fn displaced(
+        &self,
+        before: &DataConfig,
+        grouped: Option<usize>,
+        position: u64,
+    ) -> Result<Option<Displaced>, UserError> {
+        let before = Order::of(before, grouped)?;
+        Ok(Some(self.order.displaced(&before, &self.training, position)))
     }
 
     fn describe(&self) -> String {

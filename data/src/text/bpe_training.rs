@@ -3,8 +3,10 @@
 //! The library counts words and merges the most frequent pair again and again. Of equally frequent pairs it takes the one
 //! with the smaller tokens, so the same text gives the same tokenizer, whatever the number of threads.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use common::files::write_file;
@@ -18,7 +20,6 @@ use tokenizers::{
 };
 
 use crate::error::DataError;
-use crate::file_notices::Told;
 use crate::interrupt::ensure_not_interrupted;
 use crate::text::documents::read_files;
 use crate::text::pre_tokenizer::CheckedPreTokenizer;
@@ -37,6 +38,13 @@ const LEAST: u64 = 2;
 
 /// Texts that wait to be counted.
 const WAITING: usize = 64;
+
+/// The longest word that is counted, in bytes. The time of merges grows with the square of a word's length, and longer runs of
+/// line ends, spaces or dashes teach nothing.
+const LONGEST_WORD: usize = 1 << 10;
+
+/// The number of words that are too long, by the number of their file.
+type LongWords = Mutex<BTreeMap<usize, u64>>;
 
 /// A request to make a tokenizer.
 #[derive(Clone, Debug)]
@@ -74,28 +82,41 @@ pub fn train_tokenizer(request: &TokenizerRequest, stop: &Stop) -> Result<String
     let words: CheckedPreTokenizer = serde_json::from_value(word_splits())
         .unwrap_or_else(|error| unreachable!("the splits are a pre-tokenizer: {error}"));
     let (sender, texts) = sync_channel::<String>(WAITING);
+    let long = LongWords::default();
     let (read, counted_words) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             // Moved, so that the last text is followed by the channel's end.
             let sender = sender;
             let (mut size, key) = (0, Records::Documents(&request.text_key));
-            let not_text = read_files(&files, &Tokenizer::Bytes, key, |pieces| -> Result<(), TokenizeError> {
+            let mut paths: Vec<Arc<Path>> = Vec::new();
+            let of_files = read_files(&files, &Tokenizer::Bytes, key, |pieces| -> Result<(), TokenizeError> {
                 ensure_not_interrupted(stop, &request.output)?;
                 for piece in pieces {
-                    let text = piece.document(&request.text_key)?.into_owned();
+                    let text = piece.document(&request.text_key)?.unwrap_or_default().into_owned();
                     size += text.len();
+                    if paths.last() != Some(&piece.path) {
+                        paths.push(piece.path.clone());
+                    }
                     // If nobody receives, counting has failed, and says so.
-                    let _ = sender.send(text);
+                    let _ = sender.send(format!("{}\n{text}", paths.len() - 1));
                 }
                 bar.set_position(size as u64);
                 Ok(())
             })?;
-            Ok::<_, TokenizeError>((size, not_text))
+            Ok::<_, TokenizeError>((size, of_files, paths))
         });
-        let counted = trainer.feed(texts.into_iter(), |text| words_of(text, &words));
+        let counted = trainer.feed(texts.into_iter(), |numbered| {
+            let (number, text) = numbered.split_once('\n').unwrap_or_default();
+            let (words, too_long) = words_of(text, &words)?;
+            if too_long > 0 {
+                let mut long = long.lock().unwrap_or_else(PoisonError::into_inner);
+                *long.entry(number.parse().unwrap_or_default()).or_default() += too_long;
+            }
+            Ok(words)
+        });
         (reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), counted)
     });
-    let (size, not_text) = read?;
+    let (size, of_files, paths) = read?;
     counted_words.map_err(|error| {
         UserError::new(
             format!("FILES: {error}"),
@@ -117,8 +138,9 @@ pub fn train_tokenizer(request: &TokenizerRequest, stop: &Stop) -> Result<String
     let output = request.output.display();
     let made = Tokenizer::from_json(json.as_bytes().into(), &output.to_string(), Some(END_OF_TEXT))?;
     write(&request.output, &json)?;
-    notices.add(Told::NotText, not_text);
-    let mut notices: String = notices.lines().iter().map(|notice| format!("\n{notice}")).collect();
+    notices.extend(of_files);
+    let long = described(&long.into_inner().unwrap_or_else(PoisonError::into_inner), &paths);
+    let mut notices: String = notices.lines().iter().chain(&long).map(|notice| format!("\n{notice}")).collect();
     if made.vocab() < request.vocab_size {
         notices += &format!(
             "\nnotice: fewer than --vocab-size {}: no other pair occurs {LEAST} times in this text",
@@ -179,15 +201,35 @@ fn word_splits() -> Value {
     json!({"type": "Sequence", "pretokenizers": [split, to_bytes]})
 }
 
-/// The words of a text.
-fn words_of(text: &str, words: &CheckedPreTokenizer) -> tokenizers::Result<Vec<String>> {
+/// A line about words that are too long.
+fn described(long: &BTreeMap<usize, u64>, paths: &[Arc<Path>]) -> Option<String> {
+    const NAMED: usize = 3;
+    let all: u64 = long.values().sum();
+    let in_file = |(number, count): (&usize, &u64)| format!("{count} in {}", paths[*number].display());
+    let named: Vec<String> = long.iter().take(NAMED).map(in_file).collect();
+    let more = match long.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and others in {more} more"),
+    };
+    (all > 0).then(|| {
+        let words = counted(all as usize, "word");
+        format!("notice: {words} of more than {} left out: {}{more}", bytes(LONGEST_WORD), named.join(", "))
+    })
+}
+
+/// The words of a text, and the number of others, which are too long.
+fn words_of(text: &str, words: &CheckedPreTokenizer) -> tokenizers::Result<(Vec<String>, u64)> {
     let mut divided = PreTokenizedString::from(text);
     words.pre_tokenize(&mut divided).map_err(|error| {
         let begin: String = text.chars().take(40).collect();
         format!("the text that begins with {begin:?}: {error}")
     })?;
     let words = divided.get_splits(OffsetReferential::Original, OffsetType::Byte);
-    Ok(words.into_iter().map(|(word, _, _)| word.to_string()).collect())
+    let all = words.len();
+    let kept = words.into_iter().filter(|(_, (begin, end), _)| end - begin <= LONGEST_WORD);
+    let kept: Vec<String> = kept.map(|(word, _, _)| word.to_string()).collect();
+    let too_long = all - kept.len();
+    Ok((kept, too_long as u64))
 }
 
 /// The file of a tokenizer with this model.

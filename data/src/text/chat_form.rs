@@ -51,6 +51,8 @@ pub(crate) enum Talk {
         tools: Option<Value>,
         /// For each message of the assistant, whether it is learned.
         learned: Vec<bool>,
+        /// The texts of those that are, each with the number of its message from 1.
+        answers: Vec<(usize, String)>,
     },
     /// A text, and the text to learn behind it.
     Text {
@@ -59,6 +61,18 @@ pub(crate) enum Talk {
         /// It is learned.
         completion: String,
     },
+}
+
+impl Talk {
+    /// Whether a text of it has a NUL character.
+    pub(crate) fn has_nul(&self) -> bool {
+        match self {
+            Talk::Text { prompt, completion } => [prompt, completion].into_iter().any(|text| text.contains('\0')),
+            Talk::Messages { messages, .. } => messages.iter().any(|message| {
+                message.get_attr("content").is_ok_and(|text| text.as_str().is_some_and(|text| text.contains('\0')))
+            }),
+        }
+    }
 }
 
 impl ChatForm {
@@ -180,16 +194,20 @@ impl ChatForm {
             }
             ChatForm::Alpaca => (alpaca(read(record)?), 0),
         };
-        let (mut learned, mut checked) = (Vec::new(), Vec::new());
+        let (mut learned, mut answers, mut checked) = (Vec::new(), Vec::new(), Vec::new());
         for (number, message) in messages.into_iter().enumerate() {
             let wrong = |problem| format!("has a message, number {}, {problem}", number + 1);
             let message = &with_text(message).map_err(wrong)?;
             check(message).map_err(wrong)?;
-            let answer = is_learned(message).map_err(wrong)?;
-            learned.extend(answer.map(|is_learned| is_learned && number >= only_read));
+            let answer = is_learned(message).map_err(wrong)?.map(|is_learned| is_learned && number >= only_read);
+            let content = message.get_attr("content").unwrap_or_default();
+            if let (Some(true), Some(text)) = (answer, content.as_str()) {
+                answers.push((number + 1, text.to_string()));
+            }
+            learned.extend(answer);
             checked.push(message.clone());
         }
-        Ok(Talk::Messages { messages: checked, tools: tools.map(described).transpose()?, learned })
+        Ok(Talk::Messages { messages: checked, tools: tools.map(described).transpose()?, learned, answers })
     }
 }
 

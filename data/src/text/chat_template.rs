@@ -29,6 +29,8 @@ const SPECIAL: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 /// A chat template that was read and compiled.
 #[derive(Clone)]
 pub struct ChatTemplate {
+    /// Where it is from.
+    name: String,
     engine: Engine,
     source: String,
     /// The tokens that it may name, as text.
@@ -131,10 +133,17 @@ impl ChatTemplate {
             let what = format!("the chat template of {shown} is wrong: {problem}");
             UserError::new(what, "a chat template is Jinja, as transformers reads it", "correct it, or name another")
         };
+        // Before its tags are searched.
+        Engine::check_length(&source).map_err(wrong)?;
         let marked = with_marks(&source);
         let has_marks = marked != source;
         let engine = Engine::compile(marked).map_err(wrong)?;
-        Ok(ChatTemplate { engine, source, special, has_marks })
+        Ok(ChatTemplate { name: shown.into(), engine, source, special, has_marks })
+    }
+
+    /// Where it is from, for messages.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether the template itself marks the model's answers, by `{% generation %}`.

@@ -8,6 +8,9 @@ use crate::text::chat_form::{ChatForm, Talk};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 
+/// Characters of a text in messages.
+const SHOWN: usize = 60;
+
 /// The tokens of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Conversation {
@@ -15,6 +18,8 @@ pub(crate) struct Conversation {
     pub(crate) tokens: Vec<u32>,
     /// For each token, whether it belongs to an answer.
     pub(crate) counts: Vec<bool>,
+    /// The first answer of which the template leaves something out, and what is learned in its place, in words.
+    pub(crate) lost: Option<String>,
 }
 
 impl Conversation {
@@ -28,7 +33,11 @@ impl Conversation {
         template: Option<&ChatTemplate>,
         tokenizer: &Tokenizer,
     ) -> Result<Conversation, String> {
-        match (form.read(record)?, template) {
+        let talk = form.read(record)?;
+        if matches!(tokenizer, Tokenizer::Bytes) && talk.has_nul() {
+            return Err("has a NUL character, and the tokenizer is bytes: among them NUL ends a document".into());
+        }
+        match (talk, template) {
             (Talk::Text { prompt, completion }, _) => {
                 let text = format!("{prompt}{completion}");
                 let completion = prompt.len()..text.len();
@@ -38,7 +47,7 @@ impl Conversation {
                 Ok(conversation)
             }
             (Talk::Messages { .. }, None) => Err("has messages, and there is no chat template".into()),
-            (Talk::Messages { messages, tools, learned }, Some(template)) => {
+            (Talk::Messages { messages, tools, learned, answers: said }, Some(template)) => {
                 let has_marks = template.has_marks();
                 let rendered = template.render(messages, tools, move |conversation| match has_marks {
                     true => Ok(Ok(conversation.text_and_ranges()?)),
@@ -46,7 +55,9 @@ impl Conversation {
                 });
                 let (text, answers) =
                     rendered.map_err(|error| format!("is refused by the chat template: {error}"))??;
-                Conversation::of_text(&text, &of_learned(answers, &learned)?, tokenizer)
+                let answers = of_learned(answers, &learned)?;
+                let lost = first_lost(&said, &text, &answers);
+                Ok(Conversation { lost, ..Conversation::of_text(&text, &answers, tokenizer)? })
             }
         }
     }
@@ -65,6 +76,22 @@ impl Conversation {
         }
         Ok(conversation)
     }
+}
+
+/// The first of the learned answers, each with its message's number, that lies in none of these ranges of the text, in words.
+/// Templates leave out white space around an answer, and thoughts before it.
+fn first_lost(said: &[(usize, String)], text: &str, learned: &[Range<usize>]) -> Option<String> {
+    let is_in = |part: &str| learned.iter().any(|range| text[range.clone()].contains(part.trim()));
+    let behind_thoughts = |answer: &str| answer.rsplit_once("</think>").is_some_and(|(_, rest)| is_in(rest));
+    let is_lost = |answer: &str| !answer.trim().is_empty() && !is_in(answer) && !behind_thoughts(answer);
+    let (number, answer) = said.iter().find(|(_, answer)| is_lost(answer))?;
+    let shown = |text: &str| match text.char_indices().nth(SHOWN) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+    };
+    let in_place: Vec<String> = learned.iter().map(|range| shown(&text[range.clone()])).take(3).collect();
+    let in_place = if in_place.is_empty() { "nothing".into() } else { in_place.join(" and ") };
+    Some(format!("message {number}, {}, and what is learned is {in_place}", shown(answer.trim())))
 }
 
 /// Those of a conversation's answers that are learned. `learned` has a value for each message of the assistant.
@@ -96,7 +123,7 @@ pub(crate) mod tests {
         std::fs::write(&file, template).unwrap();
         let name = if BuiltIn::named(template).is_some() { template } else { file.to_str().unwrap() };
         let template = ChatTemplate::open(Some(name), None, tokenizer).unwrap();
-        let Conversation { tokens, counts } = {
+        let Conversation { tokens, counts, .. } = {
             let form = ChatForm::of(line, &JsonLine::read(line.as_bytes(), None).unwrap().fields).unwrap();
             Conversation::of_record(line, form, Some(&template), tokenizer)?
         };

@@ -1,17 +1,18 @@
 //! Files of conversations, all of one form.
 
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use common::UserError;
+use common::format::counted;
 
+use crate::file_notices::FileNotices;
 use crate::text::chat_form::ChatForm;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
 use crate::text::documents::{in_parallel, read_files};
 use crate::text::json_line::JsonLine;
+use crate::text::piece::{Holds, Piece};
 use crate::text::records::Records;
-use crate::text::text_file::Piece;
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 
@@ -19,8 +20,10 @@ use crate::text::tokenizer::Tokenizer;
 pub(crate) struct ReadConversations {
     /// The form of all conversations. `None` if there are none.
     pub(crate) form: Option<ChatForm>,
-    /// The files in folders that were left out because they are not text.
-    pub(crate) not_text: Vec<PathBuf>,
+    /// Notices about the files.
+    pub(crate) notices: FileNotices,
+    /// A notice about answers of which the template leaves something out.
+    pub(crate) lost: Option<String>,
 }
 
 /// The form of a data set: that of its first record.
@@ -43,39 +46,104 @@ pub(crate) fn encode_conversations<E: From<UserError> + Send>(
     mut sink: impl FnMut(Conversation) -> Result<(), E>,
 ) -> Result<ReadConversations, E> {
     let mut known: Option<Form> = None;
-    let not_text = read_files(files, tokenizer, Records::Conversations, |pieces| {
+    let mut lost = LostAnswers::default();
+    let notices = read_files(files, tokenizer, Records::Conversations, |pieces| {
         let Some(first) = pieces.first() else { return Ok(()) };
         if known.is_none() {
             let form = form_of(first)?;
             let template = form.needs_template().then(&mut template).transpose()?;
-            known = Some(Form { form, first: named(first), template });
+            known = Some(Form { form, first: first.name(), template });
         }
         let Some(Form { form, first, template }) = &known else { return Ok(()) };
         let (form, template) = (*form, template.as_deref());
         let encoded = in_parallel(pieces, |piece| encoded(piece, (form, first), template, tokenizer))?;
-        encoded.into_iter().try_for_each(&mut sink)
+        pieces.iter().zip(encoded).try_for_each(|(piece, conversation)| {
+            lost.add(piece, &conversation, template)?;
+            sink(conversation)
+        })
     })?;
-    Ok(ReadConversations { form: known.map(|known| known.form), not_text })
+    let (form, template) = known.map_or((None, None), |known| (Some(known.form), known.template));
+    Ok(ReadConversations { form, notices, lost: lost.told(template.as_deref())? })
 }
 
-/// The name of a record.
-fn named(piece: &Piece) -> String {
-    let place = piece.place.map_or(String::new(), |place| format!(" {place}"));
-    format!("{}{place}", piece.path.display())
+/// So many conversations without an answer as it is are enough to refuse a template.
+const ENOUGH: u64 = 16;
+
+/// Conversations with answers of which the template leaves something out.
+#[derive(Default)]
+struct LostAnswers {
+    /// Conversations with learned answers.
+    read: u64,
+    lost: u64,
+    /// The first of them.
+    first: String,
+}
+
+impl LostAnswers {
+    /// Counts a conversation.
+    ///
+    /// # Errors
+    /// The first [`ENOUGH`] conversations all have such an answer.
+    fn add(
+        &mut self,
+        piece: &Piece,
+        conversation: &Conversation,
+        template: Option<&ChatTemplate>,
+    ) -> Result<(), UserError> {
+        let Conversation { counts, lost, .. } = conversation;
+        self.read += u64::from(lost.is_some() || counts.contains(&true));
+        if let Some(lost) = lost {
+            if self.lost == 0 {
+                self.first = format!("{} {lost}", piece.name());
+            }
+            self.lost += 1;
+        }
+        if self.read == ENOUGH { self.ensure_some_are_whole(template) } else { Ok(()) }
+    }
+
+    fn ensure_some_are_whole(&self, template: Option<&ChatTemplate>) -> Result<(), UserError> {
+        let Some(template) = template.filter(|_| self.lost > 0 && self.lost == self.read) else { return Ok(()) };
+        Err(UserError::new(
+            format!(
+                "the chat template of {} leaves out or changes an answer of each of the first {}: {}",
+                template.name(),
+                counted(self.read as usize, "conversation"),
+                self.first
+            ),
+            "the text of an answer stands in what is learned, up to white space around it and thoughts before </think>",
+            "correct the template, such as the name of a message's content, or name another: --chat-template FILE",
+        ))
+    }
+
+    /// A notice about all files.
+    ///
+    /// # Errors
+    /// All conversations have such an answer.
+    fn told(&self, template: Option<&ChatTemplate>) -> Result<Option<String>, UserError> {
+        self.ensure_some_are_whole(template)?;
+        let Some(template) = template.filter(|_| self.lost > 0) else { return Ok(None) };
+        Ok(Some(format!(
+            "the chat template of {} leaves out or changes an answer in {} of {} ({:.0} %): {}",
+            template.name(),
+            self.lost,
+            counted(self.read as usize, "conversation"),
+            100.0 * self.lost as f64 / self.read as f64,
+            self.first
+        )))
+    }
 }
 
 fn wrong(piece: &Piece, what: &str, fix: &str) -> UserError {
-    UserError::new(format!("{} {what}", named(piece)), ChatForm::RULE, fix)
+    UserError::new(format!("{} {what}", piece.name()), ChatForm::RULE, fix)
 }
 
 /// The form of a record.
 fn form_of(piece: &Piece) -> Result<ChatForm, UserError> {
-    if piece.place.is_none() {
+    if piece.holds != Holds::Json {
         return Err(wrong(piece, "has no JSON lines", "name a .jsonl, .json or .parquet file with conversations"));
     }
     piece.ensure_record().map_err(|what| wrong(piece, &what, "break it into several"))?;
-    let line = JsonLine::read(piece.text.as_bytes(), None);
-    let line = line.map_err(|error| wrong(piece, &format!("is not JSON: {error}"), "correct it"))?;
+    let line = JsonLine::of_record(&piece.text, None).map_err(|what| wrong(piece, &what, "correct it"))?;
     ChatForm::of(&piece.text, &line.fields)
         .map_err(|what| wrong(piece, &what, "rename its fields, or leave --sft out to train on documents"))
 }
@@ -90,7 +158,7 @@ fn encoded(
     let found = form_of(piece)?;
     if found != form {
         return Err(UserError::new(
-            format!("{} is {}, and {first} is {}", named(piece), found.name(), form.name()),
+            format!("{} is {}, and {first} is {}", piece.name(), found.name(), form.name()),
             "the records of a data set have one form",
             "name the files of one form, or blend the others as data sets of their own: --data-path 0.5 A 0.5 B",
         ));
@@ -114,15 +182,16 @@ mod tests {
         let files = text_files("x", path, Records::Conversations, Purpose::Train)?.files;
         let template = || Ok(Rc::new(ChatTemplate::open(Some("chatml"), None, &Tokenizer::Bytes)?));
         let mut shown = Vec::new();
-        let read = encode_conversations(&files, &Tokenizer::Bytes, template, |Conversation { tokens, counts }| {
-            let mut text = String::new();
-            for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
-                let part_text = Tokenizer::Bytes.decode(&part.iter().map(|(token, _)| *token).collect::<Vec<_>>());
-                text += &if part[0].1 { format!("[{part_text}]") } else { part_text };
-            }
-            shown.push(text);
-            Ok::<(), UserError>(())
-        })?;
+        let read =
+            encode_conversations(&files, &Tokenizer::Bytes, template, |Conversation { tokens, counts, .. }| {
+                let mut text = String::new();
+                for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
+                    let part_text = Tokenizer::Bytes.decode(&part.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+                    text += &if part[0].1 { format!("[{part_text}]") } else { part_text };
+                }
+                shown.push(text);
+                Ok::<(), UserError>(())
+            })?;
         Ok((read.form, shown))
     }
 

@@ -5,21 +5,20 @@
 //! in pieces. A short document is one piece. A long one is cut at ends of lines, if the tokenizer returns the same
 //! tokens with and without the cut. Files are read through buffers: memory holds only the text being tokenised.
 
-use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use common::UserError;
 use rayon::prelude::*;
 
+use crate::file_notices::{FileNotices, NoDocument, Told};
 use crate::formats::data_file::DataFile;
-use crate::text::chat_form::ChatForm;
-use crate::text::json_line::JsonLine;
 use crate::text::parquet_records::ParquetRecords;
 use crate::text::parquet_rows::ParquetRows;
+use crate::text::piece::{Holds, Piece};
 use crate::text::records::{RecordPlace, Records};
 use crate::text::text_bytes::is_parquet;
-use crate::text::text_file::{Piece, TextReader, check_text};
+use crate::text::text_file::{TextReader, check_text};
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 
@@ -57,25 +56,23 @@ impl Pieces<'_> {
     fn next(&mut self) -> Result<Option<Piece>, UserError> {
         match self {
             Pieces::Text(reader) => reader.next(),
-            Pieces::Rows(path, rows) => {
-                let piece = |text| Piece { path: path.clone(), text, place: None, ends_document: true };
-                Ok(rows.next()?.map(piece))
-            }
+            Pieces::Rows(path, rows) => Ok(rows.next()?.map(|(row, text)| Piece {
+                path: path.clone(),
+                holds: if text.is_some() { Holds::Text } else { Holds::Null },
+                text: text.unwrap_or_default(),
+                place: Some(RecordPlace::Row(row)),
+                ends_document: true,
+            })),
             Pieces::Records(path, rows) => {
-                let piece = |(row, text)| Piece {
-                    path: path.clone(),
-                    text,
-                    place: Some(RecordPlace::Row(row)),
-                    ends_document: true,
-                };
-                Ok(rows.next()?.map(piece))
+                Ok(rows.next()?.map(|(row, text)| Piece::record(path, RecordPlace::Row(row), text)))
             }
         }
     }
 }
 
 /// Tokenises files in order. `key` is the key of the text in a JSON line, and the column of it in a Parquet file. `sink`
-/// receives the tokens and the totals so far. Also returns the files in folders that were left out because they are not text.
+/// receives the tokens and the totals so far. Documents without text are left out. Also returns notices about files and
+/// documents.
 ///
 /// # Errors
 /// A file that cannot be read or is not text, a line that is not JSON or has no text, an error of `sink`.
@@ -84,12 +81,21 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     tokenizer: &Tokenizer,
     key: &str,
     mut sink: impl FnMut(&[u32], Totals) -> Result<(), E>,
-) -> Result<(Totals, Vec<PathBuf>), E> {
-    let mut totals = Totals::default();
+) -> Result<(Totals, FileNotices), E> {
+    let (mut totals, mut left_out) = (Totals::default(), FileNotices::default());
     let mut begins = true;
-    let left_out = read_files(files, tokenizer, Records::Documents(key), |batch| -> Result<(), E> {
+    let notices = read_files(files, tokenizer, Records::Documents(key), |batch| -> Result<(), E> {
         let encoded = in_parallel(batch, |piece| piece.encode(tokenizer, key))?;
-        for (piece, mut tokens) in batch.iter().zip(encoded) {
+        for (piece, tokens) in batch.iter().zip(encoded) {
+            let is_whole = begins && piece.ends_document;
+            let mut tokens = match tokens {
+                Some(tokens) if !tokens.is_empty() || !is_whole => tokens,
+                none => {
+                    let why = if none.is_some() { NoDocument::Empty } else { NoDocument::Null };
+                    left_out.add_document(why, || piece.name());
+                    continue;
+                }
+            };
             if begins {
                 tokens.splice(..0, tokenizer.begin().iter().copied());
                 totals.added += tokenizer.begin().len() as u64;
@@ -106,6 +112,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
         }
         Ok(())
     })?;
+    left_out.extend(notices);
     Ok((totals, left_out))
 }
 
@@ -122,8 +129,8 @@ pub(crate) fn in_parallel<T: Send>(
     results.into_iter().collect()
 }
 
-/// Reads files in order and passes on their pieces, as many at a time as threads share well. Returns the files in folders that
-/// were left out because they are not text.
+/// Reads files in order and passes on their pieces, as many at a time as threads share well. Returns notices about files, such
+/// as those in folders that were left out because they are not text.
 ///
 /// # Errors
 /// As [`encode_files`].
@@ -132,8 +139,8 @@ pub(crate) fn read_files<E: From<UserError>>(
     tokenizer: &Tokenizer,
     records: Records<'_>,
     mut sink: impl FnMut(&[Piece]) -> Result<(), E>,
-) -> Result<Vec<PathBuf>, E> {
-    let mut left_out = Vec::new();
+) -> Result<FileNotices, E> {
+    let mut notices = FileNotices::default();
     let mut batch: Vec<Piece> = Vec::new();
     let mut held = 0;
     for TextFile { path, in_folder } in files {
@@ -152,10 +159,12 @@ pub(crate) fn read_files<E: From<UserError>>(
                 if !in_folder {
                     return Err(error.into());
                 }
-                left_out.push(path.clone());
+                notices.add(Told::NotText, [path.clone()]);
                 continue;
             }
-            Pieces::Text(TextReader::new(path, &file, tokenizer, records)?)
+            let reader = TextReader::new(path, &file, tokenizer, records)?;
+            notices.add(Told::Marked, reader.has_mark().then(|| path.clone()));
+            Pieces::Text(reader)
         };
         while let Some(piece) = pieces.next()? {
             held += piece.text.len();
@@ -168,42 +177,7 @@ pub(crate) fn read_files<E: From<UserError>>(
         }
     }
     sink(&batch)?;
-    Ok(left_out)
-}
-
-impl Piece {
-    /// The document's text, or its part: of a record, what stands under `key`.
-    ///
-    /// # Errors
-    /// A record that is not JSON or has no such text.
-    pub(crate) fn document(&self, key: &str) -> Result<Cow<'_, str>, UserError> {
-        let Some(place) = self.place else { return Ok(Cow::Borrowed(&self.text)) };
-        let wrong = |what: String, fix: &str| {
-            let rule = format!("each line is a JSON object with text under `{key}`");
-            UserError::new(format!("{} {place} {what}", self.path.display()), rule, fix)
-        };
-        let JsonLine { text, fields, .. } = JsonLine::read(self.text.as_bytes(), Some(key))
-            .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
-        let text = text.ok_or_else(|| {
-            let fix = match ChatForm::is_in(&fields) {
-                true => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
-                false => "correct that line, or name another key: --text-key KEY",
-            };
-            wrong("has no such text".into(), fix)
-        })?;
-        Ok(Cow::Owned(text))
-    }
-
-    fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Vec<u32>, UserError> {
-        tokenizer.encode(&self.document(key)?).map_err(|error| {
-            let place = self.place.map_or(String::new(), |place| format!(" {place}"));
-            UserError::new(
-                format!("{}{place}: the tokenizer fails: {error}", self.path.display()),
-                "a tokenizer accepts any text",
-                "take that text out, or use another tokenizer.json: one with an unknown token, or a byte-level one",
-            )
-        })
-    }
+    Ok(notices)
 }
 
 #[cfg(test)]
@@ -213,12 +187,7 @@ mod tests {
     #[test]
     fn of_several_mistakes_the_first_in_the_file_is_reported_whichever_thread_is_faster() {
         let path: Arc<Path> = Path::new("x.jsonl").into();
-        let piece = |line| Piece {
-            path: path.clone(),
-            text: String::new(),
-            place: Some(RecordPlace::Line(line)),
-            ends_document: true,
-        };
+        let piece = |line| Piece::record(&path, RecordPlace::Line(line), String::new());
         let pieces: Vec<Piece> = (1..=64).map(piece).collect();
         for _ in 0..20 {
             let error = in_parallel(&pieces, |piece| -> Result<(), UserError> {

@@ -6,13 +6,8 @@ use std::path::Path;
 use common::UserError;
 use common::format::bytes;
 
-use crate::text::text_file::Piece;
-
 /// The longest line, and the longest document that is not cut, in bytes: it is tokenised as a whole.
 pub(crate) const LONGEST_LINE: usize = 64 << 20;
-
-/// The longest line of which all values are kept, in bytes: many small ones take a hundred times as much.
-const LONGEST_RECORD: usize = 16 << 20;
 
 /// The line that is being read.
 #[derive(Default)]
@@ -59,17 +54,4 @@ pub(crate) fn uncut(path: &Path) -> UserError {
         "a long document has ends of lines at which its tokens are the same if it is cut there",
         "break its lines, or write it as several documents, such as lines of .jsonl",
     )
-}
-
-impl Piece {
-    /// Fails if it is too long for a conversation or a question, as the end of a sentence that begins with its place.
-    ///
-    /// # Errors
-    /// It is.
-    pub(crate) fn ensure_record(&self) -> Result<(), String> {
-        match self.text.len() {
-            0..=LONGEST_RECORD => Ok(()),
-            length => Err(format!("has {}, and a record has at most {}", bytes(length), bytes(LONGEST_RECORD))),
-        }
-    }
 }

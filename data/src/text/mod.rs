@@ -22,6 +22,7 @@ mod parquet_file;
 pub(crate) mod parquet_levels;
 pub(crate) mod parquet_records;
 pub(crate) mod parquet_rows;
+pub(crate) mod piece;
 pub(crate) mod pre_tokenizer;
 pub(crate) mod python_json;
 pub(crate) mod question;

@@ -51,7 +51,7 @@ impl ParquetRecords {
         let ParquetFile { name, file, reader, len } = ParquetFile::open(path)?;
         let schema = reader.metadata().file_metadata().schema_descr().root_schema_ptr();
         let fields: Vec<String> = schema.get_fields().iter().map(|column| column.name().to_string()).collect();
-        let line = JsonLine { is_object: true, text: None, fields };
+        let line = JsonLine { is_object: true, fields, ..JsonLine::default() };
         if !records.include(&line) {
             let what = format!("{name} has the columns {}", line.fields.join(", "));
             return Err(UserError::new(what, records.rule(), "name other files, or rename its columns"));

@@ -35,8 +35,10 @@ pub(crate) struct ParquetRows {
     /// The group of rows to open next.
     next_group: usize,
     group: Option<Group>,
-    /// Texts that were read and not taken yet, the next one last.
-    texts: Vec<ByteArray>,
+    /// The texts of rows that were read and not taken yet, the next one last.
+    texts: Vec<Option<ByteArray>>,
+    /// Rows that were taken.
+    taken: usize,
     unpacked: Unpacked,
 }
 
@@ -82,14 +84,26 @@ impl ParquetRows {
         }
         let present = schema.column(column).max_def_level();
         let (key, texts, unpacked) = (key.to_string(), Vec::new(), Unpacked::of(len));
-        Ok(ParquetRows { reader, file, name, key, column, present, next_group: 0, group: None, texts, unpacked })
+        Ok(ParquetRows {
+            reader,
+            file,
+            name,
+            key,
+            column,
+            present,
+            next_group: 0,
+            group: None,
+            texts,
+            taken: 0,
+            unpacked,
+        })
     }
 
-    /// The text of the next row that has one.
+    /// The number of the next row, and its text. `None` in place of a text that is missing.
     ///
     /// # Errors
     /// The file cannot be read any more or is damaged, or a value is not UTF-8.
-    pub(crate) fn next(&mut self) -> Result<Option<String>, UserError> {
+    pub(crate) fn next(&mut self) -> Result<Option<(usize, Option<String>)>, UserError> {
         while self.texts.is_empty() {
             let read = caught(|| self.read()).unwrap_or_else(Err);
             match read.map_err(|problem| damaged(&self.name, &problem))? {
@@ -98,6 +112,8 @@ impl ParquetRows {
             }
         }
         let Some(value) = self.texts.pop() else { return Ok(None) };
+        self.taken += 1;
+        let Some(value) = value else { return Ok(Some((self.taken, None))) };
         let length = value.data().len();
         if length > LONGEST_LINE {
             return Err(UserError::new(
@@ -109,11 +125,11 @@ impl ParquetRows {
         self.unpacked.add(&self.name, length as u64)?;
         let not_text =
             |_| damaged(&self.name, &format!("the column `{}` has a value that is not UTF-8 text", self.key));
-        Ok(Some(std::str::from_utf8(value.data()).map_err(not_text)?.to_string()))
+        Ok(Some((self.taken, Some(std::str::from_utf8(value.data()).map_err(not_text)?.to_string()))))
     }
 
     /// The texts of some rows, in reverse. There may be none. `None` at the end of the file.
-    fn read(&mut self) -> Result<Option<Vec<ByteArray>>, String> {
+    fn read(&mut self) -> Result<Option<Vec<Option<ByteArray>>>, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
         let Some(Group { column, rows }) = &mut self.group else {
             if self.next_group == self.reader.num_row_groups() {
@@ -136,8 +152,13 @@ impl ParquetRows {
                 values.len()
             ));
         }
-        values.reverse();
-        Ok(Some(values))
+        let mut values = values.into_iter();
+        let mut texts: Vec<Option<ByteArray>> = match self.present {
+            0 => values.map(Some).collect(),
+            present => levels.iter().map(|&level| if level == present { values.next() } else { None }).collect(),
+        };
+        texts.reverse();
+        Ok(Some(texts))
     }
 
     /// The column in the next group of rows.

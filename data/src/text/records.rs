@@ -19,7 +19,7 @@ impl<'k> Records<'k> {
     /// Whether a line of JSON is one of these.
     pub(crate) fn include(self, line: &JsonLine) -> bool {
         match self {
-            Records::Documents(_) => line.text.is_some(),
+            Records::Documents(_) => line.text.is_some() || line.is_null,
             Records::Conversations => ChatForm::is_in(&line.fields),
             Records::Questions => Question::is_in(&line.fields),
         }

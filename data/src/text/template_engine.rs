@@ -63,14 +63,22 @@ pub(crate) struct Size {
 }
 
 impl Engine {
-    /// Compiles a template.
+    /// Fails on a template that is too long to be searched and compiled.
+    ///
+    /// # Errors
+    /// It is.
+    pub(crate) fn check_length(source: &str) -> Result<(), String> {
+        match source.len() {
+            0..=LONGEST => Ok(()),
+            bytes => Err(format!("it has {bytes} bytes, and at most {LONGEST} are taken")),
+        }
+    }
+
+    /// Compiles a template of a length that was checked.
     ///
     /// # Errors
     /// The mistake in the template.
     pub(crate) fn compile(source: String) -> Result<Engine, String> {
-        if source.len() > LONGEST {
-            return Err(format!("it has {} bytes, and at most {LONGEST} are taken", source.len()));
-        }
         let compiled = watched(COMPILING, move |_| {
             let mut environment = Environment::new();
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();

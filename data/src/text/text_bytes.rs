@@ -15,6 +15,17 @@ pub(crate) const READ: usize = 1 << 20;
 /// Base-2 logarithm of the largest window of a zstd file: that of `zstd --long=31`.
 const LONGEST_WINDOW: u32 = 31;
 
+/// The mark of the byte order of UTF-8, which some editors put at the begin of a file.
+pub(crate) const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// What is known about a mark at the begin of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    Unknown,
+    None,
+    LeftOut,
+}
+
 /// How a file is packed, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
@@ -38,6 +49,8 @@ pub(crate) struct TextBytes<'f> {
     /// How many of these bytes were taken.
     taken: usize,
     ended: bool,
+    /// What is known about a mark of the byte order at the begin. It is no part of the text.
+    mark: Mark,
     unpacked: Unpacked,
 }
 
@@ -84,7 +97,16 @@ impl<'f> TextBytes<'f> {
             }
         };
         let unpacked = Unpacked::of(file.len());
-        Ok(TextBytes { path, packing, reader, bytes: Vec::new(), taken: 0, ended: false, unpacked })
+        Ok(TextBytes {
+            path,
+            packing,
+            reader,
+            bytes: Vec::new(),
+            taken: 0,
+            ended: false,
+            mark: Mark::Unknown,
+            unpacked,
+        })
     }
 
     /// The bytes that were read and not taken yet.
@@ -113,7 +135,19 @@ impl<'f> TextBytes<'f> {
             }
             self.ended = self.bytes.len() < wanted;
         }
+        if self.mark == Mark::Unknown && (self.ended || self.bytes.len() >= MARK.len()) {
+            self.mark = if self.bytes.starts_with(MARK) { Mark::LeftOut } else { Mark::None };
+            if self.mark == Mark::LeftOut {
+                self.skip(MARK.len());
+                return self.fill(wanted);
+            }
+        }
         Ok(())
+    }
+
+    /// Whether the file begins with a mark of the byte order, which is left out. Known once bytes were read.
+    pub(crate) fn has_mark(&self) -> bool {
+        self.mark == Mark::LeftOut
     }
 
     /// Takes the first `count` bytes out of the buffer.

@@ -9,8 +9,11 @@ use crate::formats::data_file::DataFile;
 use crate::text::json_array::JsonArray;
 use crate::text::json_line::JsonLine;
 use crate::text::longest::{LONGEST_LINE, Line, too_long, uncut};
+use crate::text::piece::{Holds, Piece};
 use crate::text::records::{RecordPlace, Records};
-use crate::text::text_bytes::{OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name};
+use crate::text::text_bytes::{
+    MARK, OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name,
+};
 use crate::text::tokenizer::Tokenizer;
 
 /// Smallest size of a piece of a long document, in bytes.
@@ -19,15 +22,6 @@ const PIECE: usize = 256 << 10;
 const SEARCH: usize = 64 << 10;
 /// How much of a document is looked at to cut it: a character may lie across the end of the search.
 const WINDOW: usize = PIECE + SEARCH + 4;
-
-/// A document, or a part of a long one.
-pub(crate) struct Piece {
-    pub(crate) path: Arc<Path>,
-    pub(crate) text: String,
-    /// Its place, if it is a record: the text is then JSON.
-    pub(crate) place: Option<RecordPlace>,
-    pub(crate) ends_document: bool,
-}
 
 /// The extensions of files of JSON.
 const JSON: [&str; 3] = ["jsonl", "ndjson", "json"];
@@ -52,7 +46,8 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
             "write one object per line, for example with jq -c, or rename what is plain text to .txt",
         )));
     }
-    let (mut at, mut line) = (0, Line::default());
+    bytes.fill(READ)?;
+    let (mut at, mut line) = (if bytes.has_mark() { MARK.len() } else { 0 }, Line::default());
     loop {
         bytes.fill(READ)?;
         let valid = match std::str::from_utf8(bytes.buffer()) {
@@ -137,6 +132,11 @@ impl<'f> TextReader<'f> {
         Ok(TextReader { path: path.into(), bytes, tokenizer, layout })
     }
 
+    /// Whether the file begins with a mark of the byte order, which is left out.
+    pub(crate) fn has_mark(&self) -> bool {
+        self.bytes.has_mark()
+    }
+
     /// The next piece.
     ///
     /// # Errors
@@ -151,14 +151,7 @@ impl<'f> TextReader<'f> {
             }
             Layout::List(list) => {
                 let item = list.next(&self.path, &mut self.bytes)?;
-                let path = &self.path;
-                let piece = |(line, text)| Piece {
-                    path: path.clone(),
-                    text,
-                    place: Some(RecordPlace::Line(line)),
-                    ends_document: true,
-                };
-                Ok(item.map(piece))
+                Ok(item.map(|(line, text)| Piece::record(&self.path, RecordPlace::Line(line), text)))
             }
         }
     }
@@ -188,8 +181,7 @@ impl<'f> TextReader<'f> {
             let text = self.text(end)?;
             if !text.trim().is_empty() {
                 self.layout = Layout::Lines { read: lines };
-                let place = Some(RecordPlace::Line(lines));
-                return Ok(Some(Piece { path: self.path.clone(), text, place, ends_document: true }));
+                return Ok(Some(Piece::record(&self.path, RecordPlace::Line(lines), text)));
             }
         }
     }
@@ -219,7 +211,7 @@ impl<'f> TextReader<'f> {
         };
         self.layout = Layout::Document { ended: ends_document };
         let text = self.text(end)?;
-        Ok(Some(Piece { path: self.path.clone(), text, place: None, ends_document }))
+        Ok(Some(Piece { path: self.path.clone(), text, holds: Holds::Text, place: None, ends_document }))
     }
 
     fn text(&mut self, end: usize) -> Result<String, UserError> {
@@ -230,7 +222,7 @@ impl<'f> TextReader<'f> {
 const NOT_TEXT_NOW: &str = "it was UTF-8 text when it was opened and is not now";
 
 /// Whether the file, unpacked, has one of these extensions.
-fn has_extension(path: &Path, known: &[&str]) -> bool {
+pub(crate) fn has_extension(path: &Path, known: &[&str]) -> bool {
     unpacked_name(path).extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
 }
 

@@ -9,7 +9,7 @@ use crate::formats::data_file::DataFile;
 use crate::splits::{Chosen, Purpose};
 use crate::text::records::Records;
 use crate::text::text_bytes::cannot_be_read;
-use crate::text::text_file::holds_records;
+use crate::text::text_file::{has_extension, holds_records};
 
 /// A file of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub(crate) struct TextFile {
 }
 
 /// The file at `path`, or the files in that folder and the folders inside it, sorted by name. Hidden ones are not read.
-/// If a file of the folder has such records, only files with records are read. If files are named as training, validation
+/// If a file of the folder has such records, only files with records are read, and if they are documents, texts by their name
+/// too. If files are named as training, validation
 /// or test data, those for the purpose are chosen.
 ///
 /// # Errors
@@ -57,11 +58,24 @@ pub(crate) fn text_files(
     let mut beside_records = Vec::new();
     if is_record.contains(&true) {
         let mut is_record = is_record.iter();
-        (files, beside_records) = files.into_iter().partition(|_| is_record.next() == Some(&true));
+        let reads_text = matches!(records, Records::Documents(_));
+        (files, beside_records) = files
+            .into_iter()
+            .partition(|path| is_record.next() == Some(&true) || reads_text && has_extension(path, &["txt", "text"]));
     }
     let mut chosen = Chosen::of_folder(what, path, files, purpose)?;
     chosen.notices.add(Told::BesideRecords, beside_records);
     Ok(chosen.map(|path| TextFile { path, in_folder: true }))
+}
+
+/// The files of a folder of token files that are text or records by their names, and are not read. Tokenizers have texts of
+/// their own.
+pub(crate) fn beside_tokens(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = files_within(path, path)?;
+    let is_of_tokenizer =
+        |path: &Path| path.file_name().is_some_and(|name| name == "merges.txt" || name == "vocab.txt");
+    files.retain(|path| has_extension(path, &["txt", "text", "jsonl", "ndjson", "parquet"]) && !is_of_tokenizer(path));
+    Ok(files)
 }
 
 /// The files of folder `path`: it is `top` or inside it.
@@ -118,7 +132,10 @@ mod tests {
         assert!(notices.len() == 1 && notices[0].starts_with("2 files left out, because their folder has JSON lines"));
         assert!(notices[0].contains("README.md") && notices[0].contains("info.json"), "{notices:?}");
         std::fs::write(at("data/more.jsonl"), "").unwrap();
-        assert_eq!(listed("text").0, ["data/more.jsonl"]);
+        // A file of text is a document, beside records of documents too.
+        assert_eq!(listed("text").0, ["data/lines.txt", "data/more.jsonl"]);
+        let chats = text_files("x", folder.path(), Records::Conversations, Purpose::Train).unwrap();
+        assert_eq!(names(chats.files.into_iter().map(|file| file.path).collect()), ["data/more.jsonl"]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use common::{Choice, Mistakes, Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::DataError;
-use crate::file_notices::{FileNotices, Told};
+use crate::file_notices::FileNotices;
 use crate::formats::shards::ShardWriter;
 use crate::formats::tokens::TokenType;
 use crate::found::expanded;
@@ -86,7 +86,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
             "name another folder, or change permissions",
         )
     })?;
-    let (totals, not_text) = encode_files(&files, &tokenizer, &request.text_key, |tokens, so_far| {
+    let (totals, of_files) = encode_files(&files, &tokenizer, &request.text_key, |tokens, so_far| {
         bar.set_position(so_far.bytes);
         ensure_not_interrupted(stop, &request.output)?;
         writer.push(tokens).map_err(TokenizeError::from)
@@ -107,7 +107,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     writer.finish()?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
-    notices.add(Told::NotText, not_text);
+    notices.extend(of_files);
     let notices: String = notices.lines().iter().map(|notice| format!("\n{notice}")).collect();
     Ok(format!(
         "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{notices}{foreign}",

@@ -114,8 +114,9 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         let (steps, samples) = match split {
             Split::Train => (plan.steps, plan.batch.samples_of(plan.steps)),
             Split::Validation => {
-                let steps = plan.config.train.eval_steps;
-                (steps, (steps * plan.batch.global) as u64)
+                let most = (plan.config.train.eval_steps * plan.batch.global) as u64;
+                let samples = source.validation_samples().unwrap_or(most).min(most);
+                (samples.div_ceil(plan.batch.global as u64) as usize, samples)
             }
         };
         let batches = Samples { source: &*source, split, batch: plan.batch.global, seq: shape.seq, kind };

@@ -49,7 +49,7 @@ fn files_hold_the_batches_of_the_source_step_by_step() {
         }
         let config = sources.resolve().data;
         let source = open(config.path.as_ref().unwrap(), &config, SEQ, vocab.parse().unwrap()).unwrap();
-        assert!(source.training.datasets[0].count() < (GLOBAL * STEPS) as u64, "an epoch is longer than the steps");
+        assert!(source.training[0].count() < (GLOBAL * STEPS) as u64, "an epoch is longer than the steps");
         for (split, path, steps) in [(Split::Train, &train, STEPS), (Split::Validation, &validation, 2)] {
             let written = tokens(path, size);
             assert_eq!(written.len(), steps * GLOBAL * (SEQ + 1));

@@ -124,6 +124,36 @@ fn a_run_that_goes_on_within_a_batch_of_like_lengths_is_told() {
         expect(&output, 0, &["at step 6", "done: loss"]);
         let said = printed(&output);
         assert_eq!(said.contains("continues at sample 24, within one"), is_told, "{batch}: {said}");
+        let other_order = format!("data.group_by_length = true in batches of {batch} (was true in batches of 4)");
+        assert!(said.contains(&other_order), "{said}");
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_in_another_order_says_what_it_reads_again_and_never() {
+    let grouped = format!("{LENGTHS} --group-by-length --save-interval 6");
+    let plain = format!("{LENGTHS} --save-interval 6");
+    let [of_grouped, of_plain] = [&grouped, &plain].map(|flags| trained(1, flags).0);
+    for (first, then, told) in [
+        (&grouped, grouped.clone(), None),
+        (&grouped, format!("{grouped} --micro-batch-size 1"), None),
+        (&plain, format!("{plain} --threads 2"), None),
+        (&grouped, format!("{grouped} --data-seed 9"), Some("(data.seed = 9 (was 1234))")),
+        (&plain, grouped.clone(), Some("(data.group_by_length = true in batches of 4 (was false))")),
+        (&grouped, plain.clone(), Some("(data.group_by_length = false (was true in batches of 4))")),
+    ] {
+        let unbroken = if first == &plain { &of_plain } else { &of_grouped };
+        let resumed = Folder::new("buckets-order");
+        write_chats(&resumed.0);
+        copy_run(&unbroken.0, &resumed.0, 6);
+        let output = run(1, &resumed.0, &flags(&resumed.0, &then));
+        expect(&output, 0, &["at step 6", "done: loss"]);
+        let said = printed(&output);
+        let line = said.lines().find(|line| line.contains("the order of samples is another"));
+        assert_eq!(line.is_some(), told.is_some(), "{then}: {said}");
+        for part in [told.unwrap_or_default(), "sample 24 of it. So this pass reads ", " again, and leaves out "] {
+            assert!(line.is_none_or(|line| line.contains(part)), "{part}: {said}");
+        }
     }
 }
 

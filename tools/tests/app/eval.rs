@@ -119,6 +119,72 @@ fn further_validation_sets_have_the_losses_of_eval_and_change_no_bit() {
 }
 
 #[test]
+fn the_validation_loss_has_each_sample_of_a_small_set_once() {
+    let folder = Folder::new("small-set");
+    // Answers of very different lengths: a sample that comes twice moves the mean.
+    let answers = ["a", "bbbbbbbbbbbbbbbbbbbbbbbb", "ccc dd e", "fgh", "ijklmnopqrstuvw"];
+    let line = |answer: &str| format!("{{\"prompt\": \"p\", \"completion\": \"{answer}\"}}\n");
+    let write = |name: &str, answers: &[&str]| {
+        std::fs::write(folder.path(name), answers.iter().map(|answer| line(answer)).collect::<String>()).unwrap();
+    };
+    write("all.jsonl", &answers);
+    answers.iter().enumerate().for_each(|(number, answer)| write(&format!("{number}.jsonl"), &[answer]));
+    let path = folder.path("all.jsonl").display().to_string();
+    let validation = |ranks: usize, flags: &str| {
+        let flags = format!(
+            "--sft --data-path {path} --validation-path {path} --validation-sets same={path} --seq-length 32 --steps 1 \
+             --init-std 0.3 --lr 1e-9 --eval-interval 1 {flags}"
+        );
+        let _ = ["log", "saved"].map(|name| std::fs::remove_dir_all(folder.path(name)));
+        expect(&run(ranks, &folder.0, &flags), 0, &["done: loss"]);
+        let metrics = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
+        let row: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        assert_eq!(row["validation_sets"]["same"], row["validation_loss"], "{flags}");
+        row["validation_loss"].as_f64().unwrap()
+    };
+    let first = validation(1, "--global-batch-size 8 --eval-iters 1");
+    // The value of each conversation alone.
+    let files: Vec<String> = (0..answers.len()).map(|number| format!("{number}.jsonl")).collect();
+    let alone = eval(&folder, 1, &format!("saved {} --sft --seq-length 32 --global-batch-size 2", files.join(" ")));
+    let mean = |of: &[Value]| {
+        let tokens = |result: &Value| result["tokens"].as_f64().unwrap();
+        let sum: f64 = of.iter().map(|result| loss(result) * tokens(result)).sum();
+        sum / of.iter().map(tokens).sum::<f64>()
+    };
+    let near = |loss: f64, of: &[Value], what: &str| assert!((loss / mean(of) - 1.0).abs() < 1e-5, "{what}: {loss}");
+    near(first, &alone, "first");
+    for (ranks, flags, of) in [
+        (1, "--global-batch-size 8 --eval-iters 100", &alone[..]),
+        (1, "--global-batch-size 2 --eval-iters 3", &alone),
+        (1, "--global-batch-size 2 --eval-iters 100", &alone),
+        // A larger set: its first samples.
+        (1, "--global-batch-size 2 --eval-iters 1", &alone[..2]),
+        (1, "--global-batch-size 4 --eval-iters 3 --sft-packing 2", &alone),
+        (1, "--global-batch-size 4 --eval-iters 3 --seq-length-buckets 8,16,32", &alone),
+        (2, "--global-batch-size 2 --micro-batch-size 1 --eval-iters 3", &alone),
+        (2, "--global-batch-size 8 --eval-iters 1", &alone),
+    ] {
+        near(validation(ranks, flags), of, flags);
+    }
+}
+
+#[test]
+fn questions_and_conversations_are_evaluated_together() {
+    let folder = Folder::new("eval-both");
+    expect(&run(1, &folder.0, "--steps 1 --seq-length 32"), 0, &["done: loss"]);
+    std::fs::write(folder.path("talk.jsonl"), "{\"prompt\": \"p\", \"completion\": \"abc\"}\n").unwrap();
+    std::fs::write(folder.path("q.jsonl"), "{\"query\": \"p\", \"choices\": [\"a\", \"b\"], \"gold\": 0}\n").unwrap();
+    let flags = "--sft --seq-length 32 --global-batch-size 2";
+    let talk = eval(&folder, 1, &format!("saved talk.jsonl {flags}"));
+    let both = mpirun(
+        1,
+        &folder.0,
+        &format!("eval saved talk.jsonl {flags} --multiple-choice q.jsonl").split_whitespace().collect::<Vec<_>>(),
+    );
+    expect(&both, 0, &[&format!("\"loss\":{}", talk[0]["loss"]), "\"acc\""]);
+}
+
+#[test]
 fn a_dry_evaluation_evaluates_nothing_and_a_wrong_one_says_what_is_wrong() {
     let folder = Folder::new("eval-dry");
     text(&folder.0, "text.txt", 20);

@@ -35,6 +35,25 @@ fn text_and_tokens_are_counted_and_their_first_documents_are_shown() {
 }
 
 #[test]
+fn several_paths_have_a_total() {
+    let folder = Folder::new("inspect-total");
+    folder.file("a.jsonl", "{\"text\": \"one\"}\n{\"text\": \"three\"}\n");
+    folder.file("b.txt", "four");
+    let last =
+        |arguments: &[&str]| stdout_of(&[&["data", "inspect"], arguments].concat()).lines().last().unwrap().to_string();
+    let pattern = folder.path("*");
+    assert_eq!(last(&[&pattern]), "in all: 2 files, 3 documents, 15 tokens");
+    // Not in token files of a tokenizer that is not known.
+    let bin = folder.file("other.bin", llmc(20240520, 1, &[7, 300, 2], 2));
+    assert_eq!(last(&[&folder.path("a.jsonl"), &bin]), "in all: 2 files, 13 tokens");
+    assert!(!last(&[&folder.path("b.txt")]).contains("in all"));
+    let talk = "{\"prompt\": \"a\", \"completion\": \"bc\"}\n";
+    let talks = [folder.file("c.jsonl", talk), folder.file("d.jsonl", talk.repeat(2))];
+    let total = "in all: 2 files, 3 conversations, 12 tokens; the loss is on 9 of them";
+    assert_eq!(last(&["--sft", &talks[0], &talks[1], "--samples", "0"]), total);
+}
+
+#[test]
 fn what_holds_no_data_is_an_error() {
     let folder = Folder::new("inspect-nothing");
     let empty = folder.file("empty.txt", "");

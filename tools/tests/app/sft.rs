@@ -244,6 +244,60 @@ fn inspect_shows_which_tokens_count() {
 }
 
 #[test]
+fn a_template_that_leaves_out_or_cuts_answers_is_refused_and_one_that_does_so_at_times_is_told() {
+    let folder = Folder::new("sft-lost-answers");
+    write_chats(&folder.0);
+    let inspect = |name: &str, template: &str, data: &str| {
+        std::fs::write(folder.path(name), template).unwrap();
+        let arguments = ["data", "inspect", "--sft", "--chat-template", name, data];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(arguments).current_dir(&folder.0).output().unwrap()
+    };
+    // ShareGPT's name for a content; the first letters of answers; a template that marks something else.
+    for (name, template, says) in [
+        ("value.jinja", TEMPLATE.replace("'A ' + m.content", "'A ' + (m.value or '')"), "what is learned is \";\""),
+        ("cuts.jinja", TEMPLATE.replace("'A ' + m.content", "'A ' + m.content[:3]"), "what is learned is \"blu;\""),
+        (
+            "marks.jinja",
+            "{% for m in messages %}{{ m.content }}{% generation %};{% endgeneration %}{% endfor %}".into(),
+            "what is learned is \";\" and \";\"",
+        ),
+    ] {
+        let refused = format!("the chat template of {name} leaves out or changes an answer of each of the first 16 ");
+        let example = format!("chats.jsonl line 1 message 2, \"blue\", and {says}");
+        expect(&inspect(name, &template, "chats.jsonl"), 2, &[&refused, &example, "Fix: correct the template"]);
+    }
+    let mut train = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    let flags = flags(&folder.0, "--steps 1").replace("template.jinja", "value.jinja");
+    let output = train.args(flags.split(' ')).current_dir(&folder.0).output().unwrap();
+    expect(&output, 2, &["value.jinja leaves out or changes an answer", "message 2, \"blue\""]);
+
+    // Of 20 conversations 1 + 7 have the answer that it changes.
+    let at_times = TEMPLATE.replace("'A ' + m.content", "'A ' + m.content.replace('green', 'red')");
+    let told = "the chat template of at-times.jinja leaves out or changes an answer in 8 of 20 conversations (40 %): \
+                chats.jsonl line 3 message 2, \"green\", and what is learned is \"red;\"";
+    expect(&inspect("at-times.jinja", &at_times, "chats.jsonl"), 0, &[told]);
+
+    // White space around answers, thoughts, answers of weight 0 and those without text are no loss.
+    let thinks = TEMPLATE.replace("'A ' + m.content", "'A ' + m.content.split('</think>')[-1] | trim");
+    let line = |more: &str| {
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}, {{\"role\": \"assistant\", {more}}}, \
+             {{\"role\": \"user\", \"content\": \"a\"}}, {{\"role\": \"assistant\", \"content\": \"b\"}}]}}\n"
+        )
+    };
+    let whole = ["\"content\": \" b \\n\"", "\"content\": \"<think>c</think>\\n\\nb\"", "\"content\": \"\""];
+    std::fs::write(folder.path("whole.jsonl"), whole.map(line).concat()).unwrap();
+    let output = inspect("thinks.jinja", &thinks, "whole.jsonl");
+    expect(&output, 0, &["3 conversations"]);
+    assert!(!printed(&output).contains("leaves out"), "{}", printed(&output));
+    std::fs::write(folder.path("read.jsonl"), line("\"content\": \"xyz\", \"weight\": 0")).unwrap();
+    let drops = TEMPLATE.replace("'A ' + m.content", "'A ' + m.content.replace('xyz', '')");
+    let output = inspect("drops.jinja", &drops, "read.jsonl");
+    assert!(!printed(&output).contains("leaves out"), "{}", printed(&output));
+}
+
+#[test]
 fn conversations_that_cannot_be_used_are_refused_by_name() {
     let folder = Folder::new("sft-refused");
     write_chats(&folder.0);

@@ -43,6 +43,19 @@ fn a_text_makes_the_same_tokenizer_on_any_number_of_threads_and_in_python() {
 }
 
 #[test]
+fn words_that_are_too_long_to_merge_are_left_out_and_said() {
+    let folder = Folder::new("tokenizer-long-words");
+    let words = "some words and other words\n".repeat(50);
+    let text = format!("{words}{}{words}{}{}", "\n".repeat(60_000), "-".repeat(60_000), "ab".repeat(30_000));
+    std::fs::write(folder.path("long.txt"), text).unwrap();
+    std::fs::write(folder.path("short.txt"), format!("{words}{} {}", "-".repeat(1024), "é".repeat(600))).unwrap();
+    let arguments = ["tokenizer", "train", "--input", "short.txt", "long.txt", "--vocab-size", "280"];
+    let output = trainer(&folder.0, "2", &[&arguments[..], &["--output", "long.json"]].concat());
+    let says = "notice: 4 words of more than 1.00 KiB left out: 1 in short.txt, 3 in long.txt";
+    expect(&output, 0, &[says, "2 files -> 280 tokens"]);
+}
+
+#[test]
 fn a_folder_with_vocab_json_and_merges_txt_gives_the_tokens_of_transformers() {
     let folder = with_tokenizer("tokenizer-merges");
     python("tokenizer_files.py", "make", &folder.0);

@@ -176,7 +176,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits in every run. Nothing is timed, and backward attention is slower"),
     option("train.sync_debug", "sync-debug", &[], "\"off\"", Kind::Choice(SyncDebugChoice::WORDS), "What happens at a call in a steady step that makes the host wait for the device, or allocates. warn: a warning names the call and the region, once. error: the run ends with exit code 3"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for no evaluations"),
-    option("train.eval_steps", "eval-iters", &[], "8", Kind::Integer, "Batches in an evaluation; 0 for no evaluations"),
+    option("train.eval_steps", "eval-iters", &[], "8", Kind::Integer, "Batches in an evaluation, at most: a smaller set is read once; 0 for no evaluations"),
     option("train.early_stop_patience", "early-stop-patience", &[], "0", Kind::Integer, "The run ends when its validation loss has not fallen below the lowest for so many evaluations in a row. 0: never"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
 

@@ -72,12 +72,6 @@ impl RunPlan {
         self.measures_fp8() && (step + 1).is_multiple_of(self.config.precision.fp8_metrics_interval)
     }
 
-    /// Samples of a batch, if batches have conversations of like length. Without shorter steps that gains nothing.
-    pub fn grouped_batch(&self) -> Option<usize> {
-        let is_grouped = self.config.data.group_by_length && !self.buckets.shorter().is_empty();
-        is_grouped.then_some(self.batch.global)
-    }
-
     /// Whether some steps are verified.
     pub fn verifies(&self) -> bool {
         self.graphs.enable && self.config.cuda_graph.verify > 0

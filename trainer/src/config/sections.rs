@@ -37,6 +37,12 @@ impl RunConfig {
         self.model.init_from.is_some() || self.data.sft
     }
 
+    /// Samples of a batch, if batches have conversations of like length. Without shorter steps that gains nothing.
+    pub fn grouped_batch(&self) -> Option<usize> {
+        let is_grouped = self.data.group_by_length && self.data.seq_length_buckets.len() > 1;
+        is_grouped.then_some(self.train.global_batch_size)
+    }
+
     /// See [`by_key`].
     pub fn by_key(&self) -> BTreeMap<String, Value> {
         by_key(toml::Table::try_from(self).unwrap_or_default())

@@ -1,11 +1,12 @@
 //! A model on data sets and on questions, without training: `trainer eval`.
 
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 
-use data::TokenSource;
-use device::{Device, HostValues};
+use data::{Source, Split, TokenSource};
+use device::{Device, HostValues, Staging};
 use engine::model::SampleRow;
-use engine::step::Stage;
+use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 use serde::Serialize;
 
@@ -106,21 +107,15 @@ pub(super) fn of_set(
     set: &EvaluationSet,
     most: Option<u64>,
 ) -> Result<Option<EvaluationResult>, RunError> {
-    let samples = set.source.samples().min(most.unwrap_or(u64::MAX));
-    let tokens = set.source.targets_in_order(0..samples);
-    let (data_rank, row) = (plan.parallel.data_rank(group.rank), plan.sample_row());
-    let mut total = 0.0;
-    for (index, first) in (0..samples).step_by(plan.batch.global).enumerate() {
+    let samples = set.source.validation_samples().unwrap_or(0).min(most.unwrap_or(u64::MAX));
+    let mut sum = LossSum::default();
+    for first in (0..samples).step_by(plan.batch.global) {
         if group.control.any(group.stop.is_asked()) {
             return Ok(None);
         }
-        let share = plan.batch.share_of_global(first, data_rank);
-        let batch = if stage.needs_batch() { Some(batch(&set.source, &row, share, samples)?) } else { None };
-        let targets = set.source.targets_in_order(first..samples.min(first + plan.batch.global as u64));
-        let settings = step_settings(&plan.optimizer, index, share, Some(targets));
-        total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss * targets as f64;
+        sum.add(plan, group.rank, stage, &set.source, first..samples)?;
     }
-    let loss = total / tokens as f64;
+    let (loss, tokens) = (sum.mean(), sum.targets);
     Ok(Some(EvaluationResult { data: set.name.clone(), samples, tokens, loss, perplexity: loss.exp() }))
 }
 
@@ -139,24 +134,79 @@ fn check_finite(result: &Evaluated) -> Result<(), RunError> {
     }
 }
 
+/// The mean loss over at most `most` samples to evaluate on, the same ones each time. Each sample is there once, and every
+/// target that has a loss counts the same. All ranks call it together.
+pub(super) fn validation_loss(
+    plan: &RunPlan,
+    rank: usize,
+    stage: &mut Stage,
+    source: &dyn Source,
+    most: u64,
+) -> Result<f64, RunError> {
+    let samples = source.validation_samples().unwrap_or(u64::MAX).min(most);
+    let mut sum = LossSum::default();
+    for first in (0..samples).step_by(plan.batch.global) {
+        sum.add(plan, rank, stage, source, first..samples)?;
+    }
+    Ok(sum.mean())
+}
+
+/// Losses of samples, added up.
+#[derive(Default)]
+struct LossSum {
+    total: f64,
+    targets: u64,
+}
+
+impl LossSum {
+    /// Adds a global batch of samples: the first of `samples`, as far as there are so many.
+    fn add(
+        &mut self,
+        plan: &RunPlan,
+        rank: usize,
+        stage: &mut Stage,
+        source: &dyn Source,
+        samples: Range<u64>,
+    ) -> Result<(), RunError> {
+        let (first, global) = (samples.start, plan.batch.global);
+        let count = global.min((samples.end - first) as usize);
+        let share = plan.batch.share_of_global(first, plan.parallel.data_rank(rank));
+        let batch =
+            if stage.needs_batch() { Some(batch(source, &plan.sample_row(), share, samples.end)?) } else { None };
+        let targets = source.targets(Split::Validation, first, count)?;
+        let targets = targets.unwrap_or((count * plan.size.losses_per_sample) as u64);
+        let length = plan.length_of(source, Split::Validation, first, count)?;
+        let index = first as usize / global;
+        let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, Some(targets)) };
+        self.total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss * targets as f64;
+        self.targets += targets;
+        Ok(())
+    }
+
+    fn mean(&self) -> f64 {
+        self.total / self.targets as f64
+    }
+}
+
 /// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.
-fn batch(source: &TokenSource, form: &SampleRow, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
-    let mut values = vec![-1; share.samples * form.width];
-    if let Some(documents) = &form.documents {
-        for row in values.chunks_mut(form.width) {
-            row[documents.position_ids.clone()].iter_mut().zip(0..).for_each(|(position, number)| *position = number);
-        }
+fn batch(source: &dyn Source, form: &SampleRow, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
+    let read = |first, count| source.batch(Split::Validation, first, count, &Staging::default());
+    let own = share.samples.min(end.saturating_sub(share.first_sample) as usize);
+    let samples = read(share.first_sample, own)?;
+    let beyond_the_last = u64::MAX - share.samples as u64;
+    let (HostValues::I32(tokens), HostValues::I32(rest)) = (&samples, read(beyond_the_last, share.samples - own)?)
+    else {
+        return Ok(samples);
+    };
+    let values = [&tokens[..], &rest].concat();
+    let width = values.len() / share.samples;
+    if width == form.width {
+        return Ok(HostValues::I32(values.into()));
     }
-    let mut tokens = vec![-1; source.width()];
-    for (number, row) in (share.first_sample..end).zip(values.chunks_mut(form.width)) {
-        if tokens.len() == row.len() {
-            source.in_order(number, row)?;
-            continue;
-        }
-        // Windows of tokens; the samples of this form have separate targets.
-        source.in_order(number, &mut tokens)?;
-        row[form.inputs.clone()].copy_from_slice(&tokens[..tokens.len() - 1]);
-        row[form.targets.clone()].copy_from_slice(&tokens[1..]);
-    }
-    Ok(HostValues::I32(values.into()))
+    // The rows of choices: inputs, then targets.
+    let rows = values.chunks(width).map(|row| match width == form.inputs.len() + 1 {
+        true => [&row[..width - 1], &row[1..]].concat(),
+        false => row[..form.width].to_vec(),
+    });
+    Ok(HostValues::I32(rows.collect::<Vec<_>>().concat().into()))
 }

@@ -27,7 +27,7 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
              markers are tokens",
         ));
     }
-    open(&plan.config.data, &plan.model, plan.evaluation, plan.grouped_batch())
+    open(&plan.config.data, &plan.model, plan.evaluation, plan.config.grouped_batch())
 }
 
 /// Opens the data of a dry run or a benchmark. These read no samples. Missing files are allowed.

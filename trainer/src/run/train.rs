@@ -3,7 +3,7 @@
 //! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
 mod end;
-mod split_batches;
+mod order;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use common::files::write_file;
 use common::format::{boxed, counted};
 use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
-use device::{Device, Staging, SyncDebug};
+use device::{Device, SyncDebug};
 use engine::fp8::Fp8Recipe;
 use engine::regions::{Mode, StepKind};
 use engine::step::{Stage, StepSettings};
@@ -23,7 +23,7 @@ use launch::watch::activity::Doing;
 use parallel::Axis;
 
 use self::end::stops_early;
-use self::split_batches::tell_split_batches;
+use self::order::tell_order;
 use crate::checkpoint::{KeptFile, Occasion, Progress, Session, Validated};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
@@ -36,7 +36,7 @@ use crate::report::run_log::RunLog;
 use crate::report::summary::{PLAN, summary};
 use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
-use crate::run::evaluate::{EvaluationSet, of_set};
+use crate::run::evaluate::{EvaluationSet, of_set, validation_loss};
 use crate::run::run_folder::CONFIG;
 use crate::run::samples::{Prompts, SampleWriter};
 use crate::run::set_up::{load_start, stage, step_settings};
@@ -177,7 +177,9 @@ impl<'r> Trainer<'r> {
             }
             return Ok(None);
         }
-        tell_split_batches(plan, progress.samples, group);
+        if group.rank == 0 {
+            tell_order(plan, &session, &*source)?;
+        }
         session.restore(stage)?;
         tracing::info!("start: the state is there");
         if plan.parallel.grid.ranks() > 1 {
@@ -338,11 +340,11 @@ impl<'r> Trainer<'r> {
         let last = self.in_flight.take().map(|step| self.wait(step)).transpose()?;
         let activity = &self.group.activity;
         let validation = activity.during(Doing::Evaluates, || -> Result<Validation, RunError> {
-            let loss = evaluate(self.plan, self.stage, &*self.source, self.group.rank, evaluation.batches)?;
-            let most = Some((evaluation.batches * self.plan.batch.global) as u64);
+            let most = (evaluation.batches * self.plan.batch.global) as u64;
+            let loss = validation_loss(self.plan, self.group.rank, self.stage, &*self.source, most)?;
             let mut losses = BTreeMap::new();
             for set in self.sets {
-                let result = of_set(self.plan, self.group, self.stage, set, most)?;
+                let result = of_set(self.plan, self.group, self.stage, set, Some(most))?;
                 losses.extend(result.map(|result| (set.name.clone(), result.loss)));
             }
             Ok(Validation { loss, sets: losses })
@@ -468,30 +470,4 @@ fn prefetch(
         consumed += batch.samples_after(consumed) as u64;
         (share.first_sample, share.samples)
     })?)
-}
-
-/// The mean loss over the first validation batches, the same ones each time. Every target that has a loss counts the same.
-fn evaluate(
-    plan: &RunPlan,
-    stage: &mut Stage,
-    source: &dyn Source,
-    rank: usize,
-    batches: usize,
-) -> Result<f64, RunError> {
-    let (mut total, mut weights) = (0.0, 0.0);
-    for index in 0..batches {
-        let consumed = (index * plan.batch.global) as u64;
-        let share = plan.batch.share_of_global(consumed, plan.parallel.data_rank(rank));
-        let mut batch = None;
-        if stage.needs_batch() {
-            batch = Some(source.batch(Split::Validation, share.first_sample, share.samples, &Staging::default())?);
-        }
-        let targets = source.targets(Split::Validation, consumed, plan.batch.global)?;
-        let length = plan.length_of(source, Split::Validation, consumed, plan.batch.global)?;
-        let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, targets) };
-        let weight = targets.map_or(1.0, |targets| targets as f64);
-        total += weight * stage.evaluate(settings, batch.as_ref())?.wait()?.loss;
-        weights += weight;
-    }
-    Ok(total / weights)
 }

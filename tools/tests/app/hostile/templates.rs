@@ -79,6 +79,13 @@ fn templates() -> Vec<(&'static str, String)> {
         ("a wide indentation of JSON", "{{ [[1]] | tojson(indent=10000000000) }}".into()),
         ("a slice of many", "{{ [1] | slice(10000000000) | list }}".into()),
         ("a batch of many", "{{ [1] | batch(10000000000, 0) | list }}".into()),
+        (
+            "long texts, compared",
+            with(TEXT, "{% set y = 'ab' * 1000000 %}{% for i in range(9999) %}{% if x == y and x <= y %}{% endif %}{% endfor %}"),
+        ),
+        ("long tags", "{% generation %}".repeat(45_000)),
+        ("an open tag of blanks", format!("{{%{}", " ".repeat(250_000))),
+        ("many open tags", "{%- ".repeat(60_000)),
         ("a tree as text", with(TREE, "{{ x }}")),
         ("a tree as text by ~", with(TREE, "{{ x ~ '' }}")),
         ("a tree in capitals", with(TREE, "{{ x | upper }}")),

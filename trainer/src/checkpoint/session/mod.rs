@@ -12,14 +12,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::UserError;
+use common::format::counted;
 use common::terminal::{PRINTED, say};
+use common::{Choice, UserError};
 use data::{self, CopiedFile, Identities};
 use device::Device;
 use engine::step::Stage;
 
 use crate::checkpoint::changed_settings::{ChangedSettings, changed_settings, in_words};
-use crate::checkpoint::file::KeptFile;
+use crate::checkpoint::file::{KeptFile, Single};
 use crate::checkpoint::folder::{clean, foreign};
 use crate::checkpoint::lock::{CHECKPOINTS, FolderLock, is_locked, shows};
 use crate::checkpoint::manifest::{Manifest, Progress};
@@ -29,8 +30,8 @@ use crate::checkpoint::unfinished::UnfinishedSave;
 use crate::checkpoint::validated::{Validated, ValidationEntry};
 use crate::checkpoint::write::Origin;
 use crate::checkpoint::writers::Writers;
-use crate::config::CheckpointConfig;
 use crate::config::plan::RunPlan;
+use crate::config::{CheckpointConfig, ConfigSources, RunConfig};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::report::logs::tell;
@@ -191,6 +192,26 @@ impl<'p> Session<'p> {
     pub fn validated(&self) -> Validated {
         let entry = self.continued().and_then(|(_, manifest)| manifest.validation.as_ref());
         entry.map_or(Validated::default(), ValidationEntry::validated)
+    }
+
+    /// The configuration of the checkpoint to start from, and how its data to train on differ. Only rank 0 has them. `None`
+    /// without a checkpoint, or if its configuration cannot be read.
+    pub fn before(&self) -> Option<(RunConfig, Vec<String>)> {
+        let (path, manifest) = self.found.as_ref()?;
+        let mut sources = ConfigSources::default();
+        sources.read_text(&config(path).ok()?, Single::Config.word()).ok()?;
+        let to_train_on = |data: &Option<Identities>| -> Option<Identities> {
+            let all = data.as_ref()?.iter().filter(|(name, _)| name.starts_with("data.path"));
+            Some(all.map(|(name, identity)| (name.clone(), identity.clone())).collect())
+        };
+        let other_data = match (to_train_on(&manifest.data), to_train_on(&self.origin.data)) {
+            (Some(before), Some(now)) if before.keys().ne(now.keys()) => {
+                vec![format!("data.path has {} (was {})", counted(now.len(), "dataset"), before.len())]
+            }
+            (Some(before), Some(now)) => data::changed(&before, &now),
+            _ => Vec::new(),
+        };
+        Some((sources.resolve(), other_data))
     }
 
     /// Whether there is no checkpoint to start from.
