@@ -16,6 +16,9 @@ pub struct DataConfig {
     pub tokenizer: String,
     pub end_of_text: Option<String>,
     pub text_key: String,
+    pub reset_attention_mask: bool,
+    pub reset_position_ids: bool,
+    pub eod_mask_loss: bool,
     pub sft: bool,
     pub sft_packing: usize,
     pub seq_length_buckets: Vec<usize>,
@@ -25,6 +28,18 @@ pub struct DataConfig {
     pub raw_tokens: RawTokens,
     pub split: f64,
     pub seed: u64,
+}
+
+impl DataConfig {
+    /// The first option that is set of those about documents within samples of text.
+    pub fn divides(&self) -> Option<&'static str> {
+        let all = [
+            ("data.reset_attention_mask", self.reset_attention_mask),
+            ("data.reset_position_ids", self.reset_position_ids),
+            ("data.eod_mask_loss", self.eod_mask_loss),
+        ];
+        all.into_iter().find_map(|(key, is_set)| is_set.then_some(key))
+    }
 }
 
 common::choice! {
@@ -50,6 +65,9 @@ impl DataConfig {
             tokenizer: "byte".into(),
             end_of_text: None,
             text_key: "text".into(),
+            reset_attention_mask: false,
+            reset_position_ids: false,
+            eod_mask_loss: false,
             sft: false,
             sft_packing: 1,
             seq_length_buckets: Vec::new(),

@@ -30,7 +30,7 @@ pub use interrupt::ensure_not_interrupted;
 pub use open::{forms, missing_files, open, open_to_evaluate};
 pub use paths::{PathItem, Paths};
 pub use prefetch::{BATCHES_IN_MEMORY, Prefetch};
-pub use source::{Epoch, Source, Split};
+pub use source::{Epoch, SampleCounts, Source, Split};
 pub use sources::markov::MarkovSource;
 pub use sources::missing::Missing;
 pub use sources::multiple_choice::{Accuracy, Asked, MultipleChoice};

@@ -17,6 +17,7 @@ use crate::sources::blend::Blend;
 use crate::sources::conversations::{Builder, Conversations};
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::dataset::Dataset;
+use crate::sources::document_ends::DocumentEnds;
 use crate::sources::order::Order;
 use crate::sources::token_source::{Mixture, TokenSource};
 use crate::splits::{Purpose, named_otherwise};
@@ -193,6 +194,20 @@ impl<'d> Reader<'d> {
             self.of_data.add_of_user(&named, TokenizerCopy::of(&tokenizer))?;
         }
         let tokenizer = self.of_data.known();
+        let ends = match (self.data.divides(), &tokenizer) {
+            (None, _) => None,
+            (Some(_), Some(copy)) => {
+                let end = copy.open(self.data.end_of_text.as_deref())?.end_of_text();
+                Some(DocumentEnds::new(self.data, end))
+            }
+            (Some(key), None) => {
+                return Err(UserError::new(
+                    format!("{key}: {} does not name its tokenizer", described(paths)),
+                    "documents end where the tokenizer's token for it stands",
+                    "name the tokenizer that made the tokens with --tokenizer",
+                ));
+            }
+        };
         let tokenizer_vocab = match (&self.configured, &tokenizer) {
             (Some(configured), _) => Some(configured.vocab()),
             (None, Some(copy)) => Some(copy.open(None)?.vocab()),
@@ -209,6 +224,7 @@ impl<'d> Reader<'d> {
             tokenizer,
             tokenizer_vocab,
             chat_template: self.template.map(Rc::unwrap_or_clone),
+            ends,
         })
     }
 

@@ -1,5 +1,6 @@
 //! The trait of a source of training samples.
 
+use std::iter::Sum;
 use std::ops::Range;
 
 use common::UserError;
@@ -31,6 +32,27 @@ pub struct Epoch {
     pub conversations: Option<u64>,
 }
 
+/// Counts of some samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleCounts {
+    /// Targets that have a loss.
+    pub targets: u64,
+    /// Inputs that are no padding.
+    pub tokens: u64,
+    /// Documents.
+    pub documents: u64,
+}
+
+impl Sum for SampleCounts {
+    fn sum<I: Iterator<Item = SampleCounts>>(all: I) -> SampleCounts {
+        all.fold(SampleCounts::default(), |sum, one| SampleCounts {
+            targets: sum.targets + one.targets,
+            tokens: sum.tokens + one.tokens,
+            documents: sum.documents + one.documents,
+        })
+    }
+}
+
 /// A source of training samples. A sample is a function of the split and of its global number.
 pub trait Source: Send + Sync {
     /// Reads samples `first..first + count` into an array of `staging`.
@@ -38,6 +60,8 @@ pub trait Source: Send + Sync {
     /// The array is `(count, width)`, a row for each sample:
     /// - For a language model a row is `seq + 1` token ids. The inputs are all but the last, the targets all but the
     ///   first.
+    /// - If documents in them are told apart, a row is `seq` inputs, then `seq` targets, of which those without loss are
+    ///   -1. If attention or positions begin anew with each, the position of each token in its document comes after.
     /// - For conversations a row is `seq` inputs, then `seq` targets. A target without loss is -1. If several
     ///   conversations are packed into a sample, the row ends with the position of each token in its conversation.
     /// - For a regression a row is the features, then the outputs.
@@ -48,11 +72,12 @@ pub trait Source: Send + Sync {
     /// The data changed since they were opened, or cannot be read any more.
     fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError>;
 
-    /// The number of targets of samples `first..first + count`. `None` if all targets of all rows count.
+    /// The counts of samples `first..first + count`, of those to evaluate on as far as there are so many. `None` if all targets
+    /// of all samples count, nothing is padding, and each sample is one document.
     ///
     /// # Errors
-    /// There are no such samples.
-    fn targets(&self, _split: Split, _first: u64, _count: usize) -> Result<Option<u64>, DataError> {
+    /// There are no such samples, or the data cannot be read any more.
+    fn counts(&self, _split: Split, _first: u64, _count: usize) -> Result<Option<SampleCounts>, DataError> {
         Ok(None)
     }
 

@@ -30,6 +30,9 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.tokenizer", data.tokenizer != "byte"),
         ("data.end_of_text", data.end_of_text.is_some()),
         ("data.text_key", data.text_key != "text"),
+        ("data.reset_attention_mask", data.reset_attention_mask),
+        ("data.reset_position_ids", data.reset_position_ids),
+        ("data.eod_mask_loss", data.eod_mask_loss),
         ("data.sft", data.sft),
         ("data.sft_packing", data.sft_packing != 1),
         ("data.seq_length_buckets", !data.seq_length_buckets.is_empty()),
@@ -60,6 +63,10 @@ fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
         let rule = "conversations are packed into samples";
         let fix = "add --sft to train on conversations, or leave it out";
         return Err(UserError::new("data.sft_packing without data.sft", rule, fix));
+    }
+    if let (true, Some(key)) = (data.sft, data.divides()) {
+        let rule = "a conversation is one document: packed ones have attention and positions of their own";
+        return Err(UserError::new(format!("{key} with data.sft"), rule, "leave it out, or leave --sft out"));
     }
     let of_text = [("data.text_key", data.text_key != "text"), ("data.raw_tokens", data.raw_tokens != RawTokens::None)];
     match of_text.iter().find(|(_, given)| data.sft && *given) {

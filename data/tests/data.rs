@@ -17,7 +17,7 @@ use parquet_file::{packed_parquet_file, parquet_file};
 
 /// The `[data]` section with these `key = value` settings over the defaults. Paths and text need no quotes.
 fn config(settings: &[(&str, &str)]) -> DataConfig {
-    let defaults = "validation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nsft = false\nsft_packing = 1\nseq_length_buckets = []\ngroup_by_length = false\nadd_special_tokens = false\nraw_tokens = \"none\"\nsplit = 0.9\nseed = 1234";
+    let defaults = "validation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nreset_attention_mask = false\nreset_position_ids = false\neod_mask_loss = false\nsft = false\nsft_packing = 1\nseq_length_buckets = []\ngroup_by_length = false\nadd_special_tokens = false\nraw_tokens = \"none\"\nsplit = 0.9\nseed = 1234";
     let mut table: toml::Table = defaults.parse().unwrap();
     for (key, text) in settings {
         let literal: Result<toml::Table, _> = format!("value = {text}").parse();
@@ -415,7 +415,7 @@ fn each_sample_to_evaluate_on_comes_once_in_the_shares_of_the_blend() {
     assert_eq!(shares, [0, 5, 10, 10_000, 10_005, 10_010].into());
     assert_eq!(firsts[6..23], (3..20).map(|window| 5 * window).collect::<Vec<_>>());
     assert_eq!(firsts[23..], [-1; 3]);
-    assert_eq!(source.targets(Split::Validation, 20, 6).unwrap(), Some(3 * 5));
+    assert_eq!(source.counts(Split::Validation, 20, 6).unwrap().map(|counts| counts.targets), Some(3 * 5));
 }
 
 #[test]

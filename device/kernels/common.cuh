@@ -224,6 +224,8 @@ struct Control {
     u64 first_sample;
     u32 step;
     u32 microbatches;
+    u32 tokens;
+    u32 documents;
     float learning_rate;
     float clip;
     float grad_scale;

@@ -11,6 +11,7 @@ struct CountLoad {
     float* load;       // (groups, experts)
     u32* counts;       // (groups, parts, experts), scratch if there are more parts than one
     const int* real;   // (sequences), or null: tokens of each sequence that count
+    const int* position_ids; // (tokens), if groups are documents: (tokens, experts) loads
     u32 pairs;         // of a group
     u32 experts;
     u32 parts;
@@ -45,6 +46,23 @@ KERNEL(count_load)(const CountLoad op) {
         if (op.parts == 1) put_load(op, (u64)blockIdx.x * op.experts + e, histogram[e]);
         else op.counts[((u64)blockIdx.x * op.parts + blockIdx.y) * op.experts + e] = histogram[e];
     }
+}
+
+// blockIdx.x is a token. It writes the load of the document that it begins, or zeros.
+KERNEL(count_load_of_documents)(const CountLoad op) {
+    begin_kernel();
+    __shared__ u32 histogram[EXPERTS + 1];
+    for (u32 e = threadIdx.x; e < op.experts; e += blockDim.x) histogram[e] = 0;
+    __syncthreads();
+    const u32 first = blockIdx.x;
+    // The document goes on as long as positions count up.
+    for (u32 i = threadIdx.x; first + i / op.k < gridDim.x; i += blockDim.x) {
+        if (op.position_ids[first + i / op.k] != (int)(i / op.k)) break;
+        u64 pair = (u64)first * op.k + i;
+        if (counts(op, pair)) atomicAdd(&histogram[min((u32)op.chosen[pair], op.experts - 1)], 1u);
+    }
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < op.experts; e += blockDim.x) put_load(op, (u64)first * op.experts + e, histogram[e]);
 }
 
 // Adds up the parts of a group, blockIdx.x.

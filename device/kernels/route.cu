@@ -109,12 +109,13 @@ struct RouteBackward {
     float* balance_losses;     // (tokens)
     float* z_losses;           // (tokens), or null without a z-loss
     const int* real;           // (sequences), or null: tokens of each sequence that are no padding
+    const int* position_ids;   // (tokens), or null unless groups are documents, whose rows are those of first tokens
     const Control* control;
     float* grad_logits;        // (tokens, experts)
     u32 tokens;
     u32 experts;
     u32 k; // at most 32
-    u32 groups; // 1 or, with real, sequences
+    u32 groups; // 1 or, with real, sequences; tokens, if they are documents
     u32 sequences;
     u32 sigmoid;
     u32 normalise;
@@ -167,7 +168,9 @@ void through_weights(float (&grad)[V], const float* logits, const Scores& scores
 // Writes the balance loss of a token, and adds its gradient with respect to the scores.
 template <int V>
 void balance(float (&grad)[V], const float (&score)[V], float of_losses, const RouteBackward& op, u64 token) {
-    const float* loads = op.load + token / (op.tokens / op.groups) * op.experts;
+    u64 group = token / (op.tokens / op.groups);
+    if (op.position_ids) group = token - min((u64)op.position_ids[token], token);
+    const float* loads = op.load + group * op.experts;
     float load[V], sum = 0.0f, total = 0.0f, mean = 0.0f;
     load_logits<V>(loads, op.experts, load);
 #pragma unroll
@@ -175,7 +178,10 @@ void balance(float (&grad)[V], const float (&score)[V], float of_losses, const R
     sum = warp_sum(sum);
     total = warp_sum(total);
     bool has = counts(op, token) && total > 0.0f;
-    float of_token = has ? 1.0f / ((float)op.groups * counted(op, token, op.groups) * total) : 0.0f;
+    // The groups of the step, and the tokens of this one.
+    float groups = (float)op.control->documents, tokens = total / op.k;
+    if (!op.position_ids) groups = (float)(op.control->microbatches * op.groups), tokens = counted(op, token, op.groups);
+    float of_token = has ? 1.0f / (groups * tokens * total) : 0.0f;
     float of_loads = op.balance_multiplier * op.experts * of_token;
 #pragma unroll
     for (int i = 0; i < V; i++) mean += load[i] * (score[i] / sum);
@@ -199,8 +205,8 @@ template <int V> void route_backward(const RouteBackward& op) {
     for (int i = 0; i < V; i++) score[i] = lane + 32 * i < op.experts ? scores.of(x[i]) : 0.0f;
     through_weights<V>(grad, logits, scores, op, token);
     const Control* control = op.control;
-    // Targets over microbatches.
-    float of_losses = 1.0f / (control->grad_scale * control->inverse_loss_scale * (float)control->microbatches);
+    // The number of targets.
+    float of_losses = 1.0f / (control->grad_scale * control->inverse_loss_scale);
     if (op.load) balance<V>(grad, score, of_losses, op, token);
     // Through the scores.
     float mean = 0.0f;
@@ -212,7 +218,7 @@ template <int V> void route_backward(const RouteBackward& op) {
     float log_sum = scores.log_sum(), of_z = 0.0f;
     bool has_z = op.z_losses && op.adds_gradient;
     if (op.z_losses) {
-        float of_token = counts(op, token) ? of_losses * op.z_multiplier / counted(op, token, 1) : 0.0f;
+        float of_token = counts(op, token) ? of_losses * op.z_multiplier / (float)control->tokens : 0.0f;
         of_z = of_token * control->grad_scale * 2.0f * log_sum;
         if (lane == 0) op.z_losses[token] = of_token * log_sum * log_sum;
     }

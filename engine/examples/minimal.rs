@@ -95,6 +95,8 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
             learning_rate: learning_rate(step, steps),
             clip: 1.0,
             targets: None,
+            tokens: None,
+            documents: None,
             length: None,
         };
         // Step 0 is recorded, its memory planned, and then run; step 1 captures the graphs; from then on they are launched.

@@ -9,7 +9,7 @@ use parallel::Task;
 
 use crate::graph_options::Scope;
 use crate::layer_partition::StageLayers;
-use crate::model::{Chunk, DocumentColumns, Hidden, Model, SampleRow, Samples};
+use crate::model::{Chunk, DocumentColumns, Hidden, Model, Restart, SampleRow, Samples};
 use crate::pipeline::Transfers;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -87,6 +87,11 @@ impl Inputs {
         let &Inputs { samples, control, real, micro_batch_size, .. } = self;
         let row = shorter.sample.clone();
         Inputs { samples, row, inputs, targets, control, drops, real, micro_batch_size, _areas: Vec::new() }
+    }
+
+    /// Samples of a microbatch.
+    pub(crate) fn micro_batch_size(&self) -> usize {
+        self.micro_batch_size
     }
 
     /// Whether the stage needs a step's samples.
@@ -216,14 +221,14 @@ impl Inputs {
         Ok(Some(output))
     }
 
-    /// The documents of a microbatch's samples; `None` if a sample is one document.
-    fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Documents>> {
+    /// See [`Samples::documents`].
+    fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<(Documents, Restart)>> {
         let (Some(input), Some(columns)) = (self.rows(microbatch), &self.row.documents) else { return Ok(None) };
-        let DocumentColumns { position_ids: columns, most } = columns;
+        let DocumentColumns { position_ids: columns, most, restart } = columns;
         let position_ids = cx.tensor("position_ids", [self.micro_batch_size, columns.len()], DType::I32)?;
         let part = ColumnRange { first: columns.start, output: position_ids };
         cx.run(CopyColumns { input, parts: [Some(part), None] })?;
-        Ok(Some(Documents { position_ids, most: *most }))
+        Ok(Some((Documents { position_ids, most: *most }, *restart)))
     }
 }
 

@@ -133,7 +133,8 @@ impl Stage {
         let of_microbatch = self.program.of_length(settings.length).model.losses;
         let all = of_microbatch * self.data_ranks * settings.microbatches;
         let losses = settings.targets.map_or(all, |targets| targets as usize);
-        self.compute.submit(WriteControl { control: *control, value: settings.control(losses, self.data_ranks) })?;
+        let value = settings.control(losses, self.data_ranks, (inputs.micro_batch_size(), of_microbatch));
+        self.compute.submit(WriteControl { control: *control, value })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;
         }

@@ -100,11 +100,14 @@ fn program(process: i32) -> Option<OsString> {
     path.file_name().map(ToOwned::to_owned)
 }
 
-/// The children of a process, their children, and so on.
+/// The children of a process, their children, and so on. Each thread has its own: mpirun starts many ranks from several
+/// threads.
 pub(crate) fn descendants(process: i32) -> Vec<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|id| id.parse().ok());
-    children.flat_map(|child| std::iter::once(child).chain(descendants(child))).collect()
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let children: Vec<i32> =
+        lists.flat_map(|ids| ids.split_whitespace().flat_map(str::parse).collect::<Vec<_>>()).collect();
+    children.into_iter().flat_map(|child| std::iter::once(child).chain(descendants(child))).collect()
 }
 
 /// The processes of this program below a process.
@@ -117,6 +120,30 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn children_of_every_thread_are_found_and_their_children() {
+        let (ids, (end, wait)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+        let starter = std::thread::spawn(move || {
+            let mut child = Command::new("sh").args(["-c", "sleep 600; true"]).spawn().unwrap();
+            ids.0.send(child.id() as i32).unwrap();
+            let _ = wait.recv();
+            let all: Vec<Process> = running(std::iter::once(child.id() as i32).chain(descendants(child.id() as i32)));
+            super::end(&all, |_| ());
+            child.wait().unwrap();
+        });
+        let child = ids.1.recv().unwrap();
+        let all = loop {
+            let all = descendants(std::process::id() as i32);
+            if descendants(child).len() == 1 {
+                break all;
+            }
+            std::thread::yield_now();
+        };
+        assert!(all.contains(&child), "{child} is not in {all:?}");
+        drop(end);
+        starter.join().unwrap();
+    }
 
     #[test]
     fn a_process_that_has_ended_does_not_run_though_nobody_has_taken_notice() {

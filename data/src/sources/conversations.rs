@@ -7,6 +7,7 @@ use common::format::{count, counted};
 use sha2::{Digest, Sha256};
 
 use crate::identity::Identity;
+use crate::source::SampleCounts;
 use crate::sources::packs::{Item, Packs};
 use crate::text::conversation::Conversation;
 
@@ -204,6 +205,20 @@ impl Conversations {
         }
     }
 
+    /// The counts of a sample.
+    pub(crate) fn counts(&self, number: u64) -> SampleCounts {
+        let inputs = |at: usize| self.all.tokens_of(self.range.start + at).len() as u64 - 1;
+        let targets = self.targets(number..number + 1);
+        match &self.packs {
+            None => SampleCounts { targets, tokens: inputs(number as usize), documents: 1 },
+            Some(packs) => {
+                let members = packs.members(number as usize);
+                let tokens = members.iter().map(|member| inputs(*member as usize)).sum();
+                SampleCounts { targets, tokens, documents: members.len() as u64 }
+            }
+        }
+    }
+
     /// Inputs of a sample that are no padding. `None` if samples are packed.
     pub(crate) fn length(&self, number: u64) -> Option<usize> {
         let at = self.range.start + number as usize;
@@ -297,6 +312,7 @@ mod tests {
         assert_eq!(row(1), [100, 101, 7, 7, 101, -1, -1, -1, 1]);
         assert_eq!(row(2), [0, 1, 2, 100, -1, -1, 100, 101, 4]);
         assert_eq!([0..1, 1..2, 2..3, 0..3, 1..1].map(|range| conversations.targets(range)), [2, 1, 2, 5, 0]);
+        assert_eq!(conversations.counts(1), SampleCounts { targets: 1, tokens: 1, documents: 1 });
     }
 
     #[test]
@@ -336,6 +352,8 @@ mod tests {
         let [inputs, targets, positions] = [[4, 7, 101, 8, 9, 9], [100, 101, -1, 103, -1, -1], [0, 0, 1, 2, 0, 1]];
         assert_eq!(row(1)[..], [&inputs[..], &targets, &positions, &[4]].concat());
         assert_eq!([0..1, 1..2, 0..2].map(|range| packed.targets(range)), [3, 3, 6]);
+        assert_eq!(packed.counts(0), SampleCounts { targets: 3, tokens: 6, documents: 2 });
+        assert_eq!(packed.counts(1), SampleCounts { targets: 3, tokens: 4, documents: 2 });
         let said = counts.describe(packed.count(), 6);
         assert!(
             said.contains("4 conversations, 0 cut to 6 tokens, packed into 2 samples; 17 % of a sample is padding"),

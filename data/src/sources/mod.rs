@@ -4,6 +4,7 @@ pub(crate) mod blend;
 pub(crate) mod conversations;
 pub(crate) mod corpus;
 pub(crate) mod dataset;
+pub(crate) mod document_ends;
 pub(crate) mod length_order;
 pub(crate) mod markov;
 pub(crate) mod missing;

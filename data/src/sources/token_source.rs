@@ -10,9 +10,10 @@ use device::{HostValues, Staging};
 use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
-use crate::source::{Epoch, Source, Split, rows};
+use crate::source::{Epoch, SampleCounts, Source, Split, rows};
 use crate::sources::blend::Blend;
 use crate::sources::dataset::Dataset;
+use crate::sources::document_ends::DocumentEnds;
 use crate::sources::order::{Displaced, Order};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer_copy::TokenizerCopy;
@@ -45,6 +46,8 @@ pub struct TokenSource {
     pub tokenizer_vocab: Option<usize>,
     /// The template that made text of conversations.
     pub chat_template: Option<ChatTemplate>,
+    /// The treatment of documents within windows of text, if they are told apart.
+    pub ends: Option<DocumentEnds>,
 }
 
 impl Mixture {
@@ -89,7 +92,10 @@ fn identify(key: &str, datasets: &[Dataset], all: &mut Identities) -> Result<(),
 impl TokenSource {
     /// Values of a sample's row.
     pub fn width(&self) -> usize {
-        self.datasets().next().map_or(0, |dataset| dataset.width(self.seq))
+        match self.datasets().next() {
+            Some(Dataset::Conversations(conversations)) => conversations.width(),
+            _ => self.ends.map_or(self.seq + 1, |ends| ends.width(self.seq)),
+        }
     }
 
     /// All datasets.
@@ -115,6 +121,46 @@ impl TokenSource {
         self.training.iter().map(Dataset::count).sum()
     }
 
+    /// The counts of a sample, by its dataset and its place there.
+    fn counts_of(&self, dataset: &Dataset, place: u64) -> Result<SampleCounts, DataError> {
+        match (dataset, &self.ends) {
+            (Dataset::Conversations(conversations), _) => Ok(conversations.counts(place)),
+            (Dataset::Windows(_), None) => {
+                let tokens = self.seq as u64;
+                Ok(SampleCounts { targets: tokens, tokens, documents: 1 })
+            }
+            (Dataset::Windows(windows), Some(ends)) => {
+                let mut window = vec![0; self.seq + 1];
+                windows.read(place, &mut window)?;
+                Ok(ends.counts(&window[..self.seq]))
+            }
+        }
+    }
+
+    /// Writes a sample into `row`, by its dataset and its place there.
+    fn read(&self, dataset: &Dataset, place: u64, row: &mut [i32]) -> Result<(), DataError> {
+        match (dataset, &self.ends) {
+            (Dataset::Conversations(conversations), _) => {
+                conversations.read(place, row);
+                Ok(())
+            }
+            (Dataset::Windows(windows), None) => windows.read(place, row),
+            (Dataset::Windows(windows), Some(ends)) => {
+                windows.read(place, &mut row[..=self.seq])?;
+                ends.divide(self.seq, row)
+            }
+        }
+    }
+
+    /// Writes a row without targets that have a loss.
+    fn clear(&self, row: &mut [i32]) {
+        match (self.datasets().next(), &self.ends) {
+            (Some(Dataset::Conversations(conversations)), _) => conversations.clear(row),
+            (_, None) => row.fill(-1),
+            (_, Some(ends)) => ends.clear(self.seq, row),
+        }
+    }
+
     /// Writes a sample into `row`, of [`TokenSource::width`] values. A sample to evaluate on beyond the last is a row without
     /// targets.
     ///
@@ -122,9 +168,9 @@ impl TokenSource {
     /// The data changed since they were opened, or there are no data for validation.
     pub fn sample(&self, split: Split, number: u64, row: &mut [i32]) -> Result<(), DataError> {
         match self.locate(split, number)? {
-            Some((dataset, place)) => dataset.read(place, row),
+            Some((dataset, place)) => self.read(dataset, place, row),
             None => {
-                self.datasets().take(1).for_each(|dataset| dataset.clear(row));
+                self.clear(row);
                 Ok(())
             }
         }
@@ -150,15 +196,16 @@ impl Source for TokenSource {
         rows(samples, self.width(), staging, |number, row| self.sample(split, number, row)).map(HostValues::I32)
     }
 
-    fn targets(&self, split: Split, first: u64, count: usize) -> Result<Option<u64>, DataError> {
-        if split == Split::Train && matches!(self.training[0], Dataset::Windows(_)) {
+    fn counts(&self, split: Split, first: u64, count: usize) -> Result<Option<SampleCounts>, DataError> {
+        let is_text = self.training.iter().all(|dataset| matches!(dataset, Dataset::Windows(_)));
+        if split == Split::Train && self.ends.is_none() && is_text {
             return Ok(None);
         }
-        let of_sample = |number| {
-            let found = self.locate(split, number)?;
-            Ok(found.map_or(0, |(dataset, place)| dataset.targets(place..place + 1, self.seq)))
+        let of_sample = |number| match self.locate(split, number)? {
+            Some((dataset, place)) => self.counts_of(dataset, place),
+            None => Ok(SampleCounts::default()),
         };
-        (first..first + count as u64).map(of_sample).sum::<Result<u64, DataError>>().map(Some)
+        (first..first + count as u64).map(of_sample).sum::<Result<SampleCounts, DataError>>().map(Some)
     }
 
     fn longest(&self, split: Split, first: u64, count: usize) -> Result<Option<usize>, DataError> {

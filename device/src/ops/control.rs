@@ -13,6 +13,10 @@ pub struct Control {
     pub step: u32,
     /// Microbatches of the step, of all data-parallel ranks.
     pub microbatches: u32,
+    /// Tokens of the step that are no padding, of all data-parallel ranks.
+    pub tokens: u32,
+    /// Documents of the step, of all data-parallel ranks; samples, if each is one document.
+    pub documents: u32,
     /// Learning rate.
     pub learning_rate: f32,
     /// Largest gradient norm; 0 = no clipping.
@@ -30,6 +34,8 @@ impl Default for Control {
             first_sample: 0,
             step: 0,
             microbatches: 1,
+            tokens: 1,
+            documents: 1,
             learning_rate: 0.0,
             clip: 0.0,
             grad_scale: 1.0,

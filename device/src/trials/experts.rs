@@ -39,6 +39,12 @@ impl Mixture {
         all.map(|(pair, expert)| if is_dropped(pair) { self.experts as i32 } else { expert }).collect()
     }
 
+    /// The position of each token in its document; those of a sequence are alike in length.
+    fn position_ids(&self) -> Vec<i32> {
+        let length = self.tokens / self.sequences;
+        (0..self.tokens).map(|token| (token % length % (2 + token / length * 3)) as i32).collect()
+    }
+
     /// The tokens of each sequence that are no padding.
     fn real(&self) -> Vec<i32> {
         let length = self.tokens / self.sequences;
@@ -175,6 +181,7 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
         ("softmax", softmax, None, false, false),
         ("softmax, losses by microbatch", Router { normalise: true, ..softmax }, Some(1), true, true),
         ("sigmoid, losses by sequence", sigmoid, Some(sequences), true, true),
+        ("sigmoid, losses by document", sigmoid, Some(tokens), true, true),
         ("sigmoid, losses without gradients", Router { normalise: false, ..sigmoid }, Some(1), true, false),
     ] {
         add(
@@ -183,7 +190,10 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
                 let balance = match groups {
                     Some(groups) => {
                         let load = b.between([groups, experts], 0.0, 9.0)?;
-                        Some(Balance { load, multiplier: 0.5, losses: b.output([tokens], DType::F32)? })
+                        let position_ids =
+                            (groups == tokens).then(|| b.integers([tokens], &m.position_ids())).transpose()?;
+                        let losses = b.output([tokens], DType::F32)?;
+                        Some(Balance { load, position_ids, multiplier: 0.5, losses })
                     }
                     None => None,
                 };
@@ -227,7 +237,9 @@ fn limits(m: Mixture, add: AddTrial<'_>) {
 }
 
 fn loads(m: Mixture, add: AddTrial<'_>) {
-    for (label, groups, accumulate) in [("", 1, false), (" of sequences, accumulated", m.sequences, true)] {
+    for (label, groups, accumulate) in
+        [("", 1, false), (" of sequences, accumulated", m.sequences, true), (" of documents", m.tokens, false)]
+    {
         add(
             &format!("count_load{label}"),
             Box::new(move |b| {
@@ -239,7 +251,9 @@ fn loads(m: Mixture, add: AddTrial<'_>) {
                     b.device.upload(&load, &vec![3.0f32; groups * columns])?;
                 }
                 let real = accumulate.then(|| b.integers([m.sequences], &m.real())).transpose()?;
-                Ok(CountLoad { chosen, real, load, accumulate }.into())
+                let of_documents = groups == m.tokens;
+                let position_ids = of_documents.then(|| b.integers([m.tokens], &m.position_ids())).transpose()?;
+                Ok(CountLoad { chosen, real, position_ids, load, accumulate }.into())
             }),
         );
     }

@@ -32,6 +32,8 @@ pub(super) const CONTROL: Control = Control {
     first_sample: 40,
     step: 7,
     microbatches: 2,
+    tokens: 60,
+    documents: 9,
     learning_rate: 1e-2,
     clip: 1.0,
     grad_scale: 0.125,

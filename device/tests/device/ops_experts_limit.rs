@@ -205,7 +205,13 @@ fn dropped_pairs_have_a_column_of_their_own_in_loads() {
     for (tokens, k, experts) in [(40, 2, 8), (3000, 8, 512)] {
         let (kept, _) = sorted(&t, tokens, k, experts);
         let load = t.empty(&[1, experts + 1], F32);
-        t.run(CountLoad { chosen: t.ints(&[tokens, k], &kept), real: None, load, accumulate: false });
+        t.run(CountLoad {
+            chosen: t.ints(&[tokens, k], &kept),
+            real: None,
+            position_ids: None,
+            load,
+            accumulate: false,
+        });
         let count = |expert: usize| kept.iter().filter(|of| **of as usize == expert).count() as f64;
         assert_eq!(t.get(&load), (0..=experts).map(count).collect::<Vec<_>>());
     }

@@ -21,7 +21,7 @@ fn loads_count_the_pairs_of_each_group_and_are_added_or_overwritten() {
         let chosen = t.ints(&[groups * tokens, k], &chosen);
         let load = t.empty(&[groups, experts], F32);
         for (accumulate, times) in [(false, 1.0), (true, 2.0), (true, 3.0), (false, 1.0)] {
-            t.run(CountLoad { chosen, real: None, load, accumulate });
+            t.run(CountLoad { chosen, real: None, position_ids: None, load, accumulate });
             let times: Vec<f64> = truth.iter().map(|count| times * count).collect();
             assert_eq!(t.get(&load), times, "{groups} groups of {tokens} tokens, {k} of {experts} experts");
         }
@@ -44,7 +44,7 @@ fn padding_at_the_end_of_sequences_has_no_load() {
         let load = t.empty(&[groups, experts], F32);
         let (chosen, real) =
             (t.ints(&[sequences * length, k], &chosen), Some(t.ints(&[sequences], &real.map(|n| n as i32))));
-        t.run(CountLoad { chosen, real, load, accumulate: false });
+        t.run(CountLoad { chosen, real, position_ids: None, load, accumulate: false });
         assert_eq!(t.get(&load), truth, "{groups} groups");
     }
 }
@@ -80,8 +80,19 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         t.refusal(CountLoad {
             chosen: t.empty_ints(&[6, 2]),
             real: None,
+            position_ids: None,
             load: t.empty(&load, dtype),
             accumulate: false,
+        })
+    };
+    let of_documents = |load: [usize; 2], accumulate: bool| {
+        let position_ids = Some(t.empty_ints(&[6]));
+        t.refusal(CountLoad {
+            chosen: t.empty_ints(&[6, 2]),
+            real: None,
+            position_ids,
+            load: t.empty(&load, F32),
+            accumulate,
         })
     };
     let update = |bias: [usize; 2]| {
@@ -95,6 +106,8 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
     for (error, words) in [
         (count([4, 8], F32), "count_load: 6 tokens cannot be in 4 groups of equal size"),
         (count([2, 8], DType::Bf16), "count_load: `load` is bf16, needs f32"),
+        (of_documents([3, 8], false), "count_load: 3 groups for documents, needs a row for each of 6 tokens"),
+        (of_documents([6, 8], true), "count_load: loads of documents are not added to others"),
         (update([2, 5]), "update_selection_bias: `bias` has shape (2, 5), needs (2, 4)"),
         (update([2, 4]), "update_selection_bias: `status` of shape (8) has 8 elements, needs 32"),
     ] {

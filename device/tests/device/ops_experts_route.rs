@@ -176,18 +176,26 @@ fn tokens_take_experts_in_turn_if_the_balance_is_forced() {
 #[derive(Clone, Copy, Debug)]
 struct Losses {
     /// Groups of the balance loss.
-    groups: Option<usize>,
+    groups: Option<Groups>,
     z_loss: bool,
     /// Their gradients are added.
     adds: bool,
-    /// The last tokens of each group are padding.
+    /// The last tokens of each sequence are padding.
     padded: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Groups {
+    Microbatch,
+    Sequences,
+    /// Each sequence has documents of 1, 2, 1, 2 and so on tokens. Its padding is one more.
+    Documents,
 }
 
 const BALANCE: f64 = 0.75;
 const Z: f64 = 0.125;
 
-/// A token's part of the balance loss of so many groups. Its own has `counted` tokens.
+/// A token's part of a mean of balance losses over so many groups. Its own has `counted` tokens.
 fn balance(scores: &[f64], load: &[f64], (groups, counted): (usize, usize)) -> f64 {
     let (sum, all): (f64, f64) = (scores.iter().sum(), load.iter().sum());
     let product: f64 = scores.iter().zip(load).map(|(score, load)| load / all * score / sum).sum();
@@ -198,16 +206,44 @@ fn check_gradient(t: &Bench, router: Router, s: Sizes, losses: Losses) {
     let what = format!("{s:?}, {router:?}, {losses:?}");
     let (logits, grad_weights) = (logits(s), numbers(3, s.tokens * s.k, F32));
     let (chosen, choices, _) = route(t, router, s, &logits, None);
-    let control = Control { microbatches: 4, inverse_loss_scale: 0.125, grad_scale: 0.25, ..Control::default() };
-    let of_losses = 1.0 / (4.0 * 0.125 * 0.25);
-    let groups = losses.groups.unwrap_or(1);
-    let group = s.tokens / groups;
-    // The tokens of each group that are no padding; of the last group all.
+    let control = Control {
+        microbatches: 4,
+        tokens: 77,
+        documents: 9,
+        inverse_loss_scale: 0.125,
+        grad_scale: 0.25,
+        ..Control::default()
+    };
+    let targets = 1.0 / (0.125 * 0.25);
+    let sequences = if s.tokens % 3 == 0 && losses.groups != Some(Groups::Microbatch) { 3 } else { 1 };
+    let length = s.tokens / sequences;
+    // The tokens of each sequence that are no padding; of the last one all.
     let real: Vec<usize> =
-        (1..=groups).map(|number| if losses.padded { group * number / groups } else { group }).collect();
-    let real_tensor = losses.padded.then(|| t.ints(&[groups], &real.iter().map(|n| *n as i32).collect::<Vec<_>>()));
+        (1..=sequences).map(|number| if losses.padded { length * number / sequences } else { length }).collect();
+    let real_tensor = losses.padded.then(|| t.ints(&[sequences], &real.iter().map(|n| *n as i32).collect::<Vec<_>>()));
+    let counts = |token: usize| token % length < real[token / length];
+    let position = |token: usize| match counts(token) {
+        true => [0, 0, 1][token % length % 3],
+        false => token % length - real[token / length],
+    };
+    let positions: Vec<i32> = (0..s.tokens).map(|token| position(token) as i32).collect();
+    let (groups, position_ids) = match losses.groups {
+        None | Some(Groups::Microbatch) => (1, None),
+        Some(Groups::Sequences) => (sequences, None),
+        Some(Groups::Documents) => (s.tokens, Some(t.ints(&[s.tokens], &positions))),
+    };
+    // The row of loads of a token's group.
+    let group = |token: usize| match position_ids {
+        Some(_) => token - position(token),
+        None => token / (s.tokens / groups),
+    };
     let load = t.empty(&[groups, s.experts], F32);
-    t.run(CountLoad { chosen, real: real_tensor, load, accumulate: false });
+    t.run(CountLoad { chosen, real: real_tensor, position_ids, load, accumulate: false });
+    let mut loads = vec![0.0; groups * s.experts];
+    for (pair, expert) in choices.iter().enumerate().filter(|(pair, _)| counts(pair / s.k)) {
+        loads[group(pair / s.k) * s.experts + *expert as usize] += 1.0;
+    }
+    assert_eq!(t.get(&load), loads, "{what}");
     let (balance_losses, z_losses) = (t.empty(&[s.tokens], F32), t.empty(&[s.tokens], F32));
     let grad_logits = t.empty(&[s.tokens, s.experts], F32);
     t.run(RouteBackward {
@@ -215,25 +251,34 @@ fn check_gradient(t: &Bench, router: Router, s: Sizes, losses: Losses) {
         logits: t.put(&[s.tokens, s.experts], F32, &logits),
         chosen,
         grad_weights: t.put(&[s.tokens, s.k], F32, &grad_weights),
-        balance: losses.groups.map(|_| Balance { load, multiplier: BALANCE as f32, losses: balance_losses }),
+        balance: losses.groups.map(|_| Balance {
+            load,
+            position_ids,
+            multiplier: BALANCE as f32,
+            losses: balance_losses,
+        }),
         z_loss: losses.z_loss.then_some(ZLoss { multiplier: Z as f32, losses: z_losses }),
         real: real_tensor,
         control: t.block(&control),
         adds_gradient: losses.adds,
         grad_logits,
     });
-    let (load, all) = (t.get(&load), real.iter().sum::<usize>());
     let (mut truth, mut balance_truth, mut z_truth) = (Vec::new(), Vec::new(), Vec::new());
     for (token, x) in logits.chunks(s.experts).enumerate() {
-        let (mine, load) = (&choices[token * s.k..][..s.k], &load[token / group * s.experts..][..s.experts]);
+        let (mine, load) = (&choices[token * s.k..][..s.k], &loads[group(token) * s.experts..][..s.experts]);
+        let of_group = (0..s.tokens).filter(|other| group(*other) == group(token) && counts(*other)).count();
+        // The groups of the step.
+        let all = if position_ids.is_some() { 9 } else { 4 * groups };
         // The weights of a token, then its losses.
         let values = |x: &[f64]| {
             let scores = scores(&router, x);
             let mut values = weights(&router, &scores, mine);
-            let counts = token % group < real[token / group];
-            let of_losses = if counts { of_losses } else { 0.0 };
-            let balance = if counts { balance(&scores, load, (groups, real[token / group])) } else { 0.0 };
-            values.extend([of_losses * balance, of_losses * Z / all as f64 * logsumexp(x).powi(2)]);
+            let (mut of_balance, mut of_z) = (0.0, 0.0);
+            if counts(token) {
+                of_balance = targets * balance(&scores, load, (all, of_group));
+                of_z = targets * Z / 77.0 * logsumexp(x).powi(2);
+            }
+            values.extend([of_balance, of_z]);
             values
         };
         let factor = |has: bool| if has && losses.adds { 0.25 } else { 0.0 };
@@ -257,9 +302,7 @@ fn check_gradient(t: &Bench, router: Router, s: Sizes, losses: Losses) {
 fn the_gradient_of_a_choice_and_of_a_router_s_losses_is_that_of_finite_differences() {
     let t = checked_bench();
     for (s, router) in SIZES.into_iter().flat_map(|s| routers().into_iter().map(move |router| (s, router))) {
-        // By microbatch, and by sequences.
-        let by_sequence = if s.tokens % 3 == 0 { 3 } else { 1 };
-        for groups in [None, Some(1), Some(by_sequence)] {
+        for groups in [None, Some(Groups::Microbatch), Some(Groups::Sequences), Some(Groups::Documents)] {
             for (z_loss, adds, padded) in
                 [(false, true, false), (true, true, false), (true, false, false), (true, true, true)]
             {
@@ -287,7 +330,12 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
             logits: t.empty(&[6, 8], F32),
             chosen: t.ints(&[6, 2], &[0; 12]),
             grad_weights: t.empty(&[6, 2], F32),
-            balance: Some(Balance { load: t.empty(&load, F32), multiplier: 1.0, losses: t.empty(&[losses], F32) }),
+            balance: Some(Balance {
+                load: t.empty(&load, F32),
+                position_ids: None,
+                multiplier: 1.0,
+                losses: t.empty(&[losses], F32),
+            }),
             z_loss: Some(ZLoss { multiplier: 1.0, losses: t.empty(&[z_losses], F32) }),
             real: None,
             control: t.block(&Control::default()),

@@ -82,7 +82,7 @@ impl Layer for EmbeddingLayer {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let all = self.ranks.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);
-        let position_ids = input.samples.documents.map(|documents| documents.position_ids);
+        let position_ids = input.samples.position_ids();
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,

@@ -4,13 +4,15 @@ use device::Tensor;
 use device::ops::Documents;
 use graph_manager::{Result, TensorTree};
 
+use super::sample_row::Restart;
+
 /// Facts about a microbatch's samples that every layer may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples {
     /// Their `SampleRecord`, the source of dropout masks; `None` if nothing is dropped.
     pub record: Option<Tensor>,
-    /// Their documents; `None` if a sample is one document.
-    pub documents: Option<Documents>,
+    /// Their documents, and what begins anew with each; `None` if a sample is one document.
+    pub documents: Option<(Documents, Restart)>,
     /// `(batch, 1)`, i32: of each sample the tokens that are no padding, for layers that ask. `None` if there is no
     /// padding.
     pub real: Option<Tensor>,
@@ -31,13 +33,28 @@ pub struct Hidden {
     pub samples: Samples,
 }
 
+impl Samples {
+    /// The documents that attention stays within; `None` if it sees the whole sample.
+    pub(crate) fn apart(&self) -> Option<Documents> {
+        self.documents.filter(|(_, restart)| *restart != Restart::Positions).map(|(documents, _)| documents)
+    }
+
+    /// `(batch, seq)`, i32: positions that begin anew with each document; `None` if they count through the sample.
+    pub(crate) fn position_ids(&self) -> Option<Tensor> {
+        self.documents
+            .filter(|(_, restart)| *restart != Restart::Attention)
+            .map(|(documents, _)| documents.position_ids)
+    }
+}
+
 impl TensorTree for Samples {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Samples> {
         Ok(Samples {
             record: self.record.map(|record| f("record", record)).transpose()?,
             documents: match self.documents {
-                Some(documents) => {
-                    Some(Documents { position_ids: f("position_ids", documents.position_ids)?, ..documents })
+                Some((documents, restart)) => {
+                    let position_ids = f("position_ids", documents.position_ids)?;
+                    Some((Documents { position_ids, ..documents }, restart))
                 }
                 None => None,
             },

@@ -21,15 +21,27 @@ pub struct SampleRow {
     pub real: Option<usize>,
 }
 
-/// The division of a sample into several documents, one after the other. Attention stays within a document, and learned
-/// positions count from its first token. Rotary positions count on: attention depends on differences of positions
-/// alone.
+/// The division of a sample into several documents, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentColumns {
     /// Columns of the position of each token in its document.
     pub position_ids: Range<usize>,
     /// No sample has more documents.
     pub most: usize,
+    /// What begins anew with each document.
+    pub restart: Restart,
+}
+
+/// What begins anew with each document of a sample. Rotary positions count on: attention depends on differences of
+/// positions alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restart {
+    /// Attention stays within a document, and learned positions count from its first token.
+    AttentionAndPositions,
+    /// Attention alone.
+    Attention,
+    /// Learned positions alone.
+    Positions,
 }
 
 impl SampleRow {
@@ -54,8 +66,16 @@ impl SampleRow {
     /// Up to `most` conversations one after the other: inputs and targets as in [`SampleRow::conversations`], then the
     /// position of each token in its conversation.
     pub fn packed(seq: usize, most: usize) -> SampleRow {
-        let documents = Some(DocumentColumns { position_ids: 2 * seq..3 * seq, most });
-        SampleRow { width: 3 * seq, documents, ..SampleRow::conversations(seq) }
+        SampleRow::conversations(seq).divided(most, Restart::AttentionAndPositions)
+    }
+
+    /// The same row with more columns at its end: the position of each token in its document. A sample has up to `most`
+    /// documents.
+    #[must_use]
+    pub fn divided(self, most: usize, restart: Restart) -> SampleRow {
+        let (begin, seq) = (self.width, self.inputs.len());
+        let documents = Some(DocumentColumns { position_ids: begin..begin + seq, most, restart });
+        SampleRow { width: begin + seq, documents, ..self }
     }
 
     /// The same row. Its last column is the number of inputs that are no padding.
@@ -70,7 +90,7 @@ impl SampleRow {
         let first = |columns: Range<usize>| columns.start..columns.start + seq;
         let documents = self
             .documents
-            .map(|documents| DocumentColumns { position_ids: first(documents.position_ids), most: documents.most });
+            .map(|documents| DocumentColumns { position_ids: first(documents.position_ids.clone()), ..documents });
         SampleRow { inputs: first(self.inputs), targets: first(self.targets), documents, ..self }
     }
 

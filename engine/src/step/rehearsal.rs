@@ -128,5 +128,15 @@ fn updates(region: Region) -> bool {
 
 /// The settings of a rehearsed step.
 fn rehearsed(microbatches: usize) -> StepSettings {
-    StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None, length: None }
+    StepSettings {
+        step: 0,
+        microbatches,
+        first_sample: 0,
+        learning_rate: 0.0,
+        clip: 0.0,
+        targets: None,
+        tokens: None,
+        documents: None,
+        length: None,
+    }
 }

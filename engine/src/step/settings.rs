@@ -17,18 +17,28 @@ pub struct StepSettings {
     pub clip: f32,
     /// The number of targets of the global batch that have a loss, over all ranks. `None` if all have one.
     pub targets: Option<u64>,
+    /// Tokens of the global batch that are no padding: losses of routers are means over them. `None`: all.
+    pub tokens: Option<u64>,
+    /// Documents of the global batch. `None`: each sample is one.
+    pub documents: Option<u64>,
     /// The samples have no more tokens than this: one of the [shorter lengths](crate::model::Shorter) of the model, the
     /// same on all ranks. What comes after them in a row is not read. `None`: the model's length.
     pub length: Option<usize>,
 }
 
 impl StepSettings {
-    /// The control block of a step. Its loss is the mean of `losses` losses. `ranks` have a share of its batch.
-    pub(super) fn control(&self, losses: usize, ranks: usize) -> Control {
+    /// The control block of a step. Its loss is the mean of `losses` losses. `ranks` have a share of its batch, in
+    /// microbatches of `samples` samples with `tokens` tokens in all.
+    pub(super) fn control(&self, losses: usize, ranks: usize, (samples, tokens): (usize, usize)) -> Control {
+        let microbatches = self.microbatches * ranks;
+        let counted =
+            |count: Option<u64>, of_microbatch| count.map_or((of_microbatch * microbatches) as u32, |n| n as u32);
         Control {
             first_sample: self.first_sample,
             step: self.step,
-            microbatches: (self.microbatches * ranks) as u32,
+            microbatches: microbatches as u32,
+            tokens: counted(self.tokens, tokens),
+            documents: counted(self.documents, samples),
             learning_rate: self.learning_rate,
             clip: self.clip,
             grad_scale: (1.0 / losses as f64) as f32,

@@ -9,7 +9,9 @@ use engine::regions::Mode;
 use engine::step::{Stage, StepResult, StepSettings};
 use graph_manager::{Verification, Verified};
 
-use crate::models::{Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, tiny_llama, tiny_olmo2, tiny_qwen3};
+use crate::models::{
+    Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, documents, packed, tiny_llama, tiny_olmo2, tiny_qwen3,
+};
 use crate::parity::{BF16, F32, in_small_steps, transformer};
 
 /// Four experts, of which a token passes two; the weights of these add up to 1.
@@ -417,7 +419,8 @@ fn padding_is_in_no_load_and_no_loss_of_routers_on_any_stage() {
         let shape = GptShape { layers: 4, ..tiny_shared(0.0, over) };
         let step = |run: Run, padding: i32| {
             let (batch, targets) = padded(padding);
-            let settings = StepSettings { targets: Some(targets as u64), ..run.settings(0) };
+            let counts = Some(targets as u64);
+            let settings = StepSettings { targets: counts, tokens: counts, ..run.settings(0) };
             let mut stage = run.stage(&run.device());
             assert!(stage.needs_batch(), "every stage asks for padding");
             stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
@@ -436,5 +439,64 @@ fn padding_is_in_no_load_and_no_loss_of_routers_on_any_stage() {
             let pairs: Vec<_> = numbers(&of_stage).into_iter().zip(numbers(&one)).collect();
             assert!(pairs.iter().all(|(a, b)| (a / b - 1.0).abs() < 1e-5), "{over:?}: {pairs:?}");
         }
+    }
+}
+
+/// Losses and gradient norm of a step of `shape`'s model on `rows` with so many targets, which are all its tokens, of so
+/// many documents.
+fn step_on(shape: &GptShape, row: &SampleRow, rows: &[Vec<i32>], of: Layout, counts: (u64, u64)) -> Vec<f64> {
+    let microbatches = rows.len() / shape.batch / of.data;
+    let run = || Run { microbatches, row: Some(row.clone()), ..run_of(shape, of.data, GraphOptions::default()) };
+    let step = |run: Run| {
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        let (targets, documents) = counts;
+        let settings = StepSettings {
+            targets: Some(targets),
+            tokens: Some(targets),
+            documents: Some(documents),
+            ..run.settings(0)
+        };
+        let (rank, of_rank) = (run.group.as_ref().map_or(0, |group| group.rank()), rows.len() / of.data);
+        let share = rows[rank * of_rank..][..of_rank].concat();
+        numbers(&stage.train_step(settings, Some(&HostValues::I32(share.into()))).unwrap().wait().unwrap())
+    };
+    of.on_ranks(run, step).remove(0)
+}
+
+#[test]
+fn losses_of_routers_do_not_depend_on_the_cut_into_microbatches_and_ranks_or_on_packing() {
+    let shape = GptShape { layers: 4, ..tiny_shared(0.0, BalanceGroup::Sequence) };
+    let cut = |batch: usize| GptShape { batch, ..shape.clone() };
+    let one_rank = Layout::new(1, 1, 1, 1);
+    // Each document in a row of its own, filled with padding.
+    let documents: Vec<Vec<i32>> = (0..8).flat_map(documents).collect();
+    let alone = |document: &Vec<i32>| {
+        let (mut inputs, mut targets) = ([0; SEQ], [-1; SEQ]);
+        let length = document.len() - 1;
+        inputs[..length].copy_from_slice(&document[..length]);
+        targets[..length].copy_from_slice(&document[1..]);
+        [&inputs[..], &targets, &[length as i32]].concat()
+    };
+    let rows: Vec<Vec<i32>> = documents.iter().map(alone).collect();
+    let counts = ((8 * SEQ) as u64, documents.len() as u64);
+    let padded = SampleRow::conversations(SEQ).with_padding();
+    let expected = step_on(&cut(1), &padded, &rows, one_rank, counts);
+    let HostValues::I32(values) = packed(0, 8) else { unreachable!("tokens") };
+    let packs: Vec<Vec<i32>> = values.chunks(3 * SEQ).map(|row| [row, &[SEQ as i32]].concat()).collect();
+    let row = SampleRow::packed(SEQ, SEQ).with_padding();
+    let layouts = [
+        (cut(1), one_rank),
+        (cut(4), one_rank),
+        (cut(8), one_rank),
+        (cut(2), Layout::new(1, 1, 1, 2)),
+        (cut(2), Layout::new(2, 2, 1, 1)),
+    ];
+    let in_packs = layouts.map(|(shape, layout)| step_on(&shape, &row, &packs, layout, counts));
+    let at_once = step_on(&cut(rows.len()), &padded, &rows, one_rank, counts);
+    // Loss, gradient norm, balance loss and z-loss.
+    for ours in in_packs.iter().chain([&at_once]) {
+        let close = ours.iter().zip(&expected).all(|(a, b)| (a / b - 1.0).abs() < 1e-5);
+        assert!(close, "{ours:?} and {expected:?}; packed: {in_packs:?}");
     }
 }

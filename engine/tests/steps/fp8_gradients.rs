@@ -52,6 +52,8 @@ fn settings(step: usize, learning_rate: f32) -> StepSettings {
         learning_rate,
         clip: 1.0,
         targets: None,
+        tokens: None,
+        documents: None,
         length: None,
     }
 }

@@ -165,6 +165,8 @@ fn a_momentum_that_froze_is_named_by_the_rank_that_has_it_and_the_others_run_not
                 learning_rate: 0.1,
                 clip: 1.0,
                 targets: None,
+                tokens: None,
+                documents: None,
                 length: None,
             };
             let batch = batch(Kind::Gpt, settings.first_sample, 2);

@@ -152,7 +152,8 @@ pub fn connect(announced: &Announced, rank: usize) -> Result<(TcpStream, Sender)
             match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
                 Ok(stream) => {
                     let mut sender = Sender::new(stream.try_clone()?)?;
-                    sender.send(&Message::Hello { token: announced.token, rank, host: host_name() })?;
+                    let (token, process) = (announced.token, std::process::id());
+                    sender.send(&Message::Hello { token, rank, host: host_name(), process })?;
                     return Ok((stream, sender));
                 }
                 Err(error) => tried.push(format!("{address}: {error}")),

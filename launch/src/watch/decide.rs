@@ -9,6 +9,8 @@ use super::message::{Beat, Fault};
 pub struct RankStatus {
     /// The name of its host, once it has connected.
     pub host: Option<String>,
+    /// Its process there.
+    pub process: u32,
     /// It has reported its clean end.
     pub left: bool,
     /// Its connection is closed.
@@ -52,8 +54,13 @@ pub enum Problem {
     Silent,
     /// It is rank 0, and the monitor was silent for so long that other ranks have ended.
     Absent,
-    /// It makes no progress. The ranks that wait for it.
-    Hangs(Vec<usize>),
+    /// It makes no progress.
+    Hangs {
+        /// The ranks that wait for it.
+        waiting: Vec<usize>,
+        /// Other ranks that make no progress and wait for none.
+        others: Vec<usize>,
+    },
 }
 
 impl Problem {
@@ -65,7 +72,7 @@ impl Problem {
             Problem::Failed(fault) if !fault.follows => Duration::ZERO,
             // Reports are up to a heartbeat old. A rank with an older report than the others may seem to be behind them
             // although it is not.
-            Problem::Hangs(_) => 2 * heartbeat + on_its_way,
+            Problem::Hangs { .. } => 2 * heartbeat + on_its_way,
             _ => on_its_way,
         }
     }
@@ -109,11 +116,11 @@ fn hanging(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Optio
         let quiet = Duration::from_millis(beat.quiet_ms) + row.silent;
         (quiet > limit).then_some(quiet)
     };
-    let waits_for = |rank: usize| (0..rows.len()).filter(move |&other| is_behind(rows, other, rank));
     let stuck: Vec<(usize, Duration)> =
         rows.iter().enumerate().filter_map(|(rank, row)| Some((rank, quiet(row)?))).collect();
     let most = |(rank, quiet): &&(usize, Duration)| (suspect == Some(*rank), *quiet);
-    let first = stuck.iter().filter(|(rank, _)| waits_for(*rank).next().is_none()).max_by_key(most);
+    let absent = || stuck.iter().filter(|(rank, _)| !(0..rows.len()).any(|other| is_behind(rows, other, *rank)));
+    let first = absent().max_by_key(most);
     // If all wait for each other in a circle, the one that has waited longest is named.
     let everyone = || {
         let all = stuck.len() == rows.iter().filter(|row| !row.left).count();
@@ -121,7 +128,8 @@ fn hanging(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Optio
     };
     let (rank, _) = *first.or_else(everyone)?;
     let waiting = (0..rows.len()).filter(|&other| is_behind(rows, rank, other)).collect();
-    Some(Cause { rank, problem: Problem::Hangs(waiting) })
+    let others = absent().map(|(rank, _)| *rank).filter(|&other| other != rank && first.is_some());
+    Some(Cause { rank, problem: Problem::Hangs { waiting, others: others.collect() } })
 }
 
 /// Whether `rank` has begun fewer transfers than `than` on a communicator that both use, so that `than` waits for it, or
@@ -159,16 +167,23 @@ impl Cause {
             Problem::Silent if row.host.is_none() => {
                 format!("did not join the others within {} s", seconds(row.silent))
             }
-            Problem::Silent => format!(
-                "not heard of for {} s: the process is stopped, or its node or the network is down",
-                seconds(row.silent)
-            ),
+            Problem::Silent => {
+                let others = rows.iter().enumerate().filter(|(rank, row)| {
+                    *rank != self.rank && !row.left && row.host.is_some() && row.silent > limits.step
+                });
+                let others: Vec<usize> = others.map(|(rank, _)| rank).collect();
+                format!(
+                    "not heard of for {} s{}: the process is stopped, or its node or the network is down",
+                    seconds(row.silent),
+                    others_too(", nor", &others)
+                )
+            }
             Problem::Absent => format!(
                 "not heard of for {} s by other ranks, which have ended: the process was stopped, or its node or the \
                  network was down",
                 seconds(limits.step)
             ),
-            Problem::Hangs(waiting) => {
+            Problem::Hangs { waiting, others } => {
                 let quiet = row.beat.as_ref().map_or(0, |beat| beat.quiet_ms / 1000) + seconds(row.silent);
                 let ranks: Vec<String> = waiting.iter().map(usize::to_string).collect();
                 let waiting = match ranks.len() {
@@ -181,10 +196,35 @@ impl Cause {
                     true => ("setup_timeout_seconds", limits.setup),
                     false => ("distributed_timeout_seconds", limits.step),
                 };
-                format!("no progress for {quiet} s{waiting} (parallel.{key} = {})", seconds(limit))
+                let others = others_too(", nor on", others);
+                format!("no progress for {quiet} s{others}{waiting} (parallel.{key} = {})", seconds(limit))
             }
         };
         format!("error on rank {}: {what} [{}]", self.rank, last_report(row))
+    }
+}
+
+/// Other ranks with the same fault, after these words.
+fn others_too(words: &str, ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match ranks.len() {
+        0 => String::new(),
+        1 => format!("{words} rank {}", numbers[0]),
+        _ => format!("{words} ranks {}", numbers.join(", ")),
+    }
+}
+
+/// The rank that can show the threads of the rank at fault: itself if its heart beats, else one that does on its machine.
+pub fn shows_threads(cause: &Cause, rows: &[RankStatus], limits: Limits) -> Option<usize> {
+    let row = &rows[cause.rank];
+    match cause.problem {
+        Problem::Hangs { .. } => Some(cause.rank),
+        Problem::Silent => (0..rows.len()).find(|&rank| {
+            let other = &rows[rank];
+            let speaks = !other.left && !other.closed && other.silent <= limits.step;
+            rank != cause.rank && speaks && other.host.is_some() && other.host == row.host
+        }),
+        _ => None,
     }
 }
 
@@ -257,13 +297,35 @@ mod tests {
     fn the_rank_behind_hangs_and_not_those_that_wait_for_it_longer() {
         let rows = group(&[(60, 8), (50, 7), (55, 8)]);
         let cause = decide(&rows, LIMITS, None).unwrap();
-        assert_eq!(cause, Cause { rank: 1, problem: Problem::Hangs(vec![0, 2]) });
+        assert_eq!(cause, Cause { rank: 1, problem: Problem::Hangs { waiting: vec![0, 2], others: vec![] } });
         let line = cause.line(&rows, LIMITS);
         assert_eq!(
             line,
             "error on rank 1: no progress for 50 s; ranks 0, 2 wait for it (parallel.distributed_timeout_seconds = 45) \
              [host node1, submitting a step, step 12, backward of layer 3, last collective all_reduce on data, number 7]"
         );
+    }
+
+    #[test]
+    fn all_ranks_that_others_wait_for_are_named() {
+        let mut rows = group(&[(50, 8), (60, 7), (55, 8), (47, 7), (3, 8)]);
+        let cause = decide(&rows, LIMITS, None).unwrap();
+        let line = cause.line(&rows, LIMITS);
+        let says = "error on rank 1: no progress for 60 s, nor on rank 3; ranks 0, 2, 4 wait for it (";
+        assert!(line.starts_with(says), "{line}");
+        assert_eq!(shows_threads(&cause, &rows, LIMITS), Some(1));
+
+        // Those that are silent are shown by one that is not, on the same machine.
+        for silent in [0, 1, 3] {
+            rows[silent].silent = Duration::from_secs(46 + silent as u64);
+        }
+        rows[2].host = Some("node2".into());
+        let cause = decide(&rows, LIMITS, None).unwrap();
+        let line = cause.line(&rows, LIMITS);
+        assert!(line.starts_with("error on rank 3: not heard of for 49 s, nor ranks 0, 1: the process"), "{line}");
+        assert_eq!(shows_threads(&cause, &rows, LIMITS), Some(4));
+        rows[4].closed = true;
+        assert_eq!(shows_threads(&cause, &rows, LIMITS), None);
     }
 
     #[test]
@@ -365,7 +427,7 @@ mod tests {
     fn a_rank_that_was_heard_of_before_another_went_on_is_given_time_to_be_heard_of_again() {
         let rows = group(&[(46, 100), (0, 102)]);
         let cause = decide(&rows, LIMITS, None).unwrap();
-        assert_eq!((cause.rank, &cause.problem), (0, &Problem::Hangs(vec![1])));
+        assert_eq!((cause.rank, &cause.problem), (0, &Problem::Hangs { waiting: vec![1], others: vec![] }));
         let heartbeat = Duration::from_secs(1);
         assert!(cause.problem.grace(heartbeat) > 2 * heartbeat);
         assert_eq!(decide(&group(&[(0, 103), (0, 102)]), LIMITS, None), None);

@@ -9,6 +9,7 @@ use device::{Order, Probe, Progress};
 
 use super::activity::Activity;
 use super::message::{Beat, Fault, Message, Receiver, Reply, Sender, TransferCount, Verdict};
+use super::threads::threads_of;
 use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which the rank's progress is polled.
@@ -134,6 +135,9 @@ impl Heartbeat {
 
     fn end(&self, verdict: &Verdict) -> ! {
         last_words(&verdict.line, false);
+        if let Some((_, process)) = verdict.shows.filter(|(rank, _)| *rank == self.rank) {
+            last_words(&threads_of(verdict.rank, process), true);
+        }
         if verdict.rank == self.rank {
             end_process(verdict.code);
         }

@@ -49,6 +49,8 @@ pub enum Message {
         rank: usize,
         /// The name of its host.
         host: String,
+        /// Its process there.
+        process: u32,
     },
     /// The rank's progress.
     Beat(Beat),
@@ -121,6 +123,9 @@ pub struct Verdict {
     pub line: String,
     /// The rank at fault exits by itself. It should exit first, so that its exit code is the one that the launcher sees.
     pub alive: bool,
+    /// The rank that shows the threads of the rank at fault, and the process of that rank, if any can. Both are on one
+    /// machine.
+    pub shows: Option<(usize, u32)>,
 }
 
 /// The longest time for the operating system to accept a line.
@@ -270,7 +275,7 @@ mod tests {
         let mut receiver = Receiver::of_stranger(receiver);
         let line = |message: &Message| serde_json::to_string(message).unwrap() + "\n";
         let token = Token::random();
-        let hello = Message::Hello { token, rank: 3, host: "node".into() };
+        let hello = Message::Hello { token, rank: 3, host: "node".into(), process: 1 };
         let error = "x".repeat(100_000);
         let fault = Message::Fault(Fault { code: 3, error, follows: false });
         let text = line(&hello) + &line(&Message::Goodbye);
@@ -316,7 +321,7 @@ mod tests {
     #[test]
     fn a_token_is_not_printed() {
         let token = Token::random();
-        let hello = Message::Hello { token, rank: 0, host: String::new() };
+        let hello = Message::Hello { token, rank: 0, host: String::new(), process: 1 };
         assert!(!format!("{hello:?}").contains(&token.to_text()));
         assert_eq!(Token::parse(&token.to_text()), Some(token));
         assert!(token != Token::random());

@@ -15,6 +15,7 @@ mod message;
 mod monitor;
 pub mod ranks_file;
 pub mod settings;
+mod threads;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

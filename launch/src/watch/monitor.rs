@@ -5,9 +5,10 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::decide::{Cause, Limits, Problem, RankStatus, decide};
+use super::decide::{Cause, Limits, Problem, RankStatus, decide, shows_threads};
 use super::message::{Message, Receiver, Reply, Sender, Token, Verdict};
 use super::ranks_file::RanksFile;
+use super::threads::threads_of;
 use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which all connections are polled.
@@ -145,9 +146,12 @@ impl Monitor {
         let (messages, closed) = stranger.receiver.receive();
         let mut messages = messages.into_iter();
         match messages.next() {
-            Some(Message::Hello { token, rank, host }) if token == self.token && rank < self.statuses.len() => {
+            Some(Message::Hello { token, rank, host, process })
+                if token == self.token && rank < self.statuses.len() =>
+            {
                 let Ok(sender) = stranger.receiver.trust() else { return };
                 self.statuses[rank].host = Some(host);
+                self.statuses[rank].process = process;
                 self.statuses[rank].closed = closed;
                 self.connections[rank] = Some((stranger.receiver, sender));
                 messages.for_each(|message| self.record(rank, message));
@@ -199,7 +203,13 @@ impl Monitor {
         last_words(&line, true);
         self.file.iter().for_each(|file| file.tell(&self.statuses));
         let alive = matches!(cause.problem, Problem::Failed(_));
-        self.send_all(&Reply::Verdict(Verdict { rank: cause.rank, code: cause.code(), line: line.clone(), alive }));
+        let process = self.statuses[cause.rank].process;
+        let shows = shows_threads(cause, &self.statuses, self.limits).map(|rank| (rank, process));
+        let verdict = Verdict { rank: cause.rank, code: cause.code(), line, alive, shows };
+        if shows.is_some_and(|(rank, _)| rank == 0) {
+            last_words(&threads_of(cause.rank, process), true);
+        }
+        self.send_all(&Reply::Verdict(verdict));
         if cause.rank == 0 {
             end_process(cause.code());
         }
@@ -231,9 +241,13 @@ mod tests {
         let cause = |rank, problem| Cause { rank, problem };
         let (second, mut suspicion) = (Duration::from_secs(1), Suspicion::default());
         let mut held = |cause: Option<Cause>| suspicion.held(cause.as_ref(), second).as_secs();
-        let hangs = |rank| Some(cause(rank, Problem::Hangs(vec![])));
+        let hangs = |rank| Some(cause(rank, Problem::Hangs { waiting: vec![], others: vec![] }));
         assert_eq!((held(hangs(1)), held(hangs(1))), (1, 2));
-        assert_eq!(held(Some(cause(1, Problem::Hangs(vec![0])))), 3, "whoever waits for it");
+        assert_eq!(
+            held(Some(cause(1, Problem::Hangs { waiting: vec![0], others: vec![] }))),
+            3,
+            "whoever waits for it"
+        );
         assert_eq!((held(hangs(0)), held(Some(cause(0, Problem::Died)))), (1, 1));
         assert_eq!((held(hangs(0)), held(None), held(hangs(0))), (1, 1, 1));
     }
@@ -275,7 +289,7 @@ mod tests {
         let mut silent = TcpStream::connect(address).unwrap();
         let mut rank = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
         accept_until(&mut monitor, |monitor| monitor.strangers.len() == 2);
-        rank.send(&Message::Hello { token, rank: 0, host: "node".into() }).unwrap();
+        rank.send(&Message::Hello { token, rank: 0, host: "node".into(), process: 1 }).unwrap();
         accept_until(&mut monitor, |monitor| monitor.connections[0].is_some());
         monitor.accept(HELLO - POLL);
         assert_eq!(monitor.strangers.len(), 1, "there is time left");
@@ -297,9 +311,9 @@ mod tests {
         accept_until(&mut monitor, |monitor| monitor.strangers.len() == STRANGERS);
         assert!(strangers[..5].iter_mut().all(is_closed), "the oldest made room");
         let mut wrong = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
-        wrong.send(&Message::Hello { token: Token::random(), rank: 0, host: "node".into() }).unwrap();
+        wrong.send(&Message::Hello { token: Token::random(), rank: 0, host: "node".into(), process: 1 }).unwrap();
         let mut rank = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
-        rank.send(&Message::Hello { token, rank: 0, host: "node".into() }).unwrap();
+        rank.send(&Message::Hello { token, rank: 0, host: "node".into(), process: 1 }).unwrap();
         accept_until(&mut monitor, |monitor| monitor.connections[0].is_some());
         assert_eq!(monitor.statuses[0].host.as_deref(), Some("node"));
     }
@@ -311,7 +325,7 @@ mod tests {
         let ranks: Vec<Sender> = (0..2)
             .map(|rank| {
                 let mut sender = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
-                sender.send(&Message::Hello { token, rank, host: "node".into() }).unwrap();
+                sender.send(&Message::Hello { token, rank, host: "node".into(), process: 1 }).unwrap();
                 sender
             })
             .collect();

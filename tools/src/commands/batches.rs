@@ -70,6 +70,10 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         let rule = "the file has windows of text, in which every token is a target";
         return Err(UserError::new("trainer batches with data.sft", rule, "leave --sft out").into());
     }
+    if let Some(key) = plan.config.data.divides() {
+        let rule = "the file has windows of text, in which documents are not told apart";
+        return Err(UserError::new(format!("trainer batches with {key}"), rule, "leave it out").into());
+    }
     let train = &plan.config.train;
     let files = [
         Some(("--output", &request.output, Split::Train)),

@@ -161,6 +161,13 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
     // Every set is read at the model's length.
     plan.buckets = BucketPlan::default();
     plan.keeps_losses = !request.multiple_choice.is_empty();
+    if let (true, false, Some(key)) = (plan.keeps_losses, request.data.is_empty(), plan.config.data.divides()) {
+        return Err(UserError::new(
+            format!("eval with {key}, data and --multiple-choice"),
+            "questions have rows of another form",
+            "evaluate data and questions in two calls",
+        ));
+    }
     if plan.keeps_losses {
         // All rows have one form: that of choices. Conversations that are not packed have the same loss.
         plan.config.data.sft_packing = 1;

@@ -93,6 +93,8 @@ impl Case {
             learning_rate: 1e-2,
             clip: 1.0,
             targets: None,
+            tokens: None,
+            documents: None,
             length: None,
         };
         let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2, &Staging::default());

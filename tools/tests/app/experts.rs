@@ -107,6 +107,37 @@ fn a_mixture_has_the_losses_of_one_rank_in_every_layout() {
 }
 
 #[test]
+fn padding_changes_no_loss_of_routers_however_the_step_is_cut() {
+    let answers = ["b", "bcdefghijklmnopqrstuvwxyz", "bcd", "bcdefghij", "bc", "bcdefghijklmnopq", "b", "bcdefg"];
+    let line = |answer: &&str| format!("{{\"prompt\": \"a\", \"completion\": \"{answer}\"}}\n");
+    let of = |ranks: usize, flags: &str| {
+        let folder = Folder::new("experts-padding");
+        std::fs::write(folder.path("chats.jsonl"), answers.iter().map(line).collect::<String>()).unwrap();
+        let data = format!("--sft --data-path {} --split 1", folder.path("chats.jsonl").display());
+        let model = MIXTURE.replace("--moe-z-loss-coeff 1e-3", "--moe-z-loss-coeff 0.1");
+        let dropout = "--hidden-dropout 0 --attention-dropout 0";
+        let line = format!("{model} {data} {dropout} --seq-length 128 --eval-interval 0 --steps 1 {flags}");
+        expect(&run(ranks, &folder.0, &line), 0, &["done: loss"]);
+        losses(&folder)[0]
+    };
+    // With weights near zero all logits are: in each of two layers the logarithm of the sum is ln 4.
+    let [_, balance, z_loss] = of(1, "--init-std 1e-6");
+    let expected = 0.1 * 2.0 * 4f64.ln().powi(2);
+    assert!((z_loss / expected - 1.0).abs() < 1e-4 && (balance / 0.02 - 1.0).abs() < 1e-4, "{balance} {z_loss}");
+    let whole = of(1, "--init-std 0.3 --micro-batch-size 8");
+    for (ranks, cut) in [
+        (1, "--micro-batch-size 1"),
+        (1, "--micro-batch-size 2"),
+        (2, "--micro-batch-size 2"),
+        (1, "--sft-packing 8 --micro-batch-size 1 --global-batch-size 1"),
+    ] {
+        let ours = of(ranks, &format!("--init-std 0.3 {cut}"));
+        let close = ours.iter().zip(&whole).all(|(a, b)| (a / b - 1.0).abs() < 1e-4);
+        assert!(close, "{cut}: {ours:?} and {whole:?}");
+    }
+}
+
+#[test]
 fn data_parallel_ranks_share_a_balance_loss_over_the_global_batch() {
     let flags = |rest: &str| flags(&format!("--moe-router-load-balancing-type global_aux_loss {rest}"));
     let line = |rest: &str| flags(rest).replace("--moe-router-load-balancing-type seq_aux_loss ", "");

@@ -137,6 +137,8 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
                 learning_rate: 0.0,
                 clip: 0.0,
                 targets: None,
+                tokens: None,
+                documents: None,
                 length: None,
             };
             let loss = stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss;

@@ -57,6 +57,22 @@ fn launch_ends_ranks_that_are_all_stopped_and_says_so() {
 }
 
 #[test]
+fn ranks_that_mpirun_starts_from_its_threads_are_no_strangers_to_it() {
+    let folder = Folder::new("launch-threads");
+    std::fs::create_dir_all(folder.path("log")).unwrap();
+    // The launcher looks for strangers in half of the time for set-up.
+    let flags = "--steps 5 --setup-timeout-seconds 4 --distributed-timeout-seconds 4";
+    let mut command = trainer(&folder.0, &["launch", "-n", "2"], flags);
+    // By default mpirun does so from 33 ranks on.
+    command.env("OMPI_MCA_odls_base_num_threads", "2");
+    // Rank 1 waits for ever before MPI's start, and rank 0 waits for it there.
+    break_file(&mut command, &folder.0, &folder.path("log/rank-1.jsonl"), &Fault::Hangs(1));
+    let output = command.output().unwrap();
+    expect(&output, 3, &["error on rank 0: the ranks have not all joined within 4 s"]);
+    assert!(!printed(&output).contains("held up"), "{}", printed(&output));
+}
+
+#[test]
 fn a_mistake_is_reported_once_and_before_mpirun_starts() {
     let folder = Folder::new("launch-mistakes");
     for (ranks, flags, part) in [

@@ -28,6 +28,7 @@ mod directions;
 mod disk_shim;
 mod distributed_run;
 mod doctor;
+mod document_ends;
 mod documents;
 mod earlier_format;
 mod eval;

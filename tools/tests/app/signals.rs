@@ -3,7 +3,8 @@
 use std::os::unix::process::ExitStatusExt;
 
 use crate::harness::{
-    Folder, bits, checkpoint, expect, metrics, output_of, rank_ids, run, saved, signal, signals, start, wait_for,
+    Folder, bits, checkpoint, expect, metrics, output_of, printed, rank_ids, run, saved, signal, signals, start,
+    wait_for,
 };
 
 /// Goes on for three steps after a run that was asked to end, and compares with one that never was.
@@ -39,6 +40,30 @@ fn a_signal_to_one_of_two_ranks_ends_both_after_the_same_step() {
     signal(ranks[1], "TERM");
     expect(&output_of(child), 0, &["asked to end: stops after step", "saved"]);
     assert_goes_on(&folder, 2);
+}
+
+#[test]
+fn an_exit_that_is_due_saves_ends_all_ranks_with_0_and_says_why() {
+    let interval = Folder::new("exit-interval");
+    let flags = "--steps 1000000 --save-interval 0 --exit-interval 4";
+    expect(&run(1, &interval.0, flags), 0, &["train.exit_interval = 4: stops after step 4 of 1000000, saved"]);
+    // The same command goes on to the next one.
+    expect(&run(1, &interval.0, flags), 0, &["at step 4", "train.exit_interval = 4: stops after step 8 of "]);
+    // It is no change of the run, and changes no bit of it.
+    let last = "--steps 10 --exit-duration-in-mins 60 --exit-interval 1000";
+    let output = run(1, &interval.0, last);
+    expect(&output, 0, &["at step 8", "done: loss"]);
+    assert!(!printed(&output).contains("train.exit"), "{}", printed(&output));
+    let unbroken = Folder::new("exit-unbroken");
+    expect(&run(1, &unbroken.0, "--steps 10"), 0, &["done: loss"]);
+    assert_eq!((metrics(&interval.0), bits(&interval.0, 10)), (metrics(&unbroken.0), bits(&unbroken.0, 10)));
+
+    // Two seconds, set-up among them.
+    let duration = Folder::new("exit-duration");
+    let flags = "--steps 1000000 --save-interval 0 --exit-duration-minutes 0.033";
+    let output = run(2, &duration.0, flags);
+    expect(&output, 0, &["train.exit_duration_minutes = 0.033 are over: stops after step ", ", saved"]);
+    assert_eq!(saved(&duration.0), [metrics(&duration.0).len()]);
 }
 
 #[test]

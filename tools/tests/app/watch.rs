@@ -100,8 +100,11 @@ fn each_rank_that_is_stopped_ends_all_once_it_is_not_heard_of() {
         let ids = rank_ids(&child);
         heartbeats_pass(&ids);
         signal(ids[stopped], "STOP");
-        let line = root_cause(&ended(child, &ids), &[4], &[]);
+        let output = ended(child, &ids);
+        let line = root_cause(&output, &[4], &[]);
         assert_places(&line);
+        let threads = format!("threads of rank {stopped}, process {}: main stopped", ids[stopped]);
+        assert!(printed(&output).contains(&threads), "{threads:?} is not in {}", printed(&output));
         assert!(line.starts_with(&format!("error on rank {stopped}: not heard of for ")), "{line}");
     }
 }
@@ -123,6 +126,9 @@ fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_be
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let output = ended(child, &[]);
         let line = root_cause(&output, &[3, 4], &[waits, "distributed_timeout_seconds = 6"]);
+        let (text, begin) = (printed(&output), format!("threads of rank {hangs}, process "));
+        let threads = text.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{begin}: {text}"));
+        assert!(["main in ", "heartbeat ", "signals in "].iter().all(|name| threads.contains(name)), "{threads}");
         assert!(line.starts_with(&format!("error on rank {hangs}: no progress for ")), "{layout}: {line}");
         for part in ["[host ", " step ", "last collective "] {
             assert!(line.contains(part), "{part:?} is not in {line:?}");

@@ -11,8 +11,15 @@ use crate::config::by_key;
 const WITHOUT_EFFECT: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
 
 /// Settings of other sections that change no number.
-const ALSO_WITHOUT_EFFECT: [&str; 5] =
-    ["train.device", "train.threads", "train.eval_interval", "train.eval_steps", "train.early_stop_patience"];
+const ALSO_WITHOUT_EFFECT: [&str; 7] = [
+    "train.device",
+    "train.threads",
+    "train.eval_interval",
+    "train.eval_steps",
+    "train.early_stop_patience",
+    "train.exit_interval",
+    "train.exit_duration_minutes",
+];
 
 /// A setting before and after. `None` is unset.
 #[derive(Clone, Debug, PartialEq, Serialize)]

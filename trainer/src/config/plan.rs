@@ -1,18 +1,18 @@
 //! The checked plan of a run. All validation happens here, before any other work.
 
 use common::{Mistakes, UserError};
-use data::{DataError, Source, Split};
+use data::{DataConfig, DataError, Source, Split};
 use device::ops::Documents;
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
-use engine::model::{Architecture, SampleRow, TensorParallel, gpt_part};
+use engine::model::{Architecture, Restart, SampleRow, TensorParallel, gpt_part};
 use launch::watch::WatchSettings;
 use parallel::Axis;
 
 use crate::config::activation_plan::PrintedActivations;
 use crate::config::batch_plan::BatchPlan;
 use crate::config::bucket_plan::BucketPlan;
-use crate::config::checks::{at_least, at_most, within};
+use crate::config::checks::{at_least, at_most, require, within};
 pub use crate::config::evaluation_plan::EvaluationPlan;
 use crate::config::evaluation_plan::{check_samples, check_validation};
 use crate::config::freeze_plan::FrozenNames;
@@ -25,7 +25,7 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, RunConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -173,7 +173,13 @@ impl RunPlan {
                 SampleRow::packed(shape.seq, self.config.data.sft_packing + 1).with_padding()
             }
             ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq).with_padding(),
-            ModelPlan::Gpt(shape) => SampleRow::tokens(shape.seq),
+            ModelPlan::Gpt(shape) => match (self.config.data.divides(), restart(&self.config.data)) {
+                (None, _) => SampleRow::tokens(shape.seq),
+                (Some(_), None) => SampleRow::conversations(shape.seq),
+                (Some(_), Some(restart)) => {
+                    SampleRow::conversations(shape.seq).divided(shape.seq.min(Documents::MOST), restart)
+                }
+            },
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
         }
     }
@@ -224,6 +230,16 @@ fn with_rates(mut config: RunConfig, rate: &LearningRate) -> RunConfig {
     config
 }
 
+/// What begins anew with each document in a sample of text.
+fn restart(data: &DataConfig) -> Option<Restart> {
+    match (data.reset_attention_mask, data.reset_position_ids) {
+        (true, true) => Some(Restart::AttentionAndPositions),
+        (true, false) => Some(Restart::Attention),
+        (false, true) => Some(Restart::Positions),
+        (false, false) => None,
+    }
+}
+
 /// The layers of a rank.
 fn stage_layers(model: &ModelPlan, parallel: &ParallelPlan, rank: usize) -> StageLayers {
     let ParallelPlan { blocks, recomputed_blocks, .. } = parallel;
@@ -240,6 +256,10 @@ fn check_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
         let (rule, fix) = ("a run has more than 0 epochs", "set train.epochs = 1");
         mistakes.keep(within("train.epochs", epochs, epochs > 0.0, rule, fix));
     }
+    if let Some(minutes) = config.train.exit_duration_minutes {
+        let (rule, fix) = ("a run takes more than 0 minutes", "set train.exit_duration_minutes = 235, or leave it out");
+        mistakes.keep(within("train.exit_duration_minutes", minutes, minutes > 0.0, rule, fix));
+    }
     mistakes.keep(at_least("logging.interval", config.logging.interval, 1));
     mistakes.keep(at_least("logging.trace_steps", config.logging.trace_steps, 1));
     mistakes.keep(within(
@@ -249,6 +269,15 @@ fn check_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
         "a share is above 0 and at most 1",
         "set data.split = 0.9",
     ));
+    let (model, data) = (&config.model, &config.data);
+    let needs_distances = restart(data) == Some(Restart::Positions) && model.position != PositionEmbedding::Learned;
+    mistakes.keep(require(!needs_distances, || {
+        UserError::new(
+            format!("data.reset_position_ids with model.position = \"{}\"", model.position),
+            "learned positions can begin anew with each document; attention over the whole sample needs its distances",
+            "add data.reset_attention_mask (--reset-attention-mask), or leave it out",
+        )
+    }));
     mistakes.keep(at_least("data.sft_packing", config.data.sft_packing, 1));
     mistakes.keep(at_most("data.sft_packing", config.data.sft_packing, Documents::MOST - 1));
     mistakes.keep(at_least("train.threads", config.train.threads.unwrap_or(1), 1));

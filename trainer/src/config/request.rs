@@ -2,12 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::config::RunConfig;
 
 /// The training run that a command line asks for.
 #[derive(Clone, Debug)]
 pub struct TrainRequest {
+    /// The time at which this process read its command line.
+    pub began: Instant,
     /// The resolved configuration.
     pub config: RunConfig,
     /// Print the plan and stop.

@@ -277,6 +277,8 @@ section!(TrainConfig {
     eval_interval: usize,
     eval_steps: usize,
     early_stop_patience: usize,
+    exit_interval: usize,
+    exit_duration_minutes: Option<f64>,
     threads: Option<usize>,
 });
 

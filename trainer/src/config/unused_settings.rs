@@ -101,10 +101,16 @@ const RULES: &[Rule] = &[
     ),
     (&["data.group_by_length"], |run| run.buckets.shorter().is_empty(), "without data.seq_length_buckets (--seq-length-buckets) all steps have the same length"),
     (&["data.seq_length_buckets"], |run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1, "its one length is that of the model"),
+    (&["data.reset_attention_mask"], |run| !run.config.model.attention, "without attention a token sees itself alone"),
+    (
+        &["data.reset_position_ids"],
+        |run| run.config.model.position != PositionEmbedding::Learned,
+        "the model has no learned positions, and attention within documents depends on distances alone",
+    ),
     (&["data.raw_tokens"], |run| data::forms(&run.config.data) == (true, false), "it is for token files, and the data are text"),
     (
         &["data.end_of_text"],
-        |run| data::forms(&run.config.data) == (false, true),
+        |run| data::forms(&run.config.data) == (false, true) && run.config.data.divides().is_none(),
         "token files mark where documents end; only `trainer sample` uses it",
     ),
     (&["optimizer.betas"], |run| !reads(run, "betas"), FOR_ADAMW),

@@ -173,11 +173,11 @@ impl LossSum {
         let share = plan.batch.share_of_global(first, plan.parallel.data_rank(rank));
         let batch =
             if stage.needs_batch() { Some(batch(source, &plan.sample_row(), share, samples.end)?) } else { None };
-        let targets = source.targets(Split::Validation, first, count)?;
-        let targets = targets.unwrap_or((count * plan.size.losses_per_sample) as u64);
+        let counts = source.counts(Split::Validation, first, count)?;
+        let targets = counts.map_or((count * plan.size.losses_per_sample) as u64, |counts| counts.targets);
         let length = plan.length_of(source, Split::Validation, first, count)?;
         let index = first as usize / global;
-        let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, Some(targets)) };
+        let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, counts) };
         self.total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss * targets as f64;
         self.targets += targets;
         Ok(())

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use data::{Accuracy, Asked, MultipleChoice};
 use device::HostValues;
-use engine::step::Stage;
+use engine::step::{Stage, StepSettings};
 use serde::Serialize;
 
 use crate::config::batch_plan::BatchShare;
@@ -125,7 +125,7 @@ fn own_sums(
             HostValues::I32(values.into())
         });
         let targets = questions.targets(first..rows.min(first + plan.batch.global));
-        let settings = step_settings(&plan.optimizer, index, share, Some(targets));
+        let settings = StepSettings { targets: Some(targets), ..step_settings(&plan.optimizer, index, share, None) };
         let pending = stage.evaluate(settings, batch.as_ref())?;
         let losses = stage.losses(share.microbatches)?;
         pending.wait()?;

@@ -159,20 +159,27 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 
 /// Random samples for a rank's share of a step.
 fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
-    let values = plan.batch.microbatches() * plan.batch.micro * plan.sample_row().width;
+    let row = plan.sample_row();
+    let values = plan.batch.microbatches() * plan.batch.micro * row.width;
+    // A sample is one document, without padding.
+    let position_ids = row.documents.map_or(0..0, |documents| documents.position_ids);
     match &plan.model {
         ModelPlan::Gpt(shape) => {
-            let token = |x: f32| (x * shape.vocab as f32) as i32 % shape.vocab as i32;
+            let token = |at: usize, x: f32| match at % row.width {
+                column if position_ids.contains(&column) => (column - position_ids.start) as i32,
+                column if row.real == Some(column) => shape.seq as i32,
+                _ => (x * shape.vocab as f32) as i32 % shape.vocab as i32,
+            };
             HostValues::I32(random_array(staging, values, token))
         }
-        ModelPlan::Mlp(_) => HostValues::F32(random_array(staging, values, |x| 2.0 * x - 1.0)),
+        ModelPlan::Mlp(_) => HostValues::F32(random_array(staging, values, |_, x| 2.0 * x - 1.0)),
     }
 }
 
-/// An array of `value(x)` for random `x` in [0, 1).
-fn random_array<T: Element>(staging: &Staging, count: usize, value: impl Fn(f32) -> T) -> HostArray<T> {
+/// An array of `value(at, x)` for random `x` in [0, 1).
+fn random_array<T: Element>(staging: &Staging, count: usize, value: impl Fn(usize, f32) -> T) -> HostArray<T> {
     let Ok(array) = staging.array(count, |values: &mut [T]| {
-        (0..).zip(values).for_each(|(i, to)| *to = value(uniform(1, i)));
+        values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, uniform(1, at as u64)));
         Ok::<(), Infallible>(())
     });
     array

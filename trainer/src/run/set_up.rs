@@ -2,7 +2,7 @@
 
 use common::UserError;
 use common::format::bytes;
-use data::{Source, new_tokens};
+use data::{SampleCounts, Source, new_tokens};
 use device::Device;
 use engine::model::{GptShape, TensorParallel};
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
@@ -237,16 +237,23 @@ pub fn recorded_stage(
     Ok(stage)
 }
 
-/// The host's settings for a step on a rank's share of a batch. `targets` of the whole batch have a loss; `None`: all. Its
-/// samples have the model's length.
-pub fn step_settings(optimizer: &OptimizerPlan, step: usize, share: BatchShare, targets: Option<u64>) -> StepSettings {
+/// The host's settings for a step on a rank's share of a batch. `counts` are those of the whole batch; `None`: all targets
+/// have a loss. Its samples have the model's length.
+pub fn step_settings(
+    optimizer: &OptimizerPlan,
+    step: usize,
+    share: BatchShare,
+    counts: Option<SampleCounts>,
+) -> StepSettings {
     StepSettings {
         step: step as u32,
         microbatches: share.microbatches,
         first_sample: share.first_sample,
         learning_rate: optimizer.learning_rate.at(step) as f32,
         clip: optimizer.clip,
-        targets,
+        targets: counts.map(|counts| counts.targets),
+        tokens: counts.map(|counts| counts.tokens),
+        documents: counts.map(|counts| counts.documents),
         length: None,
     }
 }

@@ -104,6 +104,7 @@ pub fn train(
         (Some(session), Some(trace)) => {
             match Trainer::start(plan, group, device, (source, sets, samples), session, trace, &mut stage)? {
                 Some(mut trainer) => {
+                    trainer.began = request.began;
                     trainer.run()?;
                     Some(trainer.finish(request.graph_report.as_deref())?)
                 }
@@ -138,6 +139,8 @@ struct Trainer<'r> {
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
+    /// The time at which it read its command line.
+    began: Instant,
     /// The steps and samples submitted so far, those of earlier processes included.
     progress: Progress,
     /// The last submitted step, if the host has not waited for it yet.
@@ -217,6 +220,7 @@ impl<'r> Trainer<'r> {
             graphs_told: BTreeSet::new(),
             report,
             first_step,
+            began: Instant::now(),
             progress,
             in_flight,
             last_end,
@@ -233,10 +237,10 @@ impl<'r> Trainer<'r> {
             self.write_samples_if_due()?;
             let new = self.session.saved()?;
             self.prune(new);
-            let stop = self.must_stop();
-            let saved = self.save_if_due(stop, best)?;
-            if stop && self.progress.step < self.plan.steps {
-                self.say_why_stopped(saved);
+            let stop = self.stops();
+            let saved = self.save_if_due(stop.is_some(), best)?;
+            if let Some(why) = stop.filter(|_| self.progress.step < self.plan.steps) {
+                self.say_why_stopped(&why, saved);
                 break;
             }
         }
@@ -257,9 +261,9 @@ impl<'r> Trainer<'r> {
     fn settings(&self, samples: usize) -> Result<StepSettings, RunError> {
         let (plan, consumed) = (self.plan, self.progress.samples);
         let share = plan.batch.share_after(consumed, plan.parallel.data_rank(self.group.rank));
-        let targets = self.source.targets(Split::Train, consumed, samples)?;
+        let counts = self.source.counts(Split::Train, consumed, samples)?;
         let length = plan.length_of(&*self.source, Split::Train, consumed, samples)?;
-        Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, targets) })
+        Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, counts) })
     }
 
     /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device,

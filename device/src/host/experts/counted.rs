@@ -32,3 +32,8 @@ impl Counted<'_> {
         }
     }
 }
+
+/// The first token of a token's document.
+pub(super) fn first_token(positions: &[i32], token: usize) -> usize {
+    token.saturating_sub(positions[token] as usize)
+}

@@ -1,6 +1,6 @@
 //! The load of experts.
 
-use super::counted::Counted;
+use super::counted::{Counted, first_token};
 use crate::host::view;
 use crate::ops::{CountLoad, Status, UpdateSelectionBias};
 
@@ -13,6 +13,13 @@ pub(crate) fn count_load(op: &CountLoad) {
     }
     let (k, tokens) = (op.chosen.shape.last(), op.chosen.shape.rows());
     let counted = Counted::new(op.real.as_ref(), tokens);
+    if let Some(positions) = op.position_ids.as_ref().map(view::read::<i32>) {
+        for (token, chosen) in chosen.chunks(k).enumerate().filter(|(token, _)| counted.counts(*token)) {
+            let of_document = &mut load[first_token(positions, token) * experts..][..experts];
+            chosen.iter().for_each(|expert| of_document[*expert as usize] += 1.0);
+        }
+        return;
+    }
     let (mut counts, mut token) = (vec![0u32; experts], 0);
     for (chosen, load) in chosen.chunks((chosen.len() / groups).max(1)).zip(load.chunks_mut(experts)) {
         counts.fill(0);

@@ -1,6 +1,6 @@
 //! The choice of each token's experts, and its gradient.
 
-use super::counted::Counted;
+use super::counted::{Counted, first_token};
 use crate::host::math::{exp, sigmoid};
 use crate::host::{Pool, view};
 use crate::ops::{Balance, Control, Route, RouteBackward, Router, Score, ZLoss};
@@ -71,13 +71,12 @@ pub(crate) fn route_backward(op: &RouteBackward, pool: &Pool) {
     let (logits, chosen) = (view::read::<f32>(&op.logits), view::read::<i32>(&op.chosen));
     let grad_weights = view::read::<f32>(&op.grad_weights);
     let control: Control = view::read_block(&op.control);
-    // Targets over microbatches.
-    let of_losses = 1.0 / (control.grad_scale * control.inverse_loss_scale * control.microbatches as f32);
+    // The number of targets.
+    let of_losses = 1.0 / (control.grad_scale * control.inverse_loss_scale);
     let of_gradients = op.adds_gradient.then_some(of_losses * control.grad_scale);
     let counted = Counted::new(op.real.as_ref(), tokens);
-    let balance = op.balance.map(|balance| Weighed::new(&balance, &counted, tokens));
-    // The z-loss is a mean over tokens.
-    let of_z = |token: usize| if counted.counts(token) { 1.0 / counted.of_group(token, 1) } else { 0.0 };
+    let balance = op.balance.as_ref().map(|balance| Weighed::new(balance, &counted, (tokens, k), &control));
+    let of_z = |token: usize| if counted.counts(token) { 1.0 / control.tokens as f32 } else { 0.0 };
     let of_token = |token: usize| &logits[token * experts..][..experts];
     pool.for_each_chunk(view::write::<f32>(&op.grad_logits), TOKENS * experts, |chunk, grads| {
         let (mut of_experts, mut grad_scores) = (vec![0.0; experts], vec![0.0; experts]);
@@ -145,24 +144,38 @@ fn through_weights(router: &Router, scores: &[f32], chosen: &[i32], grad_weights
 struct Weighed<'b> {
     of: Balance,
     load: &'b [f32],
+    positions: Option<&'b [i32]>,
     counted: &'b Counted<'b>,
+    /// Of the microbatch, and the experts of a token.
     tokens: usize,
+    per_token: usize,
+    control: &'b Control,
 }
 
 impl Weighed<'_> {
-    fn new<'b>(of: &Balance, counted: &'b Counted<'b>, tokens: usize) -> Weighed<'b> {
-        Weighed { of: *of, load: view::read::<f32>(&of.load), counted, tokens }
+    fn new<'b>(
+        of: &'b Balance,
+        counted: &'b Counted<'b>,
+        (tokens, per_token): (usize, usize),
+        control: &'b Control,
+    ) -> Weighed<'b> {
+        let positions = of.position_ids.as_ref().map(view::read::<i32>);
+        Weighed { of: *of, load: view::read::<f32>(&of.load), positions, counted, tokens, per_token, control }
     }
 
     /// The loads of a token's group, and the factor of `load * p`.
     fn load(&self, token: usize, experts: usize) -> (&[f32], f32) {
         let groups = self.load.len() / experts;
-        let load = &self.load[token / (self.tokens / groups) * experts..][..experts];
+        let group = self.positions.map_or(token / (self.tokens / groups), |positions| first_token(positions, token));
+        let load = &self.load[group * experts..][..experts];
         let total: f32 = load.iter().sum();
-        let of_token = match self.counted.counts(token) && total > 0.0 {
-            true => 1.0 / (groups as f32 * self.counted.of_group(token, groups) * total),
-            false => 0.0,
+        // The groups of the step, and the tokens of this one.
+        let (groups, tokens) = match self.positions {
+            Some(_) => (self.control.documents as f32, total / self.per_token as f32),
+            None => ((self.control.microbatches as usize * groups) as f32, self.counted.of_group(token, groups)),
         };
+        let counts = self.counted.counts(token) && total > 0.0;
+        let of_token = if counts { 1.0 / (groups * tokens * total) } else { 0.0 };
         (load, self.of.multiplier * experts as f32 * of_token)
     }
 

@@ -1,17 +1,20 @@
 //! The load of experts: how many pairs each has.
 
-use super::route::check_real;
+use super::route::{check_documents, check_real};
 use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// `load[group, e] (+)= pairs of the group's tokens with expert e`. The groups are of equal size, one after the other. With one
-/// column more than there are experts, the last counts dropped pairs.
+/// `load[group, e] (+)= pairs of the group's tokens with expert e`. The groups are of equal size, one after the other, or
+/// documents. With one column more than there are experts, the last counts dropped pairs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CountLoad {
     /// `(tokens, k)`, i32: the expert of each pair.
     pub chosen: Tensor,
     /// `(sequences)`, i32: the tokens that each sequence begins with and that count. `None` if all do.
     pub real: Option<Tensor>,
+    /// `(tokens)`, i32: the position of each token in its document, if groups are documents. `load` then has a row for
+    /// each token. That of a document's first token is the document's, the others are 0.
+    pub position_ids: Option<Tensor>,
     /// `(groups, experts)`, f32: whole numbers.
     pub load: Tensor,
     /// Adds to `load` instead of overwriting it.
@@ -29,15 +32,22 @@ impl Operation for CountLoad {
         ensure_shape(Self::NAME, "load", &self.load, &[groups, self.load.shape.last()])?;
         ensure(Self::NAME, groups > 0 && tokens.is_multiple_of(groups), || {
             format!("{tokens} tokens cannot be in {groups} groups of equal size")
+        })?;
+        check_documents(Self::NAME, self.position_ids.as_ref(), tokens, groups)?;
+        ensure(Self::NAME, self.position_ids.is_none() || !self.accumulate, || {
+            "loads of documents are not added to others".into()
         })
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.chosen], [self.load]).reads(self.real).reads(self.accumulate.then_some(self.load))
+        Accesses::new([self.chosen], [self.load])
+            .reads(self.real)
+            .reads(self.position_ids)
+            .reads(self.accumulate.then_some(self.load))
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.chosen, &mut self.real, &mut self.load]);
+        visit_all(visit, [&mut self.chosen, &mut self.real, &mut self.position_ids, &mut self.load]);
     }
 }
 

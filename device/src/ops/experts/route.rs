@@ -82,14 +82,30 @@ pub(super) fn check_real(op: &'static str, real: Option<&Tensor>, tokens: usize)
     })
 }
 
-/// The balance loss of a router (Fedus et al., 2021). Tokens are in groups of equal size: the microbatch, or its
-/// sequences. With `E` experts, a group's loss is `multiplier * E * sum over experts of f p`. Here `f` is the expert's
+/// Fails unless `position_ids`, if there are any, has a number for each token, and so many `groups` are one for each.
+pub(super) fn check_documents(
+    op: &'static str,
+    position_ids: Option<&Tensor>,
+    tokens: usize,
+    groups: usize,
+) -> Result<()> {
+    let Some(position_ids) = position_ids else { return Ok(()) };
+    ensure_dtype(op, "position_ids", position_ids, DType::I32)?;
+    ensure_elements(op, "position_ids", position_ids, tokens)?;
+    ensure(op, groups == tokens, || format!("{groups} groups for documents, needs a row for each of {tokens} tokens"))
+}
+
+/// The balance loss of a router (Fedus et al., 2021). Tokens are in groups: the microbatch, its sequences, or documents
+/// of any size. With `E` experts, a group's loss is `multiplier * E * sum over experts of f p`. Here `f` is the expert's
 /// share of the group's load, and `p` the mean over the group's tokens of its score, divided by the sum of the token's
-/// scores. The loss is the mean over groups; each token has a part of it. See [`RouteBackward::control`] for one more factor.
+/// scores. The loss is the mean over the step's microbatches of the mean over groups, or the mean
+/// over the step's documents; each token has a part of it. See [`RouteBackward::control`] for one more factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
     /// `(groups, experts)`, f32: the pairs of each expert; see [`CountLoad`](super::CountLoad).
     pub load: Tensor,
+    /// Of the [`CountLoad`](super::CountLoad), if groups are documents.
+    pub position_ids: Option<Tensor>,
     /// The factor of the loss.
     pub multiplier: f32,
     /// `(tokens)`, f32, written: the loss of each token.
@@ -98,7 +114,7 @@ pub struct Balance {
 
 impl Visit for Balance {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.load, &mut self.losses]);
+        visit_all(visit, [&mut self.load, &mut self.position_ids, &mut self.losses]);
     }
 }
 
@@ -116,14 +132,14 @@ pub struct RouteBackward {
     pub grad_weights: Tensor,
     /// The balance loss, if there is one.
     pub balance: Option<Balance>,
-    /// The z-loss, if there is one: the mean over tokens of `multiplier * logsumexp(logits)^2`.
+    /// The z-loss, if there is one: the mean over the step's tokens of `multiplier * logsumexp(logits)^2`.
     pub z_loss: Option<ZLoss>,
     /// `(sequences)`, i32: the tokens that each sequence begins with and that are no padding. Only they have losses.
     /// `None` if there is no padding. Groups are then all tokens, or sequences.
     pub real: Option<Tensor>,
-    /// u8, a [`Control`]. The step's loss is a mean over targets, but these losses are means over
-    /// its microbatches. So both are multiplied by targets over microbatches. Like every loss their gradients have the
-    /// factor `grad_scale`.
+    /// u8, a [`Control`] with the numbers of tokens, documents and microbatches. The step's loss is a sum divided by its
+    /// targets, and these losses are other means. So both are multiplied by the number of targets. Like every loss
+    /// their gradients have the factor `grad_scale`.
     pub control: Tensor,
     /// The gradients of both losses are added. Of ranks that compute parts of one gradient, one adds them.
     pub adds_gradient: bool,
@@ -143,7 +159,7 @@ impl Operation for RouteBackward {
         ensure_dtype(Self::NAME, "control", &self.control, DType::U8)?;
         ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())?;
         ZLoss::check(self.z_loss, Self::NAME, tokens)?;
-        let Some(Balance { load, losses, .. }) = &self.balance else { return Ok(()) };
+        let Some(Balance { load, position_ids, losses, .. }) = &self.balance else { return Ok(()) };
         ensure_dtype(Self::NAME, "load", load, DType::F32)?;
         let groups = load.shape.rows();
         ensure_shape(Self::NAME, "load", load, &[groups, experts])?;
@@ -151,7 +167,8 @@ impl Operation for RouteBackward {
             format!("{tokens} tokens cannot be in {groups} groups of equal size")
         })?;
         let sequences = self.real.map_or(groups, |real| real.elements());
-        ensure(Self::NAME, groups == 1 || groups == sequences, || {
+        check_documents(Self::NAME, position_ids.as_ref(), tokens, groups)?;
+        ensure(Self::NAME, position_ids.is_some() || groups == 1 || groups == sequences, || {
             format!("{groups} groups of {sequences} sequences with padding, needs 1 or {sequences}")
         })?;
         ensure_dtype(Self::NAME, "losses", losses, DType::F32)?;
@@ -161,6 +178,7 @@ impl Operation for RouteBackward {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.logits, self.chosen, self.grad_weights, self.control], [self.grad_logits])
             .reads(self.balance.map(|balance| balance.load))
+            .reads(self.balance.and_then(|balance| balance.position_ids))
             .reads(self.real)
             .writes(self.balance.map(|balance| balance.losses))
             .writes(self.z_loss.map(|z_loss| z_loss.losses))

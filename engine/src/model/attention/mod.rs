@@ -144,7 +144,7 @@ struct SavedQkv {
 
 impl BlockPart for CausalAttention {
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
-        let Samples { record, documents, .. } = samples;
+        let (record, documents) = (samples.record, samples.apart());
         let (batch, seq) = self.ranks.tokens;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.ranks)?;

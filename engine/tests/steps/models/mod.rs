@@ -328,6 +328,8 @@ impl Run {
             learning_rate: self.learning_rate,
             clip: self.clip,
             targets: None,
+            tokens: None,
+            documents: None,
             length: None,
         }
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::iter;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use common::escape::toml_strings;
@@ -169,6 +170,7 @@ pub(crate) fn request_from(
         ));
     }
     TrainRequest {
+        began: Instant::now(),
         config,
         dry_run: matches.get_flag("dry-run"),
         check_graphs: matches.get_flag("check-graphs"),

@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(in_lines, named.len());
         assert!(error.each.iter().all(|line| line.starts_with("--") && line.contains(". Fix: ")), "{error}");
         assert!(
-            ["--lr-decay-samples", "--decoupled-lr", "--exit-duration-in-mins"].iter().all(|flag| named.contains(flag)),
+            ["--lr-decay-samples", "--decoupled-lr", "--tiktoken-pattern"].iter().all(|flag| named.contains(flag)),
             "{error}"
         );
         let mut left = Vec::new();

@@ -15,9 +15,6 @@ const ONE_WAY: &str = "the trainer has one way to do this";
 const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
 const LOSS_SCALE: &str = "only fp16 needs loss scaling, and the trainer has no fp16";
 const COLLECTOR: &str = "there is no garbage collector";
-const CAUSAL: &str = "a token sees all tokens before it in its sample, across documents, and every token has a loss";
-const STOP: &str = "a run ends after train.steps steps, or after the step in which a signal comes, with a checkpoint";
-const BY_SIGNAL: &str = "leave it out and send SIGUSR1, as schedulers do before a time limit; a smaller --steps would also end the decay of the learning rate";
 const LOGS: &str = "metrics.jsonl has a line for every step; TensorBoard's files go into logging.dir too";
 const WANDB: &str = "--wandb writes files into logging.dir, and the client of Weights & Biases, if Python has it, reads its own variables";
 const WITHIN_CHECKPOINT: &str = "a checkpoint always holds weights, optimizer and the place in the data";
@@ -180,8 +177,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("external-cuda-graph", Refused(&[], OWN_GRAPHS, "--enable-cuda-graph")),
     ("adam-beta1", SetsItem("optimizer.betas", 0)),
     ("adam-beta2", SetsItem("optimizer.betas", 1)),
-    ("exit-interval", Refused(&[], STOP, BY_SIGNAL)),
-    ("exit-duration-in-mins", Refused(&[], STOP, BY_SIGNAL)),
     ("lr-decay-iters", Refused(&[], "a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
     ("lr-decay-samples", Refused(&[], "a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
     ("decoupled-lr", Refused(&[], RATE_OF_GROUPS, DECOUPLED)),
@@ -192,9 +187,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("use-checkpoint-opt-param-scheduler", Refused(&[], "a resumed run has the schedule of its options, and says what changed", "leave it out, and give the options as before")),
     ("embedding-init-method-std", Refused(&[], "embeddings start like other matrices", "--init-std for all")),
     ("init-method-xavier-uniform", Refused(&[], "matrices start from a normal distribution", "--init-std")),
-    ("reset-position-ids", Refused(&[], CAUSAL, "leave it out")),
-    ("reset-attention-mask", Refused(&[], CAUSAL, "leave it out")),
-    ("eod-mask-loss", Refused(&[], CAUSAL, "leave it out")),
     ("vocab-file", Refused(&[], TOKENIZERS, "--tokenizer; token files need none")),
     ("merge-file", Refused(&[], TOKENIZERS, "--tokenizer; token files need none")),
     ("tiktoken-pattern", Refused(&[], TOKENIZERS, "--tokenizer; token files need none")),

@@ -28,19 +28,30 @@ pub(super) fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<Strin
 }
 
 impl Trainer<'_> {
-    /// Whether the run ends now, because any rank was asked to end or cannot continue, or the validation loss does not fall
-    /// any more. All ranks call it together.
-    pub(super) fn must_stop(&self) -> bool {
-        let ends = stops_early(self.plan, &self.validated).is_some();
-        self.group.control.any(self.group.stop.is_asked() || self.report.must_stop() || ends)
+    /// Why the run ends now, if it does: any rank was asked to end or cannot continue, the validation loss does not fall any
+    /// more, or an exit is due. All ranks call it together. Rank 0 knows the reason.
+    pub(super) fn stops(&self) -> Option<String> {
+        let why = match self.report.must_stop() {
+            true => Some(String::new()),
+            false => stops_early(self.plan, &self.validated).or_else(|| self.exit_due()).map(|why| why + ": "),
+        };
+        let stops = self.group.control.any(self.group.stop.is_asked() || why.is_some());
+        stops.then(|| why.unwrap_or_else(|| "asked to end: ".into()))
     }
 
-    pub(super) fn say_why_stopped(&self, saved: bool) {
-        let why = match stops_early(self.plan, &self.validated) {
-            _ if self.report.must_stop() => String::new(),
-            Some(why) => format!("{why}: "),
-            None => "asked to end: ".into(),
-        };
+    /// The exit that is due after this step. All ranks go by the clock of rank 0.
+    fn exit_due(&self) -> Option<String> {
+        let (train, step) = (&self.plan.config.train, self.progress.step);
+        if train.exit_interval > 0 && step.is_multiple_of(train.exit_interval) {
+            return Some(format!("train.exit_interval = {}", train.exit_interval));
+        }
+        let minutes = train.exit_duration_minutes.filter(|_| self.group.rank == 0)?;
+        let is_over = self.began.elapsed().as_secs_f64() >= 60.0 * minutes;
+        is_over.then(|| format!("train.exit_duration_minutes = {minutes} are over"))
+    }
+
+    /// Says why the run ended before its last step.
+    pub(super) fn say_why_stopped(&self, why: &str, saved: bool) {
         let state = match (saved, self.report.has_diverged()) {
             (true, _) => "saved",
             (_, true) => "not saved",

@@ -18,6 +18,7 @@ struct CountLoadArgs {
     load: u64,
     counts: u64,
     real: u64,
+    position_ids: u64,
     pairs: u32,
     experts: u32,
     parts: u32,
@@ -47,6 +48,7 @@ pub(in crate::cuda::ops) fn count_load(op: &CountLoad, queue: &Queue<'_>) -> Res
         load: op.load.address,
         counts: queue.scratch,
         real: op.real.map_or(0, |real| real.address),
+        position_ids: op.position_ids.map_or(0, |ids| ids.address),
         pairs: pairs as u32,
         experts: experts as u32,
         parts: parts as u32,
@@ -54,6 +56,9 @@ pub(in crate::cuda::ops) fn count_load(op: &CountLoad, queue: &Queue<'_>) -> Res
         length: (op.chosen.elements() / op.real.map_or(1, |real| real.elements())) as u32,
         k: op.chosen.shape.last() as u32,
     };
+    if op.position_ids.is_some() {
+        return queue.launch_block("count_load_of_documents", Grid::line(groups, THREADS), &block);
+    }
     let grid = Grid { blocks: (groups as u32, parts as u32, 1), threads: THREADS, shared: 0 };
     queue.launch_block("count_load", grid, &block)?;
     if parts == 1 { Ok(()) } else { queue.launch_block("add_loads", Grid::line(groups, THREADS), &block) }

@@ -124,8 +124,7 @@ struct SavedExperts {
     /// `(rows, 2 ffn)`.
     pre: Tensor,
     output: Option<DropoutSite>,
-    /// Of the microbatch's samples.
-    real: Option<Tensor>,
+    samples: Samples,
     shared: Option<Saved>,
 }
 
@@ -147,7 +146,7 @@ impl ExpertFeedForward {
         needs_output: bool,
     ) -> Result<FirstHalf> {
         let input = self.ranks.gather_rows(cx, "all_normed", stored(&normed))?;
-        let routed = self.router.forward(cx, input, samples.real)?;
+        let routed = self.router.forward(cx, input, samples)?;
         // If graphs have this half, they have the order of rows only if it is named too.
         let order = match cx.policy().names(GraphModule::ROW_ORDER) {
             true => Some(self.router.sort(cx, &routed)?),
@@ -183,7 +182,7 @@ impl ExpertFeedForward {
             Some((output, saved)) => (*output, Some(saved.clone())),
             None => (None, None),
         };
-        Ok((SavedExperts { routed: *routed, order, pre, output, real: samples.real, shared }, also))
+        Ok((SavedExperts { routed: *routed, order, pre, output, samples, shared }, also))
     }
 
     /// A buffer for the activated rows `(rows, ffn)`.
@@ -280,7 +279,7 @@ impl Halves for ExpertFeedForward {
         let &[normed, input, grad_delta, grad_weights, grad_rows] = left else {
             unreachable!("the second half leaves five tensors")
         };
-        let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.real)?;
+        let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.samples)?;
         let grad_normed = self.ranks.tensor(cx, "grad_normed_2", input.shape.last(), input.dtype)?;
         // One sum of both, rounded once.
         let rows = saved.order.rows;

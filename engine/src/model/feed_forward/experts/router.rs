@@ -13,6 +13,7 @@ use super::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 use crate::layer_partition::StageLayers;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::expert_loads::SelectionBias;
+use crate::model::hidden::Samples;
 use crate::model::loss_term::LossTerm;
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -126,9 +127,8 @@ impl RouterLayer {
         }
     }
 
-    /// Chooses the experts of each token of `input`, `(batch, seq, hidden)`. `real` is
-    /// [`Samples::real`](crate::model::Samples::real).
-    pub(super) fn forward(&self, cx: &mut StepContext<'_>, input: Tensor, real: Option<Tensor>) -> Result<Routed> {
+    /// Chooses the experts of each token of `input`, `(batch, seq, hidden)`.
+    pub(super) fn forward(&self, cx: &mut StepContext<'_>, input: Tensor, samples: Samples) -> Result<Routed> {
         let (tokens, experts, k) = (input.shape.rows(), self.weight.weight.shape.rows(), self.per_token);
         let exact = in_f32(cx, input)?;
         let logits = cx.tensor("router_logits", [tokens, experts], DType::F32)?;
@@ -141,7 +141,7 @@ impl RouterLayer {
                 let kept = cx.tensor("kept_experts", [tokens, k], DType::I32)?;
                 let weights = (capacity.keeps == Keeps::HighestWeights).then_some(weights);
                 let capacity = capacity.choices(tokens * k, experts);
-                cx.run(LimitLoad { chosen, weights, real, experts, capacity, kept })?;
+                cx.run(LimitLoad { chosen, weights, real: samples.real, experts, capacity, kept })?;
                 kept
             }
             None => chosen,
@@ -163,22 +163,22 @@ impl RouterLayer {
     }
 
     /// The gradient of the input by way of the choice, `(tokens, hidden)` in f32, from `grad_weights`, that of
-    /// [`Routed::weights`]. `real` is [`Samples::real`](crate::model::Samples::real). Also computes the gradient of the
-    /// parameter, and adds up the router's losses and loads. A forward may run twice, so it is done here.
+    /// [`Routed::weights`]. Also computes the gradient of the parameter, and adds up the router's losses and loads. A
+    /// forward may run twice, so it is done here.
     pub(super) fn backward(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
         routed: &Routed,
         grad_weights: Tensor,
-        real: Option<Tensor>,
+        samples: Samples,
     ) -> Result<Tensor> {
         let &Routed { logits, chosen, kept, .. } = routed;
-        let (tokens, weight) = (logits.shape.rows(), self.weight.weight);
+        let (tokens, weight, real) = (logits.shape.rows(), self.weight.weight, samples.real);
         if let Some(load) = self.load {
-            cx.run(CountLoad { chosen: kept, real, load, accumulate: true })?;
+            cx.run(CountLoad { chosen: kept, real, position_ids: None, load, accumulate: true })?;
         }
-        let (balance, z_loss) = (self.balance(cx, chosen, real)?, self.z_loss(cx, tokens)?);
+        let (balance, z_loss) = (self.balance(cx, chosen, samples)?, self.z_loss(cx, tokens)?);
         let grad_logits = cx.tensor("grad_router_logits", logits.shape, DType::F32)?;
         let (router, control, adds_gradient) = (self.router, self.control, self.adds_gradient);
         let op = RouteBackward {
@@ -209,13 +209,14 @@ impl RouterLayer {
         Ok(grad_input)
     }
 
-    fn balance(&self, cx: &mut StepContext<'_>, chosen: Tensor, real: Option<Tensor>) -> Result<Option<Balance>> {
+    fn balance(&self, cx: &mut StepContext<'_>, chosen: Tensor, samples: Samples) -> Result<Option<Balance>> {
         let Some((BalanceLoss { multiplier, over }, _)) = self.balance else { return Ok(None) };
-        let groups = match over {
-            BalanceGroup::Microbatch | BalanceGroup::GlobalBatch => 1,
-            BalanceGroup::Sequence => self.sequences,
-        };
         let tokens = chosen.shape.rows();
+        let (groups, position_ids) = match (over, samples.apart()) {
+            (BalanceGroup::Microbatch | BalanceGroup::GlobalBatch, _) => (1, None),
+            (BalanceGroup::Sequence, None) => (self.sequences, None),
+            (BalanceGroup::Sequence, Some(documents)) => (tokens, Some(documents.position_ids)),
+        };
         let load = cx.tensor("expert_load", [groups, self.weight.weight.shape.rows()], DType::F32)?;
         match (over, self.load) {
             // This microbatch has been counted, like those before it.
@@ -225,10 +226,10 @@ impl RouterLayer {
                     cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ranks.clone(), load))?;
                 }
             }
-            _ => cx.run(CountLoad { chosen, real, load, accumulate: false })?,
+            _ => cx.run(CountLoad { chosen, real: samples.real, position_ids, load, accumulate: false })?,
         }
         let losses = cx.tensor("balance_losses", [tokens], DType::F32)?;
-        Ok(Some(Balance { load, multiplier: multiplier as f32, losses }))
+        Ok(Some(Balance { load, position_ids, multiplier: multiplier as f32, losses }))
     }
 
     fn z_loss(&self, cx: &mut StepContext<'_>, tokens: usize) -> Result<Option<ZLoss>> {

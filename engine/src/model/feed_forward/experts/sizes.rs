@@ -24,7 +24,7 @@ pub struct Experts {
     pub bias_update_rate: Option<f64>,
     /// The loss that keeps the experts' loads equal, if there is one.
     pub balance: Option<BalanceLoss>,
-    /// The z-loss of the router is this times the mean square of its logits' logsumexp; f32 in kernels. 0: there is none.
+    /// The z-loss of the router is this times the mean square of its logits' logsumexp, over all tokens of a step; f32 in kernels. 0: there is none.
     pub z_loss_multiplier: f64,
 }
 
@@ -75,7 +75,7 @@ pub struct BalanceLoss {
 pub enum BalanceGroup {
     /// Those of a microbatch.
     Microbatch,
-    /// Those of each sequence.
+    /// Those of each sequence, or of each document if a sequence has several.
     Sequence,
     /// Those of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
     GlobalBatch,
