@@ -4,7 +4,7 @@
 use common::choice;
 use device::ops::{CountQuantized, Fill, Fp8Matrix, QuantizeCounts, QuantizeSource};
 use device::{Area, DType, Device, Readback, Result, Stream, Tensor};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::regions::Mode;
 use crate::step_policy::StepContext;
@@ -152,7 +152,7 @@ impl PendingCounts {
 pub(crate) type LossSums = [[f32; 3]; KINDS];
 
 /// The losses of all tensors of a kind in a step, as shares of their values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Losses {
     /// Values beyond the largest number of the type.
     pub saturated: f64,
@@ -161,7 +161,7 @@ pub struct Losses {
 }
 
 /// The losses of all 8-bit copies of a step, over all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fp8Losses {
     /// Inputs of linear layers.
     pub input: Losses,

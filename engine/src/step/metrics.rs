@@ -8,7 +8,7 @@ use crate::regions::Mode;
 use device::ops::Status;
 use device::{Area, DType, Device, Readback, Stream, Tensor};
 use graph_manager::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The numbers that a step leaves for the host, on the device. They lie in one area, so that one copy has them all.
 #[derive(Clone)]
@@ -102,7 +102,7 @@ pub struct StepResult {
 }
 
 /// The tokens of each expert of a block in a step, over all ranks.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockLoad {
     /// The block, by its number in the whole model.
     pub block: usize,

@@ -211,6 +211,12 @@ impl Card {
         (self.memory_gib * GIB) as usize
     }
 
+    /// Bytes that a recommended layout leaves free: a 32nd. The driver's memory for graphs is not counted, and predictions
+    /// are off by a few percent.
+    pub fn headroom(&self) -> usize {
+        self.room() / 32
+    }
+
     /// Bytes that libraries take on a rank with so many communicators.
     pub(super) fn taken(&self, communicators: usize) -> usize {
         ((self.libraries.process_gib + communicators as f64 * self.libraries.communicator_gib) * GIB) as usize

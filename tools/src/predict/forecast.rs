@@ -55,8 +55,10 @@ impl Memory {
 /// Whether a rank's memory fits a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// It does.
+    /// It does, and leaves [`Card::headroom`].
     Fits,
+    /// It does, and leaves so many bytes, which are less than that.
+    Tightly(usize),
     /// It does not: so many bytes are missing.
     Lacks(usize),
 }
@@ -172,9 +174,10 @@ fn result(plan: &RunPlan, card: &Card, memory: Vec<Memory>, simulation: Simulati
 }
 
 fn fit(needed: usize, card: &Card) -> Fit {
-    match needed.checked_sub(card.room()) {
-        None | Some(0) => Fit::Fits,
-        Some(lacks) => Fit::Lacks(lacks),
+    match card.room().checked_sub(needed) {
+        None => Fit::Lacks(needed - card.room()),
+        Some(left) if left < card.headroom() => Fit::Tightly(left),
+        Some(_) => Fit::Fits,
     }
 }
 

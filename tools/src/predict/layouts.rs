@@ -33,7 +33,7 @@ pub struct Found {
     pub allowed: usize,
     /// Those of them that were recorded whole.
     pub recorded: usize,
-    /// The fastest that fit, the fastest first.
+    /// The fastest that fit, the fastest first. If none leaves the headroom, those that leave less.
     pub best: Vec<(RunPlan, Forecast)>,
 }
 
@@ -60,6 +60,7 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     let order = |roughly: &Roughly| (lacks(roughly), roughly.seconds);
     ranked.sort_by(|(a, _), (b, _)| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal));
     let (mut best, mut recorded, mut least) = (Vec::new(), 0, None);
+    let mut tight = Vec::new();
     // The first may all lack memory that the estimate does not see. Then those follow that fit by a margin.
     let limit = PATIENCE * search.most.max(BATCH);
     let rest = ranked.split_off(limit.min(ranked.len()));
@@ -76,9 +77,13 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
             recorded += 1;
             match forecast.fit {
                 Fit::Fits => best.push((plan.clone(), forecast)),
+                Fit::Tightly(_) => tight.push((plan.clone(), forecast)),
                 Fit::Lacks(lacks) => least = Some(least.map_or(lacks, |least: usize| least.min(lacks))),
             }
         }
+    }
+    if best.is_empty() {
+        best = tight;
     }
     if best.is_empty() {
         return Err(none_fits(search, allowed, least.unwrap_or(0)).into());

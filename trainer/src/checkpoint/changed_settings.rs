@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use crate::config::by_key;
@@ -22,7 +22,7 @@ const ALSO_WITHOUT_EFFECT: [&str; 7] = [
 ];
 
 /// A setting before and after. `None` is unset.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// In the run that wrote the checkpoint.
     pub was: Option<Value>,

@@ -11,7 +11,7 @@ use common::fit::width;
 use common::format::count;
 use engine::fp8::Fp8Losses;
 use engine::step::BlockLoad;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::checkpoint::ChangedSettings;
@@ -20,12 +20,12 @@ use crate::report::logs::tell;
 use crate::report::step_file::StepFile;
 
 /// The numbers of a step, as in `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The number of steps done after this one, as checkpoints count them: the first step is 1.
     pub step: usize,
     /// Settings that changed with this step: in the first step after a run went on with others.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed_settings: ChangedSettings,
     /// Samples trained on after this step, over all ranks.
     pub samples: u64,
@@ -33,10 +33,11 @@ pub struct StepMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seq_length: Option<usize>,
     /// Mean loss over the global batch, nats.
+    #[serde(deserialize_with = "or_nan")]
     pub loss: f64,
     /// Likewise the terms that training adds to it, by name. They are not part of `loss`.
     #[serde(flatten)]
-    pub added: BTreeMap<&'static str, f64>,
+    pub added: BTreeMap<String, f64>,
     /// The largest load of an expert over the mean load of its block's experts, in the block with the largest such number;
     /// left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,12 +46,13 @@ pub struct StepMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_choices: Option<f64>,
     /// The tokens of each expert, by block, in steps that have a line of their own.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_loads: Vec<BlockLoad>,
     /// Gradient norm before clipping.
+    #[serde(deserialize_with = "or_nan")]
     pub grad_norm: f32,
     /// Updates skipped up to this step, because of gradients that were not finite or of spikes; left out while there are none.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u32,
     /// Learning rate.
     pub lr: f64,
@@ -75,11 +77,16 @@ pub struct StepMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_perplexity: Option<f64>,
     /// Mean losses on the further validation data, by name, if an evaluation followed this step.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_sets: BTreeMap<String, f64>,
     /// The losses of 8-bit copies, if the step measured them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<Fp8Losses>,
+}
+
+/// For serde: a number that is not finite is null in JSON.
+fn or_nan<'d, D: Deserializer<'d>, T: Deserialize<'d> + From<f32>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(|| f32::NAN.into()))
 }
 
 /// For serde; it passes a reference.
@@ -188,6 +195,19 @@ impl MetricsFile {
         line.push(b'\n');
         self.lines.write(&line)
     }
+}
+
+/// The metrics of a folder after the first of `steps`, up to the last. Damaged lines are left out.
+///
+/// # Errors
+/// Operating system errors.
+pub(crate) fn between(folder: &Path, steps: Range<u64>) -> std::io::Result<Vec<StepMetrics>> {
+    let mut all = Vec::new();
+    for line in BufReader::new(open_file(&folder.join(METRICS))?).split(b'\n') {
+        all.extend(serde_json::from_slice::<StepMetrics>(&line?).ok());
+    }
+    all.retain(|metrics| (steps.start + 1..=steps.end).contains(&(metrics.step as u64)));
+    Ok(all)
 }
 
 /// The last step of a metrics file; 0 if it has none.

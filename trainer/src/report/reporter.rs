@@ -179,7 +179,7 @@ impl<'p> Reporter<'p> {
             samples: progress.samples,
             seq_length: (!self.buckets.shorter().is_empty()).then(|| length.unwrap_or(self.size.losses_per_sample)),
             loss: result.loss,
-            added: result.added.clone(),
+            added: result.added.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
             expert_imbalance: result.expert_loads.iter().map(BlockLoad::imbalance).reduce(f64::max),
             dropped_choices: result
                 .expert_loads

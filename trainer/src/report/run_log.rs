@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::config::LoggingConfig;
-use crate::report::metrics::{MetricsFile, StepMetrics};
+use crate::report::metrics::{MetricsFile, StepMetrics, between};
 use crate::report::samples::{SamplesFile, StepSamples};
 use crate::report::tensorboard::EventFile;
 use crate::report::wandb::History;
@@ -20,7 +20,8 @@ pub struct RunLog {
 
 impl RunLog {
     /// Creates the files in `logging.dir`, or continues them after `step` steps. `carried` are lines of metrics that the
-    /// checkpoint has. Rows for Weights & Biases also go to its `client`, if there is one.
+    /// checkpoint has. Rows for Weights & Biases also go to its `client`, if there is one. Steps that have metrics and no row
+    /// get one.
     ///
     /// # Errors
     /// Operating system errors.
@@ -28,7 +29,7 @@ impl RunLog {
         logging: &LoggingConfig,
         step: usize,
         carried: &[u8],
-        client: Option<Client>,
+        mut client: Option<Client>,
     ) -> std::io::Result<RunLog> {
         let folder = Path::new(&logging.dir);
         let metrics = match step {
@@ -36,7 +37,13 @@ impl RunLog {
             _ => MetricsFile::resume(folder, step, carried)?,
         };
         let events = logging.tensorboard.then(|| EventFile::create(folder, step)).transpose()?;
-        let history = logging.wandb.then(|| History::open(folder, step)).transpose()?;
+        let mut history = logging.wandb.then(|| History::open(folder, step)).transpose()?;
+        if let (Some(history), 1..) = (&mut history, step) {
+            for metrics in between(folder, history.last_step()..step as u64)? {
+                let row = history.write(&metrics)?;
+                client.iter_mut().for_each(|client| client.send(&row));
+            }
+        }
         let samples = logging.sample_prompts.as_ref().map(|_| SamplesFile::open(folder, step)).transpose()?;
         Ok(RunLog { metrics, events, history, client, samples })
     }
@@ -91,5 +98,41 @@ impl RunLog {
             client.finish();
         }
         self.history.as_mut().map_or(Ok(()), History::finish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::config::ConfigSources;
+    use crate::report::metrics::METRICS;
+    use crate::report::wandb::HISTORY;
+
+    #[test]
+    fn steps_that_a_full_disk_kept_from_the_history_get_their_rows_when_the_run_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sources = ConfigSources::default();
+        sources.set("logging.dir", &format!("{:?}", folder.path()), "test").unwrap();
+        sources.set("logging.wandb", "true", "test").unwrap();
+        let logging = sources.resolve().logging;
+        let line = |step: usize, loss: &str| {
+            format!(
+                "{{\"step\":{step},\"samples\":8,\"loss\":{loss},\"z_loss\":0.5,\"grad_norm\":1.0,\"lr\":0.1,\"tokens_per_s\":9.0,\
+                 \"tflops\":1.0,\"mfu\":null,\"step_ms\":2.0,\"host_ms\":1.0,\"data_wait_ms\":0.0,\"memory_bytes\":7}}\n"
+            )
+        };
+        let all = [(1, "1.5"), (2, "2.5"), (3, "null"), (4, "4.5"), (5, "5.5")];
+        let metrics: String = all.iter().map(|(step, loss)| line(*step, loss)).collect();
+        std::fs::write(folder.path().join(METRICS), metrics).unwrap();
+        std::fs::write(folder.path().join(HISTORY), "{\"_step\":1,\"_runtime\":3.0,\"train/loss\":1.5}\n{\"_st").unwrap();
+        drop(RunLog::open(&logging, 4, b"", None).unwrap());
+        let rows = std::fs::read_to_string(folder.path().join(HISTORY)).unwrap();
+        let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+        let losses: Vec<(u64, Option<f64>)> =
+            rows.iter().map(|row| (row["_step"].as_u64().unwrap(), row["train/loss"].as_f64())).collect();
+        assert_eq!(losses, [(1, Some(1.5)), (2, Some(2.5)), (3, None), (4, Some(4.5))]);
+        assert_eq!((&rows[1]["train/z_loss"], &rows[1]["memory/bytes"]), (&0.5.into(), &7.0.into()));
     }
 }

@@ -43,6 +43,11 @@ impl History {
         Ok(History { file: BufWriter::new(file), summary, summary_path, began: Instant::now(), before })
     }
 
+    /// The last step that has a row; 0 before the first.
+    pub fn last_step(&self) -> u64 {
+        self.summary.get("_step").and_then(Value::as_u64).unwrap_or(0)
+    }
+
     /// Adds a step, and returns its row.
     ///
     /// # Errors

@@ -52,7 +52,8 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "recompute": config.recompute.granularity,
         "micro_batch_size": config.train.micro_batch_size,
         "microbatches": plan.batch.microbatches(),
-        "fits": forecast.fit == Fit::Fits,
+        "fits": !matches!(forecast.fit, Fit::Lacks(_)),
+        "leaves_headroom": forecast.fit == Fit::Fits,
         "memory_bytes": most(forecast),
         "memory_of_stages": forecast.memory.iter().map(memory).collect::<Vec<_>>(),
         "step_ms": forecast.step * 1e3,
@@ -70,9 +71,17 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
     let mut page = heading(plan, card, node, found);
     page.push_str(&table(&found.best));
     page.push_str("\nThe first of them\n");
-    if let Fit::Lacks(lacks) = forecast.fit {
-        let (room, lacks) = (bytes(card.room()), bytes(lacks));
-        page.push_str(&format!("  does NOT FIT: {lacks} more than the {room} of {}\n", card.name));
+    let (room, headroom) = (bytes(card.room()), bytes(card.headroom()));
+    match forecast.fit {
+        Fit::Fits => {}
+        Fit::Tightly(left) => page.push_str(&format!(
+            "  fits TIGHTLY: {} of the {room} of {} stay free, with {headroom} graphs and small errors have room\n",
+            bytes(left),
+            card.name
+        )),
+        Fit::Lacks(lacks) => {
+            page.push_str(&format!("  does NOT FIT: {} more than the {room} of {}\n", bytes(lacks), card.name));
+        }
     }
     page.push_str(&format!("  flags     {}\n", flags(plan).join(" ")));
     page.push_str(&format!(
@@ -98,7 +107,7 @@ const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
 x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed; MFU:
 share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides. The driver's own memory
-for graphs is not counted.
+for graphs is not counted: layouts leave a 32nd of a GPU's memory free for it, if any does.
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
