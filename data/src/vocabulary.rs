@@ -22,6 +22,8 @@ pub(crate) struct Configured {
 }
 
 impl Configured {
+    /// Opens the tokenizer, and adds the tokens.
+    ///
     /// # Errors
     /// A tokenizer or a chat template that cannot be read; a tokenizer that takes no tokens.
     pub(crate) fn open(data: &DataConfig) -> Result<Configured, UserError> {

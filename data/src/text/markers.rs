@@ -1,5 +1,5 @@
-//! The markers that a chat template writes around messages, such as `<|im_end|>`. A model learns to end an answer with a
-//! marker if that is a token. A tokenizer cuts other markers in pieces, and nothing stops at these.
+//! The markers that a chat template writes around messages, such as `<|im_end|>`. A model learns to end an answer with
+//! a marker if that is a token. A tokenizer cuts other markers in pieces, and nothing stops at these.
 
 use std::ops::Range;
 
@@ -28,7 +28,8 @@ fn missing(template: &ChatTemplate, tokenizer: &Tokenizer) -> Vec<String> {
     }
 }
 
-/// The markers of a template: of a built-in one those of its family, of others all of the form `<|...|>` in a conversation.
+/// The markers of a template: of a built-in one those of its family, of others all of the form `<|...|>` in a
+/// conversation.
 fn markers(template: &ChatTemplate) -> Vec<String> {
     if let Some(built_in) = BuiltIn::of_source(template.source()) {
         return built_in.markers.iter().map(|marker| marker.to_string()).collect();
@@ -44,8 +45,8 @@ fn markers(template: &ChatTemplate) -> Vec<String> {
     markers
 }
 
-/// Compares the markers of a template with the tokenizer that was opened as `opened`. Returns a line about those that are
-/// read in pieces, if the model can end its answers without them.
+/// Compares the markers of a template with the tokenizer that was opened as `opened`. Returns a line about those that
+/// are read in pieces, if the model can end its answers without them.
 ///
 /// # Errors
 /// The template ends an answer with a marker that is no token, or is one that is built in for other tokenizers.
@@ -95,8 +96,8 @@ pub(crate) fn add(template: &ChatTemplate, opened: &str, tokenizer: Tokenizer) -
     let line = match missing.is_empty() {
         true => format!("data.add_special_tokens adds none: all markers of the chat template are tokens of {opened}"),
         false => format!(
-            "{opened} gets the special tokens {}. Their rows begin as the mean of those of all other tokens, if training \
-             starts from a model (--add-special-tokens)",
+            "{opened} gets the special tokens {}. Their rows begin as the mean of those of all other tokens, if \
+             training starts from a model (--add-special-tokens)",
             missing.iter().map(id).collect::<Vec<_>>().join(", ")
         ),
     };

@@ -172,8 +172,8 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, begin, end, end_of_text, vocab })))
     }
 
-    /// The same tokenizer with these texts as special tokens too. They have the ids that `tokenizers` gives to added tokens.
-    /// `shown` stands for it in messages.
+    /// The same tokenizer with these texts as special tokens too. They have the ids that `tokenizers` gives to added
+    /// tokens. `shown` stands for it in messages.
     ///
     /// # Errors
     /// Its library does not take them.

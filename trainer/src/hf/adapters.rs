@@ -84,8 +84,8 @@ fn ours(shape: &GptShape, name: &str) -> Entry {
     }
 }
 
-/// The adapters of a model as our parameters, with the tensors that hold them in a file of PEFT. Layers have the names of
-/// `family`.
+/// The adapters of a model as our parameters, with the tensors that hold them in a file of PEFT. Layers have the names
+/// of `family`.
 pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static dyn HuggingFace) -> Vec<Entry> {
     let shape = &GptShape { lora: Some(lora.clone()), ..shape.clone() };
     let (own, theirs) = (entries(shape, Naming::Ours), entries(shape, Naming::Family(family)));

@@ -153,8 +153,8 @@ fn tell_of_base(base: Option<&str>) {
     match base {
         None => warn("notice: base_model_name_or_path is null: the run did not begin with a model"),
         Some(base) if Path::new(base).join("config.toml").exists() => warn(&format!(
-            "notice: base_model_name_or_path is {base}, a model in our format: for PEFT, name the output of `trainer convert \
-             --to hf {base}` there"
+            "notice: base_model_name_or_path is {base}, a model in our format: for PEFT, name the output of `trainer \
+             convert --to hf {base}` there"
         )),
         Some(_) => {}
     }

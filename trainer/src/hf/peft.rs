@@ -138,23 +138,30 @@ impl PeftAdapters {
         let (config, folder) = (&self.config, self.folder.display());
         let smaller = ranks.values().filter(|rank| **rank < lora.rank).count();
         let scaled = ranks.keys().filter(|layer| self.factor(layer) != 1.0).count();
-        let [of_rank, of_scale] = [smaller, scaled].map(|layers| counted(layers, "layer"));
-        [
-            config.rslora.then(|| {
-                format!("the adapters of {folder} have alpha / sqrt(rank) as scale (use_rslora): model.lora_alpha = {} \
-                         gives the same", lora.alpha)
-            }),
-            (smaller > 0).then(|| {
-                format!("the adapters of {of_rank} of {folder} are filled with zeros to rank {} (rank_pattern)", lora.rank)
-            }),
-            (scaled > 0).then(|| {
-                format!("the adapters of {of_scale} of {folder} have a scale of their own: it is multiplied into B, so that \
-                         alpha / rank is {} for all", lora.scale())
-            }),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        let mut notices = Vec::new();
+        if config.rslora {
+            notices.push(format!(
+                "the adapters of {folder} have alpha / sqrt(rank) as scale (use_rslora): model.lora_alpha = {} gives \
+                 the same",
+                lora.alpha
+            ));
+        }
+        if smaller > 0 {
+            notices.push(format!(
+                "the adapters of {} of {folder} are filled with zeros to rank {} (rank_pattern)",
+                counted(smaller, "layer"),
+                lora.rank
+            ));
+        }
+        if scaled > 0 {
+            notices.push(format!(
+                "the adapters of {} of {folder} have a scale of their own: it is multiplied into B, so that \
+                 alpha / rank is {} for all",
+                counted(scaled, "layer"),
+                lora.scale()
+            ));
+        }
+        notices
     }
 
     /// The factor that gives a layer's `B` the scale of all layers.

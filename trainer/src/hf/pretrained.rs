@@ -32,9 +32,9 @@ const CONFIG_TOML: &str = "config.toml";
 /// The largest `config.json` that is read, in bytes.
 const LARGEST_CONFIG: u64 = 4 << 20;
 
-/// A folder with a model: `config.json` and weights of Hugging Face, our `config.toml` and weights, as in a checkpoint, or
-/// adapters of PEFT, which name the folder of their model. A path is resolved once, when it is opened: in a folder of
-/// checkpoints it is the newest complete one. All that belongs to the model comes from [`Pretrained::folders`].
+/// A folder with a model: `config.json` and weights of Hugging Face, our `config.toml` and weights, as in a checkpoint,
+/// or adapters of PEFT, which name the folder of their model. A path is resolved once, when it is opened: in a folder
+/// of checkpoints it is the newest complete one. All that belongs to the model comes from [`Pretrained::folders`].
 pub struct Pretrained {
     pub(super) folder: PathBuf,
     pub(super) naming: Naming,
@@ -80,7 +80,7 @@ impl Pretrained {
                 ),
                 "a folder is one model: the adapters may be merged into its weights already, or not",
                 format!(
-                    "name a folder without {ADAPTER_CONFIG} for the model alone, or without {CONFIG_JSON} for the adapters"
+                    "for the model alone name a folder without {ADAPTER_CONFIG}, for the adapters one without {CONFIG_JSON}"
                 ),
             ));
         }
@@ -207,8 +207,8 @@ impl Pretrained {
     }
 
     /// Fills parameters of a model of that shape: of each the elements that this rank needs. Several are read at once.
-    /// Rows of `new_tokens` begin as the mean of those of all tokens before. Returns the parameters that the folder does
-    /// not have: adapters may be missing there.
+    /// Rows of `new_tokens` begin as the mean of those of all tokens before. Returns the parameters that the folder
+    /// does not have: adapters may be missing there.
     ///
     /// # Errors
     /// Weights that are missing, broken, or do not fit.

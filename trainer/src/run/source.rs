@@ -23,8 +23,8 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
         return Err(UserError::new(
             format!("data.add_special_tokens with {frozen} frozen (adapters, or optimizer.freeze)"),
             "rows of new tokens begin as a mean of others, and training tells them apart",
-            "train all weights with them first, and adapters from that checkpoint (--init-from); or take a template whose \
-             markers are tokens",
+            "train all weights with them first, and adapters from that checkpoint (--init-from); or take a template \
+             whose markers are tokens",
         ));
     }
     open(&plan.config.data, &plan.model, plan.evaluation, plan.config.grouped_batch())

@@ -141,7 +141,8 @@ fn with_modules(mut flags: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// How commands take the model of a folder, for help.
-pub(crate) const MODEL_FOLDER: &str = "A checkpoint, a folder of them (the newest is taken; DIR/best is the best), a Hugging Face model, or adapters of PEFT";
+pub(crate) const MODEL_FOLDER: &str = "A checkpoint, a folder of them (the newest is taken; DIR/best is \
+                                        the best), a Hugging Face model, or adapters of PEFT";
 
 /// A flag `--name VALUE`. The value is text that is not empty.
 pub(crate) fn text_flag(name: &'static str, value: &'static str, help: &'static str) -> Arg {
