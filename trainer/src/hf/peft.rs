@@ -202,7 +202,7 @@ impl FittedAdapters {
         let mut values = vec![0.0; entry.shape[0] * width];
         for part in &entry.parts {
             let Some((layer, is_a)) = layer_of(&part.name) else { unreachable!("an entry's part is of a layer") };
-            let Some((shape, read)) = self.adapters.file.tensor(&part.name)? else { continue };
+            let (shape, read) = self.adapters.file.tensor(&part.name)?;
             let whole = if is_a { shape[1] == width } else { shape[0] == part.rows.len() };
             if !whole {
                 let problem = format!("have `{}` with shape {shape:?}", part.name);

@@ -148,14 +148,14 @@ impl WeightFolder {
         self.tensors.iter().map(|(name, whole)| (name.as_str(), &whole.shape[..]))
     }
 
-    /// The values of a whole tensor of that name, and its shape; `None` if there is none.
+    /// The shape of a tensor, and all of its values.
     ///
     /// # Errors
-    /// A type that is not f32, f16 or bf16; a file that cannot be read.
-    pub(super) fn tensor(&self, name: &str) -> Result<Option<(&[usize], Vec<f32>)>, UserError> {
-        let Some(whole) = self.tensors.get(name) else { return Ok(None) };
-        let rows = 0..whole.shape.first().copied().unwrap_or(1);
-        Ok(Some((&whole.shape, self.joined(name, whole, rows)?)))
+    /// There is none of that name; a type that is not f32, f16 or bf16; a file that cannot be read.
+    pub(super) fn tensor(&self, name: &str) -> Result<(&[usize], Vec<f32>), UserError> {
+        let missing = || unfit(&self.folder, format!("has no tensor `{name}`"));
+        let whole = self.tensors.get(name).ok_or_else(missing)?;
+        Ok((&whole.shape, self.joined(name, whole, 0..whole.shape[0])?))
     }
 
     /// Reads the header of one more file. `parts` are the tensors that the file has only a part of, by their names in
