@@ -40,11 +40,11 @@ fn write_adapters(folder: &Path, base: &Path, rank_of: impl Fn(usize, &str) -> u
             tensors.push((name, shape, bytes));
         }
     }
-    let view = |(name, shape, bytes): &'static (String, [usize; 2], Vec<u8>)| {
-        (name.clone(), TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap())
-    };
-    let tensors: &'static [_] = Box::leak(tensors.into_boxed_slice());
-    safetensors::serialize_to_file(tensors.iter().map(view), None, &folder.join("adapter_model.safetensors")).unwrap();
+    fn view<'b>(shape: &[usize; 2], bytes: &'b [u8]) -> TensorView<'b> {
+        TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap()
+    }
+    let views = tensors.iter().map(|(name, shape, bytes)| (name.clone(), view(shape, bytes)));
+    safetensors::serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).unwrap();
     let mut config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base.display().to_string(),
         "r": 4, "lora_alpha": 6, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj", "down_proj"], "bias": "none",
@@ -87,14 +87,18 @@ fn adapters_with_ranks_and_scales_by_layer_have_the_logits_that_peft_computes() 
         }
         let _ = std::fs::remove_dir_all(folder.path("merged"));
         convert(&adapters, &folder.path("merged"), Direction::ToHuggingFace(DataType::F32)).unwrap();
-        logits_of_peft(&folder.0);
-        let theirs = |name| values(&folder.path("logits.safetensors"), name);
         let ours = logits(&adapters, &TOKENS);
-        let largest = theirs("adapters").iter().fold(0.0f32, |a, b| a.max(b.abs()));
-        let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
-        assert!(apart(&ours, &theirs("base")) > 1e-2, "{what}: the adapters do nothing");
-        for name in ["adapters", "merged"] {
-            assert!(apart(&ours, &theirs(name)) < 1e-5, "{what}: {name} {}", apart(&ours, &theirs(name)));
+        let largest = ours.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+        let apart = |b: &[f32]| ours.iter().zip(b).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+        assert!(apart(&logits(&folder.path("base"), &TOKENS)) > 1e-2, "{what}: the adapters do nothing");
+        assert!(apart(&logits(&folder.path("merged"), &TOKENS)) < 1e-5, "{what}");
+        // PEFT takes seconds to start: it reads the adapters that have everything.
+        if what == "all" {
+            logits_of_peft(&folder.0);
+            for name in ["adapters", "merged"] {
+                let apart = apart(&values(&folder.path("logits.safetensors"), name));
+                assert!(apart < 1e-5, "{what}: {name} {apart}");
+            }
         }
         let output = trainer(&folder.0, "--init-from adapters --dry-run --device host --eval-interval 0");
         expect(&output, 0, notices);
