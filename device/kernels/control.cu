@@ -8,11 +8,12 @@ KERNEL(write_sample_record)(const Control* control, u64 offset, SampleRecord* re
     record->reserved = 0;
 }
 
-// The block is passed by value, as four words.
-KERNEL(write_control)(u64 first, u64 second, u64 third, u64 fourth, u64* control) {
+struct WriteControl {
+    Control* control;
+    Control value;
+};
+
+KERNEL(write_control)(const WriteControl op) {
     begin_kernel();
-    control[0] = first;
-    control[1] = second;
-    control[2] = third;
-    control[3] = fourth;
+    *op.control = op.value;
 }

@@ -3,15 +3,22 @@
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
-use crate::ops::{WriteControl, WriteSampleRecord};
+use crate::ops::{Control, WriteControl, WriteSampleRecord};
+
+/// `WriteControl` of `kernels/control.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct WriteControlArgs {
+    control: u64,
+    value: Control,
+}
 
 /// See [`WriteControl`]. A kernel does it, and not the stream itself (`cuStreamBatchMemOp`): after a copy to the host the
 /// driver has the stream write where such copies wait for each other, behind a checkpoint's:
 /// `bench/results/2026-11-27-saves-and-starts-on-a-gpu.md`.
 pub(super) fn write_control(op: &WriteControl, queue: &Queue<'_>) -> Result<()> {
-    let words: [u64; 4] = bytemuck::cast(op.value);
-    let value = words.map(Arg::U64);
-    queue.launch("write_control", Grid::line(1, 1), &[&value[..], &[op.control.into()]].concat())
+    let block = WriteControlArgs { control: op.control.address, value: op.value };
+    queue.launch_block("write_control", Grid::line(1, 1), &block)
 }
 
 /// See [`WriteSampleRecord`].
