@@ -74,7 +74,7 @@ fn check_plain(matches: &ArgMatches) -> Result<(), UserError> {
     match matches.ids().flat_map(values).find(|(_, value)| !is_plain(value)) {
         None => Ok(()),
         Some((name, value)) => Err(UserError::new(
-            format!("{name} {value:?} has a control character"),
+            format!("{name} {value:?} has a control character, or one that nobody sees"),
             "what a job file holds is text in one line, which every terminal shows as it is",
             "give the file or folder another name, or leave the character out",
         )),
