@@ -185,7 +185,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.exit_duration_minutes", "exit-duration-minutes", &["exit-duration-in-mins"], "", Kind::Float, "The run ends after the step in which rank 0's process is so old, with a checkpoint and exit code 0. For the time limit of a job: what is left of it is for the last step and the checkpoint. Unset: no limit"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
 
-    option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(OptimizerChoice::WORDS), "The optimizer. muon: Muon for the matrices of blocks, with AdamW's learning rate and weight decay, and AdamW for embeddings, head, norms and biases"),
+    option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(OptimizerChoice::WORDS), "The optimizer. muon: Muon for the matrices of blocks, with AdamW's learning rate and weight decay, and AdamW for embeddings, head, routers, norms and biases"),
     option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate. With model.init_from or data.sft the default is 2e-5, and with adapters 2e-4"),
     option("optimizer.min_lr", "min-lr", &[], "", Kind::Float, "Learning rate at the end of the decay. Unset: a tenth of lr"),
     option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. With model.init_from or data.sft the default is 3 % of the steps. Step i, counted from 1, has i / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron it has (i - 1) / warmup_steps, so the first rate is 0.)"),
