@@ -1,7 +1,5 @@
 //! Documents within a window of text, as the tokens that end them divide it.
 
-use device::ops::Documents;
-
 use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::source::SampleCounts;
@@ -13,6 +11,8 @@ pub struct DocumentEnds {
     end: i32,
     /// Attention or positions begin anew with each document.
     restarts: bool,
+    /// No window that restarts any may have more documents.
+    most: usize,
     /// No loss where the input is an end: the target is the first token of an unrelated document.
     masks_loss: bool,
 }
@@ -21,7 +21,7 @@ impl DocumentEnds {
     /// As the options say; `end` ends a document.
     pub(crate) fn new(data: &DataConfig, end: u32) -> DocumentEnds {
         let restarts = data.reset_attention_mask || data.reset_position_ids;
-        DocumentEnds { end: end as i32, restarts, masks_loss: data.eod_mask_loss }
+        DocumentEnds { end: end as i32, restarts, most: data.documents_per_sample, masks_loss: data.eod_mask_loss }
     }
 
     /// Values of a row of `seq` inputs: the inputs, as many targets, and a position for each input if any restart.
@@ -32,7 +32,7 @@ impl DocumentEnds {
     /// Makes a row of a window. Its `seq + 1` tokens lie at the start of `row`.
     ///
     /// # Errors
-    /// More documents than [`Documents::MOST`], the bound of attention.
+    /// More documents than there may be.
     pub(crate) fn divide(&self, seq: usize, row: &mut [i32]) -> Result<(), DataError> {
         row.copy_within(1..=seq, seq);
         let (inputs, rest) = row.split_at_mut(seq);
@@ -47,12 +47,12 @@ impl DocumentEnds {
             next = if *input == self.end { 0 } else { next + 1 };
         }
         let documents = positions.iter().filter(|position| **position == 0).count();
-        if documents > Documents::MOST {
+        if documents > self.most {
             return Err(DataError {
-                what: format!("a sample of {seq} tokens has {documents} documents, with {} at most", Documents::MOST),
-                fix:
-                    "set a smaller model.seq_length, or leave data.reset_attention_mask and data.reset_position_ids out"
-                        .into(),
+                what: format!("a sample has {documents} documents, and data.documents_per_sample = {}", self.most),
+                fix: format!(
+                    "set data.documents_per_sample to {documents} or more, at most 1024, or a smaller model.seq_length"
+                ),
             });
         }
         Ok(())
@@ -114,10 +114,15 @@ mod tests {
 
     #[test]
     fn a_window_of_too_many_documents_is_refused() {
-        let data = DataConfig { reset_attention_mask: true, ..DataConfig::for_tests() };
-        let (ends, seq) = (DocumentEnds::new(&data, 0), Documents::MOST + 1);
-        let mut row = vec![0; ends.width(seq)];
-        let error = ends.divide(seq, &mut row).unwrap_err();
-        assert!(error.what.contains("a sample of 1025 tokens has 1025 documents, with 1024 at most"), "{}", error.what);
+        let data = DataConfig { reset_attention_mask: true, documents_per_sample: 3, ..DataConfig::for_tests() };
+        let ends = DocumentEnds::new(&data, 0);
+        let divide = |tokens: [i32; 5]| {
+            let mut row = tokens.to_vec();
+            row.resize(ends.width(4), 7);
+            ends.divide(4, &mut row)
+        };
+        divide([5, 0, 0, 6, 0]).unwrap();
+        let error = divide([0, 0, 0, 6, 0]).unwrap_err();
+        assert_eq!(error.what, "a sample has 4 documents, and data.documents_per_sample = 3");
     }
 }

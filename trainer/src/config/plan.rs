@@ -176,9 +176,8 @@ impl RunPlan {
             ModelPlan::Gpt(shape) => match (self.config.data.divides(), restart(&self.config.data)) {
                 (None, _) => SampleRow::tokens(shape.seq),
                 (Some(_), None) => SampleRow::conversations(shape.seq),
-                (Some(_), Some(restart)) => {
-                    SampleRow::conversations(shape.seq).divided(shape.seq.min(Documents::MOST), restart)
-                }
+                (Some(_), Some(restart)) => SampleRow::conversations(shape.seq)
+                    .divided(shape.seq.min(self.config.data.documents_per_sample), restart),
             },
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
         }
@@ -278,6 +277,8 @@ fn check_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
             "add data.reset_attention_mask (--reset-attention-mask), or leave it out",
         )
     }));
+    mistakes.keep(at_least("data.documents_per_sample", data.documents_per_sample, 1));
+    mistakes.keep(at_most("data.documents_per_sample", data.documents_per_sample, Documents::MOST));
     mistakes.keep(at_least("data.sft_packing", config.data.sft_packing, 1));
     mistakes.keep(at_most("data.sft_packing", config.data.sft_packing, Documents::MOST - 1));
     mistakes.keep(at_least("train.threads", config.train.threads.unwrap_or(1), 1));

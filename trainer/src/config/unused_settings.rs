@@ -103,6 +103,11 @@ const RULES: &[Rule] = &[
     (&["data.seq_length_buckets"], |run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1, "its one length is that of the model"),
     (&["data.reset_attention_mask"], |run| !run.config.model.attention, "without attention a token sees itself alone"),
     (
+        &["data.documents_per_sample"],
+        |run| !run.config.data.reset_attention_mask && !run.config.data.reset_position_ids,
+        "without data.reset_attention_mask or data.reset_position_ids a sample is one document",
+    ),
+    (
         &["data.reset_position_ids"],
         |run| run.config.model.position != PositionEmbedding::Learned,
         "the model has no learned positions, and attention within documents depends on distances alone",
