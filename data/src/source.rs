@@ -9,7 +9,6 @@ use device::{Element, HostArray, HostValues, Staging};
 use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
-use crate::sources::order::Displaced;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer_copy::TokenizerCopy;
@@ -51,6 +50,15 @@ impl Sum for SampleCounts {
             documents: sum.documents + one.documents,
         })
     }
+}
+
+/// Readings of samples that differ between two orders, up to the same position in both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Displaced {
+    /// Samples that the first order has more often. A run that goes on in the second reads them again.
+    pub again: u64,
+    /// Samples that the second order has more often. A run that goes on in it leaves them out.
+    pub left_out: u64,
 }
 
 /// A source of training samples. A sample is a function of the split and of its global number.

@@ -4,6 +4,7 @@ use common::UserError;
 
 use crate::config::DataConfig;
 use crate::random::word;
+use crate::source::Displaced;
 use crate::sources::blend::Blend;
 use crate::sources::dataset::Dataset;
 use crate::sources::length_order::LengthOrder;
@@ -17,15 +18,6 @@ pub struct Order {
     seed: u64,
     /// Samples of a batch have like lengths.
     by_length: Option<LengthOrder>,
-}
-
-/// Readings of samples that differ between two orders, up to the same position in both.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Displaced {
-    /// Samples that the first order has more often. A run that goes on in the second reads them again.
-    pub again: u64,
-    /// Samples that the second order has more often. A run that goes on in it leaves them out.
-    pub left_out: u64,
 }
 
 impl Order {

@@ -10,11 +10,11 @@ use device::{HostValues, Staging};
 use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
-use crate::source::{Epoch, SampleCounts, Source, Split, rows};
+use crate::source::{Displaced, Epoch, SampleCounts, Source, Split, rows};
 use crate::sources::blend::Blend;
 use crate::sources::dataset::Dataset;
 use crate::sources::document_ends::DocumentEnds;
-use crate::sources::order::{Displaced, Order};
+use crate::sources::order::Order;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
