@@ -20,6 +20,7 @@ use common::files::read_text;
 use common::format::counted;
 use common::terminal::warn;
 
+use self::recognise::Origin;
 use super::args::{positional, text};
 use trainer::config::other_names::Trainer;
 use trainer::error::RunError;
@@ -34,13 +35,6 @@ pub struct ImportRequest {
     from: Option<Origin>,
     /// The number of ranks of the run, if it is given.
     ranks: Option<usize>,
-}
-
-/// The trainer that a file is for.
-#[derive(Clone, Copy, Debug)]
-enum Origin {
-    Megatron,
-    Other(Trainer),
 }
 
 const WORDS: [(&str, Origin); 4] = [

@@ -1,5 +1,5 @@
-//! Whose file it is, by its ending and by the names in it. What is not recognised is refused: every setting would have a
-//! default in its place.
+//! Whose file it is, by its ending and by the names in it. What is not recognised is refused: every setting would have
+//! a default in its place.
 
 use std::path::Path;
 
@@ -8,7 +8,14 @@ use toml::Table;
 use trainer::config::ConfigSources;
 use trainer::config::other_names::Trainer;
 
-use super::{Origin, python};
+use super::python;
+
+/// The trainer that a file is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    Megatron,
+    Other(Trainer),
+}
 
 /// The files that are read.
 const READ: &str = "launch scripts and lists of flags of Megatron, jobs of torchtitan (TOML), configurations of nanoGPT \

@@ -17,7 +17,7 @@ use expert_flags::EXPERT_FLAGS;
 use general_flags::GENERAL_FLAGS;
 pub use meaning::{Meaning, Takes};
 
-/// The flags that have the same effect here, with that effect. A name that ends in `*` stands for all names that begin so.
+/// The flags that have the same effect here, with that effect. A name that ends in `*` stands for all that begin so.
 pub fn groups() -> impl Iterator<Item = (&'static [&'static str], &'static Meaning)> {
     let alone = GENERAL_FLAGS.iter().chain(EXPERT_FLAGS).map(|(flag, meaning)| (from_ref(flag), meaning));
     alone.chain(ABSENT_FLAGS.iter().map(|(meaning, flags)| (*flags, meaning)))
