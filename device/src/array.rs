@@ -126,8 +126,7 @@ impl Staging {
             };
             std::thread::scope(|scope| {
                 let others = 1..LOCKERS.min(sizes.len());
-                let threads: Vec<_> =
-                    others.filter_map(|_| Builder::new().spawn_scoped(scope, lock).ok()).collect();
+                let threads: Vec<_> = others.filter_map(|_| Builder::new().spawn_scoped(scope, lock).ok()).collect();
                 let joined = threads.into_iter().map(|thread| thread.join().unwrap_or(Ok(())));
                 joined.fold(lock(), |locked, other| locked.and(other))
             })?;

@@ -9,3 +9,4 @@ pub mod hf;
 pub mod process_group;
 pub mod report;
 pub mod run;
+pub mod told;

@@ -19,13 +19,14 @@ use trainer::config::request::TrainRequest;
 use trainer::config::{Fp8Choice, by_key};
 use trainer::error::file_error;
 use trainer::hf::Pretrained;
-use trainer::report::logs::{self, tell};
+use trainer::report::logs;
 use trainer::run::accelerator::Accelerator;
 use trainer::run::evaluate::{Evaluated, EvaluationSet, Subject, evaluate};
 use trainer::run::output_files::writable;
 use trainer::run::ranks::refuse;
 use trainer::run::set_up::check_start;
 use trainer::run::source::{choice_set, evaluation_set};
+use trainer::told::tell;
 
 /// A model to evaluate, and the data.
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ use trainer::config::unused_settings;
 use trainer::config::{ModelKind, RunConfig, TensorTransfers, advice};
 use trainer::error::{RunError, file_error};
 use trainer::process_group::ProcessGroup;
-use trainer::report::logs::{self, tell};
+use trainer::report::logs;
 use trainer::report::reporter::Outcome;
 use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::consistency::shared_settings;
@@ -35,6 +35,7 @@ use trainer::run::run_folder;
 use trainer::run::samples::Prompts;
 use trainer::run::set_up::{check_start, source_files};
 use trainer::run::source::{source, source_to_plan, validation_sets};
+use trainer::told::tell;
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
 pub(super) fn train(request: &TrainRequest, env: &RankEnv) -> i32 {
@@ -121,7 +122,9 @@ pub(super) fn check(
     if let Some((plan, accelerator)) = plan.as_ref().zip(accelerator) {
         mistakes.keep(check_verifiable(plan, accelerator));
     }
-    if let Some(plan) = plan.as_ref().filter(|plan| env.rank == 0 && start_folder(&plan.config.checkpoint).is_none()) {
+    let begins = |plan: &&RunPlan| env.rank == 0 && start_folder(&plan.config.checkpoint).is_none();
+    // A folder that cannot be read is a mistake already.
+    if let Some(plan) = plan.as_ref().filter(begins).filter(|_| mistakes.is_empty()) {
         mistakes.keep(check_start(&plan.config, &plan.model));
     }
     mistakes.keep(log_filter(&request.log));

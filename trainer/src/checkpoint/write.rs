@@ -20,7 +20,7 @@ use super::unfinished::{Target, UnfinishedSave};
 use super::validated::{Validated, ValidationEntry};
 use super::writers::Writers;
 use crate::error::SaveError;
-use crate::report::logs::tell;
+use crate::told::tell;
 
 /// The run that a checkpoint belongs to. Only rank 0's is used.
 #[derive(Clone, Default)]

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::names::{self, Naming};
 use crate::checkpoint::{DataType, FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
-use crate::report::logs::tell;
+use crate::told::tell;
 
 /// The file of all weights, or of none, and the list of several. If both are there, `transformers` reads the first.
 const FILE: &str = "model.safetensors";

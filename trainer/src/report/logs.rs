@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use common::UserError;
 use common::escape::for_terminal;
@@ -14,21 +14,10 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{EnvFilter, fmt};
 
+use crate::told;
+
 /// The file in `logging.dir` with rank 0's output and log.
 pub const RUN_LOG: &str = "run.log";
-
-/// Warnings of before logging began; `None` since then.
-static EARLIER: Mutex<Option<Vec<String>>> = Mutex::new(Some(Vec::new()));
-
-/// Prints a notice or a warning on standard error, and writes it to the log. If logging has not begun, it is written when that
-/// begins.
-pub fn tell(line: &str) {
-    warn(line);
-    match EARLIER.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-        Some(earlier) => earlier.push(line.into()),
-        None => tracing::warn!(target: PRINTED, "{line}"),
-    }
-}
 
 /// Starts logging:
 ///
@@ -66,8 +55,7 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let command: Vec<_> = std::env::args_os().collect();
     let (version, process) = (env!("CARGO_PKG_VERSION"), std::process::id());
     tracing::info!(target: PRINTED, "trainer {version} starts as process {process}: {command:?}");
-    let earlier = EARLIER.lock().unwrap_or_else(PoisonError::into_inner).take();
-    earlier.into_iter().flatten().for_each(|line| tracing::warn!(target: PRINTED, "{line}"));
+    told::log_earlier();
     Ok(())
 }
 

@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use crate::checkpoint::ChangedSettings;
 use crate::report::fp8_losses;
-use crate::report::logs::tell;
 use crate::report::step_file::StepFile;
+use crate::told::tell;
 
 /// The numbers of a step, as in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -19,12 +19,12 @@ use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::{RunError, file_error};
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::gpu_peak::peak_tflops;
-use crate::report::logs::tell;
 use crate::report::metrics::StepMetrics;
 use crate::report::progress::ProgressLine;
 use crate::report::run_log::RunLog;
 use crate::report::samples::{SAMPLES, SampleText, StepSamples};
 use crate::report::time_left::TimeLeft;
+use crate::told::tell;
 
 /// The losses of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq)]

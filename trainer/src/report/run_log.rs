@@ -126,7 +126,8 @@ mod tests {
         let all = [(1, "1.5"), (2, "2.5"), (3, "null"), (4, "4.5"), (5, "5.5")];
         let metrics: String = all.iter().map(|(step, loss)| line(*step, loss)).collect();
         std::fs::write(folder.path().join(METRICS), metrics).unwrap();
-        std::fs::write(folder.path().join(HISTORY), "{\"_step\":1,\"_runtime\":3.0,\"train/loss\":1.5}\n{\"_st").unwrap();
+        std::fs::write(folder.path().join(HISTORY), "{\"_step\":1,\"_runtime\":3.0,\"train/loss\":1.5}\n{\"_st")
+            .unwrap();
         drop(RunLog::open(&logging, 4, b"", None).unwrap());
         let rows = std::fs::read_to_string(folder.path().join(HISTORY)).unwrap();
         let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();

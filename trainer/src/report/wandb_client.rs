@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::config::RunConfig;
 use crate::config::model_name::name;
-use crate::report::logs::tell;
+use crate::told::tell;
 
 /// The client's program, in Python.
 const SCRIPT: &str = include_str!("wandb_client.py");

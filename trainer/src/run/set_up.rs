@@ -16,10 +16,10 @@ use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
-use crate::report::logs::tell;
 use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::{Needs, fits_host};
 use crate::run::{activations, verify};
+use crate::told::tell;
 
 /// Creates this rank's stage, records its steps and allocates its memory. It has its first weights, unless the run `resumes`
 /// from a checkpoint or begins with a model's weights: these are loaded afterwards. All ranks call it together.

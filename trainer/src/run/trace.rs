@@ -13,8 +13,8 @@ use launch::watch::activity::{Activity, Doing};
 use crate::config::LoggingConfig;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
-use crate::report::logs::tell;
 use crate::report::summary::describe_device;
+use crate::told::tell;
 
 /// The timeline of a run, if one is asked for.
 pub struct StepTrace {

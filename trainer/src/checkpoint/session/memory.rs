@@ -10,7 +10,7 @@ use crate::checkpoint::write::{Occasion, copy_blocks, rank_bytes};
 use crate::checkpoint::writers::Writers;
 use crate::config::CheckpointConfig;
 use crate::error::RunError;
-use crate::report::logs::tell;
+use crate::told::tell;
 
 /// Memory for copies of a rank's state. On a GPU it is page-locked: a GPU copies to it beside other work. That is locked
 /// once, on a thread of its own. Where it is missing, copies go to ordinary memory, and training waits for them.

@@ -34,7 +34,7 @@ use crate::config::plan::RunPlan;
 use crate::config::{CheckpointConfig, ConfigSources, RunConfig};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
-use crate::report::logs::tell;
+use crate::told::tell;
 use memory::CopyMemory;
 use removal::Removal;
 pub use start::{missing_checkpoint, newest_step, start_folder};

@@ -1,6 +1,6 @@
 //! Old checkpoints are removed while training goes on.
 
-use crate::report::logs::tell;
+use crate::told::tell;
 use std::path::Path;
 use std::thread::{Builder, JoinHandle};
 

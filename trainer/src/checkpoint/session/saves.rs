@@ -14,7 +14,7 @@ use crate::checkpoint::unfinished::{News, Published};
 use crate::checkpoint::validated::Validated;
 use crate::checkpoint::write::{Occasion, SaveRequest, begin_save, rank_bytes};
 use crate::error::{RunError, SaveError};
-use crate::report::logs::tell;
+use crate::told::tell;
 
 impl Session<'_> {
     /// The place of the checkpoint that is due after `step` steps, if one is. `last` says that the run ends there, `best`

@@ -14,7 +14,7 @@ use crate::checkpoint::read::{check_sizes, damaged, verify};
 use crate::checkpoint::step_name::step_name;
 use crate::config::{CheckpointConfig, Resume};
 use crate::error::RunError;
-use crate::report::logs::tell;
+use crate::told::tell;
 
 impl Session<'_> {
     /// The path of the checkpoint after so many steps that the run starts from.

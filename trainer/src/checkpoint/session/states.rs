@@ -11,7 +11,7 @@ use crate::checkpoint::in_memory::state_folder;
 use crate::config::CheckpointConfig;
 use crate::error::SaveError;
 use crate::process_group::ProcessGroup;
-use crate::report::logs::tell;
+use crate::told::tell;
 
 /// Where a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::checkpoint::Session;
 use crate::config::RunConfig;
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
-use crate::report::logs::tell;
+use crate::told::tell;
 
 /// Says so if the position of the checkpoint counts in another order than that of this run, or lies in the middle of a batch
 /// of conversations of like length. Only rank 0 calls it.
