@@ -69,7 +69,7 @@ impl DataConfig {
             reset_attention_mask: false,
             reset_position_ids: false,
             eod_mask_loss: false,
-            documents_per_sample: 1024,
+            documents_per_sample: 256,
             sft: false,
             sft_packing: 1,
             seq_length_buckets: Vec::new(),

@@ -33,7 +33,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.reset_attention_mask", data.reset_attention_mask),
         ("data.reset_position_ids", data.reset_position_ids),
         ("data.eod_mask_loss", data.eod_mask_loss),
-        ("data.documents_per_sample", data.documents_per_sample != 1024),
+        ("data.documents_per_sample", data.documents_per_sample != 256),
         ("data.sft", data.sft),
         ("data.sft_packing", data.sft_packing != 1),
         ("data.seq_length_buckets", !data.seq_length_buckets.is_empty()),
