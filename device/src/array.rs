@@ -4,18 +4,13 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::cuda::PrimaryContext;
 use crate::host_block::HostBlock;
 use crate::{Element, Error};
-
-/// Threads that lock blocks at a time. Each makes the pages of its block on several cores, and the driver then takes as long to
-/// lock them.
-const LOCKERS: usize = 4;
 
 /// A shared, immutable array in host memory. Its memory is ordinary, or page-locked memory of a [`Staging`]. A GPU
 /// copies page-locked memory without the host's help.
@@ -110,31 +105,22 @@ impl Staging {
         Ok(HostArray { memory: Arc::new(memory) })
     }
 
-    /// Begins to lock more blocks of these sizes in bytes, on threads of its own. Does nothing on the host device.
+    /// Begins to lock more blocks of these sizes in bytes, on a thread of its own. Does nothing on the host device.
     pub fn grow(&self, sizes: Vec<usize>) -> Growth {
         let staging = self.clone();
         let Some(context) = self.shared.context.clone() else { return Growth { thread: Ok(None) } };
         let work = move || {
-            let (began, next) = (Instant::now(), AtomicUsize::new(0));
-            let lock = || -> Result<(), Error> {
-                context.enter()?;
-                while let Some(&bytes) = sizes.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let block = HostBlock::locked(bytes)?;
-                    staging.shared.free.lock().unwrap_or_else(PoisonError::into_inner).push(block);
-                }
-                Ok(())
-            };
-            std::thread::scope(|scope| {
-                let others = 1..LOCKERS.min(sizes.len());
-                let threads: Vec<_> = others.filter_map(|_| Builder::new().spawn_scoped(scope, lock).ok()).collect();
-                let joined = threads.into_iter().map(|thread| thread.join().unwrap_or(Ok(())));
-                joined.fold(lock(), |locked, other| locked.and(other))
-            })?;
+            let began = Instant::now();
+            context.enter()?;
+            for &bytes in &sizes {
+                let block = HostBlock::locked(bytes)?;
+                staging.shared.free.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+            }
             let (bytes, seconds) = (sizes.iter().sum::<usize>(), began.elapsed().as_secs_f64());
             tracing::info!(bytes, seconds, "host memory is page-locked");
             Ok(())
         };
-        let thread = Builder::new().name("page-locked memory".into()).spawn(work);
+        let thread = std::thread::Builder::new().name("page-locked memory".into()).spawn(work);
         Growth { thread: thread.map(Some).map_err(|error| Error::operation("staging", format!("no thread: {error}"))) }
     }
 

@@ -185,7 +185,7 @@ impl<'r> Trainer<'r> {
         }
         session.restore(stage)?;
         tracing::info!("start: the state is there");
-        if plan.parallel.grid.ranks() > 1 {
+        if plan.parallel.grid.ranks() > 1 || session.saves_soon(progress.step) {
             session.await_memory();
         }
         let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
