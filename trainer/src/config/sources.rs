@@ -97,7 +97,9 @@ impl ConfigSources {
             _ if text.trim().is_empty() => unquoted(),
             Kind::Text | Kind::Choice(_) if !text.starts_with('"') => unquoted(),
             Kind::Paths if !text.starts_with(['"', '[']) => unquoted(),
-            Kind::Integers if !text.starts_with('[') => literal(&format!("[{text}]")).unwrap_or_else(unquoted),
+            Kind::Integers | Kind::Floats if !text.starts_with('[') => {
+                literal(&format!("[{text}]")).unwrap_or_else(unquoted)
+            }
             Kind::Choices(_) => Value::Array(listed(option.key, text)),
             Kind::Texts if !text.starts_with("[\"") => Value::Array(vec![unquoted()]),
             _ => literal(text).unwrap_or_else(unquoted),
@@ -397,6 +399,17 @@ mod tests {
                 assert_eq!(written.as_ref().and_then(Value::as_str), Some(*word), "{}", option.key);
             }
         }
+    }
+
+    #[test]
+    fn one_number_is_a_list_of_it() {
+        for (key, text, list) in [("model.rope_scaling", "3", "[3.0]"), ("model.window_pattern", "1", "[1]")] {
+            let mut sources = ConfigSources::default();
+            sources.set(key, text, "test").unwrap();
+            assert_eq!(sources.resolve().by_key()[key].to_string(), list);
+        }
+        let refused = ConfigSources::default().set("model.rope_scaling", "much", "test").unwrap_err().to_string();
+        assert!(refused.contains("the value is a list of numbers"), "{refused}");
     }
 
     #[test]
