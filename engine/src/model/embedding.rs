@@ -27,6 +27,7 @@ pub fn is_embedding(spec: &ParamSpec) -> bool {
 pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
     let tokens = ParamSpec { sparse: !shape.shape.tied, ..shape.vocabulary_table(TOKEN_TABLE, 0) };
     let table = |positions| {
+        assert!(positions >= shape.shape.seq, "{positions} learned positions for {} tokens", shape.shape.seq);
         let sizes = [positions, shape.shape.hidden];
         ParamSpec { sparse: true, ..ParamSpec::new(POSITION_TABLE, sizes, shape.shape.matrix_init(), 0) }
     };

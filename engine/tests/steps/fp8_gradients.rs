@@ -5,7 +5,7 @@ use common::Choice;
 use device::HostValues;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::GraphOptions;
-use engine::model::GptShape;
+use engine::model::{GptShape, Position};
 use engine::precision::Precision;
 use engine::step::{Stage, StepSettings};
 
@@ -26,7 +26,9 @@ fn shape(kind: Kind) -> GptShape {
     let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
     let (hidden, ffn, seq, batch) = if on_gpu() { (1024, 4096, 512, 8) } else { (128, 512, 64, 4) };
     let heads = hidden / 32;
-    GptShape { layers: 4, hidden, heads, kv_heads: heads, ffn, seq, batch, ..own(0.0, Precision::Bf16) }
+    let own = own(0.0, Precision::Bf16);
+    let position = own.position.learned().map_or(own.position, |_| Position::Learned { positions: seq });
+    GptShape { layers: 4, hidden, heads, kv_heads: heads, ffn, seq, batch, position, ..own }
 }
 
 /// Sequences of tokens: most follow from the one before.
