@@ -45,9 +45,10 @@ fn step(run: &Run, step: usize, shortens: bool) -> (StepSettings, HostValues) {
     let ranks = run.group.as_ref().map_or(1, |group| group.size()) as u64;
     let all = step as u64 * ranks * samples..(step as u64 + 1) * ranks * samples;
     let is_target = |row: Vec<i32>| row[SEQ..2 * SEQ].iter().filter(|target| **target >= 0).count() as u64;
-    let targets = Some(all.map(|sample| is_target(row(sample, length))).sum());
+    let targets = Some(all.clone().map(|sample| is_target(row(sample, length))).sum());
+    let tokens = Some(all.map(|sample| real(sample, length) as u64).sum());
     let rows = (settings.first_sample..settings.first_sample + samples).flat_map(|sample| row(sample, length));
-    (StepSettings { targets, length: length.filter(|_| shortens), ..settings }, HostValues::I32(rows.collect()))
+    (StepSettings { targets, tokens, length: length.filter(|_| shortens), ..settings }, HostValues::I32(rows.collect()))
 }
 
 fn run(shape: &GptShape, microbatches: usize, graphs: GraphOptions) -> Run {
