@@ -397,8 +397,21 @@ mod tests {
         }
     }
 
-    /// Options that the run reads as they are, and the sections of others: the plan has no part that follows from them.
-    const READ_BY_THE_RUN: &[&str] = &["logging.", "checkpoint."];
+    /// The sections and options that the run reads as they are: the plan has no part that follows from them. Options of data
+    /// without data are refused when these are opened.
+    const READ_BY_THE_RUN: &[&str] = &[
+        "logging.",
+        "checkpoint.",
+        "data.",
+        "train.device",
+        "train.threads",
+        "train.epochs",
+        "train.deterministic",
+        "train.sync_debug",
+        "train.early_stop_patience",
+        "train.exit_interval",
+        "train.exit_duration_minutes",
+    ];
 
     #[test]
     fn every_option_changes_the_plan_or_is_refused_or_told_or_is_read_by_the_run() {
