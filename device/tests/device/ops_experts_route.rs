@@ -215,7 +215,7 @@ fn check_gradient(t: &Bench, router: Router, s: Sizes, losses: Losses) {
         ..Control::default()
     };
     let targets = 1.0 / (0.125 * 0.25);
-    let sequences = if s.tokens % 3 == 0 && losses.groups != Some(Groups::Microbatch) { 3 } else { 1 };
+    let sequences = if s.tokens.is_multiple_of(3) && losses.groups != Some(Groups::Microbatch) { 3 } else { 1 };
     let length = s.tokens / sequences;
     // The tokens of each sequence that are no padding; of the last one all.
     let real: Vec<usize> =
