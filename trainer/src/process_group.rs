@@ -6,7 +6,7 @@ use common::Stop;
 use device::Communicator;
 use launch::watch::Watch;
 use launch::watch::activity::Activity;
-use parallel::{PipelineGroups, World};
+use parallel::{Axis, Connect, Grid, PipelineGroups, Placement, World};
 
 /// The communicators of ranks that share layers: of the compute stream, and of a microbatch beside it.
 pub const TENSOR_COMMUNICATORS: [&str; 2] = ["tensor", "tensor, aside"];
@@ -56,6 +56,60 @@ impl ProcessGroup {
             stop: Stop::default(),
             activity: Activity::default(),
         }
+    }
+
+    /// A rank's view of `topology`. Each communicator is made by `connect`, in the same order on all ranks. Control
+    /// messages reach no other rank.
+    ///
+    /// # Errors
+    /// Errors of `connect`.
+    pub fn connected(topology: Topology, rank: usize, connect: &mut Connect<'_>) -> device::Result<ProcessGroup> {
+        let Topology { grid, placement, ties_ends, overlaps, balances_globally, .. } = topology;
+        let [tensor, aside] = TENSOR_COMMUNICATORS;
+        Ok(ProcessGroup {
+            rank,
+            tensor: connect(tensor, grid.group(rank, Axis::Tensor))?,
+            tensor_aside: match overlaps {
+                true => connect(aside, grid.group(rank, Axis::Tensor))?,
+                false => None,
+            },
+            data: connect("data", grid.group(rank, Axis::Data))?,
+            expert_loads: match balances_globally {
+                true => connect(LOADS_COMMUNICATOR, grid.group(rank, Axis::Data))?,
+                false => None,
+            },
+            pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, connect)?,
+            ..ProcessGroup::single(1)
+        })
+    }
+}
+
+/// The groups of ranks that exchange data.
+#[derive(Clone, Copy)]
+pub struct Topology {
+    /// The ranks along each axis.
+    pub grid: Grid,
+    /// The parts of the model that each pipeline stage has, and so the stages that it exchanges data with.
+    pub placement: Placement,
+    /// The first and the last stage share a parameter.
+    pub ties_ends: bool,
+    /// Microbatches overlap.
+    pub overlaps: bool,
+    /// A loss is about the loads of experts on all data-parallel ranks.
+    pub balances_globally: bool,
+    /// Ranks that share layers read each other's GPU memory, if they can.
+    pub peers: bool,
+}
+
+impl Topology {
+    /// All ranks share each layer.
+    ///
+    /// # Panics
+    /// If `ranks` is 0.
+    pub fn tensor_parallel(ranks: usize) -> Topology {
+        let Some(grid) = Grid::new(ranks, &[(Axis::Tensor, ranks)]) else { panic!("a grid without ranks") };
+        let placement = Placement::new(1, 1);
+        Topology { grid, placement, ties_ends: false, overlaps: false, balances_globally: false, peers: true }
     }
 }
 

@@ -21,7 +21,7 @@ use trainer::config::epochs::plan_in_steps;
 use trainer::config::plan::RunPlan;
 use trainer::config::request::TrainRequest;
 use trainer::config::unused_settings;
-use trainer::config::{ModelKind, RunConfig, TensorTransfers, advice};
+use trainer::config::{ModelKind, RunConfig, advice};
 use trainer::error::{RunError, file_error};
 use trainer::process_group::ProcessGroup;
 use trainer::report::logs;
@@ -30,7 +30,7 @@ use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::consistency::shared_settings;
 use trainer::run::evaluate::EvaluationSet;
 use trainer::run::output_files::check_writable;
-use trainer::run::ranks::{Topology, on_all_ranks, refuse};
+use trainer::run::ranks::{on_all_ranks, refuse};
 use trainer::run::run_folder;
 use trainer::run::samples::Prompts;
 use trainer::run::set_up::{check_start, source_files};
@@ -253,22 +253,10 @@ pub(super) fn start(
         device.set_dry(request.dry_run);
         Ok(device)
     };
-    let parallel = &plan.parallel;
-    let placement = parallel.schedule.placement();
-    let overlaps = parallel.schedule.overlaps();
-    let peers = plan.config.parallel.tensor_transfers == TensorTransfers::Auto;
-    let topology = Topology {
-        grid: parallel.grid,
-        placement,
-        ties_ends: parallel.shares_table,
-        overlaps,
-        balances_globally: plan.model.balances_globally(),
-        peers,
-    };
     let every = [("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
     let command = [command, &every[..]].concat();
     let settings = shared_settings(&plan.config, &command);
-    on_all_ranks(env, topology, &settings, train.threads, &plan.watch, open, work)
+    on_all_ranks(env, plan.topology(), &settings, train.threads, &plan.watch, open, work)
 }
 
 /// The exit code of a run that came to its end.

@@ -6,14 +6,13 @@ use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
 use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
 use engine::regions::Mode;
-use parallel::{Axis, PipelineGroups};
 
 use crate::predict::forecast::Memory;
 use crate::predict::network::Network;
 use crate::predict::step_graph::{Builder, Communicators, Node, Submitted};
 use trainer::config::plan::RunPlan;
 use trainer::error::RunError;
-use trainer::process_group::{LOADS_COMMUNICATOR, ProcessGroup, TENSOR_COMMUNICATORS};
+use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::recorded_stage;
 
 /// A group of ranks on paper.
@@ -48,7 +47,6 @@ impl Communicator for PaperGroup {
 
 /// A rank's view of all ranks of a plan, and the bytes that libraries and communicators take on it.
 fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup, usize), RunError> {
-    let parallel = &plan.parallel;
     let (mut communicators, mut windows) = (0, 0);
     let mut connect = |name: &str, members: Vec<usize>| -> device::Result<Option<Rc<dyn Communicator>>> {
         let Some(own) = members.iter().position(|member| *member == rank).filter(|_| members.len() > 1) else {
@@ -60,29 +58,7 @@ fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup
         }
         Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
     };
-    let [tensor, aside] = TENSOR_COMMUNICATORS;
-    let (grid, overlaps) = (parallel.grid, parallel.schedule.overlaps());
-    let group = ProcessGroup {
-        rank,
-        tensor: connect(tensor, grid.group(rank, Axis::Tensor))?,
-        tensor_aside: match overlaps {
-            true => connect(aside, grid.group(rank, Axis::Tensor))?,
-            false => None,
-        },
-        data: connect("data", grid.group(rank, Axis::Data))?,
-        expert_loads: match plan.model.balances_globally() {
-            true => connect(LOADS_COMMUNICATOR, grid.group(rank, Axis::Data))?,
-            false => None,
-        },
-        pipeline: PipelineGroups::connect(
-            &grid,
-            rank,
-            parallel.schedule.placement(),
-            parallel.shares_table,
-            &mut connect,
-        )?,
-        ..ProcessGroup::single(1)
-    };
+    let group = ProcessGroup::connected(plan.topology(), rank, &mut connect)?;
     Ok((group, network.card.taken(communicators) + windows))
 }
 

@@ -25,7 +25,8 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, TensorTransfers, rank_layout};
+use crate::process_group::Topology;
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -156,6 +157,19 @@ impl RunPlan {
         let GraphOptions { poison, check_replays, warmup_steps, .. } = self.graphs;
         let graphs = GraphOptions { poison, check_replays, warmup_steps, ..graphs };
         Ok(RunPlan { config, graphs, parallel, ..self.clone() })
+    }
+
+    /// The groups of ranks that exchange data.
+    pub fn topology(&self) -> Topology {
+        let ParallelPlan { grid, schedule, shares_table, .. } = &self.parallel;
+        Topology {
+            grid: *grid,
+            placement: schedule.placement(),
+            ties_ends: *shares_table,
+            overlaps: schedule.overlaps(),
+            balances_globally: self.model.balances_globally(),
+            peers: self.config.parallel.tensor_transfers == TensorTransfers::Auto,
+        }
     }
 
     /// The layers of a rank.

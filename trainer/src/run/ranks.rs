@@ -14,10 +14,10 @@ use launch::watch::activity::Activity;
 use launch::watch::joining::Joining;
 use launch::watch::{Watch, WatchSettings, last_words};
 use launch::{RankEnv, signals};
-use parallel::{Axis, Grid, PipelineGroups, Placement, World};
+use parallel::World;
 
 use crate::error::RunError;
-use crate::process_group::{Control, LOADS_COMMUNICATOR, ProcessGroup, TENSOR_COMMUNICATORS};
+use crate::process_group::{Control, ProcessGroup, TENSOR_COMMUNICATORS, Topology};
 use crate::run::consistency::check_settings;
 
 /// A rank that refuses its input waits for the others, so that only one rank says why. This is how long it waits: the others
@@ -61,8 +61,16 @@ pub fn on_all_ranks(
         Ok((device, connect(&world, device, topology, watch.as_ref(), &mut made)?))
     });
     let done = match connected {
-        Ok((device, groups)) => {
-            let group = process_group(&world, groups, env.local_size, threads, watch.as_ref());
+        Ok((device, connected)) => {
+            let group = ProcessGroup {
+                local_size: env.local_size,
+                threads,
+                control: Control::new(world.clone(), watch.clone()),
+                stop: signals::listen()
+                    .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
+                activity: watch.as_ref().map_or_else(Activity::default, |watch| watch.activity()),
+                ..connected
+            };
             let done = catch_unwind(AssertUnwindSafe(|| work(&group, device)));
             done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
         }
@@ -149,29 +157,6 @@ pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     }
 }
 
-fn process_group(
-    world: &Rc<World>,
-    groups: Groups,
-    local_size: usize,
-    threads: usize,
-    watch: Option<&Rc<Watch>>,
-) -> ProcessGroup {
-    let Groups { tensor, tensor_aside, data, expert_loads, pipeline } = groups;
-    ProcessGroup {
-        rank: world.rank(),
-        local_size,
-        threads,
-        data,
-        expert_loads,
-        tensor,
-        tensor_aside,
-        pipeline,
-        control: Control::new(world.clone(), watch.cloned()),
-        stop: signals::listen().unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
-        activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
-    }
-}
-
 /// Fails on all ranks if two ranks of one host have the same GPU. That can happen if a launcher shows each rank a single GPU.
 ///
 /// NCCL refuses it too, unless NCCL_MULTI_RANK_GPU_ENABLE is 1 (from version 2.30 on). It takes ranks with another
@@ -196,58 +181,20 @@ fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
     (0..texts.len()).find_map(|at| texts[..at].iter().position(|text| *text == texts[at]).map(|first| (first, at)))
 }
 
-/// The groups of ranks that exchange data.
-#[derive(Clone, Copy)]
-pub struct Topology {
-    /// The ranks along each axis.
-    pub grid: Grid,
-    /// The parts of the model that each pipeline stage has, and so the stages that it exchanges data with.
-    pub placement: Placement,
-    /// The first and the last stage share a parameter.
-    pub ties_ends: bool,
-    /// Microbatches overlap.
-    pub overlaps: bool,
-    /// A loss is about the loads of experts on all data-parallel ranks.
-    pub balances_globally: bool,
-    /// Ranks that share layers read each other's GPU memory, if they can.
-    pub peers: bool,
-}
-
-impl Topology {
-    /// All ranks share each layer.
-    ///
-    /// # Panics
-    /// If `ranks` is 0.
-    pub fn tensor_parallel(ranks: usize) -> Topology {
-        let Some(grid) = Grid::new(ranks, &[(Axis::Tensor, ranks)]) else { panic!("a grid without ranks") };
-        let placement = Placement::new(1, 1);
-        Topology { grid, placement, ties_ends: false, overlaps: false, balances_globally: false, peers: true }
-    }
-}
-
-/// This rank's communicators, one for each axis with other ranks.
-struct Groups {
-    tensor: Option<Rc<dyn Communicator>>,
-    tensor_aside: Option<Rc<dyn Communicator>>,
-    data: Option<Rc<dyn Communicator>>,
-    expert_loads: Option<Rc<dyn Communicator>>,
-    pipeline: Option<PipelineGroups>,
-}
-
-/// Makes this rank's communicators, over NCCL for GPUs and over MPI for hosts. Also adds them to `made`, in order.
+/// Connects this rank with the others, over NCCL for GPUs and over MPI for hosts. Also adds its communicators to `made`, in
+/// order.
 fn connect(
     world: &World,
     device: &Device,
     topology: Topology,
     watch: Option<&Rc<Watch>>,
     made: &mut Vec<Rc<dyn Communicator>>,
-) -> device::Result<Groups> {
-    let Topology { grid, placement, ties_ends, overlaps, balances_globally, peers } = topology;
-    let [tensor, aside] = TENSOR_COMMUNICATORS;
-    let rank = world.rank();
-    let mut connect = |name: &str, group: Vec<usize>, peers: bool| {
+) -> device::Result<ProcessGroup> {
+    ProcessGroup::connected(topology, world.rank(), &mut |name, group| {
         let communicator = match device.gpu() {
-            Some(gpu) if peers => world.peer_communicator(name, &group, &gpu)?,
+            Some(gpu) if topology.peers && TENSOR_COMMUNICATORS.contains(&name) => {
+                world.peer_communicator(name, &group, &gpu)?
+            }
             Some(_) => world.nccl_communicator(name, &group)?,
             None => world.host_communicator(name, &group),
         };
@@ -256,21 +203,6 @@ fn connect(
         }
         made.extend(communicator.clone());
         Ok(communicator)
-    };
-    Ok(Groups {
-        tensor: connect(tensor, grid.group(rank, Axis::Tensor), peers)?,
-        tensor_aside: match overlaps {
-            true => connect(aside, grid.group(rank, Axis::Tensor), peers)?,
-            false => None,
-        },
-        data: connect("data", grid.group(rank, Axis::Data), false)?,
-        expert_loads: match balances_globally {
-            true => connect(LOADS_COMMUNICATOR, grid.group(rank, Axis::Data), false)?,
-            false => None,
-        },
-        pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut |name, group| {
-            connect(name, group, false)
-        })?,
     })
 }
 

@@ -14,8 +14,9 @@ use super::{DoctorRequest, card_table, check};
 use crate::commands::args::{device_flag, text, text_flag};
 use crate::commands::report::check_output;
 use trainer::config::DeviceChoice;
+use trainer::process_group::Topology;
 use trainer::run::accelerator::{Accelerator, Exactness};
-use trainer::run::ranks::{Topology, on_all_ranks, refuse};
+use trainer::run::ranks::{on_all_ranks, refuse};
 
 pub(crate) fn command() -> Command {
     let switch =
