@@ -4,3 +4,4 @@ pub mod commands;
 pub mod page;
 pub mod predict;
 pub mod profile;
+mod verify;

@@ -47,6 +47,9 @@ pub enum RunError {
         /// The first value that differs.
         difference: Box<graph_manager::Difference>,
     },
+    /// A layout has other numbers than one rank: exit code 3.
+    #[error("{0}. Rule: every layout has the numbers of one rank. Fix: leave that axis out, and report the flags")]
+    Layout(String),
     /// The trainer has a bug: exit code 3.
     #[error("the trainer panicked: {0}. Fix: report it")]
     Panic(String),

@@ -22,6 +22,7 @@ use super::profile::{self, ProfileRequest};
 use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
+use super::verify::{self, VerifyRequest};
 use super::{checkpoint, completions, configs, inspect, manual, tokenize, tokenizer, top};
 use trainer::config::reference::reference;
 use trainer::config::request::TrainRequest;
@@ -67,6 +68,8 @@ pub enum Request {
     Job(JobFile),
     /// Predict a run on other GPUs.
     Plan(Box<PlanRequest>),
+    /// Compare a layout's numbers with those of one rank.
+    VerifyLayout(Box<VerifyRequest>),
     /// Write the manual's pages to this folder.
     Manual(PathBuf),
     /// Print this text.
@@ -95,6 +98,7 @@ pub(super) fn command() -> Command {
         .subcommand(supervise::command())
         .subcommand(job::command())
         .subcommand(plan::command())
+        .subcommand(verify::command())
         .subcommand(bench::command())
         .subcommand(profile::command())
         .subcommand(batches::command())
@@ -140,6 +144,7 @@ pub(super) fn read(arguments: impl IntoIterator<Item = OsString>, mistakes: &mut
         Some(("supervise", matches)) => Request::Supervise(mistakes.keep(supervise::request(matches))?),
         Some(("job", matches)) => Request::Job(job::file(matches, mistakes)?),
         Some(("plan", matches)) => Request::Plan(Box::new(plan::request(matches, mistakes)?)),
+        Some(("verify", matches)) => Request::VerifyLayout(Box::new(verify::request(matches, mistakes)?)),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches, mistakes))),
         Some(("profile", matches)) => Request::Profile(Box::new(profile::request(matches, mistakes))),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches, mistakes))),

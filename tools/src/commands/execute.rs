@@ -12,7 +12,7 @@ use super::cli::{Request, command, read};
 use super::launch::LaunchRequest;
 use super::{
     batches, chat, convert, doctor, eval, import, inspect, manual, plan, report, sample, tokenize, tokenizer, top,
-    train,
+    train, verify,
 };
 use trainer::checkpoint;
 use trainer::config::DeviceChoice;
@@ -123,6 +123,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
             finish(Ok(job.text.trim_end().into()))
         }
         Request::Plan(request) => finish(plan::run(&request)),
+        Request::VerifyLayout(request) => finish(verify::run(&request)),
         Request::Manual(folder) => finish(manual::write(command(), &folder)),
         Request::Print(text) => finish(Ok(text.trim_end().into())),
         Request::ListCheckpoints(dir) => match checkpoint::list(&dir) {

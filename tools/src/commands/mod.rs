@@ -30,5 +30,6 @@ mod tokenize;
 mod tokenizer;
 mod top;
 mod train;
+mod verify;
 
 pub use execute::{execute, request};

@@ -45,7 +45,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
             &["run"],
         ],
     ),
-    ("tools", &[&["page"], &["predict"], &["profile"], &["commands"], &["main"]]),
+    ("tools", &[&["page"], &["predict"], &["profile"], &["verify"], &["commands"], &["main"]]),
 ];
 
 /// The most files of a crate that may use each other in a circle.

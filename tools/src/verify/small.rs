@@ -1,0 +1,252 @@
+//! The small model of a run: its sizes shrink, its features and the remainders of its divisions stay.
+
+use common::UserError;
+use parallel::{Axis, Grid};
+use trainer::config::plan::RunPlan;
+use trainer::config::{
+    BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelConfig, ModelKind, MomentDtype,
+    OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice,
+};
+
+use super::numbers::STEPS;
+
+/// Below the gradient norm of the small models, so that clipping acts.
+const CLIP: f64 = 0.05;
+
+/// So large that AdamW's update is smooth in the gradient. With the usual 1e-8 the first update of an element is the rate
+/// times the gradient's sign, and gradients that are 0 but for rounding would make updates of any sign.
+const EPS: f64 = 1e-2;
+
+/// With it an update is some 1e-4 of a weight or more, far above the weight's rounding.
+const LEARNING_RATE: f64 = 2e-2;
+
+/// SGD's: its update is the rate times the clipped gradient.
+const SGD_LEARNING_RATE: f64 = 1.0;
+
+/// So large that no gradient of a narrow model is small beside the others.
+const INIT_STD: f64 = 0.1;
+
+/// The small model for a layout.
+pub(super) struct Small {
+    pub(super) config: RunConfig,
+    /// Settings that it has otherwise, or not at all: a line each.
+    pub(super) replaced: Vec<String>,
+}
+
+impl Small {
+    /// Its sizes, in words.
+    pub(super) fn sizes(&self) -> String {
+        let (model, train) = (&self.config.model, &self.config.train);
+        if model.kind == ModelKind::Mlp {
+            return format!("an MLP of {:?}, {} samples a step", model.layer_sizes, train.global_batch_size);
+        }
+        let experts = match model.experts {
+            0 => String::new(),
+            count => format!(", {} of {count} experts a token", model.experts_per_token),
+        };
+        format!(
+            "{} blocks of width {}, {} heads with {} of keys, {} tokens in the vocabulary{experts}, {} sequences of {} a step",
+            model.layers,
+            model.hidden,
+            model.heads,
+            model.kv_heads.unwrap_or(model.heads),
+            model.vocab,
+            train.global_batch_size,
+            model.seq_length
+        )
+    }
+}
+
+/// The small model of `plan` for a layout that is `grid`.
+///
+/// # Errors
+/// Features that no small model has.
+pub(super) fn small(plan: &RunPlan, grid: Grid) -> Result<Small, UserError> {
+    if plan.frozen.are_all() {
+        let fix = "leave optimizer.freeze out, or freeze less";
+        return Err(UserError::new("a run that trains no parameter", "gradients and updates are compared", fix));
+    }
+    let mut config = plan.config.clone();
+    let mut replaced = Vec::new();
+    shrink_model(&mut config.model, plan.parallel.grid.size(Axis::Tensor), grid.size(Axis::Tensor));
+    shrink_layout(&mut config, plan, grid);
+    leave_out_the_run(&mut config);
+    make_exact(&mut config, &mut replaced);
+    if config.train.balance_loss_over == BalanceLossOver::GlobalBatch && grid.size(Axis::Data) > 1 {
+        // It is about the microbatches that ranks have at once, and one rank has no others.
+        config.train.balance_loss_over = BalanceLossOver::Microbatch;
+        replaced.push("train.balance_loss_over = \"global_batch\": \"microbatch\", as one rank has no others".into());
+    }
+    keep_what_fits(&mut config, grid, &mut replaced)?;
+    Ok(Small { config, replaced })
+}
+
+/// Leaves out lists that name what the small model does not have, such as a block of a higher number.
+fn keep_what_fits(config: &mut RunConfig, grid: Grid, replaced: &mut Vec<String>) -> Result<(), UserError> {
+    type Lists = [(&'static str, fn(&mut RunConfig) -> &mut Vec<String>); 3];
+    const LISTS: Lists = [
+        ("optimizer.freeze", |config| &mut config.optimizer.freeze),
+        ("optimizer.param_groups", |config| &mut config.optimizer.param_groups),
+        ("cuda_graph.modules", |config| &mut config.cuda_graph.modules),
+    ];
+    let check = |config: &RunConfig| RunPlan::new(in_layout(config, grid), grid.ranks()).err();
+    for (key, list) in LISTS {
+        if !list(config).is_empty() && check(config).is_some() {
+            replaced.push(format!("{key} = {:?}: left out, as the small model has no such parts", list(config)));
+            list(config).clear();
+        }
+    }
+    check(config).map_or(Ok(()), |error| {
+        let what = format!("no small model has these settings: {}", error.what);
+        Err(UserError::new(what, error.rule, "leave that setting out to verify the rest"))
+    })
+}
+
+fn shrink_model(model: &mut ModelConfig, ranks: usize, small_ranks: usize) {
+    let parity = |size: usize, even: usize, odd: usize| if size.is_multiple_of(2) { even } else { odd };
+    model.layer_sizes.iter_mut().for_each(|size| *size = 24.min(*size));
+    // Key heads: one a rank, several a rank, or one on several ranks.
+    let kv_heads = model.kv_heads.unwrap_or(model.heads);
+    let queries = parity(model.heads / kv_heads, 2, if model.heads == kv_heads { 1 } else { 3 });
+    let small_kv = match () {
+        () if kv_heads > ranks => 2 * small_ranks,
+        () if kv_heads == ranks || small_ranks == 1 => small_ranks,
+        () if kv_heads > 1 && small_ranks.is_multiple_of(2) => small_ranks / 2,
+        () => 1,
+    };
+    let queries = (queries..).find(|queries| (small_kv * queries).is_multiple_of(small_ranks)).unwrap_or(1);
+    let (heads, small_heads) = (model.heads, small_kv * queries);
+    let head_dim = if small_heads < 4 { 16 } else { 8 };
+    let is_wider = |dim: usize| dim * heads != model.hidden;
+    model.head_dim = model.head_dim.map(|dim| if is_wider(dim) { head_dim + 4 } else { head_dim });
+    model.kv_heads = model.kv_heads.map(|_| small_kv);
+    (model.heads, model.hidden) = (small_heads, small_heads * head_dim);
+    model.ffn = Some((3 * model.hidden / 2).next_multiple_of(4 * small_ranks));
+    // Rows of the vocabulary that pad it lie on the last rank.
+    let unit = 128 * small_ranks;
+    model.vocab = if model.vocab.is_multiple_of(128 * ranks) { unit } else { unit - 31 };
+    let seq = (4 * small_ranks).max(12);
+    model.max_position_embeddings =
+        model.max_position_embeddings.map(|most| if most > model.seq_length { seq + 4 } else { seq });
+    model.seq_length = seq;
+    model.sliding_window = model.sliding_window.map(|tokens| tokens.min(5));
+    model.loss_pieces = model.loss_pieces.map(|pieces| pieces.min(2));
+    model.lora_rank = model.lora_rank.min(4);
+    if model.experts > 0 {
+        let per_token = model.experts_per_token.min(2);
+        model.experts = if model.experts == model.experts_per_token { per_token } else { parity(model.experts, 4, 5) };
+        model.experts_per_token = per_token;
+        model.expert_ffn = model.expert_ffn.map(|_| 6 * small_ranks);
+        model.shared_expert_ffn = model.shared_expert_ffn.min(4 * small_ranks);
+    }
+    model.init_from = None;
+    model.init_std = INIT_STD;
+}
+
+fn shrink_layout(config: &mut RunConfig, plan: &RunPlan, grid: Grid) {
+    let (stages, data) = (grid.size(Axis::Pipeline), grid.size(Axis::Data));
+    let parallel = &mut config.parallel;
+    let microbatches = plan.batch.microbatches();
+    // Chunks of one block and of two differ in what lies at their ends.
+    let parts = plan.parallel.blocks.len().max(1);
+    if parallel.virtual_pipeline > 1 {
+        parallel.virtual_pipeline = if parallel.virtual_pipeline.is_multiple_of(2) { 2 } else { 3 };
+    }
+    let small_parts = stages * parallel.virtual_pipeline;
+    let few = |blocks: usize| if blocks.is_multiple_of(2) { 2 } else { 1 };
+    let layers = config.model.layers;
+    let all = small_parts * few(layers / parts) + usize::from(!layers.is_multiple_of(parts));
+    let pattern = config.model.window_pattern.len().max(config.model.expert_pattern.len()).min(6);
+    config.model.layers = match parallel.pipeline_layers.len() == small_parts && stages > 1 {
+        true => {
+            parallel.pipeline_layers.iter_mut().for_each(|blocks| *blocks = few(*blocks));
+            parallel.pipeline_layers.iter().sum()
+        }
+        false => {
+            parallel.pipeline_layers.clear();
+            all.max(pattern)
+        }
+    };
+    config.recompute.layers = config.recompute.layers.min(2);
+    config.cuda_graph.layers.clear();
+    // More microbatches than the first stage begins before its first backward, if the run has more.
+    let group =
+        parallel.microbatch_group.map_or(stages, |group| if group > parallel.pipeline { stages + 1 } else { stages });
+    parallel.microbatch_group = parallel.microbatch_group.map(|_| group);
+    let enough = if parallel.virtual_pipeline > 1 { 2 * group } else { stages + 2 };
+    let own = if parallel.virtual_pipeline > 1 { enough } else { microbatches.min(enough) };
+    config.train.micro_batch_size = config.train.micro_batch_size.min(2);
+    config.train.global_batch_size = own * data * config.train.micro_batch_size;
+}
+
+/// Leaves out what no number of a step depends on, and files.
+fn leave_out_the_run(config: &mut RunConfig) {
+    let RunConfig { data, train, optimizer, cuda_graph, checkpoint, logging, .. } = config;
+    (data.path, data.validation_path, data.chat_template) = (None, None, None);
+    (data.validation_sets, data.seq_length_buckets) = (Vec::new(), Vec::new());
+    (data.group_by_length, data.add_special_tokens) = (false, false);
+    (train.device, train.threads, train.sync_debug) = (DeviceChoice::Host, Some(1), SyncDebugChoice::Off);
+    (train.steps, train.epochs, train.rampup_batch_size) = (STEPS, None, Vec::new());
+    (train.eval_interval, train.early_stop_patience) = (0, 0);
+    (optimizer.schedule, optimizer.min_lr, optimizer.warmup_steps) = (DecayStyle::Constant, None, Some(0));
+    optimizer.decay_steps = 0;
+    (cuda_graph.verify, cuda_graph.warmup_steps) = (0, 1);
+    if cuda_graph.scope == GraphScope::Auto {
+        cuda_graph.scope = GraphScope::PerLayer;
+    }
+    (checkpoint.save_best, logging.sample_prompts) = (false, None);
+    logging.print_activations = Vec::new();
+}
+
+/// Makes all numbers f32, and every update smooth in the gradient.
+fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
+    let RunConfig { precision, optimizer, parallel, .. } = config;
+    if precision.compute.activations() != device::DType::F32 {
+        replaced.push(format!("precision.compute = \"{}\": f32, whose sums tell layouts apart", precision.compute));
+    }
+    if precision.fp8 != Fp8Choice::None {
+        replaced.push(format!("precision.fp8 = \"{}\": left out", precision.fp8));
+    }
+    if parallel.grad_reduce != GradReduce::F32 {
+        replaced.push("parallel.grad_reduce = \"bf16\": f32".into());
+    }
+    precision.compute = engine::precision::Precision::F32;
+    (precision.fp8, precision.fp8_param_gather, precision.fp8_metrics_interval) = (Fp8Choice::None, false, 0);
+    precision.bf16_blocks = vec![0, 0];
+    parallel.grad_reduce = GradReduce::F32;
+    (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (MomentDtype::F32, MomentDtype::F32);
+    if optimizer.kind == OptimizerChoice::Lion {
+        // Elements whose gradient is 0 but for rounding would move by the whole rate, to either side.
+        replaced.push("optimizer.kind = \"lion\": adamw, whose updates are not signs alone".into());
+        optimizer.kind = OptimizerChoice::AdamW;
+    }
+    optimizer.eps = EPS;
+    optimizer.lr = if optimizer.kind == OptimizerChoice::Sgd { SGD_LEARNING_RATE } else { LEARNING_RATE };
+    if optimizer.clip > 0.0 {
+        optimizer.clip = CLIP;
+    }
+}
+
+/// The same model and batch in another layout.
+pub(super) fn in_layout(config: &RunConfig, grid: Grid) -> RunConfig {
+    let mut config = config.clone();
+    let parallel = &mut config.parallel;
+    (parallel.tensor, parallel.pipeline) = (grid.size(Axis::Tensor), grid.size(Axis::Pipeline));
+    if parallel.pipeline == 1 {
+        (parallel.virtual_pipeline, parallel.microbatch_group) = (1, None);
+        parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
+    }
+    if parallel.pipeline == 1 || parallel.pipeline_layers.len() != parallel.pipeline * parallel.virtual_pipeline {
+        parallel.pipeline_layers.clear();
+    }
+    config
+}
+
+/// The same model and batch on one rank, as plainly as can be.
+pub(super) fn alone(config: &RunConfig) -> RunConfig {
+    let mut config = in_layout(config, Grid::data_parallel(1));
+    (config.parallel.sequence_parallel, config.parallel.distributed_optimizer) = (false, false);
+    config.recompute.granularity = RecomputeGranularity::None;
+    config.cuda_graph.enable = false;
+    config
+}
