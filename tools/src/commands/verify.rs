@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use common::Mistakes;
 use common::format::counted;
 use common::terminal::warn;
@@ -17,6 +17,8 @@ use trainer::error::RunError;
 pub struct VerifyRequest {
     run: TrainRequest,
     ranks: usize,
+    /// Say what would be compared, and stop.
+    dry_run: bool,
 }
 
 pub(super) fn command() -> Command {
@@ -34,12 +36,12 @@ pub(super) fn command() -> Command {
                 .help("Ranks of the run"),
         )
         .arg(
-            Arg::new("flags")
-                .value_name("FLAGS")
-                .last(true)
-                .num_args(0..)
-                .help("The trainer's flags. With --dry-run among them it only says what it would compare"),
-        );
+            Arg::new("dry-run")
+                .long("dry-run")
+                .action(ArgAction::SetTrue)
+                .help("Prints what would be compared, and stops"),
+        )
+        .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"));
     Command::new("verify")
         .about("Verifies a run's layout before the run: the same numbers as one rank")
         .subcommand_required(true)
@@ -52,7 +54,7 @@ pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<V
     let flags = matches.get_many::<String>("flags").into_iter().flatten().map(OsString::from);
     let run = training_run([OsString::from("trainer")].into_iter().chain(flags), mistakes)?;
     let ranks = matches.get_one::<u32>("ranks").map_or(1, |ranks| *ranks as usize);
-    Some(VerifyRequest { run, ranks })
+    Some(VerifyRequest { run, ranks, dry_run: matches.get_flag("dry-run") })
 }
 
 /// Compares every layout with one rank; returns what was compared, in lines.
@@ -60,16 +62,17 @@ pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<V
 /// # Errors
 /// Flags that break a rule; a layout with other numbers.
 pub(super) fn run(request: &VerifyRequest) -> Result<String, RunError> {
-    let VerifyRequest { run, ranks } = request;
+    let VerifyRequest { run, ranks, dry_run } = request;
     let trials = trials(&run.config, *ranks)?;
     run.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
     let mut replaced: Vec<&String> = trials.iter().flat_map(Trial::replaced).collect();
+    replaced.sort();
     replaced.dedup();
     replaced.into_iter().for_each(|line| warn(&format!("notice: not compared: {line}")));
     let lines = trials.iter().map(|trial| {
         let ranks = counted(trial.grid.ranks(), "rank");
         let what = format!("{}, {ranks}, {STEPS} steps of {}", words(trial.grid), trial.sizes());
-        match run.dry_run {
+        match dry_run {
             true => Ok(format!("would compare with one rank: {what}")),
             false => match trial.verdict()? {
                 Verdict::Same(compared) => Ok(format!("same numbers as one rank: {what}\n  differences: {compared}")),

@@ -8,6 +8,8 @@ mod cause;
 mod compare;
 mod layouts;
 mod numbers;
+#[cfg(test)]
+mod planted;
 mod samples;
 mod small;
 

@@ -98,7 +98,7 @@ pub(super) fn numbers(config: &RunConfig, ranks: usize) -> Result<Vec<RankNumber
 fn on_rank(config: &RunConfig, ranks: usize, rank: &ThreadRank) -> Result<RankNumbers, RunError> {
     let mut plan = RunPlan::new(config.clone(), ranks)?;
     plan.parallel.bucket_bytes = BUCKET_BYTES;
-    let device = Device::host(HostOptions { threads: 1, check: false, dry: false })?;
+    let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
     let group = ProcessGroup::connected(plan.topology(), rank.rank(), &mut |name, group| {
         let communicator = rank.split(name, &group);
         Ok((group.len() > 1).then_some(communicator))
@@ -133,14 +133,12 @@ fn weights(stage: &Stage) -> Result<HashMap<String, Vec<f32>>, RunError> {
 fn parts(plan: &RunPlan, stage: &Stage, before: &mut HashMap<String, Vec<f32>>) -> Result<Vec<Part>, RunError> {
     let after = weights(stage)?;
     let mut parts = Vec::new();
-    let overwrites = |spec: &ParamSpec| {
-        let group = plan.optimizer.groups.iter().find(|group| group.has(spec));
-        group.is_some_and(|group| group.rule.overwrites_gradients())
-    };
+    // Muon sums whole buckets with directions in the place of gradients. Its momentum, and AdamW's first moment, show them.
+    let overwrites = plan.optimizer.groups.iter().any(|group| group.rule.overwrites_gradients());
     for (index, (spec, param)) in stage.params().iter().enumerate() {
         let Some(new) = after.get(&spec.name) else { continue };
         let read = |tensor: &Tensor| stage.device().download::<f32>(tensor);
-        if let Some(gradient) = param.owned_grad().filter(|_| !overwrites(spec)) {
+        if let Some(gradient) = param.owned_grad().filter(|_| !overwrites) {
             parts.extend(parts_of(Values::Gradient, (spec, param), &read(&gradient)?));
         }
         for (name, state) in stage.optimizer().state(index) {

@@ -44,8 +44,12 @@ impl Small {
             0 => String::new(),
             count => format!(", {} of {count} experts a token", model.experts_per_token),
         };
+        let chunks = match self.config.parallel.virtual_pipeline {
+            1 => String::new(),
+            chunks => format!(" in {chunks} chunks a stage"),
+        };
         format!(
-            "{} blocks of width {}, {} heads with {} of keys, {} tokens in the vocabulary{experts}, {} sequences of {} a step",
+            "{} blocks{chunks} of width {}, {} heads with {} of keys, {} tokens in the vocabulary{experts}, {} sequences of {} a step",
             model.layers,
             model.hidden,
             model.heads,
@@ -70,6 +74,9 @@ pub(super) fn small(plan: &RunPlan, grid: Grid) -> Result<Small, UserError> {
     let mut replaced = Vec::new();
     shrink_model(&mut config.model, plan.parallel.grid.size(Axis::Tensor), grid.size(Axis::Tensor));
     shrink_layout(&mut config, plan, grid);
+    if !config.data.seq_length_buckets.is_empty() {
+        replaced.push(format!("data.seq_length_buckets = {:?}: one length", config.data.seq_length_buckets));
+    }
     leave_out_the_run(&mut config);
     make_exact(&mut config, &mut replaced);
     if config.train.balance_loss_over == BalanceLossOver::GlobalBatch && grid.size(Axis::Data) > 1 {
@@ -214,6 +221,11 @@ fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
     (precision.fp8, precision.fp8_param_gather, precision.fp8_metrics_interval) = (Fp8Choice::None, false, 0);
     precision.bf16_blocks = vec![0, 0];
     parallel.grad_reduce = GradReduce::F32;
+    for (key, dtype) in [("exp_avg_dtype", optimizer.exp_avg_dtype), ("exp_avg_sq_dtype", optimizer.exp_avg_sq_dtype)] {
+        if dtype != MomentDtype::F32 {
+            replaced.push(format!("optimizer.{key} = \"{dtype}\": f32"));
+        }
+    }
     (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (MomentDtype::F32, MomentDtype::F32);
     if optimizer.kind == OptimizerChoice::Lion {
         // Elements whose gradient is 0 but for rounding would move by the whole rate, to either side.
