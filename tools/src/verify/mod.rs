@@ -9,6 +9,8 @@ mod compare;
 mod layouts;
 mod numbers;
 #[cfg(test)]
+mod pairs;
+#[cfg(test)]
 mod planted;
 mod samples;
 mod small;

@@ -85,6 +85,7 @@ mod trace;
 mod unfit_weights;
 mod used_names;
 mod verify;
+mod verify_layout;
 mod walks;
 mod wandb_client;
 mod watch;

@@ -1,0 +1,156 @@
+//! Every layout trains as one rank does, whichever features meet in it: every pair of them meets in some case.
+
+use std::collections::BTreeSet;
+
+use parallel::Axis;
+use trainer::config::{ConfigSources, RunConfig};
+
+use super::{Trial, Verdict, trials};
+
+/// What a case has one of, as settings. The first has the ranks that share the batch.
+const FEATURES: &[&[&str]] = &[
+    &["data 1", "data 2", "data 3"],
+    &["parallel.tensor=1", "parallel.tensor=2", "parallel.tensor=4"],
+    &[
+        "parallel.pipeline=1",
+        "parallel.pipeline=2",
+        "parallel.pipeline=3",
+        "parallel.pipeline=2 parallel.virtual_pipeline=2",
+        "parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble",
+    ],
+    &[
+        "model.preset=tiny",
+        "model.preset=tiny-llama",
+        "model.preset=tiny-llama model.lora_rank=4",
+        "model.preset=tiny-llama model.kv_heads=1 model.experts=4 model.experts_per_token=2 \
+         train.balance_loss_multiplier=0.01 train.router_z_loss_multiplier=0.001",
+        "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]",
+    ],
+    &["model.tie_embeddings=true", "model.tie_embeddings=false"],
+    &["optimizer.kind=adamw", "optimizer.kind=sgd", "optimizer.kind=muon"],
+    &["optimizer.clip=1", "optimizer.clip=0"],
+    &["parallel.distributed_optimizer=true", "parallel.distributed_optimizer=false"],
+    &["parallel.sequence_parallel=true", "parallel.sequence_parallel=false"],
+    &["recompute.granularity=none", "recompute.granularity=selective", "recompute.granularity=full"],
+    &[
+        "cuda_graph.enable=false",
+        "cuda_graph.enable=true cuda_graph.scope=per_layer",
+        "cuda_graph.enable=true cuda_graph.scope=per_chunk",
+        "cuda_graph.enable=true cuda_graph.scope=full_iteration",
+        "cuda_graph.enable=true cuda_graph.overlap_microbatches=true",
+    ],
+    &["cuda_graph.mempool=per_microbatch", "cuda_graph.mempool=single"],
+    &["data.sft=false", "data.sft=true", "data.sft=true data.sft_packing=4", "data.reset_attention_mask=true"],
+    &["model.hidden_dropout=0", "model.hidden_dropout=0.1 model.attention_dropout=0.1"],
+];
+
+/// A value of every feature, by its number.
+type Case = Vec<usize>;
+
+/// The pairs of values in a case: two features, each with its value.
+fn pairs(case: &Case) -> Vec<[(usize, usize); 2]> {
+    let with_later = |first: usize| (first + 1..case.len()).map(move |second| [first, second]);
+    let places = (0..case.len()).flat_map(with_later);
+    places.map(|places| places.map(|feature| (feature, case[feature]))).collect()
+}
+
+fn settings(case: &Case) -> Vec<&'static str> {
+    case.iter().zip(FEATURES).map(|(value, values)| values[*value]).collect()
+}
+
+fn config(case: &Case) -> RunConfig {
+    let mut sources = ConfigSources::default();
+    let common = ["model.layers=4", "train.global_batch_size=48", "train.micro_batch_size=2", "precision.compute=f32"];
+    for pair in settings(case)[1..].iter().chain(&common).flat_map(|settings| settings.split_whitespace()) {
+        let (key, value) = pair.split_once('=').unwrap();
+        sources.set(key, value, "test").unwrap();
+    }
+    sources.resolve()
+}
+
+/// The layout of a case. `None` if it has more than eight ranks, or breaks a rule.
+fn trial(case: &Case) -> Option<Trial> {
+    let config = config(case);
+    let ranks = config.parallel.tensor * config.parallel.pipeline * (case[0] + 1);
+    let trials = (ranks <= 8).then(|| trials(&config, ranks).ok()).flatten();
+    trials.and_then(|trials| trials.into_iter().next())
+}
+
+/// Cases in which all pairs meet, each with as many new ones as drawn ones have; and the pairs that never can.
+fn cases() -> (Vec<Case>, Vec<String>) {
+    const DRAWN: u64 = 24;
+    let count = |feature: usize| FEATURES[feature].len();
+    let all = |first: usize, second: usize| {
+        (0..count(first)).flat_map(move |a| (0..count(second)).map(move |b| [(first, a), (second, b)]))
+    };
+    let features = 0..FEATURES.len();
+    let places = features.clone().flat_map(|first| (first + 1..FEATURES.len()).map(move |second| (first, second)));
+    let mut missing: BTreeSet<_> = places.flat_map(|(first, second)| all(first, second)).collect();
+    let (mut cases, mut never): (Vec<Case>, Vec<String>) = (Vec::new(), Vec::new());
+    while let Some(&pair) = missing.first() {
+        let drawn = |number: u64| {
+            let value = |feature: usize| {
+                let stream = cases.len() as u64 * DRAWN + number;
+                (device::random::uniform(stream, feature as u64) * count(feature) as f32) as usize
+            };
+            let mut case: Case = features.clone().map(value).collect();
+            pair.iter().for_each(|&(feature, value)| case[feature] = value);
+            case
+        };
+        let possible = (0..8 * DRAWN).map(drawn).filter(|case| trial(case).is_some()).take(DRAWN as usize);
+        let new = |case: &Case| pairs(case).iter().filter(|pair| missing.contains(*pair)).count();
+        match possible.max_by_key(new) {
+            Some(case) => {
+                let met = pairs(&case);
+                missing.retain(|pair| !met.contains(pair));
+                cases.push(case);
+            }
+            None => {
+                missing.remove(&pair);
+                never.push(pair.map(|(feature, value)| FEATURES[feature][value]).join(" with "));
+            }
+        }
+    }
+    (cases, never)
+}
+
+/// Verifies a fourth of the cases.
+fn assert_same(fourth: usize) {
+    let (cases, _) = cases();
+    for case in cases.iter().skip(fourth).step_by(4) {
+        let verdict = trial(case).unwrap().verdict();
+        match verdict.unwrap_or_else(|error| panic!("{:?}: {error}", settings(case))) {
+            Verdict::Same(_) => {}
+            Verdict::Differs(found) => panic!("{:?}: {found}", settings(case)),
+        }
+    }
+}
+
+#[test]
+fn all_pairs_meet_but_those_that_a_rule_excludes() {
+    let (cases, never) = cases();
+    let axes = |case: &Case| trial(case).map(|trial| Axis::ALL.map(|axis| trial.grid.size(axis)));
+    let layouts: BTreeSet<_> = cases.iter().filter_map(axes).collect();
+    assert!(layouts.contains(&[2, 2, 2]) && layouts.contains(&[1, 3, 2]), "{layouts:?}");
+    assert_eq!(never, Vec::<String>::new(), "{} cases", cases.len());
+}
+
+#[test]
+fn layouts_have_the_numbers_of_one_rank_1() {
+    assert_same(0);
+}
+
+#[test]
+fn layouts_have_the_numbers_of_one_rank_2() {
+    assert_same(1);
+}
+
+#[test]
+fn layouts_have_the_numbers_of_one_rank_3() {
+    assert_same(2);
+}
+
+#[test]
+fn layouts_have_the_numbers_of_one_rank_4() {
+    assert_same(3);
+}
