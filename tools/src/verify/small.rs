@@ -66,10 +66,6 @@ impl Small {
 /// # Errors
 /// Features that no small model has.
 pub(super) fn small(plan: &RunPlan, grid: Grid) -> Result<Small, UserError> {
-    if plan.frozen.are_all() {
-        let fix = "leave optimizer.freeze out, or freeze less";
-        return Err(UserError::new("a run that trains no parameter", "gradients and updates are compared", fix));
-    }
     let mut config = plan.config.clone();
     let mut replaced = Vec::new();
     shrink_model(&mut config.model, plan.parallel.grid.size(Axis::Tensor), grid.size(Axis::Tensor));

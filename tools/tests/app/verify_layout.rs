@@ -64,7 +64,7 @@ fn wrong_flags_are_refused_before_any_work() {
         ),
         ("--ranks 2 -- --layers 0", &["model.layers = 0"]),
         ("--ranks 2 -- --tensor-model-paralel-size 2", &["--tensor-model-parallel-size"]),
-        ("--ranks 2 -- --freeze *", &["a run that trains no parameter", "Fix: "]),
+        ("--ranks 2 -- --freeze *", &["optimizer.freeze", "a run trains at least one parameter"]),
         ("-- --layers 2", &["--ranks"]),
     ] {
         expect(&verify(line), 2, &[parts, &[". Rule: "]].concat());
