@@ -29,7 +29,6 @@ mod grad_reduce;
 mod graph_modules;
 mod hooks;
 mod kept_losses;
-mod layouts;
 mod left_out;
 mod lengths;
 mod lora;
