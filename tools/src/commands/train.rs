@@ -182,7 +182,14 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         let binding = launch::binding_notice(env);
         let fine_tuning = advice::fine_tuning(&plan, &request.given).filter(|_| !is_bench);
         let advice: Vec<String> = advice::notices(&plan, env).chain(fine_tuning).collect();
-        let notices = request.notices.iter().chain(&unused).chain(&binding).chain(&advice).map(String::as_str);
+        let verifiable = (request.dry_run && env.world_size > 1).then(|| {
+            let ranks = env.world_size;
+            format!(
+                "`trainer verify layout --ranks {ranks} -- FLAGS` compares this layout's numbers with those of one rank"
+            )
+        });
+        let all = request.notices.iter().chain(&unused).chain(&binding).chain(&advice).chain(&verifiable);
+        let notices = all.map(String::as_str);
         notices
             .chain(source.notices().iter().map(String::as_str))
             .for_each(|notice| tell(&format!("notice: {notice}")));

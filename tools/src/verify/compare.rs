@@ -62,13 +62,14 @@ pub(crate) struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Difference { step, what, ranks, elements, values: (here, alone), factor } = self;
-        let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        write!(f, "step {}: the {what} on rank {ranks} ", step + 1)?;
+        let numbers = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let ranks = if ranks.len() > 1 { "ranks" } else { "rank" };
+        write!(f, "step {}: the {what} on {ranks} {numbers} ", step + 1)?;
         match factor {
             Some(factor) => write!(f, "is {} that of one rank", times(*factor))?,
             None => f.write_str("differs from that of one rank by no constant factor")?,
         }
-        write!(f, " ({here:e} instead of {alone:e}")?;
+        write!(f, " ({here:.4e} instead of {alone:.4e}")?;
         match elements {
             Some((some, all)) => write!(f, "; {some} of {all} values)"),
             None => f.write_str(")"),
@@ -95,8 +96,10 @@ pub(super) fn compare(alone: &RankNumbers, ranks: &[RankNumbers]) -> Result<Comp
     for (step, alone) in alone.iter().enumerate() {
         let ranks: Vec<&StepNumbers> = ranks.iter().map(|rank| &rank[step]).collect();
         let at_step = |found: Difference| Difference { step, ..found };
-        let loss = compare_number("loss", LOSS, alone.loss, ranks.iter().map(|rank| rank.loss));
-        compared.loss = compared.loss.max(loss.map_err(at_step)?);
+        for (at, &(name, loss)) in alone.losses.iter().enumerate() {
+            let found = compare_number(name, LOSS, loss, ranks.iter().map(|rank| rank.losses[at].1));
+            compared.loss = compared.loss.max(found.map_err(at_step)?);
+        }
         compare_loads(alone, &ranks).map_err(at_step)?;
         compare_parts(alone, &ranks, |values| values == Values::Gradient, &mut compared).map_err(at_step)?;
         let norms = ranks.iter().map(|rank| rank.grad_norm.into());
@@ -112,8 +115,8 @@ fn compare_number(what: &str, allowed: f64, alone: f64, ranks: impl Iterator<Ite
     let all: Vec<f64> = ranks.collect();
     let relative = |here: &f64| if *here == alone { 0.0 } else { (here / alone - 1.0).abs() };
     // A number that is none is not within it, either.
-    let differs = |rank: &usize| !(relative(&all[*rank]) <= allowed);
-    let others: Vec<usize> = (0..all.len()).filter(differs).collect();
+    let is_same = |rank: &usize| relative(&all[*rank]) <= allowed;
+    let others: Vec<usize> = (0..all.len()).filter(|rank| !is_same(rank)).collect();
     let Some(&first) = others.first() else { return Ok(all.iter().map(relative).fold(0.0, f64::max)) };
     let factor = all[first] / alone;
     let same = others.iter().all(|rank| (all[*rank] / alone / factor - 1.0).abs() < allowed);

@@ -65,7 +65,8 @@ pub(super) struct Part {
 /// The numbers of a step on a rank.
 #[derive(Clone, Debug)]
 pub(super) struct StepNumbers {
-    pub(super) loss: f64,
+    /// The loss, then the terms that training adds to it, by name.
+    pub(super) losses: Vec<(&'static str, f64)>,
     pub(super) grad_norm: f32,
     pub(super) loads: Vec<BlockLoad>,
     /// Gradients of all parameters, then states, then updates.
@@ -114,7 +115,7 @@ fn on_rank(config: &RunConfig, ranks: usize, rank: &ThreadRank) -> Result<RankNu
         let batch = stage.needs_batch().then(|| samples.batch(share.first_sample, share.samples));
         let result = stage.train_step(settings, batch.as_ref())?.wait()?;
         steps.push(StepNumbers {
-            loss: result.loss,
+            losses: [("loss", result.loss)].into_iter().chain(result.added).collect(),
             grad_norm: result.grad_norm,
             loads: result.expert_loads,
             parts: parts(&plan, &stage, &mut weights)?,

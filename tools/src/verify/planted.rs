@@ -166,7 +166,11 @@ fn assert_found(settings: &str, [tensor, pipeline, data]: [usize; 3], faults: &[
             Ok(all)
         });
         let Verdict::Differs(text) = verdict.unwrap() else { panic!("{name}: not found") };
-        let named = format!("step 1: the gradient of {name} on rank ");
+        let error = RunError::Layout(text.clone());
+        assert!(
+            error.exit_code() == 3 && error.to_string().contains(". Rule: every layout has the numbers of one rank.")
+        );
+        let named = format!("step 1: the gradient of {name} on rank");
         assert!(text.contains(&named) && words.iter().all(|words| text.contains(words)), "{words:?}: {text}");
     }
 }
