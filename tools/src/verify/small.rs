@@ -1,6 +1,7 @@
 //! The small model of a run: its sizes shrink, its features and the remainders of its divisions stay.
 
 use common::UserError;
+use engine::precision::Precision;
 use parallel::{Axis, Grid};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
@@ -72,6 +73,9 @@ pub(super) fn small(plan: &RunPlan, grid: Grid) -> Result<Small, UserError> {
     shrink_layout(&mut config, plan, grid);
     if !config.data.seq_length_buckets.is_empty() {
         replaced.push(format!("data.seq_length_buckets = {:?}: one length", config.data.seq_length_buckets));
+    }
+    if !config.cuda_graph.layers.is_empty() {
+        replaced.push(format!("cuda_graph.layers = {:?}: all layers", config.cuda_graph.layers));
     }
     leave_out_the_run(&mut config);
     make_exact(&mut config, &mut replaced);
@@ -171,7 +175,6 @@ fn shrink_layout(config: &mut RunConfig, plan: &RunPlan, grid: Grid) {
         }
     };
     config.recompute.layers = config.recompute.layers.min(2);
-    config.cuda_graph.layers.clear();
     // More microbatches than the first stage begins before its first backward, if the run has more.
     let group =
         parallel.microbatch_group.map_or(stages, |group| if group > parallel.pipeline { stages + 1 } else { stages });
@@ -193,7 +196,7 @@ fn leave_out_the_run(config: &mut RunConfig) {
     (train.eval_interval, train.early_stop_patience) = (0, 0);
     (optimizer.schedule, optimizer.min_lr, optimizer.warmup_steps) = (DecayStyle::Constant, None, Some(0));
     optimizer.decay_steps = 0;
-    (cuda_graph.verify, cuda_graph.warmup_steps) = (0, 1);
+    (cuda_graph.verify, cuda_graph.warmup_steps, cuda_graph.layers) = (0, 1, Vec::new());
     if cuda_graph.scope == GraphScope::Auto {
         cuda_graph.scope = GraphScope::PerLayer;
     }
@@ -204,7 +207,7 @@ fn leave_out_the_run(config: &mut RunConfig) {
 /// Makes all numbers f32, and every update smooth in the gradient.
 fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
     let RunConfig { precision, optimizer, parallel, .. } = config;
-    if precision.compute.activations() != device::DType::F32 {
+    if precision.compute != Precision::F32 {
         replaced.push(format!("precision.compute = \"{}\": f32, whose sums tell layouts apart", precision.compute));
     }
     if precision.fp8 != Fp8Choice::None {
@@ -213,7 +216,7 @@ fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
     if parallel.grad_reduce != GradReduce::F32 {
         replaced.push("parallel.grad_reduce = \"bf16\": f32".into());
     }
-    precision.compute = engine::precision::Precision::F32;
+    precision.compute = Precision::F32;
     (precision.fp8, precision.fp8_param_gather, precision.fp8_metrics_interval) = (Fp8Choice::None, false, 0);
     precision.bf16_blocks = vec![0, 0];
     parallel.grad_reduce = GradReduce::F32;
@@ -257,4 +260,71 @@ pub(super) fn alone(config: &RunConfig) -> RunConfig {
     config.recompute.granularity = RecomputeGranularity::None;
     config.cuda_graph.enable = false;
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use trainer::config::ConfigSources;
+
+    use super::*;
+    use crate::verify::layouts::of_sizes;
+
+    /// The small model of a run, in a layout of these sizes along tensor, data and pipeline.
+    fn of(settings: &str, grid: [usize; 3]) -> Small {
+        let mut sources = ConfigSources::default();
+        for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+            sources.set(key, value, "test").unwrap();
+        }
+        let config = sources.resolve();
+        let ranks = config.parallel.tensor * config.parallel.pipeline;
+        small(&RunPlan::new(config, ranks).unwrap(), of_sizes(grid)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn remainders_and_ratios_of_a_large_model_stay_in_the_small_one() {
+        let heads = |settings: &str, grid| {
+            let model = of(settings, grid).config.model;
+            (model.heads, model.kv_heads.unwrap_or(model.heads))
+        };
+        // A key head for each rank, with several query heads.
+        assert_eq!(heads("model.preset=llama-70b parallel.tensor=8", [4, 1, 1]), (8, 4));
+        // Several key heads for each rank, each with one query head.
+        assert_eq!(heads("model.heads=8 model.kv_heads=8 model.hidden=64 parallel.tensor=2", [2, 1, 1]), (4, 4));
+        // Two ranks have copies of a key head, and four have.
+        let four = "model.preset=tiny-llama parallel.tensor=4";
+        assert_eq!(heads(&format!("{four} model.kv_heads=2"), [4, 1, 1]), (4, 2));
+        assert_eq!(heads(&format!("{four} model.kv_heads=1"), [4, 1, 1]), (4, 1));
+        // The vocabulary of GPT-2 is padded, and one of 51200 tokens on four ranks is not.
+        let vocab =
+            |settings: &str| of(&format!("model.preset=gpt2-124m {settings}"), [4, 1, 1]).config.model.vocab % 512;
+        assert_eq!((vocab("parallel.tensor=4"), vocab("parallel.tensor=4 model.vocab=51200")), (481, 0));
+        let experts = of("model.preset=mixtral-8x7b", [1, 2, 1]).config.model;
+        assert_eq!((experts.experts, experts.experts_per_token), (4, 2));
+    }
+
+    #[test]
+    fn stages_keep_odd_and_even_numbers_of_blocks_and_microbatches_that_fill_them() {
+        let sizes = |settings: &str| {
+            let config = of(&format!("parallel.pipeline=2 train.global_batch_size=64 {settings}"), [1, 1, 2]).config;
+            (config.model.layers, config.train.global_batch_size / config.train.micro_batch_size)
+        };
+        assert_eq!(sizes("model.layers=6"), (2, 4));
+        assert_eq!(sizes("model.layers=8"), (4, 4));
+        assert_eq!(sizes("model.layers=9"), (5, 4));
+        assert_eq!(sizes("model.layers=8 parallel.virtual_pipeline=4"), (4, 4));
+        assert_eq!(sizes("model.layers=8 train.global_batch_size=2 train.micro_batch_size=2"), (4, 1));
+    }
+
+    #[test]
+    fn all_that_is_not_compared_is_told() {
+        let told = of(
+            "precision.compute=bf16 parallel.grad_reduce=bf16 optimizer.kind=lion optimizer.freeze=[\"h.1.*\"] \
+             model.layers=3 cuda_graph.layers=[1]",
+            [1, 2, 1],
+        );
+        let keys =
+            ["cuda_graph.layers", "precision.compute", "parallel.grad_reduce", "optimizer.kind", "optimizer.freeze"];
+        let begins = |(line, key): (&String, &&str)| line.starts_with(*key);
+        assert!(told.replaced.len() == 5 && told.replaced.iter().zip(&keys).all(begins), "{:?}", told.replaced);
+    }
 }
