@@ -6,8 +6,8 @@ use trainer::error::RunError;
 use super::compare::Difference;
 use super::layouts::{name, of_sizes, with_size};
 
-/// The axis that numbers of `grid` differ over, in words. `differs` tries a layout: `None` if the model cannot be divided
-/// so.
+/// The axis that numbers of `grid` differ over, in words. `differs` tries a layout: `None` if the model cannot be
+/// divided so.
 ///
 /// An axis is at fault if the numbers differ with its ranks alone, and with those of no other axis. If they differ with
 /// each, the fault may be that an axis has one rank: then they do not differ if it has two.

@@ -10,7 +10,7 @@ use super::numbers::{Part, RankNumbers, StepNumbers, Values};
 /// A loss is a mean of some hundred losses, each of two f32 sums. In another order they differ by a few 1e-7.
 const LOSS: f64 = 3e-6;
 
-/// A norm is of many f32 gradients, which differ among themselves as they do.
+/// A norm is of many f32 gradients. It differs less than the largest difference among them.
 const NORM: f64 = 1e-5;
 
 /// Gradients and states are f32 sums over some hundred tokens, through all layers. In another order they differ by some
@@ -55,7 +55,7 @@ pub(crate) struct Difference {
     elements: Option<(usize, usize)>,
     /// Of the first value: here, and on one rank.
     values: (f64, f64),
-    /// Ours over one rank's, if it is the same for all values that differ.
+    /// Ours over one rank's, if all values that differ have the same.
     pub(super) factor: Option<f64>,
 }
 
@@ -254,7 +254,7 @@ fn differences(whole: &mut Whole, (values, name): (Values, &str), parts: &[(usiz
     }
 }
 
-/// Ours over one rank's, if it is about the same for all pairs. Values that are small beside the parameter's largest have
+/// Ours over one rank's, if all pairs have about the same. Values that are small beside the parameter's largest have
 /// too few exact digits.
 fn constant_factor(pairs: &[(f32, f32)], largest: f32) -> Option<f64> {
     let exact = pairs.iter().filter(|(_, alone)| alone.abs() > 0.02 * largest);

@@ -37,9 +37,9 @@ pub(crate) struct Trial {
 
 /// A layout that was verified.
 pub(crate) enum Verdict {
-    /// It has the numbers of one rank.
+    /// All numbers are those of one rank.
     Same(Compared),
-    /// It has other numbers: which, and why, in words.
+    /// Some numbers are others: which, and over which axis, in words.
     Differs(String),
 }
 

@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// Values of a parameter. A fault shows first in the one that comes first here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Values {
-    /// Its gradient, summed over all ranks.
+    /// The gradient, summed over all ranks.
     Gradient,
     /// A state of the optimizer.
     State(&'static str),
@@ -55,7 +55,7 @@ pub(super) struct Part {
     pub(super) name: String,
     /// The sizes of the whole parameter.
     pub(super) whole: Vec<usize>,
-    /// Its place in the whole.
+    /// The place in the whole parameter.
     pub(super) slab: Slab,
     pub(super) here: Vec<f32>,
     /// The largest weight in it, for updates: they are rounded as it is.
@@ -134,7 +134,7 @@ fn weights(stage: &Stage) -> Result<HashMap<String, Vec<f32>>, RunError> {
 fn parts(plan: &RunPlan, stage: &Stage, before: &mut HashMap<String, Vec<f32>>) -> Result<Vec<Part>, RunError> {
     let after = weights(stage)?;
     let mut parts = Vec::new();
-    // Muon sums whole buckets with directions in the place of gradients. Its momentum, and AdamW's first moment, show them.
+    // Muon writes directions over the gradients of whole buckets. Its momentum and AdamW's first moment show gradients.
     let overwrites = plan.optimizer.groups.iter().any(|group| group.rule.overwrites_gradients());
     for (index, (spec, param)) in stage.params().iter().enumerate() {
         let Some(new) = after.get(&spec.name) else { continue };

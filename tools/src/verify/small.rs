@@ -14,14 +14,14 @@ use super::numbers::STEPS;
 /// Below the gradient norm of the small models, so that clipping acts.
 const CLIP: f64 = 0.05;
 
-/// So large that AdamW's update is smooth in the gradient. With the usual 1e-8 the first update of an element is the rate
-/// times the gradient's sign, and gradients that are 0 but for rounding would make updates of any sign.
+/// So large that AdamW's update is smooth in the gradient. With the usual 1e-8 the first update of an element is the
+/// rate times the gradient's sign, and gradients that are 0 but for rounding would make updates of any sign.
 const EPS: f64 = 1e-2;
 
-/// With it an update is some 1e-4 of a weight or more, far above the weight's rounding.
+/// A rate with which an update is some 1e-4 of a weight or more, far above the weight's rounding.
 const LEARNING_RATE: f64 = 2e-2;
 
-/// SGD's: its update is the rate times the clipped gradient.
+/// The rate of SGD, whose update is the rate times the clipped gradient.
 const SGD_LEARNING_RATE: f64 = 1.0;
 
 /// So large that no gradient of a narrow model is small beside the others.
@@ -30,12 +30,12 @@ const INIT_STD: f64 = 0.1;
 /// The small model for a layout.
 pub(super) struct Small {
     pub(super) config: RunConfig,
-    /// Settings that it has otherwise, or not at all: a line each.
+    /// Settings that the small model has otherwise, or not at all: a line each.
     pub(super) replaced: Vec<String>,
 }
 
 impl Small {
-    /// Its sizes, in words.
+    /// The sizes, in words.
     pub(super) fn sizes(&self) -> String {
         let (model, train) = (&self.config.model, &self.config.train);
         if model.kind == ModelKind::Mlp {
@@ -50,7 +50,8 @@ impl Small {
             chunks => format!(" in {chunks} chunks a stage"),
         };
         format!(
-            "{} blocks{chunks} of width {}, {} heads with {} of keys, {} tokens in the vocabulary{experts}, {} sequences of {} a step",
+            "{} blocks{chunks} of width {}, {} heads with {} of keys, {} tokens in the vocabulary{experts}, \
+             {} sequences of {} a step",
             model.layers,
             model.hidden,
             model.heads,
