@@ -40,7 +40,7 @@ const LINES: &[Case] = &[
     (
         "--hidden 10 --heads 3 --norm-eps 0 --lr 0 --betas 0.9 --resume absent",
         &[
-            "optimizer.betas = 0.9",
+            "optimizer.betas = [0.9]",
             "optimizer.lr = 0",
             "model.norm_eps = 0",
             "model.hidden = 10",
