@@ -224,7 +224,6 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--steps 1.5", &["train.steps = 1.5", "a whole number"]),
     ("--lr high", &["optimizer.lr = \"high\"", "a number"]),
     ("--lr inf", &["optimizer.lr = inf", "a number"]),
-    ("--betas 0.9", &["optimizer.betas = 0.9", "a list of numbers"]),
     ("--layer-sizes 5.5", &["model.layer_sizes = [5.5]", "a list of whole numbers"]),
     ("--enable-cuda-graph=maybe", &["cuda_graph.enable = \"maybe\"", "true or false"]),
     ("--optimizer adamm", &["optimizer.kind = \"adamm\"", "did you mean `adamw`?"]),
