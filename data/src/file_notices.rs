@@ -28,16 +28,16 @@ pub(crate) enum Told {
     NotText,
     /// They are text, and other files of the folder have records: descriptions, licences.
     BesideRecords,
-    /// They are text or records, and their folder has token files.
+    /// Files of text or records whose folder has token files.
     BesideTokens,
-    /// They begin with a mark of the byte order.
+    /// Files that begin with a mark of the byte order.
     Marked,
 }
 
 /// Why documents are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum NoDocument {
-    /// They have no token.
+    /// Documents without a token.
     Empty,
     /// The text of the record is `null`, or missing in its row.
     Null,

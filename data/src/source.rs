@@ -84,7 +84,7 @@ pub trait Source: Send + Sync {
     /// of all samples count, nothing is padding, and each sample is one document.
     ///
     /// # Errors
-    /// There are no such samples, or the data cannot be read any more.
+    /// Samples that are not there, or data that cannot be read any more.
     fn counts(&self, _split: Split, _first: u64, _count: usize) -> Result<Option<SampleCounts>, DataError> {
         Ok(None)
     }

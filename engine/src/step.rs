@@ -28,6 +28,7 @@ pub use build::{StageGroups, StageOptions};
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
 use of_length::OfLength;
 use program::StepProgram;
+use settings::GlobalBatch;
 pub use settings::StepSettings;
 
 /// One rank's share of a training run: its layers, their optimizer, and the graphs that run them.
@@ -130,15 +131,13 @@ impl Stage {
     /// step.
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
         let StepProgram { control, whole: OfLength { inputs, .. }, .. } = &self.program;
-        let of_microbatch = self.program.of_length(settings.length).model.losses;
-        let all = of_microbatch * self.data_ranks * settings.microbatches;
-        let losses = settings.targets.map_or(all, |targets| targets as usize);
-        let value = settings.control(losses, self.data_ranks, (inputs.micro_batch_size(), of_microbatch));
-        self.compute.submit(WriteControl { control: *control, value })?;
+        let tokens = self.program.of_length(settings.length).model.losses;
+        let batch_form = GlobalBatch { ranks: self.data_ranks, samples: inputs.micro_batch_size(), tokens };
+        self.compute.submit(WriteControl { control: *control, value: settings.control(batch_form) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;
         }
-        Ok(losses)
+        Ok(settings.losses(batch_form))
     }
 
     /// Begins to read back the numbers of the training step that was submitted last. `losses` is the number that

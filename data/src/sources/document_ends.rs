@@ -1,5 +1,7 @@
 //! Documents within a window of text, as the tokens that end them divide it.
 
+use device::ops::Documents;
+
 use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::source::SampleCounts;
@@ -51,7 +53,8 @@ impl DocumentEnds {
             return Err(DataError {
                 what: format!("a sample has {documents} documents, and data.documents_per_sample = {}", self.most),
                 fix: format!(
-                    "set data.documents_per_sample to {documents} or more, at most 1024, or a smaller model.seq_length"
+                    "set data.documents_per_sample to {documents} or more, at most {}, or a smaller model.seq_length",
+                    Documents::MOST
                 ),
             });
         }

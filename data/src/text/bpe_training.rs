@@ -98,6 +98,7 @@ pub fn train_tokenizer(request: &TokenizerRequest, stop: &Stop) -> Result<String
                         paths.push(piece.path.clone());
                     }
                     // If nobody receives, counting has failed, and says so.
+                    // The library hands the text alone to the function that counts words, so the text names its file.
                     let _ = sender.send(format!("{}\n{text}", paths.len() - 1));
                 }
                 bar.set_position(size as u64);

@@ -34,7 +34,7 @@ impl JsonLine {
     /// Reads a line, and its text under `key` if there is one.
     ///
     /// # Errors
-    /// It is not JSON.
+    /// The line is not JSON.
     pub(crate) fn read(line: &[u8], key: Option<&str>) -> serde_json::Result<JsonLine> {
         let mut json = serde_json::Deserializer::from_slice(line);
         let line = Part::Line { key }.deserialize(&mut json)?;
@@ -45,7 +45,7 @@ impl JsonLine {
     /// The same for a record that is trained on.
     ///
     /// # Errors
-    /// It is not JSON, or an object has a key twice, as the end of a sentence that begins with the record's name.
+    /// The record is not JSON, or an object has a key twice, as the end of a sentence that begins with the record's name.
     pub(crate) fn of_record(record: &str, key: Option<&str>) -> Result<JsonLine, String> {
         let line = JsonLine::read(record.as_bytes(), key).map_err(|error| format!("is not JSON: {error}"))?;
         match &line.twice {

@@ -20,7 +20,7 @@ pub(crate) struct Piece {
     pub(crate) path: Arc<Path>,
     pub(crate) text: String,
     pub(crate) holds: Holds,
-    /// Its place, if its file has several.
+    /// The place of the record, if the file has several.
     pub(crate) place: Option<RecordPlace>,
     pub(crate) ends_document: bool,
 }
@@ -48,10 +48,10 @@ impl Piece {
         format!("{}{place}", self.path.display())
     }
 
-    /// Fails if it is too long for a conversation or a question, as the end of a sentence that begins with its place.
+    /// Fails if the text is too long for a conversation or a question, as the end of a sentence that begins with its place.
     ///
     /// # Errors
-    /// It is.
+    /// The text is too long.
     pub(crate) fn ensure_record(&self) -> Result<(), String> {
         match self.text.len() {
             0..=LONGEST_RECORD => Ok(()),

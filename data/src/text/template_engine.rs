@@ -66,7 +66,7 @@ impl Engine {
     /// Fails on a template that is too long to be searched and compiled.
     ///
     /// # Errors
-    /// It is.
+    /// The template is too long.
     pub(crate) fn check_length(source: &str) -> Result<(), String> {
         match source.len() {
             0..=LONGEST => Ok(()),

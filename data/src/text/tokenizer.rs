@@ -214,11 +214,12 @@ impl Tokenizer {
 
     /// The same tokenizer for documents that this text begins, or none. A text of several tokens is that of its own file.
     pub(crate) fn beginning_with(mut self, text: Option<&str>) -> Tokenizer {
-        if let (true, Tokenizer::HuggingFace(read)) = (self.begin_as_text().as_deref() != text, &mut self) {
-            let token = text.map(|text| read.tokenizer.token_to_id(text));
-            match token {
+        let is_other = self.begin_as_text().as_deref() != text;
+        if let (true, Tokenizer::HuggingFace(read)) = (is_other, &mut self) {
+            match text.map(|text| read.tokenizer.token_to_id(text)) {
                 None => read.begin.clear(),
-                Some(token) => read.begin = token.map_or(std::mem::take(&mut read.begin), |token| vec![token]),
+                Some(Some(token)) => read.begin = vec![token],
+                Some(None) => {}
             }
         }
         self

@@ -26,13 +26,29 @@ pub struct StepSettings {
     pub length: Option<usize>,
 }
 
+/// The form of the batch of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GlobalBatch {
+    /// Ranks that have a share of the batch.
+    pub(super) ranks: usize,
+    /// Samples of a microbatch.
+    pub(super) samples: usize,
+    /// Tokens of a microbatch. Each has a target.
+    pub(super) tokens: usize,
+}
+
 impl StepSettings {
-    /// The control block of a step. Its loss is the mean of `losses` losses. `ranks` have a share of its batch, in
-    /// microbatches of `samples` samples with `tokens` tokens in all.
-    pub(super) fn control(&self, losses: usize, ranks: usize, (samples, tokens): (usize, usize)) -> Control {
-        let microbatches = self.microbatches * ranks;
+    /// The number of losses whose mean is the loss of the step.
+    pub(super) fn losses(&self, batch: GlobalBatch) -> usize {
+        self.targets.map_or(batch.ranks * self.microbatches * batch.tokens, |targets| targets as usize)
+    }
+
+    /// The control block of a step with this batch.
+    pub(super) fn control(&self, batch: GlobalBatch) -> Control {
+        let microbatches = self.microbatches * batch.ranks;
         let counted =
             |count: Option<u64>, of_microbatch| count.map_or((of_microbatch * microbatches) as u32, |n| n as u32);
+        let GlobalBatch { samples, tokens, .. } = batch;
         Control {
             first_sample: self.first_sample,
             step: self.step,
@@ -41,7 +57,7 @@ impl StepSettings {
             documents: counted(self.documents, samples),
             learning_rate: self.learning_rate,
             clip: self.clip,
-            grad_scale: (1.0 / losses as f64) as f32,
+            grad_scale: (1.0 / self.losses(batch) as f64) as f32,
             inverse_loss_scale: 1.0,
         }
     }

@@ -122,9 +122,8 @@ pub(super) fn check(
     if let Some((plan, accelerator)) = plan.as_ref().zip(accelerator) {
         mistakes.keep(check_verifiable(plan, accelerator));
     }
-    let begins = |plan: &&RunPlan| env.rank == 0 && start_folder(&plan.config.checkpoint).is_none();
     // A folder that cannot be read is a mistake already.
-    if let Some(plan) = plan.as_ref().filter(begins).filter(|_| mistakes.is_empty()) {
+    if let Some(plan) = plan.as_ref().filter(|_| env.rank == 0 && mistakes.is_empty()) {
         mistakes.keep(check_start(&plan.config, &plan.model));
     }
     mistakes.keep(log_filter(&request.log));

@@ -226,12 +226,12 @@ fn places(run: &Run) -> BTreeMap<u64, Place> {
     const LENGTH: &str = "model.seq_length";
     let config = run.config.as_ref().filter(|config| config.model.kind == ModelKind::Gpt);
     // The configuration is that of the last steps.
-    let first = run.metrics.rows.values().find_map(|row| row.changed_settings.get(LENGTH)?.was.as_ref()?.as_f64());
-    let mut length = config.map(|config| first.unwrap_or(config.model.seq_length as f64));
+    let first = run.metrics.rows.values().find_map(|row| row.changed_settings.get(LENGTH)?.was.as_ref()?.as_integer());
+    let mut length = config.map(|config| first.map_or(config.model.seq_length as f64, |first| first as f64));
     let (mut samples, mut tokens, mut seconds) = (0.0, 0.0, Some(0.0));
     let place = |row: &Row| {
-        let changed = row.changed_settings.get(LENGTH).and_then(|change| change.now.as_ref()?.as_f64());
-        length = length.map(|length| changed.unwrap_or(length));
+        let changed = row.changed_settings.get(LENGTH).and_then(|change| change.now.as_ref()?.as_integer());
+        length = length.map(|length| changed.map_or(length, |changed| changed as f64));
         let known = row.samples.zip(length).map(|(all, length)| {
             tokens += (all - std::mem::replace(&mut samples, all)) * row.seq_length.unwrap_or(length);
             tokens

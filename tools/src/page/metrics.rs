@@ -4,23 +4,16 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
-
-/// A setting before and after a step; `None` is unset.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(crate) struct Change {
-    pub(crate) was: Option<Value>,
-    pub(crate) now: Option<Value>,
-}
+use trainer::checkpoint::ChangedSettings;
 
 /// The numbers of a step that the page shows. A missing one, or one that is not finite (null in the file), is `None`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Row {
     /// Steps done, this one included.
     pub(crate) step: u64,
-    /// By key.
+    /// Options that the run changed when it went on with this step.
     #[serde(default)]
-    pub(crate) changed_settings: BTreeMap<String, Change>,
+    pub(crate) changed_settings: ChangedSettings,
     /// Nats.
     pub(crate) loss: Option<f64>,
     /// Nats.

@@ -1,11 +1,11 @@
 //! An overview of the runs: their state, the options that differ between them, and the plan that each printed.
 
 use common::format::{bytes, count, counted};
-use serde_json::Value;
+use toml::Value;
 
 use super::events::EventKind;
 use super::html::{escape, number, paragraph, section, table};
-use super::metrics::{Change, Row};
+use super::metrics::Row;
 use super::run::Run;
 use super::settings::{Settings, differences};
 
@@ -75,7 +75,7 @@ fn changed_settings(run: &Run) -> Vec<Vec<String>> {
     let of_step = |row: &Row| -> Vec<Vec<String>> {
         let changed = row.changed_settings.iter();
         changed
-            .map(|(key, Change { was, now })| vec![row.step.to_string(), key.clone(), shown(was), shown(now)])
+            .map(|(key, change)| vec![row.step.to_string(), key.clone(), shown(&change.was), shown(&change.now)])
             .collect()
     };
     run.metrics.rows.values().flat_map(of_step).collect()

@@ -8,7 +8,7 @@ use engine::model::{GptShape, TensorParallel};
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Axis;
 
-use crate::checkpoint::{KeptFile, Writers, rank_bytes, states_to_come};
+use crate::checkpoint::{KeptFile, Writers, rank_bytes, start_folder, states_to_come};
 use crate::config::RunConfig;
 use crate::config::batch_plan::BatchShare;
 use crate::config::optimizer_plan::OptimizerPlan;
@@ -56,12 +56,16 @@ fn start_weights<'p>(config: &'p RunConfig, model: &'p ModelPlan) -> Option<(&'p
     }
 }
 
-/// Fails unless the folder that `model.init_from` names, if it is set, has the weights of the model. Reads headers alone.
+/// Fails unless the folder that `model.init_from` names, if it is set, has the weights of the model. Reads headers alone. A
+/// run that goes on from a checkpoint does not read the folder, which may be gone.
 ///
 /// # Errors
 /// Weights that are missing, damaged, or do not fit.
 pub fn check_start(config: &RunConfig, model: &ModelPlan) -> Result<(), UserError> {
     let Some((folder, shape)) = start_weights(config, model) else { return Ok(()) };
+    if start_folder(&config.checkpoint).is_some() {
+        return Ok(());
+    }
     // The command line has compared its hashes.
     Pretrained::open_checked(folder.as_ref())?.check(shape, new_tokens(&config.data)?)
 }

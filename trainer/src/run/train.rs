@@ -22,7 +22,7 @@ use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 use parallel::Axis;
 
-use self::end::stops_early;
+use self::end::{LastState, stops_early};
 use self::order::tell_order;
 use crate::checkpoint::{KeptFile, Occasion, Progress, Session, Validated};
 use crate::config::SyncDebugChoice;
@@ -238,9 +238,9 @@ impl<'r> Trainer<'r> {
             let new = self.session.saved()?;
             self.prune(new);
             let stop = self.stops();
-            let saved = self.save_if_due(stop.is_some(), best)?;
+            let state = self.save_if_due(stop.is_some(), best)?;
             if let Some(why) = stop.filter(|_| self.progress.step < self.plan.steps) {
-                self.say_why_stopped(&why, saved);
+                self.say_why_stopped(&why, state);
                 break;
             }
         }
@@ -380,18 +380,18 @@ impl<'r> Trainer<'r> {
     }
 
     /// Writes a checkpoint if one is due and the state may be saved. `best` says that it has the lowest validation loss so
-    /// far. Returns whether it tried.
-    fn save_if_due(&mut self, stop: bool, best: bool) -> Result<bool, RunError> {
+    /// far. The state counts as saved once its checkpoint has begun.
+    fn save_if_due(&mut self, stop: bool, best: bool) -> Result<LastState, RunError> {
         let step = self.progress.step;
         let last = stop || step == self.plan.steps;
-        let Some(place) = self.session.due(step, last, best) else { return Ok(false) };
+        let Some(place) = self.session.due(step, last, best) else { return Ok(LastState::Unsaved) };
         self.report_in_flight()?;
         // A diverged state is never saved. At an interval, neither is the state after a skipped update.
         if self.report.has_diverged() || !(last || self.report.is_sound()) {
             if !last {
                 self.report.say(&format!("no checkpoint after step {step}: its loss or gradients are not finite"));
             }
-            return Ok(false);
+            return Ok(LastState::Unsaved);
         }
         self.group.activity.during(Doing::Writes, || {
             if self.group.rank == 0 {
@@ -403,7 +403,7 @@ impl<'r> Trainer<'r> {
             let occasion = if last { Occasion::End } else { Occasion::Interval };
             let new = self.session.save(self.stage, place, (self.progress, self.validated), occasion, &metrics)?;
             self.prune(new);
-            Ok(true)
+            Ok(LastState::Saved)
         })
     }
 

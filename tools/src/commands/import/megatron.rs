@@ -114,8 +114,7 @@ fn known(arguments: &[Word], imported: &mut Imported) -> Vec<OsString> {
         at += 1;
         let name = flag.text();
         let most = match name.strip_prefix("--") {
-            // An unknown flag has all words up to the next.
-            // Megatron's takes several too.
+            // Megatron's flag takes several words. So may an unknown flag, which has all words up to the next flag.
             Some("cuda-graph-scope") => usize::MAX,
             Some(name) if !name.contains('=') => numbers.get(&name.replace('_', "-")).copied().unwrap_or(usize::MAX),
             _ => 0,

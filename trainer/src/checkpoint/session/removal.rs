@@ -1,8 +1,9 @@
 //! Old checkpoints are removed while training goes on.
 
-use crate::told::tell;
 use std::path::Path;
 use std::thread::{Builder, JoinHandle};
+
+use crate::told::tell;
 
 /// Removes old checkpoints on a thread of its own. A file system may take long to remove large files.
 #[derive(Default)]

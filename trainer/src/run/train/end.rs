@@ -14,6 +14,13 @@ use crate::report::checks::Proof;
 use crate::report::graph_report::write_graph_report;
 use crate::report::reporter::Outcome;
 
+/// The state after the step that was done last, in a checkpoint or not.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LastState {
+    Saved,
+    Unsaved,
+}
+
 /// Why a run with these validation losses ends before its last step, if it does.
 pub(super) fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<String> {
     let patience = plan.config.train.early_stop_patience;
@@ -50,12 +57,12 @@ impl Trainer<'_> {
         is_over.then(|| format!("train.exit_duration_minutes = {minutes} are over"))
     }
 
-    /// Says why the run ended before its last step.
-    pub(super) fn say_why_stopped(&self, why: &str, saved: bool) {
-        let state = match (saved, self.report.has_diverged()) {
-            (true, _) => "saved",
-            (_, true) => "not saved",
-            _ => "not saved, because checkpoint.dir is unset",
+    /// Says why the run ended before its last step, and that its state is saved if it is.
+    pub(super) fn say_why_stopped(&self, why: &str, state: LastState) {
+        let state = match (state, self.report.has_diverged()) {
+            (LastState::Saved, _) => "saved",
+            (LastState::Unsaved, true) => "not saved",
+            (LastState::Unsaved, false) => "not saved, because checkpoint.dir is unset",
         };
         self.report.say(&format!("{why}stops after step {} of {}, {state}", self.progress.step, self.plan.steps));
     }
