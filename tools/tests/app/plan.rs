@@ -214,3 +214,27 @@ fn a_search_whose_first_layouts_lack_memory_goes_on_to_one_that_fits() {
     expect(&output, 0, &["The first of them"]);
     assert!(!printed(&output).contains("NOT FIT"), "{}", printed(&output));
 }
+
+#[test]
+fn the_plan_of_a_run_that_goes_on_does_not_ask_for_the_model_that_it_began_with() {
+    let folder = Folder::new("plan-goes-on");
+    let run = "--init-from model --seq-length 64 --steps 4 --eval-interval 0 --device host --log-dir log --save";
+    let in_folder = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(line.split_whitespace()).output().unwrap()
+    };
+    for line in [
+        "--preset tiny-llama --seq-length 64 --steps 1 --eval-interval 0 --device host --save first --log-dir first",
+        "convert --to hf first model",
+        &format!("{run} saved --exit-interval 1"),
+    ] {
+        expect(&in_folder(line), 0, &[]);
+    }
+    for file in std::fs::read_dir(folder.path("model")).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_some_and(|end| end == "safetensors") {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+    expect(&in_folder(&format!("plan --ranks 1 --gpu h200 -- {run} saved")), 0, &[]);
+    expect(&in_folder(&format!("plan --ranks 1 --gpu h200 -- {run} other")), 2, &["safetensors"]);
+}
