@@ -94,10 +94,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
             first_sample: (step * MICROBATCHES * MICRO_BATCH) as u64,
             learning_rate: learning_rate(step, steps),
             clip: 1.0,
-            targets: None,
-            tokens: None,
-            documents: None,
-            length: None,
+            ..StepSettings::default()
         };
         // Step 0 is recorded, its memory planned, and then run; step 1 captures the graphs; from then on they are launched.
         let pending = stage.train_step(settings, Some(&batch(text, step)))?;

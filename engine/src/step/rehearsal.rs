@@ -87,7 +87,7 @@ impl Stage {
         let device = self.device().clone();
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
-            self.write_inputs(rehearsed(microbatches), None)?;
+            self.write_inputs(StepSettings { microbatches, ..StepSettings::default() }, None)?;
             let program = &self.program;
             let measured = self.measures.then(|| program.kinds(Mode::Measure));
             for kind in program.kinds(Mode::Train).into_iter().chain(measured.into_iter().flatten()) {
@@ -109,7 +109,7 @@ impl Stage {
     /// As [`Stage::evaluate`].
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
         self.program.whole.inputs.clear(self.device())?;
-        self.write_inputs(rehearsed(microbatches), None)?;
+        self.write_inputs(StepSettings { microbatches, ..StepSettings::default() }, None)?;
         self.rehearse_evaluations(microbatches)
     }
 
@@ -124,19 +124,4 @@ impl Stage {
 /// The region that a rehearsal leaves out: it changes weights.
 fn updates(region: Region) -> bool {
     region == Region::Optimizer
-}
-
-/// The settings of a rehearsed step.
-fn rehearsed(microbatches: usize) -> StepSettings {
-    StepSettings {
-        step: 0,
-        microbatches,
-        first_sample: 0,
-        learning_rate: 0.0,
-        clip: 0.0,
-        targets: None,
-        tokens: None,
-        documents: None,
-        length: None,
-    }
 }

@@ -37,6 +37,23 @@ pub(super) struct GlobalBatch {
     pub(super) tokens: usize,
 }
 
+impl Default for StepSettings {
+    /// The first step, of one microbatch, that leaves the weights as they are. All tokens have a loss.
+    fn default() -> Self {
+        Self {
+            step: 0,
+            microbatches: 1,
+            first_sample: 0,
+            learning_rate: 0.0,
+            clip: 0.0,
+            targets: None,
+            tokens: None,
+            documents: None,
+            length: None,
+        }
+    }
+}
+
 impl StepSettings {
     /// The number of losses whose mean is the loss of the step.
     pub(super) fn losses(&self, batch: GlobalBatch) -> usize {

@@ -47,17 +47,7 @@ fn samples(shape: &GptShape, step: usize) -> HostValues {
 }
 
 fn settings(step: usize, learning_rate: f32) -> StepSettings {
-    StepSettings {
-        step: step as u32,
-        microbatches: 1,
-        first_sample: 0,
-        learning_rate,
-        clip: 1.0,
-        targets: None,
-        tokens: None,
-        documents: None,
-        length: None,
-    }
+    StepSettings { step: step as u32, learning_rate, clip: 1.0, ..StepSettings::default() }
 }
 
 fn stage(kind: Kind, fp8: Option<Fp8>) -> Stage {

@@ -164,10 +164,7 @@ fn a_momentum_that_froze_is_named_by_the_rank_that_has_it_and_the_others_run_not
                 first_sample: 12,
                 learning_rate: 0.1,
                 clip: 1.0,
-                targets: None,
-                tokens: None,
-                documents: None,
-                length: None,
+                ..StepSettings::default()
             };
             let batch = batch(Kind::Gpt, settings.first_sample, 2);
             let how = Verification { memory: EagerMemory::Apart, any: &any };

@@ -92,10 +92,7 @@ impl Case {
             first_sample,
             learning_rate: 1e-2,
             clip: 1.0,
-            targets: None,
-            tokens: None,
-            documents: None,
-            length: None,
+            ..StepSettings::default()
         };
         let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2, &Staging::default());
         stage.train_step(settings, Some(&batch.unwrap())).unwrap().wait().unwrap();

@@ -130,17 +130,7 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         for folder in [&theirs, &ours] {
             let (_device, mut stage) = stage_of(&plan(&["--init-from", folder.to_str().unwrap()]).unwrap()).unwrap();
             let batch = HostValues::I32(rows.clone().into());
-            let settings = StepSettings {
-                step: 0,
-                microbatches: 1,
-                first_sample: 0,
-                learning_rate: 0.0,
-                clip: 0.0,
-                targets: None,
-                tokens: None,
-                documents: None,
-                length: None,
-            };
+            let settings = StepSettings::default();
             let loss = stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss;
             assert!((loss / wanted - 1.0).abs() < 1e-6, "{name}: loss {loss} here, {wanted} in transformers");
         }

@@ -327,10 +327,7 @@ impl Run {
             first_sample: ((step * ranks + rank) * per_rank) as u64,
             learning_rate: self.learning_rate,
             clip: self.clip,
-            targets: None,
-            tokens: None,
-            documents: None,
-            length: None,
+            ..StepSettings::default()
         }
     }
 
