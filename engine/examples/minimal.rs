@@ -16,7 +16,7 @@ use device::{Device, HostOptions, HostValues};
 use engine::model::{GptShape, Position, gpt};
 use engine::optimizer::ParamGroup;
 use engine::precision::Precision;
-use engine::step::{PendingMetrics, Stage, StageGroups, StageOptions, StepSettings};
+use engine::step::{PendingMetrics, Stage, StageOptions, StepSettings};
 
 /// Tokens of a sample.
 const SEQ: usize = 64;
@@ -81,8 +81,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
         ..StageOptions::default()
     };
 
-    // One rank has the whole model, so there are no groups of ranks to talk to.
-    let mut stage = Stage::new(device, &architecture, options, StageGroups::default())?;
+    let mut stage = Stage::new(device, &architecture, options)?;
 
     let mut losses = Vec::new();
     let mut under_way: Option<PendingMetrics> = None;

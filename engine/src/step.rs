@@ -24,7 +24,7 @@ use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::regions::Mode;
 use crate::step_policy::StepPolicy;
-pub use build::{StageGroups, StageOptions};
+pub use build::StageOptions;
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
 use of_length::OfLength;
 use program::StepProgram;

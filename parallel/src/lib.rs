@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 
-mod grid;
 mod host_memory;
 mod library_defaults;
+mod mesh;
 mod mpi;
 mod nccl;
 mod nccl_version;
@@ -10,6 +10,7 @@ mod orders;
 mod peer_link;
 mod pipeline_groups;
 mod placement;
+mod ranks;
 mod receive_queue;
 mod rendezvous;
 mod schedule;
@@ -18,12 +19,13 @@ mod task;
 mod threads;
 mod world;
 
-pub use grid::{Axis, Grid};
 pub use library_defaults::set_library_defaults;
+pub use mesh::{Axes, Axis, Mesh, MeshSizes, NoMesh, Place};
 pub use nccl::nccl_version;
 pub use nccl_version::NcclVersion;
-pub use pipeline_groups::{Connect, PipelineGroups};
+pub use pipeline_groups::PipelineGroups;
 pub use placement::Placement;
+pub use ranks::{Connect, Connections, Lane, Ranks, TENSOR_COMMUNICATORS};
 pub use receive_queue::ReceiveQueue;
 pub use schedule::Schedule;
 pub use stage::PipelineStage;

@@ -4,19 +4,14 @@ use std::rc::Rc;
 
 use device::{Communicator, Result};
 
-use crate::{Axis, Grid, Placement};
-
-/// Makes a communicator of that name over a group of ranks. `None` if the group is one rank.
-pub type Connect<'c> = dyn FnMut(&str, Vec<usize>) -> Result<Option<Rc<dyn Communicator>>> + 'c;
+use crate::{Axis, Connect, Mesh, Placement};
 
 /// The communicators of a rank with the stages before and after its own.
 ///
 /// Each edge of the placement has two communicators of two ranks, one per direction, with the sender as rank 0. So the
 /// transfers of an edge and direction are in order, and a send that waits for its receiver holds up nothing else.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PipelineGroups {
-    /// All stages of this rank's pipeline, in order.
-    pub all: Rc<dyn Communicator>,
     /// The first and the last stage, on these two, if they share a parameter.
     pub ends: Option<Rc<dyn Communicator>>,
     /// Activations from the previous virtual stage.
@@ -32,33 +27,25 @@ pub struct PipelineGroups {
 impl PipelineGroups {
     /// Connects `rank` with the other stages. `None` if there is one stage.
     ///
-    /// All ranks call it together, with the same grid and placement. `ties_ends`: the first and the last stage share a
+    /// All ranks call it together, with the same mesh and placement. `ties_ends`: the first and the last stage share a
     /// parameter. Each call of `connect` divides the world into groups; a rank that is in none of the pairs passes itself
     /// alone.
     ///
     /// # Errors
     /// Errors of `connect`.
-    pub fn connect(
-        grid: &Grid,
+    pub(crate) fn connect(
+        mesh: &Mesh,
         rank: usize,
         placement: Placement,
         ties_ends: bool,
         connect: &mut Connect<'_>,
     ) -> Result<Option<PipelineGroups>> {
-        let ranks = grid.group(rank, Axis::Pipeline);
-        let stage = grid.coordinate(rank, Axis::Pipeline);
+        let ranks = mesh.members(rank, mesh.axes(Axis::Pipeline));
+        let stage = mesh.position(rank, Axis::Pipeline);
         if ranks.len() == 1 {
             return Ok(None);
         }
-        let Some(all) = connect("pipeline", ranks.clone())? else { return Ok(None) };
-        let mut groups = PipelineGroups {
-            all,
-            ends: None,
-            forward_in: None,
-            forward_out: None,
-            backward_in: None,
-            backward_out: None,
-        };
+        let mut groups = PipelineGroups::default();
         for round in rounds(&placement.edges()) {
             let edge = round.into_iter().find(|&(from, to)| stage == from || stage == to);
             let pair = |first: usize, second: usize| vec![ranks[first], ranks[second]];

@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process, for tests.
+//! Ranks that are threads of one process, for tests and for checks of a layout.
 //!
 //! The semantics are those of real communicators: a transfer starts when it is submitted, and completes when its
 //! partners have submitted theirs. Collectives are matched by their number on the communicator, messages by their
@@ -14,6 +14,7 @@ use device::ops::CollectiveKind;
 use device::{Communicator, Error, Request, Result, Tensor};
 
 use crate::host_memory;
+use crate::ranks::{Connections, Ranks};
 use crate::rendezvous::{Contribution, Rendezvous, TransferKey};
 
 /// A world of ranks that are threads of this process.
@@ -60,6 +61,16 @@ impl ThreadRank {
     /// A communicator over all ranks. All ranks make their communicators in the same order.
     pub fn communicator(&self, name: &str) -> Rc<dyn Communicator> {
         self.split(name, &(0..self.size).collect::<Vec<_>>())
+    }
+
+    /// The communicators of this rank. All ranks call it together, with the same connections.
+    ///
+    /// # Errors
+    /// A rank that does not come.
+    pub fn connect(&self, connections: &Connections) -> Result<Rc<Ranks>> {
+        let mut connect =
+            |name: &str, group: Vec<usize>| Ok(Some(self.split(name, &group)).filter(|_| group.len() > 1));
+        Ranks::connect(connections, self.rank(), &mut connect)
     }
 
     /// Divides the world into groups, each with a communicator; `group` has the world ranks of this rank's. All ranks make

@@ -7,7 +7,7 @@ use std::process::Command;
 use common::{assert_right, tensor, values};
 use device::ops::CollectiveKind::{AllReduceSum, Receive, Send};
 use device::{Communicator, Shape, Tensor};
-use parallel::{Axis, Grid, World};
+use parallel::{Axis, Mesh, MeshSizes, World};
 
 #[test]
 #[ignore = "what each rank does; the other tests run it under mpirun"]
@@ -26,9 +26,10 @@ fn rank() {
     world.barrier();
 
     let all: Vec<usize> = (0..size).collect();
-    let tensor_size = if size.is_multiple_of(2) { 2 } else { 1 };
-    let grid = Grid::new(size, &[(Axis::Tensor, tensor_size)]).unwrap();
-    for group in [&all, &all, &grid.group(rank, Axis::Tensor), &grid.group(rank, Axis::Data)] {
+    let tensor = if size.is_multiple_of(2) { 2 } else { 1 };
+    let mesh = Mesh::new(MeshSizes { tensor, ..MeshSizes::of(size) }).unwrap();
+    let [tensor, data] = [Axis::Tensor, Axis::Data].map(|axis| mesh.members(rank, mesh.axes(axis)));
+    for group in [&all, &all, &tensor, &data] {
         let communicator = world.host_communicator("group", group);
         assert_eq!(communicator.is_some(), group.len() > 1, "a group of one needs no communicator");
         let Some(communicator) = communicator else { continue };

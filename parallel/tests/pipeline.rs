@@ -7,7 +7,8 @@ use std::time::Duration;
 use device::ops::{Collective, CollectiveKind};
 use device::{DType, Device, HostOptions};
 use parallel::{
-    Axis, Direction, Grid, PipelineGroups, PipelineStage, Placement, ReceiveQueue, Schedule, Task, ThreadWorld,
+    Axis, Connections, Direction, Mesh, MeshSizes, PipelineGroups, PipelineStage, Placement, ReceiveQueue, Schedule,
+    Task, ThreadWorld,
 };
 
 /// A move of a stage, in the order of its host.
@@ -191,19 +192,19 @@ fn a_number_of_microbatches_that_would_have_stages_wait_forever_has_no_tasks() {
 
 /// Every stage sends its number along all its edges. Returns the numbers that each receives, as (from before, from
 /// after).
-fn neighbours(grid: Grid, placement: Placement) -> Vec<(Option<f32>, Option<f32>)> {
+fn neighbours(mesh: Mesh, placement: Placement) -> Vec<(Option<f32>, Option<f32>)> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(600))
+        let threads: Vec<_> = ThreadWorld::ranks(mesh.ranks(), Duration::from_secs(600))
             .into_iter()
             .map(|rank| {
                 scope.spawn(move || {
                     let device = Device::host(HostOptions::default()).unwrap();
-                    let mut connect =
-                        |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
-                    let groups =
-                        PipelineGroups::connect(&grid, rank.rank(), placement, true, &mut connect).unwrap().unwrap();
-                    let (stage, stages) = (grid.coordinate(rank.rank(), Axis::Pipeline), grid.size(Axis::Pipeline));
-                    assert_eq!((groups.all.rank(), groups.all.size()), (stage, stages));
+                    let connections = Connections { ties_ends: true, ..Connections::new(mesh, placement) };
+                    let ranks = rank.connect(&connections).unwrap();
+                    let (stage, stages) = (ranks.at(Axis::Pipeline).index, ranks.at(Axis::Pipeline).count);
+                    let all = ranks.along(Axis::Pipeline).unwrap();
+                    assert_eq!((all.rank(), all.size()), (stage, stages));
+                    let groups: PipelineGroups = ranks.pipeline().unwrap().clone();
                     let is_end = stage == 0 || stage + 1 == stages;
                     assert_eq!(groups.ends.as_ref().map(|ends| ends.rank()), is_end.then_some(stage.min(1)));
                     let area = device.allocate("numbers", 3 * 256).unwrap();
@@ -234,16 +235,17 @@ fn neighbours(grid: Grid, placement: Placement) -> Vec<(Option<f32>, Option<f32>
 #[test]
 fn every_edge_leads_from_a_stage_to_the_next_in_both_directions() {
     for (stages, tensor, data) in [(2, 1, 1), (3, 2, 1), (4, 1, 2), (5, 1, 1)] {
-        let sizes = [(Axis::Tensor, tensor), (Axis::Pipeline, stages)];
-        let grid = Grid::new(tensor * data * stages, &sizes).unwrap();
+        let sizes = MeshSizes { tensor, pipeline: stages, ..MeshSizes::of(tensor * data * stages) };
+        let mesh = Mesh::new(sizes).unwrap();
         for chunks in [1, 2] {
             let wraps = chunks > 1;
-            for (rank, heard) in neighbours(grid, Placement::new(stages, chunks)).into_iter().enumerate() {
-                let (stage, ranks) = (grid.coordinate(rank, Axis::Pipeline), grid.group(rank, Axis::Pipeline));
+            for (rank, heard) in neighbours(mesh, Placement::new(stages, chunks)).into_iter().enumerate() {
+                let stage = mesh.position(rank, Axis::Pipeline);
+                let ranks = mesh.members(rank, mesh.axes(Axis::Pipeline));
                 let at = |stage: usize| Some(ranks[stage % stages] as f32);
                 let before = if stage > 0 || wraps { at(stage + stages - 1) } else { None };
                 let after = if stage + 1 < stages || wraps { at(stage + 1) } else { None };
-                assert_eq!(heard, (before, after), "rank {rank} of {grid:?}, {chunks} chunks");
+                assert_eq!(heard, (before, after), "rank {rank} of {mesh:?}, {chunks} chunks");
             }
         }
     }

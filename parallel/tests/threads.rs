@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{assert_right, tensor, value};
 use device::Communicator;
 use device::ops::CollectiveKind::{self, AllReduceSum, Receive, ReduceScatterSum, Send};
-use parallel::{Axis, Grid, ThreadRank, ThreadWorld};
+use parallel::{Axis, Mesh, MeshSizes, ThreadRank, ThreadWorld};
 
 /// Runs `rank` on a thread for each of `size` ranks. Returns their results in rank order.
 fn on_ranks<R: std::marker::Send>(size: usize, timeout: Duration, rank: impl Fn(ThreadRank) -> R + Sync) -> Vec<R> {
@@ -38,16 +38,14 @@ fn every_kind_of_transfer_is_right_in_worlds_of_one_to_five_ranks() {
 }
 
 #[test]
-fn groups_of_a_grid_do_not_hear_each_other() {
-    let grid = Grid::new(12, &[(Axis::Tensor, 2), (Axis::Pipeline, 3)]).unwrap();
+fn groups_of_a_mesh_do_not_hear_each_other() {
+    let mesh = Mesh::new(MeshSizes { tensor: 2, pipeline: 3, ..MeshSizes::of(12) }).unwrap();
     on_ranks(12, LONG, |place| {
-        let rank = place.rank();
-        let tensor = place.split("tensor", &grid.group(rank, Axis::Tensor));
-        let data = place.split("data", &grid.group(rank, Axis::Data));
-        let pipeline = place.split("pipeline", &grid.group(rank, Axis::Pipeline));
+        let group = |axis: Axis| place.split(axis.name(), &mesh.members(place.rank(), mesh.axes(axis)));
+        let [tensor, data, pipeline] = Axis::DENSE.map(group);
         assert_eq!((tensor.size(), data.size(), pipeline.size()), (2, 2, 3));
-        let coordinates = [Axis::Tensor, Axis::Data, Axis::Pipeline].map(|axis| grid.coordinate(rank, axis));
-        assert_eq!([tensor.rank(), data.rank(), pipeline.rank()], coordinates);
+        let positions = Axis::DENSE.map(|axis| mesh.position(place.rank(), axis));
+        assert_eq!([tensor.rank(), data.rank(), pipeline.rank()], positions);
         for group in [&*pipeline, &*data, &*tensor, &*data] {
             assert_right(group);
         }

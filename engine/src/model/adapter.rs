@@ -125,10 +125,9 @@ impl AdapterSpec {
         );
         let b = ParamSpec::new(format!("{name}.lora_B"), [outputs, self.rank], Init::Constant(0.0), layer);
         // Of the parameter that is whole on each rank, backward computes a part from the rank's own inputs or outputs.
-        let whole = |spec: ParamSpec| ParamSpec { partial_gradient: parallel.size() > 1, ..spec };
         match row_parallel {
-            true => [parallel.shard(a, 1, &[Packed::channels(input)]), whole(b)],
-            false => [whole(a), parallel.shard(b, 0, &covered)],
+            true => [parallel.columns(a, vec![self.groups.len() * self.rank]), parallel.partial(b)],
+            false => [parallel.partial(a), parallel.rows(b, &covered)],
         }
     }
 

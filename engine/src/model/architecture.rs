@@ -1,13 +1,15 @@
 //! A model before it has memory, and its layers afterwards.
 
+use std::rc::Rc;
+
 use device::{DType, Shape, Tensor};
+use parallel::Ranks;
 
 use super::expert_loads::{ExpertLoads, SelectionBias};
 use super::layer::{Layer, LossHead};
 use super::loss_term::{LossTerm, TermSums};
 use super::position::{RotaryTable, RotaryTables};
 use super::sample_row::SampleRow;
-use super::tensor_parallel::TensorParallel;
 use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
 use crate::params::{ParamSpec, Params};
@@ -88,8 +90,8 @@ pub struct Architecture {
     pub elsewhere: Vec<String>,
     /// The layers of this rank.
     pub layers: StageLayers,
-    /// The ranks that share the layers.
-    pub tensor: TensorParallel,
+    /// This rank, and its communicators with the others.
+    pub ranks: Rc<Ranks>,
     /// The modules of each layer of the whole model; empty where layers have none.
     pub modules: Vec<Vec<GraphModule>>,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].

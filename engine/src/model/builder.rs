@@ -26,7 +26,7 @@ impl ShardedShape<'_> {
     pub(crate) fn vocabulary_table(&self, name: &str, layer: usize) -> ParamSpec {
         let GptShape { hidden, vocab, padded_vocab, .. } = *self.shape;
         let whole = ParamSpec::new(name, [padded_vocab, hidden], self.shape.matrix_init(), layer).with_rows(vocab);
-        self.parallel.shard(whole, 0, &[Packed::channels(padded_vocab)])
+        self.parallel.rows(whole, &[Packed::channels(padded_vocab)])
     }
 
     /// Key and value heads of this rank: at least one. Other ranks may have copies of it.

@@ -3,8 +3,8 @@
 
 use std::rc::Rc;
 
+use device::Tensor;
 use device::ops::UpdateSelectionBias;
-use device::{Communicator, Tensor};
 
 /// The loads of the experts of all blocks that have any, over the microbatches of a training step on this rank. Later
 /// all ranks have the sum over all, as they have that of the losses.
@@ -16,9 +16,6 @@ pub struct ExpertLoads {
     pub experts: usize,
     /// `(blocks, experts)`, f32: whole numbers. If loads are limited, one more column has the dropped choices.
     pub all: Tensor,
-    /// The ranks that share the batch, if a loss is about the loads of all: over a communicator of their own, because such
-    /// a loss must not wait for sums of gradients.
-    pub ranks: Option<Rc<dyn Communicator>>,
 }
 
 impl ExpertLoads {

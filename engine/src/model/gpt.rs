@@ -38,7 +38,12 @@ pub fn gpt(shape: GptShape) -> Architecture {
 /// that share a layer divides the heads, the feed-forward width and the padded vocabulary; with sequence parallelism
 /// also a microbatch's tokens. It divides the key and value heads, or is a multiple of them: then ranks store copies of
 /// a head.
+///
+/// # Panics
+/// If the mesh was made for another number of [copies of key heads](GptShape::key_head_copies).
 pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
+    let copies = tensor.ranks.mesh().sizes().key_head_copies;
+    assert_eq!(copies, shape.key_head_copies(tensor.size()), "ranks that store copies of a key head");
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
     let (modules, rotary, loss_terms) = (layer_modules(&shape, &layers), rotary_tables(&shape), loss_terms(&shape));
@@ -52,7 +57,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         specs,
         elsewhere,
         layers,
-        tensor,
+        ranks: tensor.ranks,
         modules,
         rotary,
         loss_terms,

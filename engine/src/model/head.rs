@@ -155,7 +155,7 @@ impl LanguageHead {
     ) -> Result<()> {
         let control = (cx.mode().trains()).then_some(self.control);
         let parallel = &self.ranks.parallel;
-        let Some(group) = &parallel.group else {
+        let Some(group) = parallel.group() else {
             let (vocab, soft_cap) = (self.vocab.vocab, self.soft_cap);
             return cx.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, control });
         };

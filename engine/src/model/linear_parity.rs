@@ -6,10 +6,12 @@ use common::Choice;
 use device::{Area, DType, Device, HostOptions, Tensor, bf16};
 
 use super::linear::{Linear, LinearSpec};
+use parallel::{Axes, Ranks};
+
 use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::{Copies, Fp8, Fp8Format, Fp8Recipe};
 use crate::graph_options::GraphOptions;
-use crate::params::{Init, OptimizerShard, Params};
+use crate::params::{Init, Params};
 use crate::precision::Precision;
 use crate::regions::{Mode, Region};
 use crate::step_policy::{StepPolicy, StepShape};
@@ -72,7 +74,7 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
         LinearSpec::column_parallel("layer".into(), INPUT, vec![Packed::channels(OUTPUT)], Init::Normal(0.05), true);
     let spec = spec.in_8_bits(Some(fp8));
     let specs = Precision::Bf16.apply(spec.params(&TensorParallel::alone(), 0));
-    let params = Params::new(&device, specs, Some(7), 1 << 20, OptimizerShard::whole()).unwrap();
+    let params = Params::new(&device, specs, Some(7), 1 << 20, Ranks::alone(), Axes::NONE).unwrap();
     let linear = spec.build(&params, Precision::Bf16);
 
     let mut areas: Vec<Area> = Vec::new();

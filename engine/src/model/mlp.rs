@@ -1,8 +1,11 @@
 //! A multi-layer perceptron trained on squared error: linear, ReLU and dropout between layers.
 
+use std::rc::Rc;
+
 use device::Tensor;
 use device::ops::{Activation, ActivationKind, DropoutPart, DropoutSite, Epilogue, ReluDropout, ReluDropoutBackward};
 use graph_manager::Result;
+use parallel::Ranks;
 
 use super::architecture::{Architecture, Chunk, Model, StepTensors};
 use super::dropout::DropoutLayer;
@@ -52,8 +55,8 @@ impl MlpShape {
     }
 }
 
-/// An MLP of that shape; its last layer is the loss.
-pub fn mlp(shape: MlpShape) -> Architecture {
+/// An MLP of that shape, whole on each of these ranks; its last layer is the loss.
+pub fn mlp(shape: MlpShape, ranks: Rc<Ranks>) -> Architecture {
     let tensor = TensorParallel::alone();
     let params = shape.linears().enumerate().flat_map(|(layer, linear)| linear.params(&tensor, layer));
     Architecture {
@@ -61,7 +64,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         elsewhere: Vec::new(),
         // The loss is a layer too.
         layers: StageLayers::whole(shape.sizes.len()),
-        tensor,
+        ranks,
         modules: Vec::new(),
         rotary: RotaryTables::NONE,
         loss_terms: vec![LossTerm::OF_TARGETS],

@@ -34,7 +34,7 @@ impl NormSpec<'_> {
         let param = |name: &str, first: f32| {
             let spec =
                 ParamSpec::new(format!("{}.{name}", self.name), [self.shape.hidden], Init::Constant(first), layer);
-            ParamSpec { partial_gradient: parallel.splits_rows(), ..spec }
+            parallel.partial_of_rows(spec)
         };
         let bias = self.has_bias().then(|| param("bias", 0.0));
         [param("weight", 1.0 - self.shape.norm.weight_offset())].into_iter().chain(bias).collect()

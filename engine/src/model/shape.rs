@@ -189,6 +189,12 @@ impl Default for GptShape {
 }
 
 impl GptShape {
+    /// Of so many ranks that share a layer, those that store the same key heads: 1 unless there are fewer key heads than
+    /// ranks.
+    pub fn key_head_copies(&self, tensor_ranks: usize) -> usize {
+        (tensor_ranks / self.kv_heads.max(1)).max(1)
+    }
+
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads)

@@ -15,18 +15,16 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind, DropoutPart};
 use device::{Communicator, DType, Shape, Tensor};
 use graph_manager::Result;
+use parallel::{Axis, Ranks};
 
-use crate::params::{ParamSpec, ShardGroup, TensorShard};
+use crate::params::{ParamSpec, Part};
 use crate::step_policy::StepContext;
 
-/// The ranks that share layers.
-#[derive(Clone, Debug, Default)]
+/// How ranks share layers.
+#[derive(Clone, Debug)]
 pub struct TensorParallel {
-    /// The ranks that share layers; `None` if each rank has whole layers.
-    pub group: Option<Rc<dyn Communicator>>,
-    /// The same ranks over a communicator of its own, for microbatches that overlap: the forwards that run aside use
-    /// it.
-    pub aside: Option<Rc<dyn Communicator>>,
+    /// This rank, and its communicators with the others.
+    pub ranks: Rc<Ranks>,
     /// Sequence parallelism: each rank has its own rows of the residual stream.
     pub sequence: bool,
 }
@@ -34,28 +32,57 @@ pub struct TensorParallel {
 impl TensorParallel {
     /// One rank with whole layers.
     pub fn alone() -> TensorParallel {
-        TensorParallel::default()
+        TensorParallel { ranks: Ranks::alone(), sequence: false }
+    }
+
+    /// The ranks that share layers; `None` if each rank has whole layers.
+    pub fn group(&self) -> Option<&Rc<dyn Communicator>> {
+        self.ranks.along(Axis::Tensor)
     }
 
     /// This rank within the group.
     pub fn rank(&self) -> usize {
-        self.group.as_ref().map_or(0, |group| group.rank())
+        self.ranks.at(Axis::Tensor).index
     }
 
     /// Ranks of the group.
     pub fn size(&self) -> usize {
-        self.group.as_ref().map_or(1, |group| group.size())
+        self.ranks.at(Axis::Tensor).count
     }
 
-    /// This rank's shard of a parameter that is split along `axis`. `groups` are packed along that axis; of each group
-    /// a rank has an equal part.
-    pub(crate) fn shard(&self, whole: ParamSpec, axis: usize, groups: &[Packed]) -> ParamSpec {
-        let (rank, ranks) = (self.rank(), self.size());
-        if ranks == 1 {
-            return whole;
-        }
-        let group = |packed: &Packed| ShardGroup { size: packed.size, parts: ranks.min(packed.units) };
-        whole.sharded(TensorShard { axis, groups: groups.iter().map(group).collect(), rank, ranks })
+    /// What this rank stores of a parameter whose rows are divided. It packs `groups`; of each a rank has an equal part.
+    pub(crate) fn rows(&self, whole: ParamSpec, groups: &[Packed]) -> ParamSpec {
+        let [tensor, copies] = [Axis::Tensor, Axis::KeyHeadCopies].map(|axis| self.ranks.axes(axis));
+        let part = |packed: &Packed| match packed.has_copies(self.size()) {
+            false => Part::whole(vec![packed.size]).cut(0, tensor),
+            // Each rank computes a partial sum of a copied head's gradient, from its own query heads.
+            true => Part { partial: copies, ..Part::whole(vec![packed.size]).cut(0, tensor - copies) },
+        };
+        whole.spread(&self.ranks, groups.iter().map(part).collect())
+    }
+
+    /// What this rank stores of a parameter whose columns are divided in equal parts. Its rows are `rows`, as
+    /// [`Part::rows`].
+    pub(crate) fn columns(&self, whole: ParamSpec, rows: Vec<usize>) -> ParamSpec {
+        let columns = rows.len();
+        whole.spread(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
+    }
+
+    /// What this rank stores of the first matrices of experts: so many with gate and values, each of so many channels, which
+    /// ranks divide.
+    pub(crate) fn channels_of_experts(&self, whole: ParamSpec, experts: usize, channels: usize) -> ParamSpec {
+        let part = Part::whole(vec![experts, 2, channels]).cut(2, self.ranks.axes(Axis::Tensor));
+        whole.spread(&self.ranks, vec![part])
+    }
+
+    /// A parameter that each rank has whole, of whose gradient it computes a partial sum.
+    pub(crate) fn partial(&self, whole: ParamSpec) -> ParamSpec {
+        whole.partial_over(self.ranks.axes(Axis::Tensor))
+    }
+
+    /// The same for a parameter of this rank's rows of the residual stream, if it has only some of them.
+    pub(crate) fn partial_of_rows(&self, whole: ParamSpec) -> ParamSpec {
+        if self.splits_rows() { self.partial(whole) } else { whole }
     }
 
     /// Whether this rank has only some rows of the residual stream. Gradients that are computed from these rows are
@@ -83,6 +110,11 @@ impl Packed {
     /// Rows or columns that ranks divide in any equal parts.
     pub(crate) fn channels(size: usize) -> Packed {
         Packed { size, units: size }
+    }
+
+    /// Whether several of so many ranks store copies of a unit.
+    fn has_copies(&self, ranks: usize) -> bool {
+        self.units < ranks
     }
 
     /// The number of rows or columns, of all ranks together.
@@ -136,7 +168,7 @@ impl LayerRanks {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
-        let Some(communicator) = self.parallel.group.clone().filter(|_| self.parallel.splits_rows()) else {
+        let Some(communicator) = self.parallel.group().cloned().filter(|_| self.parallel.splits_rows()) else {
             return Ok(rows);
         };
         let all = self.tensor(cx, name, rows.shape.last(), rows.dtype)?;
@@ -151,7 +183,7 @@ impl LayerRanks {
     /// Errors of the device.
     pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
         let ranks = self.parallel.size();
-        let communicator = self.parallel.group.clone().filter(|_| ranks > 1);
+        let communicator = self.parallel.group().cloned().filter(|_| ranks > 1);
         let Some(communicator) = communicator else { return Ok(partial) };
         if !self.parallel.sequence {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, communicator, partial))?;

@@ -2,14 +2,15 @@
 
 use device::ops::{self, Rule, RuleState, UpdateTensors};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
+use crate::params::Params;
 
 impl UpdateRule for Rule {
     fn state(&self) -> &'static [RuleState] {
         Rule::state(self)
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &Params) -> Box<Update> {
         let tensors = params.into_iter().map(|param| UpdateTensors {
             master: param.master,
             compute: param.weight,

@@ -6,19 +6,10 @@ use std::sync::Arc;
 use device::ops::{Collective, CollectiveKind, SquareSum};
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
+use parallel::Axis;
 
-use crate::params::{ParamSpec, Params, TiedCopy};
+use crate::params::{Param, ParamSpec, Params, TiedCopy};
 use crate::step_policy::StepContext;
-
-/// The groups of ranks that have other gradients than this rank. `None`: there are no such ranks.
-pub(super) struct NormGroups {
-    /// The data-parallel ranks, with a distributed optimizer: each owns a part.
-    pub(super) data_parallel: Option<Rc<dyn Communicator>>,
-    /// The ranks that share layers.
-    pub(super) tensor_parallel: Option<Rc<dyn Communicator>>,
-    /// The stages of the pipeline.
-    pub(super) pipeline: Option<Rc<dyn Communicator>>,
-}
 
 /// Sums the squares of all gradients, each counted on one rank.
 pub(super) struct GradNorm {
@@ -28,23 +19,28 @@ pub(super) struct GradNorm {
 }
 
 impl GradNorm {
-    /// A parameter that every rank of a tensor-parallel group stores whole counts on the first rank, and rows that a
-    /// few ranks store copies of count on the first of these. A tied parameter counts on the first stage.
-    pub(super) fn new(params: &Params, groups: NormGroups) -> GradNorm {
-        let NormGroups { data_parallel, tensor_parallel, pipeline } = groups;
-        let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);
-        let counted: Vec<Tensor> = if first {
-            let buckets = params.buckets().filter(|bucket| bucket.tied != Some(TiedCopy::Replica));
-            buckets.map(|bucket| params.optimizer_shard().of(bucket.grads)).collect()
-        } else {
-            let counted = |spec: &ParamSpec| spec.shard.is_some() && spec.tied != Some(TiedCopy::Replica);
-            let sharded = params.iter().filter(|(spec, _)| counted(spec));
-            let ranges = sharded.map(|(spec, param)| (param, param.owned.within(spec.counted())));
-            let ranges = ranges.filter(|(_, range)| !range.is_empty());
-            ranges.filter_map(|(param, range)| Some(param.grad?.view(range.start, [range.len()]))).collect()
+    /// Elements that several ranks store count on the first of them, and a tied parameter counts on the first stage. See
+    /// [`Params::counted`].
+    pub(super) fn new(params: &Params) -> GradNorm {
+        let trained =
+            || params.iter().enumerate().filter_map(|(index, (spec, param))| Some((index, spec, param, param.grad?)));
+        let is_replica = |spec: &ParamSpec| spec.tied == Some(TiedCopy::Replica);
+        let counts_all = |index: usize, param: &Param| {
+            param.owned.elements == params.counted(index).iter().map(ExactSizeIterator::len).sum::<usize>()
         };
-        let groups = data_parallel.into_iter().chain(tensor_parallel).chain(pipeline).collect();
-        GradNorm { counted: counted.into(), groups }
+        let counted: Vec<Tensor> = match trained().all(|(at, spec, param, _)| is_replica(spec) || counts_all(at, param))
+        {
+            true => {
+                let buckets = params.buckets().filter(|bucket| bucket.tied != Some(TiedCopy::Replica));
+                buckets.map(|bucket| bucket.owned_grads).collect()
+            }
+            false => {
+                let ranges = trained().map(|(index, _, _, grad)| (grad, params.counted(index)));
+                ranges.flat_map(|(grad, all)| all.into_iter().map(move |of| grad.view(of.start, [of.len()]))).collect()
+            }
+        };
+        let ranks = params.ranks();
+        GradNorm { counted: counted.into(), groups: ranks.chain(params.divided() | ranks.axes(Axis::Pipeline)) }
     }
 
     /// The sum of squares over all ranks: `(1)`, f32.

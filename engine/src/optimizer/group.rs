@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::rc::Rc;
 use std::sync::Arc;
 
+use device::Tensor;
 use device::ops::RuleState;
-use device::{Communicator, Tensor};
 use graph_manager::Result;
 
-use crate::params::{OptimizerShard, ParamSpec};
+use crate::params::{ParamSpec, Params};
 use crate::step_policy::StepContext;
 
 /// Parameters that are updated alike. Each parameter belongs to the first group of a list that takes it.
@@ -53,9 +52,9 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// element that this rank updates.
     fn state(&self) -> &'static [RuleState];
 
-    /// The update of these parameters, as it is recorded in every step. It reads the learning rate from `control` and the
+    /// The update of these of all parameters, as it is recorded in every step. It reads the learning rate from `control` and the
     /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite.
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update>;
+    fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
 
     /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is also given parameters
     /// without an element that this rank updates.
@@ -66,19 +65,6 @@ pub trait UpdateRule: Debug + Send + Sync {
 
 /// Submits the update of a rule's parameters.
 pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
-
-/// The ranks that have other parts of the same parameters, for rules that need whole matrices.
-#[derive(Clone, Debug)]
-pub struct UpdateRanks {
-    /// The data-parallel ranks; `None` if there is one.
-    pub data_parallel: Option<Rc<dyn Communicator>>,
-    /// The ranks that share layers; `None` if there is one.
-    pub tensor_parallel: Option<Rc<dyn Communicator>>,
-    /// The part of each bucket that this rank updates.
-    pub shard: OptimizerShard,
-    /// `main_grad` of each bucket, f32, flat.
-    pub buckets: Vec<Tensor>,
-}
 
 /// The tensors of one parameter that an update reads and writes. All but `whole_grad` have the same number of elements.
 pub struct ParamUpdate {

@@ -12,17 +12,16 @@ mod newton_schulz;
 mod skip_step;
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use device::ops::{ClipScale, StateValues, Status};
-use device::{Area, Communicator, DType, Device, Tensor};
+use device::{Area, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
 use crate::params::{ALIGNMENT, Param, Params};
 use crate::step_policy::StepContext;
-use grad_norm::{GradNorm, NormGroups};
-pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
+use grad_norm::GradNorm;
+pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
 pub use muon::Muon;
 use skip_step::SpikeTest;
 pub use skip_step::{SkipStep, StepHistory};
@@ -58,17 +57,6 @@ impl MomentTypes {
     }
 }
 
-/// The other ranks of an optimizer. `None`: there are none of that kind.
-#[derive(Default)]
-pub struct OptimizerRanks {
-    /// The data-parallel ranks.
-    pub data_parallel: Option<Rc<dyn Communicator>>,
-    /// The ranks that share layers.
-    pub tensor_parallel: Option<Rc<dyn Communicator>>,
-    /// The stages of the pipeline.
-    pub pipeline: Option<Rc<dyn Communicator>>,
-}
-
 /// The optimizer's state and operations.
 pub struct Optimizer {
     norm: GradNorm,
@@ -95,21 +83,11 @@ impl Optimizer {
         groups: &[ParamGroup],
         moments: MomentTypes,
         control: StepControl,
-        ranks: OptimizerRanks,
     ) -> Result<Optimizer> {
         device.zero(&control.status)?;
         let mut areas = Vec::new();
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
-        let OptimizerRanks { data_parallel, tensor_parallel, pipeline } = ranks;
-        let shard = params.optimizer_shard();
-        let norm_groups = NormGroups {
-            data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
-            tensor_parallel: tensor_parallel.clone(),
-            pipeline,
-        };
-        let buckets = params.buckets().map(|bucket| bucket.grads).collect();
-        let ranks = UpdateRanks { data_parallel, tensor_parallel, shard, buckets };
         for (rule, members) in by_rule(params, groups)? {
             for of in rule.state() {
                 let (name, dtype) = (of.name, moments.of(of.values));
@@ -130,9 +108,9 @@ impl Optimizer {
                     lr_multiplier: group.lr_multiplier,
                 })
             });
-            updates.push(rule.update(update.collect(), control, &ranks));
+            updates.push(rule.update(update.collect(), control, params));
         }
-        let norm = GradNorm::new(params, norm_groups);
+        let norm = GradNorm::new(params);
         let (names, mut seen) = (groups.iter().flat_map(|group| group.rule.state()), BTreeSet::new());
         let state_names = names.map(|state| state.name).filter(|name| seen.insert(*name)).collect();
         Ok(Optimizer { norm, updates, control, spikes: None, state, state_names, areas })

@@ -20,10 +20,11 @@ use device::ops::{
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
+use parallel::{Axis, Place, Ranks};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
 use super::newton_schulz::{cost, orthogonalize};
-use crate::params::ParamSpec;
+use crate::params::{BucketMemory, ParamSpec, Params};
 use crate::step_policy::StepContext;
 
 /// Muon (Jordan, 2024), for the weights of linear layers in blocks. Queries, keys and values are matrices of their own, and so
@@ -42,7 +43,7 @@ pub struct Muon {
 impl Muon {
     /// Whether a parameter is for Muon: the weight of a linear layer in a block. Embeddings, head, norms and biases are not.
     pub fn takes(spec: &ParamSpec) -> bool {
-        !spec.matrices.is_empty()
+        spec.is_block_weight
     }
 }
 
@@ -55,8 +56,9 @@ impl UpdateRule for Muon {
         true
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
-        let owned = || params.iter().filter(|param| param.master.elements() > 0);
+    fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update> {
+        let ranks = params.ranks();
+        let owned = || updates.iter().filter(|param| param.master.elements() > 0);
         let momenta = owned().map(|param| MomentumTensors { grad: param.grad, momentum: param.state[0] });
         let momentum = NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status: control.status };
         let steps = owned().map(|param| DecayedTensors {
@@ -68,9 +70,9 @@ impl UpdateRule for Muon {
         });
         let StepControl { control, status } = control;
         let step = DecayedStep { tensors: steps.collect(), control, status };
-        let matrices = assigned(params.iter().flat_map(matrices).collect(), ranks);
-        let exchange = Exchange::new(&params, ranks);
-        let (muon, tensor_parallel) = (*self, ranks.tensor_parallel.clone());
+        let matrices = assigned(updates.iter().flat_map(|update| matrices(update, ranks)).collect(), ranks);
+        let exchange = Exchange::new(&updates, params);
+        let (muon, tensor_parallel) = (*self, ranks.along(Axis::Tensor).cloned());
         Box::new(move |cx| {
             cx.run(momentum.clone())?;
             exchange.gather(cx)?;
@@ -143,44 +145,35 @@ struct Matrix {
 }
 
 /// The matrices that are packed in a parameter.
-fn matrices(param: &ParamUpdate) -> Vec<Matrix> {
-    let (spec, width) = (&param.spec, param.spec.shape.last());
+fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
+    let (spec, width) = (&update.spec, update.spec.shape.last());
     let mut before = 0;
-    let matrix = |(index, &rows): (usize, &usize)| {
-        let view = |start: usize, rows: usize| param.whole_grad.view(start * width, [rows, width]);
-        let whole = |stored, columns| Matrix {
-            stored,
-            rows,
-            columns,
-            row: 0,
-            column: 0,
-            is_divided: spec.shard.is_some(),
-            is_first_copy: true,
-        };
-        let Some(shard) = &spec.shard else {
-            let stored = view(before, rows);
-            before += rows;
-            return whole(stored, width);
-        };
-        let group = shard.groups[if shard.axis == 0 { index } else { 0 }];
-        let (part, copies) = (group.size / group.parts, shard.ranks / group.parts);
-        let (first, is_first_copy) = (shard.rank / copies * part, shard.rank.is_multiple_of(copies));
-        if shard.axis == 0 {
-            let stored = view(before, part);
-            before += part;
-            Matrix { row: first, is_first_copy, ..whole(stored, width) }
-        } else {
-            let stored = view(before, rows);
-            before += rows;
-            Matrix { column: first, is_first_copy, ..whole(stored, group.size) }
+    let mut matrices = Vec::new();
+    for part in &spec.spread.parts {
+        let (count, rows) = part.matrices();
+        let here = part.range(ranks, part.rows.len() - 1, rows);
+        let columns = spec.whole[1];
+        let column = part.range(ranks, part.rows.len(), columns).start;
+        let copies = ranks.axes(Axis::Tensor) - part.divided();
+        for _ in 0..count {
+            matrices.push(Matrix {
+                stored: update.whole_grad.view(before * width, [here.len(), width]),
+                rows,
+                columns,
+                row: here.start,
+                column,
+                is_divided: ranks.place(part.divided()).has_others(),
+                is_first_copy: ranks.place(copies).is_first(),
+            });
+            before += here.len();
         }
-    };
-    spec.matrices.iter().enumerate().map(matrix).collect()
+    }
+    matrices
 }
 
 /// For each matrix, whether this rank makes it orthogonal. The dearest goes first, to the data-parallel rank with the least work.
-fn assigned(matrices: Vec<Matrix>, ranks: &UpdateRanks) -> Vec<(Matrix, bool)> {
-    let (rank, ranks) = ranks.data_parallel.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+fn assigned(matrices: Vec<Matrix>, ranks: &Ranks) -> Vec<(Matrix, bool)> {
+    let Place { index: rank, count: ranks } = ranks.at(Axis::Data);
     let cost = |matrix: &Matrix| cost(matrix.rows, matrix.columns);
     let mut order: Vec<usize> = (0..matrices.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(cost(&matrices[index])));
@@ -203,13 +196,15 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(params: &[ParamUpdate], ranks: &UpdateRanks) -> Exchange {
-        let has_matrix = |bucket: &&Tensor| {
-            let end = bucket.address + bucket.bytes() as u64;
-            params.iter().any(|param| (bucket.address..end).contains(&param.whole_grad.address))
+    fn new(updates: &[ParamUpdate], params: &Params) -> Exchange {
+        let has_matrix = |bucket: &BucketMemory| {
+            let end = bucket.grads.address + bucket.grads.bytes() as u64;
+            updates.iter().any(|update| (bucket.grads.address..end).contains(&update.whole_grad.address))
         };
-        let buckets = ranks.buckets.iter().filter(has_matrix).map(|&bucket| (bucket, ranks.shard.of(bucket)));
-        Exchange { group: ranks.data_parallel.clone(), buckets: buckets.collect(), is_divided: ranks.shard.is_part() }
+        let buckets: Vec<BucketMemory> = params.buckets().filter(has_matrix).collect();
+        let is_divided = buckets.iter().any(|bucket| bucket.owned_grads.elements() < bucket.grads.elements());
+        let buckets = buckets.iter().map(|bucket| (bucket.grads, bucket.owned_grads)).collect();
+        Exchange { group: params.ranks().along(Axis::Data).cloned(), buckets, is_divided }
     }
 
     /// Every rank receives the directions that the others made.

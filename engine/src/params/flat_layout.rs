@@ -5,40 +5,18 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use device::{DType, Tensor};
+use parallel::{Axes, Axis, Place, Ranks};
 
 use super::spec::{ParamSpec, TiedCopy};
-use super::weight_memory::WeightMemory;
+use super::weight_memory::{Home, WeightMemory};
 
 /// The first elements of parameters lie at multiples of this: 256 bytes of f32, 128 of bf16.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The part of every bucket that a rank updates: it has master weights and optimizer state of this part only. With a
-/// distributed optimizer (ZeRO stage 1, Rajbhandari et al., 2020) the data-parallel ranks have equal parts. Otherwise every
-/// rank has the whole bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptimizerShard {
-    /// The index of the part.
-    pub rank: usize,
-    /// The number of parts.
-    pub ranks: usize,
-}
-
-impl OptimizerShard {
-    /// All of every bucket.
-    pub fn whole() -> OptimizerShard {
-        OptimizerShard { rank: 0, ranks: 1 }
-    }
-
-    /// Whether other ranks have other parts.
-    pub fn is_part(self) -> bool {
-        self.ranks > 1
-    }
-
-    /// This rank's part of a tensor with a bucket's elements; flat.
-    pub fn of(self, tensor: Tensor) -> Tensor {
-        let part = tensor.elements() / self.ranks;
-        tensor.view(self.rank * part, [part])
-    }
+/// A rank's part of a tensor with a bucket's elements, flat. The ranks have equal parts.
+pub(crate) fn part_of(place: Place, tensor: Tensor) -> Tensor {
+    let part = tensor.elements() / place.count;
+    tensor.view(place.index * part, [part])
 }
 
 /// A range of the flat buffers. Its gradients are complete, and are reduced, at the same time.
@@ -51,14 +29,20 @@ pub struct Bucket {
     pub start: usize,
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
-    /// The memory of its weights.
-    pub memory: WeightMemory,
+    /// The memory of its weights, and this rank's part of it.
+    pub home: Home,
     /// Its first element in the weights of that memory.
     pub weights_start: usize,
+    /// The ranks over which its gradients are summed: those that have other tokens.
+    pub sums: Axes,
+    /// Of these, the ranks that divide its masters and state.
+    pub rest: Axes,
     /// For [`WeightMemory::Passing`]: the buffer, of [`PASSING_BUFFERS`], that gathers the whole weights.
     pub buffer: usize,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
+    /// A step gathers its weights before its first use of them.
+    pub is_gathered: bool,
 }
 
 /// The elements of a parameter that this rank updates.
@@ -87,8 +71,8 @@ impl OwnedRange {
 /// The place of one parameter, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
-    /// The memory of its weights.
-    pub memory: WeightMemory,
+    /// The memory of its weights, and this rank's part of it.
+    pub home: Home,
     /// In `main_grad`; `None` if it is frozen.
     pub grad: Option<usize>,
     /// In the weights of its memory. For [`WeightMemory::Passing`] in the buffer `buffer`.
@@ -116,36 +100,47 @@ pub struct FlatLayout {
     /// Elements of all parameters, with padding.
     pub total: usize,
     /// Elements of all parameters by the memory of their weights, with padding.
-    pub by_memory: Vec<(WeightMemory, usize)>,
-    /// The part of each bucket that is updated here.
-    pub shard: OptimizerShard,
+    pub by_home: Vec<(Home, usize)>,
 }
 
 impl FlatLayout {
     /// Lays out parameters that are declared in layer order, in buckets of at least `bucket_bytes` of f32. The weights of a
-    /// bucket have one memory. Parameters with the same memory are neighbours, in order of declaration. Frozen parameters are
-    /// in no bucket.
-    pub fn new(specs: &[ParamSpec], bucket_bytes: usize, shard: OptimizerShard) -> FlatLayout {
-        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, by_memory: vec![], shard };
+    /// bucket have one memory, and its gradients are summed over the same ranks. Parameters with the same memory are
+    /// neighbours, in order of declaration. Frozen parameters are in no bucket.
+    pub fn new(specs: &[ParamSpec], bucket_bytes: usize, ranks: &Ranks) -> FlatLayout {
+        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, by_home: vec![] };
         let first_layer = specs.iter().map(|spec| spec.layer).min().unwrap_or(0);
-        let memories: Vec<_> = specs.iter().map(|spec| WeightMemory::of(spec, first_layer, shard)).collect();
-        for memory in &memories {
-            if !layout.by_memory.iter().any(|(known, _)| known == memory) {
-                layout.by_memory.push((*memory, 0));
+        let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, first_layer, ranks)).collect();
+        for home in &homes {
+            if !layout.by_home.iter().any(|(known, _)| known == home) {
+                layout.by_home.push((*home, 0));
             }
         }
         let mut places = vec![None; specs.len()];
-        for kind in 0..layout.by_memory.len() {
-            let members = |index: &usize| memories[*index] == layout.by_memory[kind].0;
-            let members: Vec<usize> = (0..specs.len()).filter(members).collect();
-            if let WeightMemory::Frozen(_) = layout.by_memory[kind].0 {
+        for kind in 0..layout.by_home.len() {
+            let (home, _) = layout.by_home[kind];
+            let members: Vec<usize> = (0..specs.len()).filter(|index| homes[*index] == home).collect();
+            if let WeightMemory::Frozen(_) = home.memory {
                 members.iter().for_each(|&index| places[index] = Some(layout.add_frozen(kind, &specs[index])));
                 continue;
             }
-            for (number, bucket) in buckets_of(specs, &members, bucket_bytes).into_iter().enumerate() {
+            for (number, bucket) in buckets_of(specs, &members, bucket_bytes, ranks).into_iter().enumerate() {
                 // The first layer's bucket is gathered at the end of a step.
-                let is_gathered = shard.is_part() && specs[bucket[0]].layer > first_layer;
-                layout.add_bucket(specs, bucket, (kind, number % PASSING_BUFFERS, is_gathered), &mut places);
+                let is_gathered = home.part.has_others() && specs[bucket[0]].layer > first_layer;
+                let made = Bucket {
+                    is_gathered,
+                    layer: specs[bucket[0]].layer,
+                    tied: specs[bucket[0]].tied,
+                    sums: sums(&specs[bucket[0]], ranks),
+                    rest: specs[bucket[0]].spread.rest,
+                    home,
+                    buffer: number % PASSING_BUFFERS,
+                    start: layout.total,
+                    elements: 0,
+                    weights_start: layout.by_home[kind].1,
+                };
+                layout.add_bucket(specs, bucket, made, &mut places);
+                layout.by_home[kind].1 = layout.total - made.start + made.weights_start;
             }
         }
         layout.params = places.into_iter().flatten().collect();
@@ -155,63 +150,71 @@ impl FlatLayout {
     }
 
     fn add_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
-        let (memory, end) = &mut self.by_memory[kind];
+        let (home, end) = &mut self.by_home[kind];
         let weight = *end;
-        // The ranks that share an optimizer have all of it, too.
         *end += aligned_elements(spec);
         let owned = OwnedRange::default();
-        ParamOffsets { memory: *memory, grad: None, weight, buffer: 0, owned, master: 0, is_gathered: false }
+        ParamOffsets { home: *home, grad: None, weight, buffer: 0, owned, master: 0, is_gathered: false }
     }
 
+    /// Adds a bucket without elements, and gives it those of its members.
     fn add_bucket(
         &mut self,
         specs: &[ParamSpec],
         members: &[usize],
-        (kind, buffer, is_gathered): (usize, usize, bool),
+        bucket: Bucket,
         places: &mut [Option<ParamOffsets>],
     ) {
-        let ParamSpec { layer, tied, .. } = specs[members[0]];
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
-        let elements = elements.next_multiple_of(ALIGNMENT * self.shard.ranks);
-        let (memory, end) = &mut self.by_memory[kind];
-        let bucket = Bucket { layer, start: self.total, elements, memory: *memory, weights_start: *end, buffer, tied };
-        *end += elements;
-        self.total += elements;
+        let bucket = Bucket { elements: elements.next_multiple_of(ALIGNMENT * bucket.home.part.count), ..bucket };
+        self.total += bucket.elements;
         let mut grad = bucket.start;
         for &index in members {
-            let place = bucket.offsets_of(grad, specs[index].shape.elements(), self.shard);
-            places[index] = Some(ParamOffsets { is_gathered, ..place });
+            places[index] = Some(bucket.offsets_of(grad, specs[index].shape.elements()));
             grad += aligned_elements(&specs[index]);
         }
         self.buckets.push(bucket);
     }
 }
 
+/// The ranks of the transfers of a bucket: sums of its gradients, and gathers of its weights.
+fn transfers(spec: &ParamSpec, ranks: &Ranks) -> [Axes; 2] {
+    [sums(spec, ranks), spec.spread.rest]
+}
+
+/// The ranks over which a parameter's gradient is summed once it is complete: those with other tokens that do not divide the
+/// parameter.
+fn sums(spec: &ParamSpec, ranks: &Ranks) -> Axes {
+    let tokens = ranks.axes(Axis::Data) | ranks.axes(Axis::Context);
+    spec.spread.parts.iter().fold(tokens, |sums, part| sums - part.divided())
+}
+
 impl Bucket {
     /// The offsets of a parameter that begins at `grad` in `main_grad`.
-    fn offsets_of(&self, grad: usize, elements: usize, shard: OptimizerShard) -> ParamOffsets {
-        let part = self.elements / shard.ranks;
-        let part_start = self.start + shard.rank * part;
+    fn offsets_of(&self, grad: usize, elements: usize) -> ParamOffsets {
+        let Place { index, count } = self.home.part;
+        let part = self.elements / count;
+        let part_start = self.start + index * part;
         let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
-        let weight = match self.memory {
+        let weight = match self.home.memory {
             WeightMemory::Kept(_) => self.weights_start + grad - self.start,
             WeightMemory::Passing(_) | WeightMemory::Frozen(_) => grad - self.start,
         };
         let place = ParamOffsets {
-            memory: self.memory,
+            home: self.home,
             grad: Some(grad),
             weight,
             buffer: self.buffer,
             owned: OwnedRange::default(),
             master: 0,
-            is_gathered: false,
+            is_gathered: self.is_gathered,
         };
         if first >= end {
             return place;
         }
         let owned = OwnedRange { first: first - grad, elements: end - first };
         // This rank's parts of the earlier buckets come first.
-        let master = self.weights_start / shard.ranks + first - part_start;
+        let master = self.weights_start / count + first - part_start;
         ParamOffsets { owned, master, ..place }
     }
 }
@@ -219,7 +222,7 @@ impl Bucket {
 /// The parameters of each bucket, of `members` in order of declaration. Layer 0 has a bucket of its own: with tied
 /// embeddings its backward is the last to write the table. A tied parameter is alone in its bucket. A bucket never has
 /// layers from both sides of another stage's layers: their backwards are far apart in time.
-fn buckets_of<'m>(specs: &[ParamSpec], members: &'m [usize], bucket_bytes: usize) -> Vec<&'m [usize]> {
+fn buckets_of<'m>(specs: &[ParamSpec], members: &'m [usize], bucket_bytes: usize, ranks: &Ranks) -> Vec<&'m [usize]> {
     let mut buckets = Vec::new();
     let (mut bytes, mut end) = (0, members.len());
     for (at, &index) in members.iter().enumerate().rev() {
@@ -227,7 +230,7 @@ fn buckets_of<'m>(specs: &[ParamSpec], members: &'m [usize], bucket_bytes: usize
         bytes += aligned_elements(spec) * DType::F32.size();
         let begins = match at.checked_sub(1).map(|before| &specs[members[before]]) {
             None => true,
-            Some(before) if before.tied != spec.tied => true,
+            Some(before) if before.tied != spec.tied || transfers(before, ranks) != transfers(spec, ranks) => true,
             Some(before) if before.layer == spec.layer => false,
             Some(before) => bytes >= bucket_bytes || before.layer == 0 || before.layer + 1 < spec.layer,
         };
@@ -246,9 +249,27 @@ fn aligned_elements(spec: &ParamSpec) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
+    use parallel::{Connections, Mesh, MeshSizes, Placement};
+
     use super::*;
     use crate::fp8::Fp8;
     use crate::params::Init;
+
+    /// One of some data-parallel ranks.
+    fn data_rank(rank: usize, ranks: usize) -> Rc<Ranks> {
+        let mesh = Mesh::new(MeshSizes::of(ranks)).unwrap();
+        let connections = Connections { groups: Vec::new(), ..Connections::new(mesh, Placement::new(1, 1)) };
+        Ranks::connect(&connections, rank, &mut |_, _| Ok(None)).unwrap()
+    }
+
+    /// The layout on a rank of some that divide the optimizer's state.
+    fn divided(specs: &[ParamSpec], bucket_bytes: usize, rank: usize, ranks: usize) -> FlatLayout {
+        let here = data_rank(rank, ranks);
+        let specs: Vec<_> = specs.iter().map(|spec| spec.clone().resting(here.axes(Axis::Data))).collect();
+        FlatLayout::new(&specs, bucket_bytes, &here)
+    }
 
     /// Parameters of so many elements by layer.
     fn specs(layers: &[(usize, &[usize])]) -> Vec<ParamSpec> {
@@ -266,13 +287,13 @@ mod tests {
             for (ranks, bucket_bytes) in [1, 2, 3, 8].into_iter().flat_map(|r| [0, 1500, usize::MAX].map(|b| (r, b))) {
                 let mut owners: Vec<Vec<usize>> = specs.iter().map(|spec| vec![0; spec.shape.elements()]).collect();
                 for rank in 0..ranks {
-                    let layout = FlatLayout::new(&specs, bucket_bytes, OptimizerShard { rank, ranks });
-                    let mut weights: Vec<_> = layout.by_memory.iter().map(|(m, all)| (*m, vec![0; *all])).collect();
+                    let layout = divided(&specs, bucket_bytes, rank, ranks);
+                    let mut weights: Vec<_> = layout.by_home.iter().map(|(home, all)| (*home, vec![0; *all])).collect();
                     let mut masters = weights.clone();
                     masters.iter_mut().for_each(|(_, all)| all.truncate(all.len() / ranks));
                     for (place, owners) in layout.params.iter().zip(&mut owners) {
-                        let count = |all: &mut [(WeightMemory, Vec<usize>)], at: usize, elements: usize| {
-                            let (_, all) = all.iter_mut().find(|(memory, _)| *memory == place.memory).unwrap();
+                        let count = |all: &mut [(Home, Vec<usize>)], at: usize, elements: usize| {
+                            let (_, all) = all.iter_mut().find(|(home, _)| *home == place.home).unwrap();
                             all[at..][..elements].iter_mut().for_each(|count| *count += 1);
                         };
                         let OwnedRange { first, elements } = place.owned;
@@ -282,7 +303,7 @@ mod tests {
                         let aligned = [place.master, first, place.weight].iter().all(|at| at.is_multiple_of(ALIGNMENT));
                         assert!(aligned, "{place:?}");
                     }
-                    let once = |(_, all): &(WeightMemory, Vec<usize>)| all.iter().all(|&count| count <= 1);
+                    let once = |(_, all): &(Home, Vec<usize>)| all.iter().all(|&count| count <= 1);
                     assert!(weights.iter().chain(&masters).all(once), "two elements lie in one place");
                 }
                 assert!(owners.iter().flatten().all(|&count| count == 1), "{ranks} ranks, {bucket_bytes} bytes");
@@ -293,7 +314,7 @@ mod tests {
     #[test]
     fn buckets_cover_everything_without_gap_from_the_last_layer_to_the_first() {
         let specs = specs(&[(0, &[100]), (1, &[100, 100]), (2, &[100]), (3, &[100])]);
-        let layout = FlatLayout::new(&specs, 1024, OptimizerShard { rank: 1, ranks: 4 });
+        let layout = divided(&specs, 1024, 1, 4);
         let layers: Vec<usize> = layout.buckets.iter().map(|bucket| bucket.layer).collect();
         assert_eq!(layers, [2, 1, 0]);
         let mut end = layout.total;
@@ -312,7 +333,7 @@ mod tests {
         let mut last = specs(&[(3, &[100]), (4, &[100]), (7, &[100]), (8, &[10, 100])]);
         last[4].tied = Some(TiedCopy::Replica);
         let buckets = |specs: &[ParamSpec]| {
-            let layout = FlatLayout::new(specs, usize::MAX, OptimizerShard { rank: 0, ranks: 2 });
+            let layout = divided(specs, usize::MAX, 0, 2);
             layout.buckets.iter().map(|b| (b.layer, b.elements, b.tied)).collect::<Vec<_>>()
         };
         let (primary, replica) = (Some(TiedCopy::Primary), Some(TiedCopy::Replica));
@@ -324,11 +345,12 @@ mod tests {
     fn the_weights_of_a_bucket_have_one_memory() {
         let mut specs = specs(&[(1, &[100, 100]), (2, &[100, 100])]);
         [0, 2].into_iter().for_each(|index| specs[index].dtype = DType::Bf16);
-        let layout = FlatLayout::new(&specs, 0, OptimizerShard::whole());
-        let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.layer, b.memory, b.weights_start)).collect();
+        let layout = FlatLayout::new(&specs, 0, &Ranks::alone());
+        let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.layer, b.home.memory, b.weights_start)).collect();
         let (f32, bf16) = (WeightMemory::Kept(DType::F32), WeightMemory::Kept(DType::Bf16));
         assert_eq!(buckets, [(2, f32, 128), (2, bf16, 128), (1, f32, 0), (1, bf16, 0)]);
-        assert_eq!(layout.by_memory, [(bf16, 256), (f32, 256)]);
+        let by_memory: Vec<_> = layout.by_home.iter().map(|(home, all)| (home.memory, *all)).collect();
+        assert_eq!(by_memory, [(bf16, 256), (f32, 256)]);
     }
 
     #[test]
@@ -339,14 +361,14 @@ mod tests {
             spec.fp8 = (spec.shape.elements() == 1000).then(Fp8::default);
         }
         let (kept, passing) = (WeightMemory::Kept(DType::Bf16), WeightMemory::Passing(DType::Bf16));
-        let divided = FlatLayout::new(&specs, 1000, OptimizerShard { rank: 1, ranks: 2 });
-        let buckets: Vec<_> = divided.buckets.iter().map(|b| (b.layer, b.memory, b.elements)).collect();
+        let divided = divided(&specs, 1000, 1, 2);
+        let buckets: Vec<_> = divided.buckets.iter().map(|b| (b.layer, b.home.memory, b.elements)).collect();
         let all = [(6, passing, 1024), (5, passing, 1024), (4, passing, 1024), (3, kept, 1280)];
         assert_eq!(buckets, all);
         let places: Vec<_> = [2, 4, 6].map(|index| (divided.params[index].buffer, divided.params[index].weight)).into();
         assert_eq!(places, [(0, 0), (1, 0), (0, 0)]);
-        let whole = FlatLayout::new(&specs, 1000, OptimizerShard::whole());
+        let whole = FlatLayout::new(&specs, 1000, &Ranks::alone());
         let masters = WeightMemory::Kept(DType::F32);
-        assert!(whole.params.iter().step_by(2).all(|place| place.memory == masters), "{:?}", whole.params);
+        assert!(whole.params.iter().step_by(2).all(|place| place.home.memory == masters), "{:?}", whole.params);
     }
 }

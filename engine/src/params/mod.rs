@@ -3,25 +3,27 @@
 mod flat_layout;
 mod slab;
 mod spec;
-mod tensor_shard;
+mod spread;
 mod weight_memory;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{Area, BufferId, DType, Device, Result, Shape, Tensor, bf16};
+use parallel::{Axes, Ranks};
 use rayon::prelude::*;
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
-pub(crate) use flat_layout::ALIGNMENT;
+pub use flat_layout::OwnedRange;
+pub(crate) use flat_layout::{ALIGNMENT, part_of};
 use flat_layout::{Bucket, FlatLayout, PASSING_BUFFERS, ParamOffsets};
-pub use flat_layout::{OptimizerShard, OwnedRange};
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
-pub use tensor_shard::{CopiedRows, ShardGroup, TensorShard};
-use weight_memory::WeightMemory;
+pub use spread::{Cut, Part, Spread};
+use weight_memory::{Home, WeightMemory};
 
 /// A parameter in memory.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +72,25 @@ pub struct BucketMemory {
     pub owned_weights: Tensor,
     /// Set if this rank quantises its part before it is gathered.
     pub quantized: Option<QuantizedPart>,
+    /// The ranks over which its gradients are summed.
+    pub sums: Axes,
+    /// Of these, the ranks that divide its masters and state.
+    pub rest: Axes,
+    /// This rank's part of its gradients: those that it updates; flat.
+    pub owned_grads: Tensor,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
+}
+
+/// A range of `main_grad` that ranks compute in parts: partial sums.
+#[derive(Clone, Copy, Debug)]
+pub struct PartialRange {
+    /// The layer that completes it in backward.
+    pub layer: usize,
+    /// The ranks.
+    pub over: Axes,
+    /// The gradients, f32, flat.
+    pub grads: Tensor,
 }
 
 /// This rank's part of a bucket of 8-bit weights. They are gathered in 8 bits.
@@ -97,6 +116,7 @@ pub struct OwnedQuantized {
 pub struct Params {
     /// The declarations.
     pub specs: Vec<ParamSpec>,
+    ranks: Rc<Ranks>,
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
     /// All of `main_grad`, f32, flat.
@@ -107,9 +127,9 @@ pub struct Params {
     _areas: Vec<Area>,
 }
 
-/// The weights of one [`WeightMemory`].
+/// The weights of one [`Home`].
 struct Weights {
-    memory: WeightMemory,
+    home: Home,
     /// Flat. All of them, or of passing weights the owned part.
     weights: Tensor,
     /// The f32 master weights that this rank owns, flat; `None` for f32 weights, which are their own masters, and for
@@ -121,8 +141,8 @@ struct Weights {
 
 impl Params {
     /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
-    /// their first values. Without a seed they stay 0 until they are loaded. This rank has master weights of the part `shard`
-    /// of each bucket.
+    /// their first values. Without a seed they stay 0 until they are loaded. The ranks `rest` divide master weights and
+    /// optimizer state.
     ///
     /// # Errors
     /// Out of memory.
@@ -131,10 +151,12 @@ impl Params {
         specs: Vec<ParamSpec>,
         seed: Option<u64>,
         bucket_bytes: usize,
-        shard: OptimizerShard,
+        ranks: Rc<Ranks>,
+        rest: Axes,
     ) -> Result<Params> {
-        let layout = FlatLayout::new(&specs, bucket_bytes, shard);
-        let all = Params::allocate(device, specs, layout, true)?;
+        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| spec.resting(rest)).collect();
+        let layout = FlatLayout::new(&specs, bucket_bytes, &ranks);
+        let all = Params::allocate(device, specs, ranks, layout, true)?;
         device.zero(&all.grads)?;
         if let Some(seed) = seed.filter(|_| !device.is_dry()) {
             all.set_first(device, 0..all.specs.len(), seed)?;
@@ -151,7 +173,7 @@ impl Params {
         for index in indices {
             let spec = &self.specs[index];
             for part in self.first_parts(index) {
-                for slab in spec.slabs().iter().flat_map(|slab| slab.within(part.stored.clone())) {
+                for slab in spec.slabs.iter().flat_map(|slab| slab.within(part.stored.clone())) {
                     let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
                     let (output, rounded) = (within(part.output), part.rounded.map(within));
                     spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
@@ -170,7 +192,7 @@ impl Params {
             let output = weight.view(stored.start, [stored.len()]);
             FirstPart { stored, output, rounded: None }
         };
-        let memory = self.layout.params[index].memory;
+        let memory = self.layout.params[index].home.memory;
         let parts = match (self.layout.params[index].is_gathered, memory) {
             (true, _) | (_, WeightMemory::Passing(_)) => vec![own],
             (_, WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(_)) => vec![of_weight(0..all)],
@@ -187,27 +209,34 @@ impl Params {
     pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>) -> Result<Params> {
         // Such a model computes in 16 bits.
         let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, ..spec }).collect();
-        let layout = FlatLayout::new(&specs, usize::MAX, OptimizerShard::whole());
-        Params::allocate(device, specs, layout, false)
+        let ranks = Ranks::alone();
+        let layout = FlatLayout::new(&specs, usize::MAX, &ranks);
+        Params::allocate(device, specs, ranks, layout, false)
     }
 
-    fn allocate(device: &Device, specs: Vec<ParamSpec>, layout: FlatLayout, gradients: bool) -> Result<Params> {
+    fn allocate(
+        device: &Device,
+        specs: Vec<ParamSpec>,
+        ranks: Rc<Ranks>,
+        layout: FlatLayout,
+        gradients: bool,
+    ) -> Result<Params> {
         let mut areas = Vec::new();
         let mut weights = Vec::new();
-        for &(memory, elements) in &layout.by_memory {
-            weights.push(Weights::allocate(device, &mut areas, &layout, memory, elements)?);
+        for &(home, elements) in &layout.by_home {
+            weights.push(Weights::allocate(device, &mut areas, &layout, home, elements)?);
         }
         let grads = match gradients {
             true => device.allocate_tensor(&mut areas, "main_grad", [layout.total], DType::F32)?,
             false => device.virtual_tensor("main_grad", [layout.total], DType::F32), // an address that no operation may use
         };
         let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
-            let of_memory = of_memory(&weights, place.memory);
+            let of_memory = of_home(&weights, place.home);
             let owned = place.owned;
-            let shape = if layout.shard.is_part() { Shape::new(&[owned.elements]) } else { spec.shape };
+            let shape = if place.home.part.has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
             let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
             let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
-            match place.memory {
+            match place.home.memory {
                 WeightMemory::Frozen(_) => {
                     let weight = of_memory.weights.view(place.weight, spec.shape);
                     Param { weight, master: weight, owned_weight: None, grad, owned, fp8: None }
@@ -232,7 +261,7 @@ impl Params {
         let fp8 = Fp8Memory::allocate(device, &specs, &params)?;
         params.iter_mut().zip(&fp8.params).for_each(|(param, fp8)| param.fp8 = *fp8);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        Ok(Params { specs, params, by_name, grads, weights, fp8, layout, _areas: areas })
+        Ok(Params { specs, ranks, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
 
     /// Overwrites a parameter with f32 values of its stored shape: the weights that layers read and the master weights.
@@ -243,7 +272,7 @@ impl Params {
         let Param { weight, master, owned, .. } = self.params[index];
         // Taken after the upload that checks the number of values.
         let part = || &values[owned.range()];
-        match self.layout.params[index].memory {
+        match self.layout.params[index].home.memory {
             WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(DType::F32) => device.upload(&weight, values),
             WeightMemory::Frozen(_) => device.upload(&weight, &rounded(values)),
             WeightMemory::Kept(_) => {
@@ -305,22 +334,24 @@ impl Params {
     /// The buckets, in the order backward completes them: from the last layer to the first.
     pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
         let memory = |bucket: &Bucket| {
-            let of_memory = of_memory(&self.weights, bucket.memory);
-            let (weights, owned_weights) = match bucket.memory {
+            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.home.part);
+            let (weights, owned_weights) = match bucket.home.memory {
                 WeightMemory::Kept(_) => {
                     let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
-                    (weights, self.layout.shard.of(weights))
+                    (weights, part_of(part, weights))
                 }
                 WeightMemory::Frozen(_) => unreachable!("a frozen parameter is in no bucket"),
                 WeightMemory::Passing(_) => {
-                    let ranks = self.layout.shard.ranks;
-                    let owned = of_memory.weights.view(bucket.weights_start / ranks, [bucket.elements / ranks]);
+                    let count = part.count;
+                    let owned = of_memory.weights.view(bucket.weights_start / count, [bucket.elements / count]);
                     (of_memory.passing[bucket.buffer].view(0, [bucket.elements]), owned)
                 }
             };
             let grads = self.grads.view(bucket.start, [bucket.elements]);
             let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
-            BucketMemory { layer: bucket.layer, grads, weights, owned_weights, quantized, tied: bucket.tied }
+            let &Bucket { layer, sums, rest, tied, .. } = bucket;
+            let owned_grads = part_of(part, grads);
+            BucketMemory { layer, grads, weights, owned_weights, quantized, sums, rest, owned_grads, tied }
         };
         self.layout.buckets.iter().map(memory)
     }
@@ -336,7 +367,7 @@ impl Params {
         let weights: Vec<OwnedQuantized> = members
             .filter_map(|(param, place)| {
                 let fp8 = param.fp8?;
-                let own = of_memory(&self.weights, place.memory).weights;
+                let own = of_home(&self.weights, place.home).weights;
                 // All parts begin and end at multiples of the alignment.
                 let shape = [param.owned.elements / ALIGNMENT, ALIGNMENT];
                 let owned = (param.owned.elements > 0).then(|| {
@@ -352,9 +383,30 @@ impl Params {
         Some(QuantizedPart { weights, scales })
     }
 
-    /// The part of each bucket that this rank updates.
-    pub fn optimizer_shard(&self) -> OptimizerShard {
-        self.layout.shard
+    /// This rank, and its communicators with the others.
+    pub fn ranks(&self) -> &Rc<Ranks> {
+        &self.ranks
+    }
+
+    /// The ranks that divide any parameter or state of this stage.
+    pub fn divided(&self) -> Axes {
+        self.specs.iter().fold(Axes::NONE, |all, spec| all | spec.spread.divided())
+    }
+
+    /// The number of ranks that divide the optimizer's state beyond the parameters.
+    pub fn state_ranks(&self) -> usize {
+        let rest = self.specs.iter().fold(Axes::NONE, |all, spec| all | spec.spread.rest);
+        self.ranks.place(rest).count
+    }
+
+    /// The stored elements of a parameter that this rank updates and counts: in the gradient norm, and in checkpoints. Each
+    /// element of the whole counts on one of the ranks that [divide](Params::divided) parameters. Of a frozen parameter
+    /// these are the elements that it saves.
+    pub fn counted(&self, index: usize) -> Vec<Range<usize>> {
+        let (spec, owned) = (&self.specs[index], self.params[index].owned);
+        let counted = spec.counted(&self.ranks, self.divided()).into_iter();
+        let owned = counted.map(|range| if spec.frozen { range } else { owned.within(range) });
+        owned.filter(|range| !range.is_empty()).collect()
     }
 
     /// The buffer that all gradients lie in.
@@ -362,22 +414,32 @@ impl Params {
         self.grads.buffer
     }
 
-    /// The ranges of `main_grad` that belong to the chosen parameters, each with its layer. Parameters of one layer that are
-    /// neighbours form one range.
-    pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
-        let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
-        for (spec, place) in self.specs.iter().zip(&self.layout.params).filter(|(spec, _)| chosen(spec)) {
+    /// The ranges of `main_grad` of which ranks compute partial sums, in order. Neighbours of one layer form one range.
+    pub fn partial_ranges(&self) -> Vec<PartialRange> {
+        let mut ranges: Vec<(usize, Axes, Range<usize>)> = Vec::new();
+        for (spec, place) in self.specs.iter().zip(&self.layout.params) {
             let Some(start) = place.grad else { continue };
-            let end = start + spec.shape.elements();
-            let joins = |&&mut (layer, _, end): &&mut (usize, usize, usize)| {
-                layer == spec.layer && end.next_multiple_of(ALIGNMENT) == start
-            };
-            match ranges.last_mut().filter(joins) {
-                Some(range) => range.2 = end,
-                None => ranges.push((spec.layer, start, end)),
+            for (part, stored) in spec.spread.parts.iter().zip(spec.parts(&self.ranks)) {
+                if !self.ranks.place(part.partial).has_others() {
+                    continue;
+                }
+                let (first, end) = (start + stored.start, start + stored.end);
+                let joins = |(layer, over, before): &&mut (usize, Axes, Range<usize>)| {
+                    let meets = before.end == first || before.end.next_multiple_of(ALIGNMENT) == first;
+                    (*layer, *over) == (spec.layer, part.partial) && meets
+                };
+                match ranges.last_mut().filter(joins) {
+                    Some((_, _, range)) => range.end = end,
+                    None => ranges.push((spec.layer, part.partial, first..end)),
+                }
             }
         }
-        ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
+        let range = |(layer, over, range): (usize, Axes, Range<usize>)| PartialRange {
+            layer,
+            over,
+            grads: self.grads.view(range.start, [range.len()]),
+        };
+        ranges.into_iter().map(range).collect()
     }
 
     /// The state of delayed scaling; `None` if nothing is scaled so.
@@ -421,7 +483,7 @@ impl Params {
 
 impl Weights {
     fn is_frozen(&self) -> bool {
-        matches!(self.memory, WeightMemory::Frozen(_))
+        matches!(self.home.memory, WeightMemory::Frozen(_))
     }
 
     /// Allocates the weights of one memory, so many elements, and sets them to 0.
@@ -429,7 +491,7 @@ impl Weights {
         device: &Device,
         areas: &mut Vec<Area>,
         layout: &FlatLayout,
-        memory: WeightMemory,
+        home: Home,
         elements: usize,
     ) -> Result<Weights> {
         let mut flat = |name, elements, dtype| {
@@ -437,7 +499,8 @@ impl Weights {
             device.zero(&tensor)?;
             Ok::<_, device::Error>(tensor)
         };
-        let (dtype, owned) = (memory.dtype(), elements / layout.shard.ranks);
+        let Home { memory, part } = home;
+        let (dtype, owned) = (memory.dtype(), elements / part.count);
         let (here, mut passing) = match memory {
             WeightMemory::Kept(_) | WeightMemory::Frozen(_) => (elements, Vec::new()),
             WeightMemory::Passing(_) => (owned, Vec::with_capacity(PASSING_BUFFERS)),
@@ -447,22 +510,22 @@ impl Weights {
         let masters =
             (dtype != DType::F32 && !is_frozen).then(|| flat("master weights", owned, DType::F32)).transpose()?;
         if let WeightMemory::Passing(_) = memory {
-            let buckets = layout.buckets.iter().filter(|bucket| bucket.memory == memory);
+            let buckets = layout.buckets.iter().filter(|bucket| bucket.home == home);
             let largest = buckets.map(|bucket| bucket.elements).max().unwrap_or(0);
             for _ in 0..PASSING_BUFFERS {
                 passing.push(flat("gathered weights", largest, dtype)?);
             }
         }
-        Ok(Weights { memory, weights, masters, passing })
+        Ok(Weights { home, weights, masters, passing })
     }
 }
 
 /// # Panics
 /// If no parameter has that memory: the layout lists the memories of all.
-fn of_memory(weights: &[Weights], memory: WeightMemory) -> &Weights {
-    match weights.iter().find(|weights| weights.memory == memory) {
+fn of_home(weights: &[Weights], home: Home) -> &Weights {
+    match weights.iter().find(|weights| weights.home == home) {
         Some(weights) => weights,
-        None => unreachable!("no parameter has its weights in {memory:?}"),
+        None => unreachable!("no parameter has its weights in {home:?}"),
     }
 }
 

@@ -5,9 +5,10 @@ use std::ops::Range;
 use device::fnv1a;
 use device::ops::{Distribution, Fill, FirstValues, Op};
 use device::{DType, Shape, Tensor};
+use parallel::{Axes, Ranks};
 
 use super::slab::Slab;
-use super::tensor_shard::{CopiedRows, TensorShard, fill, slabs};
+use super::spread::{Part, Spread, fill};
 use crate::fp8::Fp8;
 
 /// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.
@@ -41,8 +42,10 @@ pub struct ParamSpec {
     pub rows: usize,
     /// The sizes of the whole parameter, without padding.
     pub whole: Vec<usize>,
-    /// The shard of the parameter that this rank stores; `None` if it stores the whole parameter.
-    pub shard: Option<TensorShard>,
+    /// How it lies over the ranks.
+    pub spread: Spread,
+    /// The places in the whole parameter of the values stored here.
+    pub slabs: Vec<Slab>,
     /// The type of the weights that layers read: f32 or bf16. Master weights and gradients are f32.
     pub dtype: DType,
     /// Its first values.
@@ -52,12 +55,9 @@ pub struct ParamSpec {
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
     /// tables are like this.
     pub sparse: bool,
-    /// Backward computes a part of its gradient, though this rank stores it whole: with sequence parallelism from this rank's
-    /// tokens, of norms of heads from this rank's heads, of routers from this rank's channels of experts. The parts are summed over the tensor-parallel group.
-    pub partial_gradient: bool,
-    /// Of the weight of a block's linear layer: the outputs of each matrix that is packed in it, over all ranks, such as those of
-    /// queries, keys and values. Empty for every other parameter.
-    pub matrices: Vec<usize>,
+    /// It is the weight of a linear layer in a block. The matrices packed in it are those of its
+    /// [parts](Part::matrices).
+    pub is_block_weight: bool,
     /// The share of it that a token is multiplied with: 1, or of all experts those that a token passes.
     pub share_per_token: f64,
     /// Layers read f32 weights, whatever the model's precision.
@@ -80,13 +80,13 @@ impl ParamSpec {
             shape,
             rows: shape.sizes()[0],
             whole: shape.sizes().to_vec(),
-            shard: None,
+            spread: Spread::whole(shape.sizes()[0]),
+            slabs: vec![Slab { offset: vec![0; shape.sizes().len()], sizes: shape.sizes().to_vec(), start: 0 }],
             dtype: DType::F32,
             init,
             layer,
             sparse: false,
-            partial_gradient: false,
-            matrices: Vec::new(),
+            is_block_weight: false,
             share_per_token: 1.0,
             always_f32: false,
             fp8: None,
@@ -95,40 +95,56 @@ impl ParamSpec {
         }
     }
 
-    /// The same parameter, with only the first `rows` rows real. The others are padding.
-    pub fn with_rows(self, rows: usize) -> ParamSpec {
-        let mut whole = self.whole;
-        whole[0] = rows;
-        ParamSpec { rows, whole, ..self }
+    /// The same parameter, with only the first `rows` rows real. The others are padding. It is stored whole.
+    pub fn with_rows(mut self, rows: usize) -> ParamSpec {
+        self.whole[0] = rows;
+        self.slabs[0].sizes[0] = rows;
+        ParamSpec { rows, ..self }
     }
 
-    /// The shard of it that one rank stores.
-    pub fn sharded(self, shard: TensorShard) -> ParamSpec {
-        let shape = Shape::new(&shard.stored_sizes(self.shape.sizes()));
-        let mut spec = ParamSpec { shape, shard: Some(shard), ..self };
+    /// What one of the ranks stores of it, if these are its rows. It was stored whole.
+    pub fn spread(self, ranks: &Ranks, parts: Vec<Part>) -> ParamSpec {
+        let spread = Spread { parts, ..self.spread };
+        let shape = Shape::new(&spread.stored_sizes(ranks, self.shape.sizes()));
+        let slabs = spread.slabs(ranks, &self.whole);
         let row: usize = shape.sizes()[1..].iter().product();
-        spec.rows = spec.slabs().iter().map(Slab::elements).sum::<usize>() / row.max(1);
-        spec
+        let rows = slabs.iter().map(Slab::elements).sum::<usize>() / row.max(1);
+        ParamSpec { shape, rows, slabs, spread, ..self }
     }
 
-    /// The places in the whole parameter of the values stored here.
-    pub fn slabs(&self) -> Vec<Slab> {
-        slabs(&self.whole, self.shard.as_ref())
+    /// The same parameter, but each of these ranks computes a partial sum of its gradient.
+    pub fn partial_over(mut self, axes: Axes) -> ParamSpec {
+        self.spread.parts.iter_mut().for_each(|part| part.partial = part.partial | axes);
+        self
     }
 
-    /// The stored rows that other tensor-parallel ranks store copies of, such as those of a key head.
-    pub fn copied_rows(&self) -> Option<CopiedRows> {
-        self.shard.as_ref().and_then(TensorShard::copied_rows)
+    /// The same parameter, with masters and state divided over these ranks, unless it is frozen and has none.
+    pub fn resting(mut self, over: Axes) -> ParamSpec {
+        self.spread.rest = if self.frozen { Axes::NONE } else { over };
+        self
     }
 
-    /// The stored elements that count on this rank, in the gradient norm and in checkpoints: all but copies if another
-    /// rank has the first copy.
-    pub fn counted(&self) -> Range<usize> {
+    /// The stored elements of each part.
+    pub fn parts(&self, ranks: &Ranks) -> Vec<Range<usize>> {
         let row: usize = self.shape.sizes()[1..].iter().product();
-        match self.copied_rows() {
-            Some(rows) if !rows.is_first_copy => 0..rows.first * row,
-            _ => 0..self.shape.elements(),
+        self.spread.stored_rows(ranks).into_iter().map(|rows| rows.start * row..rows.end * row).collect()
+    }
+
+    /// The stored elements that count on this rank, among the ranks of a group: those of which no rank before it in the
+    /// group has a copy. A rank that divides the parameter at rest with others counts what it owns of them.
+    pub fn counted(&self, ranks: &Ranks, group: Axes) -> Vec<Range<usize>> {
+        let first = |part: &Part| ranks.place(group - part.divided() - self.spread.rest).is_first();
+        let mut counted: Vec<Range<usize>> = Vec::new();
+        for (_, range) in self.spread.parts.iter().zip(self.parts(ranks)).filter(|(part, _)| first(part)) {
+            match counted.last_mut().filter(|last| last.end == range.start) {
+                Some(last) => last.end = range.end,
+                None => counted.push(range),
+            }
         }
+        if self.tied == Some(TiedCopy::Replica) {
+            counted.clear();
+        }
+        counted
     }
 
     /// The operations that give a slab of it its first values: `output`, and `rounded` if it has a copy in bf16. The slab is
@@ -155,7 +171,7 @@ impl ParamSpec {
 
     /// Those of the stored values that lie in `range`; see [`ParamSpec::stored_values`].
     pub fn stored_values_in(&self, range: Range<usize>, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
-        fill(&self.whole, self.shard.as_ref(), range, value)
+        fill(&self.whole, &self.slabs, range, value)
     }
 
     /// Whether it has two axes or more. Biases and the gains of norms have one.

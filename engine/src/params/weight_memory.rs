@@ -1,8 +1,8 @@
 //! The memory of the weights that layers read.
 
 use device::DType;
+use parallel::{Place, Ranks};
 
-use super::flat_layout::OptimizerShard;
 use super::spec::ParamSpec;
 
 /// The share of a parameter's weights that a rank has, and their type.
@@ -17,15 +17,32 @@ pub enum WeightMemory {
     Frozen(DType),
 }
 
+/// The memory of a parameter's weights, and this rank's part of their masters and state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// The weights.
+    pub memory: WeightMemory,
+    /// The part.
+    pub part: Place,
+}
+
+impl Home {
+    /// Of a parameter, in a stage whose first layer is `first_layer`.
+    pub(super) fn of(spec: &ParamSpec, first_layer: usize, ranks: &Ranks) -> Home {
+        let part = ranks.place(spec.spread.rest);
+        Home { memory: WeightMemory::of(spec, first_layer, part), part }
+    }
+}
+
 impl WeightMemory {
     /// The memory that a parameter needs. Products read the copies of an 8-bit weight, so it needs no other memory than
     /// its masters. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of
     /// the first layer are gathered after the update and must last until the next forward, so they stay.
-    pub(super) fn of(spec: &ParamSpec, first_layer: usize, shard: OptimizerShard) -> WeightMemory {
+    fn of(spec: &ParamSpec, first_layer: usize, part: Place) -> WeightMemory {
         if spec.frozen {
             return WeightMemory::Frozen(spec.dtype);
         }
-        match (spec.fp8, shard.is_part()) {
+        match (spec.fp8, part.has_others()) {
             (Some(fp8), true) if spec.layer > first_layer => {
                 let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale();
                 WeightMemory::Passing(if in_8_bits { fp8.input() } else { spec.dtype })

@@ -18,7 +18,7 @@ use device::{Communicator, Op};
 use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 
 use super::name::PassName;
-use crate::gradient_sync::DataParallelSync;
+use crate::gradient_sync::GradientSync;
 use crate::graph_options::Scope;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -34,7 +34,8 @@ pub(crate) struct Buckets {
     sums: HashMap<usize, Vec<Op>>,
     /// Operations that sum the gradients that the last backward completes.
     last: Vec<Op>,
-    communicator: Rc<dyn Communicator>,
+    /// Of the ranks with other tokens.
+    communicators: Vec<Rc<dyn Communicator>>,
     /// The regions that complete gradients: of this kind, and of the last microbatch.
     completing: (Phase, usize),
     /// What one graph contains.
@@ -52,7 +53,7 @@ impl Buckets {
     pub(crate) fn new(
         queue: &Rc<SideStream>,
         cx: &StepContext<'_>,
-        ranks: &DataParallelSync,
+        ranks: &GradientSync,
         completing: Phase,
     ) -> Buckets {
         let layers = ranks.layers().to_vec();
@@ -62,7 +63,7 @@ impl Buckets {
             gathers: layers.iter().skip(1).map(|&layer| (layer, ranks.gather(cx, layer))).collect(),
             sums: layers.iter().skip(1).map(|&layer| (layer, ranks.reduce(layer))).collect(),
             last: layers.first().map_or_else(Vec::new, |first| ranks.reduce(*first)),
-            communicator: ranks.communicator().clone(),
+            communicators: ranks.communicators(),
             layers,
             completing: (completing, cx.microbatches() - 1),
             graphs,
@@ -142,7 +143,8 @@ impl StepPass<Region> for Buckets {
         }
         if piece.region() == Region::Reduce {
             for entry in &mut piece.entries {
-                if entry.is_transfer_of(&self.communicator) || self.last.contains(entry.op()) {
+                let sums = self.communicators.iter().any(|group| entry.is_transfer_of(group));
+                if sums || self.last.contains(entry.op()) {
                     entry.put_on(&self.queue);
                 }
             }

@@ -11,11 +11,11 @@ mod weight_gradients;
 
 use std::rc::Rc;
 
-use device::{BufferId, Communicator};
+use device::BufferId;
 use graph_manager::{Phase, SideStream, StepPass};
-use parallel::Task;
+use parallel::{Axis, Lane, Ranks, Task};
 
-use crate::gradient_sync::DataParallelSync;
+use crate::gradient_sync::GradientSync;
 use crate::model::Chunk;
 use crate::pipeline::Pipeline;
 use crate::regions::Region;
@@ -38,9 +38,7 @@ pub(crate) struct Timing {
     /// A layer's weight gradients may be computed next to the backwards of the layers before it.
     pub(crate) gradients_outlive_layers: bool,
     pub(crate) weights_queue: Rc<SideStream>,
-    /// The ranks that share layers, and their communicator for forwards that run aside.
-    pub(crate) tensor_parallel: Option<Rc<dyn Communicator>>,
-    pub(crate) tensor_parallel_aside: Option<Rc<dyn Communicator>>,
+    pub(crate) ranks: Rc<Ranks>,
     pub(crate) tensor_queue: Rc<SideStream>,
     pub(crate) buckets_queue: Rc<SideStream>,
 }
@@ -50,8 +48,7 @@ pub(crate) struct StepOf<'s> {
     pub(crate) tasks: &'s [Task],
     pub(crate) chunks: &'s [Chunk],
     pub(crate) pipeline: &'s Pipeline,
-    /// The ranks that share the batch.
-    pub(crate) data_parallel: Option<&'s DataParallelSync>,
+    pub(crate) gradients: &'s GradientSync,
 }
 
 impl Timing {
@@ -66,7 +63,7 @@ impl Timing {
     }
 
     fn pass(&self, name: PassName, cx: &StepContext<'_>, step: &StepOf<'_>) -> Option<Box<dyn StepPass<Region>>> {
-        let StepOf { tasks, chunks, pipeline, data_parallel } = *step;
+        let StepOf { tasks, chunks, pipeline, gradients } = *step;
         let walk = || TaskWalk::new(pipeline.stage(), chunks, tasks, cx.mode().trains());
         let is_left_out = |name| self.left_out.contains(&name);
         let overlap = pipeline.warmup_of_overlap().filter(|_| cx.mode().trains() && !is_left_out(PassName::Overlap));
@@ -76,7 +73,9 @@ impl Timing {
         Some(match name {
             PassName::Overlap => {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
-                let twins = self.tensor_parallel.clone().zip(self.tensor_parallel_aside.clone());
+                let tensor = self.ranks.axes(Axis::Tensor);
+                let aside = self.ranks.in_lane(tensor, Lane::Aside).cloned();
+                let twins = self.ranks.over(tensor).cloned().zip(aside);
                 Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins.into_iter().collect()))
             }
             PassName::WeightGradients => Box::new(WeightGradients::new(
@@ -86,9 +85,10 @@ impl Timing {
                 self.gradients_outlive_layers,
             )),
             PassName::TensorParallelTransfers => {
-                Box::new(TensorParallelTransfers::new(&self.tensor_queue, self.tensor_parallel.as_ref()?))
+                Box::new(TensorParallelTransfers::new(&self.tensor_queue, self.ranks.along(Axis::Tensor)?))
             }
-            PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, data_parallel?, self.completing())),
+            PassName::Buckets if gradients.communicators().is_empty() => return None,
+            PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, gradients, self.completing())),
             // Transfers have their queues in any case: on the compute queue two stages could wait for each other.
             PassName::StageTransfers => {
                 let ahead = !is_left_out(PassName::StageTransfers);

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind};
 use device::{Area, Communicator, DType, Device, Shape, Tensor};
 use graph_manager::{Error, Result};
-use parallel::{Direction, PipelineGroups, PipelineStage, Task};
+use parallel::{Axis, Direction, PipelineGroups, PipelineStage, Task};
 
 use crate::params::Params;
 use crate::step_policy::StepContext;
@@ -40,27 +40,27 @@ impl Pipeline {
     pub fn new(
         device: &Device,
         stage: PipelineStage,
-        groups: Option<PipelineGroups>,
         residual: Option<(Shape, DType)>,
         params: &Params,
     ) -> Result<Pipeline> {
         let (mut forward, mut backward) = (Link::default(), Link::default());
         let (mut all_stages, mut tied) = (None, None);
         let mut areas = Vec::new();
-        if let (Some(groups), Some((shape, dtype))) = (groups, residual) {
+        let ranks = params.ranks();
+        if let (Some(groups), Some((shape, dtype))) = (ranks.pipeline().cloned(), residual) {
             let mut buffer = |name: &str| -> Result<Tensor> {
                 let tensor = device.allocate_tensor(&mut areas, name, shape, dtype)?;
                 device.zero(&tensor)?;
                 Ok(tensor)
             };
-            let PipelineGroups { all, ends, forward_in, forward_out, backward_in, backward_out } = groups;
+            let PipelineGroups { ends, forward_in, forward_out, backward_in, backward_out } = groups;
             let receives = stage.receive_buffers(Direction::Forward);
             forward = Link::new(device, "forward", (forward_in, receives), forward_out, &mut buffer)?;
             let receives = stage.receive_buffers(Direction::Backward);
             backward = Link::new(device, "backward", (backward_in, receives), backward_out, &mut buffer)?;
-            all_stages = Some(all);
+            all_stages = ranks.along(Axis::Pipeline).cloned();
             let tied_bucket = params.buckets().find(|bucket| bucket.tied.is_some());
-            tied = ends.zip(tied_bucket.map(|bucket| params.optimizer_shard().of(bucket.grads)));
+            tied = ends.zip(tied_bucket.map(|bucket| bucket.owned_grads));
         }
         Ok(Pipeline { stage, forward: forward.into(), backward: backward.into(), all_stages, tied, _areas: areas })
     }
@@ -97,11 +97,6 @@ impl Pipeline {
     pub fn warmup_of_overlap(&self) -> Option<usize> {
         let schedule = self.stage.schedule();
         schedule.overlaps().then(|| schedule.warmup(self.stage.stage()))
-    }
-
-    /// All stages; `None` if this is the only one.
-    pub fn all_stages(&self) -> Option<&Rc<dyn Communicator>> {
-        self.all_stages.as_ref()
     }
 
     /// The transfers of a step.

@@ -1,23 +1,21 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
-use std::rc::Rc;
-
 use device::ops::{Control, Rule};
-use device::{Communicator, DType, Device};
+use device::{DType, Device};
 use graph_manager::{Error, Result, SideStream};
-use parallel::{PipelineGroups, PipelineStage};
+use parallel::{Axes, Axis, Lane, PipelineStage};
 
 use super::Stage;
 use super::metrics::StepNumbers;
 use super::of_length::{OfLength, check_lengths};
 use super::program::StepProgram;
-use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
+use crate::gradient_sync::GradientSync;
 use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
-use crate::model::{Architecture, ExpertLoads, StepTensors};
-use crate::optimizer::{MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
-use crate::params::{OptimizerShard, Params};
+use crate::model::{Architecture, StepTensors};
+use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
+use crate::params::Params;
 use crate::passes::{PassName, Timing};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
@@ -43,7 +41,7 @@ pub struct StageOptions {
     pub grad_reduce: DType,
     /// This rank's stage of a pipeline, with the order of its work. If the schedule
     /// [overlaps](parallel::Schedule::overlapping), forwards run next to backwards, to the same bits. With tensor
-    /// parallelism that needs [`TensorParallel::aside`](crate::model::TensorParallel::aside).
+    /// parallelism that needs a communicator in [`Lane::Aside`].
     pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
@@ -76,44 +74,26 @@ impl Default for StageOptions {
     }
 }
 
-/// The other ranks of a stage, beside those that share its layers; see
-/// [`TensorParallel`](crate::model::TensorParallel). By default there are none.
-#[derive(Default)]
-pub struct StageGroups {
-    /// The ranks with other parts of the batch.
-    pub data_parallel: Option<Rc<dyn Communicator>>,
-    /// The same ranks over a communicator of their own, for a balance loss over the global batch.
-    pub expert_loads: Option<Rc<dyn Communicator>>,
-    /// The stages with other layers.
-    pub pipeline: Option<PipelineGroups>,
-}
-
 impl Stage {
     /// Allocates weights, gradients, optimizer state and inputs. Activations are allocated by the first step, or by
     /// [`Stage::record`].
     ///
     /// # Errors
     /// Out of memory; a parameter that no group takes; settings that do not go together.
-    pub fn new(
-        device: &Device,
-        architecture: &Architecture,
-        options: StageOptions,
-        groups: StageGroups,
-    ) -> Result<Stage> {
-        let StageGroups { data_parallel, expert_loads: load_ranks, pipeline } = groups;
-        check_aside(&options, architecture)?;
-        check_loads(data_parallel.is_some(), load_ranks.is_some(), architecture)?;
+    pub fn new(device: &Device, architecture: &Architecture, options: StageOptions) -> Result<Stage> {
+        let ranks = &architecture.ranks;
+        check_ranks(&options, architecture)?;
         check_lengths(options.keeps_losses, architecture)?;
         let compute = device.stream("compute");
-        let shard = optimizer_shard(data_parallel.as_deref().filter(|_| options.distributed_optimizer));
-        let params = Params::new(device, architecture.specs.clone(), options.seed, options.bucket_bytes, shard)?;
+        let rest = if options.distributed_optimizer { ranks.axes(Axis::Data) } else { Axes::NONE };
+        let (specs, bucket_bytes) = (architecture.specs.clone(), options.bucket_bytes);
+        let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
         let rotary = architecture.rotary.uploaded(device, &mut areas)?;
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
-        let expert_loads = numbers.loads.clone().map(|loads| ExpertLoads { ranks: load_ranks, ..loads });
-        let step = StepTensors { control, losses, expert_loads, rotary };
+        let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary };
         let model = (architecture.build)(&params, step.clone());
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
@@ -121,29 +101,15 @@ impl Stage {
         let kept_losses = (options.keeps_losses && layers.has_last()).then_some([options.microbatches, model.losses]);
         let kept_losses =
             kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
-        let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
+        let pipeline = Pipeline::new(device, options.pipeline, model.residual, &params)?;
         let whole = OfLength { model, inputs, pipeline };
         let shorter = whole.all_shorter(architecture, &params, &step);
-        let tensor_parallel = architecture.tensor.group.clone();
-        let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
-        let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
-        let scale_groups = data_parallel.iter().chain(&tensor_parallel).cloned().collect();
-        let optimizer_ranks = OptimizerRanks {
-            data_parallel: data_parallel.clone(),
-            tensor_parallel,
-            pipeline: whole.pipeline.all_stages().cloned(),
-        };
         let step_control = StepControl { control, status: numbers.status };
-        let mut optimizer =
-            Optimizer::new(device, &params, &options.optimizer, options.moments, step_control, optimizer_ranks)?;
+        let mut optimizer = Optimizer::new(device, &params, &options.optimizer, options.moments, step_control)?;
         if let Some(skip) = options.skip_step {
             optimizer = optimizer.skipping_spikes(device, skip, numbers.losses.loss())?;
         }
-        let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
-        let data_parallel = data_parallel
-            .map(|group| DataParallelSync::new(device, group, &params, layers, options.grad_reduce))
-            .transpose()?;
-        let reduces = data_parallel.is_some() || partial_gradients.is_some();
+        let gradients = GradientSync::new(device, &params, layers, options.grad_reduce)?;
         let graphs = StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks))?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
         let timing = Timing {
@@ -151,26 +117,24 @@ impl Stage {
             gradients: params.gradient_buffer(),
             splits_backward: options.pipeline.schedule().splits_backward(),
             // Reductions read the gradients of the layer before, and no work goes on past the end of a graph.
-            gradients_outlive_layers: architecture.gradients_outlive_layers && !reduces && !layers_are_graphs,
+            gradients_outlive_layers: architecture.gradients_outlive_layers
+                && !gradients.has_sums()
+                && !layers_are_graphs,
             weights_queue: SideStream::background(device, "weight gradients"),
             tensor_queue: SideStream::new(device, "tensor parallel"),
             buckets_queue: SideStream::new(device, "data parallel"),
-            tensor_parallel: architecture.tensor.group.clone(),
-            tensor_parallel_aside: architecture.tensor.aside.clone(),
+            ranks: ranks.clone(),
         };
         Ok(Stage {
             graphs,
             measures: false,
-            data_ranks: ranks,
+            data_ranks: ranks.at(Axis::Data).count,
             program: StepProgram {
                 whole,
                 shorter,
                 params,
                 optimizer,
-                data_parallel,
-                partial_gradients,
-                copied_rows,
-                scale_groups,
+                gradients,
                 control,
                 numbers,
                 timing,
@@ -196,33 +160,24 @@ fn step_shape(architecture: &Architecture, hooks: Hooks) -> StepShape {
     }
 }
 
-/// The part of the optimizer's state that this rank has: a share among `ranks`, or all of it.
-fn optimizer_shard(ranks: Option<&dyn Communicator>) -> OptimizerShard {
-    ranks.map_or_else(OptimizerShard::whole, |ranks| OptimizerShard { rank: ranks.rank(), ranks: ranks.size() })
-}
-
-/// Fails if a balance loss is about the loads of several ranks, and these have no communicator for it.
-fn check_loads(has_ranks: bool, has_communicator: bool, architecture: &Architecture) -> Result<()> {
-    let asks = architecture.experts.as_ref().is_some_and(|experts| experts.balances_globally);
-    match asks && has_ranks && !has_communicator {
-        true => Err(Error::Usage {
-            problem:
-                "a balance loss is about the loads of all data-parallel ranks, and they have no communicator for it"
-                    .into(),
-            fix: "set StageGroups::expert_loads",
+/// Fails if ranks that work together were not connected.
+fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()> {
+    let ranks = &architecture.ranks;
+    let overlaps = options.pipeline.schedule().overlaps();
+    let balances = architecture.experts.as_ref().is_some_and(|experts| experts.balances_globally);
+    let needed = [
+        (Axis::Tensor, Lane::Main, true, "ranks share layers"),
+        (Axis::KeyHeadCopies, Lane::Main, true, "ranks store copies of key heads"),
+        (Axis::Data, Lane::Main, true, "ranks have other samples"),
+        (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
+        (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
+        (Axis::Data, Lane::Loads, balances, "a loss is about the loads of experts on all data-parallel ranks"),
+    ];
+    match needed.into_iter().find(|&(axis, lane, asks, _)| asks && ranks.lacks(ranks.axes(axis), lane)) {
+        Some((axis, lane, _, why)) => Err(Error::Usage {
+            problem: format!("{why}, and the {} ranks have no communicator for it ({lane:?})", axis.name()),
+            fix: "add the group to Connections::groups",
         }),
-        false => Ok(()),
+        None => Ok(()),
     }
-}
-
-/// Fails if microbatches overlap, and ranks that share layers have one communicator for both.
-fn check_aside(options: &StageOptions, architecture: &Architecture) -> Result<()> {
-    let tensor = &architecture.tensor;
-    if options.pipeline.schedule().overlaps() && tensor.size() > 1 && tensor.aside.is_none() {
-        return Err(Error::Usage {
-            problem: "microbatches overlap, and their tensor-parallel transfers have one communicator".into(),
-            fix: "set TensorParallel::aside",
-        });
-    }
-    Ok(())
 }

@@ -48,7 +48,6 @@ impl StepNumbers {
             blocks: of.blocks.as_slice().into(),
             experts: of.experts,
             all: all_loads,
-            ranks: None,
         };
         let numbers = StepNumbers {
             all,

@@ -8,7 +8,7 @@ use device::{Communicator, Tensor};
 use graph_manager::{Error, Phase, Result, TensorTree};
 use parallel::Task;
 
-use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
+use crate::gradient_sync::GradientSync;
 use crate::graph_options::Scope;
 use crate::hooks::after_layer;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved};
@@ -30,11 +30,7 @@ pub(super) struct StepProgram {
     pub(super) shorter: BTreeMap<usize, OfLength>,
     pub(super) params: Params,
     pub(super) optimizer: Optimizer,
-    pub(super) data_parallel: Option<DataParallelSync>,
-    pub(super) partial_gradients: Option<PartialGradientSync>,
-    pub(super) copied_rows: Option<CopiedRowsSync>,
-    /// The ranks that scale 8-bit tensors alike.
-    pub(super) scale_groups: Vec<Rc<dyn Communicator>>,
+    pub(super) gradients: GradientSync,
     /// u8, a `Control`.
     pub(super) control: Tensor,
     /// The numbers that a step returns to the host.
@@ -125,9 +121,7 @@ impl StepProgram {
                 cx.region(Region::Begin, (), |cx, ()| self.zero_sums(cx))?;
                 self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
-                    if let Some(data_parallel) = &self.data_parallel {
-                        cx.run(data_parallel.sum(self.numbers.sums))?;
-                    }
+                    self.gradients.sum(self.numbers.sums).into_iter().try_for_each(|op| cx.run(op))?;
                     self.whole.pipeline.sum_over_stages(cx, self.numbers.sums)
                 })
             })
@@ -156,8 +150,7 @@ impl StepProgram {
 
     fn set_passes(&self, cx: &mut StepContext<'_>, tasks: &[Task]) {
         let OfLength { model: Model { chunks, .. }, pipeline, .. } = self.of(cx);
-        let data_parallel = self.data_parallel.as_ref();
-        cx.set_passes(self.timing.passes(cx, &StepOf { tasks, chunks, pipeline, data_parallel }));
+        cx.set_passes(self.timing.passes(cx, &StepOf { tasks, chunks, pipeline, gradients: &self.gradients }));
     }
 
     /// Runs all tasks of the step in this stage's order.
@@ -294,7 +287,7 @@ impl StepProgram {
     ) -> Result<Tensor> {
         cx.region(Region::Backward { layer, microbatch }, (), |cx, ()| {
             let grad = head.backward(cx, saved)?;
-            self.sum_partial_gradients(cx, layer, microbatch, Phase::Backward)?;
+            self.complete_gradients(cx, layer, microbatch, Phase::Backward)?;
             Ok(grad)
         })
     }
@@ -313,7 +306,7 @@ impl StepProgram {
             let layer = chunk.first + at;
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
                 let grad = module.backward(cx, saved, grad)?;
-                self.sum_partial_gradients(cx, layer, microbatch, Phase::Backward)?;
+                self.complete_gradients(cx, layer, microbatch, Phase::Backward)?;
                 Ok(grad)
             })?;
         }
@@ -328,7 +321,7 @@ impl StepProgram {
                 if let Some(module) = chunk.layers.get(layer - chunk.first) {
                     module.weight_gradient_regions(cx)?;
                 }
-                self.sum_partial_gradients(cx, layer, microbatch, Phase::WeightGradients)
+                self.complete_gradients(cx, layer, microbatch, Phase::WeightGradients)
             })?;
         }
         Ok(())
@@ -337,35 +330,27 @@ impl StepProgram {
     /// In the first microbatch's forward of a layer: gathers the weights that it is the first to read. Those of the
     /// first layer were gathered after the last update.
     fn gather_weights(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
-        match &self.data_parallel {
-            Some(ranks) if cx.is_first_microbatch() && ranks.layers().first() != Some(&layer) => {
-                ranks.gather(cx, layer).into_iter().try_for_each(|op| cx.run(op))
-            }
-            _ => Ok(()),
+        match cx.is_first_microbatch() && self.gradients.layers().first() != Some(&layer) {
+            true => self.gradients.gather(cx, layer).into_iter().try_for_each(|op| cx.run(op)),
+            false => Ok(()),
         }
     }
 
     /// Called at the end of work that adds to a layer's gradients. If no later work of the step adds to them, it sums
     /// the gradients that ranks that share the layer computed in parts.
-    fn sum_partial_gradients(&self, cx: &StepContext<'_>, layer: usize, microbatch: usize, phase: Phase) -> Result<()> {
-        match &self.partial_gradients {
-            Some(ranks) if phase == self.timing.completing() && microbatch + 1 == cx.microbatches() => {
-                ranks.sum(cx, layer)
-            }
-            _ => Ok(()),
+    fn complete_gradients(&self, cx: &StepContext<'_>, layer: usize, microbatch: usize, phase: Phase) -> Result<()> {
+        match phase == self.timing.completing() && microbatch + 1 == cx.microbatches() {
+            true => self.gradients.complete(cx, layer),
+            false => Ok(()),
         }
     }
 
     /// After all backwards: sums gradients and losses over the data-parallel ranks, then tied gradients and losses over
     /// stages.
     fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        if let Some(ranks) = &self.data_parallel {
-            let buckets = ranks.layers().iter().rev().flat_map(|&layer| ranks.reduce(layer));
-            buckets.chain([ranks.sum(self.numbers.sums)]).try_for_each(|op| cx.run(op))?;
-        }
-        if let Some(ranks) = &self.copied_rows {
-            ranks.sum(cx)?;
-        }
+        let gradients = &self.gradients;
+        let buckets = gradients.layers().iter().rev().flat_map(|&layer| gradients.reduce(layer));
+        buckets.chain(gradients.sum(self.numbers.sums)).try_for_each(|op| cx.run(op))?;
         self.whole.pipeline.sum_tied_gradients(cx)?;
         if cx.mode().mode == Mode::Measure {
             self.sum_fp8_counts(cx)?;
@@ -381,8 +366,8 @@ impl StepProgram {
             Some(counts) => cx.run(SumCounts { counts: counts.all, sums })?,
             None => cx.run(Fill { output: sums, value: 0.0 })?,
         }
-        for group in &self.scale_groups {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), sums))?;
+        for group in self.scale_groups() {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group, sums))?;
         }
         self.whole.pipeline.sum_over_stages(cx, sums)
     }
@@ -395,14 +380,15 @@ impl StepProgram {
             cx.run(bias.update(self.numbers.status))?;
         }
         if let Some(scales) = self.params.delayed_scales() {
-            scales.update(cx, &self.scale_groups)?;
+            scales.update(cx, &self.scale_groups())?;
         }
-        match &self.data_parallel {
-            Some(ranks) => {
-                let first = ranks.layers().first().map_or_else(Vec::new, |first| ranks.gather(cx, *first));
-                first.into_iter().try_for_each(|op| cx.run(op))
-            }
-            None => Ok(()),
-        }
+        let first = self.gradients.layers().first().map_or_else(Vec::new, |first| self.gradients.gather(cx, *first));
+        first.into_iter().try_for_each(|op| cx.run(op))
+    }
+
+    /// The ranks of this stage, which scale 8-bit tensors alike.
+    fn scale_groups(&self) -> Vec<Rc<dyn Communicator>> {
+        let ranks = self.params.ranks();
+        ranks.chain(ranks.of_stage())
     }
 }

@@ -102,12 +102,13 @@ fn layouts_of_a_batch_that_ranks_divide_alike_have_the_same_global_loss() {
 
 #[test]
 fn ranks_without_a_communicator_for_loads_are_refused() {
-    let run = || run_of(&tiny_balanced(), 2, GraphOptions::default());
+    // Connected for a model without such a loss.
+    let run = || run_of(&tiny_experts(Precision::F32), 2, GraphOptions::default());
     let refused = |run: Run| {
-        let run = Run { load_group: None, ..run };
+        let run = Run { shape: Some(tiny_balanced()), ..run };
         run.try_stage(&run.device()).err().map(|error| error.to_string())
     };
     for error in Layout::new(1, 1, 1, 2).on_ranks(run, refused) {
-        assert!(error.unwrap().contains("set StageGroups::expert_loads"));
+        assert!(error.unwrap().contains("add the group to Connections::groups"));
     }
 }

@@ -8,6 +8,7 @@ use engine::precision::Precision;
 use engine::regions::Mode;
 use engine::step::{Stage, StepResult, StepSettings};
 use graph_manager::{Verification, Verified};
+use parallel::Axis;
 
 use crate::models::{
     Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, documents, packed, tiny_llama, tiny_olmo2, tiny_qwen3,
@@ -457,7 +458,7 @@ fn step_on(shape: &GptShape, row: &SampleRow, rows: &[Vec<i32>], of: Layout, cou
             documents: Some(documents),
             ..run.settings(0)
         };
-        let (rank, of_rank) = (run.group.as_ref().map_or(0, |group| group.rank()), rows.len() / of.data);
+        let (rank, of_rank) = (run.ranks.at(Axis::Data).index, rows.len() / of.data);
         let share = rows[rank * of_rank..][..of_rank].concat();
         numbers(&stage.train_step(settings, Some(&HostValues::I32(share.into()))).unwrap().wait().unwrap())
     };

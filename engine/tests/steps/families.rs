@@ -6,8 +6,10 @@
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{GptShape, QkNorm, Windows};
+use engine::params::{Param, ParamSpec, Part};
 use engine::precision::Precision;
 use engine::step::StepResult;
+use parallel::Axis;
 
 use crate::models::{
     Kind, Layout, Run, all_settings, tiny_gemma2, tiny_gemma3, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3,
@@ -184,13 +186,16 @@ fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
         let copies = |run: Run| {
             let device = run.device();
             let of = |stage: &engine::step::Stage| {
-                let copied = stage.params().iter().filter_map(|(spec, param)| Some((spec, spec.copied_rows()?, param)));
-                let rows = copied.map(|(spec, rows, param)| {
-                    let row: usize = spec.shape.sizes()[1..].iter().product();
+                let (params, ranks) = (stage.params(), stage.params().ranks());
+                let copies = ranks.axes(Axis::KeyHeadCopies);
+                let part = ranks.place(ranks.axes(Axis::Tensor) - copies).index;
+                let of_param = |(spec, param): (&ParamSpec, &Param)| {
+                    let is_copied = |part: &Part| part.partial == copies;
+                    let first = spec.spread.parts.iter().position(is_copied)?;
                     let values = device.download::<f32>(&param.master).unwrap();
-                    (rows.part, rows.is_first_copy, bits(&values[rows.first * row..]))
-                });
-                rows.collect::<Vec<_>>()
+                    Some((part, ranks.place(copies).is_first(), bits(&values[spec.parts(ranks)[first].start..])))
+                };
+                params.iter().filter_map(of_param).collect::<Vec<_>>()
             };
             let before = of(&run.stage(&device));
             let (_, stage) = run.train_on(&device);

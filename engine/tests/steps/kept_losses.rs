@@ -56,9 +56,8 @@ fn each_rank_with_the_head_has_the_losses_of_its_own_samples() {
             let (loss, losses) = &alone[step];
             let mut parts = Vec::new();
             for (rank, all) in ranks.iter().enumerate() {
-                let grid = layout.grid();
                 let [stage, tensor] =
-                    [parallel::Axis::Pipeline, parallel::Axis::Tensor].map(|axis| grid.coordinate(rank, axis));
+                    [parallel::Axis::Pipeline, parallel::Axis::Tensor].map(|axis| layout.position(rank, axis));
                 assert!((all[step].0 / loss - 1.0).abs() < 1e-5, "{layout:?}, rank {rank}, step {step}");
                 assert_eq!(all[step].1.is_some(), stage + 1 == layout.stages, "{layout:?}, rank {rank}");
                 if let (0, Some(losses)) = (tensor, &all[step].1) {

@@ -8,6 +8,7 @@ use engine::precision::Precision;
 use engine::regions::{Mode, StepKind};
 use engine::step::{Stage, StepResult, StepSettings};
 use graph_manager::{EagerMemory, Verification, Verified};
+use parallel::Axis;
 
 use crate::experts::tiny_experts;
 use crate::models::{
@@ -42,7 +43,7 @@ fn row(sample: u64, length: Option<usize>) -> Vec<i32> {
 fn step(run: &Run, step: usize, shortens: bool) -> (StepSettings, HostValues) {
     let settings = run.settings(step);
     let (length, samples) = (length(run, step), (run.microbatches * run.shape.as_ref().unwrap().batch) as u64);
-    let ranks = run.group.as_ref().map_or(1, |group| group.size()) as u64;
+    let ranks = run.ranks.at(Axis::Data).count as u64;
     let all = step as u64 * ranks * samples..(step as u64 + 1) * ranks * samples;
     let is_target = |row: Vec<i32>| row[SEQ..2 * SEQ].iter().filter(|target| **target >= 0).count() as u64;
     let targets = Some(all.clone().map(|sample| is_target(row(sample, length))).sum());

@@ -173,7 +173,7 @@ fn problems(ranks: &[Steps]) -> Vec<String> {
 #[test]
 fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
     let mut all = Vec::new();
-    for case in cases().iter().filter(|case| case.layout.grid().ranks() > 1) {
+    for case in cases().iter().filter(|case| case.layout.ranks() > 1) {
         let all_passes = settings().map(|setting| (setting, vec![]));
         let without = PassName::ALL
             .into_iter()

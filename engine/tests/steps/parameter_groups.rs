@@ -6,14 +6,13 @@ use std::sync::Arc;
 use device::ops::{Control, Rule, RuleState, Status, WriteControl};
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
-use engine::optimizer::{
-    MomentTypes, Optimizer, OptimizerRanks, ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule,
-};
-use engine::params::{Init, OptimizerShard, ParamSpec, Params};
+use engine::optimizer::{MomentTypes, Optimizer, ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
+use engine::params::{Init, ParamSpec, Params};
 use engine::precision::Precision;
 use engine::regions::{Mode, Region};
-use engine::step::{Stage, StageGroups, StageOptions};
+use engine::step::{Stage, StageOptions};
 use engine::step_policy::{StepContext, StepPolicy, StepShape};
+use parallel::{Axes, Ranks};
 
 use crate::models::{Kind, Layout, Run, noise, tiny_mlp};
 
@@ -97,7 +96,7 @@ impl UpdateRule for Frozen {
         &[]
     }
 
-    fn update(&self, _: Vec<ParamUpdate>, _: StepControl, _: &UpdateRanks) -> Box<Update> {
+    fn update(&self, _: Vec<ParamUpdate>, _: StepControl, _: &Params) -> Box<Update> {
         Box::new(|_| Ok(()))
     }
 }
@@ -114,7 +113,7 @@ fn a_rule_of_a_users_own_updates_its_group_alone() {
 fn a_parameter_that_no_group_takes_is_named() {
     let run = Run::new(Kind::Mlp, 1, GraphOptions::default());
     let options = StageOptions { optimizer: vec![group(ParamSpec::is_matrix, SGD)], ..StageOptions::default() };
-    let stage = Stage::new(&run.device(), &tiny_mlp(0.0, Precision::F32), options, StageGroups::default());
+    let stage = Stage::new(&run.device(), &tiny_mlp(0.0, Precision::F32, &run.ranks), options);
     let error = stage.err().unwrap().to_string();
     assert!(error.contains("no parameter group takes `layers.0.bias`"), "{error}");
 }
@@ -131,7 +130,7 @@ fn parameters_of_unlike_types_are_updated_together() {
             ..ParamSpec::new(format!("p{number}"), device::Shape::new(shape), Init::Normal(0.5), 1 + number)
         };
         let specs = shapes.into_iter().enumerate().map(spec).collect();
-        let params = Params::new(&device, specs, Some(7), 0, OptimizerShard::whole()).unwrap();
+        let params = Params::new(&device, specs, Some(7), 0, Ranks::alone(), Axes::NONE).unwrap();
         for (number, (_, param)) in params.iter().enumerate() {
             let value = |at: u64| (noise(number as u64, at) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
             let grad: Vec<f32> = (0..param.grad.unwrap().elements() as u64).map(value).collect();
@@ -141,9 +140,7 @@ fn parameters_of_unlike_types_are_updated_together() {
         let mut block = |name, bytes| device.allocate_tensor(&mut areas, name, [bytes], DType::U8).unwrap();
         let (control, status) = (block("control", size_of::<Control>()), block("status", size_of::<Status>()));
         let (step_control, groups) = (StepControl { control, status }, ParamGroup::decay_matrices(ADAMW, 0.1));
-        let optimizer =
-            Optimizer::new(&device, &params, &groups, MomentTypes::default(), step_control, OptimizerRanks::default())
-                .unwrap();
+        let optimizer = Optimizer::new(&device, &params, &groups, MomentTypes::default(), step_control).unwrap();
         let compute = device.stream("compute");
         let mut graphs = StepPolicy::manager(compute.clone(), &GraphOptions::default(), StepShape::default()).unwrap();
         for step in 0..3 {

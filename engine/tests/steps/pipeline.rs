@@ -120,11 +120,11 @@ impl Case {
             let weights = owned.map(|(spec, param)| (spec.name.clone(), bits(&param.master))).collect();
             (results, weights)
         });
-        let grid = self.layout().grid();
+        let layout = self.layout();
         let mut all: BTreeMap<String, Vec<Vec<u32>>> = BTreeMap::new();
         let mut tables: BTreeMap<(usize, usize), Vec<u32>> = BTreeMap::new();
         for (rank, (results, weights)) in ranks.iter().enumerate() {
-            let replica = (grid.coordinate(rank, Axis::Tensor), grid.coordinate(rank, Axis::Data));
+            let replica = (layout.position(rank, Axis::Tensor), layout.position(rank, Axis::Data));
             let weights: &Vec<(String, Vec<u32>)> = weights;
             assert_eq!(*results, ranks[0].0, "{self:?}: ranks disagree on the numbers");
             for (name, bits) in weights {

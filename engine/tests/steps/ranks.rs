@@ -1,11 +1,8 @@
 //! Data-parallel ranks train as one: the same batch split over 1, 2 or 4 ranks gives the same losses up to the order of
 //! sums, and graphs change no bit of any of them.
 
-use std::time::Duration;
-
 use engine::graph_options::{GraphOptions, Scope};
 use engine::step::StepResult;
-use parallel::ThreadWorld;
 
 use crate::models::{Kind, Layout, Run, all_settings};
 
@@ -14,19 +11,8 @@ const GLOBAL: usize = 4;
 
 /// Trains on `ranks` threads; every rank must see the same numbers and end with the same weights.
 fn train(kind: Kind, ranks: usize, graphs: &GraphOptions, shuffle: Option<u64>) -> (Vec<StepResult>, Vec<f32>) {
-    let places = ThreadWorld::ranks(ranks, Duration::from_secs(600));
-    let mut results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = places
-            .into_iter()
-            .map(|place| {
-                scope.spawn(move || {
-                    let group = Some(place.communicator("data"));
-                    Run { shuffle, group, ..Run::new(kind, GLOBAL / ranks, graphs.clone()) }.train()
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let run = || Run { shuffle, ..Run::new(kind, GLOBAL / ranks, graphs.clone()) };
+    let mut results = Layout::new(1, 1, 1, ranks).on_ranks(run, |run| run.train());
     let first = results.pop().unwrap();
     for other in results {
         assert_eq!(other.0, first.0, "ranks disagree on the losses");
@@ -78,10 +64,8 @@ type Bits = (Vec<StepResult>, Vec<u64>, Vec<u32>);
 
 /// Trains and evaluates on two ranks; also how many launches of training and of evaluation ran in an order of their own.
 fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(Bits, [u64; 2])> {
-    let on_rank = |place: parallel::ThreadRank| {
-        let group = Some(place.communicator("data"));
-        let run =
-            Run { shuffle, group, steps: 4, distributed_optimizer: divided, ..Run::new(Kind::Gpt, 2, graphs.clone()) };
+    let run = || Run { shuffle, steps: 4, distributed_optimizer: divided, ..Run::new(Kind::Gpt, 2, graphs.clone()) };
+    let on_rank = |run: Run| {
         let device = run.device();
         device.shuffle_replays(shuffle);
         let mut stage = run.stage(&device);
@@ -102,11 +86,7 @@ fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(
         let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
         ((results, losses, weights.map(f32::to_bits).collect()), [trained, device.reordered_launches() - trained])
     };
-    let places = ThreadWorld::ranks(2, Duration::from_secs(600));
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = places.into_iter().map(|place| scope.spawn(move || on_rank(place))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    Layout::new(1, 1, 1, 2).on_ranks(run, on_rank)
 }
 
 #[test]
@@ -150,25 +130,24 @@ fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
 
 #[test]
 fn the_last_microbatch_has_reducing_graphs_of_its_own() {
-    let places = ThreadWorld::ranks(1, Duration::from_secs(600));
-    let group = places.into_iter().next().map(|place| place.communicator("data"));
-    let run = Run { steps: 3, group, ..Run::new(Kind::Gpt, GLOBAL, GraphOptions::default()) };
-    let device = run.device();
-    let mut stage = run.stage(&device);
-    for step in 0..run.steps {
-        let settings = run.settings(step);
-        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-        stage.train_step(settings, Some(&batch)).unwrap();
-    }
-    let report = stage.graphs().report();
-    // Forward and two backwards of four layers: of the first microbatch and the others; the embedding's does the same in all. Of
-    // blocks and embedding one that reduces the gradients that the layer after it completed. The head's forward of the
-    // first microbatch, the tail and the optimizer.
-    let layers = 4 + (2 + 2 + 2 + 1) + 2;
-    assert_eq!(report.graphs.len(), layers + 3, "{report}");
-    let hidden: Vec<_> =
-        report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).collect();
-    assert!(hidden.len() >= 3, "reductions must run inside backward graphs: {report}");
+    let run = || Run { steps: 3, ..Run::new(Kind::Gpt, GLOBAL, GraphOptions::default()) };
+    Layout::new(1, 1, 1, 2).on_ranks(run, |run| {
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        for step in 0..run.steps {
+            let settings = run.settings(step);
+            let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+            stage.train_step(settings, Some(&batch)).unwrap();
+        }
+        let report = stage.graphs().report();
+        // Forward and two backwards of four layers: of the first microbatch and the others; the embedding's does the same in
+        // all. Of blocks and embedding one that reduces the gradients that the layer after it completed. The head's forward of
+        // the first microbatch, the tail and the optimizer.
+        let layers = 4 + (2 + 2 + 2 + 1) + 2;
+        assert_eq!(report.graphs.len(), layers + 3, "{report}");
+        let hidden = report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).count();
+        assert!(hidden >= 3, "reductions must run inside backward graphs: {report}");
+    });
 }
 
 #[test]

@@ -7,7 +7,8 @@ use device::ops::{Rule, RuleState};
 use device::{Stream, SyncDebug};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
+use engine::optimizer::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
+use engine::params::Params;
 use engine::precision::Precision;
 use engine::step::Stage;
 
@@ -62,8 +63,8 @@ impl UpdateRule for Beside {
         &[]
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
-        let (sgd, beside) = (Rule::Sgd { momentum: 0.0 }.update(params, control, ranks), self.0);
+    fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update> {
+        let (sgd, beside) = (Rule::Sgd { momentum: 0.0 }.update(updates, control, params), self.0);
         Box::new(move |cx| {
             cx.host_call("beside", (), (), move |stream, (), ()| Ok(beside(stream)?))?;
             sgd(cx)

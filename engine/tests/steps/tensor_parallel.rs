@@ -1,16 +1,13 @@
 //! Ranks that share layers train as one rank that has them whole: the same losses, gradient norms and weights up to the
 //! order of sums, in every layout, with dropout, with graphs or without.
 
-use std::time::Duration;
-
 use engine::graph_options::{GraphOptions, Scope};
-use engine::model::{GptShape, TensorParallel};
+use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::step::StepResult;
 use graph_manager::Mempool;
-use parallel::{Axis, Grid, ThreadWorld};
 
-use crate::models::{Kind, Run, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, Run, tiny_gpt, tiny_llama};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;
@@ -33,14 +30,6 @@ fn run(kind: Kind, data: usize, precision: Precision, graphs: &GraphOptions) -> 
     Run { shape, precision, steps: STEPS, ..Run::new(kind, GLOBAL / data, graphs.clone()) }
 }
 
-/// How ranks are laid out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Layout {
-    tensor: usize,
-    data: usize,
-    sequence: bool,
-}
-
 /// Trains on a thread for each rank. Returns the results, the same on all ranks, and each rank's weights.
 fn train(
     kind: Kind,
@@ -49,26 +38,12 @@ fn train(
     graphs: &GraphOptions,
     shuffle: Option<u64>,
 ) -> (Vec<StepResult>, Vec<Vec<f32>>) {
-    let Layout { tensor, data, sequence } = layout;
-    let grid = Grid::new(tensor * data, &[(Axis::Tensor, tensor)]).unwrap();
-    let mut results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(600))
-            .into_iter()
-            .map(|place| {
-                scope.spawn(move || {
-                    let shared = place.split("tensor", &grid.group(place.rank(), Axis::Tensor));
-                    let batch = place.split("data", &grid.group(place.rank(), Axis::Data));
-                    let tensor = TensorParallel { group: Some(shared), aside: None, sequence };
-                    let group = (data > 1).then_some(batch);
-                    Run { tensor, group, shuffle, ..run(kind, data, precision, graphs) }.train()
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let Layout { tensor, data, .. } = layout;
+    let run = || Run { shuffle, ..run(kind, data, precision, graphs) };
+    let mut results: Vec<_> = layout.on_ranks(run, |run| run.train());
     let all: Vec<StepResult> = results[0].0.clone();
     assert!(results.iter().all(|(result, _)| *result == all), "{layout:?}: ranks disagree on the numbers");
-    for rank in tensor..grid.ranks() {
+    for rank in tensor..layout.ranks() {
         assert!(results[rank].1 == results[rank % tensor].1, "{layout:?}: ranks of a data-parallel group disagree");
     }
     results.truncate(tensor);
@@ -90,7 +65,9 @@ fn assert_close(what: &str, alone: &[StepResult], together: &[StepResult], first
 
 fn layouts() -> impl Iterator<Item = Layout> {
     let sizes = [(1, 1), (2, 1), (4, 1), (2, 2)];
-    sizes.into_iter().flat_map(|(tensor, data)| [false, true].map(|sequence| Layout { tensor, data, sequence }))
+    sizes
+        .into_iter()
+        .flat_map(|(tensor, data)| [false, true].map(|sequence| Layout { sequence, ..Layout::new(tensor, 1, 1, data) }))
 }
 
 fn assert_every_layout_is_one_rank(kind: Kind) {
@@ -115,7 +92,7 @@ fn a_llama_shared_by_2_and_4_ranks_has_the_losses_and_gradient_norms_of_one() {
 #[test]
 fn in_bf16_a_shared_model_learns_as_one_rank_does() {
     let (alone, _) = run(Kind::Gpt, 1, Precision::Bf16, &off()).train();
-    let layout = Layout { tensor: 2, data: 1, sequence: true };
+    let layout = Layout::new(2, 1, 1, 1);
     let (together, _) = train(Kind::Gpt, layout, Precision::Bf16, &off(), None);
     // Halves of a sum are rounded to bf16 before they are added.
     assert_close("bf16", &alone, &together, 1e-3, 1e-2);
@@ -124,7 +101,7 @@ fn in_bf16_a_shared_model_learns_as_one_rank_does() {
 #[test]
 fn graphs_change_no_bit_of_a_shared_model() {
     for (kind, sequence) in [(Kind::Gpt, true), (Kind::Gpt, false), (Kind::Llama, true)] {
-        let layout = Layout { tensor: 2, data: 2, sequence };
+        let layout = Layout { sequence, ..Layout::new(2, 1, 1, 2) };
         let plain = train(kind, layout, Precision::F32, &off(), None);
         for scope in Scope::ALL {
             for (mempool, share_io_buffers) in [(Mempool::PerMicrobatch, true), (Mempool::Single, false)] {
@@ -138,7 +115,7 @@ fn graphs_change_no_bit_of_a_shared_model() {
 
 #[test]
 fn random_replay_orders_change_no_bit_of_a_shared_model() {
-    let layout = Layout { tensor: 2, data: 2, sequence: true };
+    let layout = Layout::new(2, 1, 1, 2);
     for scope in Scope::ALL {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
         let plain = train(Kind::Llama, layout, Precision::F32, &graphs, None);
@@ -156,48 +133,33 @@ fn first_weights_are_the_parts_of_one_ranks() {
         let stage = whole.stage(&device);
         let weights: Vec<Vec<f32>> =
             stage.params().iter().map(|(_, param)| device.download::<f32>(&param.master).unwrap()).collect();
-        std::thread::scope(|scope| {
-            for place in ThreadWorld::ranks(4, Duration::from_secs(600)) {
-                let weights = &weights;
-                scope.spawn(move || {
-                    let tensor =
-                        TensorParallel { group: Some(place.communicator("tensor")), aside: None, sequence: true };
-                    let part = Run { tensor, ..run(kind, 1, Precision::F32, &off()) };
-                    let device = part.device();
-                    let stage = part.stage(&device);
-                    for ((spec, param), whole) in stage.params().iter().zip(weights) {
-                        let here = device.download::<f32>(&param.master).unwrap();
-                        assert_eq!(here, spec.stored_values(|at| whole[at]), "{} on rank {}", spec.name, place.rank());
-                    }
-                });
-            }
-        });
+        Layout::new(4, 1, 1, 1).on_ranks(
+            || run(kind, 1, Precision::F32, &off()),
+            |part| {
+                let device = part.device();
+                let stage = part.stage(&device);
+                for ((spec, param), whole) in stage.params().iter().zip(&weights) {
+                    let here = device.download::<f32>(&param.master).unwrap();
+                    assert_eq!(here, spec.stored_values(|at| whole[at]), "{} on rank {}", spec.name, part.ranks.rank());
+                }
+            },
+        );
     }
 }
 
 #[test]
 fn no_rank_holds_more_than_its_part_of_logits_heads_and_channels() {
     // A buffer of a whole row of logits, or of all heads or channels, would be found in the plan by its size.
-    let widths = |tensor: TensorParallel| {
-        let run = Run { tensor, ..run(Kind::Llama, 1, Precision::F32, &off()) };
+    let whole = || run(Kind::Llama, 1, Precision::F32, &off());
+    let widths = |run: Run| {
         let device = run.device();
         let mut stage = run.stage(&device);
         stage.record(GLOBAL, true).unwrap();
         let total: usize = stage.graphs().memory().iter().map(|area| area.bytes).sum();
         (stage.params().grads.bytes(), total)
     };
-    let (parameters, activations) = widths(TensorParallel::alone());
-    let halves: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(4, Duration::from_secs(600))
-            .into_iter()
-            .map(|place| {
-                scope.spawn(move || {
-                    widths(TensorParallel { group: Some(place.communicator("tensor")), aside: None, sequence: true })
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let (parameters, activations) = widths(whole());
+    let halves = Layout::new(4, 1, 1, 1).on_ranks(whole, widths);
     for (part, area) in halves {
         assert!(part * 3 < parameters, "{part} of {parameters} bytes of parameters on one of 4 ranks");
         assert!(area * 2 < activations, "{area} of {activations} bytes of activations on one of 4 ranks");

@@ -8,8 +8,8 @@ use std::sync::{Arc, Barrier};
 use device::ops::{self, Rule, RuleState};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
-use engine::params::ParamSpec;
+use engine::optimizer::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
+use engine::params::{ParamSpec, Params};
 use engine::precision::Precision;
 use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
@@ -113,7 +113,7 @@ impl UpdateRule for HostMomentum {
         Rule::Sgd { momentum: 1.0 }.state()
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &Params) -> Box<Update> {
         let momentum = self.0.clone();
         let StepControl { control, status } = control;
         Box::new(move |cx| {
@@ -211,9 +211,9 @@ impl UpdateRule for CountsRuns {
         &[]
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
-        let output = params[0].grad;
-        let (sgd, runs) = (Rule::Sgd { momentum: 0.0 }.update(params, control, ranks), Arc::new(AtomicU32::new(0)));
+    fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update> {
+        let output = updates[0].grad;
+        let (sgd, runs) = (Rule::Sgd { momentum: 0.0 }.update(updates, control, params), Arc::new(AtomicU32::new(0)));
         Box::new(move |cx| {
             sgd(cx)?;
             cx.run(ops::Custom::new(std::rc::Rc::new(WriteRuns { runs: runs.clone(), output })))

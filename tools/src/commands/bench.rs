@@ -255,14 +255,14 @@ pub(super) fn measure(
     let joules = meter.as_ref().and_then(EnergyMeter::joules).zip(joules_before);
     let seconds = row.milliseconds.iter().sum::<f64>() / 1e3 / steps as f64;
     let tokens_per_s = plan.tokens_per_step() as f64 / seconds;
-    let tflops = tokens_per_s * plan.size.flops_per_token / 1e12 / plan.parallel.grid.ranks() as f64;
+    let tflops = tokens_per_s * plan.size.flops_per_token / 1e12 / plan.parallel.mesh.ranks() as f64;
     let gpu = device.gpu();
     let peak = gpu.as_ref().and_then(|gpu| peak_tflops(&gpu.name, plan.config.precision.compute));
     let memory_bytes = device.memory_in_use()?;
     let result = BenchResult {
         device: gpu.map_or("host".into(), |gpu| gpu.name),
         graphs: if plan.graphs.enable { graph_scope(&plan.config.cuda_graph) } else { "off".into() },
-        ranks: plan.parallel.grid.ranks(),
+        ranks: plan.parallel.mesh.ranks(),
         step_ms: median(row.milliseconds),
         tokens_per_s,
         tflops,

@@ -123,15 +123,15 @@ pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
     let command = [("eval", format!("{sets} data sets, {files} files of questions, {:?} samples", request.samples))];
     start(&request.run, (plan, accelerator), env, &command, |group, device| {
         let results = evaluate(plan, group, device, subjects, request.samples)?;
-        for result in results.iter().flatten().filter(|_| group.rank == 0) {
+        for result in results.iter().flatten().filter(|_| group.rank() == 0) {
             let line = serde_json::to_string(result).unwrap_or_default();
             print(&line).map_err(file_error("standard output".into()))?;
         }
-        if let (0, Some(path), Some(results)) = (group.rank, &request.write_choices, &results) {
+        if let (0, Some(path), Some(results)) = (group.rank(), &request.write_choices, &results) {
             write_file(path, choices(results)).map_err(file_error(format!("--write-choices {}", path.display())))?;
         }
         match results {
-            None if !device.is_dry() && group.rank == 0 => warn("asked to end: stops before all data were evaluated"),
+            None if !device.is_dry() && group.rank() == 0 => warn("asked to end: stops before all data were evaluated"),
             _ => {}
         }
         Ok(0)

@@ -71,7 +71,7 @@ pub(super) fn run(
     device: &Device,
 ) -> Result<(), RunError> {
     let profile = measure(plan, group, device, request.steps, PATIENCE)?;
-    if group.rank > 0 {
+    if group.rank() > 0 {
         return Ok(());
     }
     if let Some(file) = &request.html {

@@ -58,7 +58,7 @@ pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> 
     let Prepared { plan, accelerator, .. } = &prepared;
     start(run, (plan, accelerator), env, &[("bench", steps.to_string())], |group, device| {
         let result = bench::measure(plan, group, device, *steps, started)?;
-        if group.rank == 0 {
+        if group.rank() == 0 {
             print(&serde_json::to_string_pretty(&result).unwrap_or_default())
                 .map_err(file_error("standard output".into()))?;
             result.gains_nothing().into_iter().for_each(|notice| warn(&notice));
@@ -262,7 +262,8 @@ pub(super) fn start(
     let every = [("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
     let command = [command, &every[..]].concat();
     let settings = shared_settings(&plan.config, &command);
-    on_all_ranks(env, plan.topology(), &settings, train.threads, &plan.watch, open, work)
+    let transfers = plan.config.parallel.tensor_transfers;
+    on_all_ranks(env, &plan.connections(), transfers, &settings, train.threads, &plan.watch, open, work)
 }
 
 /// The exit code of a run that came to its end.

@@ -70,8 +70,8 @@ pub(super) fn run(request: &VerifyRequest) -> Result<String, RunError> {
     replaced.dedup();
     replaced.into_iter().for_each(|line| warn(&format!("notice: not compared: {line}")));
     let lines = trials.iter().map(|trial| {
-        let ranks = counted(trial.grid.ranks(), "rank");
-        let what = format!("{}, {ranks}, {STEPS} steps of {}", words(trial.grid), trial.sizes());
+        let ranks = counted(trial.mesh.ranks(), "rank");
+        let what = format!("{}, {ranks}, {STEPS} steps of {}", words(trial.mesh), trial.sizes());
         match dry_run {
             true => Ok(format!("would compare with one rank: {what}")),
             false => match trial.verdict()? {

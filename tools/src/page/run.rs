@@ -7,7 +7,7 @@ use common::UserError;
 use common::files::{open_file, read_file, read_text};
 use graph_manager::Report;
 use launch::watch::ranks_file::RANKS;
-use parallel::{Axis, Grid, Schedule};
+use parallel::{Axis, Mesh, MeshSizes, Schedule};
 use serde::Deserialize;
 
 use super::events::Log;
@@ -167,10 +167,10 @@ pub(crate) fn rank_logs(folder: &Path) -> Vec<(usize, PathBuf)> {
 
 /// The ranks with graphs and timelines to show: the first of each pipeline stage, and all without a pipeline.
 fn shown_ranks(config: Option<&RunConfig>, ranks: usize) -> Vec<usize> {
-    let sizes =
-        config.map(|config| [(Axis::Tensor, config.parallel.tensor), (Axis::Pipeline, config.parallel.pipeline)]);
-    let grid = sizes.filter(|[_, (_, stages)]| *stages > 1).and_then(|sizes| Grid::new(ranks, &sizes));
-    grid.map_or_else(|| (0..ranks).take(MOST_TRACES).collect(), |grid| grid.group(0, Axis::Pipeline))
+    let staged = config.map(|config| &config.parallel).filter(|parallel| parallel.pipeline > 1);
+    let sizes = staged.map(|of| MeshSizes { tensor: of.tensor, pipeline: of.pipeline, ..MeshSizes::of(ranks) });
+    let mesh = sizes.and_then(|sizes| Mesh::new(sizes).ok());
+    mesh.map_or_else(|| (0..ranks).take(MOST_TRACES).collect(), |mesh| mesh.members_along(0, Axis::Pipeline))
 }
 
 fn traces(file: Option<&str>, folder: &Path, ranks: &[usize]) -> Made<Vec<Trace>> {

@@ -112,7 +112,7 @@ pub fn forecast(plan: &RunPlan, card: &Card, node: usize) -> Result<Forecast, Ru
 
 /// Two numbers of microbatches, both large enough for a pipeline to fill, work and drain.
 fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
-    let stages = plan.parallel.grid.size(Axis::Pipeline);
+    let stages = plan.parallel.mesh.size(Axis::Pipeline);
     let schedule = plan.parallel.schedule;
     let group = schedule.group().unwrap_or(stages);
     // If forwards overlap with backwards, the first stage runs further ahead: by 2 P - 1 forwards in 1F1B.
@@ -123,14 +123,14 @@ fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
 
 /// The same run with so many microbatches in a step.
 fn with_microbatches(plan: &RunPlan, microbatches: usize) -> Result<RunPlan, UserError> {
-    let (mut config, grid) = (plan.config.clone(), plan.parallel.grid);
-    config.train.global_batch_size = microbatches * plan.batch.micro * grid.size(Axis::Data);
+    let (mut config, mesh) = (plan.config.clone(), plan.parallel.mesh);
+    config.train.global_batch_size = microbatches * plan.batch.micro * mesh.size(Axis::Data);
     config.train.rampup_batch_size = Vec::new();
-    RunPlan::new(config, grid.ranks())
+    RunPlan::new(config, mesh.ranks())
 }
 
 fn simulated(plan: &RunPlan, card: &Card, node: usize) -> Result<(Vec<Memory>, Simulation), RunError> {
-    let ranks = plan.parallel.grid.group(0, Axis::Pipeline);
+    let ranks = plan.parallel.mesh.members_along(0, Axis::Pipeline);
     let network = Network { card: Rc::new(card.clone()), node };
     let steps = paper::steps(plan, &ranks, &network)?;
     let host = steps.iter().map(|step| host_seconds(&plan.graphs, step.submitted, card)).fold(0.0, f64::max);
@@ -157,7 +157,7 @@ fn host_seconds(graphs: &GraphOptions, submitted: Submitted, card: &Card) -> f64
 
 fn result(plan: &RunPlan, card: &Card, memory: Vec<Memory>, simulation: Simulation) -> Forecast {
     let (step, times) = (simulation.seconds, &simulation.ranks);
-    let (tokens, world) = (plan.tokens_per_step() as f64, plan.parallel.grid.ranks() as f64);
+    let (tokens, world) = (plan.tokens_per_step() as f64, plan.parallel.mesh.ranks() as f64);
     let mean = |seconds: &dyn Fn(&RankTimes) -> f64| times.iter().map(seconds).sum::<f64>() / times.len() as f64 / step;
     let idle = mean(&|rank| step - rank.computing - rank.only_transfers).max(0.0);
     Forecast {
@@ -188,7 +188,7 @@ fn fit(needed: usize, card: &Card) -> Fit {
 pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
     // Windows are counted as if all ranks were in one node. They can take no more than that.
     let network = Network { card: Rc::new(card.clone()), node: usize::MAX };
-    for (stage, rank) in plan.parallel.grid.group(0, Axis::Pipeline).into_iter().enumerate() {
+    for (stage, rank) in plan.parallel.mesh.members_along(0, Axis::Pipeline).into_iter().enumerate() {
         let memory = paper::memory(plan, rank, &network)?;
         if let Fit::Lacks(_) = fit(memory.total(), card) {
             return Err(too_large(stage, &memory, plan, card).into());
@@ -198,7 +198,7 @@ pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
 }
 
 fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> UserError {
-    let stages = plan.parallel.grid.size(Axis::Pipeline);
+    let stages = plan.parallel.mesh.size(Axis::Pipeline);
     let who = if stages > 1 { format!("a rank of stage {stage} of {stages}") } else { "a rank".into() };
     let Memory { weights, gradients, optimizer, activations, libraries, .. } = *memory;
     UserError::new(
@@ -217,7 +217,7 @@ fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> User
         "a rank's plan fits the GPU, with what the driver and libraries take",
         format!(
             "`trainer plan --ranks {} --gpu GPU -- FLAGS` lists layouts that fit; or set a smaller train.micro_batch_size",
-            plan.parallel.grid.ranks()
+            plan.parallel.mesh.ranks()
         ),
     )
 }

@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
+use parallel::TENSOR_COMMUNICATORS;
 
 use crate::predict::card::{Card, at};
 use trainer::config::TensorTransfers;
 use trainer::config::plan::RunPlan;
-use trainer::process_group::TENSOR_COMMUNICATORS;
 
 /// The ranks of a cluster, and the links between them.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
 use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
 use engine::regions::Mode;
+use parallel::Ranks;
 
 use crate::predict::forecast::Memory;
 use crate::predict::network::Network;
@@ -58,7 +59,7 @@ fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup
         }
         Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
     };
-    let group = ProcessGroup::connected(plan.topology(), rank, &mut connect)?;
+    let group = ProcessGroup::of(Ranks::connect(&plan.connections(), rank, &mut connect)?);
     Ok((group, network.card.taken(communicators) + windows))
 }
 
@@ -97,7 +98,7 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
     config.train.rampup_batch_size = Vec::new();
     config.precision.fp8_metrics_interval = 0;
     config.data.seq_length_buckets = Vec::new();
-    let plan = Rc::new(RunPlan::new(config, plan.parallel.grid.ranks())?);
+    let plan = Rc::new(RunPlan::new(config, plan.parallel.mesh.ranks())?);
     let mut steps = Vec::new();
     let mut communicators = Communicators::default();
     for &rank in ranks {

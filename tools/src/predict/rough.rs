@@ -70,8 +70,8 @@ impl Rough {
     pub(super) fn estimate(&self, plan: &RunPlan) -> Result<Roughly, RunError> {
         let parts = self.parts(&plan.config)?;
         let parallel = &plan.parallel;
-        let (grid, blocks) = (parallel.grid, &parallel.blocks);
-        let (stages, data) = (grid.size(Axis::Pipeline), grid.size(Axis::Data) as f64);
+        let (mesh, blocks) = (parallel.mesh, &parallel.blocks);
+        let (stages, data) = (mesh.size(Axis::Pipeline), mesh.size(Axis::Data) as f64);
         let microbatches = plan.batch.microbatches() as f64;
         let chunks = (blocks.len() / stages).max(1) as f64;
         let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
@@ -98,7 +98,7 @@ impl Rough {
         let taken = self.network.card.taken(if stages > 1 { 6 } else { 2 }) as f64;
         let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
         let gradients = blocks_of(0) * parts.block.memory[1] + parts.rest.memory[1];
-        let ranks = grid.group(0, Axis::Data);
+        let ranks = mesh.members_along(0, Axis::Data);
         let reduced = match ranks.len() {
             1 => 0.0,
             _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),

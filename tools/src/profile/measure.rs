@@ -45,7 +45,7 @@ pub fn measure(
     device.prepare_timeline()?;
     let gpu = device.gpu().map(|gpu| gpu.name);
     let peaks = gpu.as_deref().and_then(Peaks::of);
-    let mut here = RankProfile { rank: group.rank, scopes: Vec::new(), operations: Vec::new() };
+    let mut here = RankProfile { rank: group.rank(), scopes: Vec::new(), operations: Vec::new() };
     for graphs in contenders(&plan.config) {
         let plan = plan.with_graphs(graphs)?;
         let (scope, timeline) = measure_scope(&plan, group, device, steps, patience)?;
@@ -55,7 +55,7 @@ pub fn measure(
         }
         here.scopes.push(scope);
     }
-    let ranks: Vec<RankProfile> = (0..plan.parallel.grid.ranks()).map(|rank| from_rank(rank, &here, group)).collect();
+    let ranks: Vec<RankProfile> = (0..plan.parallel.mesh.ranks()).map(|rank| from_rank(rank, &here, group)).collect();
     let mut profile = Profile {
         model: format!(
             "{}, {} x {} samples a step",

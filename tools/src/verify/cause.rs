@@ -1,12 +1,12 @@
 //! The axis that a number differs over.
 
-use parallel::{Axis, Grid};
+use parallel::{Axis, Mesh};
 use trainer::error::RunError;
 
 use super::compare::Difference;
-use super::layouts::{name, of_sizes, with_size};
+use super::layouts::{of_sizes, with_size};
 
-/// The axis that numbers of `grid` differ over, in words. `differs` tries a layout: `None` if the model cannot be
+/// The axis that numbers of `mesh` differ over, in words. `differs` tries a layout: `None` if the model cannot be
 /// divided so.
 ///
 /// An axis is at fault if the numbers differ with its ranks alone, and with those of no other axis. If they differ with
@@ -15,29 +15,29 @@ use super::layouts::{name, of_sizes, with_size};
 /// # Errors
 /// A step that fails.
 pub(super) fn cause(
-    grid: Grid,
+    mesh: Mesh,
     found: &Difference,
-    differs: &mut dyn FnMut(Grid) -> Result<Option<bool>, RunError>,
+    differs: &mut dyn FnMut(Mesh) -> Result<Option<bool>, RunError>,
 ) -> Result<String, RunError> {
-    let (several, single): (Vec<Axis>, Vec<Axis>) = Axis::ALL.into_iter().partition(|&axis| grid.size(axis) > 1);
+    let (several, single): (Vec<Axis>, Vec<Axis>) = Axis::DENSE.into_iter().partition(|&axis| mesh.size(axis) > 1);
     let mut faulty = Vec::new();
     for &axis in &several {
-        let alone = of_sizes(Axis::ALL.map(|of| if of == axis { grid.size(of) } else { 1 }));
-        if alone == grid || differs(alone)? == Some(true) {
+        let alone = of_sizes(Axis::DENSE.map(|of| if of == axis { mesh.size(of) } else { 1 }));
+        if alone == mesh || differs(alone)? == Some(true) {
             faulty.push(axis);
         }
     }
     if faulty == several {
         for &axis in &single {
-            let two = with_size(grid, axis, 2);
-            if let Some(grid) = two
-                && differs(grid)? == Some(false)
+            let two = with_size(mesh, axis, 2);
+            if let Some(mesh) = two
+                && differs(mesh)? == Some(false)
             {
-                return Ok(format!(". It differs if the {} axis has one rank, and not if it has two", name(axis)));
+                return Ok(format!(". It differs if the {} axis has one rank, and not if it has two", axis.name()));
             }
         }
     }
-    let names = faulty.iter().map(|&axis| over(grid, axis, found)).collect::<Vec<_>>().join(", or ");
+    let names = faulty.iter().map(|&axis| over(mesh, axis, found)).collect::<Vec<_>>().join(", or ");
     Ok(match faulty.is_empty() {
         true => ". It differs over no axis alone, but where axes meet".into(),
         false => format!(". It differs over {names}"),
@@ -45,13 +45,13 @@ pub(super) fn cause(
 }
 
 /// An axis in words, with what its size has to do with the factor.
-fn over(grid: Grid, axis: Axis, found: &Difference) -> String {
-    let size = grid.size(axis);
+fn over(mesh: Mesh, axis: Axis, found: &Difference) -> String {
+    let size = mesh.size(axis);
     let is = |expected: f64| found.factor.is_some_and(|factor| (factor / expected - 1.0).abs() < 1e-2);
     let counted = match () {
         () if is(size as f64) => ": it is counted once a rank",
         () if is(1.0 / size as f64) => ": it is divided by their number",
         () => "",
     };
-    format!("the {size} ranks of the {} axis{counted}", name(axis))
+    format!("the {size} ranks of the {} axis{counted}", axis.name())
 }

@@ -15,7 +15,7 @@ mod planted;
 mod samples;
 mod small;
 
-use parallel::Grid;
+use parallel::Mesh;
 use trainer::config::RunConfig;
 use trainer::config::plan::RunPlan;
 use trainer::error::RunError;
@@ -31,7 +31,7 @@ use small::{Small, alone, in_layout, small};
 /// A layout to verify: the small model for it.
 pub(crate) struct Trial {
     /// The ranks.
-    pub(crate) grid: Grid,
+    pub(crate) mesh: Mesh,
     small: Small,
 }
 
@@ -49,8 +49,8 @@ pub(crate) enum Verdict {
 /// A configuration that breaks a rule, or has no small model.
 pub(crate) fn trials(config: &RunConfig, ranks: usize) -> Result<Vec<Trial>, RunError> {
     let plan = RunPlan::new(config.clone(), ranks)?;
-    let trial = |grid| Ok(Trial { grid, small: small(&plan, grid)? });
-    layouts(plan.parallel.grid).into_iter().map(trial).collect()
+    let trial = |mesh| Ok(Trial { mesh, small: small(&plan, mesh)? });
+    layouts(plan.parallel.mesh).into_iter().map(trial).collect()
 }
 
 impl Trial {
@@ -76,20 +76,20 @@ impl Trial {
     fn verdict_of(&self, run: &mut Run<'_>) -> Result<Verdict, RunError> {
         let config = &self.small.config;
         let alone = run(&alone(config), 1)?.swap_remove(0);
-        let ranks = run(&in_layout(config, self.grid), self.grid.ranks())?;
+        let ranks = run(&in_layout(config, self.mesh), self.mesh.ranks())?;
         let found = match compare(&alone, &ranks) {
             Ok(compared) => return Ok(Verdict::Same(compared)),
             Err(found) => found,
         };
-        let cause = cause(self.grid, &found, &mut |grid| {
-            let config = in_layout(config, grid);
+        let cause = cause(self.mesh, &found, &mut |mesh| {
+            let config = in_layout(config, mesh);
             // The small model may not be divisible so.
-            match RunPlan::new(config.clone(), grid.ranks()) {
-                Ok(_) => Ok(Some(compare(&alone, &run(&config, grid.ranks())?).is_err())),
+            match RunPlan::new(config.clone(), mesh.ranks()) {
+                Ok(_) => Ok(Some(compare(&alone, &run(&config, mesh.ranks())?).is_err())),
                 Err(_) => Ok(None),
             }
         })?;
-        Ok(Verdict::Differs(format!("{}, {found}{cause}", words(self.grid))))
+        Ok(Verdict::Differs(format!("{}, {found}{cause}", words(self.mesh))))
     }
 }
 

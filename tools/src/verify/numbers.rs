@@ -100,10 +100,7 @@ fn on_rank(config: &RunConfig, ranks: usize, rank: &ThreadRank) -> Result<RankNu
     let mut plan = RunPlan::new(config.clone(), ranks)?;
     plan.parallel.bucket_bytes = BUCKET_BYTES;
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
-    let group = ProcessGroup::connected(plan.topology(), rank.rank(), &mut |name, group| {
-        let communicator = rank.split(name, &group);
-        Ok((group.len() > 1).then_some(communicator))
-    })?;
+    let group = ProcessGroup::of(rank.connect(&plan.connections())?);
     let mut stage = recorded_stage(&plan, &device, &group, Some(config.train.seed))?;
     let samples = Samples::of(&plan);
     let mut weights = weights(&stage)?;
@@ -159,7 +156,7 @@ fn parts(plan: &RunPlan, stage: &Stage, before: &mut HashMap<String, Vec<f32>>) 
 /// The parts that the elements make up that a rank updates.
 fn parts_of(values: Values, (spec, param): (&ParamSpec, &Param), owned: &[f32]) -> Vec<Part> {
     let range = param.owned.range();
-    let slabs = spec.slabs().into_iter().flat_map(|slab| slab.within(range.clone()));
+    let slabs = spec.slabs.iter().flat_map(|slab| slab.within(range.clone()));
     let part = |slab: Slab| Part {
         values,
         name: spec.name.clone(),

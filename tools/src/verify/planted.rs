@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use parallel::{Axis, Grid};
+use parallel::{Axis, Mesh};
 use trainer::config::{ConfigSources, RunConfig};
 use trainer::error::RunError;
 
@@ -26,7 +26,7 @@ fn config(settings: &str, [tensor, pipeline]: [usize; 2]) -> RunConfig {
 }
 
 /// The gradients of a parameter, changed on all ranks of a layout.
-type Plant = fn(Grid, &mut [Gradient]);
+type Plant = fn(Mesh, &mut [Gradient]);
 
 /// A rank's gradient of the parameter, and of another one, in the first step.
 struct Gradient {
@@ -45,13 +45,13 @@ fn is(part: &Part, name: &str) -> bool {
 }
 
 /// Puts changed gradients of a parameter in the place of the others.
-fn plant(grid: Grid, ranks: &mut [RankNumbers], name: &str, plant: Plant) {
+fn plant(mesh: Mesh, ranks: &mut [RankNumbers], name: &str, plant: Plant) {
     let of = |(rank, numbers): (usize, &RankNumbers)| {
         let parts = numbers[0].parts.iter().filter(|part| is(part, name));
         Gradient { rank, here: parts.flat_map(|part| part.here.clone()).collect() }
     };
     let mut gradients: Vec<Gradient> = ranks.iter().enumerate().map(of).collect();
-    plant(grid, &mut gradients);
+    plant(mesh, &mut gradients);
     for (numbers, gradient) in ranks.iter_mut().zip(gradients) {
         let mut values = gradient.here.into_iter();
         let parts = numbers[0].parts.iter_mut().filter(|part| is(part, name));
@@ -60,10 +60,10 @@ fn plant(grid: Grid, ranks: &mut [RankNumbers], name: &str, plant: Plant) {
 }
 
 /// Every gradient is the sum over the ranks of an axis that have other parts of the parameter, or have it already.
-fn sum_over(grid: Grid, axis: Axis, gradients: &mut [Gradient]) {
+fn sum_over(mesh: Mesh, axis: Axis, gradients: &mut [Gradient]) {
     let all: Vec<Vec<f32>> = gradients.iter().map(|gradient| gradient.here.clone()).collect();
     for gradient in gradients {
-        let group = grid.group(gradient.rank, axis);
+        let group = mesh.members_along(gradient.rank, axis);
         for (at, value) in gradient.here.iter_mut().enumerate() {
             *value = group.iter().filter_map(|&rank| all[rank].get(at)).sum();
         }
@@ -78,33 +78,33 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let of_gpt: [Fault; 6] = [
         (
             norm,
-            |grid, all| all.iter_mut().for_each(|one| one.times(grid.size(Axis::Tensor) as f32)),
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Tensor) as f32)),
             ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"],
         ),
         (
             "h.0.mlp.c_fc.weight",
-            |grid, all| all.iter_mut().for_each(|one| one.times(grid.size(Axis::Data) as f32)),
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Data) as f32)),
             ["is 2 times", "over the 2 ranks of the data axis: it is counted once a rank"],
         ),
         (
             "wte.weight",
-            |grid, all| all.iter_mut().for_each(|one| one.times(1.0 / grid.size(Axis::Data) as f32)),
+            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Data) as f32)),
             ["is 1/2 of", "over the 2 ranks of the data axis: it is divided by their number"],
         ),
         (
             "wpe.weight",
-            |grid, all| all.iter_mut().for_each(|one| one.times(1.0 / grid.size(Axis::Tensor) as f32)),
+            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Tensor) as f32)),
             ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
         ),
         (
             "h.0.attn.c_proj.weight",
-            |grid, all| sum_over(grid, Axis::Tensor, all),
+            |mesh, all| sum_over(mesh, Axis::Tensor, all),
             ["by no constant factor", "over the 2 ranks of the tensor axis"],
         ),
         (
             "wte.weight",
-            |grid, all| {
-                let halves = grid.size(Axis::Pipeline) > 1;
+            |mesh, all| {
+                let halves = mesh.size(Axis::Pipeline) > 1;
                 all.iter_mut().filter(|_| halves).for_each(|one| one.times(0.5));
             },
             ["is 1/2 of", "over the 2 ranks of the pipeline axis"],
@@ -114,12 +114,12 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let of_experts: [Fault; 2] = [
         (
             "h.0.mlp.router.weight",
-            |grid, all| all.iter_mut().for_each(|one| one.times(grid.size(Axis::Tensor) as f32)),
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Tensor) as f32)),
             ["is 4 times", "over the 4 ranks of the tensor axis: it is counted once a rank"],
         ),
         (
             "h.0.attn.c_attn.weight",
-            |grid, all| sum_over(grid, Axis::Tensor, all),
+            |mesh, all| sum_over(mesh, Axis::Tensor, all),
             ["by no constant factor", "over the 4 ranks of the tensor axis"],
         ),
     ];
@@ -127,16 +127,16 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let of_one_member: [Fault; 2] = [
         (
             norm,
-            |grid, all| {
-                let doubles = grid.size(Axis::Data) == 1 && grid.ranks() > 1;
+            |mesh, all| {
+                let doubles = mesh.size(Axis::Data) == 1 && mesh.ranks() > 1;
                 all.iter_mut().filter(|_| doubles).for_each(|one| one.times(2.0));
             },
             ["is 2 times", "if the data axis has one rank, and not if it has two"],
         ),
         (
             "h.1.mlp.c_proj.bias",
-            |grid, all| {
-                let wrong = grid.size(Axis::Tensor) > 1 && grid.size(Axis::Pipeline) > 1;
+            |mesh, all| {
+                let wrong = mesh.size(Axis::Tensor) > 1 && mesh.size(Axis::Pipeline) > 1;
                 all.iter_mut().filter(|one| wrong && one.rank == 3).for_each(|one| one.times(3.0));
             },
             ["on rank 3 is 3 times", "over no axis alone, but where axes meet"],

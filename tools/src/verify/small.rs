@@ -2,7 +2,7 @@
 
 use common::UserError;
 use engine::precision::Precision;
-use parallel::{Axis, Grid};
+use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
     BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelConfig, ModelKind, MomentDtype,
@@ -63,15 +63,15 @@ impl Small {
     }
 }
 
-/// The small model of `plan` for a layout that is `grid`.
+/// The small model of `plan` for a layout that is `mesh`.
 ///
 /// # Errors
 /// Features that no small model has.
-pub(super) fn small(plan: &RunPlan, grid: Grid) -> Result<Small, UserError> {
+pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     let mut config = plan.config.clone();
     let mut replaced = Vec::new();
-    shrink_model(&mut config.model, plan.parallel.grid.size(Axis::Tensor), grid.size(Axis::Tensor));
-    shrink_layout(&mut config, plan, grid);
+    shrink_model(&mut config.model, plan.parallel.mesh.size(Axis::Tensor), mesh.size(Axis::Tensor));
+    shrink_layout(&mut config, plan, mesh);
     if !config.data.seq_length_buckets.is_empty() {
         replaced.push(format!("data.seq_length_buckets = {:?}: one length", config.data.seq_length_buckets));
     }
@@ -80,24 +80,24 @@ pub(super) fn small(plan: &RunPlan, grid: Grid) -> Result<Small, UserError> {
     }
     leave_out_the_run(&mut config);
     make_exact(&mut config, &mut replaced);
-    if config.train.balance_loss_over == BalanceLossOver::GlobalBatch && grid.size(Axis::Data) > 1 {
+    if config.train.balance_loss_over == BalanceLossOver::GlobalBatch && mesh.size(Axis::Data) > 1 {
         // It is about the microbatches that ranks have at once, and one rank has no others.
         config.train.balance_loss_over = BalanceLossOver::Microbatch;
         replaced.push("train.balance_loss_over = \"global_batch\": \"microbatch\", as one rank has no others".into());
     }
-    keep_what_fits(&mut config, grid, &mut replaced)?;
+    keep_what_fits(&mut config, mesh, &mut replaced)?;
     Ok(Small { config, replaced })
 }
 
 /// Leaves out lists that name what the small model does not have, such as a block of a higher number.
-fn keep_what_fits(config: &mut RunConfig, grid: Grid, replaced: &mut Vec<String>) -> Result<(), UserError> {
+fn keep_what_fits(config: &mut RunConfig, mesh: Mesh, replaced: &mut Vec<String>) -> Result<(), UserError> {
     type Lists = [(&'static str, fn(&mut RunConfig) -> &mut Vec<String>); 3];
     const LISTS: Lists = [
         ("optimizer.freeze", |config| &mut config.optimizer.freeze),
         ("optimizer.param_groups", |config| &mut config.optimizer.param_groups),
         ("cuda_graph.modules", |config| &mut config.cuda_graph.modules),
     ];
-    let check = |config: &RunConfig| RunPlan::new(in_layout(config, grid), grid.ranks()).err();
+    let check = |config: &RunConfig| RunPlan::new(in_layout(config, mesh), mesh.ranks()).err();
     for (key, list) in LISTS {
         if !list(config).is_empty() && check(config).is_some() {
             replaced.push(format!("{key} = {:?}: left out, as the small model has no such parts", list(config)));
@@ -151,8 +151,8 @@ fn shrink_model(model: &mut ModelConfig, ranks: usize, small_ranks: usize) {
     model.init_std = INIT_STD;
 }
 
-fn shrink_layout(config: &mut RunConfig, plan: &RunPlan, grid: Grid) {
-    let (stages, data) = (grid.size(Axis::Pipeline), grid.size(Axis::Data));
+fn shrink_layout(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
+    let (stages, data) = (mesh.size(Axis::Pipeline), mesh.size(Axis::Data));
     let parallel = &mut config.parallel;
     let microbatches = plan.batch.microbatches();
     // Chunks of one block and of two differ in what lies at their ends.
@@ -240,10 +240,10 @@ fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
 }
 
 /// The same model and batch in another layout.
-pub(super) fn in_layout(config: &RunConfig, grid: Grid) -> RunConfig {
+pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
     let mut config = config.clone();
     let parallel = &mut config.parallel;
-    (parallel.tensor, parallel.pipeline) = (grid.size(Axis::Tensor), grid.size(Axis::Pipeline));
+    (parallel.tensor, parallel.pipeline) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
     if parallel.pipeline == 1 {
         (parallel.virtual_pipeline, parallel.microbatch_group) = (1, None);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
@@ -256,7 +256,7 @@ pub(super) fn in_layout(config: &RunConfig, grid: Grid) -> RunConfig {
 
 /// The same model and batch on one rank, as plainly as can be.
 pub(super) fn alone(config: &RunConfig) -> RunConfig {
-    let mut config = in_layout(config, Grid::data_parallel(1));
+    let mut config = in_layout(config, Mesh::single());
     (config.parallel.sequence_parallel, config.parallel.distributed_optimizer) = (false, false);
     config.recompute.granularity = RecomputeGranularity::None;
     config.cuda_graph.enable = false;
@@ -271,20 +271,20 @@ mod tests {
     use crate::verify::layouts::of_sizes;
 
     /// The small model of a run, in a layout of these sizes along tensor, data and pipeline.
-    fn of(settings: &str, grid: [usize; 3]) -> Small {
+    fn of(settings: &str, mesh: [usize; 3]) -> Small {
         let mut sources = ConfigSources::default();
         for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
             sources.set(key, value, "test").unwrap();
         }
         let config = sources.resolve();
         let ranks = config.parallel.tensor * config.parallel.pipeline;
-        small(&RunPlan::new(config, ranks).unwrap(), of_sizes(grid)).unwrap_or_else(|error| panic!("{error}"))
+        small(&RunPlan::new(config, ranks).unwrap(), of_sizes(mesh)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     #[test]
     fn remainders_and_ratios_of_a_large_model_stay_in_the_small_one() {
-        let heads = |settings: &str, grid| {
-            let model = of(settings, grid).config.model;
+        let heads = |settings: &str, mesh| {
+            let model = of(settings, mesh).config.model;
             (model.heads, model.kv_heads.unwrap_or(model.heads))
         };
         // A key head for each rank, with several query heads.

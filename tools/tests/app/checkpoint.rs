@@ -10,7 +10,7 @@ use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, Position, gpt};
 use engine::optimizer::{Muon, ParamGroup};
 use engine::precision::Precision;
-use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
+use engine::step::{Stage, StageOptions, StepSettings};
 use launch::watch::activity::{Activity, Doing};
 use safetensors::SafeTensors;
 use trainer::checkpoint::{Occasion, Origin, Progress, SaveRequest, Validated, Writers, load, save, verify};
@@ -81,7 +81,7 @@ impl Case {
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },
             ..StageOptions::default()
         };
-        Stage::new(device, &gpt(shape).freeze(frozen), options, StageGroups::default()).unwrap()
+        Stage::new(device, &gpt(shape).freeze(frozen), options).unwrap()
     }
 
     fn step(&self, stage: &mut Stage, step: u32) {

@@ -58,9 +58,9 @@ fn what_a_recipe_for_h200s_needs_is_less_than_a_gpu_has() {
         let plan = plan(name, text);
         let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
         // A dry run transfers nothing, so the first of the ranks can plan alone.
-        let others = ThreadWorld::ranks(plan.parallel.grid.ranks(), Duration::ZERO);
-        let data = others.first().map(|rank| rank.communicator("data"));
-        stage(&plan, &device, &ProcessGroup { data, ..ProcessGroup::single(1) }, false).unwrap();
+        let others = ThreadWorld::ranks(plan.parallel.mesh.ranks(), Duration::ZERO);
+        let ranks = others[0].connect(&plan.connections()).unwrap();
+        stage(&plan, &device, &ProcessGroup::of(ranks), false).unwrap();
         let needed = device.allocated_bytes();
         assert!(needed < H200, "{name}: {needed} bytes");
     }

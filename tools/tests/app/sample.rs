@@ -5,8 +5,9 @@ use data::{TextStream, Tokenizer};
 use device::{Device, HostOptions, HostValues};
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
-use engine::params::{OptimizerShard, Params};
+use engine::params::Params;
 use engine::precision::Precision;
+use parallel::{Axes, Ranks};
 use trainer::generation::{Generator, Sampler, longest_prompt};
 
 use crate::data_files::{Folder, llmc, small_tokenizer};
@@ -25,7 +26,7 @@ fn shape(kind: Kind, precision: Precision) -> GptShape {
 fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
     let specs = gpt(shape.clone()).specs;
-    let params = Params::new(&device, specs, Some(7), usize::MAX, OptimizerShard::whole()).unwrap();
+    let params = Params::new(&device, specs, Some(7), usize::MAX, Ranks::alone(), Axes::NONE).unwrap();
     let generator = Generator::new(&device, shape, Box::leak(Box::new(params)), longest).unwrap();
     (device, generator)
 }

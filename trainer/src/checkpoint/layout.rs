@@ -1,9 +1,7 @@
 //! The tensors of a checkpoint that a rank has, and their places in memory.
 
-use std::ops::Range;
-
 use device::{DType, Tensor};
-use engine::params::{OwnedRange, Param, ParamSpec, Slab, TiedCopy};
+use engine::params::{Params, Slab};
 use engine::step::Stage;
 
 use super::data_type::DataType;
@@ -38,14 +36,8 @@ pub(super) struct LocalTensor {
     pub(super) shape: Vec<usize>,
     /// The slabs of the whole that layers here compute with. They start at their index in the stored parameter.
     pub(super) slabs: Vec<Slab>,
-    /// The parts of these slabs that this rank updates.
-    pub(super) owned: Vec<Slab>,
-    /// The owned slabs that this rank writes if it writes the tensor: all but copies of another rank's.
+    /// The parts of these slabs that this rank writes: what it updates, but for copies of another rank's.
     pub(super) written: Vec<Slab>,
-    /// Every rank of a tensor-parallel group stores the whole tensor.
-    pub(super) replicated: bool,
-    /// The stage has the second copy of a tied parameter; another stage writes it.
-    pub(super) tied_replica: bool,
     /// The elements that this rank updates, with padding rows, from `first` of the stored parameter on; of a frozen
     /// parameter all elements. They are f32 but for frozen weights and moments that are kept in bf16.
     pub(super) memory: Tensor,
@@ -80,27 +72,18 @@ pub(super) fn names_elsewhere(stage: &Stage) -> Vec<String> {
 /// All tensors of a stage, file by file, in order of declaration.
 pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     let (params, optimizer) = (stage.params(), stage.optimizer());
-    // One rank writes the values that are alike on all ranks of a stage sharing the batch.
-    let first = params.optimizer_shard().rank == 0;
     let mut all = Vec::new();
-    for (index, (spec, param)) in params.iter().enumerate() {
-        all.push(local_tensor(
-            Role::Weights(index),
-            Tensors::Model,
-            spec.name.clone(),
-            (spec, param),
-            param.master,
-            first,
-        ));
+    for (index, (_, param)) in params.iter().enumerate() {
+        all.push(local_tensor(Role::Weights(index), params, index, "", param.master));
     }
     for &wanted in optimizer.state_names() {
-        for (index, (spec, param)) in params.iter().enumerate() {
+        for index in 0..params.specs.len() {
             for (_, memory) in optimizer.state(index).iter().filter(|(name, _)| *name == wanted) {
-                let name = format!("{}.{wanted}", spec.name);
-                all.push(local_tensor(Role::OptimizerState, Tensors::Optimizer, name, (spec, param), *memory, first));
+                all.push(local_tensor(Role::OptimizerState, params, index, wanted, *memory));
             }
         }
     }
+    let first = params.ranks().place(params.divided()).is_first();
     for (spec, param) in params.iter() {
         let Some(fp8) = param.fp8 else { continue };
         for (suffix, cell) in MAGNITUDES.into_iter().zip([fp8.input, fp8.grad_output]) {
@@ -121,45 +104,31 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
         file: Tensors::Optimizer,
         name,
         shape: vec![elements],
-        owned: if writes { whole.clone() } else { Vec::new() },
         written: if writes { whole.clone() } else { Vec::new() },
         slabs: whole,
-        replicated: true,
-        tied_replica: false,
         memory,
         first: 0,
         elements,
     }
 }
 
-fn local_tensor(
-    role: Role,
-    file: Tensors,
-    name: String,
-    (spec, param): (&ParamSpec, &Param),
-    memory: Tensor,
-    first: bool,
-) -> LocalTensor {
-    let slabs = spec.slabs();
-    let within = |range: Range<usize>| slabs.iter().flat_map(|slab| slab.within(range.clone())).collect();
-    let range = match spec.frozen {
-        // Nobody updates it, and every rank has all of it.
-        true => OwnedRange { first: 0, elements: if first { spec.shape.elements() } else { 0 } },
-        false => param.owned,
+/// A parameter's master weights, or the state of that name.
+fn local_tensor(role: Role, params: &Params, index: usize, state: &str, memory: Tensor) -> LocalTensor {
+    let (spec, param) = (&params.specs[index], params.get(&params.specs[index].name));
+    let written = params.counted(index).into_iter();
+    let (file, name) = match role {
+        Role::Weights(_) => (Tensors::Model, spec.name.clone()),
+        _ => (Tensors::Optimizer, format!("{}.{state}", spec.name)),
     };
-    let (owned, written) = (within(range.range()), within(range.within(spec.counted())));
     LocalTensor {
         role,
         file,
         name,
         shape: spec.whole.clone(),
-        owned,
-        written,
-        slabs,
-        replicated: spec.shard.is_none(),
-        tied_replica: spec.tied == Some(TiedCopy::Replica),
+        slabs: spec.slabs.clone(),
+        written: written.flat_map(|range| spec.slabs.iter().flat_map(move |slab| slab.within(range.clone()))).collect(),
         memory,
-        first: range.first,
+        first: param.owned.first,
         elements: spec.shape.elements(),
     }
 }

@@ -194,7 +194,6 @@ impl<'l> Wanted<'l> {
         let range = match tensor.role {
             // Layers compute with the whole parameter, even if other ranks update parts of it.
             Role::Weights(index) => stage.params().needed(index),
-            Role::OptimizerState if tensor.owned.is_empty() => 0..0,
             Role::OptimizerState => tensor.first..tensor.first + tensor.memory.elements(),
             Role::Magnitudes => 0..tensor.elements,
         };

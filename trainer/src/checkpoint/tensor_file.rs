@@ -33,7 +33,7 @@ impl<'t> TensorFile<'t> {
     /// This rank's file of these tensors; `None` if the rank has nothing to write to it.
     pub(super) fn new(of: Tensors, writers: &Writers, all: &'t [LocalTensor]) -> Option<TensorFile<'t>> {
         let (mut end, mut infos, mut slabs) = (0, Vec::new(), Vec::new());
-        for (tensor, number, slab) in written(writers, all).filter(|(tensor, ..)| tensor.file == of) {
+        for (tensor, number, slab) in written(all).filter(|(tensor, ..)| tensor.file == of) {
             let start = end;
             end += bytes_of(tensor, slab);
             let dtype = if tensor.data_type() == DataType::Bf16 { Dtype::BF16 } else { Dtype::F32 };
@@ -174,16 +174,14 @@ pub(super) fn tensor_entries(writers: &Writers, tensors: &[LocalTensor]) -> Vec<
         offset: slab.offset.clone(),
         sizes: slab.sizes.clone(),
     };
-    written(writers, tensors).map(entry).collect()
+    written(tensors).map(entry).collect()
 }
 
 /// The slabs that this rank writes, each with its tensor and its number within the tensor.
-fn written<'t>(
-    writers: &Writers,
-    tensors: &'t [LocalTensor],
-) -> impl Iterator<Item = (&'t LocalTensor, usize, &'t Slab)> {
-    let tensors = tensors.iter().filter(|tensor| writers.writes_tensor(tensor));
-    tensors.flat_map(|tensor| tensor.written.iter().enumerate().map(move |(number, slab)| (tensor, number, slab)))
+fn written<'t>(tensors: &'t [LocalTensor]) -> impl Iterator<Item = (&'t LocalTensor, usize, &'t Slab)> {
+    tensors
+        .iter()
+        .flat_map(|tensor| tensor.written.iter().enumerate().map(move |(number, slab)| (tensor, number, slab)))
 }
 
 /// The name of a slab in its file.

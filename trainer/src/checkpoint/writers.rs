@@ -4,10 +4,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use launch::watch::activity::Activity;
-use parallel::Axis;
+use parallel::{Axis, Place};
 
 use super::file::{CheckpointFile, Tensors};
-use super::layout::LocalTensor;
 use crate::config::plan::RunPlan;
 use crate::error::SaveError;
 use crate::process_group::ProcessGroup;
@@ -21,8 +20,6 @@ pub struct Writers {
     pub ranks: usize,
     /// Whether this rank writes. Other ranks with the same state do not, but go through the same steps.
     pub writes: bool,
-    /// Whether it writes the tensors that every rank of its tensor-parallel group has.
-    pub writes_replicated: bool,
     /// Whether the argument is true on any rank of the run. All ranks call it together.
     pub any: Rc<dyn Fn(bool) -> bool>,
     /// The sum of the argument over all ranks of the run. All ranks call it together.
@@ -34,16 +31,14 @@ pub struct Writers {
 impl Writers {
     /// The ranks of a run.
     pub fn new(plan: &RunPlan, group: &ProcessGroup) -> Writers {
-        let grid = &plan.parallel.grid;
-        let at = |axis| grid.coordinate(group.rank, axis);
+        let ranks = &group.ranks;
         let (any, sum) = (group.control.clone(), group.control.clone());
-        // With a distributed optimizer every rank has a part that no other has.
-        let divided = plan.parallel.distributed_optimizer;
+        let divided = ranks.axes(Axis::Tensor) | ranks.axes(Axis::Pipeline) | plan.parallel.rest();
+        let Place { index: rank, count } = ranks.place(divided);
         Writers {
-            rank: if divided { group.rank } else { at(Axis::Pipeline) * grid.size(Axis::Tensor) + at(Axis::Tensor) },
-            ranks: if divided { grid.ranks() } else { grid.size(Axis::Pipeline) * grid.size(Axis::Tensor) },
-            writes: divided || at(Axis::Data) == 0,
-            writes_replicated: at(Axis::Tensor) == 0,
+            rank,
+            ranks: count,
+            writes: ranks.place(ranks.mesh().everyone() - divided).is_first(),
             any: Rc::new(move |here| any.any(here)),
             sum: Rc::new(move |value| sum.sum(value)),
             activity: group.activity.clone(),
@@ -54,17 +49,12 @@ impl Writers {
     pub fn alone() -> Writers {
         let (any, sum) = (Rc::new(|here| here), Rc::new(|here| here));
         let activity = Activity::default();
-        Writers { rank: 0, ranks: 1, writes: true, writes_replicated: true, any, sum, activity }
+        Writers { rank: 0, ranks: 1, writes: true, any, sum, activity }
     }
 
     /// Whether this rank makes the folder, writes the manifest and publishes the checkpoint.
     pub(super) fn leads(&self) -> bool {
         self.writes && self.rank == 0
-    }
-
-    /// Whether this rank writes its updated blocks of a tensor.
-    pub(super) fn writes_tensor(&self, tensor: &LocalTensor) -> bool {
-        !tensor.tied_replica && (self.writes_replicated || !tensor.replicated)
     }
 
     /// The result here, or an error if the result of another rank is one. All ranks call it together.

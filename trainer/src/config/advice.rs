@@ -43,12 +43,12 @@ fn forced_balance(plan: &RunPlan) -> Option<String> {
 
 /// Advice to make the run faster; `None` if nothing is known to help.
 fn faster(plan: &RunPlan, env: &RankEnv) -> Option<String> {
-    let (graph, grid) = (&plan.config.cuda_graph, &plan.parallel.grid);
+    let (graph, mesh) = (&plan.config.cuda_graph, &plan.parallel.mesh);
     let in_parts = graph.enable && matches!(graph.scope, GraphScope::PerLayer | GraphScope::PerChunk);
-    let (tensor, data) = (grid.size(Axis::Tensor), grid.size(Axis::Data));
+    let (tensor, data) = (mesh.size(Axis::Tensor), mesh.size(Axis::Data));
     // Ranks along these axes are neighbours, and nodes have neighbours.
     let between_nodes = data > 1 && tensor * data > env.local_size;
-    (in_parts && between_nodes && grid.size(Axis::Pipeline) > 1).then(|| {
+    (in_parts && between_nodes && mesh.size(Axis::Pipeline) > 1).then(|| {
         format!(
             "with cuda_graph.scope = \"{}\" each stage of the pipeline waits for transfers between its data-parallel \
              ranks before it passes results on, which takes long between nodes. --cuda-graph-scope full_iteration does \

@@ -33,7 +33,7 @@ pub fn in_steps(config: &RunConfig, batch: &BatchPlan, source: &dyn Source) -> R
 pub fn plan_in_steps(plan: RunPlan, source: &dyn Source) -> Result<RunPlan, UserError> {
     match plan.config.train.epochs {
         None => Ok(plan),
-        Some(_) => RunPlan::new(in_steps(&plan.config, &plan.batch, source)?, plan.parallel.grid.ranks()),
+        Some(_) => RunPlan::new(in_steps(&plan.config, &plan.batch, source)?, plan.parallel.mesh.ranks()),
     }
 }
 

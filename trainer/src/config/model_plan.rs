@@ -7,6 +7,7 @@ use engine::model::{
     Architecture, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel,
     Windows, gpt, gpt_part, mlp,
 };
+use parallel::Ranks;
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::experts_plan::experts_plan;
@@ -42,7 +43,7 @@ impl ModelPlan {
     pub fn part(&self, tensor: TensorParallel, layers: StageLayers) -> Architecture {
         match self {
             ModelPlan::Gpt(shape) => gpt_part(shape.clone(), tensor, layers),
-            ModelPlan::Mlp(_) => self.architecture(),
+            ModelPlan::Mlp(shape) => mlp(shape.clone(), tensor.ranks),
         }
     }
 
@@ -50,7 +51,7 @@ impl ModelPlan {
     pub fn architecture(&self) -> Architecture {
         match self {
             ModelPlan::Gpt(shape) => gpt(shape.clone()),
-            ModelPlan::Mlp(shape) => mlp(shape.clone()),
+            ModelPlan::Mlp(shape) => mlp(shape.clone(), Ranks::alone()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use common::UserError;
 use device::DType;
-use parallel::{Axis, Grid, PipelineStage, Schedule};
+use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::model_plan::ModelPlan;
@@ -11,8 +11,8 @@ use crate::config::{GradReduce, RecomputeGranularity, RunConfig, rank_layout};
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
 pub struct ParallelPlan {
-    /// The groups of ranks: those that share layers, the stages, and those that share the batch.
-    pub grid: Grid,
+    /// All ranks, and the groups that share layers, have other stages, or share the batch.
+    pub mesh: Mesh,
     /// Each pipeline stage's part of the model, and the order of its work.
     pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
@@ -32,14 +32,14 @@ pub struct ParallelPlan {
 }
 
 impl ParallelPlan {
-    /// The plan of a configuration for a model on `grid`. `microbatch_counts` are the numbers of microbatches that steps can
+    /// The plan of a configuration for a model on `mesh`. `microbatch_counts` are the numbers of microbatches that steps can
     /// have, the largest first.
     ///
     /// # Errors
     /// Layers that cannot be divided so, settings that exclude each other.
     pub fn new(
         config: &RunConfig,
-        grid: Grid,
+        mut mesh: Mesh,
         model: &ModelPlan,
         microbatch_counts: &[usize],
     ) -> Result<ParallelPlan, UserError> {
@@ -48,6 +48,7 @@ impl ParallelPlan {
         if let ModelPlan::Gpt(shape) = model {
             rank_layout::check_shape(config, shape)?;
             blocks = rank_layout::blocks(config, shape)?;
+            mesh = rank_layout::with_key_heads(mesh, shape);
             tied = shape.tied;
         }
         rank_layout::check_schedule(config)?;
@@ -56,11 +57,11 @@ impl ParallelPlan {
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
         let recomputes_blocks = config.recompute.granularity == RecomputeGranularity::Full;
         Ok(ParallelPlan {
-            grid,
+            mesh,
             schedule,
             blocks,
             recomputed_blocks: recomputes_blocks.then_some(config.recompute.layers),
-            shares_table: grid.size(Axis::Pipeline) > 1 && tied,
+            shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
             distributed_optimizer: parallel.distributed_optimizer,
             grad_reduce: match parallel.grad_reduce {
@@ -71,13 +72,18 @@ impl ParallelPlan {
         })
     }
 
+    /// The ranks that divide master weights and optimizer state beyond the parameters.
+    pub fn rest(&self) -> Axes {
+        if self.distributed_optimizer { self.mesh.axes(Axis::Data) } else { Axes::NONE }
+    }
+
     /// The pipeline stage of a rank.
     pub fn stage(&self, rank: usize) -> PipelineStage {
-        PipelineStage::new(self.schedule, self.grid.coordinate(rank, Axis::Pipeline))
+        PipelineStage::new(self.schedule, self.mesh.position(rank, Axis::Pipeline))
     }
 
     /// The part of the batch of a rank: its number among the data-parallel ranks.
     pub fn data_rank(&self, rank: usize) -> usize {
-        self.grid.coordinate(rank, Axis::Data)
+        self.mesh.position(rank, Axis::Data)
     }
 }

@@ -7,7 +7,7 @@ use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, Restart, SampleRow, TensorParallel, gpt_part};
 use launch::watch::WatchSettings;
-use parallel::Axis;
+use parallel::{Axis, Connections, Lane};
 
 use crate::config::activation_plan::PrintedActivations;
 use crate::config::batch_plan::BatchPlan;
@@ -25,8 +25,7 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, TensorTransfers, rank_layout};
-use crate::process_group::Topology;
+use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -103,14 +102,14 @@ impl RunPlan {
         // Sizes are multiplied from here on.
         mistakes.keep(check_magnitudes(&config))?;
         check_numbers(&config, mistakes);
-        let grid = mistakes.keep(rank_layout::grid(&config, world_size));
-        let batch = grid.and_then(|grid| mistakes.keep(BatchPlan::new(&config.train, grid.size(Axis::Data))));
+        let mesh = mistakes.keep(rank_layout::mesh(&config, world_size));
+        let batch = mesh.and_then(|mesh| mistakes.keep(BatchPlan::new(&config.train, mesh.size(Axis::Data))));
         let watch = mistakes.keep(watch_settings(&config.parallel));
         let products = config.precision.compute.activations();
         let optimizer = mistakes.keep(OptimizerPlan::new(&config.optimizer, products, config.train.steps));
         let model = mistakes.keep(model_plan(&config))?;
-        let parallel = grid.zip(batch.as_ref()).and_then(|(grid, batch)| {
-            mistakes.keep(ParallelPlan::new(&config, grid, &model, &batch.microbatch_counts()))
+        let parallel = mesh.zip(batch.as_ref()).and_then(|(mesh, batch)| {
+            mistakes.keep(ParallelPlan::new(&config, mesh, &model, &batch.microbatch_counts()))
         });
         let graphs = parallel
             .as_ref()
@@ -153,23 +152,23 @@ impl RunPlan {
     /// The first rule that is broken.
     pub fn with_graphs(&self, cuda_graph: CudaGraphConfig) -> Result<RunPlan, UserError> {
         let config = RunConfig { cuda_graph, ..self.config.clone() };
-        let RunPlan { config, graphs, parallel, .. } = RunPlan::new(config, self.parallel.grid.ranks())?;
+        let RunPlan { config, graphs, parallel, .. } = RunPlan::new(config, self.parallel.mesh.ranks())?;
         let GraphOptions { poison, check_replays, warmup_steps, .. } = self.graphs;
         let graphs = GraphOptions { poison, check_replays, warmup_steps, ..graphs };
         Ok(RunPlan { config, graphs, parallel, ..self.clone() })
     }
 
     /// The groups of ranks that exchange data.
-    pub fn topology(&self) -> Topology {
-        let ParallelPlan { grid, schedule, shares_table, .. } = &self.parallel;
-        Topology {
-            grid: *grid,
-            placement: schedule.placement(),
-            ties_ends: *shares_table,
-            overlaps: schedule.overlaps(),
-            balances_globally: self.model.balances_globally(),
-            peers: self.config.parallel.tensor_transfers == TensorTransfers::Auto,
+    pub fn connections(&self) -> Connections {
+        let ParallelPlan { mesh, schedule, shares_table, .. } = &self.parallel;
+        let mut all = Connections { ties_ends: *shares_table, ..Connections::new(*mesh, schedule.placement()) };
+        if schedule.overlaps() {
+            all = all.with(Axis::Tensor, Lane::Aside);
         }
+        if self.model.balances_globally() {
+            all = all.with(Axis::Data, Lane::Loads);
+        }
+        all
     }
 
     /// The layers of a rank.

@@ -4,18 +4,18 @@ use common::UserError;
 use common::format::counted;
 use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
-use parallel::{Axis, Grid, Schedule};
+use parallel::{Mesh, MeshSizes, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::{
     GraphMempool, GraphScope, ModelKind, ParallelConfig, PipelineSchedule, RecomputeGranularity, RunConfig,
 };
 
-/// The rank grid of a configuration on `ranks` ranks.
+/// The mesh of a configuration on `ranks` ranks.
 ///
 /// # Errors
 /// A model with layers that ranks cannot share, or a number of ranks that the settings do not divide.
-pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
+pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
     let (tensor, pipeline) = (config.parallel.tensor, config.parallel.pipeline);
     for (key, value) in [
         ("parallel.tensor", tensor),
@@ -33,7 +33,7 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
             ));
         }
     }
-    Grid::new(ranks, &[(Axis::Tensor, tensor), (Axis::Pipeline, pipeline)]).ok_or_else(|| {
+    Mesh::new(MeshSizes { tensor, pipeline, ..MeshSizes::of(ranks) }).map_err(|_| {
         let divisor = |most: usize, of: usize| (1..=most.min(of)).rev().find(|&fewer| of.is_multiple_of(fewer));
         if pipeline == 1 {
             let divisor = divisor(tensor, ranks).unwrap_or(1);
@@ -54,6 +54,13 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
             fix,
         )
     })
+}
+
+/// The same ranks with the copies of key heads that the model needs. The shape was checked: see [`check_shape`].
+pub fn with_key_heads(mesh: Mesh, shape: &GptShape) -> Mesh {
+    let sizes = mesh.sizes();
+    let key_head_copies = shape.key_head_copies(sizes.tensor);
+    Mesh::new(MeshSizes { key_head_copies, ..sizes }).unwrap_or(mesh)
 }
 
 /// The number of blocks in each of the `pipeline * virtual_pipeline` parts of a transformer.

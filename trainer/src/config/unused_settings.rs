@@ -168,7 +168,7 @@ const RULES: &[Rule] = &[
 const WITHOUT_VALUE: &[&str] = &["model.rope_window_base", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"];
 
 fn has_one_data_rank(run: &RunPlan) -> bool {
-    run.parallel.grid.size(Axis::Data) == 1
+    run.parallel.mesh.size(Axis::Data) == 1
 }
 
 /// Whether the optimizer reads this setting of `optimizer`.

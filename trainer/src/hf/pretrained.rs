@@ -294,7 +294,7 @@ impl<'p> Wanted<'p> {
     /// `None` if the rank needs none.
     fn new(params: &'p Params, index: usize, entry: &'p Entry) -> Option<Wanted<'p>> {
         let (spec, elements) = (&params.specs[index], params.needed(index));
-        let slabs: Vec<Slab> = spec.slabs().iter().flat_map(|slab| slab.within(elements.clone())).collect();
+        let slabs: Vec<Slab> = spec.slabs.iter().flat_map(|slab| slab.within(elements.clone())).collect();
         let first = slabs.iter().map(|slab| slab.offset[0]).min()?;
         let end = slabs.iter().map(|slab| slab.offset[0] + slab.sizes[0]).max()?;
         Some(Wanted { index, spec, entry, elements, rows: first..end })

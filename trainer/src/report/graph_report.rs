@@ -5,7 +5,7 @@ use std::path::Path;
 use common::files::write_file;
 use engine::regions::Mode;
 use engine::step::Stage;
-use parallel::{Axis, Grid};
+use parallel::{Axis, Mesh};
 
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
@@ -32,18 +32,18 @@ struct RankReport<'r> {
 pub(crate) fn write_graph_report(
     stage: &mut Stage,
     group: &ProcessGroup,
-    grid: &Grid,
+    mesh: &Mesh,
     path: &Path,
 ) -> Result<(), RunError> {
-    let (report, rank) = (stage.graphs().report(), group.rank);
-    let [tensor, pipeline, data] = [Axis::Tensor, Axis::Pipeline, Axis::Data].map(|axis| grid.coordinate(rank, axis));
+    let (report, rank) = (stage.graphs().report(), group.rank());
+    let [tensor, pipeline, data] = [Axis::Tensor, Axis::Pipeline, Axis::Data].map(|axis| mesh.position(rank, axis));
     let failed = |what: &Path| file_error(format!("the graph report, {}", what.display()));
     let of_rank = RankReport { rank, tensor, pipeline, data, report: &report };
     let own = serde_json::to_string(&of_rank).map_err(std::io::Error::from).map_err(failed(path))?;
     let part = stage_part(&format!("stage {pipeline}, rank {rank}"), &report);
     let from_all = |text: String| move |rank| group.control.broadcast_text(rank, text.clone());
-    let reports: Vec<String> = (0..grid.ranks()).map(from_all(own)).collect();
-    let parts: Vec<String> = grid.group(0, Axis::Pipeline).into_iter().map(from_all(part)).collect();
+    let reports: Vec<String> = (0..mesh.ranks()).map(from_all(own)).collect();
+    let parts: Vec<String> = mesh.members_along(0, Axis::Pipeline).into_iter().map(from_all(part)).collect();
     if rank != 0 {
         return Ok(());
     }

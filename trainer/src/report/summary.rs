@@ -46,9 +46,9 @@ pub fn summary(
         ("memory", memory(device)),
         ("graphs", graphs(plan, stage)),
     ];
-    if plan.parallel.grid.size(Axis::Pipeline) > 1 {
-        let layers = plan.layers(group.rank).in_words();
-        let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank);
+    if plan.parallel.mesh.size(Axis::Pipeline) > 1 {
+        let layers = plan.layers(group.rank()).in_words();
+        let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank());
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
     }
     if let Some(shares) = bucket_shares::described(plan, source) {
@@ -75,9 +75,12 @@ pub fn summary(
 
 fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
     let batch = &plan.batch;
-    let (data, tensor) = (plan.parallel.grid.size(Axis::Data), plan.parallel.grid.size(Axis::Tensor));
-    let by =
-        if group.tensor.as_ref().is_some_and(|tensor| tensor.peers().is_some()) { " through GPU memory" } else { "" };
+    let (data, tensor) = (plan.parallel.mesh.size(Axis::Data), plan.parallel.mesh.size(Axis::Tensor));
+    let by = if group.ranks.along(Axis::Tensor).is_some_and(|tensor| tensor.peers().is_some()) {
+        " through GPU memory"
+    } else {
+        ""
+    };
     let shared = match (tensor, plan.parallel.sequence_parallel) {
         (1, _) => String::new(),
         (tensor, false) => format!("; {tensor} ranks share each layer{by}"),
@@ -118,7 +121,7 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
         frozen => format!(", {} frozen", bytes(frozen)),
     };
     let (grads, weights) = (bytes(params.grads.bytes()), params.weight_bytes() - params.frozen_bytes());
-    let trained = match (params.master_bytes(), params.optimizer_shard().ranks) {
+    let trained = match (params.master_bytes(), params.state_ranks()) {
         (0, 1) => format!("{} master, {grads} main_grad", bytes(weights)),
         (0, ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
         (master, _) => {
@@ -136,7 +139,7 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
 
 fn optimizer(plan: &RunPlan, stage: &Stage) -> String {
     let state = stage.optimizer().state_bytes();
-    let part = match stage.params().optimizer_shard().ranks {
+    let part = match stage.params().state_ranks() {
         1 => String::new(),
         ranks => format!(": the part of one of {ranks} ranks"),
     };

@@ -4,7 +4,6 @@ use common::terminal::{PRINTED, say};
 use device::{DType, Float, Stream, Tensor, bf16};
 use engine::hooks::{Hook, HookCall, HookPlace, Hooks};
 use graph_manager::Result;
-use parallel::Axis;
 
 use crate::config::plan::RunPlan;
 use crate::process_group::ProcessGroup;
@@ -12,8 +11,7 @@ use crate::process_group::ProcessGroup;
 /// The hooks that print the outputs in `logging.print_activations`. Of ranks with the same layers the first prints, on
 /// its own samples and its own part of them.
 pub(super) fn hooks(plan: &RunPlan, group: &ProcessGroup) -> Hooks {
-    let grid = &plan.parallel.grid;
-    let prints = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
+    let prints = group.ranks.place(group.ranks.of_stage()).is_first();
     let hook = |(name, place): &(String, HookPlace)| {
         let name = name.clone();
         let print = move |stream: &Stream, call: &HookCall| match prints && call.mode.trains() {

@@ -75,7 +75,7 @@ pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<
         trials.push(Trial { scope, step_ms });
     }
     let choice = choose(eager_ms, &trials);
-    if group.rank == 0 {
+    if group.rank() == 0 {
         let line = format!("cuda_graph.scope = auto: {}", choice.reason);
         say(&line);
         tracing::info!(target: PRINTED, "{line}");

@@ -33,7 +33,7 @@ pub(crate) fn cheaper_settings(
         let mut config = plan.config.clone();
         change(&mut config);
         // A change that the plan's rules refuse, or that saves too little, is no help.
-        let other = RunPlan::new(config, plan.parallel.grid.ranks()).ok()?;
+        let other = RunPlan::new(config, plan.parallel.mesh.ranks()).ok()?;
         let less = bytes_needed(&other).ok().filter(|less| *less < needed - needed / 20)?;
         Some(format!("{words} needs {}", bytes(less)))
     };

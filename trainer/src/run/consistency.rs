@@ -74,7 +74,7 @@ pub(crate) fn check_identities(group: &ProcessGroup, here: Identities) -> Result
     let first = group.control.broadcast_text(0, serde_json::to_string(&here).unwrap_or_default());
     match serde_json::from_str(&first).map(|first| data::changed(&first, &here)) {
         Ok(changed) if !changed.is_empty() => Err(UserError::new(
-            format!("rank {} has other data: {}", group.rank, changed.join(", ").replace("(was ", "(rank 0: ")),
+            format!("rank {} has other data: {}", group.rank(), changed.join(", ").replace("(was ", "(rank 0: ")),
             "all ranks read the same data",
             "put the data on a file system that all nodes share, or copy the same files to each node",
         )

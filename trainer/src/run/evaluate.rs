@@ -113,7 +113,7 @@ pub(super) fn of_set(
         if group.control.any(group.stop.is_asked()) {
             return Ok(None);
         }
-        sum.add(plan, group.rank, stage, &set.source, first..samples)?;
+        sum.add(plan, group.rank(), stage, &set.source, first..samples)?;
     }
     let (loss, tokens) = (sum.mean(), sum.targets);
     Ok(Some(EvaluationResult { data: set.name.clone(), samples, tokens, loss, perplexity: loss.exp() }))

@@ -107,7 +107,7 @@ fn own_sums(
     questions: &MultipleChoice,
     rows: usize,
 ) -> Result<Option<Vec<(usize, f64)>>, RunError> {
-    let data_rank = plan.parallel.data_rank(group.rank);
+    let data_rank = plan.parallel.data_rank(group.rank());
     let width = plan.sample_row().width;
     let mut sums = Vec::new();
     for (index, first) in (0..rows).step_by(plan.batch.global).enumerate() {
@@ -147,12 +147,12 @@ fn rows_of(share: BatchShare, end: usize) -> Range<usize> {
 /// The log-likelihoods of all rows, on all ranks. Each part of the batch comes from the first rank that has it and the head.
 fn all_sums(plan: &RunPlan, group: &ProcessGroup, own: &[(usize, f64)], rows: usize) -> Vec<f64> {
     let mut sums = vec![0.0; rows];
-    let ranks = 0..plan.parallel.grid.ranks();
+    let ranks = 0..plan.parallel.mesh.ranks();
     let with_head: Vec<usize> = ranks.filter(|rank| plan.layers(*rank).has_last()).collect();
-    for part in 0..plan.parallel.grid.size(parallel::Axis::Data) {
+    for part in 0..plan.parallel.mesh.size(parallel::Axis::Data) {
         let Some(rank) = with_head.iter().find(|rank| plan.parallel.data_rank(**rank) == part) else { continue };
         // As bits: no digit is lost.
-        let text = match *rank == group.rank {
+        let text = match *rank == group.rank() {
             true => own.iter().map(|(number, sum)| format!("{number} {}\n", sum.to_bits())).collect(),
             false => String::new(),
         };

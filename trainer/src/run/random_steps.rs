@@ -84,7 +84,7 @@ impl<'r> RandomSteps<'r> {
     /// See [`RunError`].
     pub fn submit(&mut self, inputs: Inputs) -> Result<(PendingMetrics, Instant), RunError> {
         let first = (self.step * self.plan.batch.global) as u64;
-        let share = self.plan.batch.share_of_global(first, self.plan.parallel.data_rank(self.group.rank));
+        let share = self.plan.batch.share_of_global(first, self.plan.parallel.data_rank(self.group.rank()));
         let settings = step_settings(&self.plan.optimizer, self.step, share, None);
         let losses = self.stage.submit(settings, (inputs == Inputs::Copied).then_some(&self.batch))?;
         let launched = Instant::now();

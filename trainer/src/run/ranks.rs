@@ -14,10 +14,11 @@ use launch::watch::activity::Activity;
 use launch::watch::joining::Joining;
 use launch::watch::{Watch, WatchSettings, last_words};
 use launch::{RankEnv, signals};
-use parallel::World;
+use parallel::{Connections, Ranks, TENSOR_COMMUNICATORS, World};
 
+use crate::config::TensorTransfers;
 use crate::error::RunError;
-use crate::process_group::{Control, ProcessGroup, TENSOR_COMMUNICATORS, Topology};
+use crate::process_group::{Control, ProcessGroup};
 use crate::run::consistency::check_settings;
 
 /// A rank that refuses its input waits for the others, so that only one rank says why. This is how long it waits: the others
@@ -25,10 +26,11 @@ use crate::run::consistency::check_settings;
 const OTHERS_COME: Duration = Duration::from_secs(60);
 
 /// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; returns the exit code. `shared`
-/// are the settings that must be the same on all ranks.
+/// are the settings that must be the same on all ranks. `transfers` is how ranks that share layers exchange tensors on GPUs.
 pub fn on_all_ranks(
     env: &RankEnv,
-    topology: Topology,
+    connections: &Connections,
+    transfers: TensorTransfers,
     shared: &str,
     threads: Option<usize>,
     settings: &WatchSettings,
@@ -58,18 +60,18 @@ pub fn on_all_ranks(
     let mut made = Vec::new();
     let connected = opened.as_ref().map_err(|error| RunError::from(error.clone())).and_then(|device| {
         one_gpu_each(&world, device)?;
-        Ok((device, connect(&world, device, topology, watch.as_ref(), &mut made)?))
+        Ok((device, connect(&world, device, connections, transfers, watch.as_ref(), &mut made)?))
     });
     let done = match connected {
-        Ok((device, connected)) => {
+        Ok((device, ranks)) => {
             let group = ProcessGroup {
+                ranks,
                 local_size: env.local_size,
                 threads,
                 control: Control::new(world.clone(), watch.clone()),
                 stop: signals::listen()
                     .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
                 activity: watch.as_ref().map_or_else(Activity::default, |watch| watch.activity()),
-                ..connected
             };
             let done = catch_unwind(AssertUnwindSafe(|| work(&group, device)));
             done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
@@ -186,13 +188,14 @@ fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
 fn connect(
     world: &World,
     device: &Device,
-    topology: Topology,
+    connections: &Connections,
+    transfers: TensorTransfers,
     watch: Option<&Rc<Watch>>,
     made: &mut Vec<Rc<dyn Communicator>>,
-) -> device::Result<ProcessGroup> {
-    ProcessGroup::connected(topology, world.rank(), &mut |name, group| {
+) -> device::Result<Rc<Ranks>> {
+    Ranks::connect(connections, world.rank(), &mut |name, group| {
         let communicator = match device.gpu() {
-            Some(gpu) if topology.peers && TENSOR_COMMUNICATORS.contains(&name) => {
+            Some(gpu) if transfers == TensorTransfers::Auto && TENSOR_COMMUNICATORS.contains(&name) => {
                 world.peer_communicator(name, &group, &gpu)?
             }
             Some(_) => world.nccl_communicator(name, &group)?,

@@ -5,7 +5,7 @@ use common::format::bytes;
 use data::{SampleCounts, Source, new_tokens};
 use device::Device;
 use engine::model::{GptShape, TensorParallel};
-use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
+use engine::step::{Stage, StageOptions, StepSettings};
 use parallel::Axis;
 
 use crate::checkpoint::{KeptFile, Writers, rank_bytes, start_folder, states_to_come};
@@ -38,7 +38,7 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     if !device.is_dry() {
         verify::check_memory(plan, device, group, &stage)?;
     }
-    if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.size(Axis::Pipeline) > 1 {
+    if device.gpu().is_some() && !device.is_dry() && plan.parallel.mesh.size(Axis::Pipeline) > 1 {
         match plan.frozen.are_all() {
             true => stage.rehearse_evaluation(plan.batch.microbatches())?,
             false => stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?,
@@ -159,8 +159,8 @@ pub(super) fn lack_of_memory(
 fn needs_of_all_ranks(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Needs, RunError> {
     let mut needed = None;
     // The pipeline group of rank 0 consists of the first rank of each stage.
-    for first in plan.parallel.grid.group(0, Axis::Pipeline) {
-        if group.rank == first {
+    for first in plan.parallel.mesh.members_along(0, Axis::Pipeline) {
+        if group.rank() == first {
             needed = Some(needs_of(plan, device, group));
             group.control.broadcast_text(first, device.export_choices().unwrap_or_default());
         } else {
@@ -199,7 +199,7 @@ pub fn recorded_stage(
     seed: Option<u64>,
 ) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
-    let tensor = TensorParallel { group: group.tensor.clone(), aside: group.tensor_aside.clone(), sequence };
+    let tensor = TensorParallel { ranks: group.ranks.clone(), sequence };
     let options = StageOptions {
         seed,
         microbatches: plan.batch.microbatches(),
@@ -209,19 +209,14 @@ pub fn recorded_stage(
         bucket_bytes: plan.parallel.bucket_bytes,
         distributed_optimizer: plan.parallel.distributed_optimizer,
         grad_reduce: plan.parallel.grad_reduce,
-        pipeline: plan.parallel.stage(group.rank),
+        pipeline: plan.parallel.stage(group.rank()),
         graphs: plan.graphs.clone(),
         hooks: activations::hooks(plan, group),
         keeps_losses: plan.keeps_losses,
         left_out: Vec::new(),
     };
-    let architecture = plan.architecture(&tensor, group.rank);
-    let groups = StageGroups {
-        data_parallel: group.data.clone(),
-        expert_loads: group.expert_loads.clone(),
-        pipeline: group.pipeline.clone(),
-    };
-    let mut stage = Stage::new(device, &architecture, options, groups)?;
+    let architecture = plan.architecture(&tensor, group.rank());
+    let mut stage = Stage::new(device, &architecture, options)?;
     if plan.frozen.are_all() {
         stage.record_evaluation(plan.batch.microbatches())?;
     }

@@ -59,7 +59,7 @@ impl StepTrace {
         let Some(file) = &logging.trace else {
             return Ok(StepTrace { target: None, state: State::Written, write_error: None });
         };
-        let path = of_rank(Path::new(file), group.rank);
+        let path = of_rank(Path::new(file), group.rank());
         device.prepare_timeline().map_err(|error| {
             let text = error.to_string();
             let (what, fix) = text.split_once(". Fix: ").unwrap_or((&text, "leave out --trace"));
@@ -69,8 +69,8 @@ impl StepTrace {
         let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(first_step));
         let target = Target {
             path,
-            rank: group.rank,
-            process: format!("rank {}, {}", group.rank, describe_device(device, group)),
+            rank: group.rank(),
+            process: format!("rank {}, {}", group.rank(), describe_device(device, group)),
             steps: logging.trace_steps,
             activity: group.activity.clone(),
         };

@@ -20,7 +20,6 @@ use engine::fp8::Fp8Recipe;
 use engine::regions::{Mode, StepKind};
 use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
-use parallel::Axis;
 
 use self::end::{LastState, stops_early};
 use self::order::tell_order;
@@ -93,9 +92,9 @@ pub fn train(
         load_start(plan, device, &stage)?;
     }
     // Before the plan is told: it has their memory.
-    let prompts = if group.rank == 0 { Prompts::open(plan, &*source)? } else { None };
+    let prompts = if group.rank() == 0 { Prompts::open(plan, &*source)? } else { None };
     let samples = prompts.map(|prompts| SampleWriter::new(prompts, device, &stage)).transpose()?;
-    if group.rank == 0 {
+    if group.rank() == 0 {
         let rows = summary(plan, &mut stage, &*source, device, group);
         say(&boxed(PLAN, &rows, columns().or(Some(PLAN_COLUMNS))));
         tracing::info!(target: PRINTED, "{}", boxed(PLAN, &rows, Some(PLAN_COLUMNS)));
@@ -164,7 +163,7 @@ impl<'r> Trainer<'r> {
         let progress = session.progress();
         let steps = plan.steps;
         if progress.step >= steps {
-            if group.rank == 0 {
+            if group.rank() == 0 {
                 let done = progress.step;
                 say(&format!(
                     "done before: {done} of {}. To continue, set a larger train.steps",
@@ -175,21 +174,21 @@ impl<'r> Trainer<'r> {
         }
         let validated = session.validated();
         if let Some(why) = stops_early(plan, &validated) {
-            if group.rank == 0 {
+            if group.rank() == 0 {
                 say(&format!("ended before, after step {}: {why}", progress.step));
             }
             return Ok(None);
         }
-        if group.rank == 0 {
+        if group.rank() == 0 {
             tell_order(plan, &session, &*source)?;
         }
         session.restore(stage)?;
         tracing::info!("start: the state is there");
-        if plan.parallel.grid.ranks() > 1 || session.saves_soon(progress.step) {
+        if plan.parallel.mesh.ranks() > 1 || session.saves_soon(progress.step) {
             session.await_memory();
         }
-        let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
-        let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
+        let log = (group.rank() == 0).then(|| open_log(plan, &session)).transpose()?;
+        let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.mesh.ranks());
         let report = Reporter::new(
             plan,
             (log, session.changed_settings()),
@@ -197,9 +196,9 @@ impl<'r> Trainer<'r> {
             device.allocated_bytes(),
             peak,
         );
-        tracing::info!(rank = group.rank, threads = group.threads, "training begins");
+        tracing::info!(rank = group.rank(), threads = group.threads, "training begins");
         let batches = match stage.needs_batch() {
-            true => Some(prefetch(plan, group.rank, source.clone(), progress, stage)?),
+            true => Some(prefetch(plan, group.rank(), source.clone(), progress, stage)?),
             false => None,
         };
         group.stop.heed();
@@ -260,7 +259,7 @@ impl<'r> Trainer<'r> {
     /// The settings of the next step, of so many samples over all ranks.
     fn settings(&self, samples: usize) -> Result<StepSettings, RunError> {
         let (plan, consumed) = (self.plan, self.progress.samples);
-        let share = plan.batch.share_after(consumed, plan.parallel.data_rank(self.group.rank));
+        let share = plan.batch.share_after(consumed, plan.parallel.data_rank(self.group.rank()));
         let counts = self.source.counts(Split::Train, consumed, samples)?;
         let length = plan.length_of(&*self.source, Split::Train, consumed, samples)?;
         Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, counts) })
@@ -345,7 +344,7 @@ impl<'r> Trainer<'r> {
         let activity = &self.group.activity;
         let validation = activity.during(Doing::Evaluates, || -> Result<Validation, RunError> {
             let most = (evaluation.batches * self.plan.batch.global) as u64;
-            let loss = validation_loss(self.plan, self.group.rank, self.stage, &*self.source, most)?;
+            let loss = validation_loss(self.plan, self.group.rank(), self.stage, &*self.source, most)?;
             let mut losses = BTreeMap::new();
             for set in self.sets {
                 let result = of_set(self.plan, self.group, self.stage, set, Some(most))?;
@@ -355,7 +354,7 @@ impl<'r> Trainer<'r> {
         })?;
         // All ranks go by rank 0's loss.
         let loss =
-            f64::from_bits(self.group.control.max(if self.group.rank == 0 { validation.loss.to_bits() } else { 0 }));
+            f64::from_bits(self.group.control.max(if self.group.rank() == 0 { validation.loss.to_bits() } else { 0 }));
         if let Some(last) = last {
             self.report.report_step(&last, Some(validation));
         }
@@ -394,7 +393,7 @@ impl<'r> Trainer<'r> {
             return Ok(LastState::Unsaved);
         }
         self.group.activity.during(Doing::Writes, || {
-            if self.group.rank == 0 {
+            if self.group.rank() == 0 {
                 // Lest a removed folder comes back as nobody's. If this fails, so do the metrics.
                 let _ = run_folder::mark(Path::new(&self.plan.config.logging.dir), self.session.run());
             }
@@ -437,8 +436,7 @@ fn sync_debug(plan: &RunPlan) -> SyncDebug {
 
 /// The first rank of each stage looks at the 8-bit tensors of its stage.
 fn fp8_watch(plan: &RunPlan, group: &ProcessGroup) -> Option<Fp8Watch> {
-    let grid = &plan.parallel.grid;
-    let is_first = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
+    let is_first = group.ranks.place(group.ranks.of_stage()).is_first();
     let delayed = plan.config.precision.fp8_recipe == Fp8Recipe::Delayed;
     (is_first && plan.measures_fp8()).then(|| Fp8Watch::new(delayed))
 }

@@ -37,7 +37,7 @@ pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Ve
             Init::Constant(1.0 - shape.shape.norm.weight_offset()),
             layer,
         );
-        ParamSpec { partial_gradient: shape.parallel.size() > 1, ..spec }
+        shape.parallel.partial(spec)
     };
     names(block).map(param).into()
 }

@@ -30,7 +30,7 @@ pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Ve
     let param = |(name, heads): (String, usize)| {
         let packed = Packed::heads(heads, shape.shape.head_dim());
         let spec = ParamSpec::new(name, [packed.size()], Init::Constant(1.0), layer);
-        shape.parallel.shard(spec, 0, &[packed])
+        shape.parallel.rows(spec, &[packed])
     };
     names(block).into_iter().zip([heads, kv_heads]).map(param).collect()
 }
@@ -109,7 +109,7 @@ impl JointNorms {
     ) -> Result<Tensor> {
         let sums = cx.tensor(name, [input.shape.rows(), 2], DType::F32)?;
         cx.run(HeadSums { input, gradient, sums, heads: self.heads, kv_heads: self.kv_heads })?;
-        if let Some(group) = self.parallel.group.clone() {
+        if let Some(group) = self.parallel.group().cloned() {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group, sums))?;
         }
         Ok(sums)

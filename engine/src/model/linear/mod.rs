@@ -152,7 +152,7 @@ impl Linear {
         source: QuantizeSource,
         ranks: &LayerRanks,
     ) -> Result<Fp8Matrix> {
-        let shared_by = ranks.parallel.group.as_ref();
+        let shared_by = ranks.parallel.group();
         let quantize_as = QuantizeAs { shared_by, ..self.fp8().input_as(cx) };
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
@@ -193,7 +193,7 @@ impl Linear {
             return self.grad_output(cx, all);
         }
         let source = QuantizeSource::Stored(own);
-        let shared_by = ranks.parallel.group.as_ref();
+        let shared_by = ranks.parallel.group();
         let own = self.quantized_grad_output(cx, source, Copies::Rows, shared_by)?.fp8_rows();
         let values = ranks.gather_rows(cx, name, own.values)?;
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)

@@ -79,21 +79,15 @@ impl LinearSpec {
     /// This rank's parameters: weight, then bias, then those of adapters. They belong to the layer `layer`.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
-        let matrices = match &self.split {
-            Split::Columns(groups) => groups.iter().map(Packed::size).collect(),
-            Split::Rows => vec![self.output],
-        };
-        let weight = ParamSpec { fp8: self.fp8, matrices, ..weight };
+        let weight = ParamSpec { fp8: self.fp8, is_block_weight: true, ..weight };
         let bias = self.bias.then(|| ParamSpec::new(self.bias_name(), [self.output], Init::Constant(0.0), layer));
         let (weight, bias) = match &self.split {
-            Split::Columns(groups) => {
-                (parallel.shard(weight, 0, groups), bias.map(|bias| parallel.shard(bias, 0, groups)))
-            }
+            Split::Columns(groups) => (parallel.rows(weight, groups), bias.map(|bias| parallel.rows(bias, groups))),
             Split::Rows => {
                 // Its gradient is summed when the output gradient is quantised.
-                let partial_gradient = gathers_8_bits(self.fp8, parallel);
-                let bias = bias.map(|bias| ParamSpec { partial_gradient, ..bias });
-                (parallel.shard(weight, 1, &[Packed::channels(self.input)]), bias)
+                let is_partial = gathers_8_bits(self.fp8, parallel);
+                let bias = bias.map(|bias| if is_partial { parallel.partial(bias) } else { bias });
+                (parallel.columns(weight, vec![self.output]), bias)
             }
         };
         let (packed, row_parallel) = self.packed();

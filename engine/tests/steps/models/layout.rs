@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use engine::layer_partition::balanced_blocks;
-use engine::model::{Experts, TensorParallel};
-use parallel::{Axis, Grid, PipelineGroups, PipelineStage, Schedule, ThreadRank, ThreadWorld};
+use engine::model::Experts;
+use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, PipelineStage, Schedule, ThreadRank, ThreadWorld};
 
 use super::Run;
 
@@ -29,9 +29,20 @@ impl Layout {
         Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false }
     }
 
-    pub fn grid(&self) -> Grid {
-        let sizes = [(Axis::Tensor, self.tensor), (Axis::Pipeline, self.stages)];
-        Grid::new(self.tensor * self.stages * self.data, &sizes).unwrap()
+    /// The ranks. So many of those that share layers store copies of a key head.
+    pub fn mesh(&self, key_head_copies: usize) -> Mesh {
+        let sizes =
+            MeshSizes { tensor: self.tensor, key_head_copies, pipeline: self.stages, ..MeshSizes::of(self.ranks()) };
+        Mesh::new(sizes).unwrap()
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.tensor * self.stages * self.data
+    }
+
+    /// The position of a rank on an axis.
+    pub fn position(&self, rank: usize, axis: Axis) -> usize {
+        self.mesh(1).position(rank, axis)
     }
 
     /// Parts that the model is cut into.
@@ -42,43 +53,33 @@ impl Layout {
     /// `run` as this rank's part of it, connected to the others. Blocks of its shape are divided as evenly as can be,
     /// unless the run has them divided.
     pub fn part_of(&self, rank: &ThreadRank, run: Run) -> Run {
-        let (grid, number) = (self.grid(), rank.rank());
         let Layout { stages, chunks, group, zero_bubble, .. } = *self;
         let schedule =
             if zero_bubble { Schedule::zero_bubble(stages) } else { Schedule::interleaved(stages, chunks, group) };
-        let stage = PipelineStage::new(schedule, grid.coordinate(number, Axis::Pipeline));
-        let shared = |name| Some(rank.split(name, &grid.group(number, Axis::Tensor))).filter(|_| self.tensor > 1);
-        let batch = |name| Some(rank.split(name, &grid.group(number, Axis::Data))).filter(|_| self.data > 1);
         let experts = run.shape.as_ref().and_then(|shape| shape.experts.as_ref());
-        let balances_globally = experts.is_some_and(Experts::balances_globally);
-        let mut connect =
-            |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
-        let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
-        let pipeline = PipelineGroups::connect(&grid, number, schedule.placement(), tied, &mut connect).unwrap();
+        let copies = run.gpt_shape().map_or(1, |shape| shape.key_head_copies(self.tensor));
+        let mut connections = Connections::new(self.mesh(copies), schedule.placement());
+        connections.ties_ends = run.shape.as_ref().is_some_and(|shape| shape.tied);
+        if run.overlaps {
+            connections = connections.with(Axis::Tensor, Lane::Aside);
+        }
+        if experts.is_some_and(Experts::balances_globally) {
+            connections = connections.with(Axis::Data, Lane::Loads);
+        }
+        let ranks = rank.connect(&connections).unwrap();
+        let stage = PipelineStage::new(schedule, ranks.at(Axis::Pipeline).index);
         let blocks = match &run.shape {
             Some(shape) if run.blocks.is_empty() => balanced_blocks(shape.layers, self.parts(), 0.0),
             _ => run.blocks.clone(),
         };
-        Run {
-            group: batch("data"),
-            load_group: if balances_globally { batch("data, loads") } else { None },
-            tensor: TensorParallel {
-                group: shared("tensor"),
-                aside: shared("tensor, aside").filter(|_| run.overlaps),
-                sequence: self.sequence,
-            },
-            stage,
-            blocks,
-            pipeline,
-            ..run
-        }
+        Run { ranks, sequence: self.sequence, stage, blocks, ..run }
     }
 
     /// Does `work` on a thread for each rank, with its part of `run()`. Returns the results by rank.
     pub fn on_ranks<T: Send>(&self, run: impl Fn() -> Run + Sync, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
         let (run, work) = (&run, &work);
         std::thread::scope(|scope| {
-            let threads: Vec<_> = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(600))
+            let threads: Vec<_> = ThreadWorld::ranks(self.ranks(), Duration::from_secs(600))
                 .into_iter()
                 .map(|rank| scope.spawn(move || work(self.part_of(&rank, run()))))
                 .collect();

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::{NormKind, Rule};
-use device::{Communicator, DType, Device, HostOptions, HostValues, Progress};
+use device::{DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::StageLayers;
@@ -18,8 +18,8 @@ use engine::model::{
 use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
 use engine::passes::PassName;
 use engine::precision::Precision;
-use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
-use parallel::{PipelineGroups, PipelineStage};
+use engine::step::{Stage, StageOptions, StepResult, StepSettings};
+use parallel::{Axis, PipelineStage, Place, Ranks};
 
 #[allow(unused_imports)]
 pub use layout::Layout;
@@ -140,14 +140,15 @@ pub fn tiny_gemma3(dropout: f32, precision: Precision) -> GptShape {
 /// Rows of inputs and targets are wide enough to be read in place.
 pub const MLP_SIZES: [usize; 4] = [64, 32, 17, 64];
 
-pub fn tiny_mlp(dropout: f32, precision: Precision) -> Architecture {
-    mlp(MlpShape {
+pub fn tiny_mlp(dropout: f32, precision: Precision, ranks: &Rc<Ranks>) -> Architecture {
+    let shape = MlpShape {
         sizes: MLP_SIZES.to_vec(),
         dropouts: vec![dropout, dropout / 2.0],
         batch: MICRO_BATCH,
         seed: 7,
         precision,
-    })
+    };
+    mlp(shape, ranks.clone())
 }
 
 /// A training run on the host device.
@@ -168,18 +169,15 @@ pub struct Run {
     pub check: bool,
     pub shuffle: Option<u64>,
     pub graphs: GraphOptions,
-    pub group: Option<Rc<dyn Communicator>>,
-    /// The same ranks over another communicator.
-    pub load_group: Option<Rc<dyn Communicator>>,
-    /// The ranks that share layers.
-    pub tensor: TensorParallel,
+    pub ranks: Rc<Ranks>,
+    /// Ranks that share layers also share the rows between them.
+    pub sequence: bool,
     pub distributed_optimizer: bool,
     /// The type of sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
-    /// This rank's stage of a pipeline, the blocks of each part of the model, and the other stages.
+    /// This rank's stage of a pipeline, and the blocks of each part of the model.
     pub stage: PipelineStage,
     pub blocks: Vec<usize>,
-    pub pipeline: Option<PipelineGroups>,
     /// Forwards run next to backwards of other microbatches.
     pub overlaps: bool,
     /// Go through the step before the first one, as stages on GPUs do.
@@ -228,14 +226,12 @@ impl Run {
             check: true,
             shuffle: None,
             graphs,
-            group: None,
-            load_group: None,
-            tensor: TensorParallel::alone(),
+            ranks: Ranks::alone(),
+            sequence: false,
             distributed_optimizer: false,
             grad_reduce: DType::F32,
             stage: PipelineStage::single(),
             blocks: Vec::new(),
-            pipeline: None,
             overlaps: false,
             rehearses: false,
             watched: false,
@@ -265,6 +261,16 @@ impl Run {
         device
     }
 
+    /// The shape of a transformer.
+    pub fn gpt_shape(&self) -> Option<GptShape> {
+        let own = match self.kind {
+            Kind::Gpt => tiny_gpt(self.dropout, self.precision),
+            Kind::Llama => tiny_llama(self.dropout, self.precision),
+            Kind::Mlp => return None,
+        };
+        Some(self.shape.clone().unwrap_or(own))
+    }
+
     pub fn stage(&self, device: &Device) -> Stage {
         self.try_stage(device).unwrap()
     }
@@ -274,21 +280,21 @@ impl Run {
         let adamw = ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, decay);
         let (architecture, optimizer) = match self.kind {
             Kind::Gpt | Kind::Llama => {
-                let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
-                let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.precision));
+                let Some(shape) = self.gpt_shape() else { unreachable!("a transformer has a shape") };
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
                 let layers = StageLayers::of_stage(self.stage, &blocks, self.recompute);
                 let row = self.row.clone().unwrap_or_else(|| SampleRow::tokens(shape.seq));
                 let at = |seq: usize| {
                     let shape = GptShape { seq, ..shape.clone() };
-                    gpt_part(shape, self.tensor.clone(), layers.clone()).with_sample(row.clone().shortened(seq))
+                    let tensor = TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence };
+                    gpt_part(shape, tensor, layers.clone()).with_sample(row.clone().shortened(seq))
                 };
                 let shorter = self.shorter.iter();
                 (shorter.fold(at(shape.seq), |whole, &seq| whole.with_shorter(seq, at(seq))), adamw)
             }
             Kind::Mlp => {
                 let sgd = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.9 }, decay);
-                (tiny_mlp(self.dropout, self.precision), sgd)
+                (tiny_mlp(self.dropout, self.precision, &self.ranks), sgd)
             }
         };
         let options = StageOptions {
@@ -309,17 +315,12 @@ impl Run {
             keeps_losses: self.keeps_losses,
             left_out: self.left_out.clone(),
         };
-        let groups = StageGroups {
-            data_parallel: self.group.clone(),
-            expert_loads: self.load_group.clone(),
-            pipeline: self.pipeline.clone(),
-        };
-        Stage::new(device, &architecture.freeze(self.frozen), options, groups)
+        Stage::new(device, &architecture.freeze(self.frozen), options)
     }
 
     /// This rank's settings for a step.
     pub fn settings(&self, step: usize) -> StepSettings {
-        let (rank, ranks) = self.group.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+        let Place { index: rank, count: ranks } = self.ranks.at(Axis::Data);
         let per_rank = self.microbatches * MICRO_BATCH;
         StepSettings {
             step: step as u32,

@@ -9,12 +9,12 @@ use common::UserError;
 use common::format::counted;
 use launch::RankEnv;
 use launch::watch::WatchSettings;
+use parallel::{Axis, Connections, Mesh, Placement};
 
 use super::{DoctorRequest, card_table, check};
 use crate::commands::args::{device_flag, text, text_flag};
 use crate::commands::report::check_output;
-use trainer::config::DeviceChoice;
-use trainer::process_group::Topology;
+use trainer::config::{DeviceChoice, TensorTransfers};
 use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::ranks::{on_all_ranks, refuse};
 
@@ -62,9 +62,11 @@ pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
         }
         opened => opened,
     };
-    let topology = Topology::tensor_parallel(env.world_size);
+    let connections = Connections::new(Mesh::sharing_layers(env.world_size), Placement::new(1, 1));
+    let transfers = TensorTransfers::Auto;
     let settings = format!("device = {}\n", accelerator.kind());
-    on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |group, device| match &request.card {
+    let watch = WatchSettings::default();
+    on_all_ranks(env, &connections, transfers, &settings, None, &watch, open, |group, device| match &request.card {
         Some(file) if env.world_size == 1 && device.gpu().is_some() => {
             card_table::write(file, group, device)?;
             Ok(0)
@@ -79,6 +81,6 @@ pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
             Err(UserError::new(what, "one process measures one GPU", "run it without mpirun on a machine with a GPU")
                 .into())
         }
-        None => Ok(check(request, device, group.tensor.as_ref(), refused.take())),
+        None => Ok(check(request, device, group.ranks.along(Axis::Tensor), refused.take())),
     })
 }

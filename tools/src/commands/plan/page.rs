@@ -27,7 +27,7 @@ pub(super) fn json(card: &Card, found: &Found) -> Value {
 }
 
 fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
-    let (grid, config) = (plan.parallel.grid, &plan.config);
+    let (mesh, config) = (plan.parallel.mesh, &plan.config);
     let memory = |memory: &Memory| {
         let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
         json!({
@@ -41,11 +41,11 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         })
     };
     json!({
-        "tensor": grid.size(Axis::Tensor),
-        "pipeline": grid.size(Axis::Pipeline),
+        "tensor": mesh.size(Axis::Tensor),
+        "pipeline": mesh.size(Axis::Pipeline),
         "virtual_pipeline": config.parallel.virtual_pipeline,
         "pipeline_schedule": config.parallel.pipeline_schedule,
-        "data": grid.size(Axis::Data),
+        "data": mesh.size(Axis::Data),
         "sequence_parallel": config.parallel.sequence_parallel,
         "distributed_optimizer": config.parallel.distributed_optimizer,
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
@@ -111,7 +111,7 @@ for graphs is not counted: layouts leave a 32nd of a GPU's memory free for it, i
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
-    let ranks = plan.parallel.grid.ranks();
+    let ranks = plan.parallel.mesh.ranks();
     let sure = if card.measured {
         "rates measured"
     } else {
@@ -156,8 +156,8 @@ fn table(layouts: &[(RunPlan, Forecast)]) -> String {
     ];
     let mut rows = vec![head.map(String::from)];
     for (plan, forecast) in layouts {
-        let grid = plan.parallel.grid;
-        let size = |axis| grid.size(axis).to_string();
+        let mesh = plan.parallel.mesh;
+        let size = |axis| mesh.size(axis).to_string();
         rows.push([
             size(Axis::Tensor),
             size(Axis::Pipeline),
@@ -194,11 +194,11 @@ fn options(plan: &RunPlan) -> String {
 
 /// The flags that set a layout.
 fn flags(plan: &RunPlan) -> Vec<String> {
-    let (config, grid) = (&plan.config, plan.parallel.grid);
+    let (config, mesh) = (&plan.config, plan.parallel.mesh);
     let mut flags = vec![format!("--micro-batch-size {}", config.train.micro_batch_size)];
     for (flag, value) in [
-        ("--tensor-model-parallel-size", grid.size(Axis::Tensor)),
-        ("--pipeline-model-parallel-size", grid.size(Axis::Pipeline)),
+        ("--tensor-model-parallel-size", mesh.size(Axis::Tensor)),
+        ("--pipeline-model-parallel-size", mesh.size(Axis::Pipeline)),
         ("--set parallel.virtual_pipeline=", config.parallel.virtual_pipeline),
     ] {
         let between = if flag.ends_with('=') { "" } else { " " };

@@ -99,7 +99,7 @@ impl<'p> Session<'p> {
     ) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
-        let main = group.rank == 0;
+        let main = group.rank() == 0;
         let settings_of_run = toml::to_string(&plan.config).unwrap_or_default();
         let origin = Arc::new(Origin { config: settings_of_run, ..Origin::default() });
         let writers = Writers::new(plan, group);
@@ -126,7 +126,7 @@ impl<'p> Session<'p> {
             }
         }
         if let Some(dir) = dir {
-            all_see(dir, mark, group, plan.parallel.grid.ranks())?;
+            all_see(dir, mark, group, plan.parallel.mesh.ranks())?;
             session.states = States::open(settings, group);
         }
         if main {
@@ -165,8 +165,9 @@ impl<'p> Session<'p> {
         let in_memory = group.control.any(session.starts_from_memory());
         if !main && step > 0 {
             let path = session.path_of(step as usize - 1, in_memory);
-            let manifest = check_sizes(&path)
-                .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", group.rank, path.display())))?;
+            let manifest = check_sizes(&path).map_err(|damage| {
+                not_shared(format!("rank {} cannot use {}: {damage}", group.rank(), path.display()))
+            })?;
             session.found = Some((path, manifest));
         }
         Ok(session)
@@ -302,9 +303,9 @@ fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result
     let mark = group.control.broadcast_text(0, mark);
     // Ranks of one machine see each other's writes at once.
     let patience = if group.local_size == all { Duration::ZERO } else { PATIENCE };
-    let blind = group.rank > 0 && !shows(dir, CHECKPOINTS, &mark, patience);
+    let blind = group.rank() > 0 && !shows(dir, CHECKPOINTS, &mark, patience);
     // The highest such rank is named; 0 means none.
-    let Some(last) = group.control.max(if blind { group.rank as u64 + 1 } else { 0 }).checked_sub(1) else {
+    let Some(last) = group.control.max(if blind { group.rank() as u64 + 1 } else { 0 }).checked_sub(1) else {
         return Ok(());
     };
     let here = std::path::absolute(dir).unwrap_or(dir.into()).display().to_string();

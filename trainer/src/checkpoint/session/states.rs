@@ -38,7 +38,7 @@ impl States {
         }
         let folder = state_folder(settings);
         if group.control.any(folder.is_none()) {
-            if group.rank == 0 {
+            if group.rank() == 0 {
                 tell(
                     "notice: checkpoint.memory_interval has no effect: only `trainer supervise` starts a run again from \
                      memory, and this run sees no folder of it",

@@ -52,7 +52,7 @@ impl Trainer<'_> {
         if train.exit_interval > 0 && step.is_multiple_of(train.exit_interval) {
             return Some(format!("train.exit_interval = {}", train.exit_interval));
         }
-        let minutes = train.exit_duration_minutes.filter(|_| self.group.rank == 0)?;
+        let minutes = train.exit_duration_minutes.filter(|_| self.group.rank() == 0)?;
         let is_over = self.began.elapsed().as_secs_f64() >= 60.0 * minutes;
         is_over.then(|| format!("train.exit_duration_minutes = {minutes} are over"))
     }
@@ -75,7 +75,7 @@ impl Trainer<'_> {
         group.activity.during(Doing::Writes, || {
             report.close()?;
             match graph_report {
-                Some(path) => write_graph_report(stage, group, &plan.parallel.grid, path),
+                Some(path) => write_graph_report(stage, group, &plan.parallel.mesh, path),
                 None => Ok(()),
             }
         })?;
@@ -100,7 +100,7 @@ impl Trainer<'_> {
             let nodes = graphs.iter().map(|graph| graph.nodes.len() as u64).sum();
             let (graphs, compared) = ([graphs.len() as u64, nodes], stage.graphs().compared_replays());
             let proof = Proof { graphs, compared, checked }.of_all_ranks(|number| group.control.sum(number));
-            report.say(&proof.words(plan.parallel.grid.ranks()));
+            report.say(&proof.words(plan.parallel.mesh.ranks()));
         }
         let diverged = !report.last_loss.is_finite() || report.has_diverged();
         let outcome = Outcome {

@@ -27,7 +27,7 @@ use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, Halves, PartSpec, SavedInput};
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
-use crate::model::tensor_parallel::{LayerRanks, Packed};
+use crate::model::tensor_parallel::LayerRanks;
 use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
@@ -51,16 +51,16 @@ impl PartSpec for ExpertSpec {
         let (&Experts { count, ffn, .. }, hidden) = (&self.experts, of.shape.hidden);
         let per_token = self.experts.per_token as f64 / count as f64;
         let [up, down] = weight_names(block);
-        let of_experts = |name, rows: usize, columns, init, matrices: Vec<usize>| {
-            let spec = ParamSpec::new(name, [rows, columns], init, layer);
-            ParamSpec { matrices, share_per_token: per_token, fp8: of.shape.block_fp8(block), ..spec }
+        let of_experts = |name, rows: usize, columns, init| ParamSpec {
+            is_block_weight: true,
+            share_per_token: per_token,
+            fp8: of.shape.block_fp8(block),
+            ..ParamSpec::new(name, [rows, columns], init, layer)
         };
         // An expert's gate, then its gated values.
-        let matrices = vec![ffn; 2 * count];
-        let groups: Vec<Packed> = matrices.iter().map(|&size| Packed::channels(size)).collect();
-        let up = of_experts(up, 2 * count * ffn, hidden, of.shape.matrix_init(), matrices);
-        let down = of_experts(down, count * hidden, ffn, of.shape.residual_init(), vec![hidden; count]);
-        let sharded = [of.parallel.shard(up, 0, &groups), of.parallel.shard(down, 1, &[Packed::channels(ffn)])];
+        let up = of_experts(up, 2 * count * ffn, hidden, of.shape.matrix_init());
+        let down = of_experts(down, count * hidden, ffn, of.shape.residual_init());
+        let sharded = [of.parallel.channels_of_experts(up, count, ffn), of.parallel.columns(down, vec![count, hidden])];
         let shared = self.shared.iter().flat_map(|shared| shared.params(of, block, layer));
         router_params(&self.experts, of, block, layer).chain(sharded).chain(shared).collect()
     }

@@ -8,6 +8,7 @@ use device::ops::{
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
+use parallel::{Axis, Lane};
 
 use super::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 use crate::layer_partition::StageLayers;
@@ -48,7 +49,7 @@ pub(super) fn router_params(
     layer: usize,
 ) -> impl Iterator<Item = ParamSpec> {
     let spec = ParamSpec::new(weight_name(block), [experts.count, of.shape.hidden], of.shape.matrix_init(), layer);
-    let weight = ParamSpec { always_f32: true, partial_gradient: of.parallel.size() > 1, ..spec };
+    let weight = of.parallel.partial(ParamSpec { always_f32: true, ..spec });
     let bias = experts.bias_update_rate.map(|_| {
         let spec = ParamSpec::new(bias_name(block), [experts.count], Init::Constant(0.0), layer);
         ParamSpec { always_f32: true, frozen: true, ..spec }
@@ -110,12 +111,15 @@ pub(super) struct Routed {
 impl RouterLayer {
     pub(super) fn build(experts: &Experts, builder: &LayerBuilder<'_>, block: usize) -> RouterLayer {
         let LayerBuilder { of, params, step } = builder;
-        let sum = |term| step.losses.of(term);
+        let (sum, ranks) = (|term| step.losses.of(term), &of.parallel.ranks);
         RouterLayer {
             weight: params.get(&weight_name(block)),
             bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
             load: step.expert_loads.as_ref().map(|loads| loads.of(block)),
-            load_ranks: step.expert_loads.as_ref().and_then(|loads| loads.ranks.clone()),
+            load_ranks: ranks
+                .in_lane(ranks.axes(Axis::Data), Lane::Loads)
+                .cloned()
+                .filter(|_| experts.balances_globally()),
             router: experts.router,
             capacity: experts.capacity,
             per_token: experts.per_token,

@@ -1,0 +1,168 @@
+//! The communicators of a rank, by the groups that they connect.
+
+use std::rc::Rc;
+
+use device::{Communicator, Result};
+
+use crate::{Axes, Axis, Mesh, PipelineGroups, Place, Placement};
+
+/// Makes a communicator of that name over a group of ranks. `None` if the group is one rank.
+pub type Connect<'c> = dyn FnMut(&str, Vec<usize>) -> Result<Option<Rc<dyn Communicator>>> + 'c;
+
+/// The purpose of a communicator. Ranks that do two things at once need two communicators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The transfers of the compute stream.
+    Main,
+    /// The transfers of a microbatch that runs beside another one.
+    Aside,
+    /// Sums of the loads of experts.
+    Loads,
+}
+
+/// The communicators of a run: groups of ranks, and the neighbours in a pipeline.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    /// All ranks.
+    pub mesh: Mesh,
+    /// The groups to connect, in the order in which all ranks connect them.
+    pub groups: Vec<(Axes, Lane)>,
+    /// The parts of the model that each stage has.
+    pub placement: Placement,
+    /// The first and the last stage share a parameter.
+    pub ties_ends: bool,
+}
+
+impl Connections {
+    /// The groups that every run needs, without microbatches beside each other and losses over the loads of all ranks.
+    pub fn new(mesh: Mesh, placement: Placement) -> Connections {
+        let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Data, Axis::Pipeline];
+        let groups = axes.map(|axis| (mesh.axes(axis), Lane::Main));
+        Connections { mesh, groups: groups.into(), placement, ties_ends: false }
+    }
+
+    /// Also connects the ranks of `axis` for another purpose.
+    pub fn with(mut self, axis: Axis, lane: Lane) -> Connections {
+        self.groups.push((self.mesh.axes(axis), lane));
+        self
+    }
+}
+
+/// A rank of a mesh, and its communicators with the others.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    mesh: Mesh,
+    rank: usize,
+    made: Vec<(Axes, Lane, Rc<dyn Communicator>)>,
+    pipeline: Option<PipelineGroups>,
+}
+
+/// The names of the communicators of ranks that share layers.
+pub const TENSOR_COMMUNICATORS: [&str; 2] = ["tensor", "tensor, aside"];
+
+impl Ranks {
+    /// The only rank.
+    pub fn alone() -> Rc<Ranks> {
+        Rc::new(Ranks { mesh: Mesh::single(), rank: 0, made: Vec::new(), pipeline: None })
+    }
+
+    /// Connects `rank` with the others. All ranks call it together, with the same connections, so each communicator is
+    /// made in the same order everywhere. Groups of one rank need none.
+    ///
+    /// # Errors
+    /// Errors of `connect`.
+    pub fn connect(connections: &Connections, rank: usize, connect: &mut Connect<'_>) -> Result<Rc<Ranks>> {
+        let &Connections { mesh, ref groups, placement, ties_ends } = connections;
+        let mut ranks = Ranks { mesh, rank, made: Vec::new(), pipeline: None };
+        for &(axes, lane) in groups {
+            if axes.is_empty() || ranks.in_lane(axes, lane).is_some() {
+                continue;
+            }
+            if let Some(communicator) = connect(&name(&mesh, axes, lane), mesh.members(rank, axes))? {
+                ranks.made.push((axes, lane, communicator));
+            }
+        }
+        ranks.pipeline = PipelineGroups::connect(&mesh, rank, placement, ties_ends, connect)?;
+        Ok(Rc::new(ranks))
+    }
+
+    /// All ranks of the run.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The number of this rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The digits of a named axis.
+    pub fn axes(&self, axis: Axis) -> Axes {
+        self.mesh.axes(axis)
+    }
+
+    /// The place of this rank in its group.
+    pub fn place(&self, axes: Axes) -> Place {
+        self.mesh.place(self.rank, axes)
+    }
+
+    /// The place of this rank on a named axis.
+    pub fn at(&self, axis: Axis) -> Place {
+        self.place(self.axes(axis))
+    }
+
+    /// The ranks of this rank's pipeline stage.
+    pub fn of_stage(&self) -> Axes {
+        self.mesh.everyone() - self.axes(Axis::Pipeline)
+    }
+
+    /// The communicator of this rank's group; `None` if the rank is alone in it, or if the group was not connected.
+    pub fn over(&self, axes: Axes) -> Option<&Rc<dyn Communicator>> {
+        self.in_lane(axes, Lane::Main)
+    }
+
+    /// The communicator of the ranks along a named axis; see [`Ranks::over`].
+    pub fn along(&self, axis: Axis) -> Option<&Rc<dyn Communicator>> {
+        self.over(self.axes(axis))
+    }
+
+    /// The communicator of this rank's group for a purpose; see [`Ranks::over`].
+    pub fn in_lane(&self, axes: Axes, lane: Lane) -> Option<&Rc<dyn Communicator>> {
+        self.made.iter().find(|made| (made.0, made.1) == (axes, lane)).map(|(_, _, communicator)| communicator)
+    }
+
+    /// Whether a group of several ranks has no communicator for a purpose.
+    pub fn lacks(&self, axes: Axes, lane: Lane) -> bool {
+        self.place(axes).has_others() && self.in_lane(axes, lane).is_none()
+    }
+
+    /// The communicators that together connect a rank's group: a sum over one after the other is a sum over the group. For
+    /// small tensors, so that unions of groups need no communicators.
+    pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
+        let mut left = axes;
+        let mut chain = Vec::new();
+        for axis in [Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline] {
+            let these = self.axes(axis);
+            if let (Some(group), true) = (self.over(these), these - left == Axes::NONE) {
+                chain.push(group.clone());
+                left = left - these;
+            }
+        }
+        chain
+    }
+
+    /// The neighbours in the pipeline; `None` if there is one stage.
+    pub fn pipeline(&self) -> Option<&PipelineGroups> {
+        self.pipeline.as_ref()
+    }
+}
+
+/// The name of a communicator, in logs and messages.
+fn name(mesh: &Mesh, axes: Axes, lane: Lane) -> String {
+    let group = mesh.axis_of(axes).map_or_else(|| format!("{axes:?}"), |axis| axis.name().into());
+    match lane {
+        Lane::Main => group,
+        Lane::Aside => format!("{group}, aside"),
+        Lane::Loads => format!("{group}, loads"),
+    }
+}
