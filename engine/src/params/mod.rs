@@ -117,6 +117,8 @@ pub struct Params {
     /// The declarations.
     pub specs: Vec<ParamSpec>,
     ranks: Rc<Ranks>,
+    /// The ranks that divide any of them.
+    divided: Axes,
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
     /// All of `main_grad`, f32, flat.
@@ -261,7 +263,8 @@ impl Params {
         let fp8 = Fp8Memory::allocate(device, &specs, &params)?;
         params.iter_mut().zip(&fp8.params).for_each(|(param, fp8)| param.fp8 = *fp8);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        Ok(Params { specs, ranks, params, by_name, grads, weights, fp8, layout, _areas: areas })
+        let divided = specs.iter().fold(Axes::NONE, |all, spec| all | spec.spread.divided());
+        Ok(Params { specs, ranks, divided, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
 
     /// Overwrites a parameter with f32 values of its stored shape: the weights that layers read and the master weights.
@@ -390,7 +393,7 @@ impl Params {
 
     /// The ranks that divide any parameter or state of this stage.
     pub fn divided(&self) -> Axes {
-        self.specs.iter().fold(Axes::NONE, |all, spec| all | spec.spread.divided())
+        self.divided
     }
 
     /// The number of ranks that divide the optimizer's state beyond the parameters.

@@ -190,7 +190,7 @@ fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
                 let copies = ranks.axes(Axis::KeyHeadCopies);
                 let part = ranks.place(ranks.axes(Axis::Tensor) - copies).index;
                 let of_param = |(spec, param): (&ParamSpec, &Param)| {
-                    let is_copied = |part: &Part| part.partial == copies;
+                    let is_copied = |part: &Part| !part.cuts.is_empty() && part.partial == copies;
                     let first = spec.spread.parts.iter().position(is_copied)?;
                     let values = device.download::<f32>(&param.master).unwrap();
                     Some((part, ranks.place(copies).is_first(), bits(&values[spec.parts(ranks)[first].start..])))

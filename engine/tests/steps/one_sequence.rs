@@ -1,11 +1,12 @@
 //! Ranks have one sequence of transfers on each communicator. Libraries match transfers by their order alone: two ranks that
 //! begin them in different orders wait for each other for ever, or add values of one tensor to those of another.
 //!
-//! All ranks' steps are recorded, in every layout and setting of the digests. Two things must hold. Each two members of a
-//! communicator submit the same transfers to it in the same order, of those that both take part in. And on each rank a
-//! transfer is ordered after the one before it on the same communicator, by its queue or by waits.
+//! All ranks' steps are recorded, in every layout and setting of the digests. Three things must hold. Each two members of a
+//! communicator submit the same transfers to it in the same order, of those that both take part in. On each rank a transfer
+//! is ordered after the one before it on the same communicator, by its queue or by waits. And the orders of all ranks on all
+//! communicators fit together: no transfer waits, through other transfers and ranks, for itself.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use device::ops::{Collective, CollectiveKind};
@@ -69,10 +70,24 @@ fn join(clock: &mut Clock, other: &Clock) {
     });
 }
 
+/// A transfer among those of all ranks: its communicator, the sender and receiver of a message, and its number among the
+/// transfers between them.
+type TransferId = (Group, Option<(usize, usize)>, usize);
+
+/// A rank's transfers in one step.
+#[derive(Default)]
+struct Transfers {
+    sequences: BTreeMap<Group, Sequence>,
+    /// Each transfer, and those that end before it begins: the last one of each queue.
+    after: Vec<(TransferId, Vec<TransferId>)>,
+}
+
 /// A step's list, as far as it was read.
 #[derive(Default)]
 struct Read {
-    sequences: BTreeMap<Group, Sequence>,
+    transfers: Transfers,
+    /// The transfers of each queue.
+    of_queue: HashMap<StreamId, Vec<TransferId>>,
     /// By communicator: the last transfer's queue, and its number there.
     last: HashMap<Group, (StreamId, usize)>,
     /// The transfers that are done after the last entry of a queue, and after each entry.
@@ -98,15 +113,22 @@ impl Read {
             Some(last) if !is_after(last) => Err(format!("queue {} does not wait for queue {}", queue.0, last.0.0)),
             _ => Ok(()),
         };
+        let transfer = Transfer::of(op);
+        let sequence = self.transfers.sequences.entry(group.clone()).or_default();
+        let before = sequence.iter().filter(|(other, ..)| other.between == transfer.between).count();
+        let id = (group.clone(), transfer.between, before);
+        let done = clock.iter().map(|(stream, &done)| self.of_queue[stream][done - 1].clone());
+        self.transfers.after.push((id.clone(), done.collect()));
+        self.of_queue.entry(queue).or_default().push(id);
         let number = clock.entry(queue).or_default();
         *number += 1;
-        self.last.insert(group.clone(), (queue, *number));
-        self.sequences.entry(group).or_default().push((Transfer::of(op), region.into(), ordered));
+        self.last.insert(group, (queue, *number));
+        sequence.push((transfer, region.into(), ordered));
     }
 }
 
-/// The sequences of a rank, by kind of step.
-type Steps = [(&'static str, BTreeMap<Group, Sequence>); 4];
+/// The transfers of a rank, by kind of step.
+type Steps = [(&'static str, Transfers); 4];
 
 /// Records a rank's steps without memory: training, evaluation, a step that measures, and one with half as many microbatches.
 /// A rehearsal runs such a list without sends and receives.
@@ -121,7 +143,7 @@ fn recorded(run: &Run) -> Steps {
         let mut list = Read::default();
         let (mode, microbatches) = mode(run, kind);
         stage.graphs().list(mode.into(), microbatches, |entry| list.read(&entry));
-        (kind, list.sequences)
+        (kind, list.transfers)
     })
 }
 
@@ -137,9 +159,13 @@ fn problems(ranks: &[Steps]) -> Vec<String> {
     for step in 0..ranks[0].len() {
         let kind = ranks[0][step].0;
         let empty = Sequence::new();
-        let sequence = |rank: usize, group: &Group| ranks[rank][step].1.get(group).unwrap_or(&empty);
+        let of_rank = |rank: &Steps| rank[step].1.after.clone();
+        if let Some(waits) = circle(&ranks.iter().flat_map(of_rank).collect::<Vec<_>>()) {
+            problems.push(format!("{kind}: transfers wait for each other: {waits}"));
+        }
+        let sequence = |rank: usize, group: &Group| ranks[rank][step].1.sequences.get(group).unwrap_or(&empty);
         for (rank, group) in
-            (0..ranks.len()).flat_map(|rank| ranks[rank][step].1.keys().map(move |group| (rank, group)))
+            (0..ranks.len()).flat_map(|rank| ranks[rank][step].1.sequences.keys().map(move |group| (rank, group)))
         {
             let (name, members) = group;
             let mut say = |problem: String| problems.push(format!("{kind}, `{name}` of ranks {members:?}: {problem}"));
@@ -170,6 +196,25 @@ fn problems(ranks: &[Steps]) -> Vec<String> {
     problems
 }
 
+/// Transfers that wait for each other, if there are any. A transfer begins once it is reached on all of its ranks, so it is
+/// after whatever is before it on one of them.
+fn circle(after: &[(TransferId, Vec<TransferId>)]) -> Option<String> {
+    let mut waits: BTreeMap<&TransferId, Vec<&TransferId>> = BTreeMap::new();
+    for (transfer, before) in after {
+        waits.entry(transfer).or_default().extend(before);
+    }
+    loop {
+        let open: HashSet<&TransferId> = waits.keys().copied().collect();
+        waits.retain(|_, before| before.iter().any(|other| open.contains(other)));
+        if waits.len() == open.len() {
+            break;
+        }
+    }
+    let word = |((name, members), ..): &&TransferId| format!("`{name}` of ranks {members:?}");
+    let words: BTreeSet<String> = waits.keys().map(word).collect();
+    (!words.is_empty()).then(|| words.into_iter().collect::<Vec<_>>().join(", "))
+}
+
 #[test]
 fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
     let mut all = Vec::new();
@@ -183,8 +228,8 @@ fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
             let found = problems(&ranks);
             let name = format!("{}, {setting}, without {left_out:?}", case.name);
             all.extend(found.into_iter().map(|problem| format!("{name}: {problem}")));
-            for (kind, sequences) in ranks.iter().flatten() {
-                assert!(*kind == "evaluate" || !sequences.is_empty(), "{}: no transfers in {kind}", case.name);
+            for (kind, of) in ranks.iter().flatten() {
+                assert!(*kind == "evaluate" || !of.sequences.is_empty(), "{}: no transfers in {kind}", case.name);
             }
         }
     }
@@ -198,8 +243,8 @@ fn a_rank_with_another_sequence_than_its_partners_is_found() {
     let changed = |name: &str, communicator: &str, change: fn(&mut Sequence)| {
         let mut ranks = named(name);
         assert_eq!(problems(&ranks), [""; 0]);
-        let (_, sequences) = &mut ranks[1][0];
-        let (_, sequence) = sequences.iter_mut().find(|(group, _)| group.0 == communicator).unwrap();
+        let (_, transfers) = &mut ranks[1][0];
+        let (_, sequence) = transfers.sequences.iter_mut().find(|(group, _)| group.0 == communicator).unwrap();
         change(sequence);
         problems(&ranks).join("\n")
     };
@@ -231,6 +276,23 @@ fn transfers_of_a_communicator_on_two_queues_that_do_not_wait_are_found() {
         let (visit, region, op) = (None, "layer".into(), Some(op.clone()));
         list.read(&ListedEntry { number, visit, region, graph: None, queue, name, op, accesses, waits });
     }
-    let found: Vec<bool> = list.sequences.values().flatten().map(|(.., ordered)| ordered.is_ok()).collect();
+    let found: Vec<bool> = list.transfers.sequences.values().flatten().map(|(.., ordered)| ordered.is_ok()).collect();
     assert_eq!(found, [true, true, false, true], "the third waits for the first, and not for the second");
+}
+
+#[test]
+fn ranks_that_order_two_communicators_differently_are_found() {
+    let all = cases();
+    let case = all.iter().find(|case| case.name == "tensor 2, data 2").unwrap();
+    let mut ranks = of_all_ranks(case, "whole iteration", &[]);
+    assert_eq!(problems(&ranks), [""; 0]);
+    // Ranks 0 and 1 share layers; rank 1 sums a bucket with rank 3, and then waits for it earlier than rank 0 does.
+    let (_, of_first) = &ranks[0][0];
+    let is_of = |id: &TransferId, name: &str| id.0.0 == name;
+    let (shared, _) = of_first.after.iter().find(|(id, _)| is_of(id, "tensor")).unwrap().clone();
+    let (_, transfers) = &mut ranks[1][0];
+    let (bucket, _) = transfers.after.iter().find(|(id, _)| is_of(id, "data")).unwrap().clone();
+    transfers.after.push((shared, vec![bucket]));
+    let text = problems(&ranks).join("\n");
+    assert!(text.contains("transfers wait for each other") && text.contains("`data`") && text.contains("`tensor`"), "{text}");
 }
