@@ -64,8 +64,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
         ffn: 512,
         vocab: 256,
         padded_vocab: 256,
-        seq: SEQ,
-        batch: MICRO_BATCH,
+        max_seq_len: SEQ,
         precision,
         position: Position::Learned { positions: SEQ },
         ..GptShape::default()
@@ -77,6 +76,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
     let options = StageOptions {
         seed: Some(1),
         microbatches: MICROBATCHES,
+        micro_batch_size: MICRO_BATCH,
         optimizer: ParamGroup::decay_matrices(adamw, 0.1),
         ..StageOptions::default()
     };

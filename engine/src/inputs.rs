@@ -7,9 +7,9 @@ use device::{ALIGNMENT, Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
 
+use crate::batch_sizes::BatchSizes;
 use crate::graph_options::Scope;
-use crate::layer_partition::StageLayers;
-use crate::model::{Chunk, DocumentColumns, Hidden, Model, Restart, SampleRow, Samples};
+use crate::model::{Architecture, Chunk, DocumentColumns, Hidden, Model, Restart, SampleRow, Samples};
 use crate::pipeline::Transfers;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -19,17 +19,14 @@ pub(crate) struct Inputs {
     /// `None` on a stage that needs neither inputs nor targets.
     samples: Option<StepSamples>,
     row: SampleRow,
-    /// A microbatch's inputs in the model: shape and type.
-    inputs: (Shape, DType),
-    /// A microbatch's targets in the model: shape and type.
-    targets: (Shape, DType),
+    /// The type of inputs and targets in the model.
+    dtype: DType,
     /// u8, a `Control`.
     control: Tensor,
     /// Training drops some values.
     drops: bool,
     /// The column of the number of tokens that are no padding, if layers ask for it.
     real: Option<usize>,
-    micro_batch_size: usize,
     _areas: Vec<Area>,
 }
 
@@ -48,20 +45,21 @@ enum StepSamples {
 }
 
 impl Inputs {
-    /// Allocates memory for the samples of up to `microbatches` microbatches, if the stage with these layers needs them:
-    /// the first stage takes the inputs, the last one the targets, and all take the positions of tokens in their documents.
+    /// Allocates memory for the samples of up to `microbatches` microbatches of so many samples, if the stage with these
+    /// layers needs them: the first stage takes the inputs, the last one the targets, and all take the positions of
+    /// tokens in their documents.
     ///
     /// # Errors
     /// Out of memory.
     pub(crate) fn new(
         device: &Device,
+        architecture: &Architecture,
         model: &Model,
-        layers: &StageLayers,
         control: Tensor,
         microbatches: usize,
         micro_batch_size: usize,
     ) -> Result<Inputs> {
-        let (row, mut areas) = (model.sample.clone(), Vec::new());
+        let (row, layers, mut areas) = (architecture.sample.clone(), &architecture.layers, Vec::new());
         let real = row.real.filter(|_| model.asks_padding);
         let mut samples = None;
         if layers.has_first() || layers.has_last() || row.documents.is_some() || real.is_some() {
@@ -77,21 +75,8 @@ impl Inputs {
                 StepSamples::Rows(allocate("samples", row.width)?)
             });
         }
-        let &Model { inputs, targets, drops, .. } = model;
-        Ok(Inputs { samples, row, inputs, targets, control, drops, real, micro_batch_size, _areas: areas })
-    }
-
-    /// The same samples, of which steps with the layers of `shorter` read fewer tokens.
-    pub(crate) fn shortened(&self, shorter: &Model) -> Inputs {
-        let &Model { inputs, targets, drops, .. } = shorter;
-        let &Inputs { samples, control, real, micro_batch_size, .. } = self;
-        let row = shorter.sample.clone();
-        Inputs { samples, row, inputs, targets, control, drops, real, micro_batch_size, _areas: Vec::new() }
-    }
-
-    /// Samples of a microbatch.
-    pub(crate) fn micro_batch_size(&self) -> usize {
-        self.micro_batch_size
+        let &Model { values: dtype, drops, .. } = model;
+        Ok(Inputs { samples, row, dtype, control, drops, real, _areas: areas })
     }
 
     /// Whether the stage needs a step's samples.
@@ -161,8 +146,8 @@ impl Inputs {
             let received = transfers.receive_activations(cx, task)?;
             let (x, targets) = match self.samples {
                 Some(StepSamples::TwoTensors { inputs, targets }) => {
-                    let inputs = whole(cx, "inputs", inputs.at(microbatch), self.inputs)?;
-                    (inputs, Some(whole(cx, "targets", targets.at(microbatch), self.targets)?))
+                    let inputs = whole(cx, "inputs", inputs.at(microbatch), self.dtype)?;
+                    (inputs, Some(whole(cx, "targets", targets.at(microbatch), self.dtype)?))
                 }
                 _ => self.columns(cx, received, chunk, microbatch)?,
             };
@@ -170,12 +155,19 @@ impl Inputs {
             let mut record = None;
             if self.drops && cx.mode().trains() {
                 let output = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
-                let offset = (microbatch * self.micro_batch_size) as u64;
+                let offset = (microbatch * BatchSizes::of(cx).samples) as u64;
                 cx.run(WriteSampleRecord { control: self.control, offset, record: output })?;
                 record = Some(output);
             }
             Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents, real } })
         })
+    }
+
+    /// The shape of a microbatch's values in these columns, of which a step on shorter samples takes the first.
+    fn shape(&self, cx: &StepContext<'_>, columns: &Range<usize>) -> Shape {
+        let BatchSizes { samples, tokens_per_sample } = BatchSizes::of(cx);
+        let of_token = columns.len() / self.row.length();
+        [samples, tokens_per_sample * of_token].into()
     }
 
     /// A microbatch's samples as the data give them: `(batch, width)`. `None` if they are apart, or not on this stage.
@@ -195,11 +187,12 @@ impl Inputs {
         chunk: &Chunk,
         microbatch: usize,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (shape, dtype) = received.map_or(self.inputs, |received| (received.shape, received.dtype));
+        let own = (self.shape(cx, &self.row.inputs), self.dtype);
+        let (shape, dtype) = received.map_or(own, |received| (received.shape, received.dtype));
         let x = cx.tensor("inputs", shape, dtype)?;
         let mut targets = None;
         if chunk.head.is_some() {
-            targets = Some(cx.tensor("targets", self.targets.0, self.targets.1)?);
+            targets = Some(cx.tensor("targets", self.shape(cx, &self.row.targets), self.dtype)?);
         }
         if let Some(input) = received {
             cx.run(Copy { input, output: x })?;
@@ -216,7 +209,7 @@ impl Inputs {
     /// See [`Samples::real`].
     fn real(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
         let (Some(input), Some(first)) = (self.rows(microbatch), self.real) else { return Ok(None) };
-        let output = cx.tensor("real_tokens", [self.micro_batch_size, 1], DType::I32)?;
+        let output = cx.tensor("real_tokens", [BatchSizes::of(cx).samples, 1], DType::I32)?;
         cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, output }), None] })?;
         Ok(Some(output))
     }
@@ -225,29 +218,23 @@ impl Inputs {
     fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<(Documents, Restart)>> {
         let (Some(input), Some(columns)) = (self.rows(microbatch), &self.row.documents) else { return Ok(None) };
         let DocumentColumns { position_ids: columns, most, restart } = columns;
-        let position_ids = cx.tensor("position_ids", [self.micro_batch_size, columns.len()], DType::I32)?;
+        let position_ids = cx.tensor("position_ids", self.shape(cx, columns), DType::I32)?;
         let part = ColumnRange { first: columns.start, output: position_ids };
         cx.run(CopyColumns { input, parts: [Some(part), None] })?;
         Ok(Some((Documents { position_ids, most: *most }, *restart)))
     }
 }
 
-/// All inputs or all targets of a microbatch, in the model's shape and type. They are read in place if they have that
+/// All inputs or all targets of a microbatch, in the model's type. They are read in place if they have that
 /// type, microbatches share no graphs, and every microbatch is aligned as buffers are: a GPU may multiply in another way
 /// at another alignment. Otherwise they are copied.
-fn whole(
-    cx: &mut StepContext<'_>,
-    name: &'static str,
-    samples: Tensor,
-    (shape, dtype): (Shape, DType),
-) -> Result<Tensor> {
-    let samples = samples.reshape(shape);
+fn whole(cx: &mut StepContext<'_>, name: &'static str, samples: Tensor, dtype: DType) -> Result<Tensor> {
     let aligned = samples.bytes().is_multiple_of(ALIGNMENT);
     let shares_graphs = cx.policy().graphs().is_some_and(Scope::is_part);
     if samples.dtype == dtype && aligned && !shares_graphs {
         return Ok(samples);
     }
-    let output = cx.tensor(name, shape, dtype)?;
+    let output = cx.tensor(name, samples.shape, dtype)?;
     cx.run(Copy { input: samples, output })?;
     Ok(output)
 }

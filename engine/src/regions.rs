@@ -32,7 +32,7 @@ impl Mode {
 pub struct StepKind {
     /// The purpose.
     pub mode: Mode,
-    /// Tokens of a sample, if they are fewer than the model's: see [`Shorter`](crate::model::Shorter).
+    /// Tokens of a sample, if it is one of the [shorter lengths](crate::step::StageOptions::shorter_lengths).
     pub length: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ impl StepKind {
 }
 
 impl From<Mode> for StepKind {
-    /// A step on samples of the model's length.
+    /// A step on samples of the whole length.
     fn from(mode: Mode) -> StepKind {
         StepKind { mode, length: None }
     }

@@ -2,14 +2,14 @@
 //!
 //! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions. Its
 //! code is recorded; the regions are captured in graphs and replayed. `build.rs` allocates their memory. `settings.rs`
-//! has the step's numbers from the host, `metrics.rs` its results, `of_length.rs` the parts for each length of samples.
+//! has the step's numbers from the host, `metrics.rs` its results, `lengths.rs` the lengths of samples.
 //! `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a step with graphs to one without.
 //! `copy_state.rs` copies weights and optimizer state beside a step.
 
 mod build;
 mod copy_state;
+mod lengths;
 mod metrics;
-mod of_length;
 mod program;
 mod rehearsal;
 mod settings;
@@ -26,7 +26,6 @@ use crate::regions::Mode;
 use crate::step_policy::StepPolicy;
 pub use build::StageOptions;
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
-use of_length::OfLength;
 use program::StepProgram;
 use settings::GlobalBatch;
 pub use settings::StepSettings;
@@ -130,9 +129,9 @@ impl Stage {
     /// operation, by value, and the samples in one copy from page-locked memory. Returns the number of losses of the
     /// step.
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
-        let StepProgram { control, whole: OfLength { inputs, .. }, .. } = &self.program;
-        let tokens = self.program.of_length(settings.length).model.losses;
-        let batch_form = GlobalBatch { ranks: self.data_ranks, samples: inputs.micro_batch_size(), tokens };
+        let StepProgram { control, inputs, .. } = &self.program;
+        let microbatch = self.graphs.policy().sizes(settings.length);
+        let batch_form = GlobalBatch { ranks: self.data_ranks, microbatch };
         self.compute.submit(WriteControl { control: *control, value: settings.control(batch_form) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;
@@ -152,7 +151,7 @@ impl Stage {
     /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do. If samples are
     /// packed documents, all stages do.
     pub fn needs_batch(&self) -> bool {
-        self.program.whole.inputs.needs_batch()
+        self.program.inputs.needs_batch()
     }
 
     /// Page-locked memory for this many batches.
@@ -160,7 +159,7 @@ impl Stage {
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        Ok(self.device().staging(vec![self.program.whole.inputs.bytes(); batches])?)
+        Ok(self.device().staging(vec![self.program.inputs.bytes(); batches])?)
     }
 
     /// The graphs, to report on.

@@ -3,6 +3,7 @@
 use device::Stream;
 use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
+use crate::batch_sizes::BatchSizes;
 use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use crate::hooks::Hooks;
 use crate::regions::{Region, StepKind};
@@ -10,7 +11,7 @@ use crate::regions::{Region, StepKind};
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
 
-/// A description of a rank's steps. It follows from the rank's layers and groups; it is not a setting.
+/// A description of a rank's steps. It follows from the rank's layers, groups and data; it is not a setting.
 #[derive(Clone, Debug, Default)]
 pub struct StepShape {
     /// Layers of the whole model; the first embeds, the last is the head.
@@ -24,6 +25,8 @@ pub struct StepShape {
     pub chunks: Vec<usize>,
     /// The user's code in forward.
     pub hooks: Hooks,
+    /// The sizes of a microbatch with samples of the whole length.
+    pub microbatch: BatchSizes,
 }
 
 /// Selects the regions that become graphs, and tells the manager which regions differ only in their microbatch.
@@ -136,6 +139,12 @@ impl StepPolicy {
     /// Whether the modules of this layer have regions of their own.
     pub(crate) fn divides(&self, layer: usize) -> bool {
         self.layer_graphs(layer) == LayerGraphs::Modules
+    }
+
+    /// The sizes of a microbatch with samples of that length; `None`: the whole one.
+    pub(crate) fn sizes(&self, length: Option<usize>) -> BatchSizes {
+        let whole = self.shape.microbatch;
+        BatchSizes { tokens_per_sample: length.unwrap_or(whole.tokens_per_sample), ..whole }
     }
 
     /// The user's code in forward.

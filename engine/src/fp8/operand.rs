@@ -10,6 +10,7 @@ use super::counts::CountCell;
 use super::memory::Fp8Param;
 use super::recipe::Scaling;
 use super::scale_state::ScaleCell;
+use crate::microbatch::adds_to_gradients;
 use crate::step_policy::StepContext;
 
 /// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
@@ -165,7 +166,7 @@ impl Operand {
         // recorded none.
         let seen = again && (copies.rows() || recipe.scaling() == Scaling::Tensor);
         let amax = one_scale.and(delayed).filter(|_| !seen).map(|cell| cell.amax);
-        let accumulate = sums.is_some() && !cx.is_first_microbatch();
+        let accumulate = sums.is_some() && adds_to_gradients(cx);
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
         if let Some(rows) = rows.filter(|_| !again) {
             counts.count(cx, source, rows)?;

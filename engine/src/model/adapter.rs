@@ -18,6 +18,7 @@ use super::dropout::{DropoutLayer, dropout_backward};
 use super::lora::{Lora, LoraTarget};
 use super::shape::GptShape;
 use super::tensor_parallel::{Packed, TensorParallel};
+use crate::microbatch::adds_to_gradients;
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -290,7 +291,7 @@ impl Adapter {
         input: Tensor,
         grad_output: Tensor,
     ) -> Result<()> {
-        let accumulate = !cx.is_first_microbatch();
+        let accumulate = adds_to_gradients(cx);
         if let Some(grad) = self.a.grad {
             let dropped = dropout_backward(cx, "lora_input_again", input, saved.dropout)?;
             cx.run(Gemm::wgrad(grad_low, dropped, grad, accumulate))?;

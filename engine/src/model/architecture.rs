@@ -10,6 +10,7 @@ use super::layer::{Layer, LossHead};
 use super::loss_term::{LossTerm, TermSums};
 use super::position::{RotaryTable, RotaryTables};
 use super::sample_row::SampleRow;
+use crate::batch_sizes::{BatchSizes, RowShare};
 use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
 use crate::params::{ParamSpec, Params};
@@ -23,7 +24,7 @@ pub struct StepTensors {
     pub losses: TermSums,
     /// The loads of the step's experts on this rank, if the model has experts.
     pub expert_loads: Option<ExpertLoads>,
-    /// `(seq, head_dim / 2, 2)`, f32: the architecture's rotary tables.
+    /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables.
     pub rotary: RotaryTables<Tensor>,
 }
 
@@ -48,22 +49,34 @@ impl Chunk {
 pub struct Model {
     /// The layers, in the order data pass them.
     pub chunks: Vec<Chunk>,
-    /// Shape and type of the values that pass from any layer to the next; `None` if they differ from layer to layer.
-    pub residual: Option<(Shape, DType)>,
-    /// The places of a sample's inputs and targets.
-    pub sample: SampleRow,
-    /// One microbatch's inputs: shape and type.
-    pub inputs: (Shape, DType),
-    /// One microbatch's targets: shape and type.
-    pub targets: (Shape, DType),
-    /// The number of losses of a microbatch: one for each token, or one for each row.
-    pub losses: usize,
+    /// The values that pass from any layer to the next; `None` if they differ from layer to layer.
+    pub residual: Option<Residual>,
+    /// The type of a microbatch's inputs and targets.
+    pub values: DType,
     /// Training drops some values, so it needs records of samples.
     pub drops: bool,
     /// Layers ask which tokens are padding.
     pub asks_padding: bool,
     /// The biases of routers that every step updates.
     pub selection_biases: Vec<SelectionBias>,
+}
+
+/// The values that pass from any layer to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct Residual {
+    /// Values of a token.
+    pub width: usize,
+    /// Their type.
+    pub dtype: DType,
+    /// The rows that this rank has.
+    pub rows: RowShare,
+}
+
+impl Residual {
+    /// The shape of a microbatch's.
+    pub(crate) fn shape(&self, sizes: BatchSizes) -> Shape {
+        self.rows.shape(sizes, self.width)
+    }
 }
 
 /// The blocks with experts of a model.
@@ -105,18 +118,11 @@ pub struct Architecture {
     /// graphs of their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's
     /// backward ends. No backward may write them.
     pub gradients_outlive_layers: bool,
+    /// The places of a sample's inputs and targets.
+    pub sample: SampleRow,
+    /// A sample has no more tokens.
+    pub max_seq_len: usize,
     /// Builds the layers.
-    pub build: Box<Build>,
-    /// Shorter samples that a step may have instead. Each length has a list, a plan and graphs of its own; parameters
-    /// and planned memory are shared.
-    pub shorter: Vec<Shorter>,
-}
-
-/// A model on samples with fewer tokens.
-pub struct Shorter {
-    /// Tokens of a sample.
-    pub length: usize,
-    /// Builds the layers, over the parameters of the whole length.
     pub build: Box<Build>,
 }
 
@@ -128,17 +134,7 @@ impl Architecture {
     }
 
     /// The same model on samples with inputs and targets elsewhere in a row.
-    pub fn with_sample(mut self, row: SampleRow) -> Architecture {
-        let build = self.build;
-        self.build = Box::new(move |params, step| Model { sample: row.clone(), ..build(params, step) });
-        self
-    }
-
-    /// The same model, also for steps on samples of `length` tokens. `shorter` is a model of that length with the same
-    /// parameters, but for learned positions: it reads the first of them. Its samples are rows of the same width, read
-    /// [from the start](SampleRow::shortened).
-    pub fn with_shorter(mut self, length: usize, shorter: Architecture) -> Architecture {
-        self.shorter.push(Shorter { length, build: shorter.build });
-        self
+    pub fn with_sample(self, sample: SampleRow) -> Architecture {
+        Architecture { sample, ..self }
     }
 }

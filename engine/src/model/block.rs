@@ -103,10 +103,10 @@ pub(crate) fn block_params(shape: &ShardedShape<'_>, block: usize, layer: usize)
     of_parts.chain(of_norms).collect()
 }
 
-/// The cost of a token in a block, on all ranks together.
-pub(crate) fn block_cost(shape: &GptShape, block: usize) -> TokenCost {
+/// The cost of a token in a block, on all ranks together, in samples of so many tokens.
+pub(crate) fn block_cost(shape: &GptShape, block: usize, tokens_per_sample: usize) -> TokenCost {
     let norms = |branch: &BranchSpec<'_>| branch.norms.iter().flatten().map(NormSpec::cost).sum::<TokenCost>();
-    parts(shape, block).iter().map(|branch| norms(branch) + branch.part.cost(shape, block)).sum()
+    parts(shape, block).iter().map(|branch| norms(branch) + branch.part.cost(shape, block, tokens_per_sample)).sum()
 }
 
 /// A transformer block.

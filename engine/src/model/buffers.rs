@@ -1,9 +1,16 @@
-//! Shapes and buffers with the rows of another tensor.
+//! Shapes and buffers with the rows of a microbatch, or of another tensor.
 
-use device::{Shape, Tensor};
+use device::{DType, Shape, Tensor};
 use graph_manager::Result;
 
+use crate::batch_sizes::BatchSizes;
 use crate::step_policy::StepContext;
+
+/// A buffer with all rows of the microbatch, `(samples, tokens, width)`.
+pub(crate) fn all_rows(cx: &mut StepContext<'_>, name: &'static str, width: usize, dtype: DType) -> Result<Tensor> {
+    let BatchSizes { samples, tokens_per_sample } = BatchSizes::of(cx);
+    cx.tensor(name, [samples, tokens_per_sample, width], dtype)
+}
 
 /// The shape `(..., width)` of a tensor `(..., _)`.
 pub(super) fn with_width(like: &Tensor, width: usize) -> Shape {

@@ -5,7 +5,7 @@ use device::ops::DropoutPart;
 use super::architecture::StepTensors;
 use super::dropout::DropoutLayer;
 use super::shape::GptShape;
-use super::tensor_parallel::{LayerRanks, Packed, TensorParallel};
+use super::tensor_parallel::{Packed, TensorParallel};
 use crate::params::{ParamSpec, Params};
 
 /// A shape, and the ranks that share its layers.
@@ -16,11 +16,6 @@ pub(crate) struct ShardedShape<'m> {
 }
 
 impl ShardedShape<'_> {
-    /// The ranks that share layers, and the microbatch's sizes.
-    pub(crate) fn layer_ranks(&self) -> LayerRanks {
-        LayerRanks { parallel: self.parallel.clone(), tokens: (self.shape.batch, self.shape.seq) }
-    }
-
     /// A table `(padded vocab, hidden)` of the vocabulary, or this rank's rows of it. `layer` is the layer that it
     /// belongs to.
     pub(crate) fn vocabulary_table(&self, name: &str, layer: usize) -> ParamSpec {
@@ -39,14 +34,15 @@ impl ShardedShape<'_> {
         self.parallel.rank() * (self.shape.padded_vocab / self.parallel.size())
     }
 
-    /// The dropout at a site of a layer, applied to a part of the microbatch.
+    /// The dropout at a site of a layer, in all rows of the microbatch, or in a part of them.
     pub(crate) fn dropout(&self, rate: f64, layer: usize, site: u16, part: DropoutPart) -> DropoutLayer {
-        DropoutLayer { rate: rate as f32, seed: self.shape.seed, layer: layer as u16, site, part }
+        DropoutLayer { rate: rate as f32, seed: self.shape.seed, layer: layer as u16, site, part, rows: None }
     }
 
     /// The dropout of values that are added to this rank's rows of the residual stream.
     pub(crate) fn hidden_dropout(&self, layer: usize, site: u16) -> DropoutLayer {
-        self.dropout(self.shape.hidden_dropout, layer, site, self.layer_ranks().dropout_rows())
+        let all_rows = self.dropout(self.shape.hidden_dropout, layer, site, DropoutPart::default());
+        DropoutLayer { rows: Some(self.parallel.row_share()), ..all_rows }
     }
 }
 

@@ -21,23 +21,25 @@ const FLOPS: f64 = 650e12;
 const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
-    /// Training FLOPs per token: 6 per parameter that the token is multiplied with, and those of causal attention.
+    /// Training FLOPs per token of samples of so many tokens: 6 per parameter that the token is multiplied with, and those of causal attention.
     /// Lookups in tables cost nothing; a tied table counts once, in the head. With adapters all other parameters are
     /// frozen: they have no gradient, so each costs 4.
-    pub fn flops_per_token(&self) -> f64 {
+    pub fn flops_per_token(&self, tokens_per_sample: usize) -> f64 {
         let specs = gpt(self.clone()).specs;
         let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
         let multiplied = specs.iter().filter(|spec| !spec.sparse);
         let weights = |spec: &ParamSpec| spec.share_per_token * spec.whole.iter().product::<usize>() as f64;
         let of_weights: f64 = multiplied.map(|spec| f64::from(flops(spec)) * weights(spec)).sum();
-        let attention = |block| TokenCost { scores: block_cost(self, block).scores, ..TokenCost::default() }.flops();
+        let attention = |block| {
+            TokenCost { scores: block_cost(self, block, tokens_per_sample).scores, ..TokenCost::default() }.flops()
+        };
         of_weights + (0..self.layers).map(attention).sum::<usize>() as f64
     }
 
-    /// The head's time as a multiple of a block's: of the mean block's, if some have a window.
-    pub fn head_in_blocks(&self) -> f64 {
+    /// The head's time as a multiple of a block's, in samples of so many tokens: of the mean block's, if some have a window.
+    pub fn head_in_blocks(&self, tokens_per_sample: usize) -> f64 {
         let head = head_cost(self);
-        let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block)).sum();
+        let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block, tokens_per_sample)).sum();
         multiplying(head).max(moving(head)) * self.layers as f64 / (multiplying(blocks) + moving(blocks))
     }
 }
@@ -61,6 +63,8 @@ mod tests {
     use crate::model::{FeedForward, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
     use crate::precision::Precision;
 
+    const SEQ: usize = 1024;
+
     fn gpt2_350m() -> GptShape {
         GptShape {
             layers: 24,
@@ -76,7 +80,7 @@ mod tests {
     #[test]
     fn the_head_of_gpt2_350m_weighs_2_to_3_blocks_and_four_stages_have_7_7_7_and_3() {
         // With four sequences of 1024 a microbatch it weighed 2.3 on H200s; by multiplications alone it is 3.8.
-        let head = gpt2_350m().head_in_blocks();
+        let head = gpt2_350m().head_in_blocks(SEQ);
         assert!((2.0..3.0).contains(&head), "{head}");
         assert_eq!(balanced_blocks(24, 4, head), [7, 7, 7, 3]);
     }
@@ -85,54 +89,54 @@ mod tests {
     fn wide_blocks_weigh_what_they_multiply_and_narrow_ones_what_they_move() {
         let shape = gpt2_350m();
         let wide = GptShape { hidden: 1 << 17, ffn: 1 << 19, ..shape.clone() };
-        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide, 0).flops() as f64;
-        assert!((wide.head_in_blocks() / flops - 1.0).abs() < 0.01);
-        let narrow = GptShape { hidden: 16, ffn: 64, seq: 16, ..shape };
-        let values = head_cost(&narrow).values as f64 / block_cost(&narrow, 0).values as f64;
-        assert!((narrow.head_in_blocks() / values - 1.0).abs() < 0.05);
+        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide, 0, SEQ).flops() as f64;
+        assert!((wide.head_in_blocks(SEQ) / flops - 1.0).abs() < 0.01);
+        let narrow = GptShape { hidden: 16, ffn: 64, ..shape };
+        let values = head_cost(&narrow).values as f64 / block_cost(&narrow, 0, 16).values as f64;
+        assert!((narrow.head_in_blocks(16) / values - 1.0).abs() < 0.05);
     }
 
     #[test]
     fn costs_of_a_block_are_those_of_its_matrices_its_attention_and_what_lies_between() {
-        let (hidden, ffn, seq) = (1024, 4096, 1024);
+        let (hidden, ffn) = (1024, 4096);
         // Norms 8, QKV and projection 3 times input and output, attention 3 + 1 forward and 6 + 2 backward.
         let attention = 8 * hidden + 3 * (4 * hidden) + (4 + 8) * hidden + 3 * (2 * hidden);
         let feed_forward = |up: usize| 8 * hidden + 3 * (hidden + up) + (3 * up + 2 * ffn) + 3 * (ffn + hidden);
         let gelu = gpt2_350m();
         let expected =
-            TokenCost { weights: 12 * hidden * hidden, scores: hidden * seq, values: attention + feed_forward(ffn) };
-        assert_eq!(block_cost(&gelu, 0), expected);
+            TokenCost { weights: 12 * hidden * hidden, scores: hidden * SEQ, values: attention + feed_forward(ffn) };
+        assert_eq!(block_cost(&gelu, 0, SEQ), expected);
         let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: false, ..gelu };
         let expected = TokenCost { weights: 12 * hidden * hidden, scores: 0, values: feed_forward(2 * ffn) };
-        assert_eq!(block_cost(&swiglu, 0), expected);
+        assert_eq!(block_cost(&swiglu, 0, SEQ), expected);
     }
 
     #[test]
     fn geglu_costs_what_swiglu_does_and_norms_around_parts_what_two_more_norms_do() {
         let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, ..gpt2_350m() };
         let geglu = GptShape { feed_forward: FeedForward::GeGlu, norm: NormKind::Rms1p, ..swiglu.clone() };
-        assert_eq!(block_cost(&geglu, 0), block_cost(&swiglu, 0));
+        assert_eq!(block_cost(&geglu, 0, SEQ), block_cost(&swiglu, 0, SEQ));
         let around = GptShape { norm_placement: NormPlacement::Sandwich, ..geglu.clone() };
         let norms = TokenCost { values: 2 * 8 * 1024, ..TokenCost::default() };
-        assert_eq!(block_cost(&around, 0), block_cost(&geglu, 0) + norms);
+        assert_eq!(block_cost(&around, 0, SEQ), block_cost(&geglu, 0, SEQ) + norms);
     }
 
     #[test]
     fn heads_wider_than_the_stream_cost_their_own_width_and_their_norms_what_they_move() {
-        let (hidden, queries, keys, seq) = (1024, 16 * 128, 8 * 128, 1024);
+        let (hidden, queries, keys) = (1024, 16 * 128, 8 * 128);
         let attention = |qk_norm| {
             let shape = GptShape { kv_heads: 8, head_dim: Some(128), bias: false, qk_norm, ..gpt2_350m() };
-            let attention = block_cost(&shape, 0);
-            let without = block_cost(&GptShape { attention: false, ..shape }, 0);
+            let attention = block_cost(&shape, 0, SEQ);
+            let without = block_cost(&GptShape { attention: false, ..shape }, 0, SEQ);
             (attention.weights - without.weights, attention.scores, attention.values - without.values)
         };
         let (qkv, context) = (queries + 2 * keys, queries);
         let weights = hidden * qkv + context * hidden;
         let values = 8 * hidden + 3 * (hidden + qkv) + 3 * (qkv + context) + 3 * (context + hidden);
-        assert_eq!(attention(None), (weights, queries * seq, values));
+        assert_eq!(attention(None), (weights, queries * SEQ, values));
         assert_eq!(
             attention(Some(QkNorm::EachHead)),
-            (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys))
+            (weights, queries * SEQ, values + 2 * qkv + 3 * (queries + keys))
         );
     }
 
@@ -140,12 +144,12 @@ mod tests {
     fn a_window_costs_the_pairs_that_it_leaves_in_the_blocks_that_have_it() {
         let windows = Some(Windows { tokens: 256, pattern: vec![true, false] });
         let shape = GptShape { windows, ..gpt2_350m() };
-        let scores = [0, 1].map(|block| block_cost(&shape, block).scores);
+        let scores = [0, 1].map(|block| block_cost(&shape, block, SEQ).scores);
         // The first 256 tokens see 128 on average, the others 256: twice that for the two products.
         assert_eq!(scores, [1024 * 2 * (256 * 128 + 768 * 256) / 1024, 1024 * 1024]);
-        let full = gpt2_350m().flops_per_token();
+        let full = gpt2_350m().flops_per_token(SEQ);
         let saved = 12 * 6 * (scores[1] - scores[0]);
-        assert_eq!(shape.flops_per_token(), full - saved as f64);
+        assert_eq!(shape.flops_per_token(SEQ), full - saved as f64);
     }
 
     #[test]
@@ -154,12 +158,12 @@ mod tests {
         // As `transformers` counts gpt2-medium, less the learned positions.
         let multiplied: usize = 354_823_168 - 1024 * 1024;
         let attention = 6 * 24 * 1024 * 1024;
-        assert_eq!(shape.flops_per_token(), (6 * multiplied + attention) as f64);
+        assert_eq!(shape.flops_per_token(SEQ), (6 * multiplied + attention) as f64);
         let untied = GptShape { tied: false, ..shape.clone() };
-        assert_eq!(untied.flops_per_token(), shape.flops_per_token(), "a lookup costs nothing");
+        assert_eq!(untied.flops_per_token(SEQ), shape.flops_per_token(SEQ), "a lookup costs nothing");
         let lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![LoraTarget::AttentionOutput] };
         let adapted = GptShape { lora: Some(lora), ..gpt2_350m() };
         let adapters = 24 * 2 * (1024 + 1024);
-        assert_eq!(adapted.flops_per_token(), (4 * multiplied + 6 * adapters + attention) as f64);
+        assert_eq!(adapted.flops_per_token(SEQ), (4 * multiplied + 6 * adapters + attention) as f64);
     }
 }

@@ -28,13 +28,13 @@ pub struct Cursor {
     pub wanted: Tensor,
 }
 
-/// The layers of a GPT with a cache for one text of up to `seq` tokens.
+/// The layers of a GPT with a cache for one text of up to `max_seq_len` tokens.
 pub struct Decoder {
     embedding: EmbeddingLayer,
-    /// The branches of all blocks, each with its cache `(1, seq, width)` if it needs one.
+    /// The branches of all blocks, each with its cache `(1, max_seq_len, width)` if it needs one.
     branches: Vec<(Branch, Option<Tensor>)>,
     head: LanguageHead,
-    /// `(seq, head_dim / 2, 2)`, f32.
+    /// `(max_seq_len, head_dim / 2, 2)`, f32.
     rotary: RotaryTables<Tensor>,
     _areas: Vec<Area>,
 }
@@ -62,7 +62,7 @@ impl Decoder {
                         Some(device.allocate_tensor(
                             &mut areas,
                             &name,
-                            [1, shape.seq, width],
+                            [1, shape.max_seq_len, width],
                             shape.precision.activations(),
                         )?)
                     }

@@ -4,6 +4,7 @@ use device::Tensor;
 use device::ops::{Dropout, DropoutPart, DropoutSite};
 use graph_manager::Result;
 
+use crate::batch_sizes::{BatchSizes, RowShare};
 use crate::step_policy::StepContext;
 
 /// The dropout of one place in a model: off in evaluation, and at rate 0.
@@ -14,7 +15,10 @@ pub(crate) struct DropoutLayer {
     pub(crate) layer: u16,
     /// The number of the dropout in its layer.
     pub(crate) site: u16,
+    /// The heads or channels here.
     pub(crate) part: DropoutPart,
+    /// The rows here, if they are those of the residual stream. `None`: all rows of the microbatch.
+    pub(crate) rows: Option<RowShare>,
 }
 
 impl DropoutLayer {
@@ -29,7 +33,8 @@ impl DropoutLayer {
             return None;
         }
         let Some(record) = record else { unreachable!("a model that drops says so: Model::drops") };
-        let DropoutLayer { rate, seed, layer, site, part } = *self;
+        let DropoutLayer { rate, seed, layer, site, part, rows } = *self;
+        let part = rows.map_or(part, |rows| rows.dropout_part(BatchSizes::of(cx)));
         Some(DropoutSite { rate, seed, layer, site, record, part })
     }
 }

@@ -4,13 +4,15 @@ use device::ops::{DropoutSite, Embedding, EmbeddingBackward};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use super::buffers::all_rows;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::hidden::Hidden;
 use super::layer::Layer;
 use super::saved::Saved;
-use super::tensor_parallel::LayerRanks;
-use crate::params::{Param, ParamSpec, Params};
+use super::tensor_parallel::TensorParallel;
+use crate::batch_sizes::BatchSizes;
+use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// The table of tokens.
@@ -27,7 +29,8 @@ pub fn is_embedding(spec: &ParamSpec) -> bool {
 pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
     let tokens = ParamSpec { sparse: !shape.shape.tied, ..shape.vocabulary_table(TOKEN_TABLE, 0) };
     let table = |positions| {
-        assert!(positions >= shape.shape.seq, "{positions} learned positions for {} tokens", shape.shape.seq);
+        let most = shape.shape.max_seq_len;
+        assert!(positions >= most, "{positions} learned positions for {most} tokens");
         let sizes = [positions, shape.shape.hidden];
         ParamSpec { sparse: true, ..ParamSpec::new(POSITION_TABLE, sizes, shape.shape.matrix_init(), 0) }
     };
@@ -42,11 +45,11 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) first_token: usize,
     /// The factor of embedded tokens.
     pub(crate) scale: f32,
-    /// `(seq, hidden)`, the first rows of the table; `None` if positions are not learned.
+    /// `(positions, hidden)`: a sample takes the first of them; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
     pub(crate) dropout: DropoutLayer,
     pub(crate) dtype: DType,
-    pub(crate) ranks: LayerRanks,
+    pub(crate) ranks: TensorParallel,
 }
 
 struct SavedTokens {
@@ -62,34 +65,34 @@ impl EmbeddingLayer {
         let LayerBuilder { of, params, .. } = builder;
         EmbeddingLayer {
             table: params.get(TOKEN_TABLE),
-            positions: of.shape.position.learned().map(|_| positions(params, of.shape.seq)),
+            positions: of.shape.position.learned().map(|_| params.get(POSITION_TABLE)),
             dropout: of.hidden_dropout(0, 0),
             first_token: of.first_token(),
             scale: of.shape.embedding_scale(),
             dtype: of.shape.precision.activations(),
-            ranks: of.layer_ranks(),
+            ranks: of.parallel.clone(),
         }
     }
 }
 
-/// The learned positions of the first `seq` tokens. Training steps set the gradients of the others to 0.
-fn positions(params: &Params, seq: usize) -> Param {
-    let all = params.get(POSITION_TABLE);
-    Param { weight: all.weight.narrow(0, seq), grad: all.grad.map(|grad| grad.narrow(0, seq)), ..all }
+/// The rows of a table of positions that the samples of the step take. Training steps set the gradients of the others to 0.
+fn in_use(cx: &StepContext<'_>, table: Option<Tensor>) -> Option<Tensor> {
+    table.map(|table| table.narrow(0, BatchSizes::of(cx).tokens_per_sample))
 }
 
 impl Layer for EmbeddingLayer {
     /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism this rank's rows of it.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
-        let all = self.ranks.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
+        let all = all_rows(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);
         let position_ids = input.samples.position_ids();
+        let positions = in_use(cx, self.positions.map(|positions| positions.weight));
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,
             first_token: self.first_token,
             scale: self.scale,
-            positions: self.ranks.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
+            positions: self.ranks.on_first_rank(positions),
             position_ids,
             output: all,
         })?;
@@ -103,7 +106,8 @@ impl Layer for EmbeddingLayer {
     /// `grad` is that of the embedded tokens. It is returned as it is: no layer comes before, so nothing reads it.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
         let saved: &SavedTokens = saved.get();
-        let (grad_table, grad_positions) = (self.table.grad, self.positions.and_then(|positions| positions.grad));
+        let grad_table = self.table.grad;
+        let grad_positions = in_use(cx, self.positions.and_then(|positions| positions.grad));
         if grad_table.is_none() && grad_positions.is_none() {
             return Ok(grad);
         }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use device::DType;
 
-use super::architecture::{Architecture, Chunk, ExpertBlocks, Model, StepTensors};
+use super::architecture::{Architecture, Chunk, ExpertBlocks, Model, Residual, StepTensors};
 use super::block::{Block, block_modules, block_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::{EmbeddingLayer, embedding_params};
@@ -47,7 +47,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
     let (modules, rotary, loss_terms) = (layer_modules(&shape, &layers), rotary_tables(&shape), loss_terms(&shape));
-    let experts = expert_blocks(&shape);
+    let (experts, max_seq_len) = (expert_blocks(&shape), shape.max_seq_len);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
@@ -63,8 +63,9 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         loss_terms,
         experts,
         gradients_outlive_layers: false,
+        sample: SampleRow::tokens(max_seq_len),
+        max_seq_len,
         build: Box::new(build),
-        shorter: Vec::new(),
     }
 }
 
@@ -97,7 +98,8 @@ pub(crate) fn rotary_tables(shape: &GptShape) -> RotaryTables<RotaryTable> {
     if !shape.attention {
         return RotaryTables::NONE;
     }
-    let table = |base, scaling| RotaryTable { seq: shape.seq, head_dim: shape.head_dim(), base, scaling };
+    let positions = shape.max_seq_len;
+    let table = |base, scaling| RotaryTable { positions, head_dim: shape.head_dim(), base, scaling };
     let window_base = window_base.filter(|_| shape.windows.is_some());
     RotaryTables { full: Some(table(base, scaling)), window: window_base.map(|base| table(base, None)) }
 }
@@ -151,18 +153,11 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
         Chunk { first: range.start, layers: (range.start..end).map(layer).collect(), head }
     };
     let ShardedShape { shape, parallel } = builder.of;
-    let tokens = ([shape.batch, shape.seq].into(), DType::I32);
-    let residual = match parallel.splits_rows() {
-        true => [1, shape.batch * shape.seq / parallel.size(), shape.hidden],
-        false => [shape.batch, shape.seq, shape.hidden],
-    };
+    let (width, dtype, rows) = (shape.hidden, shape.precision.activations(), parallel.row_share());
     Model {
         chunks: layers.chunks.iter().map(chunk).collect(),
-        residual: Some((residual.into(), shape.precision.activations())),
-        sample: SampleRow::tokens(shape.seq),
-        inputs: tokens,
-        targets: tokens,
-        losses: shape.batch * shape.seq,
+        residual: Some(Residual { width, dtype, rows }),
+        values: DType::I32,
         drops: shape.drops(),
         asks_padding: shape.experts.is_some(),
         selection_biases: selection_biases(builder, layers),

@@ -16,8 +16,9 @@ use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::norm_sums::NormSums;
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::tensor_parallel::LayerRanks;
+use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
+use crate::microbatch::adds_to_gradients;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -65,7 +66,7 @@ pub(crate) struct LanguageHead {
     z_loss: Option<(f32, Tensor)>,
     /// The bound of logits.
     pub(crate) soft_cap: Option<f32>,
-    ranks: LayerRanks,
+    ranks: TensorParallel,
     control: Tensor,
 }
 
@@ -87,7 +88,7 @@ impl LanguageHead {
             loss_sum: step.losses.loss(),
             z_loss: step.losses.of(Z_LOSS).map(|sum| (of.shape.z_loss_multiplier as f32, sum)),
             soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
-            ranks: of.layer_ranks(),
+            ranks: of.parallel.clone(),
             control: step.control,
         }
     }
@@ -117,7 +118,7 @@ impl LossHead for LanguageHead {
             if let Some(grad_normed) = grad_normed {
                 // The loss left the logits' gradient in their place.
                 if let Some(grad_table) = self.table.grad {
-                    let accumulate = !cx.is_first_microbatch() || first > 0;
+                    let accumulate = adds_to_gradients(cx) || first > 0;
                     cx.run(Gemm::wgrad(logits, part(normed), grad_table, accumulate))?;
                 }
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
@@ -154,7 +155,7 @@ impl LanguageHead {
         z_loss: Option<ZLoss>,
     ) -> Result<()> {
         let control = (cx.mode().trains()).then_some(self.control);
-        let parallel = &self.ranks.parallel;
+        let parallel = &self.ranks;
         let Some(group) = parallel.group() else {
             let (vocab, soft_cap) = (self.vocab.vocab, self.soft_cap);
             return cx.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, control });

@@ -31,8 +31,6 @@ pub struct MlpShape {
     pub sizes: Vec<usize>,
     /// Dropout after each hidden layer, from the first on; missing ones are 0.
     pub dropouts: Vec<f32>,
-    /// Rows of a microbatch.
-    pub batch: usize,
     /// Seed of dropout.
     pub seed: u64,
     /// The number formats of weights and activations.
@@ -70,8 +68,9 @@ pub fn mlp(shape: MlpShape, ranks: Rc<Ranks>) -> Architecture {
         loss_terms: vec![LossTerm::OF_TARGETS],
         experts: None,
         gradients_outlive_layers: true,
+        sample: SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
+        max_seq_len: 1,
         build: Box::new(move |params, step| build(&shape, params, step)),
-        shorter: Vec::new(),
     }
 }
 
@@ -90,18 +89,15 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
                 layer: layer as u16,
                 site: 0,
                 part: DropoutPart::default(),
+                rows: None,
             },
         }));
     }
     let head = RegressionHead { control: step.control, loss_sum: step.losses.loss() };
-    let dtype = shape.precision.activations();
     Model {
         chunks: vec![Chunk { first: 0, layers, head: Some(Box::new(head)) }],
         residual: None,
-        sample: SampleRow::regression(shape.sizes[0], shape.sizes[last + 1]),
-        inputs: ([shape.batch, shape.sizes[0]].into(), dtype),
-        targets: ([shape.batch, shape.sizes[last + 1]].into(), dtype),
-        losses: shape.batch,
+        values: shape.precision.activations(),
         drops: shape.dropouts.iter().any(|rate| *rate > 0.0),
         asks_padding: false,
         selection_biases: Vec::new(),

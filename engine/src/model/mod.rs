@@ -41,7 +41,7 @@ mod tensor_parallel;
 mod token_cost;
 mod weight_input;
 
-pub use architecture::{Architecture, Build, Chunk, ExpertBlocks, Model, Shorter, StepTensors};
+pub use architecture::{Architecture, Build, Chunk, ExpertBlocks, Model, Residual, StepTensors};
 pub use decoder::{Cursor, Decoder};
 pub use embedding::is_embedding;
 pub use expert_loads::{ExpertLoads, SelectionBias};

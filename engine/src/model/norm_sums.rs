@@ -3,6 +3,7 @@
 use device::ops::{AddPartialColumns, PartialColumns};
 use graph_manager::Result;
 
+use crate::microbatch::adds_to_gradients;
 use crate::step_policy::StepContext;
 
 /// The parts of parameter gradients, of all norms of a block. One operation adds them up.
@@ -23,6 +24,6 @@ impl NormSums {
         if self.0.is_empty() {
             return Ok(());
         }
-        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: !cx.is_first_microbatch() })
+        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: adds_to_gradients(cx) })
     }
 }

@@ -11,7 +11,7 @@ use super::norm::{NormLayer, Normed, SavedNorm};
 use super::position::RotaryTables;
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::tensor_parallel::LayerRanks;
+use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
 use super::weight_input::WeightInput;
 use crate::fp8::Operand;
@@ -27,8 +27,8 @@ pub(crate) trait PartSpec {
     /// The part of a block, over its parameters.
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart>;
 
-    /// The cost of a token in it, on all ranks together.
-    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost;
+    /// The cost of a token in it, on all ranks together, in samples of so many tokens.
+    fn cost(&self, shape: &GptShape, block: usize, tokens_per_sample: usize) -> TokenCost;
 }
 
 /// A part of a block: computes the values that are added to the residual stream, from the normed residual stream.
@@ -157,7 +157,7 @@ impl SavedInput<'_> {
         name: &'static str,
         saved: Option<Operand>,
         linear: &Linear,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<WeightInput> {
         if let Some(saved) = saved {
             return WeightInput::saved(cx, name, saved, linear, ranks);

@@ -66,7 +66,7 @@ impl<T> RotaryTables<T> {
 }
 
 impl RotaryTables<RotaryTable> {
-    /// The tables in memory that is added to `areas`: `(seq, head_dim / 2, 2)`, f32.
+    /// The tables in memory that is added to `areas`: `(positions, head_dim / 2, 2)`, f32.
     ///
     /// # Errors
     /// Out of memory.
@@ -84,8 +84,8 @@ impl RotaryTables<RotaryTable> {
 /// Cosines and sines of all positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotaryTable {
-    /// Positions.
-    pub seq: usize,
+    /// Its rows.
+    pub positions: usize,
     /// Channels of a head; even.
     pub head_dim: usize,
     /// Channel pair `i` is rotated by the angle `position / base^(2 i / head_dim)`.
@@ -164,9 +164,9 @@ impl Scaling {
 }
 
 impl RotaryTable {
-    /// `(seq, head_dim / 2, 2)`.
+    /// `(positions, head_dim / 2, 2)`.
     pub fn shape(&self) -> Shape {
-        [self.seq, self.head_dim / 2, 2].into()
+        [self.positions, self.head_dim / 2, 2].into()
     }
 
     /// Cosine and sine of each position and channel pair, in the order of [`RotaryTable::shape`]; computed in f64.
@@ -178,7 +178,7 @@ impl RotaryTable {
         let factor = self.scaling.map_or(1.0, |scaling| scaling.attention_factor());
         let frequencies: Vec<f64> = (0..self.head_dim / 2).map(frequency).collect();
         let mut values = Vec::with_capacity(self.shape().elements());
-        for position in 0..self.seq {
+        for position in 0..self.positions {
             for frequency in &frequencies {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 values.extend([(factor * cos) as f32, (factor * sin) as f32]);

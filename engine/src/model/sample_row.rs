@@ -84,14 +84,9 @@ impl SampleRow {
         SampleRow { real: Some(self.width), width: self.width + 1, ..self }
     }
 
-    /// The same row, of which only the first `seq` inputs and targets are read.
-    #[must_use]
-    pub fn shortened(self, seq: usize) -> SampleRow {
-        let first = |columns: Range<usize>| columns.start..columns.start + seq;
-        let documents = self
-            .documents
-            .map(|documents| DocumentColumns { position_ids: first(documents.position_ids.clone()), ..documents });
-        SampleRow { inputs: first(self.inputs), targets: first(self.targets), documents, ..self }
+    /// Tokens of a sample; 1 if it is features and outputs.
+    pub fn length(&self) -> usize {
+        if self.dtype == DType::I32 { self.inputs.len() } else { 1 }
     }
 
     /// Features, then outputs.

@@ -82,10 +82,8 @@ pub struct GptShape {
     pub vocab: usize,
     /// Rows of the table: `vocab` rounded up.
     pub padded_vocab: usize,
-    /// Tokens of a sequence.
-    pub seq: usize,
-    /// Sequences of a microbatch.
-    pub batch: usize,
+    /// A sample has no more tokens.
+    pub max_seq_len: usize,
     /// The head uses the embedding's table as its matrix.
     pub tied: bool,
     /// Embedded tokens are multiplied by the root of `hidden`, rounded to the type of activations.
@@ -129,7 +127,7 @@ pub struct GptShape {
     /// Backward recomputes activations and normed values instead of keeping them.
     pub recompute: bool,
     /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of
-    /// the logits is in memory; divides `batch * seq`.
+    /// the logits is in memory; divides the tokens of a microbatch.
     pub loss_pieces: usize,
     /// The z-loss is this times the square of each row's logsumexp; f32 in kernels. 0: there is no z-loss.
     pub z_loss_multiplier: f64,
@@ -144,7 +142,7 @@ pub struct GptShape {
 }
 
 impl Default for GptShape {
-    /// GPT-2 with 124 million parameters, on one sequence at a time, without dropout.
+    /// GPT-2 with 124 million parameters, without dropout.
     fn default() -> GptShape {
         GptShape {
             layers: 12,
@@ -155,8 +153,7 @@ impl Default for GptShape {
             ffn: 3072,
             vocab: 50_257,
             padded_vocab: 50_304,
-            seq: 1024,
-            batch: 1,
+            max_seq_len: 1024,
             tied: true,
             scaled_embedding: false,
             attention: true,

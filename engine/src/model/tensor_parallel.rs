@@ -12,11 +12,13 @@
 
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind, DropoutPart};
-use device::{Communicator, DType, Shape, Tensor};
+use device::ops::{Collective, CollectiveKind};
+use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Ranks};
 
+use super::buffers::all_rows;
+use crate::batch_sizes::RowShare;
 use crate::params::{ParamSpec, Part};
 use crate::step_policy::StepContext;
 
@@ -91,6 +93,14 @@ impl TensorParallel {
         self.sequence && self.size() > 1
     }
 
+    /// This rank's rows of the residual stream.
+    pub(crate) fn row_share(&self) -> RowShare {
+        match self.splits_rows() {
+            true => RowShare { share: self.rank(), shares: self.size() },
+            false => RowShare { share: 0, shares: 1 },
+        }
+    }
+
     /// `value` on the group's first rank, `None` on the others: for a value that is added once before a sum over the
     /// ranks.
     pub(crate) fn on_first_rank<T>(&self, value: Option<T>) -> Option<T> {
@@ -133,45 +143,17 @@ impl Packed {
     }
 }
 
-/// The group that shares a layer, as the layer knows it: the ranks, and the microbatch's sizes.
-#[derive(Clone)]
-pub(crate) struct LayerRanks {
-    pub(crate) parallel: TensorParallel,
-    /// Samples of a microbatch and tokens of a sample, whichever rows this rank has.
-    pub(crate) tokens: (usize, usize),
-}
-
-impl LayerRanks {
-    /// This rank's rows of the residual stream among the microbatch's, for dropout.
-    pub(crate) fn dropout_rows(&self) -> DropoutPart {
-        let (batch, seq) = self.tokens;
-        let parallel = &self.parallel;
-        let first_row = if parallel.splits_rows() { parallel.rank() * (batch * seq / parallel.size()) } else { 0 };
-        DropoutPart { first_row, tokens: seq, ..DropoutPart::default() }
-    }
-
-    /// A buffer with all rows of the microbatch, `(batch, seq, width)`.
-    pub(crate) fn tensor(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        width: usize,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        let (batch, seq) = self.tokens;
-        cx.tensor(name, [batch, seq, width], dtype)
-    }
-
+impl TensorParallel {
     /// All rows `(batch, seq, width)` of a tensor that has this rank's rows of the residual stream, `(1, rows, width)`.
     /// Without sequence parallelism that is the tensor itself.
     ///
     /// # Errors
     /// Errors of the device.
     pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
-        let Some(communicator) = self.parallel.group().cloned().filter(|_| self.parallel.splits_rows()) else {
+        let Some(communicator) = self.group().cloned().filter(|_| self.splits_rows()) else {
             return Ok(rows);
         };
-        let all = self.tensor(cx, name, rows.shape.last(), rows.dtype)?;
+        let all = all_rows(cx, name, rows.shape.last(), rows.dtype)?;
         cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input: rows, output: all })?;
         Ok(all)
     }
@@ -182,10 +164,10 @@ impl LayerRanks {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
-        let ranks = self.parallel.size();
-        let communicator = self.parallel.group().cloned().filter(|_| ranks > 1);
+        let ranks = self.size();
+        let communicator = self.group().cloned().filter(|_| ranks > 1);
         let Some(communicator) = communicator else { return Ok(partial) };
-        if !self.parallel.sequence {
+        if !self.sequence {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, communicator, partial))?;
             return Ok(partial);
         }

@@ -5,7 +5,7 @@ use device::ops::{Fp8Matrix, QuantizeSource, Scale};
 use graph_manager::Result;
 
 use super::linear::Linear;
-use super::tensor_parallel::LayerRanks;
+use super::tensor_parallel::TensorParallel;
 use crate::fp8::{Copies, Operand};
 use crate::step_policy::StepContext;
 
@@ -33,7 +33,7 @@ impl WeightInput {
         name: &'static str,
         saved: Operand,
         linear: &Linear,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<WeightInput> {
         match linear.gathers_8_bits(ranks) {
             true => WeightInput::gathered_8_bits(cx, name, saved.fp8_rows(), ranks),
@@ -50,7 +50,7 @@ impl WeightInput {
         name: &'static str,
         source: QuantizeSource,
         linear: &Linear,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<WeightInput> {
         if !linear.gathers_8_bits(ranks) {
             return Ok(WeightInput::Computed(source));
@@ -63,7 +63,7 @@ impl WeightInput {
         cx: &mut StepContext<'_>,
         name: &'static str,
         own: Fp8Matrix,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<WeightInput> {
         Ok(WeightInput::Gathered8Bits(ranks.gather_rows(cx, name, own.values)?, own.scale))
     }

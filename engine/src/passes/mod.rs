@@ -15,6 +15,7 @@ use device::BufferId;
 use graph_manager::{Phase, SideStream, StepPass};
 use parallel::{Axis, Lane, Ranks, Task};
 
+use crate::batch_sizes::BatchSizes;
 use crate::gradient_sync::GradientSync;
 use crate::model::Chunk;
 use crate::pipeline::Pipeline;
@@ -92,7 +93,7 @@ impl Timing {
             // Transfers have their queues in any case: on the compute queue two stages could wait for each other.
             PassName::StageTransfers => {
                 let ahead = !is_left_out(PassName::StageTransfers);
-                Box::new(StageTransfers::new(pipeline, tasks, walk(), overlap.is_some(), ahead))
+                Box::new(StageTransfers::new(pipeline, BatchSizes::of(cx), tasks, walk(), overlap.is_some(), ahead))
             }
         })
     }

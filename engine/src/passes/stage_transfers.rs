@@ -17,6 +17,7 @@ use parallel::{Direction, PipelineStage, ReceiveQueue, Task};
 
 use super::name::PassName;
 use super::task_walk::TaskWalk;
+use crate::batch_sizes::BatchSizes;
 use crate::pipeline::{Link, Pipeline};
 use crate::regions::Region;
 
@@ -36,6 +37,8 @@ pub(crate) struct StageTransfers {
 /// The receives of one direction.
 struct Receives {
     link: Rc<Link>,
+    /// The sizes of the step's microbatches.
+    sizes: BatchSizes,
     /// When each is due.
     due: ReceiveQueue,
     /// Receives that have begun and that the code has not submitted yet.
@@ -45,9 +48,10 @@ struct Receives {
 const BOTH: [Direction; 2] = [Direction::Forward, Direction::Backward];
 
 impl StageTransfers {
-    /// For the tasks of a step. `overlaps` says that its forwards run aside.
+    /// For the tasks of a step, with microbatches of those sizes. `overlaps` says that its forwards run aside.
     pub(crate) fn new(
         pipeline: &Pipeline,
+        sizes: BatchSizes,
         tasks: &[Task],
         walk: TaskWalk,
         overlaps: bool,
@@ -56,6 +60,7 @@ impl StageTransfers {
         let stage = pipeline.stage();
         let [forward, backward] = BOTH.map(|direction| Receives {
             link: pipeline.link(direction).clone(),
+            sizes,
             due: stage.receive_queue(direction, tasks),
             begun: Vec::new(),
         });
@@ -111,7 +116,7 @@ impl Receives {
     fn begin(&mut self, piece: &mut Piece<Region>, begun: usize) {
         let Some(end) = &self.link.receive else { return };
         for number in self.due.begin(begun) {
-            let receive = Op::from(end.receive(self.due.buffer(number)));
+            let receive = Op::from(end.receive(self.due.buffer(number), self.sizes));
             let mut entry = PieceEntry::ahead(receive.clone());
             // Timelines show it under a name of its own: its values are for a later task.
             entry.label = Some(format!("{} receive {number}", end.name).into());

@@ -3,8 +3,11 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind};
-use device::{Communicator, Device, Shape, Tensor};
+use device::{Communicator, Device, Tensor};
 use graph_manager::{Result, SideStream};
+
+use crate::batch_sizes::BatchSizes;
+use crate::model::Residual;
 
 /// The transfers of one direction. The first stage receives no activations, the last one sends none, and so on.
 #[derive(Default)]
@@ -17,44 +20,38 @@ pub(crate) struct Link {
 pub(crate) struct ReceiveEnd {
     /// `forward` or `backward`.
     pub(crate) name: &'static str,
-    pub(super) communicator: Rc<dyn Communicator>,
+    communicator: Rc<dyn Communicator>,
     pub(crate) queue: Rc<SideStream>,
     pub(super) buffers: Vec<Tensor>,
+    residual: Residual,
 }
 
 /// The end that sends values to the neighbour.
 pub(crate) struct SendEnd {
-    pub(super) communicator: Rc<dyn Communicator>,
+    communicator: Rc<dyn Communicator>,
     pub(crate) queue: Rc<SideStream>,
-    pub(super) buffer: Tensor,
+    buffer: Tensor,
+    residual: Residual,
 }
 
 impl ReceiveEnd {
-    /// Receives into the buffer of that number.
-    pub(crate) fn receive(&self, buffer: usize) -> Collective {
+    /// Receives into the buffer of that number, for a microbatch of those sizes.
+    pub(crate) fn receive(&self, buffer: usize, sizes: BatchSizes) -> Collective {
         let kind = CollectiveKind::Receive { from: 0 };
-        Collective::in_place(kind, self.communicator.clone(), self.buffers[buffer])
+        let values = self.buffers[buffer].view(0, self.residual.shape(sizes));
+        Collective::in_place(kind, self.communicator.clone(), values)
+    }
+}
+
+impl SendEnd {
+    /// Sends the values of a microbatch of those sizes out of the buffer.
+    pub(super) fn send(&self, sizes: BatchSizes) -> Collective {
+        let values = self.buffer.view(0, self.residual.shape(sizes));
+        Collective::in_place(CollectiveKind::Send { to: 1 }, self.communicator.clone(), values)
     }
 }
 
 impl Link {
-    /// The same link for values of another shape, in the first bytes of its buffers.
-    pub(super) fn shortened(&self, shape: Shape) -> Link {
-        let first = |buffer: &Tensor| buffer.view(0, shape);
-        let receive = self.receive.as_ref().map(|end| ReceiveEnd {
-            name: end.name,
-            communicator: end.communicator.clone(),
-            queue: end.queue.clone(),
-            buffers: end.buffers.iter().map(first).collect(),
-        });
-        let send = self.send.as_ref().map(|end| SendEnd {
-            communicator: end.communicator.clone(),
-            queue: end.queue.clone(),
-            buffer: first(&end.buffer),
-        });
-        Link { receive, send }
-    }
-
     /// The queue of a transfer over this link; `None` for another transfer.
     pub(crate) fn queue_of(&self, transfer: &Collective) -> Option<&Rc<SideStream>> {
         let receive = self.receive.iter().map(|end| (&end.communicator, &end.queue));
@@ -70,6 +67,7 @@ impl Link {
     pub(super) fn new(
         device: &Device,
         name: &'static str,
+        residual: Residual,
         (receive, buffers): (Option<Rc<dyn Communicator>>, usize),
         send: Option<Rc<dyn Communicator>>,
         buffer: &mut impl FnMut(&str) -> Result<Tensor>,
@@ -79,6 +77,7 @@ impl Link {
             link.receive = Some(ReceiveEnd {
                 name,
                 communicator,
+                residual,
                 buffers: (0..buffers).map(|_| buffer(&format!("{name} receive buffer"))).collect::<Result<_>>()?,
                 queue: SideStream::new(device, &format!("{name} in")),
             });
@@ -86,6 +85,7 @@ impl Link {
         if let Some(communicator) = send {
             link.send = Some(SendEnd {
                 communicator,
+                residual,
                 buffer: buffer(&format!("{name} send buffer"))?,
                 queue: SideStream::new(device, &format!("{name} out")),
             });

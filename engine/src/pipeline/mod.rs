@@ -11,10 +11,12 @@ mod transfers;
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind};
-use device::{Area, Communicator, DType, Device, Shape, Tensor};
+use device::{Area, Communicator, Device, Tensor};
 use graph_manager::{Error, Result};
 use parallel::{Axis, Direction, PipelineGroups, PipelineStage, Task};
 
+use crate::batch_sizes::BatchSizes;
+use crate::model::Residual;
 use crate::params::Params;
 use crate::step_policy::StepContext;
 pub(crate) use link::Link;
@@ -33,52 +35,38 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Allocates the send and receive buffers, each of the shape and type of `residual`.
+    /// Allocates the send and receive buffers, each for `residual` in a microbatch of those sizes: the largest of all
+    /// steps.
     ///
     /// # Errors
     /// Out of memory.
     pub fn new(
         device: &Device,
         stage: PipelineStage,
-        residual: Option<(Shape, DType)>,
+        residual: Option<Residual>,
+        sizes: BatchSizes,
         params: &Params,
     ) -> Result<Pipeline> {
         let (mut forward, mut backward) = (Link::default(), Link::default());
         let (mut all_stages, mut tied) = (None, None);
         let mut areas = Vec::new();
         let ranks = params.ranks();
-        if let (Some(groups), Some((shape, dtype))) = (ranks.pipeline().cloned(), residual) {
+        if let (Some(groups), Some(residual)) = (ranks.pipeline().cloned(), residual) {
             let mut buffer = |name: &str| -> Result<Tensor> {
-                let tensor = device.allocate_tensor(&mut areas, name, shape, dtype)?;
+                let tensor = device.allocate_tensor(&mut areas, name, residual.shape(sizes), residual.dtype)?;
                 device.zero(&tensor)?;
                 Ok(tensor)
             };
             let PipelineGroups { ends, forward_in, forward_out, backward_in, backward_out } = groups;
             let receives = stage.receive_buffers(Direction::Forward);
-            forward = Link::new(device, "forward", (forward_in, receives), forward_out, &mut buffer)?;
+            forward = Link::new(device, "forward", residual, (forward_in, receives), forward_out, &mut buffer)?;
             let receives = stage.receive_buffers(Direction::Backward);
-            backward = Link::new(device, "backward", (backward_in, receives), backward_out, &mut buffer)?;
+            backward = Link::new(device, "backward", residual, (backward_in, receives), backward_out, &mut buffer)?;
             all_stages = ranks.along(Axis::Pipeline).cloned();
             let tied_bucket = params.buckets().find(|bucket| bucket.tied.is_some());
             tied = ends.zip(tied_bucket.map(|bucket| bucket.owned_grads));
         }
         Ok(Pipeline { stage, forward: forward.into(), backward: backward.into(), all_stages, tied, _areas: areas })
-    }
-
-    /// The same connections for steps that transfer less: values of shape `residual`, in the first bytes of the same
-    /// buffers.
-    pub fn shortened(&self, residual: Option<(Shape, DType)>) -> Pipeline {
-        let of = |link: &Rc<Link>| residual.map_or(link.clone(), |(shape, _)| link.shortened(shape).into());
-        let (forward, backward) = (of(&self.forward), of(&self.backward));
-        let Pipeline { stage, all_stages, tied, .. } = self;
-        Pipeline {
-            stage: *stage,
-            forward,
-            backward,
-            all_stages: all_stages.clone(),
-            tied: tied.clone(),
-            _areas: Vec::new(),
-        }
     }
 
     /// The stage's tasks of a step, in order.

@@ -2,11 +2,12 @@
 //! sends its output.
 
 use device::Tensor;
-use device::ops::{Add, Collective, CollectiveKind, Copy};
+use device::ops::{Add, Copy};
 use graph_manager::Result;
 use parallel::{PipelineStage, Task};
 
 use super::link::Link;
+use crate::batch_sizes::BatchSizes;
 use crate::model::Hidden;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -92,7 +93,7 @@ impl Channel<'_> {
     /// Receives into the next buffer.
     fn receive(&mut self, cx: &StepContext<'_>) -> Result<Tensor> {
         let Some(end) = &self.link.receive else { unreachable!("a task that receives has a link to receive from") };
-        let receive = end.receive(self.received % end.buffers.len());
+        let receive = end.receive(self.received % end.buffers.len(), BatchSizes::of(cx));
         self.received += 1;
         let values = receive.output;
         cx.run(receive)?;
@@ -102,7 +103,8 @@ impl Channel<'_> {
     /// Sends the values that `fill` writes to the send buffer.
     fn send(&self, cx: &StepContext<'_>, fill: impl FnOnce(&StepContext<'_>, Tensor) -> Result<()>) -> Result<()> {
         let Some(end) = &self.link.send else { unreachable!("a task that sends has a link to send to") };
-        fill(cx, end.buffer)?;
-        cx.run(Collective::in_place(CollectiveKind::Send { to: 1 }, end.communicator.clone(), end.buffer))
+        let send = end.send(BatchSizes::of(cx));
+        fill(cx, send.input)?;
+        cx.run(send)
     }
 }

@@ -6,9 +6,10 @@ use graph_manager::{Error, Result, SideStream};
 use parallel::{Axes, Axis, Lane, PipelineStage};
 
 use super::Stage;
+use super::lengths::check_lengths;
 use super::metrics::StepNumbers;
-use super::of_length::{OfLength, check_lengths};
 use super::program::StepProgram;
+use crate::batch_sizes::BatchSizes;
 use crate::gradient_sync::GradientSync;
 use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
@@ -26,6 +27,12 @@ pub struct StageOptions {
     pub seed: Option<u64>,
     /// The largest number of microbatches in a step.
     pub microbatches: usize,
+    /// Samples of a microbatch.
+    pub micro_batch_size: usize,
+    /// Lengths below that of [a row's samples](Architecture::sample) that the samples of a step may have instead,
+    /// ascending. Each length has a list, a plan and graphs of its own; layers, parameters and planned memory are the
+    /// same.
+    pub shorter_lengths: Vec<usize>,
     /// The parameter groups. All parameters of a group are updated in the same way. Each parameter belongs to the first
     /// group that takes it.
     pub optimizer: Vec<ParamGroup>,
@@ -54,11 +61,13 @@ pub struct StageOptions {
 }
 
 impl Default for StageOptions {
-    /// One microbatch a step on one rank, AdamW with weight decay 0.1 for matrices, graphs per layer.
+    /// One microbatch of one sample a step on one rank, AdamW with weight decay 0.1 for matrices, graphs per layer.
     fn default() -> StageOptions {
         StageOptions {
             seed: Some(0),
             microbatches: 1,
+            micro_batch_size: 1,
+            shorter_lengths: Vec::new(),
             optimizer: ParamGroup::decay_matrices(Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
             skip_step: None,
             moments: MomentTypes::default(),
@@ -83,7 +92,7 @@ impl Stage {
     pub fn new(device: &Device, architecture: &Architecture, options: StageOptions) -> Result<Stage> {
         let ranks = &architecture.ranks;
         check_ranks(&options, architecture)?;
-        check_lengths(options.keeps_losses, architecture)?;
+        check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
         let rest = if options.distributed_optimizer { ranks.axes(Axis::Data) } else { Axes::NONE };
         let (specs, bucket_bytes) = (architecture.specs.clone(), options.bucket_bytes);
@@ -94,23 +103,23 @@ impl Stage {
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
         let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary };
-        let model = (architecture.build)(&params, step.clone());
+        let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
-        let micro_batch_size = model.inputs.0.sizes()[0];
-        let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
-        let kept_losses = (options.keeps_losses && layers.has_last()).then_some([options.microbatches, model.losses]);
+        let (microbatches, samples) = (options.microbatches, options.micro_batch_size);
+        let sizes = BatchSizes { samples, tokens_per_sample: architecture.sample.length() };
+        let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples)?;
+        let kept_losses = (options.keeps_losses && layers.has_last()).then_some([microbatches, sizes.tokens()]);
         let kept_losses =
             kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
-        let pipeline = Pipeline::new(device, options.pipeline, model.residual, &params)?;
-        let whole = OfLength { model, inputs, pipeline };
-        let shorter = whole.all_shorter(architecture, &params, &step);
+        let pipeline = Pipeline::new(device, options.pipeline, model.residual, sizes, &params)?;
         let step_control = StepControl { control, status: numbers.status };
         let mut optimizer = Optimizer::new(device, &params, &options.optimizer, options.moments, step_control)?;
         if let Some(skip) = options.skip_step {
             optimizer = optimizer.skipping_spikes(device, skip, numbers.losses.loss())?;
         }
         let gradients = GradientSync::new(device, &params, layers, options.grad_reduce)?;
-        let graphs = StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks))?;
+        let graphs =
+            StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks, sizes))?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
         let timing = Timing {
             left_out: options.left_out,
@@ -130,8 +139,10 @@ impl Stage {
             measures: false,
             data_ranks: ranks.at(Axis::Data).count,
             program: StepProgram {
-                whole,
-                shorter,
+                model,
+                inputs,
+                pipeline,
+                shorter_lengths: options.shorter_lengths,
                 params,
                 optimizer,
                 gradients,
@@ -148,8 +159,8 @@ impl Stage {
     }
 }
 
-/// What the policy of graphs knows of the model.
-fn step_shape(architecture: &Architecture, hooks: Hooks) -> StepShape {
+/// What the policy of graphs knows of the model and the data.
+fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes) -> StepShape {
     let layers = &architecture.layers;
     StepShape {
         layers: layers.total,
@@ -157,6 +168,7 @@ fn step_shape(architecture: &Architecture, hooks: Hooks) -> StepShape {
         recomputes_blocks: layers.recomputed,
         chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
         hooks,
+        microbatch,
     }
 }
 

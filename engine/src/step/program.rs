@@ -1,33 +1,34 @@
 //! The step as regions. Its code is recorded; the regions are captured in graphs and replayed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
-use graph_manager::{Error, Phase, Result, TensorTree};
+use graph_manager::{Phase, Result, TensorTree};
 use parallel::Task;
 
 use crate::gradient_sync::GradientSync;
 use crate::graph_options::Scope;
 use crate::hooks::after_layer;
+use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::passes::{StepOf, Timing};
-use crate::pipeline::Transfers;
-use crate::regions::{Mode, Region, StepKind};
+use crate::pipeline::{Pipeline, Transfers};
+use crate::regions::{Mode, Region};
 use crate::step_policy::StepContext;
 
 use super::metrics::StepNumbers;
-use super::of_length::OfLength;
 
 /// The parts that a step of this rank runs, and the memory that it uses.
 pub(super) struct StepProgram {
-    /// For samples of the model's length.
-    pub(super) whole: OfLength,
-    /// For shorter samples, by their length.
-    pub(super) shorter: BTreeMap<usize, OfLength>,
+    pub(super) model: Model,
+    pub(super) inputs: Inputs,
+    pub(super) pipeline: Pipeline,
+    /// Lengths that samples may have below the whole one, ascending.
+    pub(super) shorter_lengths: Vec<usize>,
     pub(super) params: Params,
     pub(super) optimizer: Optimizer,
     pub(super) gradients: GradientSync,
@@ -67,39 +68,9 @@ fn in_chunk<I: TensorTree, O>(
 
 /// The step as regions, from the whole to its parts.
 impl StepProgram {
-    /// The kind of a step on samples of that length: `None` for the model's.
-    ///
-    /// # Errors
-    /// A length that the model was not built for.
-    pub(super) fn kind(&self, mode: Mode, length: Option<usize>) -> Result<StepKind> {
-        match length.filter(|length| !self.shorter.contains_key(length)) {
-            None => Ok(StepKind { mode, length }),
-            Some(unknown) => Err(Error::Usage {
-                problem: format!("a step on samples of {unknown} tokens, and no layers were built for that length"),
-                fix: "give the architecture that shorter length, or leave StepSettings::length unset",
-            }),
-        }
-    }
-
-    /// The kinds of steps of a mode, for each length of samples. The largest comes first.
-    pub(super) fn kinds(&self, mode: Mode) -> Vec<StepKind> {
-        let shorter = self.shorter.keys().rev().map(|length| Some(*length));
-        [None].into_iter().chain(shorter).map(|length| StepKind { mode, length }).collect()
-    }
-
-    /// The parts for the length of the step's samples.
-    fn of(&self, cx: &StepContext<'_>) -> &OfLength {
-        self.of_length(cx.mode().length)
-    }
-
-    /// The parts for samples of a length; `None`: the whole one.
-    pub(super) fn of_length(&self, length: Option<usize>) -> &OfLength {
-        length.map_or(&self.whole, |length| &self.shorter[&length])
-    }
-
     /// A training step.
     pub(super) fn train(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let tasks = self.whole.pipeline.tasks(cx.microbatches())?;
+        let tasks = self.pipeline.tasks(cx.microbatches())?;
         self.set_passes(cx, &tasks);
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
@@ -113,7 +84,7 @@ impl StepProgram {
 
     /// An evaluation step: the forwards of a training step.
     pub(super) fn evaluate(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let mut tasks = self.whole.pipeline.tasks(cx.microbatches())?;
+        let mut tasks = self.pipeline.tasks(cx.microbatches())?;
         tasks.retain(|task| matches!(task, Task::Forward { .. }));
         self.set_passes(cx, &tasks);
         cx.region(Region::Step, (), |cx, ()| {
@@ -122,7 +93,7 @@ impl StepProgram {
                 self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     self.gradients.sum(self.numbers.sums).into_iter().try_for_each(|op| cx.run(op))?;
-                    self.whole.pipeline.sum_over_stages(cx, self.numbers.sums)
+                    self.pipeline.sum_over_stages(cx, self.numbers.sums)
                 })
             })
         })
@@ -149,15 +120,15 @@ impl StepProgram {
     }
 
     fn set_passes(&self, cx: &mut StepContext<'_>, tasks: &[Task]) {
-        let OfLength { model: Model { chunks, .. }, pipeline, .. } = self.of(cx);
+        let StepProgram { model: Model { chunks, .. }, pipeline, .. } = self;
         cx.set_passes(self.timing.passes(cx, &StepOf { tasks, chunks, pipeline, gradients: &self.gradients }));
     }
 
     /// Runs all tasks of the step in this stage's order.
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task]) -> Result<()> {
         let trains = cx.mode().trains();
-        let OfLength { model, pipeline, .. } = self.of(cx);
-        let mut transfers = pipeline.start_step();
+        let model = &self.model;
+        let mut transfers = self.pipeline.start_step();
         // Results of forwards that wait for their backwards, by chunk. Microbatches go backward in the order of their
         // forwards.
         let mut in_flight: Vec<VecDeque<Forwarded>> = model.chunks.iter().map(|_| VecDeque::new()).collect();
@@ -192,9 +163,8 @@ impl StepProgram {
     /// up to the head, whose forward belongs to the backward. An evaluation computes the losses, and keeps them for the
     /// host if there is a place for them.
     fn forward_task(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>, task: Task) -> Result<Forwarded> {
-        let OfLength { model, inputs, .. } = self.of(cx);
-        let (chunk, microbatch) = (&model.chunks[task.chunk()], task.microbatch());
-        let hidden = inputs.to_forward(cx, transfers, task, chunk)?;
+        let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
+        let hidden = self.inputs.to_forward(cx, transfers, task, chunk)?;
         let head = chunk.head.as_deref().filter(|_| !cx.mode().trains());
         let end = chunk.first + chunk.layers.len() + usize::from(head.is_some());
         let layers = (chunk.first, chunk.first.max(end - 1));
@@ -222,7 +192,7 @@ impl StepProgram {
         task: Task,
         Forwarded { hidden, saved, .. }: Forwarded,
     ) -> Result<()> {
-        let (chunk, microbatch) = (&self.of(cx).model.chunks[task.chunk()], task.microbatch());
+        let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
         let layers = (chunk.first, chunk.last());
         let grad = match chunk.head.as_deref() {
             Some(head) => in_chunk(cx, Phase::Backward, layers, microbatch, hidden, |cx, hidden| {
@@ -351,11 +321,11 @@ impl StepProgram {
         let gradients = &self.gradients;
         let buckets = gradients.layers().iter().rev().flat_map(|&layer| gradients.reduce(layer));
         buckets.chain(gradients.sum(self.numbers.sums)).try_for_each(|op| cx.run(op))?;
-        self.whole.pipeline.sum_tied_gradients(cx)?;
+        self.pipeline.sum_tied_gradients(cx)?;
         if cx.mode().mode == Mode::Measure {
             self.sum_fp8_counts(cx)?;
         }
-        self.whole.pipeline.sum_over_stages(cx, self.numbers.sums)
+        self.pipeline.sum_over_stages(cx, self.numbers.sums)
     }
 
     /// Sums the counts of values that 8-bit copies lost over all tensors of a kind and all ranks. A stage may have no
@@ -369,14 +339,14 @@ impl StepProgram {
         for group in self.scale_groups() {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group, sums))?;
         }
-        self.whole.pipeline.sum_over_stages(cx, sums)
+        self.pipeline.sum_over_stages(cx, sums)
     }
 
     /// Norm, clip and update. Then the first layer's new weights are gathered. The next step begins with the forward
     /// that reads them, so nothing can overlap with this gather.
     fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.optimizer.update(cx)?;
-        for bias in &self.whole.model.selection_biases {
+        for bias in &self.model.selection_biases {
             cx.run(bias.update(self.numbers.status))?;
         }
         if let Some(scales) = self.params.delayed_scales() {

@@ -82,7 +82,7 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
-        self.program.whole.inputs.clear(self.device())?;
+        self.program.inputs.clear(self.device())?;
         // The samples are not real, so the scales that follow from them are forgotten.
         let device = self.device().clone();
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
@@ -108,7 +108,7 @@ impl Stage {
     /// # Errors
     /// As [`Stage::evaluate`].
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
-        self.program.whole.inputs.clear(self.device())?;
+        self.program.inputs.clear(self.device())?;
         self.write_inputs(StepSettings { microbatches, ..StepSettings::default() }, None)?;
         self.rehearse_evaluations(microbatches)
     }

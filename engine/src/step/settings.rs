@@ -2,6 +2,8 @@
 
 use device::ops::Control;
 
+use crate::batch_sizes::BatchSizes;
+
 /// The settings of one step, given by the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepSettings {
@@ -21,8 +23,9 @@ pub struct StepSettings {
     pub tokens: Option<u64>,
     /// Documents of the global batch. `None`: each sample is one.
     pub documents: Option<u64>,
-    /// The samples have no more tokens than this: one of the [shorter lengths](crate::model::Shorter) of the model, the
-    /// same on all ranks. What comes after them in a row is not read. `None`: the model's length.
+    /// The samples have no more tokens than this: one of the
+    /// [shorter lengths](crate::step::StageOptions::shorter_lengths), the same on all ranks. What comes after them in a
+    /// row is not read. `None`: the whole length.
     pub length: Option<usize>,
 }
 
@@ -31,10 +34,8 @@ pub struct StepSettings {
 pub(super) struct GlobalBatch {
     /// Ranks that have a share of the batch.
     pub(super) ranks: usize,
-    /// Samples of a microbatch.
-    pub(super) samples: usize,
-    /// Tokens of a microbatch. Each has a target.
-    pub(super) tokens: usize,
+    /// The sizes of a microbatch.
+    pub(super) microbatch: BatchSizes,
 }
 
 impl Default for StepSettings {
@@ -57,21 +58,19 @@ impl Default for StepSettings {
 impl StepSettings {
     /// The number of losses whose mean is the loss of the step.
     pub(super) fn losses(&self, batch: GlobalBatch) -> usize {
-        self.targets.map_or(batch.ranks * self.microbatches * batch.tokens, |targets| targets as usize)
+        self.targets.map_or(batch.ranks * self.microbatches * batch.microbatch.tokens(), |targets| targets as usize)
     }
 
     /// The control block of a step with this batch.
     pub(super) fn control(&self, batch: GlobalBatch) -> Control {
         let microbatches = self.microbatches * batch.ranks;
-        let counted =
-            |count: Option<u64>, of_microbatch| count.map_or((of_microbatch * microbatches) as u32, |n| n as u32);
-        let GlobalBatch { samples, tokens, .. } = batch;
+        let counted = |count: Option<u64>, of_one: usize| count.map_or((of_one * microbatches) as u32, |n| n as u32);
         Control {
             first_sample: self.first_sample,
             step: self.step,
             microbatches: microbatches as u32,
-            tokens: counted(self.tokens, tokens),
-            documents: counted(self.documents, samples),
+            tokens: counted(self.tokens, batch.microbatch.tokens()),
+            documents: counted(self.documents, batch.microbatch.samples),
             learning_rate: self.learning_rate,
             clip: self.clip,
             grad_scale: (1.0 / self.losses(batch) as f64) as f32,

@@ -17,8 +17,7 @@ pub fn tiny_balanced() -> GptShape {
 
 /// The first step on the first samples, with so many sequences in a microbatch.
 fn first_step(run: Run, sequences: usize) -> StepResult {
-    let shape = run.shape.clone().map(|shape| GptShape { batch: sequences, ..shape });
-    let run = Run { shape, ..run };
+    let run = Run { micro_batch_size: sequences, ..run };
     let settings = run.settings(0);
     let samples = batch(Kind::Gpt, settings.first_sample, run.microbatches * sequences / MICRO_BATCH);
     run.stage(&run.device()).train_step(settings, Some(&samples)).unwrap().wait().unwrap()

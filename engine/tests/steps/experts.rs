@@ -385,8 +385,7 @@ fn a_verified_step_leaves_biases_and_loads_as_they_were() {
 fn the_balance_loss_of_sequences_does_not_depend_on_how_many_a_microbatch_has() {
     let shape = tiny_shared(0.0, BalanceGroup::Sequence);
     let step = |sequences: usize, microbatches: usize| {
-        let shape = GptShape { batch: sequences, ..shape.clone() };
-        let run = Run { microbatches, ..run_of(&shape, 1, GraphOptions::default()) };
+        let run = Run { microbatches, micro_batch_size: sequences, ..run_of(&shape, 1, GraphOptions::default()) };
         let batch = crate::models::batch(Kind::Gpt, 0, 4);
         run.stage(&run.device()).train_step(run.settings(0), Some(&batch)).unwrap().wait().unwrap()
     };
@@ -443,15 +442,26 @@ fn padding_is_in_no_load_and_no_loss_of_routers_on_any_stage() {
     }
 }
 
-/// Losses and gradient norm of a step of `shape`'s model on `rows` with so many targets, which are all its tokens, of so
-/// many documents.
-fn step_on(shape: &GptShape, row: &SampleRow, rows: &[Vec<i32>], of: Layout, counts: (u64, u64)) -> Vec<f64> {
-    let microbatches = rows.len() / shape.batch / of.data;
-    let run = || Run { microbatches, row: Some(row.clone()), ..run_of(shape, of.data, GraphOptions::default()) };
+/// Losses and gradient norm of a step on `rows` with so many targets, which are all its tokens, of so many documents. A
+/// microbatch has so many rows.
+fn step_on(
+    micro_batch_size: usize,
+    row: &SampleRow,
+    rows: &[Vec<i32>],
+    of: Layout,
+    (targets, documents): (u64, u64),
+) -> Vec<f64> {
+    let shape = GptShape { layers: 4, ..tiny_shared(0.0, BalanceGroup::Sequence) };
+    let microbatches = rows.len() / micro_batch_size / of.data;
+    let run = || Run {
+        microbatches,
+        micro_batch_size,
+        row: Some(row.clone()),
+        ..run_of(&shape, of.data, GraphOptions::default())
+    };
     let step = |run: Run| {
         let device = run.device();
         let mut stage = run.stage(&device);
-        let (targets, documents) = counts;
         let settings = StepSettings {
             targets: Some(targets),
             tokens: Some(targets),
@@ -467,8 +477,6 @@ fn step_on(shape: &GptShape, row: &SampleRow, rows: &[Vec<i32>], of: Layout, cou
 
 #[test]
 fn losses_of_routers_do_not_depend_on_the_cut_into_microbatches_and_ranks_or_on_packing() {
-    let shape = GptShape { layers: 4, ..tiny_shared(0.0, BalanceGroup::Sequence) };
-    let cut = |batch: usize| GptShape { batch, ..shape.clone() };
     let one_rank = Layout::new(1, 1, 1, 1);
     // Each document in a row of its own, filled with padding.
     let documents: Vec<Vec<i32>> = (0..8).flat_map(documents).collect();
@@ -482,19 +490,14 @@ fn losses_of_routers_do_not_depend_on_the_cut_into_microbatches_and_ranks_or_on_
     let rows: Vec<Vec<i32>> = documents.iter().map(alone).collect();
     let counts = ((8 * SEQ) as u64, documents.len() as u64);
     let padded = SampleRow::conversations(SEQ).with_padding();
-    let expected = step_on(&cut(1), &padded, &rows, one_rank, counts);
+    let expected = step_on(1, &padded, &rows, one_rank, counts);
     let HostValues::I32(values) = packed(0, 8) else { unreachable!("tokens") };
     let packs: Vec<Vec<i32>> = values.chunks(3 * SEQ).map(|row| [row, &[SEQ as i32]].concat()).collect();
     let row = SampleRow::packed(SEQ, SEQ).with_padding();
-    let layouts = [
-        (cut(1), one_rank),
-        (cut(4), one_rank),
-        (cut(8), one_rank),
-        (cut(2), Layout::new(1, 1, 1, 2)),
-        (cut(2), Layout::new(2, 2, 1, 1)),
-    ];
-    let in_packs = layouts.map(|(shape, layout)| step_on(&shape, &row, &packs, layout, counts));
-    let at_once = step_on(&cut(rows.len()), &padded, &rows, one_rank, counts);
+    let layouts =
+        [(1, one_rank), (4, one_rank), (8, one_rank), (2, Layout::new(1, 1, 1, 2)), (2, Layout::new(2, 2, 1, 1))];
+    let in_packs = layouts.map(|(size, layout)| step_on(size, &row, &packs, layout, counts));
+    let at_once = step_on(rows.len(), &padded, &rows, one_rank, counts);
     // Loss, gradient norm, balance loss and z-loss.
     for ours in in_packs.iter().chain([&at_once]) {
         let close = ours.iter().zip(&expected).all(|(a, b)| (a / b - 1.0).abs() < 1e-5);

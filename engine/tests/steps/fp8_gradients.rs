@@ -21,14 +21,19 @@ fn least_cosine() -> f64 {
 /// Steps that bf16 trains before gradients are compared.
 const STEPS: usize = 30;
 
+/// Samples of a microbatch; more on a GPU.
+fn micro_batch_size() -> usize {
+    if on_gpu() { 8 } else { 4 }
+}
+
 /// Four blocks, so wide that sums over channels and tokens are long; larger on a GPU.
 fn shape(kind: Kind) -> GptShape {
     let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
-    let (hidden, ffn, seq, batch) = if on_gpu() { (1024, 4096, 512, 8) } else { (128, 512, 64, 4) };
+    let (hidden, ffn, max_seq_len) = if on_gpu() { (1024, 4096, 512) } else { (128, 512, 64) };
     let heads = hidden / 32;
     let own = own(0.0, Precision::Bf16);
-    let position = own.position.learned().map_or(own.position, |_| Position::Learned { positions: seq });
-    GptShape { layers: 4, hidden, heads, kv_heads: heads, ffn, seq, batch, position, ..own }
+    let position = own.position.learned().map_or(own.position, |_| Position::Learned { positions: max_seq_len });
+    GptShape { layers: 4, hidden, heads, kv_heads: heads, ffn, max_seq_len, position, ..own }
 }
 
 /// Sequences of tokens: most follow from the one before.
@@ -36,14 +41,14 @@ fn samples(shape: &GptShape, step: usize) -> HostValues {
     let vocab = shape.vocab as u64;
     let sample = |s: u64| {
         let mut token = noise(s, 0) % vocab;
-        (0..=shape.seq as u64).map(move |i| {
+        (0..=shape.max_seq_len as u64).map(move |i| {
             let draw = noise(s, i + 1);
             token = if draw.is_multiple_of(4) { (draw >> 8) % vocab } else { (token * 5 + 7) % vocab };
             token as i32
         })
     };
-    let first = (step * shape.batch) as u64;
-    HostValues::I32((first..first + shape.batch as u64).flat_map(sample).collect())
+    let first = (step * micro_batch_size()) as u64;
+    HostValues::I32((first..first + micro_batch_size() as u64).flat_map(sample).collect())
 }
 
 fn settings(step: usize, learning_rate: f32) -> StepSettings {
@@ -52,7 +57,8 @@ fn settings(step: usize, learning_rate: f32) -> StepSettings {
 
 fn stage(kind: Kind, fp8: Option<Fp8>) -> Stage {
     let shape = GptShape { fp8, ..shape(kind) };
-    let run = Run { shape: Some(shape), check: false, threads: 2, ..Run::new(kind, 1, GraphOptions::default()) };
+    let own = Run::new(kind, 1, GraphOptions::default());
+    let run = Run { shape: Some(shape), micro_batch_size: micro_batch_size(), check: false, threads: 2, ..own };
     run.stage(&run.device())
 }
 

@@ -3,7 +3,7 @@
 use device::HostValues;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
-use engine::model::{GptShape, SampleRow};
+use engine::model::{GptShape, Position, SampleRow};
 use engine::precision::Precision;
 use engine::regions::{Mode, StepKind};
 use engine::step::{Stage, StepResult, StepSettings};
@@ -42,7 +42,7 @@ fn row(sample: u64, length: Option<usize>) -> Vec<i32> {
 /// This rank's samples of a step and its settings, on samples of its length or of the model's.
 fn step(run: &Run, step: usize, shortens: bool) -> (StepSettings, HostValues) {
     let settings = run.settings(step);
-    let (length, samples) = (length(run, step), (run.microbatches * run.shape.as_ref().unwrap().batch) as u64);
+    let (length, samples) = (length(run, step), (run.microbatches * run.micro_batch_size) as u64);
     let ranks = run.ranks.at(Axis::Data).count as u64;
     let all = step as u64 * ranks * samples..(step as u64 + 1) * ranks * samples;
     let is_target = |row: Vec<i32>| row[SEQ..2 * SEQ].iter().filter(|target| **target >= 0).count() as u64;
@@ -148,9 +148,9 @@ fn eight_bit_steps_have_the_bits_of_graphs_off_and_measured_ones_too() {
     for (recipe, format) in [(Fp8Recipe::Delayed, Fp8Format::Hybrid), (Fp8Recipe::Blockwise, Fp8Format::E4m3)] {
         // Sizes of 8-bit products are multiples of 16: four samples of four tokens.
         let fp8 = Some(Fp8 { recipe, format, amax_history: 4, ..Fp8::default() });
-        let shape = GptShape { batch: 4, fp8, ..tiny_llama(0.1, Precision::Bf16) };
+        let shape = GptShape { fp8, ..tiny_llama(0.1, Precision::Bf16) };
         let train = |graphs| {
-            let run = Run { shorter: vec![4], ..run(&shape, 2, graphs) };
+            let run = Run { micro_batch_size: 4, shorter: vec![4], ..run(&shape, 2, graphs) };
             let device = run.device();
             let mut stage = run.stage(&device);
             let each = |number: usize| {
@@ -192,6 +192,19 @@ fn ranks_and_stages_have_the_losses_of_one_rank() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_model_for_longer_samples_has_the_losses_of_one_for_these() {
+    for (name, shape) in shapes(Precision::F32) {
+        let max_seq_len = 2 * SEQ;
+        let position = match shape.position {
+            Position::Learned { .. } => Position::Learned { positions: max_seq_len },
+            other => other,
+        };
+        let longer = GptShape { max_seq_len, position, ..shape.clone() };
+        assert_close(name, &train(&run(&longer, 2, off()), true), &train(&run(&shape, 2, off()), true), 1e-5);
     }
 }
 
@@ -263,14 +276,24 @@ fn what_comes_after_a_steps_length_is_not_read() {
 }
 
 #[test]
-fn a_length_without_layers_and_kept_losses_of_several_lengths_are_refused() {
+fn lengths_that_a_stage_was_not_made_for_or_cannot_have_are_refused() {
     let run = run(&tiny_gpt(0.0, Precision::F32), 2, off());
     let mut stage = run.stage(&run.device());
     let (settings, batch) = step(&run, 0, true);
     let wrong = StepSettings { length: Some(5), ..settings };
     let error = stage.train_step(wrong, Some(&batch)).err().unwrap().to_string();
-    assert!(error.contains("samples of 5 tokens") && error.contains("shorter length"), "{error}");
-    let keeps = Run { keeps_losses: true, ..run };
-    let error = keeps.try_stage(&keeps.device()).err().unwrap().to_string();
-    assert!(error.contains("several lengths"), "{error}");
+    assert!(error.contains("samples of 5 tokens") && error.contains("shorter_lengths"), "{error}");
+    let shape = tiny_gpt(0.0, Precision::F32);
+    let of = |shorter: &[usize]| Run { shorter: shorter.to_vec(), ..self::run(&shape, 2, off()) };
+    let longer = SampleRow::conversations(SEQ + 1);
+    for (run, texts) in [
+        (Run { keeps_losses: true, ..of(&[4]) }, ["several lengths", "keeps_losses"]),
+        (of(&[6, 4]), ["shorter lengths [6, 4] of samples of 8 tokens", "ascend"]),
+        (of(&[0, 4]), ["shorter lengths [0, 4]", "above 0"]),
+        (of(&[8]), ["shorter lengths [8]", "below that length"]),
+        (Run { row: Some(longer), ..of(&[]) }, ["samples of 9 tokens, and the model takes up to 8", "max_seq_len"]),
+    ] {
+        let error = run.try_stage(&run.device()).err().unwrap().to_string();
+        assert!(texts.iter().all(|text| error.contains(text)), "{error}");
+    }
 }

@@ -82,7 +82,7 @@ fn less_is_kept_in_every_scope_and_pool() {
             let (kept, again, pairs) = (each(None), each(Some(1)), each(Some(2)));
             // A block keeps its residual stream and the tensor that is added to it, of some thirty tensors of that
             // size.
-            let input = 2 * shape(Kind::Gpt, Precision::F32).batch * crate::models::SEQ * 32 * 4;
+            let input = 2 * crate::models::MICRO_BATCH * crate::models::SEQ * 32 * 4;
             assert!(again <= input + input / 4, "{scope:?} {mempool:?}: {again} bytes a block, its input has {input}");
             assert!(pairs * 2 <= input + input / 4, "{scope:?} {mempool:?}: {pairs} bytes a block of two");
             assert!(kept > 5 * again, "{scope:?} {mempool:?}: {kept} bytes a block kept, {again} computed again");

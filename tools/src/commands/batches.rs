@@ -123,7 +123,8 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
                 (samples.div_ceil(plan.batch.global as u64) as usize, samples)
             }
         };
-        let batches = Samples { source: &*source, split, batch: plan.batch.global, seq: shape.seq, kind };
+        let batches =
+            Samples { source: &*source, split, batch: plan.batch.global, seq: plan.config.model.seq_length, kind };
         summaries.push(batches.write(steps, samples, partial, &stop)?);
     }
     Ok(summaries.join("\n"))

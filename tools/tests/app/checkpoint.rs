@@ -65,8 +65,7 @@ impl Case {
             ffn: 2 * hidden,
             vocab,
             padded_vocab,
-            seq,
-            batch: 2,
+            max_seq_len: seq,
             tied,
             hidden_dropout: 0.1,
             seed,
@@ -76,6 +75,7 @@ impl Case {
         };
         let options = StageOptions {
             seed: Some(seed),
+            micro_batch_size: 2,
             optimizer: optimizer(),
             bucket_bytes: 4096,
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use common::UserError;
 use device::{Device, HostOptions, HostValues};
-use engine::model::{GptShape, gpt};
+use engine::model::gpt;
 use engine::params::Params;
 use engine::step::{Stage, StepSettings};
 use safetensors::SafeTensors;
@@ -47,7 +47,6 @@ pub fn python(script: &str, action: &str, folder: &Path) {
 pub fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
     let plan = plan(&["--init-from", folder.to_str().unwrap()]).unwrap();
     let ModelPlan::Gpt(shape) = plan.model else { panic!("not a gpt") };
-    let shape = GptShape { batch: 1, ..shape };
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
     let params = Params::without_gradients(&device, gpt(shape.clone()).specs).unwrap();
     Pretrained::open(folder).unwrap().load(&shape, &params, &device, 0..0).unwrap();

@@ -2,7 +2,6 @@
 
 use common::{Mistakes, UserError};
 use data::DataConfig;
-use engine::model::GptShape;
 
 use crate::config::checks::require;
 use crate::config::model_plan::{ModelPlan, model_plan};
@@ -11,8 +10,8 @@ use crate::config::{ModelConfig, RunConfig, rank_layout};
 /// The lengths below that of the model. All samples fit that one.
 #[derive(Clone, Debug, Default)]
 pub struct BucketPlan {
-    /// The model at each of them, ascending.
-    shorter: Vec<GptShape>,
+    /// Ascending.
+    shorter: Vec<usize>,
 }
 
 impl BucketPlan {
@@ -31,16 +30,17 @@ impl BucketPlan {
         mistakes.keep(check_list(&config.data, config.model.seq_length));
         check_goes_with(config, &mut mistakes);
         mistakes.end()?;
-        let (mut shorter, mut mistakes) = (Vec::new(), Mistakes::default());
-        for length in config.data.seq_length_buckets.iter().filter(|length| *length != longest) {
-            shorter.extend(mistakes.keep(shape_at(config, *length)));
-        }
-        mistakes.end()?;
-        Ok(BucketPlan { shorter })
+        let shorter: Vec<usize> =
+            config.data.seq_length_buckets.iter().copied().filter(|length| length != longest).collect();
+        let mut mistakes = Mistakes::default();
+        shorter.iter().for_each(|length| {
+            mistakes.keep(check_length(config, *length));
+        });
+        mistakes.end().map(|()| BucketPlan { shorter })
     }
 
-    /// The model at each length below its own, ascending.
-    pub fn shorter(&self) -> &[GptShape] {
+    /// The lengths below that of the model, ascending.
+    pub fn shorter(&self) -> &[usize] {
         &self.shorter
     }
 
@@ -48,12 +48,7 @@ impl BucketPlan {
     /// samples have no padding.
     pub fn length_for(&self, longest: Option<usize>) -> Option<usize> {
         let longest = longest?;
-        self.shorter.iter().map(|shape| shape.seq).find(|length| *length >= longest)
-    }
-
-    /// Training FLOPs for each token of samples of a length below the model's. `None` at another.
-    pub fn flops_per_token(&self, length: usize) -> Option<f64> {
-        self.shorter.iter().find(|shape| shape.seq == length).map(GptShape::flops_per_token)
+        self.shorter.iter().copied().find(|length| *length >= longest)
     }
 }
 
@@ -134,15 +129,15 @@ fn check_order(config: &RunConfig, mistakes: &mut Mistakes) {
     }));
 }
 
-/// The model at a length, which has to pass the checks that the model's own length passed.
-fn shape_at(config: &RunConfig, length: usize) -> Result<GptShape, UserError> {
+/// Fails unless a length passes the checks that the model's own passed.
+fn check_length(config: &RunConfig, length: usize) -> Result<(), UserError> {
     let mut shorter = config.clone();
     shorter.model.seq_length = length;
-    let shape = model_plan(&shorter).and_then(|model| match model {
-        ModelPlan::Gpt(shape) => rank_layout::check_shape(&shorter, &shape).map(|()| shape),
+    let checked = model_plan(&shorter).and_then(|model| match model {
+        ModelPlan::Gpt(shape) => rank_layout::check_shape(&shorter, &shape),
         ModelPlan::Mlp(_) => unreachable!("the same kind of model"),
     });
-    shape.map_err(|error| UserError {
+    checked.map_err(|error| UserError {
         what: format!("data.seq_length_buckets has {length}: {}", error.what),
         fix: match error.fix.contains("model.seq_length =") {
             true => format!("change that length: {}", error.fix.replace("model.seq_length =", "it to")),

@@ -18,7 +18,7 @@ pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
     }
     let longest = plan.size.losses_per_sample;
     let (mut consumed, mut steps, mut tokens) = (0, 0, 0);
-    let mut of_length: BTreeMap<usize, usize> = plan.buckets.shorter().iter().map(|shape| (shape.seq, 0)).collect();
+    let mut of_length: BTreeMap<usize, usize> = plan.buckets.shorter().iter().map(|length| (*length, 0)).collect();
     of_length.insert(longest, 0);
     while steps < plan.steps && consumed < MOST_SAMPLES {
         let samples = plan.batch.samples_after(consumed);

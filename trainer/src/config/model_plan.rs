@@ -134,7 +134,6 @@ fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
     Ok(MlpShape {
         sizes: model.layer_sizes.clone(),
         dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
-        batch,
         seed: config.train.seed,
         precision: config.precision.compute,
     })
@@ -162,7 +161,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         Activation::SwiGlu => FeedForward::SwiGlu,
         Activation::GeGlu => FeedForward::GeGlu,
     };
-    let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
+    let hidden = model.hidden;
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
     mistakes.keep(check_head_norms(config));
     let position = mistakes.keep(position(config));
@@ -184,8 +183,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         ffn,
         vocab: model.vocab,
         padded_vocab: model.vocab.next_multiple_of(128 * config.parallel.tensor.max(1)),
-        seq,
-        batch,
+        max_seq_len: model.seq_length,
         tied: model.tie_embeddings,
         scaled_embedding: model.scale_embeddings,
         attention: model.attention,

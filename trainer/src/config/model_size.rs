@@ -35,7 +35,7 @@ impl ModelSize {
         let parameters = specs.iter().map(elements).sum();
         let active = specs.iter().map(|spec| spec.share_per_token * elements(spec) as f64).sum::<f64>();
         let (losses_per_sample, flops_per_token) = match model {
-            ModelPlan::Gpt(shape) => (shape.seq, shape.flops_per_token()),
+            ModelPlan::Gpt(shape) => (shape.max_seq_len, shape.flops_per_token(shape.max_seq_len)),
             ModelPlan::Mlp(shape) => (1, shape.flops_per_row()),
         };
         let active_parameters = active.round() as usize;

@@ -5,7 +5,7 @@ use data::{DataConfig, DataError, Source, Split};
 use device::ops::Documents;
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
-use engine::model::{Architecture, Restart, SampleRow, TensorParallel, gpt_part};
+use engine::model::{Architecture, Restart, SampleRow, TensorParallel};
 use launch::watch::WatchSettings;
 use parallel::{Axis, Connections, Lane};
 
@@ -178,33 +178,30 @@ impl RunPlan {
 
     /// The places of inputs and targets in a sample.
     pub fn sample_row(&self) -> SampleRow {
+        let seq = self.config.model.seq_length;
         match &self.model {
             // An evaluation that keeps losses has rows of its own, one for each choice.
-            ModelPlan::Gpt(shape) if self.keeps_losses => SampleRow::conversations(shape.seq),
+            ModelPlan::Gpt(_) if self.keeps_losses => SampleRow::conversations(seq),
             // The unused rest of a packed sample counts as one more conversation.
-            ModelPlan::Gpt(shape) if self.config.data.sft_packing > 1 => {
-                SampleRow::packed(shape.seq, self.config.data.sft_packing + 1).with_padding()
+            ModelPlan::Gpt(_) if self.config.data.sft_packing > 1 => {
+                SampleRow::packed(seq, self.config.data.sft_packing + 1).with_padding()
             }
-            ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq).with_padding(),
-            ModelPlan::Gpt(shape) => match (self.config.data.divides(), restart(&self.config.data)) {
-                (None, _) => SampleRow::tokens(shape.seq),
-                (Some(_), None) => SampleRow::conversations(shape.seq),
-                (Some(_), Some(restart)) => SampleRow::conversations(shape.seq)
-                    .divided(shape.seq.min(self.config.data.documents_per_sample), restart),
+            ModelPlan::Gpt(_) if self.config.data.sft => SampleRow::conversations(seq).with_padding(),
+            ModelPlan::Gpt(_) => match (self.config.data.divides(), restart(&self.config.data)) {
+                (None, _) => SampleRow::tokens(seq),
+                (Some(_), None) => SampleRow::conversations(seq),
+                (Some(_), Some(restart)) => {
+                    SampleRow::conversations(seq).divided(seq.min(self.config.data.documents_per_sample), restart)
+                }
             },
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
         }
     }
 
-    /// A rank's part of the model, for all lengths of samples.
+    /// A rank's part of the model.
     pub fn architecture(&self, tensor: &TensorParallel, rank: usize) -> Architecture {
-        let (layers, row) = (self.layers(rank), self.sample_row());
-        let whole = self.model.part(tensor.clone(), layers.clone()).with_sample(row.clone());
-        let whole = whole.freeze(|name| self.frozen.has(name));
-        self.buckets.shorter().iter().fold(whole, |whole, shape| {
-            let shorter = gpt_part(shape.clone(), tensor.clone(), layers.clone());
-            whole.with_shorter(shape.seq, shorter.with_sample(row.clone().shortened(shape.seq)))
-        })
+        let part = self.model.part(tensor.clone(), self.layers(rank)).with_sample(self.sample_row());
+        part.freeze(|name| self.frozen.has(name))
     }
 
     /// The length of samples in a step on samples `first..first + count` of `source`; `None`: that of the model.
@@ -221,6 +218,14 @@ impl RunPlan {
         match self.buckets.shorter() {
             [] => Ok(None),
             _ => Ok(self.buckets.length_for(source.longest(split, first, count)?)),
+        }
+    }
+
+    /// Training FLOPs for each token of samples of that length; `None`: that of the model.
+    pub fn flops_per_token(&self, length: Option<usize>) -> f64 {
+        match (&self.model, length) {
+            (ModelPlan::Gpt(shape), Some(length)) => shape.flops_per_token(length),
+            _ => self.size.flops_per_token,
         }
     }
 

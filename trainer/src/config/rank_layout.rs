@@ -85,7 +85,7 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
             format!("set parallel.pipeline x virtual_pipeline to at most {layers}, or a larger model.layers"),
         ));
     }
-    let balanced = balanced_blocks(layers, parts, shape.head_in_blocks());
+    let balanced = balanced_blocks(layers, parts, shape.head_in_blocks(shape.max_seq_len));
     if pipeline_layers.is_empty() {
         return Ok(balanced);
     }
@@ -232,14 +232,14 @@ pub fn check_shape(config: &RunConfig, shape: &GptShape) -> Result<(), UserError
             format!("set model.kv_heads = {}, or another parallel.tensor", kv_heads.next_multiple_of(tensor)),
         ));
     }
-    let tokens = shape.batch * shape.seq;
+    let tokens = config.train.micro_batch_size * config.model.seq_length;
     if config.parallel.sequence_parallel && !tokens.is_multiple_of(tensor) {
         return Err(UserError::new(
             format!("train.micro_batch_size x model.seq_length = {tokens} with parallel.tensor = {tensor}"),
             "with parallel.sequence_parallel the tokens of a microbatch are a multiple of parallel.tensor",
             format!(
                 "set model.seq_length = {}, or parallel.sequence_parallel = false",
-                shape.seq.next_multiple_of(tensor)
+                config.model.seq_length.next_multiple_of(tensor)
             ),
         ));
     }

@@ -121,7 +121,7 @@ impl HuggingFace for Gpt2Files {
         json!({
             "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
             "n_layer": shape.layers, "n_embd": shape.hidden, "n_head": shape.heads, "n_inner": shape.ffn,
-            "n_positions": shape.position.learned().unwrap_or(shape.seq), "layer_norm_epsilon": shape.norm_eps, "resid_pdrop": shape.hidden_dropout,
+            "n_positions": shape.position.learned().unwrap_or(shape.max_seq_len), "layer_norm_epsilon": shape.norm_eps, "resid_pdrop": shape.hidden_dropout,
             "embd_pdrop": shape.hidden_dropout, "attn_pdrop": shape.attention_dropout,
         })
     }

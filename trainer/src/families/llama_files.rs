@@ -126,7 +126,7 @@ pub(super) fn config_json(shape: &GptShape) -> serde_json::Map<String, Json> {
     let Json::Object(config) = json!({
         "hidden_act": "silu", "num_hidden_layers": shape.layers, "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim(),
-        "intermediate_size": shape.ffn, "max_position_embeddings": shape.seq, "rms_norm_eps": shape.norm_eps,
+        "intermediate_size": shape.ffn, "max_position_embeddings": shape.max_seq_len, "rms_norm_eps": shape.norm_eps,
         "attention_dropout": shape.attention_dropout, "rope_theta": base, "rope_scaling": scaling,
     }) else {
         unreachable!("it is an object")

@@ -62,7 +62,7 @@ impl Generator {
             token,
             logits,
             vocab: shape.vocab,
-            context: shape.seq,
+            context: shape.max_seq_len,
             read: Vec::new(),
             _areas: areas,
         };

@@ -27,7 +27,7 @@ pub fn prompt_tokens(
     if tokens.is_empty() {
         tokens.push(tokenizer.end_of_text());
     }
-    let (count, seq) = (tokens.len(), shape.seq);
+    let (count, seq) = (tokens.len(), shape.max_seq_len);
     if count > seq {
         return Err(UserError::new(
             format!("the prompt has {count} tokens"),

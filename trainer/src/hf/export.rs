@@ -164,8 +164,8 @@ impl Export<'_> {
         let mut config = model.config.clone();
         // A shorter context of training leaves the meaning of positions as it is.
         let context = config.get("max_position_embeddings").and_then(Json::as_u64);
-        if context.is_some_and(|context| context < self.shape.seq as u64) {
-            config["max_position_embeddings"] = json!(self.shape.seq);
+        if context.is_some_and(|context| context < self.shape.max_seq_len as u64) {
+            config["max_position_embeddings"] = json!(self.shape.max_seq_len);
         }
         // With the new context in it: a reader may derive an absent key from that, such as YaRN's original context.
         let mut changed = self.differing(&self.read(&config)?);
@@ -251,7 +251,7 @@ impl Export<'_> {
         }
         let mut config = json!({
             "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_of_text_as_text(),
-            "model_max_length": self.shape.seq, "clean_up_tokenization_spaces": false,
+            "model_max_length": self.shape.max_seq_len, "clean_up_tokenization_spaces": false,
             // Without it the class makes token_type_ids too. GPT-2 adds them to its embeddings, others refuse them.
             "model_input_names": ["input_ids", "attention_mask"],
         });
@@ -292,7 +292,7 @@ fn keys(family: &dyn HuggingFace, shape: &GptShape) -> Map<String, Json> {
 /// The shape `theirs` with the values of `ours` that belong to training and not to a model.
 fn with_training_of(ours: &GptShape, theirs: &GptShape) -> GptShape {
     GptShape {
-        seq: ours.seq,
+        max_seq_len: ours.max_seq_len,
         hidden_dropout: ours.hidden_dropout,
         attention_dropout: ours.attention_dropout,
         init_std: ours.init_std,

@@ -12,9 +12,7 @@ use engine::step::{BlockLoad, StepResult};
 
 use crate::checkpoint::{ChangedSettings, Progress};
 use crate::config::LoggingConfig;
-use crate::config::bucket_plan::BucketPlan;
 use crate::config::learning_rate::LearningRate;
-use crate::config::model_size::ModelSize;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::{RunError, file_error};
 use crate::report::fp8_losses::Fp8Watch;
@@ -82,8 +80,7 @@ pub(crate) struct Reporter<'p> {
     logging: &'p LoggingConfig,
     /// Steps of the run.
     steps: usize,
-    size: ModelSize,
-    buckets: &'p BucketPlan,
+    plan: &'p RunPlan,
     learning_rate: LearningRate,
     /// Whether losses are per token, so that they have a perplexity.
     has_perplexity: bool,
@@ -128,8 +125,7 @@ impl<'p> Reporter<'p> {
         Reporter {
             logging: &plan.config.logging,
             steps,
-            size: plan.size,
-            buckets: &plan.buckets,
+            plan,
             learning_rate: plan.optimizer.learning_rate,
             has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)),
             saves_checkpoints: plan.config.checkpoint.dir.is_some(),
@@ -170,14 +166,14 @@ impl<'p> Reporter<'p> {
         self.all_skipped = result.skipped;
         self.last_validation = validation_loss.or(self.last_validation);
         self.time_left.step_ended(Instant::now());
-        let tokens_per_s = (samples * length.unwrap_or(self.size.losses_per_sample)) as f64 / seconds;
-        let at_length = length.and_then(|length| self.buckets.flops_per_token(length));
-        let flops = tokens_per_s * at_length.unwrap_or(self.size.flops_per_token);
+        let tokens_per_s = (samples * length.unwrap_or(self.plan.size.losses_per_sample)) as f64 / seconds;
+        let flops = tokens_per_s * self.plan.flops_per_token(length);
         let metrics = StepMetrics {
             step,
             changed_settings: std::mem::take(&mut self.changed_settings),
             samples: progress.samples,
-            seq_length: (!self.buckets.shorter().is_empty()).then(|| length.unwrap_or(self.size.losses_per_sample)),
+            seq_length: (!self.plan.buckets.shorter().is_empty())
+                .then(|| length.unwrap_or(self.plan.size.losses_per_sample)),
             loss: result.loss,
             added: result.added.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
             expert_imbalance: result.expert_loads.iter().map(BlockLoad::imbalance).reduce(f64::max),

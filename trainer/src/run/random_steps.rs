@@ -167,7 +167,7 @@ fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
         ModelPlan::Gpt(shape) => {
             let token = |at: usize, x: f32| match at % row.width {
                 column if position_ids.contains(&column) => (column - position_ids.start) as i32,
-                column if row.real == Some(column) => shape.seq as i32,
+                column if row.real == Some(column) => row.inputs.len() as i32,
                 _ => (x * shape.vocab as f32) as i32 % shape.vocab as i32,
             };
             HostValues::I32(random_array(staging, values, token))

@@ -57,15 +57,14 @@ impl Prompts {
         if lines.is_empty() || lines.len() > MOST_PROMPTS {
             return Err(wrong(format!("has {} lines with text", lines.len())));
         }
-        let shape = GptShape { batch: 1, ..shape.clone() };
-        let tokenizer = tokenizer(source, &shape)?;
+        let tokenizer = tokenizer(source, shape)?;
         let prompt = |line: &str| -> Result<(String, Vec<i32>), UserError> {
-            let tokens = prompt_tokens(&tokenizer, &shape, tokenizer.encode_document(line))
+            let tokens = prompt_tokens(&tokenizer, shape, tokenizer.encode_document(line))
                 .map_err(|error| UserError { what: format!("{path}, `{line}`: {}", error.what), ..error })?;
             Ok((line.to_string(), tokens))
         };
         let prompts = lines.into_iter().map(prompt).collect::<Result<_, _>>()?;
-        Ok(Some(Prompts { tokenizer, shape, prompts }))
+        Ok(Some(Prompts { tokenizer, shape: shape.clone(), prompts }))
     }
 }
 
@@ -94,7 +93,8 @@ impl SampleWriter {
     /// # Errors
     /// Out of memory.
     pub(super) fn new(prompts: Prompts, device: &Device, stage: &Stage) -> Result<SampleWriter, RunError> {
-        let longest = prompts.prompts.iter().map(|(_, tokens)| longest_prompt(tokens.len(), TOKENS, prompts.shape.seq));
+        let longest =
+            prompts.prompts.iter().map(|(_, tokens)| longest_prompt(tokens.len(), TOKENS, prompts.shape.max_seq_len));
         let longest = longest.max().unwrap_or(1);
         let generator = Generator::new(device, &prompts.shape, stage.params(), longest)?;
         Ok(SampleWriter { prompts, generator })

@@ -203,6 +203,8 @@ pub fn recorded_stage(
     let options = StageOptions {
         seed,
         microbatches: plan.batch.microbatches(),
+        micro_batch_size: plan.batch.micro,
+        shorter_lengths: plan.buckets.shorter().to_vec(),
         optimizer: plan.optimizer.groups.clone(),
         skip_step: plan.optimizer.skip_step,
         moments: plan.optimizer.moments,

@@ -77,9 +77,9 @@ fn open(
                 "set model.vocab = 256",
             ));
         }
-        return Ok(Arc::new(MarkovSource::new(data.seed, shape.seq)));
+        return Ok(Arc::new(MarkovSource::new(data.seed, shape.max_seq_len)));
     };
-    let mut source = data::open(path, data, shape.seq, shape.vocab)?;
+    let mut source = data::open(path, data, shape.max_seq_len, shape.vocab)?;
     tell_unused_rows("data.path", &mut source, shape);
     if let Some(batch) = grouped {
         source = source.grouped_by_length(batch);
@@ -140,7 +140,8 @@ pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<Evalua
 /// A model that is none of text; data that are wrong.
 pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<EvaluationSet, UserError> {
     let shape = shape_of_text(plan)?;
-    let mut source = data::open_to_evaluate(&Paths::One(path.into()), &plan.config.data, shape.seq, shape.vocab)?;
+    let mut source =
+        data::open_to_evaluate(&Paths::One(path.into()), &plan.config.data, shape.max_seq_len, shape.vocab)?;
     tell_unused_rows(name, &mut source, shape);
     Ok(EvaluationSet { name: name.into(), source })
 }
@@ -151,7 +152,7 @@ pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<Evaluati
 /// A model that is none of text; a line that is no question.
 pub fn choice_set(plan: &RunPlan, path: &str) -> Result<ChoiceSet, UserError> {
     let shape = shape_of_text(plan)?;
-    let mut questions = MultipleChoice::open(path, &plan.config.data, shape.seq, shape.vocab)?;
+    let mut questions = MultipleChoice::open(path, &plan.config.data, shape.max_seq_len, shape.vocab)?;
     questions.notices.extend(unused_rows::notice(path, questions.tokenizer_vocab, shape));
     Ok(ChoiceSet { name: path.into(), questions })
 }

@@ -4,6 +4,7 @@ use device::Tensor;
 use device::ops::{HeadNorm, HeadNormBackward};
 use graph_manager::Result;
 
+use crate::microbatch::adds_to_gradients;
 use crate::model::builder::ShardedShape;
 use crate::model::shape::GptShape;
 use crate::model::token_cost::TokenCost;
@@ -99,7 +100,7 @@ impl HeadNorms {
             heads: self.heads,
             kv_heads: self.kv_heads,
             eps: self.eps,
-            accumulate: !cx.is_first_microbatch(),
+            accumulate: adds_to_gradients(cx),
         })
     }
 }

@@ -6,6 +6,7 @@ use device::{DType, Tensor};
 use graph_manager::Result;
 
 use super::head_norms::names;
+use crate::microbatch::adds_to_gradients;
 use crate::model::builder::ShardedShape;
 use crate::model::shape::GptShape;
 use crate::model::tensor_parallel::{Packed, TensorParallel};
@@ -95,7 +96,7 @@ impl JointNorms {
             kv_heads: self.kv_heads,
             ranks: self.parallel.size(),
             eps: self.eps,
-            accumulate: !cx.is_first_microbatch(),
+            accumulate: adds_to_gradients(cx),
         })
     }
 

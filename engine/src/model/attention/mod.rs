@@ -21,8 +21,9 @@ use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::tensor_parallel::{LayerRanks, Packed};
+use super::tensor_parallel::{Packed, TensorParallel};
 use super::token_cost::TokenCost;
+use crate::batch_sizes::BatchSizes;
 use crate::fp8::{Copies, Operand};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -74,17 +75,17 @@ impl PartSpec for CausalAttentionSpec {
             rotary: builder.step.rotary.of(shape.mask(block)).copied(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
-            ranks: builder.of.layer_ranks(),
+            ranks: builder.of.parallel.clone(),
             recompute: shape.recompute,
         })
     }
 
-    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize, tokens_per_sample: usize) -> TokenCost {
         let width = shape.heads * shape.head_dim();
         let qkv = width + 2 * shape.kv_heads * shape.head_dim();
         let attention = TokenCost {
             // Scores, and values weighted by them: two products of the pairs that the mask leaves.
-            scores: width * shape.mask(block).doubled_pairs(shape.seq) / shape.seq,
+            scores: width * shape.mask(block).doubled_pairs(tokens_per_sample) / tokens_per_sample,
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
         };
@@ -106,11 +107,11 @@ struct CausalAttention {
     /// The tokens that a token sees.
     mask: Mask,
     norms: QkNorms,
-    /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` if positions are not rotary.
+    /// `(max_seq_len, head_dim / 2, 2)`, f32: cosines and sines; `None` if positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
     output: DropoutLayer,
-    ranks: LayerRanks,
+    ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
 }
@@ -142,15 +143,22 @@ struct SavedQkv {
     ready: Option<ReadyQkv>,
 }
 
+impl CausalAttention {
+    /// `(seq, head_dim / 2, 2)`, f32: cosines and sines of the positions in the step's samples.
+    fn angles(&self, cx: &StepContext<'_>) -> Option<Tensor> {
+        self.rotary.map(|table| table.narrow(0, BatchSizes::of(cx).tokens_per_sample))
+    }
+}
+
 impl BlockPart for CausalAttention {
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
         let (record, documents) = (samples.record, samples.apart());
-        let (batch, seq) = self.ranks.tokens;
+        let BatchSizes { samples: batch, tokens_per_sample: seq } = BatchSizes::of(cx);
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.ranks)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
         let qkv_adapter = self.qkv.forward(cx, &input, projected_qkv, record)?;
-        let ready = self.make_ready(cx, projected_qkv, self.rotary)?;
+        let ready = self.make_ready(cx, projected_qkv, self.angles(cx))?;
         let qkv = ready.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
@@ -194,7 +202,7 @@ impl BlockPart for CausalAttention {
         projection.backward(cx, saved.projected, grad_delta, grad_context, of_projection)?;
         let ready = match saved.qkv.ready {
             Some(ready) => ready,
-            None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
+            None => self.make_ready(cx, saved.qkv.projected, self.angles(cx))?,
         };
         let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;

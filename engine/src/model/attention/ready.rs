@@ -92,13 +92,14 @@ impl CausalAttention {
         ready: ReadyQkv,
         grad: Tensor,
     ) -> Result<()> {
+        let angles = self.angles(cx);
         match (&self.norms, ready.squares) {
-            (QkNorms::EachHead(norms), _) => norms.backward(cx, projected, grad, self.rotary),
+            (QkNorms::EachHead(norms), _) => norms.backward(cx, projected, grad, angles),
             (QkNorms::AllHeads(norms), Some(squares)) => {
-                self.rotate(cx, grad, self.rotary, true)?;
+                self.rotate(cx, grad, angles, true)?;
                 norms.backward(cx, projected, squares, grad)
             }
-            _ => self.rotate(cx, grad, self.rotary, true),
+            _ => self.rotate(cx, grad, angles, true),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, SavedInput};
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
-use crate::model::tensor_parallel::{LayerRanks, Packed};
+use crate::model::tensor_parallel::{Packed, TensorParallel};
 use crate::model::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -130,7 +130,7 @@ impl DenseSpec {
             up,
             down,
             output: if self.drops { output } else { DropoutLayer { rate: 0.0, ..output } },
-            ranks: builder.of.layer_ranks(),
+            ranks: builder.of.parallel.clone(),
             recompute: builder.of.shape.recompute,
         }
     }
@@ -145,7 +145,7 @@ impl PartSpec for DenseSpec {
         Box::new(self.layer(builder, block))
     }
 
-    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize, _tokens_per_sample: usize) -> TokenCost {
         let (up, ffn) = (self.activation.groups() * self.width, self.width);
         let activation = TokenCost { values: (up + ffn) + (2 * up + ffn), ..TokenCost::default() };
         self.linears(shape, block).iter().map(LinearSpec::cost).chain([activation]).sum()
@@ -160,7 +160,7 @@ pub(super) struct DenseFeedForward {
     /// `(hidden, ffn)`.
     down: Linear,
     output: DropoutLayer,
-    ranks: LayerRanks,
+    ranks: TensorParallel,
     /// Backward recomputes the activated values instead of keeping them.
     recompute: bool,
 }

@@ -23,9 +23,10 @@ use super::adapter::{Adapter, AdapterGradient, SavedAdapter};
 use super::buffers::with_width;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
-use super::tensor_parallel::{LayerRanks, TensorParallel};
+use super::tensor_parallel::TensorParallel;
 use super::weight_input::WeightInput;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
+use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::precision::{Precision, Product};
 use crate::step_policy::StepContext;
@@ -51,8 +52,8 @@ impl Linear {
     /// The bias, if the norm that reads the gradient of the residual stream can compute its gradient: if no dropout
     /// lies between this layer's output and the stream, and all rows are on this rank. From now on this layer does not
     /// compute it.
-    pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, ranks: &LayerRanks) -> Option<Param> {
-        self.bias_left_to_norm = output.is_off() && !ranks.parallel.splits_rows();
+    pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, ranks: &TensorParallel) -> Option<Param> {
+        self.bias_left_to_norm = output.is_off() && !ranks.splits_rows();
         self.bias.filter(|_| self.bias_left_to_norm)
     }
 
@@ -77,14 +78,14 @@ impl Linear {
     }
 
     /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered.
-    pub(crate) fn gathers_8_bits(&self, ranks: &LayerRanks) -> bool {
-        gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), &ranks.parallel)
+    pub(crate) fn gathers_8_bits(&self, ranks: &TensorParallel) -> bool {
+        gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), ranks)
     }
 
     /// Whether this column-parallel layer computes its input, the normed values, while it quantises them. Rows that are
     /// gathered in 16 bits must be stored.
-    pub(crate) fn computes_input(&self, ranks: &LayerRanks) -> bool {
-        self.is_8_bit() && (!ranks.parallel.splits_rows() || self.gathers_8_bits(ranks))
+    pub(crate) fn computes_input(&self, ranks: &TensorParallel) -> bool {
+        self.is_8_bit() && (!ranks.splits_rows() || self.gathers_8_bits(ranks))
     }
 
     /// The normed values as the products of this column-parallel layer read them. With `keep`, also returns the values
@@ -98,7 +99,7 @@ impl Linear {
         cx: &mut StepContext<'_>,
         normed: Normed,
         keep: bool,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<(Operand, Option<Operand>)> {
         match normed {
             Normed::Computed(source) if self.gathers_8_bits(ranks) => {
@@ -150,9 +151,9 @@ impl Linear {
         &self,
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<Fp8Matrix> {
-        let shared_by = ranks.parallel.group();
+        let shared_by = ranks.group();
         let quantize_as = QuantizeAs { shared_by, ..self.fp8().input_as(cx) };
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
@@ -186,14 +187,14 @@ impl Linear {
         cx: &mut StepContext<'_>,
         name: &'static str,
         own: Tensor,
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<Operand> {
         if !self.gathers_8_bits(ranks) {
             let all = ranks.gather_rows(cx, name, own)?;
             return self.grad_output(cx, all);
         }
         let source = QuantizeSource::Stored(own);
-        let shared_by = ranks.parallel.group();
+        let shared_by = ranks.group();
         let own = self.quantized_grad_output(cx, source, Copies::Rows, shared_by)?.fp8_rows();
         let values = ranks.gather_rows(cx, name, own.values)?;
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)
@@ -294,10 +295,10 @@ impl Linear {
         input: &Operand,
         record: Option<Tensor>,
         names: [&'static str; 2],
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<(Tensor, Option<SavedAdapter>)> {
         let output = self.output(cx, names[0], input.rows())?;
-        self.forward_through(cx, input, output, add_bias(ranks.parallel.on_first_rank(self.bias)))?;
+        self.forward_through(cx, input, output, add_bias(ranks.on_first_rank(self.bias)))?;
         let saved = self.adapt(cx, input, output, record)?;
         Ok((ranks.reduce(cx, names[1], output)?, saved))
     }
@@ -312,7 +313,7 @@ impl Linear {
         grad_output: Operand,
         adapter: Option<SavedAdapter>,
         names: [&'static str; 2],
-        ranks: &LayerRanks,
+        ranks: &TensorParallel,
     ) -> Result<Tensor> {
         let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
         let input = input.operand(cx, self)?;
@@ -409,7 +410,7 @@ impl Linear {
     /// The gradient of the weight alone, unless it is frozen. See [`Linear::weight_gradients`].
     pub(crate) fn weight_gradient(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         let Some(grad_weight) = self.weight.grad else { return Ok(()) };
-        let accumulate = !cx.is_first_microbatch();
+        let accumulate = adds_to_gradients(cx);
         if let (Operand::Fp8 { columns: Some(input), .. }, Operand::Fp8 { columns: Some(grad), .. }) =
             (input, grad_output)
         {
@@ -420,7 +421,7 @@ impl Linear {
 
     /// The operation that computes the gradient of the bias, if this layer computes it.
     pub(crate) fn bias_gradient(&self, cx: &StepContext<'_>, grad_output: Tensor) -> Option<BiasGrad> {
-        let accumulate = !cx.is_first_microbatch();
+        let accumulate = adds_to_gradients(cx);
         self.bias_grad().map(|grad_bias| BiasGrad { grad_output, grad_bias, accumulate })
     }
 }

@@ -46,8 +46,7 @@ pub fn tiny_gpt(dropout: f32, precision: Precision) -> GptShape {
         ffn: 64,
         vocab: VOCAB,
         padded_vocab: 128,
-        seq: SEQ,
-        batch: MICRO_BATCH,
+        max_seq_len: SEQ,
         hidden_dropout: dropout.into(),
         attention_dropout: dropout.into(),
         seed: 7,
@@ -141,13 +140,7 @@ pub fn tiny_gemma3(dropout: f32, precision: Precision) -> GptShape {
 pub const MLP_SIZES: [usize; 4] = [64, 32, 17, 64];
 
 pub fn tiny_mlp(dropout: f32, precision: Precision, ranks: &Rc<Ranks>) -> Architecture {
-    let shape = MlpShape {
-        sizes: MLP_SIZES.to_vec(),
-        dropouts: vec![dropout, dropout / 2.0],
-        batch: MICRO_BATCH,
-        seed: 7,
-        precision,
-    };
+    let shape = MlpShape { sizes: MLP_SIZES.to_vec(), dropouts: vec![dropout, dropout / 2.0], seed: 7, precision };
     mlp(shape, ranks.clone())
 }
 
@@ -164,6 +157,7 @@ pub struct Run {
     pub dropout: f32,
     pub precision: Precision,
     pub microbatches: usize,
+    pub micro_batch_size: usize,
     pub steps: usize,
     pub threads: usize,
     pub check: bool,
@@ -221,6 +215,7 @@ impl Run {
             dropout,
             precision: Precision::F32,
             microbatches,
+            micro_batch_size: MICRO_BATCH,
             steps: 20,
             threads: 1,
             check: true,
@@ -283,14 +278,9 @@ impl Run {
                 let Some(shape) = self.gpt_shape() else { unreachable!("a transformer has a shape") };
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
                 let layers = StageLayers::of_stage(self.stage, &blocks, self.recompute);
-                let row = self.row.clone().unwrap_or_else(|| SampleRow::tokens(shape.seq));
-                let at = |seq: usize| {
-                    let shape = GptShape { seq, ..shape.clone() };
-                    let tensor = TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence };
-                    gpt_part(shape, tensor, layers.clone()).with_sample(row.clone().shortened(seq))
-                };
-                let shorter = self.shorter.iter();
-                (shorter.fold(at(shape.seq), |whole, &seq| whole.with_shorter(seq, at(seq))), adamw)
+                let tensor = TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence };
+                let part = gpt_part(shape, tensor, layers);
+                (self.row.iter().fold(part, |part, row| part.with_sample(row.clone())), adamw)
             }
             Kind::Mlp => {
                 let sgd = ParamGroup::decay_matrices(Rule::Sgd { momentum: 0.9 }, decay);
@@ -300,6 +290,8 @@ impl Run {
         let options = StageOptions {
             seed: Some(7),
             microbatches: self.microbatches,
+            micro_batch_size: self.micro_batch_size,
+            shorter_lengths: self.shorter.clone(),
             optimizer: self.groups.clone().unwrap_or(optimizer),
             skip_step: self.skip_step,
             moments: self.moments,
@@ -321,7 +313,7 @@ impl Run {
     /// This rank's settings for a step.
     pub fn settings(&self, step: usize) -> StepSettings {
         let Place { index: rank, count: ranks } = self.ranks.at(Axis::Data);
-        let per_rank = self.microbatches * MICRO_BATCH;
+        let per_rank = self.microbatches * self.micro_batch_size;
         StepSettings {
             step: step as u32,
             microbatches: self.microbatches,
@@ -359,7 +351,7 @@ impl Run {
                 let settings = self.settings(step);
                 // As in a run: stages between the first and the last have no samples.
                 let batch = stage.needs_batch().then(|| match self.row {
-                    Some(_) => packed(settings.first_sample, self.microbatches * MICRO_BATCH),
+                    Some(_) => packed(settings.first_sample, self.microbatches * self.micro_batch_size),
                     None => batch(self.kind, settings.first_sample, self.microbatches),
                 });
                 stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()

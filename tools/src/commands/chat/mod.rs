@@ -111,7 +111,7 @@ impl<'c> Chat<'c> {
         template: &'c ChatTemplate,
         device: &Device,
     ) -> Result<Chat<'c>, RunError> {
-        let rows = loaded.shape.seq.min(READ_AT_A_TIME);
+        let rows = loaded.shape.max_seq_len.min(READ_AT_A_TIME);
         let params = loaded.params(device)?;
         let generator = Generator::new(device, &loaded.shape, &params, rows)?;
         let messages = request.system.iter().map(|text| ("system".into(), text.clone())).collect();
@@ -151,7 +151,7 @@ impl<'c> Chat<'c> {
     /// The tokens that come before the next answer. A quarter of the model's context is left for the answer. If the
     /// tokens do not fit the rest, the oldest messages are dropped.
     fn prompt(&mut self) -> Result<Vec<i32>, UserError> {
-        let seq = self.loaded.shape.seq;
+        let seq = self.loaded.shape.max_seq_len;
         let most = seq - seq / 4;
         loop {
             let text = self.template.prompt(&self.messages).map_err(|error| {

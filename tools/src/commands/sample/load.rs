@@ -38,7 +38,7 @@ impl Loaded {
             return Err(UserError::new(what, "only a gpt generates text", "name a checkpoint of a gpt"));
         };
         let tokenizer = tokenizer(request, &shape, &pretrained)?;
-        Ok(Loaded { shape: GptShape { batch: 1, ..shape }, tokenizer, pretrained })
+        Ok(Loaded { shape, tokenizer, pretrained })
     }
 
     /// The tokens of a prompt, begun like a document. An empty prompt has only the tokens that begin a document. If
@@ -87,10 +87,10 @@ impl Loaded {
 
     /// The model in a line.
     pub fn describe(&self) -> String {
-        let GptShape { layers, hidden, vocab, seq, precision, .. } = &self.shape;
+        let GptShape { layers, hidden, vocab, max_seq_len, precision, .. } = &self.shape;
         let layers = counted(*layers, "layer");
         format!(
-            "{}: {layers} of {hidden}, {vocab} tokens, context {seq}, {precision}",
+            "{}: {layers} of {hidden}, {vocab} tokens, context {max_seq_len}, {precision}",
             self.pretrained.folder().display()
         )
     }

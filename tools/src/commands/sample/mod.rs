@@ -86,7 +86,7 @@ pub fn sample(
 ) -> Result<String, RunError> {
     let text = request.prompt.text()?;
     let prompt = loaded.prompt(&text)?;
-    let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.seq);
+    let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.max_seq_len);
     let params = loaded.params(device)?;
     let mut generator = Generator::new(device, &loaded.shape, &params, longest)?;
     let mut show = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));

@@ -5,6 +5,7 @@ use device::{DType, Tensor};
 use graph_manager::Result;
 
 use crate::fp8::{Copies, Operand, QuantizeAs};
+use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::step_policy::StepContext;
 
@@ -142,7 +143,7 @@ impl Matrices {
     ) -> Result<()> {
         let Some(out) = self.param.grad else { return Ok(()) };
         let (product, offsets) = (GroupedProduct::WeightGradient, order.offsets);
-        let accumulate = !cx.is_first_microbatch();
+        let accumulate = adds_to_gradients(cx);
         cx.run(GroupedGemm { product, offsets, a: grad, b: input, out, scales: None, accumulate })
     }
 }

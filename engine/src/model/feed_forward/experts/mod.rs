@@ -20,6 +20,7 @@ pub(crate) use self::router::{router_terms, selection_biases};
 pub use self::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 use super::dense::{DenseFeedForward, DenseSpec};
 use crate::graph_options::GraphModule;
+use crate::model::buffers::all_rows;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use crate::model::hidden::Samples;
@@ -27,7 +28,7 @@ use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, Halves, PartSpec, SavedInput};
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
-use crate::model::tensor_parallel::LayerRanks;
+use crate::model::tensor_parallel::TensorParallel;
 use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
@@ -75,11 +76,11 @@ impl PartSpec for ExpertSpec {
             down,
             shared: self.shared.as_ref().map(|shared| shared.layer(builder, block)),
             output: builder.of.hidden_dropout(block + 1, 2),
-            ranks: builder.of.layer_ranks(),
+            ranks: builder.of.parallel.clone(),
         })
     }
 
-    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize, tokens_per_sample: usize) -> TokenCost {
         let Experts { count, per_token, ffn, .. } = self.experts;
         let hidden = shape.hidden;
         // Three products of the chosen experts, each with a gathered input, and the sums of their rows; the router in f32.
@@ -89,7 +90,7 @@ impl PartSpec for ExpertSpec {
             ..TokenCost::default()
         };
         let router = TokenCost { weights: count * hidden, values: 2 * 3 * (hidden + count), ..TokenCost::default() };
-        let shared = self.shared.iter().map(|shared| shared.cost(shape, block));
+        let shared = self.shared.iter().map(|shared| shared.cost(shape, block, tokens_per_sample));
         [of_experts, router].into_iter().chain(shared).sum()
     }
 }
@@ -104,7 +105,7 @@ struct ExpertFeedForward {
     down: Matrices,
     shared: Option<DenseFeedForward>,
     output: DropoutLayer,
-    ranks: LayerRanks,
+    ranks: TensorParallel,
 }
 
 /// The choice of experts, and the shared expert's part of the output.
@@ -280,7 +281,7 @@ impl Halves for ExpertFeedForward {
             unreachable!("the second half leaves five tensors")
         };
         let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.samples)?;
-        let grad_normed = self.ranks.tensor(cx, "grad_normed_2", input.shape.last(), input.dtype)?;
+        let grad_normed = all_rows(cx, "grad_normed_2", input.shape.last(), input.dtype)?;
         // One sum of both, rounded once.
         let rows = saved.order.rows;
         cx.run(CombineRows { input: grad_rows, rows, also: Some(of_router), output: grad_normed })?;

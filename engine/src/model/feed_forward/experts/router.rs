@@ -11,7 +11,9 @@ use graph_manager::Result;
 use parallel::{Axis, Lane};
 
 use super::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+use crate::batch_sizes::BatchSizes;
 use crate::layer_partition::StageLayers;
+use crate::microbatch::adds_to_gradients;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::expert_loads::SelectionBias;
 use crate::model::hidden::Samples;
@@ -88,8 +90,6 @@ pub(super) struct RouterLayer {
     balance: Option<(BalanceLoss, Tensor)>,
     /// The multiplier of the z-loss, and its sum.
     z_loss: Option<(f32, Tensor)>,
-    /// Sequences of a microbatch.
-    sequences: usize,
     /// This rank adds the gradients of the router's losses; others of its group do not.
     adds_gradient: bool,
     control: Tensor,
@@ -125,7 +125,6 @@ impl RouterLayer {
             per_token: experts.per_token,
             balance: experts.balance.zip(sum(BALANCE_LOSS)),
             z_loss: sum(ROUTER_Z_LOSS).map(|sum| (experts.z_loss_multiplier as f32, sum)),
-            sequences: of.shape.batch,
             adds_gradient: of.parallel.rank() == 0,
             control: step.control,
         }
@@ -206,7 +205,7 @@ impl RouterLayer {
         }
         if let Some(grad) = self.weight.grad {
             let exact = in_f32(cx, input)?;
-            cx.run(Gemm::wgrad(grad_logits, exact, grad, !cx.is_first_microbatch()))?;
+            cx.run(Gemm::wgrad(grad_logits, exact, grad, adds_to_gradients(cx)))?;
         }
         let grad_input = cx.tensor("grad_router_input", [tokens, weight.shape.last()], DType::F32)?;
         cx.run(Gemm::dgrad(grad_logits, weight, grad_input, Epilogue::None))?;
@@ -218,7 +217,7 @@ impl RouterLayer {
         let tokens = chosen.shape.rows();
         let (groups, position_ids) = match (over, samples.apart()) {
             (BalanceGroup::Microbatch | BalanceGroup::GlobalBatch, _) => (1, None),
-            (BalanceGroup::Sequence, None) => (self.sequences, None),
+            (BalanceGroup::Sequence, None) => (BatchSizes::of(cx).samples, None),
             (BalanceGroup::Sequence, Some(documents)) => (tokens, Some(documents.position_ids)),
         };
         let load = cx.tensor("expert_load", [groups, self.weight.weight.shape.rows()], DType::F32)?;
