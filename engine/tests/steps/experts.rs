@@ -184,37 +184,6 @@ pub fn numbers(result: &StepResult) -> Vec<f64> {
     [result.loss, f64::from(result.grad_norm)].into_iter().chain(result.added.values().copied()).collect()
 }
 
-#[test]
-fn every_layout_trains_experts_as_one_rank_does() {
-    let shape = GptShape { layers: 4, ..tiny_shared(0.1, BalanceGroup::Sequence) };
-    let alone = run_of(&shape, 1, off()).train().0;
-    let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
-    let layouts = [
-        Layout::new(2, 1, 1, 1),
-        without_sequence(Layout::new(2, 1, 1, 1)),
-        Layout::new(1, 2, 1, 1),
-        Layout::new(1, 2, 2, 1),
-        Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) },
-        Layout::new(1, 1, 1, 2),
-        Layout::new(2, 2, 1, 2),
-    ];
-    for layout in layouts {
-        for distributed_optimizer in [false, true] {
-            let graphs = || GraphOptions { poison: true, ..GraphOptions::default() };
-            let run = || Run { distributed_optimizer, ..run_of(&shape, layout.data, graphs()) };
-            let ranks = layout.on_ranks(run, |run| run.train().0);
-            assert!(ranks.iter().all(|results| *results == ranks[0]), "{layout:?}: ranks disagree on the numbers");
-            for (ours, one) in ranks[0].iter().zip(&alone) {
-                let pairs: Vec<_> = numbers(ours).into_iter().zip(numbers(one)).collect();
-                assert!(
-                    pairs.iter().all(|(a, b)| (a / b - 1.0).abs() < 1e-5),
-                    "{layout:?}: ours and one rank's {pairs:?}"
-                );
-            }
-        }
-    }
-}
-
 /// The routers of a stage begin with the value that `value` gives each expert, whatever the channel.
 pub fn set_routers(stage: &Stage, value: impl Fn(usize) -> f32) {
     for (spec, param) in stage.params().iter().filter(|(spec, _)| spec.name.ends_with("router.weight")) {
@@ -345,28 +314,6 @@ fn a_frozen_router_keeps_its_bias() {
     let (results, stage) = run.train_on(&run.device());
     assert!(results.iter().all(|step| step.applied));
     assert_eq!(biases(&stage), vec![vec![0.0; 4]; 2]);
-}
-
-#[test]
-fn selection_biases_and_loads_are_those_of_one_rank_in_every_layout() {
-    let train = |run: Run| {
-        let device = run.device();
-        let (results, stage) = run.train_on(&device);
-        let loads: Vec<_> = results.into_iter().map(|result| result.expert_loads).collect();
-        (loads, biases(&stage))
-    };
-    let (loads, bias) = train(run_of(&tiny_biased(), 1, off()));
-    for layout in [Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1), Layout::new(1, 1, 1, 2), Layout::new(2, 2, 1, 2)] {
-        let ranks = layout.on_ranks(|| run_of(&tiny_biased(), layout.data, GraphOptions::default()), train);
-        for (of_rank, biases) in ranks {
-            assert_eq!(of_rank, loads, "{layout:?}");
-            // A stage has the biases of its own blocks.
-            assert!(
-                biases.iter().all(|of| bias.contains(of)) && biases.len() * layout.stages == 2,
-                "{layout:?}: {biases:?}"
-            );
-        }
-    }
 }
 
 #[test]

@@ -11,9 +11,7 @@ use graph_manager::{EagerMemory, Verification, Verified};
 use parallel::Axis;
 
 use crate::experts::tiny_experts;
-use crate::models::{
-    Kind, Layout, Run, SEQ, VOCAB, all_settings, noise, tiny_gemma3, tiny_gpt, tiny_llama, tiny_qwen3,
-};
+use crate::models::{Kind, Run, SEQ, VOCAB, all_settings, noise, tiny_gemma3, tiny_gpt, tiny_llama, tiny_qwen3};
 
 /// The lengths of a model, beside its own.
 const SHORTER: [usize; 2] = [4, 6];
@@ -166,31 +164,6 @@ fn eight_bit_steps_have_the_bits_of_graphs_off_and_measured_ones_too() {
         assert!(plain.iter().all(|step| step.loss.is_finite()) && plain[5].fp8.is_some(), "{plain:?}");
         for (setting, options) in all_settings() {
             assert_eq!(train(options), plain, "{recipe}, {setting}");
-        }
-    }
-}
-
-#[test]
-fn ranks_and_stages_have_the_losses_of_one_rank() {
-    for (name, shape) in shapes(Precision::F32) {
-        // As many heads of each kind as ranks share.
-        let shape = GptShape { layers: 4, heads: 8, kv_heads: 4, ..shape };
-        let one = train(&run(&shape, 4, off()), true);
-        for layout in [
-            Layout::new(1, 1, 1, 2),
-            Layout::new(2, 1, 1, 1),
-            Layout::new(1, 2, 1, 1),
-            Layout::new(1, 2, 2, 1),
-            Layout { zero_bubble: true, ..Layout::new(2, 2, 1, 1) },
-        ] {
-            for scope in Scope::ALL {
-                let graphs = || GraphOptions { scope, ..GraphOptions::default() };
-                let run = || run(&shape, 4 / layout.data, graphs());
-                let ranks = layout.on_ranks(run, |run| train(&run, true));
-                for (rank, theirs) in ranks.iter().enumerate() {
-                    assert_close(&format!("{name}, {layout:?}, {scope:?}, rank {rank}"), theirs, &one, 1e-4);
-                }
-            }
         }
     }
 }

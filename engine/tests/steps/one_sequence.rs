@@ -294,5 +294,8 @@ fn ranks_that_order_two_communicators_differently_are_found() {
     let (bucket, _) = transfers.after.iter().find(|(id, _)| is_of(id, "data")).unwrap().clone();
     transfers.after.push((shared, vec![bucket]));
     let text = problems(&ranks).join("\n");
-    assert!(text.contains("transfers wait for each other") && text.contains("`data`") && text.contains("`tensor`"), "{text}");
+    assert!(
+        text.contains("transfers wait for each other") && text.contains("`data`") && text.contains("`tensor`"),
+        "{text}"
+    );
 }

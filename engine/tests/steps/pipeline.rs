@@ -1,5 +1,5 @@
-//! Stages of a pipeline train as one rank that has all layers: in every schedule and layout, with dropout, with graphs or
-//! without.
+//! Stages of a pipeline train as one rank that has all layers, to the same bits: in every schedule, with dropout, with graphs
+//! or without.
 
 use std::collections::BTreeMap;
 
@@ -151,17 +151,6 @@ fn assert_bits_of_one_rank(case: &Case) {
     assert!(weights == whole, "{case:?}: other weights");
 }
 
-/// Fails unless the numbers are one rank's up to the order of sums.
-fn assert_close_to_one_rank(case: &Case) {
-    let (ours, theirs) = (case.train().0, case.alone().train().0);
-    for (step, (a, b)) in ours.iter().zip(&theirs).enumerate() {
-        // f32 sums in another order differ by about 1e-7; ten steps of AdamW stretch that to at most 1e-5.
-        let allowed = if step == 0 { 1e-6 } else { 2e-5 };
-        let (loss, norm) = ((a.loss / b.loss - 1.0).abs(), f64::from((a.grad_norm / b.grad_norm - 1.0).abs()));
-        assert!(loss < allowed && norm < 20.0 * allowed, "{case:?}, step {step}: {a:?} and {b:?}");
-    }
-}
-
 /// Stages, chunks of each and microbatches.
 const SCHEDULES: [(usize, usize, usize); 9] =
     [(2, 1, 1), (2, 1, 4), (2, 1, 8), (4, 1, 1), (4, 1, 4), (4, 1, 8), (2, 2, 4), (4, 2, 4), (4, 2, 8)];
@@ -173,21 +162,6 @@ fn without_clipping_stages_of_an_untied_model_have_the_bits_of_one_rank_in_every
             let layers = (stages * chunks).max(4);
             let case = Case { tied: false, layers, ..Case::new(kind, stages, chunks, microbatches) };
             assert_bits_of_one_rank(&case);
-        }
-    }
-}
-
-#[test]
-fn with_a_tied_table_and_clipping_stages_have_the_losses_and_norms_of_one_rank() {
-    for (kind, tied) in [(Kind::Gpt, true), (Kind::Llama, true), (Kind::Gpt, false)] {
-        for (stages, chunks, microbatches) in [(2, 1, 1), (2, 1, 4), (4, 1, 8), (2, 2, 4), (4, 2, 8)] {
-            let layers = (stages * chunks).max(4);
-            assert_close_to_one_rank(&Case {
-                tied,
-                layers,
-                clip: 0.5,
-                ..Case::new(kind, stages, chunks, microbatches)
-            });
         }
     }
 }
@@ -250,13 +224,6 @@ fn mixed() -> Vec<Case> {
         Case { tensor: 2, ..Case::new(Kind::Llama, 2, 2, 2) },
         Case { tensor: 2, data: 2, divided: true, ..Case::new(Kind::Gpt, 2, 2, 2) },
     ]
-}
-
-#[test]
-fn stages_that_share_layers_batch_and_state_with_others_have_the_losses_and_norms_of_one_rank() {
-    for case in mixed() {
-        assert_close_to_one_rank(&Case { clip: 0.5, ..case });
-    }
 }
 
 #[test]

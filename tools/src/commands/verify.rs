@@ -75,7 +75,7 @@ pub(super) fn run(request: &VerifyRequest) -> Result<String, RunError> {
         match dry_run {
             true => Ok(format!("would compare with one rank: {what}")),
             false => match trial.verdict()? {
-                Verdict::Same(compared) => Ok(format!("same numbers as one rank: {what}\n  differences: {compared}")),
+                Verdict::Same(lines) => Ok(format!("same numbers as one rank: {what}\n  {}", lines.join("\n  "))),
                 Verdict::Differs(found) => Err(RunError::Layout(found)),
             },
         }

@@ -3,7 +3,7 @@
 use parallel::{Axis, Mesh};
 use trainer::error::RunError;
 
-use super::compare::Difference;
+use super::difference::Difference;
 use super::layouts::{of_sizes, with_size};
 
 /// The axis that numbers of `mesh` differ over, in words. `differs` tries a layout: `None` if the model cannot be

@@ -5,7 +5,9 @@ use std::fmt;
 
 use common::format::counted;
 
-use super::numbers::{Part, RankNumbers, StepNumbers, Values};
+use super::difference::{Difference, constant_factor};
+use super::numbers::{Numbers, RankNumbers, StepNumbers};
+use super::values::{Part, Values};
 
 /// A loss is a mean of some hundred losses, each of two f32 sums. In another order they differ by a few 1e-7.
 const LOSS: f64 = 3e-6;
@@ -23,10 +25,34 @@ const OF_ALL: f32 = 1e-6;
 /// An update is a difference of two weights, which are rounded to 24 bits.
 const OF_WEIGHT: f32 = 4.0 / (1 << 24) as f32;
 
+/// One rank in the run's number format is off its own f32 numbers by some error. Ranks round at other places, so they
+/// are off by an error of the same size and another direction: the two are at most twice the error apart, and the error
+/// of a part of a parameter is no more than a few times that of the whole.
+const ERRORS: f32 = 3.0;
+
+/// Sums of gradients are rounded to bf16 between ranks, and on one rank nothing is: 8 bits, with room for a sum that is
+/// smaller than its terms.
+const OF_VALUES: f32 = 1.0 / 64.0;
+
+/// What a constant factor may leave, as a share of the values: of f32 ones, and of ones in such a format.
+const LEFT: f64 = 0.02;
+const LEFT_BY_ROUNDING: f64 = 0.3;
+
+/// How far numbers of ranks may be from those of one rank.
+#[derive(Clone, Copy)]
+pub(super) enum Bounds<'n> {
+    /// All are f32. Sums are in another order.
+    Sums,
+    /// The run's own format. These are one rank's numbers in f32, by which one rank's rounding is known.
+    Rounding(&'n RankNumbers),
+}
+
 /// Numbers that are the same.
+#[derive(Default)]
 pub(crate) struct Compared {
     parameters: BTreeSet<String>,
-    /// By kind of values: the largest difference, relative to the largest value of its parameter.
+    /// By kind of values: the largest difference, relative to the largest value of its parameter; or, of rounded ones,
+    /// the largest root mean square of differences, relative to that of the values.
     largest: BTreeMap<Values, f32>,
     loss: f64,
     norm: f64,
@@ -42,76 +68,87 @@ impl fmt::Display for Compared {
     }
 }
 
-/// The first number that differs.
-#[derive(Clone, Debug)]
-pub(crate) struct Difference {
-    /// The step, counted from 0.
-    step: usize,
-    /// The number in words.
-    what: String,
-    /// The ranks that have another.
-    ranks: Vec<usize>,
-    /// Values that differ, of those that these ranks have together.
-    elements: Option<(usize, usize)>,
-    /// Of the first value: here, and on one rank.
-    values: (f64, f64),
-    /// Ours over one rank's, if all values that differ have the same.
-    pub(super) factor: Option<f64>,
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { step, what, ranks, elements, values: (here, alone), factor } = self;
-        let numbers = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let ranks = if ranks.len() > 1 { "ranks" } else { "rank" };
-        write!(f, "step {}: the {what} on {ranks} {numbers} ", step + 1)?;
-        match factor {
-            Some(factor) => write!(f, "is {} that of one rank", times(*factor))?,
-            None => f.write_str("differs from that of one rank by no constant factor")?,
-        }
-        write!(f, " ({here:.4e} instead of {alone:.4e}")?;
-        match elements {
-            Some((some, all)) => write!(f, "; {some} of {all} values)"),
-            None => f.write_str(")"),
-        }
-    }
-}
-
-/// A factor in words: `2 times`, `1/2 of`.
-fn times(factor: f64) -> String {
-    let whole = |factor: f64| Some(factor.round()).filter(|whole| (factor / whole - 1.0).abs() < 1e-3);
-    match (whole(factor), whole(1.0 / factor)) {
-        (Some(n), _) => format!("{n} times"),
-        (_, Some(n)) => format!("1/{n} of"),
-        _ => format!("{factor:.4} times"),
-    }
-}
-
 /// Compares the numbers of all ranks with those of one, step by step.
 ///
 /// # Errors
 /// The first number that differs.
-pub(super) fn compare(alone: &RankNumbers, ranks: &[RankNumbers]) -> Result<Compared, Difference> {
-    let mut compared = Compared { parameters: BTreeSet::new(), largest: BTreeMap::new(), loss: 0.0, norm: 0.0 };
-    for (step, alone) in alone.iter().enumerate() {
-        let ranks: Vec<&StepNumbers> = ranks.iter().map(|rank| &rank[step]).collect();
-        let at_step = |found: Difference| Difference { step, ..found };
-        for (at, &(name, loss)) in alone.losses.iter().enumerate() {
-            let found = compare_number(name, LOSS, loss, ranks.iter().map(|rank| rank.losses[at].1));
-            compared.loss = compared.loss.max(found.map_err(at_step)?);
-        }
-        compare_loads(alone, &ranks).map_err(at_step)?;
-        compare_parts(alone, &ranks, |values| values == Values::Gradient, &mut compared).map_err(at_step)?;
-        let norms = ranks.iter().map(|rank| rank.grad_norm.into());
-        let norm = compare_number("gradient norm", NORM, alone.grad_norm.into(), norms);
-        compared.norm = compared.norm.max(norm.map_err(at_step)?);
-        compare_parts(alone, &ranks, |values| values != Values::Gradient, &mut compared).map_err(at_step)?;
+pub(super) fn compare(
+    alone: &RankNumbers,
+    ranks: &[RankNumbers],
+    bounds: Bounds<'_>,
+) -> Result<Compared, Box<Difference>> {
+    let mut compared = Compared::default();
+    for (step, alone) in alone.steps.iter().enumerate() {
+        let ranks: Vec<&StepNumbers> = ranks.iter().map(|rank| &rank.steps[step]).collect();
+        let exact = match bounds {
+            Bounds::Sums => None,
+            Bounds::Rounding(exact) => Some(&exact.steps[step]),
+        };
+        compare_step(alone, &ranks, exact, &mut compared)
+            .map_err(|found| Box::new(Difference { step: Some(step), ..*found }))?;
     }
+    // Frozen weights have no update, and selection biases have no gradient.
+    let parts: Vec<&[Part]> = ranks.iter().map(|rank| &rank.kept[..]).collect();
+    let exact = match bounds {
+        Bounds::Sums => None,
+        Bounds::Rounding(exact) => Some(&exact.kept[..]),
+    };
+    let last = alone.steps.len() - 1;
+    compare_parts(&alone.kept, &parts, exact, |values| values == Values::Weight, &mut compared)
+        .map_err(|found| Box::new(Difference { step: Some(last), ..*found }))?;
     Ok(compared)
 }
 
+fn compare_step(
+    alone: &StepNumbers,
+    ranks: &[&StepNumbers],
+    exact: Option<&StepNumbers>,
+    compared: &mut Compared,
+) -> Result<(), Box<Difference>> {
+    compare_loads(alone, ranks)?;
+    let allowed = |in_f32: f64, here: f64, exact: Option<f64>| match exact {
+        Some(exact) => f64::from(ERRORS) * (here / exact - 1.0).abs() + f64::from(OF_VALUES),
+        None => in_f32,
+    };
+    for (at, &(name, loss)) in alone.losses.iter().enumerate() {
+        let allowed = allowed(LOSS, loss, exact.map(|exact| exact.losses[at].1));
+        let largest = compare_number(name, allowed, loss, ranks.iter().map(|rank| rank.losses[at].1))?;
+        compared.loss = compared.loss.max(largest);
+    }
+    let parts: Vec<&[Part]> = ranks.iter().map(|rank| &rank.parts[..]).collect();
+    let exact_parts = exact.map(|exact| &exact.parts[..]);
+    compare_parts(&alone.parts, &parts, exact_parts, |values| values == Values::Gradient, compared)?;
+    let (norm, exact) = (alone.grad_norm.into(), exact.map(|exact| exact.grad_norm.into()));
+    let norms = ranks.iter().map(|rank| rank.grad_norm.into());
+    compared.norm = compared.norm.max(compare_number("gradient norm", allowed(NORM, norm, exact), norm, norms)?);
+    compare_parts(&alone.parts, &parts, exact_parts, |values| values != Values::Gradient, compared)
+}
+
+/// Compares what one rank loads from a checkpoint with what all ranks have. Returns the number of tensors.
+///
+/// # Errors
+/// The first value with other bits.
+pub(super) fn compare_checkpoint(numbers: &Numbers) -> Result<usize, Box<Difference>> {
+    let parts: Vec<&[Part]> = numbers.ranks.iter().map(|rank| &rank.kept[..]).collect();
+    let here = by_parameter(&parts);
+    let mut wholes = wholes(&numbers.loaded, None, &|_| true);
+    wholes.values_mut().for_each(|whole| whole.allowed = Allowed::Each(0.0));
+    let tensors = wholes.len();
+    for part in &numbers.loaded {
+        let key = (part.values, part.name.as_str());
+        let Some(mut whole) = wholes.remove(&key) else { continue };
+        differences(&mut whole, key, here.get(&key).map_or(&[], Vec::as_slice))?;
+    }
+    Ok(tensors)
+}
+
 /// The largest relative difference of a number that every rank has.
-fn compare_number(what: &str, allowed: f64, alone: f64, ranks: impl Iterator<Item = f64>) -> Result<f64, Difference> {
+fn compare_number(
+    what: &str,
+    allowed: f64,
+    alone: f64,
+    ranks: impl Iterator<Item = f64>,
+) -> Result<f64, Box<Difference>> {
     let all: Vec<f64> = ranks.collect();
     let relative = |here: &f64| if *here == alone { 0.0 } else { (here / alone - 1.0).abs() };
     // A number that is none is not within it, either.
@@ -120,28 +157,37 @@ fn compare_number(what: &str, allowed: f64, alone: f64, ranks: impl Iterator<Ite
     let Some(&first) = others.first() else { return Ok(all.iter().map(relative).fold(0.0, f64::max)) };
     let factor = all[first] / alone;
     let same = others.iter().all(|rank| (all[*rank] / alone / factor - 1.0).abs() < allowed);
-    Err(Difference {
-        step: 0,
+    Err(Box::new(Difference {
+        step: None,
         what: what.into(),
         values: (all[first], alone),
         elements: None,
         factor: Some(factor).filter(|_| same),
         ranks: others,
-    })
+        choices: None,
+    }))
 }
 
 /// Tokens pass the same experts. Otherwise no gradient could be the same.
-fn compare_loads(alone: &StepNumbers, ranks: &[&StepNumbers]) -> Result<(), Difference> {
+fn compare_loads(alone: &StepNumbers, ranks: &[&StepNumbers]) -> Result<(), Box<Difference>> {
     let tokens =
         |numbers: &StepNumbers| numbers.loads.iter().flat_map(|block| block.tokens.clone()).collect::<Vec<_>>();
     let theirs = tokens(alone);
     let others: Vec<usize> = (0..ranks.len()).filter(|&rank| tokens(ranks[rank]) != theirs).collect();
     let Some(&first) = others.first() else { return Ok(()) };
     let ours = tokens(ranks[first]);
-    let at = ours.iter().zip(&theirs).position(|(a, b)| a != b).unwrap_or(0);
-    let value = |all: &[f32]| all.get(at).copied().unwrap_or_default().into();
-    let values = (value(&ours), value(&theirs));
-    Err(Difference { step: 0, what: "load of experts".into(), ranks: others, elements: None, values, factor: None })
+    let more: f32 = ours.iter().zip(&theirs).map(|(here, alone)| (here - alone).max(0.0)).sum();
+    let fewer: f32 = ours.iter().zip(&theirs).map(|(here, alone)| (alone - here).max(0.0)).sum();
+    let all: f32 = theirs.iter().sum();
+    Err(Box::new(Difference {
+        step: None,
+        what: "load of experts".into(),
+        ranks: others,
+        elements: None,
+        values: (ours.iter().sum::<f32>().into(), all.into()),
+        factor: None,
+        choices: Some((more.max(fewer) as usize, all as usize)),
+    }))
 }
 
 /// Values of a whole parameter.
@@ -149,33 +195,78 @@ struct Whole {
     values: Vec<f32>,
     largest: f32,
     largest_weight: f32,
-    allowed: f32,
+    allowed: Allowed,
     /// By element: some rank has it.
     is_there: Vec<bool>,
 }
 
-/// Compares every rank's parts of some values with one rank's, parameter by parameter.
-fn compare_parts(
-    alone: &StepNumbers,
-    ranks: &[&StepNumbers],
-    chosen: impl Fn(Values) -> bool,
-    compared: &mut Compared,
-) -> Result<(), Difference> {
-    let mut wholes = wholes(alone, &chosen);
-    let mut here: HashMap<(Values, &str), Vec<(usize, &Part)>> = HashMap::new();
-    for (rank, numbers) in ranks.iter().enumerate() {
-        for part in &numbers.parts {
+impl Whole {
+    fn new(part: &Part) -> Whole {
+        let elements = part.whole.iter().product();
+        let (values, is_there) = (vec![0.0; elements], vec![false; elements]);
+        Whole { values, largest: 0.0, largest_weight: 0.0, allowed: Allowed::Each(0.0), is_there }
+    }
+
+    fn add(&mut self, part: &Part) {
+        for (place, value) in places(part).zip(&part.here) {
+            self.values[place] = *value;
+            self.largest = self.largest.max(value.abs());
+        }
+        self.largest_weight = self.largest_weight.max(part.largest_weight);
+    }
+}
+
+/// How far values may be from one rank's.
+enum Allowed {
+    /// Each of them.
+    Each(f32),
+    /// The root mean square over what a rank has, by the error of each of one rank's values.
+    ByErrors(Vec<f32>),
+}
+
+/// Root mean square.
+fn rms(values: impl Iterator<Item = f32>) -> f32 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + f64::from(value).powi(2), count + 1));
+    (sum / f64::from(count.max(1))).sqrt() as f32
+}
+
+type ByParameter<'p, T> = HashMap<(Values, &'p str), T>;
+
+/// The parts that ranks have, rank by rank.
+fn by_parameter<'p>(ranks: &[&'p [Part]]) -> ByParameter<'p, Vec<(usize, &'p Part)>> {
+    let mut here: ByParameter<'p, Vec<(usize, &Part)>> = HashMap::new();
+    for (rank, parts) in ranks.iter().enumerate() {
+        for part in *parts {
             here.entry((part.values, &part.name)).or_default().push((rank, part));
         }
     }
-    for part in &alone.parts {
+    here
+}
+
+/// Compares every rank's parts of some values with one rank's, parameter by parameter.
+fn compare_parts(
+    alone: &[Part],
+    ranks: &[&[Part]],
+    exact: Option<&[Part]>,
+    chosen: impl Fn(Values) -> bool,
+    compared: &mut Compared,
+) -> Result<(), Box<Difference>> {
+    let mut wholes = wholes(alone, exact, &chosen);
+    let here = by_parameter(ranks);
+    for part in alone {
         let key = (part.values, part.name.as_str());
         // A parameter of several parts is compared at the first one.
         let Some(mut whole) = wholes.remove(&key) else { continue };
         let largest = differences(&mut whole, key, here.get(&key).map_or(&[], Vec::as_slice))?;
-        let relative = if whole.largest > 0.0 { largest / whole.largest } else { 0.0 };
+        let (relative, says) = match &whole.allowed {
+            Allowed::Each(allowed) => (largest / whole.largest, whole.largest * OF_PARAMETER > allowed / 2.0),
+            Allowed::ByErrors(errors) => {
+                let values = rms(whole.values.iter().copied());
+                (largest / values, values > rms(errors.iter().copied()))
+            }
+        };
         // The largest of a parameter whose values are 0 but for rounding says nothing.
-        if whole.largest * OF_PARAMETER > whole.allowed / 2.0 {
+        if says {
             let of_values = compared.largest.entry(part.values).or_default();
             *of_values = of_values.max(relative);
         }
@@ -184,96 +275,108 @@ fn compare_parts(
     Ok(())
 }
 
-/// One rank's values of every parameter.
-fn wholes<'a>(alone: &'a StepNumbers, chosen: &impl Fn(Values) -> bool) -> HashMap<(Values, &'a str), Whole> {
-    let mut wholes: HashMap<(Values, &str), Whole> = HashMap::new();
+/// One rank's values of every parameter. `exact` are the same in f32, if these are rounded.
+fn wholes<'a>(alone: &'a [Part], exact: Option<&[Part]>, chosen: &impl Fn(Values) -> bool) -> ByParameter<'a, Whole> {
+    let mut wholes: ByParameter<'a, Whole> = HashMap::new();
     let mut largest_of_all: HashMap<Values, f32> = HashMap::new();
-    for part in alone.parts.iter().filter(|part| chosen(part.values)) {
-        let elements = part.whole.iter().product();
-        let whole = wholes.entry((part.values, &part.name)).or_insert_with(|| Whole {
-            values: vec![0.0; elements],
-            largest: 0.0,
-            largest_weight: 0.0,
-            allowed: 0.0,
-            is_there: vec![false; elements],
-        });
-        for (place, value) in places(part).zip(&part.here) {
-            whole.values[place] = *value;
-            whole.largest = whole.largest.max(value.abs());
-        }
+    for part in alone.iter().filter(|part| chosen(part.values)) {
+        let whole = wholes.entry((part.values, &part.name)).or_insert_with(|| Whole::new(part));
+        whole.add(part);
         let of_all = largest_of_all.entry(part.values).or_default();
         *of_all = of_all.max(whole.largest);
-        whole.largest_weight = whole.largest_weight.max(part.largest_weight);
     }
-    for ((values, _), whole) in &mut wholes {
+    let exact = exact.map(|exact| self::wholes(exact, None, chosen));
+    for ((values, name), whole) in &mut wholes {
         let of_all = OF_ALL * largest_of_all.get(values).copied().unwrap_or_default();
-        whole.allowed = OF_PARAMETER * whole.largest + of_all + OF_WEIGHT * whole.largest_weight;
+        let each = OF_PARAMETER * whole.largest + of_all + OF_WEIGHT * whole.largest_weight;
+        whole.allowed = match exact.as_ref().and_then(|exact| exact.get(&(*values, *name))) {
+            Some(exact) => {
+                let errors = whole.values.iter().zip(&exact.values).map(|(rounded, exact)| rounded - exact);
+                Allowed::ByErrors(errors.collect())
+            }
+            None => Allowed::Each(each),
+        };
     }
     wholes
 }
 
 /// The largest difference between the parts that ranks have and the whole.
-fn differences(whole: &mut Whole, (values, name): (Values, &str), parts: &[(usize, &Part)]) -> Result<f32, Difference> {
+fn differences(
+    whole: &mut Whole,
+    (values, name): (Values, &str),
+    parts: &[(usize, &Part)],
+) -> Result<f32, Box<Difference>> {
     let (mut largest, mut others, mut all) = (0.0, BTreeSet::new(), 0);
     let mut different: Vec<(f32, f32)> = Vec::new();
-    for (rank, part) in parts {
+    for of_rank in parts.chunk_by(|one, other| one.0 == other.0) {
+        let at: Vec<usize> = of_rank.iter().flat_map(|(_, part)| places(part)).collect();
+        let here = of_rank.iter().flat_map(|(_, part)| &part.here);
+        let pairs: Vec<(f32, f32)> = here.copied().zip(at.iter().map(|&place| whole.values[place])).collect();
+        at.iter().for_each(|&place| whole.is_there[place] = true);
         let before = different.len();
-        for (place, &here) in places(part).zip(&part.here) {
-            let alone = whole.values[place];
-            whole.is_there[place] = true;
-            let by = (here - alone).abs();
-            match by <= whole.allowed {
-                true => largest = f32::max(largest, by),
-                false => different.push((here, alone)),
-            }
-        }
+        largest = f32::max(largest, add_different(whole, &at, &pairs, &mut different));
         if different.len() > before {
-            others.insert(*rank);
-            all += part.here.len();
+            others.insert(of_rank[0].0);
+            all += pairs.len();
         }
     }
-    let found = |what: String, values: (f32, f32), elements, factor| Difference {
-        step: 0,
-        what,
-        ranks: others.iter().copied().collect(),
-        elements: Some(elements),
-        values: (values.0.into(), values.1.into()),
-        factor,
+    let found = |what: String, values: (f32, f32), elements, factor| {
+        let ranks = others.iter().copied().collect();
+        let values = (values.0.into(), values.1.into());
+        Err(Box::new(Difference { step: None, what, ranks, elements: Some(elements), values, factor, choices: None }))
     };
     if let Some(&first) = different.first() {
-        let factor = constant_factor(&different, whole.largest);
-        return Err(found(format!("{values} of {name}"), first, (different.len(), all), factor));
+        let spread = if matches!(whole.allowed, Allowed::Each(_)) { LEFT } else { LEFT_BY_ROUNDING };
+        let factor = constant_factor(&different, spread);
+        return found(format!("{values} of {name}"), first, (different.len(), all), factor);
     }
     let missing = whole.is_there.iter().filter(|is_there| !**is_there).count();
     match whole.is_there.iter().position(|is_there| !is_there) {
         Some(at) => {
             let what = format!("{values} of {name}, which no rank has whole,");
-            Err(found(what, (f32::NAN, whole.values[at]), (missing, whole.values.len()), None))
+            found(what, (f32::NAN, whole.values[at]), (missing, whole.values.len()), None)
         }
         None => Ok(largest),
     }
 }
 
-/// Ours over one rank's, if all pairs have about the same. Values that are small beside the parameter's largest have
-/// too few exact digits.
-fn constant_factor(pairs: &[(f32, f32)], largest: f32) -> Option<f64> {
-    let exact = pairs.iter().filter(|(_, alone)| alone.abs() > 0.02 * largest);
-    let mut factors: Vec<f64> = exact.map(|(here, alone)| f64::from(*here) / f64::from(*alone)).collect();
-    factors.sort_by(f64::total_cmp);
-    let middle = *factors.get(factors.len() / 2)?;
-    factors.iter().all(|factor| (factor / middle - 1.0).abs() < 0.02).then_some(middle)
+/// Adds the pairs of a rank, ours and one rank's at these places, that are further apart than allowed. Returns the
+/// difference of the others.
+fn add_different(whole: &Whole, at: &[usize], pairs: &[(f32, f32)], different: &mut Vec<(f32, f32)>) -> f32 {
+    let by = |pair: &(f32, f32)| (pair.0 - pair.1).abs();
+    match &whole.allowed {
+        Allowed::Each(most) => {
+            // A value that is no number is not within it, either.
+            let (same, others): (Vec<_>, Vec<_>) = pairs.iter().partition(|pair| by(pair) <= *most);
+            different.extend(others);
+            same.iter().map(by).fold(0.0, f32::max)
+        }
+        Allowed::ByErrors(errors) => {
+            let error = rms(at.iter().map(|&place| errors[place])) + rms(errors.iter().copied());
+            let allowed = ERRORS / 2.0 * error + OF_VALUES * rms(pairs.iter().map(|pair| pair.1));
+            let apart = rms(pairs.iter().map(by));
+            match apart <= allowed {
+                true => apart,
+                false => {
+                    different.extend(pairs.iter().filter(|pair| pair.0 != pair.1));
+                    0.0
+                }
+            }
+        }
+    }
 }
 
-/// The places of a part's values in the whole parameter.
+/// The places of a part's values in the whole parameter: row by row, as most of them lie side by side.
 fn places(part: &Part) -> impl Iterator<Item = usize> + '_ {
     let (sizes, offset) = (&part.slab.sizes, &part.slab.offset);
-    (0..part.here.len()).map(move |at| {
-        let (mut rest, mut place, mut stride) = (at, 0, 1);
-        for axis in (0..sizes.len()).rev() {
-            place += (offset[axis] + rest % sizes[axis]) * stride;
+    let last = sizes.len() - 1;
+    (0..part.here.len() / sizes[last].max(1)).flat_map(move |row| {
+        let (mut rest, mut first, mut stride) = (row, offset[last], part.whole[last]);
+        for axis in (0..last).rev() {
+            first += (offset[axis] + rest % sizes[axis]) * stride;
             rest /= sizes[axis];
             stride *= part.whole[axis];
         }
-        place
+        first..first + sizes[last]
     })
 }

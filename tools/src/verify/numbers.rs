@@ -1,21 +1,23 @@
 //! The numbers of a run's first steps, on all ranks. Ranks are threads of this host.
 
-use std::collections::HashMap;
-use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::panic_text;
-use device::{Device, HostOptions, Tensor};
-use engine::params::{Param, ParamSpec, Slab};
-use engine::step::{BlockLoad, Stage};
+use device::{Device, HostOptions};
+use engine::step::{BlockLoad, StepSettings};
 use parallel::{ThreadRank, ThreadWorld};
+use trainer::checkpoint::Writers;
 use trainer::config::RunConfig;
 use trainer::config::plan::RunPlan;
-use trainer::error::RunError;
+use trainer::error::{RunError, file_error};
 use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::{recorded_stage, step_settings};
 
+use super::checkpoint::{loaded, save_in};
 use super::samples::Samples;
+use super::small::alone;
+use super::values::{Before, Part, kept, left_by_step};
 
 /// Steps that are compared. In the third one weights have moved twice, and with graphs it is replayed.
 pub(crate) const STEPS: usize = 3;
@@ -25,42 +27,6 @@ const BUCKET_BYTES: usize = 4096;
 
 /// How long a rank may work alone.
 const TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Values of a parameter. A fault shows first in the one that comes first here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Values {
-    /// The gradient, summed over all ranks.
-    Gradient,
-    /// A state of the optimizer.
-    State(&'static str),
-    /// The change of its weights in the step.
-    Update,
-}
-
-impl fmt::Display for Values {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Values::Gradient => f.write_str("gradient"),
-            Values::State(name) => write!(f, "optimizer state `{name}`"),
-            Values::Update => f.write_str("update"),
-        }
-    }
-}
-
-/// A part of a parameter's values that a rank has.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    pub(super) values: Values,
-    /// The parameter.
-    pub(super) name: String,
-    /// The sizes of the whole parameter.
-    pub(super) whole: Vec<usize>,
-    /// The place in the whole parameter.
-    pub(super) slab: Slab,
-    pub(super) here: Vec<f32>,
-    /// The largest weight in it, for updates: they are rounded as it is.
-    pub(super) largest_weight: f32,
-}
 
 /// The numbers of a step on a rank.
 #[derive(Clone, Debug)]
@@ -73,97 +39,91 @@ pub(super) struct StepNumbers {
     pub(super) parts: Vec<Part>,
 }
 
-/// The numbers of a rank, step by step.
-pub(super) type RankNumbers = Vec<StepNumbers>;
+/// The numbers of a rank.
+#[derive(Clone, Debug)]
+pub(super) struct RankNumbers {
+    pub(super) steps: Vec<StepNumbers>,
+    /// What a checkpoint keeps of it after the last step.
+    pub(super) kept: Vec<Part>,
+}
+
+/// The numbers of every rank.
+#[derive(Clone, Debug)]
+pub(super) struct Numbers {
+    pub(super) ranks: Vec<RankNumbers>,
+    /// What one rank loads from the checkpoint that several ranks save after the last step.
+    pub(super) loaded: Vec<Part>,
+}
 
 /// The numbers of every rank.
 ///
 /// # Errors
-/// A configuration that breaks a rule; a step that fails.
-pub(super) fn numbers(config: &RunConfig, ranks: usize) -> Result<Vec<RankNumbers>, RunError> {
+/// A configuration that breaks a rule; a step that fails; a checkpoint that cannot be saved, or does not load on one rank.
+pub(super) fn numbers(config: &RunConfig, ranks: usize) -> Result<Numbers, RunError> {
     RunPlan::new(config.clone(), ranks)?;
-    let results: Vec<Result<RankNumbers, RunError>> = std::thread::scope(|scope| {
+    let made = (ranks > 1).then(tempfile::tempdir).transpose();
+    let folder = made.map_err(file_error("a temporary folder for a checkpoint".into()))?;
+    let path = folder.as_ref().map(tempfile::TempDir::path);
+    let results: Vec<Result<(RankNumbers, Option<PathBuf>), RunError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = ThreadWorld::ranks(ranks, TIMEOUT)
             .into_iter()
-            .map(|rank| scope.spawn(move || on_rank(config, ranks, &rank)))
+            .map(|rank| scope.spawn(move || on_rank(config, ranks, &rank, path)))
             .collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|end| end.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))).collect()
     });
     // The other ranks fail in a transfer if one does.
-    let is_cause = |result: &Result<RankNumbers, RunError>| result.as_ref().is_err_and(|error| !error.follows());
+    let is_cause = |result: &Result<_, RunError>| result.as_ref().is_err_and(|error| !error.follows());
     let (causes, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_cause);
-    causes.into_iter().chain(others).collect()
+    let all: Result<Vec<_>, RunError> = causes.into_iter().chain(others).collect();
+    let (ranks, saved): (Vec<RankNumbers>, Vec<Option<PathBuf>>) = all?.into_iter().unzip();
+    let loaded = match saved.into_iter().flatten().next() {
+        Some(checkpoint) => loaded(&alone(config), &checkpoint)?,
+        None => Vec::new(),
+    };
+    Ok(Numbers { ranks, loaded })
 }
 
-fn on_rank(config: &RunConfig, ranks: usize, rank: &ThreadRank) -> Result<RankNumbers, RunError> {
+/// A device for one rank.
+pub(super) fn host() -> device::Result<Device> {
+    Device::host(HostOptions { threads: 1, check: true, dry: false })
+}
+
+/// The numbers of a rank, and the checkpoint that all save in `folder`.
+fn on_rank(
+    config: &RunConfig,
+    ranks: usize,
+    rank: &ThreadRank,
+    folder: Option<&Path>,
+) -> Result<(RankNumbers, Option<PathBuf>), RunError> {
     let mut plan = RunPlan::new(config.clone(), ranks)?;
     plan.parallel.bucket_bytes = BUCKET_BYTES;
-    let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
+    // What reads memory after its last use reads no number.
+    plan.graphs.poison = true;
+    let device = host()?;
     let group = ProcessGroup::of(rank.connect(&plan.connections())?);
     let mut stage = recorded_stage(&plan, &device, &group, Some(config.train.seed))?;
     let samples = Samples::of(&plan);
-    let mut weights = weights(&stage)?;
+    let mut before = Before::new(&stage)?;
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let first = (step * plan.batch.global) as u64;
         let share = plan.batch.share_of_global(first, plan.parallel.data_rank(rank.rank()));
-        let settings = step_settings(&plan.optimizer, step, share, samples.counts(first, plan.batch.global));
-        let batch = stage.needs_batch().then(|| samples.batch(share.first_sample, share.samples));
+        // Every other step has shorter samples, if the run has some.
+        let length = plan.buckets.shorter().first().copied().filter(|_| step % 2 == 1);
+        let counts = samples.counts(first, plan.batch.global, length);
+        let settings = StepSettings { length, ..step_settings(&plan.optimizer, step, share, counts) };
+        let batch = stage.needs_batch().then(|| samples.batch(share.first_sample, share.samples, length));
         let result = stage.train_step(settings, batch.as_ref())?.wait()?;
         steps.push(StepNumbers {
             losses: [("loss", result.loss)].into_iter().chain(result.added).collect(),
             grad_norm: result.grad_norm,
             loads: result.expert_loads,
-            parts: parts(&plan, &stage, &mut weights)?,
+            parts: left_by_step(&plan, &stage, &mut before)?,
         });
     }
-    Ok(steps)
-}
-
-/// The weights that this rank updates, by parameter.
-fn weights(stage: &Stage) -> Result<HashMap<String, Vec<f32>>, RunError> {
-    let owned = stage.params().iter().filter(|(_, param)| param.owned.elements > 0);
-    owned.map(|(spec, param)| Ok((spec.name.clone(), stage.device().download(&param.master)?))).collect()
-}
-
-/// What a step left on this rank. `before` are the weights before it, and then those after it.
-fn parts(plan: &RunPlan, stage: &Stage, before: &mut HashMap<String, Vec<f32>>) -> Result<Vec<Part>, RunError> {
-    let after = weights(stage)?;
-    let mut parts = Vec::new();
-    // Muon writes directions over the gradients of whole buckets. Its momentum and AdamW's first moment show gradients.
-    let overwrites = plan.optimizer.groups.iter().any(|group| group.rule.overwrites_gradients());
-    for (index, (spec, param)) in stage.params().iter().enumerate() {
-        let Some(new) = after.get(&spec.name) else { continue };
-        let read = |tensor: &Tensor| stage.device().download::<f32>(tensor);
-        if let Some(gradient) = param.owned_grad().filter(|_| !overwrites) {
-            parts.extend(parts_of(Values::Gradient, (spec, param), &read(&gradient)?));
-        }
-        for (name, state) in stage.optimizer().state(index) {
-            parts.extend(parts_of(Values::State(name), (spec, param), &read(state)?));
-        }
-        let old = before.get(&spec.name).map_or(&[][..], Vec::as_slice);
-        let update: Vec<f32> = new.iter().zip(old).map(|(new, old)| new - old).collect();
-        let largest_weight = new.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
-        let updates = parts_of(Values::Update, (spec, param), &update).into_iter();
-        parts.extend(updates.map(|part| Part { largest_weight, ..part }));
-    }
-    parts.sort_by_key(|part| part.values);
-    *before = after;
-    Ok(parts)
-}
-
-/// The parts that the elements make up that a rank updates.
-fn parts_of(values: Values, (spec, param): (&ParamSpec, &Param), owned: &[f32]) -> Vec<Part> {
-    let range = param.owned.range();
-    let slabs = spec.slabs.iter().flat_map(|slab| slab.within(range.clone()));
-    let part = |slab: Slab| Part {
-        values,
-        name: spec.name.clone(),
-        whole: spec.whole.clone(),
-        here: owned[slab.start - range.start..][..slab.elements()].to_vec(),
-        slab,
-        largest_weight: 0.0,
-    };
-    slabs.map(part).collect()
+    let kept = kept(&stage)?;
+    let writers = Writers::new(&plan, &group);
+    let saved = folder.map(|folder| save_in(folder, &mut stage, writers, rank)).transpose()?;
+    Ok((RankNumbers { steps, kept }, saved))
 }

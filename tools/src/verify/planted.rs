@@ -1,13 +1,17 @@
 //! Faults that layouts have had elsewhere are planted in the numbers of ranks, and found by name, factor and axis.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::AddAssign;
 
+use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::{ConfigSources, RunConfig};
 use trainer::error::RunError;
 
 use super::layouts::of_sizes;
-use super::numbers::{Part, RankNumbers, Values, numbers};
+use super::numbers::{Numbers, RankNumbers, numbers};
+use super::values::{Part, Values};
 use super::{Trial, Verdict, trials};
 
 /// A tied model with biases, and one with experts.
@@ -47,14 +51,14 @@ fn is(part: &Part, name: &str) -> bool {
 /// Puts changed gradients of a parameter in the place of the others.
 fn plant(mesh: Mesh, ranks: &mut [RankNumbers], name: &str, plant: Plant) {
     let of = |(rank, numbers): (usize, &RankNumbers)| {
-        let parts = numbers[0].parts.iter().filter(|part| is(part, name));
+        let parts = numbers.steps[0].parts.iter().filter(|part| is(part, name));
         Gradient { rank, here: parts.flat_map(|part| part.here.clone()).collect() }
     };
     let mut gradients: Vec<Gradient> = ranks.iter().enumerate().map(of).collect();
     plant(mesh, &mut gradients);
     for (numbers, gradient) in ranks.iter_mut().zip(gradients) {
         let mut values = gradient.here.into_iter();
-        let parts = numbers[0].parts.iter_mut().filter(|part| is(part, name));
+        let parts = numbers.steps[0].parts.iter_mut().filter(|part| is(part, name));
         parts.for_each(|part| part.here.iter_mut().zip(&mut values).for_each(|(here, value)| *here = value));
     }
 }
@@ -70,10 +74,11 @@ fn sum_over(mesh: Mesh, axis: Axis, gradients: &mut [Gradient]) {
     }
 }
 
-/// Faults by model and layout: the parameter, what is wrong, and the words that name it.
+/// A fault: the parameter, what is wrong, and the words that name it.
+type Fault = (&'static str, Plant, [&'static str; 2]);
+
 #[test]
 fn planted_faults_are_found_by_parameter_factor_and_axis() {
-    type Fault = (&'static str, Plant, [&'static str; 2]);
     let norm = "h.1.ln_1.weight";
     let of_gpt: [Fault; 6] = [
         (
@@ -145,32 +150,134 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     assert_found(GPT, [2, 2, 1], &of_one_member);
 }
 
-/// Fails unless each fault is found, and nothing without one. `sizes` are those of tensor, pipeline and data.
-fn assert_found(settings: &str, [tensor, pipeline, data]: [usize; 3], faults: &[(&str, Plant, [&str; 2])]) {
-    let config = config(settings, [tensor, pipeline]);
-    let [trial]: [Trial; 1] = trials(&config, tensor * pipeline * data).unwrap().try_into().ok().unwrap();
-    let mut known: HashMap<String, Vec<RankNumbers>> = HashMap::new();
-    let mut true_numbers = |config: &RunConfig, ranks: usize| -> Result<Vec<RankNumbers>, RunError> {
-        let key = format!("{ranks} {:?}", config.parallel);
-        if !known.contains_key(&key) {
-            known.insert(key.clone(), numbers(config, ranks)?);
-        }
-        Ok(known[&key].clone())
-    };
-    assert!(matches!(trial.verdict_of(&mut true_numbers).unwrap(), Verdict::Same(_)), "{settings}");
+/// Muon overwrites gradients, so they are told by its momentum.
+#[test]
+fn planted_faults_are_found_with_muon() {
+    let of_muon: [Fault; 2] = [
+        (
+            "h.0.mlp.c_fc.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Data) as f32)),
+            ["is 2 times", "over the 2 ranks of the data axis: it is counted once a rank"],
+        ),
+        (
+            "h.1.attn.c_proj.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Tensor) as f32)),
+            ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
+        ),
+    ];
+    assert_found(&format!("{GPT} optimizer.kind=muon"), [2, 1, 2], &of_muon);
+}
+
+/// A factor shows through the rounding of the run's own format, where f32 has the right numbers.
+#[test]
+fn planted_faults_are_found_in_the_formats_that_round() {
+    let of_formats: [Fault; 3] = [
+        (
+            "h.0.mlp.c_fc.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Tensor) as f32)),
+            ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"],
+        ),
+        (
+            "h.1.attn.c_attn.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Data) as f32)),
+            ["is 1/2 of", "over the 2 ranks of the data axis: it is divided by their number"],
+        ),
+        ("wte.weight", |mesh, all| sum_over(mesh, Axis::Data, all), ["in ", "over the 2 ranks of the data axis"]),
+    ];
+    assert_found(&format!("{GPT} precision.compute=bf16 parallel.grad_reduce=bf16"), [2, 1, 2], &of_formats);
+    let of_8_bits = "model.preset=tiny-llama train.global_batch_size=8 model.ffn=192 precision.compute=bf16 \
+                     precision.fp8=e4m3";
+    assert_found(&format!("{of_8_bits} precision.fp8_recipe=delayed"), [2, 1, 2], &of_formats[..2]);
+}
+
+/// Fails unless each fault is found, and nothing without one. `sizes` are those of tensor, pipeline and data. With a
+/// format that rounds, faults are in its numbers alone.
+fn assert_found(settings: &str, [tensor, pipeline, data]: [usize; 3], faults: &[Fault]) {
+    let planted = Planted::new(settings, [tensor, pipeline, data]);
+    assert!(matches!(planted.verdict(&mut |_, _, _| {}), Verdict::Same(_)), "{settings}");
+    let format = planted.trial.small.rounded.as_ref().map(|rounded| rounded.format.clone());
     for (name, fault, words) in faults {
-        let verdict = trial.verdict_of(&mut |config, ranks| {
-            let mut all = true_numbers(config, ranks)?;
-            let [tensor, pipeline] = [config.parallel.tensor, config.parallel.pipeline];
-            plant(of_sizes([tensor, ranks / tensor / pipeline, pipeline]), &mut all, name, *fault);
-            Ok(all)
+        let verdict = planted.verdict(&mut |config, mesh, numbers| {
+            if config.precision.compute != Precision::F32 || format.is_none() {
+                plant(mesh, &mut numbers.ranks, name, *fault);
+            }
         });
-        let Verdict::Differs(text) = verdict.unwrap() else { panic!("{name}: not found") };
+        let Verdict::Differs(text) = verdict else { panic!("{name}: not found") };
         let error = RunError::Layout(text.clone());
         assert!(
             error.exit_code() == 3 && error.to_string().contains(". Rule: every layout has the numbers of one rank.")
         );
-        let named = format!("step 1: the gradient of {name} on rank");
+        let format = format.iter().map(|format| format!("in {format}, ")).collect::<String>();
+        let named = format!("{format}step 1: the gradient of {name} on rank");
         assert!(text.contains(&named) && words.iter().all(|words| text.contains(words)), "{words:?}: {text}");
     }
+}
+
+/// A small model whose numbers are known, so that faults can be planted in them.
+struct Planted {
+    trial: Trial,
+    known: RefCell<HashMap<String, Numbers>>,
+}
+
+impl Planted {
+    fn new(settings: &str, [tensor, pipeline, data]: [usize; 3]) -> Planted {
+        let config = config(settings, [tensor, pipeline]);
+        let [trial] = trials(&config, tensor * pipeline * data).unwrap().try_into().ok().unwrap();
+        Planted { trial, known: RefCell::default() }
+    }
+
+    /// The verdict on numbers that `plant` has changed.
+    fn verdict(&self, plant: &mut dyn FnMut(&RunConfig, Mesh, &mut Numbers)) -> Verdict {
+        let verdict = self.trial.verdict_of(&mut |config, ranks| {
+            let key = format!("{ranks} {config:?}");
+            if !self.known.borrow().contains_key(&key) {
+                self.known.borrow_mut().insert(key.clone(), numbers(config, ranks)?);
+            }
+            let mut all = self.known.borrow()[&key].clone();
+            let [tensor, pipeline] = [config.parallel.tensor, config.parallel.pipeline];
+            plant(config, of_sizes([tensor, ranks / tensor / pipeline, pipeline]), &mut all);
+            Ok(all)
+        });
+        verdict.unwrap()
+    }
+}
+
+#[test]
+fn a_checkpoint_that_one_rank_loads_otherwise_is_found_by_its_tensor() {
+    let planted = Planted::new(GPT, [2, 1, 2]);
+    let verdict_with = |values: Values, name: &str, change: fn(&mut [f32])| {
+        let verdict = planted.verdict(&mut |_, _, numbers| {
+            let parts = numbers.loaded.iter_mut().filter(|part| part.values == values && part.name == name);
+            parts.for_each(|part| change(&mut part.here));
+        });
+        let Verdict::Differs(text) = verdict else { panic!("{name}: not found") };
+        text
+    };
+    let halves = verdict_with(Values::State("exp_avg"), "h.0.mlp.c_fc.weight", |here| {
+        let half = here.len() / 2;
+        here.rotate_left(half);
+    });
+    let named =
+        "a checkpoint: the optimizer state `exp_avg` of h.0.mlp.c_fc.weight on ranks 0, 1, 2, 3 differs from what";
+    assert!(halves.contains(named), "{halves}");
+    let last = verdict_with(Values::Weight, "wte.weight", |here| here.last_mut().unwrap().add_assign(1e-3));
+    assert!(last.contains("a checkpoint: the weight of wte.weight on rank") && last.contains("; 2 of "), "{last}");
+}
+
+#[test]
+fn tokens_that_choose_other_experts_are_a_cause_of_their_own_unless_another_seed_shows_that_scores_were_near() {
+    let planted = Planted::new(EXPERTS, [2, 1, 1]);
+    let verdict_until = |seeds: u64| {
+        planted.verdict(&mut |config, mesh, numbers| {
+            if config.train.seed < seeds && mesh.ranks() > 1 {
+                let [from, to, ..] = &mut numbers.ranks[1].steps[0].loads[0].tokens[..] else { unreachable!() };
+                (*from, *to) = (*from - 3.0, *to + 3.0);
+            }
+        })
+    };
+    let first = planted.trial.small.config.train.seed;
+    assert!(matches!(verdict_until(first + 2), Verdict::Same(_)));
+    let Verdict::Differs(text) = verdict_until(first + 3) else { panic!("not found") };
+    let found = "step 1: tokens chose other experts than on one rank: at least 3 of ";
+    assert!(text.contains(found) && text.contains("by the load of experts on rank 1. It differs over"), "{text}");
 }

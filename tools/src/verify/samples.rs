@@ -22,25 +22,25 @@ impl Samples {
         Samples { row: plan.sample_row(), vocab }
     }
 
-    /// The rows of samples from `first` on.
-    pub(super) fn batch(&self, first: u64, count: usize) -> HostValues {
+    /// The rows of samples from `first` on, of no more than `length` inputs each.
+    pub(super) fn batch(&self, first: u64, count: usize, length: Option<usize>) -> HostValues {
         let samples = first..first + count as u64;
         if self.vocab == 0 {
             let row = |sample: u64| (0..self.row.width).map(move |at| 2.0 * uniform(sample, at as u64) - 1.0);
             return HostValues::F32(samples.flat_map(row).collect());
         }
-        HostValues::I32(samples.flat_map(|sample| self.tokens(sample)).collect())
+        HostValues::I32(samples.flat_map(|sample| self.tokens(sample, length)).collect())
     }
 
     /// What samples from `first` on count; `None` if all targets have a loss and each sample is one document.
-    pub(super) fn counts(&self, first: u64, count: usize) -> Option<SampleCounts> {
+    pub(super) fn counts(&self, first: u64, count: usize, length: Option<usize>) -> Option<SampleCounts> {
         let of = |sample: u64| {
-            let row = self.tokens(sample);
+            let row = self.tokens(sample, length);
             let targets = row[self.row.targets.clone()].iter().filter(|target| **target >= 0).count() as u64;
             let documents = self.row.documents.as_ref().map_or(1, |documents| {
                 row[documents.position_ids.clone()].iter().filter(|position| **position == 0).count() as u64
             });
-            SampleCounts { targets, tokens: self.real(sample) as u64, documents }
+            SampleCounts { targets, tokens: self.real(sample, length) as u64, documents }
         };
         self.has_targets_apart().then(|| (first..first + count as u64).map(of).sum())
     }
@@ -51,9 +51,9 @@ impl Samples {
     }
 
     /// Inputs that are no padding.
-    fn real(&self, sample: u64) -> usize {
-        let seq = self.row.inputs.len();
-        if self.row.real.is_some() { seq - sample as usize % 3 } else { seq }
+    fn real(&self, sample: u64, length: Option<usize>) -> usize {
+        let most = length.unwrap_or(self.row.inputs.len());
+        if self.row.real.is_some() || length.is_some() { most - sample as usize % 3 } else { most }
     }
 
     /// The length of every document of a sample but the last: other samples have others, and some end in the middle of
@@ -64,24 +64,24 @@ impl Samples {
         fewest.max(3 + sample as usize % 4)
     }
 
-    fn tokens(&self, sample: u64) -> Vec<i32> {
+    fn tokens(&self, sample: u64, length: Option<usize>) -> Vec<i32> {
         let SampleRow { width, inputs, targets, documents, real, .. } = &self.row;
         let token = |at: usize| (uniform(sample, at as u64) * self.vocab as f32) as i32 % self.vocab as i32;
         let mut row: Vec<i32> = (0..*width).map(token).collect();
         if !self.has_targets_apart() {
             return row;
         }
-        let (seq, length, own) = (inputs.len(), self.document(sample), self.real(sample));
+        let (seq, document, own) = (inputs.len(), self.document(sample), self.real(sample, length));
         for at in 0..seq {
             // An input's target is the next input. The first of a document has no loss, as a question has none.
-            let has_loss = at < own && at % length > 0;
+            let has_loss = at < own && at % document > 0;
             row[targets.start + at] = if has_loss { token(inputs.start + at + 1) } else { -1 };
             if at >= own {
                 row[inputs.start + at] = 0;
             }
             if let Some(documents) = documents {
                 // The padding is a document.
-                let begin = if at < own { at / length * length } else { own };
+                let begin = if at < own { at / document * document } else { own };
                 row[documents.position_ids.start + at] = (at - begin) as i32;
             }
         }

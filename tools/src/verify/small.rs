@@ -1,12 +1,13 @@
 //! The small model of a run: its sizes shrink, its features and the remainders of its divisions stay.
 
 use common::UserError;
+use engine::fp8::Fp8Recipe;
 use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelConfig, ModelKind, MomentDtype,
-    OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice,
+    BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind, MomentDtype,
+    OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
 };
 
 use super::numbers::STEPS;
@@ -29,9 +30,19 @@ const INIT_STD: f64 = 0.1;
 
 /// The small model for a layout.
 pub(super) struct Small {
+    /// All of its numbers are f32.
     pub(super) config: RunConfig,
+    /// The same in the run's own number format, if that is another.
+    pub(super) rounded: Option<Rounded>,
     /// Settings that the small model has otherwise, or not at all: a line each.
     pub(super) replaced: Vec<String>,
+}
+
+/// The small model in a format that rounds.
+pub(super) struct Rounded {
+    /// The format in words.
+    pub(super) format: String,
+    pub(super) config: RunConfig,
 }
 
 impl Small {
@@ -70,11 +81,8 @@ impl Small {
 pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     let mut config = plan.config.clone();
     let mut replaced = Vec::new();
-    shrink_model(&mut config.model, plan.parallel.mesh.size(Axis::Tensor), mesh.size(Axis::Tensor));
+    shrink_model(&mut config, plan.parallel.mesh.size(Axis::Tensor), mesh.size(Axis::Tensor));
     shrink_layout(&mut config, plan, mesh);
-    if !config.data.seq_length_buckets.is_empty() {
-        replaced.push(format!("data.seq_length_buckets = {:?}: one length", config.data.seq_length_buckets));
-    }
     if !config.cuda_graph.layers.is_empty() {
         replaced.push(format!("cuda_graph.layers = {:?}: all layers", config.cuda_graph.layers));
     }
@@ -86,7 +94,13 @@ pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
         replaced.push("train.balance_loss_over = \"global_batch\": \"microbatch\", as one rank has no others".into());
     }
     keep_what_fits(&mut config, mesh, &mut replaced)?;
-    Ok(Small { config, replaced })
+    let rounded = in_own_format(&config, &plan.config, &mut replaced);
+    let rounded = rounded.filter(|Rounded { format, config }| {
+        let error = RunPlan::new(in_layout(config, mesh), mesh.ranks()).err();
+        replaced.extend(error.as_ref().map(|error| format!("{format}: f32 alone, as {}", error.what)));
+        error.is_none()
+    });
+    Ok(Small { config, rounded, replaced })
 }
 
 /// Leaves out lists that name what the small model does not have, such as a block of a higher number.
@@ -110,7 +124,12 @@ fn keep_what_fits(config: &mut RunConfig, mesh: Mesh, replaced: &mut Vec<String>
     })
 }
 
-fn shrink_model(model: &mut ModelConfig, ranks: usize, small_ranks: usize) {
+fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize) {
+    let has_8_bits = config.precision.fp8 != Fp8Choice::None;
+    let has_blocks = has_8_bits && config.precision.fp8_recipe == Fp8Recipe::Blockwise;
+    let RunConfig { model, data, .. } = config;
+    // Sizes of 8-bit products are multiples of 16.
+    let unit = if has_8_bits { 16 } else { 1 };
     let parity = |size: usize, even: usize, odd: usize| if size.is_multiple_of(2) { even } else { odd };
     model.layer_sizes.iter_mut().for_each(|size| *size = 24.min(*size));
     // Key heads: one a rank, several a rank, or one on several ranks.
@@ -124,16 +143,26 @@ fn shrink_model(model: &mut ModelConfig, ranks: usize, small_ranks: usize) {
     };
     let queries = (queries..).find(|queries| (small_kv * queries).is_multiple_of(small_ranks)).unwrap_or(1);
     let (heads, small_heads) = (model.heads, small_kv * queries);
-    let head_dim = if small_heads < 4 { 16 } else { 8 };
+    let head_dim = match () {
+        // A block of scales in the width, and below two in a rank's feed-forward channels.
+        () if has_blocks => 128_usize.div_ceil(small_heads).next_multiple_of(unit),
+        () if small_heads < 4 => 16,
+        () => unit.max(8),
+    };
     let is_wider = |dim: usize| dim * heads != model.hidden;
-    model.head_dim = model.head_dim.map(|dim| if is_wider(dim) { head_dim + 4 } else { head_dim });
+    model.head_dim = model.head_dim.map(|dim| if is_wider(dim) { head_dim + unit.max(4) } else { head_dim });
     model.kv_heads = model.kv_heads.map(|_| small_kv);
     (model.heads, model.hidden) = (small_heads, small_heads * head_dim);
-    model.ffn = Some((3 * model.hidden / 2).next_multiple_of(4 * small_ranks));
+    model.ffn = Some(match has_blocks {
+        true => 256 * small_ranks,
+        false => (3 * model.hidden / 2).next_multiple_of(unit.max(4) * small_ranks),
+    });
     // Rows of the vocabulary that pad it lie on the last rank.
-    let unit = 128 * small_ranks;
-    model.vocab = if model.vocab.is_multiple_of(128 * ranks) { unit } else { unit - 31 };
-    let seq = (4 * small_ranks).max(12);
+    let rows = 128 * small_ranks;
+    model.vocab = if model.vocab.is_multiple_of(128 * ranks) { rows } else { rows - 31 };
+    let lengths = data.seq_length_buckets.len().min(2);
+    let seq = (4 * small_ranks).max(12).next_multiple_of(unit * lengths.max(1));
+    data.seq_length_buckets = [seq / 2, seq][2 - lengths..].to_vec();
     model.max_position_embeddings =
         model.max_position_embeddings.map(|most| if most > model.seq_length { seq + 4 } else { seq });
     model.seq_length = seq;
@@ -144,8 +173,8 @@ fn shrink_model(model: &mut ModelConfig, ranks: usize, small_ranks: usize) {
         let per_token = model.experts_per_token.min(2);
         model.experts = if model.experts == model.experts_per_token { per_token } else { parity(model.experts, 4, 5) };
         model.experts_per_token = per_token;
-        model.expert_ffn = model.expert_ffn.map(|_| 6 * small_ranks);
-        model.shared_expert_ffn = model.shared_expert_ffn.min(4 * small_ranks);
+        model.expert_ffn = model.expert_ffn.map(|_| unit.max(6) * small_ranks);
+        model.shared_expert_ffn = model.shared_expert_ffn.min(unit.max(4) * small_ranks);
     }
     model.init_from = None;
     model.init_std = INIT_STD;
@@ -190,7 +219,7 @@ fn shrink_layout(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
 fn leave_out_the_run(config: &mut RunConfig) {
     let RunConfig { data, train, optimizer, cuda_graph, checkpoint, logging, .. } = config;
     (data.path, data.validation_path, data.chat_template) = (None, None, None);
-    (data.validation_sets, data.seq_length_buckets) = (Vec::new(), Vec::new());
+    data.validation_sets = Vec::new();
     (data.group_by_length, data.add_special_tokens) = (false, false);
     (train.device, train.threads, train.sync_debug) = (DeviceChoice::Host, Some(1), SyncDebugChoice::Off);
     (train.steps, train.epochs, train.rampup_batch_size) = (STEPS, None, Vec::new());
@@ -205,28 +234,62 @@ fn leave_out_the_run(config: &mut RunConfig) {
     logging.print_activations = Vec::new();
 }
 
-/// Makes all numbers f32, and every update smooth in the gradient.
-fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
-    let RunConfig { precision, optimizer, parallel, .. } = config;
-    if precision.compute != Precision::F32 {
-        replaced.push(format!("precision.compute = \"{}\": f32, whose sums tell layouts apart", precision.compute));
-    }
-    if precision.fp8 != Fp8Choice::None {
-        replaced.push(format!("precision.fp8 = \"{}\": left out", precision.fp8));
-    }
-    if parallel.grad_reduce != GradReduce::F32 {
-        replaced.push("parallel.grad_reduce = \"bf16\": f32".into());
-    }
+/// The same with all numbers in f32.
+pub(super) fn in_f32(config: &RunConfig) -> RunConfig {
+    let mut config = config.clone();
+    let RunConfig { precision, optimizer, parallel, .. } = &mut config;
     precision.compute = Precision::F32;
     (precision.fp8, precision.fp8_param_gather, precision.fp8_metrics_interval) = (Fp8Choice::None, false, 0);
     precision.bf16_blocks = vec![0, 0];
     parallel.grad_reduce = GradReduce::F32;
-    for (key, dtype) in [("exp_avg_dtype", optimizer.exp_avg_dtype), ("exp_avg_sq_dtype", optimizer.exp_avg_sq_dtype)] {
-        if dtype != MomentDtype::F32 {
-            replaced.push(format!("optimizer.{key} = \"{dtype}\": f32"));
+    (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (MomentDtype::F32, MomentDtype::F32);
+    config
+}
+
+/// The same in the number format that the run has; `None` if that is f32.
+fn in_own_format(exact: &RunConfig, run: &RunConfig, replaced: &mut Vec<String>) -> Option<Rounded> {
+    let mut config = exact.clone();
+    let mut format = Vec::new();
+    let RunConfig { precision, optimizer, parallel, model, train, .. } = &mut config;
+    if run.precision.compute != Precision::F32 {
+        precision.compute = run.precision.compute;
+        format.push(run.precision.compute.to_string());
+    }
+    if run.precision.fp8 != Fp8Choice::None {
+        *precision = run.precision.clone();
+        precision.fp8_metrics_interval = 0;
+        // The small model has few blocks, and some are to be in 8 bits.
+        let most = usize::from(model.layers > 2);
+        precision.bf16_blocks.iter_mut().for_each(|blocks| *blocks = most.min(*blocks));
+        format.push(format!("8 bits ({}, {})", precision.fp8, precision.fp8_recipe));
+    }
+    if run.parallel.grad_reduce != GradReduce::F32 {
+        parallel.grad_reduce = run.parallel.grad_reduce;
+        format.push("sums of gradients in bf16".into());
+    }
+    if run.optimizer.kind != OptimizerChoice::Lion {
+        let moments = [run.optimizer.exp_avg_dtype, run.optimizer.exp_avg_sq_dtype];
+        [optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype] = moments;
+        if moments.iter().any(|dtype| *dtype != MomentDtype::F32) {
+            format.push("moments in bf16".into());
         }
     }
-    (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (MomentDtype::F32, MomentDtype::F32);
+    if format.is_empty() {
+        return None;
+    }
+    let format = format.join(", ");
+    if model.experts > 0 {
+        // Rounding would let tokens choose other experts, and drop other choices.
+        (train.force_expert_balance, model.token_drop_policy) = (true, TokenDropPolicy::Position);
+        replaced.push(format!("{format}: which experts tokens choose, as rounding decides; they take turns"));
+    }
+    Some(Rounded { format, config })
+}
+
+/// Makes all numbers f32, and every update smooth in the gradient.
+fn make_exact(config: &mut RunConfig, replaced: &mut Vec<String>) {
+    *config = in_f32(config);
+    let optimizer = &mut config.optimizer;
     if optimizer.kind == OptimizerChoice::Lion {
         // Elements whose gradient is 0 but for rounding would move by the whole rate, to either side.
         replaced.push("optimizer.kind = \"lion\": adamw, whose updates are not signs alone".into());
@@ -319,13 +382,30 @@ mod tests {
     #[test]
     fn all_that_is_not_compared_is_told() {
         let told = of(
-            "precision.compute=bf16 parallel.grad_reduce=bf16 optimizer.kind=lion optimizer.freeze=[\"h.1.*\"] \
-             model.layers=3 cuda_graph.layers=[1]",
+            "model.preset=tiny-llama model.layers=3 model.experts=4 model.experts_per_token=2 cuda_graph.layers=[1] \
+             precision.compute=bf16 parallel.grad_reduce=bf16 optimizer.kind=lion optimizer.freeze=[\"h.1.*\"]",
             [1, 2, 1],
         );
-        let keys =
-            ["cuda_graph.layers", "precision.compute", "parallel.grad_reduce", "optimizer.kind", "optimizer.freeze"];
+        let format = "bf16, sums of gradients in bf16";
+        let keys = ["cuda_graph.layers", "optimizer.kind", "optimizer.freeze", format];
         let begins = |(line, key): (&String, &&str)| line.starts_with(*key);
-        assert!(told.replaced.len() == 5 && told.replaced.iter().zip(&keys).all(begins), "{:?}", told.replaced);
+        assert!(told.replaced.len() == 4 && told.replaced.iter().zip(&keys).all(begins), "{:?}", told.replaced);
+        let rounded = told.rounded.unwrap();
+        assert!(rounded.format == format && rounded.config.train.force_expert_balance, "{}", rounded.format);
+    }
+
+    #[test]
+    fn a_format_of_8_bits_has_sizes_for_it_and_blocks_that_stay_in_bf16() {
+        let of = of(
+            "model.preset=llama-8b precision.compute=bf16 precision.fp8=e4m3 precision.fp8_recipe=blockwise \
+             precision.bf16_blocks=[2,2] parallel.tensor=2 data.sft=true data.seq_length_buckets=[1024,8192] \
+             model.seq_length=8192",
+            [2, 1, 1],
+        );
+        assert_eq!(of.replaced, [""; 0]);
+        let Rounded { format, config } = of.rounded.unwrap();
+        assert_eq!(format, "bf16, 8 bits (e4m3, blockwise)");
+        assert_eq!((config.precision.bf16_blocks, config.data.seq_length_buckets), (vec![0, 0], vec![16, 32]));
+        assert_eq!((config.model.hidden, config.model.ffn), (128, Some(512)));
     }
 }

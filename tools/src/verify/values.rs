@@ -1,0 +1,172 @@
+//! The values of parameters that a rank has: what a step left there, and what a checkpoint keeps.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+
+use device::{DType, Device, Float, Tensor, bf16};
+use engine::params::{ParamSpec, Slab};
+use engine::step::Stage;
+use trainer::config::plan::RunPlan;
+use trainer::error::RunError;
+
+/// Values of a parameter. A fault shows first in the one that comes first here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Values {
+    /// The gradient, summed over all ranks.
+    Gradient,
+    /// A state of the optimizer.
+    State(&'static str),
+    /// The change of its weights in the step.
+    Update,
+    /// Its master weights.
+    Weight,
+    /// The magnitudes that delayed scales follow from.
+    Magnitudes(&'static str),
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Values::Gradient => f.write_str("gradient"),
+            Values::State(name) => write!(f, "optimizer state `{name}`"),
+            Values::Update => f.write_str("update"),
+            Values::Weight => f.write_str("weight"),
+            Values::Magnitudes(name) => write!(f, "history `{name}`"),
+        }
+    }
+}
+
+/// A part of a parameter's values that a rank has.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) values: Values,
+    /// The parameter.
+    pub(super) name: String,
+    /// The sizes of the whole parameter.
+    pub(super) whole: Vec<usize>,
+    /// The place in the whole parameter.
+    pub(super) slab: Slab,
+    pub(super) here: Vec<f32>,
+    /// The largest weight in it, for updates: they are rounded as it is.
+    pub(super) largest_weight: f32,
+}
+
+/// Weights and states of the optimizer, as they were before a step.
+pub(super) struct Before(HashMap<(Values, String), Vec<f32>>);
+
+impl Before {
+    pub(super) fn new(stage: &Stage) -> Result<Before, RunError> {
+        let owned = owned(stage)?.into_iter();
+        Ok(Before(owned.map(|(spec, values, _, here)| ((values, spec.name.clone()), here)).collect()))
+    }
+}
+
+/// Values of the elements that this rank updates, in the order of the stored parameter.
+type Owned<'s> = (&'s ParamSpec, Values, Range<usize>, Vec<f32>);
+
+/// The master weights and the states of the elements that this rank updates.
+fn owned(stage: &Stage) -> Result<Vec<Owned<'_>>, RunError> {
+    let (device, mut all) = (stage.device(), Vec::new());
+    for (index, (spec, param)) in stage.params().iter().enumerate() {
+        if param.owned.elements > 0 {
+            all.push((spec, Values::Weight, param.owned.range(), read(device, &param.master)?));
+            for (name, state) in stage.optimizer().state(index) {
+                all.push((spec, Values::State(name), param.owned.range(), read(device, state)?));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What a step left on this rank: gradients, then states, then updates. `before` is what was there before the step, and
+/// then what is there after it.
+pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -> Result<Vec<Part>, RunError> {
+    let device = stage.device();
+    let factor = stage.optimizer().counters(device)?.0.grad_factor;
+    let overwrites = plan.optimizer.groups.iter().any(|group| group.rule.overwrites_gradients());
+    let mut parts = Vec::new();
+    for (spec, param) in stage.params().iter().filter(|_| !overwrites) {
+        if let Some(gradient) = param.owned_grad().filter(|gradient| gradient.elements() > 0) {
+            parts.extend(parts_of(Values::Gradient, spec, param.owned.range(), &read(device, &gradient)?));
+        }
+    }
+    for (spec, values, range, now) in owned(stage)? {
+        let old = before.0.insert((values, spec.name.clone()), now.clone()).unwrap_or_default();
+        if values == Values::Weight {
+            let largest_weight = now.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+            let update: Vec<f32> = now.iter().zip(&old).map(|(now, old)| now - old).collect();
+            let updates = parts_of(Values::Update, spec, range, &update).into_iter();
+            parts.extend(updates.map(|part| Part { largest_weight, ..part }));
+            continue;
+        }
+        if let Some(decay) = decay(plan, values).filter(|_| overwrites) {
+            let taken = |(now, old): (&f32, &f32)| (now - decay * old) / (1.0 - decay) / factor;
+            let gradient: Vec<f32> = now.iter().zip(&old).map(taken).collect();
+            parts.extend(parts_of(Values::Gradient, spec, range.clone(), &gradient));
+        }
+        parts.extend(parts_of(values, spec, range, &now));
+    }
+    parts.sort_by_key(|part| part.values);
+    Ok(parts)
+}
+
+/// The decay of a mean of gradients. Muon writes directions over the gradients of whole buckets; the means of Muon and
+/// AdamW tell the gradient that the update took: a mean becomes `decay` times itself plus `1 - decay` times the gradient
+/// after clipping.
+fn decay(plan: &RunPlan, mean: Values) -> Option<f32> {
+    let optimizer = &plan.config.optimizer;
+    match mean {
+        Values::State("momentum_buffer") => Some(optimizer.muon_momentum as f32),
+        Values::State("exp_avg") => optimizer.betas.first().map(|beta| *beta as f32),
+        _ => None,
+    }
+}
+
+/// What a checkpoint keeps of this rank: weights, states, and the magnitudes of delayed scales.
+pub(super) fn kept(stage: &Stage) -> Result<Vec<Part>, RunError> {
+    let of_owned = owned(stage)?.into_iter();
+    let mut parts: Vec<Part> =
+        of_owned.flat_map(|(spec, values, range, here)| parts_of(values, spec, range, &here)).collect();
+    for (spec, param) in stage.params().iter() {
+        if spec.frozen {
+            let weights = read(stage.device(), &param.master)?;
+            parts.extend(parts_of(Values::Weight, spec, 0..weights.len(), &weights));
+        }
+        let Some(fp8) = param.fp8 else { continue };
+        for (name, cell) in [("input_amax", fp8.input), ("grad_output_amax", fp8.grad_output)] {
+            let Some(cell) = cell else { continue };
+            let here = read(stage.device(), &cell.history)?;
+            parts.push(Part {
+                values: Values::Magnitudes(name),
+                name: spec.name.clone(),
+                whole: vec![here.len()],
+                slab: Slab { offset: vec![0], sizes: vec![here.len()], start: 0 },
+                here,
+                largest_weight: 0.0,
+            });
+        }
+    }
+    Ok(parts)
+}
+
+/// The parts that a range of a stored parameter's values makes up.
+fn parts_of(values: Values, spec: &ParamSpec, range: Range<usize>, here: &[f32]) -> Vec<Part> {
+    let slabs = spec.slabs.iter().cloned().into_iter().flat_map(|slab| slab.within(range.clone()));
+    let part = |slab: Slab| Part {
+        values,
+        name: spec.name.clone(),
+        whole: spec.whole.clone(),
+        here: here[slab.start - range.start..][..slab.elements()].to_vec(),
+        slab,
+        largest_weight: 0.0,
+    };
+    slabs.map(part).collect()
+}
+
+fn read(device: &Device, tensor: &Tensor) -> device::Result<Vec<f32>> {
+    match tensor.dtype {
+        DType::Bf16 => Ok(device.download::<bf16>(tensor)?.into_iter().map(Float::to_f32).collect()),
+        _ => device.download(tensor),
+    }
+}
