@@ -51,8 +51,8 @@ build() {
                 local target=$root${words[-1]}
                 mkdir -p "$(dirname "$target")"
                 case $rest in
-                    --from=build*/trainer\ *) cp "$binary" "$target" && strip "$target" ;;
-                    --from=*) die "COPY $rest: only the trainer comes from another stage" ;;
+                    --from=build*/release/*) cp "$(dirname "$binary")/${target##*/}" "$target" && strip "$target" ;;
+                    --from=*) die "COPY $rest: only the trainer and its library come from another stage" ;;
                     *) cp -r "${words[@]::${#words[@]}-1}" "$target" ;;
                 esac
                 ;;

@@ -31,6 +31,7 @@ mounted
 chroot "$root" sh -c 'apt-get install -y -qq --no-install-recommends openmpi-bin libopenmpi3 >/dev/null' >&2
 cp "$1" "$root/usr/local/bin/trainer"
 strip "$root/usr/local/bin/trainer"
+cp "$(dirname "$1")/libtrainer_mpi.so" "$root/usr/local/lib/"
 
 # The user's files.
 home=$root/root/first

@@ -5,6 +5,7 @@ mod library_defaults;
 mod mesh;
 mod mpi;
 mod nccl;
+mod nccl_library;
 mod nccl_version;
 mod orders;
 mod peer_link;
@@ -21,6 +22,7 @@ mod world;
 
 pub use library_defaults::set_library_defaults;
 pub use mesh::{Axes, Axis, Mesh, MeshSizes, NoMesh, Place};
+pub use mpi::mpi_version;
 pub use nccl::nccl_version;
 pub use nccl_version::NcclVersion;
 pub use pipeline_groups::PipelineGroups;

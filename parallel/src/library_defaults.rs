@@ -1,6 +1,8 @@
 //! Environment variables for NCCL, CUDA and MPI: the only way to set these options.
 #![allow(unsafe_code)]
 
+use crate::mpi::mpi_version;
+
 /// Set unless the user has set them.
 ///
 /// - `NCCL_GRAPH_REGISTER`: registering user buffers of graphs keeps state per captured address, and has cost users memory
@@ -24,17 +26,15 @@ const DEFAULTS: [(&str, &str); 4] = [
 /// Ranks of one node exchange MPI messages through shared memory (`OMPI_MCA_pml`, `OMPI_MCA_btl`). Otherwise each rank
 /// would also listen for TCP on all addresses, and wait there for the rest of any message that a stranger begins.
 pub fn set_library_defaults(one_node: bool) {
-    let shared_memory = [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", shared_memory(&mpi_version()))];
-    for (name, value) in DEFAULTS.into_iter().chain(shared_memory.into_iter().filter(|_| one_node)) {
+    // Without MPI, starting it says so.
+    let version = if one_node { mpi_version().ok() } else { None };
+    let shared_memory = version.map(|version| [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", shared_memory(&version))]);
+    for (name, value) in DEFAULTS.into_iter().chain(shared_memory.into_iter().flatten()) {
         if std::env::var_os(name).is_none() {
             // SAFETY: the caller has not started a thread yet that could read the environment at the same time.
             unsafe { std::env::set_var(name, value) };
         }
     }
-}
-
-fn mpi_version() -> String {
-    mpi::environment::library_version().unwrap_or_default()
 }
 
 /// Open MPI's transports for ranks of one node: to the rank itself, and to others through shared memory. The latter got
@@ -54,10 +54,5 @@ mod tests {
         assert_eq!(shared_memory("Open MPI v5.0.8, package: Open MPI"), "self,sm");
         assert_eq!(shared_memory("Open MPI v10.1.0rc1, package"), "self,sm");
         assert_eq!(shared_memory("MPICH Version: 4.0.2"), "self,vader");
-    }
-
-    #[test]
-    fn the_version_of_the_linked_mpi_is_known_before_mpi_starts() {
-        assert!(!mpi_version().is_empty());
     }
 }

@@ -5,27 +5,23 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result as driver, sys as cuda};
-use cudarc::nccl::{result, sys};
+use cudarc::nccl::sys;
 use device::cuda::{Peers, StreamHandle};
 use device::ops::CollectiveKind;
 use device::{Communicator, DType, Error, Probe, Request, Result, Tensor};
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, Root};
 
+use crate::mpi::MpiGroup;
+use crate::nccl_library::{Done as _, NcclLibrary};
 use crate::nccl_version::NcclVersion;
 use crate::peer_link::PeerLink;
 
 /// The version of the NCCL library. `None` if there is no library.
 pub fn nccl_version() -> Option<NcclVersion> {
-    // SAFETY: only checks whether the library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
-        return None;
-    }
-    result::get_nccl_version().ok().map(NcclVersion)
+    NcclLibrary::get()?.version().ok().map(NcclVersion)
 }
 
-fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
-    let problem = format!("{:?}; NCCL_DEBUG=INFO tells more", error.0);
+fn failed(call: &'static str, name: &str, code: sys::ncclResult_t) -> Error {
+    let problem = format!("{code:?}; NCCL_DEBUG=INFO tells more");
     Error::Communication { collective: call, communicator: name.into(), problem }
 }
 
@@ -44,42 +40,45 @@ fn captures(stream: StreamHandle) -> Result<bool> {
 ///
 /// # Errors
 /// A missing library, or NCCL's own errors.
-pub(crate) fn communicator(group: &SimpleCommunicator, name: &str, members: Vec<usize>) -> Result<NcclCommunicator> {
-    // SAFETY: only checks whether the library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
+pub(crate) fn communicator(group: &MpiGroup, name: &str, members: Vec<usize>) -> Result<NcclCommunicator> {
+    let Some(library) = NcclLibrary::get() else {
         let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         return Err(Error::Driver {
             call: "nccl",
             problem: format!(
-                "libnccl.so was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). \
-                 Fix: install NCCL (Debian: libnccl2 and libnccl-dev; PyPI: nvidia-nccl-cu13, \
-                 or nvidia-nccl-cu12 for drivers before 580, with a link libnccl.so)"
+                "libnccl.so.2 was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders and Python \
+                 packages beside the program). Fix: install NCCL (Debian: libnccl2; PyPI: nvidia-nccl-cu13, or nvidia-nccl-cu12 for \
+                 drivers before 580)"
             ),
         });
-    }
-    let version = result::get_nccl_version().map_err(|error| failed("ncclGetVersion", name, error))?;
+    };
+    let version = library.version().map_err(|error| failed("ncclGetVersion", name, error))?;
     let (rank, size) = (group.rank(), group.size());
     let mut id = [0u8; 128];
     if rank == 0 {
-        let unique = result::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", name, error))?;
+        let mut unique = sys::ncclUniqueId { internal: [0; 128] };
+        // SAFETY: NCCL writes one id.
+        unsafe { (library.unique_id)(&mut unique) }.done().map_err(|error| failed("ncclGetUniqueId", name, error))?;
         for (byte, value) in id.iter_mut().zip(unique.internal) {
             *byte = value as u8;
         }
     }
-    group.process_at_rank(0).broadcast_into(&mut id);
+    group.broadcast(0, &mut id);
     let unique = sys::ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
     let mut handle = std::ptr::null_mut();
     // SAFETY: the id came from the group's first rank, and every rank of the group makes this call.
-    unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
+    unsafe { (library.init_rank)(&mut handle, size as i32, unique, rank as i32) }
+        .done()
         .map_err(|error| failed("ncclCommInitRank", name, error))?;
     let alive = Arc::new(Mutex::new(Some(Handle(handle))));
-    let (name, rank, version) = (name.into(), rank as usize, NcclVersion(version));
-    Ok(NcclCommunicator { name, version, handle, alive, rank, members, peers: None })
+    let (name, version) = (name.into(), NcclVersion(version));
+    Ok(NcclCommunicator { name, library, version, handle, alive, rank, members, peers: None })
 }
 
 /// A communicator over NCCL.
 pub(crate) struct NcclCommunicator {
     name: String,
+    library: &'static NcclLibrary,
     version: NcclVersion,
     handle: sys::ncclComm_t,
     /// The same handle for other threads, until it is destroyed.
@@ -145,12 +144,12 @@ impl Communicator for NcclCommunicator {
             let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(driver_failed)?;
             let memory = driver::malloc_sync(8).map_err(driver_failed)?;
             let (from, to) = (memory as *const c_void, (memory + 4) as *mut c_void);
-            let (group, queue) = (self.handle, stream.cast());
-            let done = result::group_start().and_then(|_| {
-                let sent = (rank < last).then(|| result::send(from, 1, dtype, rank + 1, group, queue));
-                let received = (rank > 0).then(|| result::recv(to, 1, dtype, rank - 1, group, queue));
-                let ended = result::group_end();
-                [sent, received, Some(ended)].into_iter().flatten().try_for_each(|done| done.map(drop))
+            let (nccl, group, queue) = (self.library, self.handle, stream.cast());
+            let done = (nccl.group_start)().done().and_then(|()| {
+                let sent = (rank < last).then(|| (nccl.send)(from, 1, dtype, rank + 1, group, queue));
+                let received = (rank > 0).then(|| (nccl.receive)(to, 1, dtype, rank - 1, group, queue));
+                let ended = (nccl.group_end)();
+                [sent, received, Some(ended)].into_iter().flatten().try_for_each(|code| code.done())
             });
             driver::stream::synchronize(stream).map_err(driver_failed)?;
             driver::free_sync(memory).map_err(driver_failed)?;
@@ -180,38 +179,40 @@ impl Communicator for NcclCommunicator {
         if !self.version.works_in_graphs() && captures(stream)? {
             self.version.refuse_capture(kind, &self.name)?;
         }
-        let (group, stream) = (self.handle, stream.0.cast());
+        let (nccl, group, stream) = (self.library, self.handle, stream.0.cast());
         // SAFETY: the device checked that the tensors are in its live memory and have the number of elements that the kind
         // requires. The stream is the device's.
-        let done = unsafe {
+        let code = unsafe {
             match kind {
-                CollectiveKind::AllReduceSum => result::all_reduce(from, to, inputs, dtype, sum, group, stream),
+                CollectiveKind::AllReduceSum => (nccl.all_reduce)(from, to, inputs, dtype, sum, group, stream),
                 CollectiveKind::AllReduceMax => {
                     let max = sys::ncclRedOp_t::ncclMax;
-                    result::all_reduce(from, to, inputs, dtype, max, group, stream)
+                    (nccl.all_reduce)(from, to, inputs, dtype, max, group, stream)
                 }
-                CollectiveKind::AllGather => result::all_gather(from, to, inputs, dtype, group, stream),
-                CollectiveKind::ReduceScatterSum => {
-                    result::reduce_scatter(from, to, outputs, dtype, sum, group, stream)
-                }
-                CollectiveKind::Send { to } => result::send(from, inputs, dtype, to as i32, group, stream),
-                CollectiveKind::Receive { from } => result::recv(to, outputs, dtype, from as i32, group, stream),
+                CollectiveKind::AllGather => (nccl.all_gather)(from, to, inputs, dtype, group, stream),
+                CollectiveKind::ReduceScatterSum => (nccl.reduce_scatter)(from, to, outputs, dtype, sum, group, stream),
+                CollectiveKind::Send { to } => (nccl.send)(from, inputs, dtype, to as i32, group, stream),
+                CollectiveKind::Receive { from } => (nccl.receive)(to, outputs, dtype, from as i32, group, stream),
             }
         };
-        done.map(drop).map_err(|error| failed(kind.name(), &self.name, error))
+        code.done().map_err(|error| failed(kind.name(), &self.name, error))
     }
 
     fn probe(&self) -> Option<Probe> {
-        let (name, alive) = (self.name.clone(), self.alive.clone());
+        let (name, alive, library) = (self.name.clone(), self.alive.clone(), self.library);
         Some(Box::new(move || {
             let alive = alive.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(Handle(handle)) = *alive else { return Ok(()) };
             let mut state = sys::ncclResult_t::ncclSuccess;
             // SAFETY: the communicator is not destroyed while the lock is held. NCCL writes one value.
-            unsafe { sys::ncclCommGetAsyncError(handle, &mut state) }
-                .result()
+            unsafe { (library.async_error)(handle, &mut state) }
+                .done()
                 .map_err(|error| failed("ncclCommGetAsyncError", &name, error))?;
-            state.result().map(drop).map_err(|error| failed("a collective", &name, error))
+            // An operation under way is no error.
+            if state == sys::ncclResult_t::ncclInProgress {
+                return Ok(());
+            }
+            state.done().map_err(|error| failed("a collective", &name, error))
         }))
     }
 }
@@ -220,6 +221,6 @@ impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner).take();
         // SAFETY: the handle is from `ncclCommInitRank`, and nothing uses it any more. There is no way to handle a failure.
-        let _ = unsafe { result::comm_destroy(self.handle) };
+        let _ = unsafe { (self.library.destroy)(self.handle) };
     }
 }

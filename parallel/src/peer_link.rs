@@ -3,10 +3,8 @@
 use std::rc::Rc;
 
 use device::cuda::{GpuProperties, PeerHandle, PeerWindow, Peers};
-use mpi::collective::SystemOperation;
-use mpi::environment::Universe;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, CommunicatorCollectives as _, Root as _};
+
+use crate::mpi::MpiGroup;
 
 /// Bytes of a reason that ranks tell each other.
 const WHY_BYTES: usize = 400;
@@ -17,9 +15,7 @@ pub(crate) struct PeerLink {
     peers: Option<Peers>,
     /// Freed after all ranks have unmapped it.
     _window: Rc<PeerWindow>,
-    group: SimpleCommunicator,
-    /// Keeps MPI running until the group is dropped.
-    _universe: Rc<Universe>,
+    group: MpiGroup,
 }
 
 /// Why a group is not connected.
@@ -45,22 +41,16 @@ impl PeerLink {
     ///
     /// # Errors
     /// The reason that this rank knows.
-    pub(crate) fn new(
-        group: SimpleCommunicator,
-        universe: Rc<Universe>,
-        gpu: &GpuProperties,
-    ) -> Result<PeerLink, NoLink> {
-        let (rank, ranks) = (group.rank() as usize, group.size() as usize);
+    pub(crate) fn new(group: MpiGroup, gpu: &GpuProperties) -> Result<PeerLink, NoLink> {
+        let (rank, ranks) = (group.rank(), group.size());
         // Every step has an end that all ranks reach, whatever they found before it.
         let own = on_one_node(&group, gpu).and_then(|()| exported(ranks));
         let (window, handle) = agreed(&group, own)?;
-        let mut handles = vec![0; handle.len() * ranks];
-        group.all_gather_into(&handle[..], &mut handles[..]);
-        let handles: Vec<_> = handles.as_chunks().0.to_vec();
+        let handles: Vec<_> = group.all_gather(&handle).as_chunks().0.to_vec();
         let connected = window.clone().connect(rank, &handles).map_err(refused);
         let mapped = agreed(&group, connected);
         group.barrier();
-        Ok(PeerLink { peers: Some(mapped?), _window: window, group, _universe: universe })
+        Ok(PeerLink { peers: Some(mapped?), _window: window, group })
     }
 
     pub(crate) fn peers(&self) -> Option<&Peers> {
@@ -79,13 +69,12 @@ impl Drop for PeerLink {
 }
 
 /// Fails if the group's ranks are not all in this node, or if two of them have the same GPU.
-fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), NoLink> {
-    let node = group.split_shared(group.rank());
+fn on_one_node(group: &MpiGroup, gpu: &GpuProperties) -> Result<(), NoLink> {
+    let on_node = group.node_size();
     let mut own = [0; 64];
     gpu.uuid.bytes().zip(&mut own).for_each(|(from, to)| *to = from);
-    let mut all = vec![0; own.len() * group.size() as usize];
-    group.all_gather_into(&own[..], &mut all[..]);
-    if node.size() < group.size() {
+    let all = group.all_gather(&own);
+    if on_node < group.size() {
         return Err(NoLink::Placement("its ranks are in several nodes"));
     }
     // A user forbids NCCL this if the GPUs reach each other wrongly or slowly.
@@ -106,18 +95,16 @@ fn refused(error: device::Error) -> NoLink {
 }
 
 /// This rank's value, if all ranks have one. Otherwise the reason of the first rank without one.
-fn agreed<T>(group: &SimpleCommunicator, here: Result<T, NoLink>) -> Result<T, NoLink> {
-    let rank = group.rank();
-    let (first, mut failed) = (if here.is_ok() { i32::MAX } else { rank }, i32::MAX);
-    group.all_reduce_into(&first, &mut failed, SystemOperation::min());
-    if failed == i32::MAX {
+fn agreed<T>(group: &MpiGroup, here: Result<T, NoLink>) -> Result<T, NoLink> {
+    let failed = group.min(if here.is_ok() { u64::MAX } else { group.rank() as u64 });
+    if failed == u64::MAX {
         return here;
     }
     let mut why = [0; WHY_BYTES];
     if let Err(reason) = &here {
         reason.to_string().bytes().zip(&mut why).for_each(|(from, to)| *to = from);
     }
-    group.process_at_rank(failed).broadcast_into(&mut why[..]);
+    group.broadcast(failed as usize, &mut why);
     match here {
         Err(NoLink::Placement(placement)) => Err(NoLink::Placement(placement)),
         _ => {

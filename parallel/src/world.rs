@@ -3,10 +3,11 @@
 use std::process::exit;
 use std::rc::Rc;
 
+use common::UserError;
 use device::cuda::GpuProperties;
 use device::{Communicator, Result};
 
-use crate::mpi::{MpiCommunicator, MpiWorld};
+use crate::mpi::{MpiCommunicator, MpiGroup};
 use crate::nccl;
 use crate::peer_link::{NoLink, PeerLink};
 
@@ -18,7 +19,7 @@ use crate::peer_link::{NoLink, PeerLink};
 /// Every method that does not return this rank's own number is collective: all ranks call it together, in the same order.
 pub struct World {
     /// `None` for a single process.
-    mpi: Option<MpiWorld>,
+    mpi: Option<MpiGroup>,
 }
 
 impl World {
@@ -31,19 +32,22 @@ impl World {
     /// it are dropped.
     ///
     /// # Errors
-    /// When MPI was started before.
-    pub fn mpi() -> Result<World> {
-        Ok(World { mpi: Some(MpiWorld::initialize()?) })
+    /// MPI is missing: see [`mpi_version`](crate::mpi_version).
+    ///
+    /// # Panics
+    /// If MPI was started before.
+    pub fn mpi() -> std::result::Result<World, UserError> {
+        Ok(World { mpi: Some(MpiGroup::world()?) })
     }
 
     /// The number of this process, from 0.
     pub fn rank(&self) -> usize {
-        self.mpi.as_ref().map_or(0, MpiWorld::rank)
+        self.mpi.as_ref().map_or(0, MpiGroup::rank)
     }
 
     /// The number of processes.
     pub fn size(&self) -> usize {
-        self.mpi.as_ref().map_or(1, MpiWorld::size)
+        self.mpi.as_ref().map_or(1, MpiGroup::size)
     }
 
     /// Waits for all ranks.
@@ -93,7 +97,7 @@ impl World {
         let mpi = self.mpi.as_ref()?;
         let split = mpi.split(group);
         let members = group.to_vec();
-        (members.len() > 1).then(|| Rc::new(MpiCommunicator::new(name, split, members, mpi.universe())) as Rc<_>)
+        (members.len() > 1).then(|| Rc::new(MpiCommunicator::new(name, split, members)) as Rc<_>)
     }
 
     /// As [`World::host_communicator`], for tensors in the memory of GPUs, by NCCL. Each rank has its own GPU open on this
@@ -139,7 +143,7 @@ impl World {
         let nccl = nccl::communicator(&split, name, group.to_vec())?;
         // NCCL comes first: if it fails on a rank, the rank must end its run, and a link waits for all ranks when it is
         // dropped.
-        let link = PeerLink::new(split, mpi.universe(), gpu);
+        let link = PeerLink::new(split, gpu);
         match &link {
             Err(NoLink::Refused(why)) if mpi.rank() == group[0] => {
                 tracing::warn!(
@@ -166,7 +170,5 @@ mod tests {
         assert_eq!(world.broadcast_text(0, "text".into()), "text");
         assert!(world.host_communicator("data", &[0]).is_none());
         assert!(world.nccl_communicator("data", &[0]).unwrap().is_none());
-        // MPI was not started: it can be asked whether it was at any time.
-        assert!(!mpi::environment::is_initialized());
     }
 }

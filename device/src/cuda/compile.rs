@@ -113,10 +113,7 @@ const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vec
 /// # Errors
 /// NVRTC missing.
 pub(super) fn version() -> Result<String> {
-    // SAFETY: only looks whether the library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Library::Nvrtc.missing());
-    }
+    Library::Nvrtc.load()?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library can be loaded; writes two integers.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) }

@@ -2,10 +2,14 @@
 
 #![allow(unsafe_code)]
 
+use std::path::PathBuf;
+
 use cudarc::driver::sys;
+use cudarc::{cublaslt, cudnn, cupti, nvrtc};
 
 use super::driver::{driver_version, missing_library};
-use crate::Error;
+use super::python_packages::{load_from, load_library};
+use crate::{Error, Result};
 
 /// A library of a CUDA version. The driver must support that version.
 #[derive(Clone, Copy, Debug)]
@@ -16,16 +20,50 @@ pub(super) enum Library {
     Cupti,
 }
 
+/// The places after `LD_LIBRARY_PATH`.
+const SEARCHED: &str = "the system's folders and Python packages beside the program";
+
 impl Library {
+    /// Finds it: where the loader looks, in NVIDIA's Python packages beside this program, and CUPTI also in CUDA's
+    /// toolkit.
+    ///
+    /// # Errors
+    /// It is in none of these.
+    pub(super) fn load(self) -> Result<()> {
+        if self.is_loadable() {
+            return Ok(());
+        }
+        let file = self.file(driver_major());
+        if let Library::Cudnn = self {
+            // It loads these itself, by name.
+            [Library::Nvrtc, Library::CublasLt].into_iter().for_each(|needed| _ = needed.load());
+        }
+        let found = load_library(file) || (matches!(self, Library::Cupti) && load_from(&toolkits(), file));
+        if found && self.is_loadable() { Ok(()) } else { Err(self.missing()) }
+    }
+
+    /// Whether the loader finds it by its name.
+    fn is_loadable(self) -> bool {
+        // SAFETY: these only look whether NVIDIA's library can be loaded.
+        unsafe {
+            match self {
+                Library::Nvrtc => nvrtc::sys::is_culib_present(),
+                Library::CublasLt => cublaslt::sys::is_culib_present(),
+                Library::Cudnn => cudnn::sys::is_culib_present(),
+                Library::Cupti => cupti::sys::is_culib_present(),
+            }
+        }
+    }
+
     /// The error if it cannot be loaded, with the packages for this machine's driver.
-    pub(super) fn missing(self) -> Error {
+    fn missing(self) -> Error {
         let name = match self {
             Library::Nvrtc => "nvrtc",
             Library::CublasLt => "cublaslt",
             Library::Cudnn => "cudnn",
             Library::Cupti => "cupti",
         };
-        missing_library(name, self.file(driver_major()), &self.install())
+        missing_library(name, self.file(driver_major()), SEARCHED, &self.install())
     }
 
     /// How to install it, for this machine's driver.
@@ -59,6 +97,13 @@ impl Library {
         let or = if matches!(self, Library::Cupti) { ", or set CUDA_HOME" } else { "" };
         format!("install {what} (Debian: {debian}, PyPI: {pypi}){or}")
     }
+}
+
+/// The folders of CUPTI in CUDA's toolkits.
+fn toolkits() -> Vec<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
+    homes.flat_map(|home| [home.join("extras/CUPTI/lib64"), home.join("lib64")]).collect()
 }
 
 /// The major version of the newest CUDA that the driver supports. Without a driver, the newest that we know.

@@ -4,6 +4,8 @@
 
 use cudarc::{cublaslt, cudnn};
 
+use super::libraries::Library;
+
 /// The name and version of each library that the device uses. `None` for one that was not found.
 pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
     // SAFETY: each library is asked for its version only if it can be loaded.
@@ -12,14 +14,14 @@ pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
             ("NVRTC", super::compile::version().ok()),
             (
                 "cuBLASLt",
-                cublaslt::sys::is_culib_present().then(|| {
+                Library::CublasLt.load().ok().map(|()| {
                     let version = cublaslt::sys::cublasLtGetVersion();
                     format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100)
                 }),
             ),
             (
                 "cuDNN",
-                cudnn::sys::is_culib_present().then(|| {
+                Library::Cudnn.load().ok().map(|()| {
                     let version = cudnn::sys::cudnnGetVersion();
                     format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100)
                 }),

@@ -1,69 +1,35 @@
 //! Communicators over MPI, for tensors in host memory.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
-use std::rc::Rc;
-
 use device::ops::CollectiveKind;
-use device::{Communicator, DType, Request, Result, Tensor};
-use mpi::collective::{SystemOperation, UnsafeUserOperation};
-use mpi::environment::Universe;
-use mpi::ffi;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{AsRaw, Communicator as _, CommunicatorCollectives as _};
+use device::{Communicator, DType, Error, Request, Result, Tensor};
 
-use super::error::{check, failed};
+use super::abi::{Transfer, TransferKind};
+use super::group::{MpiGroup, Started};
 use crate::host_memory;
+
+/// The error of a collective on a communicator.
+fn failed(collective: &'static str, communicator: &str, problem: impl Into<String>) -> Error {
+    Error::Communication { collective, communicator: communicator.into(), problem: problem.into() }
+}
 
 /// A group of processes. Everything is sent as f32, because MPI has no bf16.
 ///
-/// Every sum over the group has one order, whatever the collective and the length. So ranks that divide a sum get the
-/// bits of ranks that each have all of it. With `MPI_SUM`, Open MPI chooses among algorithms by collective, length and
-/// number of ranks, and these sum in different orders. Two things prevent that. A sum is an operation of our own,
-/// declared not commutative: Open MPI and MPICH always add up such an operation along the same tree of ranks. And a
-/// reduce-scatter is an all-reduce, and each rank takes its part of the result; Open MPI's own moves as many bytes.
+/// Every sum over the group has one order, whatever the collective and the length (`trainer-mpi/src/group.rs`). So
+/// ranks that divide a sum get the bits of ranks that each have all of it. A reduce-scatter is an all-reduce, and each
+/// rank takes its part of the result; Open MPI's own moves as many bytes.
 pub(crate) struct MpiCommunicator {
     name: String,
-    group: SimpleCommunicator,
-    sum: UnsafeUserOperation,
-    max: SystemOperation,
+    group: MpiGroup,
     /// World ranks.
     members: Vec<usize>,
-    /// Keeps MPI running: freeing `group` after MPI is finalized would be an error.
-    _universe: Rc<Universe>,
 }
 
 impl MpiCommunicator {
-    pub(crate) fn new(
-        name: &str,
-        group: SimpleCommunicator,
-        members: Vec<usize>,
-        universe: Rc<Universe>,
-    ) -> MpiCommunicator {
-        // SAFETY: the communicator is valid and MPI is initialised. From now on errors are return codes, and end no rank.
-        unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
-        // SAFETY: `add` has the type and the effect that MPI requires of such a function, and only f32 is ever summed.
-        let sum = unsafe { UnsafeUserOperation::associative(add) };
-        MpiCommunicator { name: name.into(), group, sum, max: SystemOperation::max(), members, _universe: universe }
+    pub(crate) fn new(name: &str, group: MpiGroup, members: Vec<usize>) -> MpiCommunicator {
+        group.return_errors();
+        MpiCommunicator { name: name.into(), group, members }
     }
-}
-
-/// `into[i] = from[i] + into[i]` over `length` f32.
-unsafe extern "C" fn add(from: *mut c_void, into: *mut c_void, length: *mut c_int, _: *mut ffi::MPI_Datatype) {
-    // SAFETY: MPI passes a valid length.
-    let length = unsafe { *length };
-    if length <= 0 {
-        return; // the addresses of no elements may be null
-    }
-    // SAFETY: MPI passes two arrays of as many f32, and they do not overlap.
-    let (from, into) = unsafe {
-        let length = length as usize;
-        (
-            std::slice::from_raw_parts(from.cast::<f32>(), length),
-            std::slice::from_raw_parts_mut(into.cast::<f32>(), length),
-        )
-    };
-    into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
 }
 
 impl Drop for MpiCommunicator {
@@ -88,11 +54,11 @@ impl Communicator for MpiCommunicator {
     }
 
     fn rank(&self) -> usize {
-        self.group.rank() as usize
+        self.group.rank()
     }
 
     fn size(&self) -> usize {
-        self.group.size() as usize
+        self.group.size()
     }
 
     fn members(&self) -> Vec<usize> {
@@ -107,8 +73,8 @@ impl Communicator for MpiCommunicator {
         let (inputs, outputs) = (count(input)?, count(output)?);
         // In-place collectives would save this copy, but MPI_IN_PLACE is a C macro that the bindings do not have.
         let receives = matches!(kind, CollectiveKind::Receive { .. });
-        let mut sent = if receives { Vec::new() } else { host_memory::read(input) };
-        let from = sent.as_mut_ptr();
+        let sent = if receives { Vec::new() } else { host_memory::read(input) };
+        let from = sent.as_ptr();
         // The index of the output's first element in the data that MPI delivers.
         let (delivered, first) = match kind {
             CollectiveKind::ReduceScatterSum => (input.elements(), self.rank() * output.elements()),
@@ -117,46 +83,31 @@ impl Communicator for MpiCommunicator {
         let direct = output.dtype == DType::F32 && delivered == output.elements();
         let mut received = vec![0.0; if direct { 0 } else { delivered }];
         let to = if direct { output.address as *mut f32 } else { received.as_mut_ptr() };
-        let group = self.group.as_raw();
-        // SAFETY: a static of the library, set when MPI was initialised.
-        let float = unsafe { ffi::RSMPI_FLOAT };
-        let sum = self.sum.as_raw();
-        // SAFETY: an all-zero request is a valid place for MPI to write one to.
-        let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
-        // SAFETY: `sent` and `received` move into the request below; their heap memory stays in place and outlives the
-        // transfer. The device checked that the tensors are in live host memory and have the number of elements that the
-        // kind requires. The trait requires that nobody touches them before the request was waited for.
-        let code = unsafe {
-            match kind {
-                CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => {
-                    ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, sum, group, &mut request)
-                }
-                CollectiveKind::AllReduceMax => {
-                    ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, self.max.as_raw(), group, &mut request)
-                }
-                CollectiveKind::AllGather => {
-                    ffi::MPI_Iallgather(from.cast(), inputs, float, to.cast(), inputs, float, group, &mut request)
-                }
-                CollectiveKind::Send { to } => {
-                    received.clear();
-                    ffi::MPI_Issend(from.cast(), inputs, float, to as i32, TAG, group, &mut request)
-                }
-                CollectiveKind::Receive { from } => {
-                    ffi::MPI_Irecv(to.cast(), outputs, float, from as i32, TAG, group, &mut request)
-                }
-            }
+        let (does, peer) = match kind {
+            CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => (TransferKind::Sum, 0),
+            CollectiveKind::AllReduceMax => (TransferKind::Max, 0),
+            CollectiveKind::AllGather => (TransferKind::Gather, 0),
+            CollectiveKind::Send { to } => (TransferKind::Send, to as i32),
+            CollectiveKind::Receive { from } => (TransferKind::Receive, from as i32),
         };
-        let request = MpiRequest { request, sent, received, first, output: *output, kind, name: self.name.clone() };
-        check(code, kind.name(), &self.name)?;
+        if matches!(kind, CollectiveKind::Send { .. }) {
+            received.clear();
+        }
+        let transfer = Transfer { kind: does, peer, from, sent: inputs, to, received: outputs };
+        // SAFETY: `sent` and `received` move into the request below; their heap memory stays in place and outlives the
+        // transfer. The device checked that the tensors are in live host memory and have the number of elements that
+        // the kind requires. The trait requires that nobody touches them before the request was waited for.
+        let started = unsafe { self.group.start(&transfer) };
+        let mut request =
+            MpiRequest { started: None, sent, received, first, output: *output, kind, name: self.name.clone() };
+        request.started = Some(started.map_err(|problem| failed(kind.name(), &self.name, problem))?);
         Ok(Box::new(request))
     }
 }
 
-/// One tag for all messages: those between two ranks are matched by their order.
-const TAG: i32 = 0;
-
 struct MpiRequest {
-    request: ffi::MPI_Request,
+    /// `None` once it was waited for, or if it did not begin.
+    started: Option<Started>,
     /// Send buffer. MPI reads from it until the request is done.
     sent: Vec<f32>,
     /// Receive buffer, if the output is not f32 or is only a part of the data that MPI delivers. Written into the
@@ -171,9 +122,8 @@ struct MpiRequest {
 
 impl Request for MpiRequest {
     fn wait(mut self: Box<Self>) -> Result<()> {
-        // SAFETY: the request was started by `start` and is waited for once.
-        let code = unsafe { ffi::MPI_Wait(&mut self.request, ffi::RSMPI_STATUS_IGNORE) };
-        check(code, self.kind.name(), &self.name)?;
+        let waited = self.started.take().map_or(Ok(()), Started::wait);
+        waited.map_err(|problem| failed(self.kind.name(), &self.name, problem))?;
         self.sent = Vec::new();
         let received = std::mem::take(&mut self.received);
         if !received.is_empty() {

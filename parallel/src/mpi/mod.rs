@@ -1,8 +1,10 @@
 //! MPI: the control messages of every run of several ranks, and the transfers of the host device.
 
+mod abi;
 mod communicator;
-mod error;
-mod world;
+mod group;
+mod library;
 
 pub(crate) use communicator::MpiCommunicator;
-pub(crate) use world::MpiWorld;
+pub(crate) use group::MpiGroup;
+pub use library::mpi_version;

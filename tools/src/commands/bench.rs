@@ -5,7 +5,7 @@ use std::time::Instant;
 use clap::{Arg, ArgMatches, Command};
 use common::{Mistakes, UserError};
 use device::Device;
-use device::cuda::Counters;
+use device::cuda::{Counters, EnergyMeter};
 use serde::Serialize;
 
 use super::args::{sets_option, text, train_request, with_run_flags};
@@ -14,7 +14,6 @@ use trainer::config::plan::RunPlan;
 use trainer::config::request::TrainRequest;
 use trainer::error::RunError;
 use trainer::process_group::ProcessGroup;
-use trainer::report::energy::EnergyMeter;
 use trainer::report::gpu_peak::peak_tflops;
 use trainer::run::auto_scope;
 use trainer::run::random_steps::{Inputs, RandomSteps, median};

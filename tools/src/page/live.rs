@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use common::UserError;
 use common::files::{open_file, read_file, read_text};
+use device::cuda::GpuLoads;
 use launch::watch::ranks_file::{RANKS, RankRow};
 
 use super::events::Log;
 use super::metrics::Metrics;
 use super::run::{check_folder, rank_logs};
 use trainer::config::ConfigSources;
-use trainer::report::gpu_load::GpuLoads;
 use trainer::report::metrics::METRICS;
 use trainer::run::run_folder::CONFIG;
 

@@ -7,7 +7,7 @@ use crate::used_names::{By, Module, Used, used_names};
 
 /// The crates. A crate depends only on crates of lines above its own.
 const CRATES: &[&[&str]] = &[
-    &["common"],
+    &["common", "trainer-mpi"],
     &["device"],
     &["graph-manager", "parallel", "data", "launch"],
     &["engine"],

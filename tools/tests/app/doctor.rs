@@ -26,6 +26,8 @@ fn what_passes_is_a_line_a_group_or_a_finding_each_and_why_no_gpu_is_used_is_sai
     }
     let json = doctor(&["--device", "host", "--json"]);
     let findings: Vec<serde_json::Value> = serde_json::from_slice(&json.stdout).unwrap();
+    let version = findings.iter().find(|finding| finding["name"] == "MPI").unwrap();
+    assert_eq!(version["verdict"], "ok", "{version}");
     let gemm = findings.iter().find(|finding| finding["name"] == "gemm, linear + bias, f32").unwrap();
     assert_eq!(gemm["value"], "relative error 0.0e0, the same bits replayed");
     let operations = findings.iter().filter(|finding| finding["about"] == "operation").count();

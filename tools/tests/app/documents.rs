@@ -53,7 +53,11 @@ fn assert_taken(line: &str, x: &str) {
         }
         "./x" => assert!(x.contains(&format!("\n    {})", words[1])), "{line}: no such command of ./x"),
         "python" => assert!(root().join(&words[1]).exists(), "{line}: no such file"),
-        "cargo" => assert_eq!(words[1..], ["build", "--release", "-p", "tools"], "{line}"),
+        "cargo" => {
+            let [build, release, p, package] = &words[1..] else { panic!("{line}: no build of ours") };
+            assert_eq!([build, release, p], ["build", "--release", "-p"], "{line}");
+            assert!(root().join(package).join("Cargo.toml").exists(), "{line}: no crate of ours");
+        }
         program => assert!(CLUSTERS.contains(&program), "{line}: no program of ours"),
     }
 }

@@ -50,6 +50,7 @@ mod hf_experts;
 mod hostile;
 mod import;
 mod inspect;
+mod installed;
 mod job;
 mod kill;
 mod launch;

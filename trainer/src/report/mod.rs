@@ -1,9 +1,7 @@
 //! The reports of a run: lines on the console, logs, and files of metrics.
 
 pub mod checks;
-pub mod energy;
 pub mod fp8_losses;
-pub mod gpu_load;
 pub mod gpu_peak;
 pub mod graph_report;
 pub mod logs;

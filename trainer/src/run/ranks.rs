@@ -97,7 +97,7 @@ pub fn on_all_ranks(
 }
 
 /// All ranks of the run. MPI is started only if a launcher started this process.
-fn world(env: &RankEnv) -> device::Result<World> {
+fn world(env: &RankEnv) -> Result<World, UserError> {
     match env.launcher {
         Some(_) => World::mpi(),
         None => Ok(World::single()),
@@ -111,13 +111,14 @@ fn whole_world(env: &RankEnv) -> World {
         Ok(world) => {
             let problem = format!(
                 "MPI sees {}, the launcher's environment {}. Rule: both are started together. \
-                 Fix: use the mpirun that belongs to the MPI library this binary is linked with",
+                 Fix: use the mpirun that belongs to the MPI that libtrainer_mpi.so was built with",
                 counted(world.size(), "rank"),
                 env.world_size
             );
             fail(true, 2, &problem)
         }
-        Err(error) => fail(true, 3, &error.to_string()),
+        // The other ranks of this node find the same.
+        Err(error) => fail(env.local_rank == 0, 2, &error.to_string()),
     }
 }
 

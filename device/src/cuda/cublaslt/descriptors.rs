@@ -41,10 +41,7 @@ impl CublasLtHandle {
     /// # Errors
     /// The library is missing, or refuses the GPU.
     pub(super) fn open() -> Result<CublasLtHandle> {
-        // SAFETY: only looks whether the library can be loaded.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Library::CublasLt.missing());
-        }
+        Library::CublasLt.load()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer, destroyed when dropped; the context is current.
         check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;

@@ -35,10 +35,7 @@ impl CudnnHandle {
     /// # Errors
     /// The library is missing or too old, or refuses the GPU.
     pub(super) fn open() -> Result<CudnnHandle> {
-        // SAFETY: only looks whether the library can be loaded.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Library::Cudnn.missing());
-        }
+        Library::Cudnn.load()?;
         // SAFETY: the library can be loaded.
         let version = unsafe { sys::cudnnGetVersion() };
         if version < OLDEST {

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
-use std::path::PathBuf;
 
 pub(super) use cudarc::cupti::result::activity;
 use cudarc::cupti::result::{self, CuptiError};
@@ -11,7 +10,6 @@ pub(super) use cudarc::cupti::sys;
 use cudarc::driver;
 
 use crate::cuda::driver::RawStream;
-use crate::cuda::libraries::Library;
 use crate::{Error, Result};
 
 const CORRELATION: sys::CUpti_ExternalCorrelationKind =
@@ -23,33 +21,6 @@ pub(super) fn call<T>(call: &'static str, result: std::result::Result<T, CuptiEr
         let text = error.error_string().map_or("unknown".into(), |text| text.to_string_lossy());
         failed(call, format!("{:?}: {text}", error.0))
     })
-}
-
-/// Loads CUPTI from the loader's own folders, or else from CUDA's toolkit.
-pub(super) fn load() -> Result<()> {
-    for path in folders().iter().flat_map(|folder| FILES.map(|file| folder.join(file))) {
-        // SAFETY: NVIDIA's library. Its initializers do nothing of note.
-        if let Ok(library) = unsafe { libloading::Library::new(&path) } {
-            // It stays loaded: from now on the loader finds it by its name alone, and CUPTI is not made to be unloaded.
-            std::mem::forget(library);
-            // SAFETY: only looks whether the library can be loaded.
-            if unsafe { sys::is_culib_present() } {
-                return Ok(());
-            }
-        }
-    }
-    Err(Library::Cupti.missing())
-}
-
-/// The names of its file, the newest first.
-const FILES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
-
-/// The folders to search: first the loader's own (the empty path), then those of toolkits.
-fn folders() -> Vec<PathBuf> {
-    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
-    let kept = homes.flat_map(|home| [home.join("extras/CUPTI/lib64"), home.join("lib64")]);
-    [PathBuf::new()].into_iter().chain(kept).collect()
 }
 
 /// An error of CUPTI.
@@ -159,10 +130,11 @@ pub(super) fn callback_name(driver: bool, id: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::libraries::Library;
 
     #[test]
     fn calls_have_the_names_that_cuda_documents() {
-        load().unwrap_or_else(|error| panic!("{error}\nor run `./x test`, which installs it"));
+        Library::Cupti.load().unwrap_or_else(|error| panic!("{error}\nor run `./x test`, which installs it"));
         let graph_launch = sys::CUpti_driver_api_trace_cbid::CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch as u32;
         assert_eq!(callback_name(true, graph_launch), "cuGraphLaunch");
         assert_eq!(callback_name(true, u32::MAX), format!("call {}", u32::MAX));

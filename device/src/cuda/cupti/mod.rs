@@ -19,6 +19,7 @@ pub(super) use nodes::name_nodes_like;
 use spans::Submitted;
 
 use super::driver::RawStream;
+use super::libraries::Library;
 use crate::Result;
 use crate::timeline::Span;
 
@@ -54,7 +55,7 @@ impl Cupti {
     /// # Errors
     /// The library is missing, or another profiler is attached to this process.
     pub(crate) fn open() -> Result<Cupti> {
-        library::load()?;
+        Library::Cupti.load()?;
         let subscription = library::Subscription::new(nodes::on_resource)?;
         records::register()?;
         Ok(Cupti { subscription, began: Cell::new(None), submitted: Rc::default() })

@@ -25,9 +25,9 @@ impl<T> Driver<T> for std::result::Result<T, DriverError> {
     }
 }
 
-/// The error of a library that could not be loaded.
-pub(in crate::cuda) fn missing_library(name: &'static str, file: &str, fix: &str) -> Error {
+/// The error of a library that could not be loaded. `last` is the place that was searched last.
+pub(in crate::cuda) fn missing_library(name: &'static str, file: &str, last: &str, fix: &str) -> Error {
     let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let problem = format!("{file} was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). Fix: {fix}");
+    let problem = format!("{file} was not found (LD_LIBRARY_PATH={searched:?}, then {last}). Fix: {fix}");
     Error::Driver { call: name, problem }
 }

@@ -92,7 +92,8 @@ impl Gpu {
     pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
         // SAFETY: only checks whether the driver's library can be loaded.
         if !unsafe { sys::is_culib_present() } {
-            return Err(missing_library("cuda", "libcuda.so.1", "install NVIDIA's driver, or use --device host"));
+            let fix = "install NVIDIA's driver, or use --device host";
+            return Err(missing_library("cuda", "libcuda.so.1", "the system's folders", fix));
         }
         if let Some(other) = OF_THREAD.get().filter(|other| *other != ordinal) {
             let problem = format!("GPU {ordinal} was asked for on a thread that uses GPU {other}. Fix: another thread");

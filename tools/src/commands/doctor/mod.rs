@@ -111,7 +111,7 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
                 fact("GPU", format!("none is used{why}"), Verdict::Lacks)
             }
         };
-        return vec![fact("device", "host".into(), Verdict::Ok), why];
+        return vec![fact("device", "host".into(), Verdict::Ok), mpi(), why];
     };
     let (capability, driver) = (gpu.capability, gpu.driver_version);
     let mut facts = vec![
@@ -119,6 +119,7 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
         fact("compute capability", format!("{}.{}", capability.0, capability.1), Verdict::of(capability.0 >= 8)),
         fact("memory", format!("{:.1} GiB", gpu.memory_bytes as f64 / (1u64 << 30) as f64), Verdict::Ok),
         fact("driver's CUDA", format!("{}.{}", driver / 1000, driver % 1000 / 10), Verdict::Ok),
+        mpi(),
     ];
     let mut libraries = library_versions();
     let nccl = parallel::nccl_version();
@@ -129,7 +130,11 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
             "NCCL" => (Verdict::Lacks, "; only one rank can train"),
             _ => (Verdict::Fail, ""),
         };
-        let missing = || format!("not found on LD_LIBRARY_PATH or in the system's folders{cost}");
+        let missing = || {
+            format!(
+                "not found on LD_LIBRARY_PATH, in the system's folders or in Python packages beside the program{cost}"
+            )
+        };
         let verdict = if version.is_some() { Verdict::Ok } else { without };
         facts.push(fact(name, version.unwrap_or_else(missing), verdict));
     }
@@ -138,6 +143,19 @@ fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Ve
         facts.push(fact("transfers in graphs", value, Verdict::Lacks));
     }
     facts
+}
+
+/// The MPI that several ranks would use.
+fn mpi() -> Finding {
+    let (value, verdict) = match parallel::mpi_version() {
+        Ok(version) => {
+            // The packager's words follow.
+            let words = version.split([',', '\n']).next().unwrap_or_default().split_whitespace();
+            (words.collect::<Vec<_>>().join(" "), Verdict::Ok)
+        }
+        Err(error) => (format!("only one rank can train: {error}"), Verdict::Lacks),
+    };
+    Finding { about: "machine", name: "MPI".into(), value, verdict }
 }
 
 fn rates(device: &Device, group: Option<&Rc<dyn Communicator>>) -> Vec<Finding> {
