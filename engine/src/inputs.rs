@@ -45,9 +45,9 @@ enum StepSamples {
 }
 
 impl Inputs {
-    /// Allocates memory for the samples of up to `microbatches` microbatches of so many samples, if the stage with these
-    /// layers needs them: the first stage takes the inputs, the last one the targets, and all take the positions of
-    /// tokens in their documents.
+    /// Allocates memory for up to `microbatches` microbatches of so many samples, if the stage with these layers needs
+    /// them: the first stage takes the inputs, the last one the targets, and all take the positions of tokens in their
+    /// documents.
     ///
     /// # Errors
     /// Out of memory.

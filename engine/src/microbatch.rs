@@ -10,8 +10,8 @@ impl BatchSizes {
     }
 }
 
-/// Whether gradients of parameters are added to those that the step has computed so far. The first microbatch's overwrite
-/// what the step before left.
+/// Whether gradients of parameters are added to those that the step has computed so far. The first microbatch's
+/// overwrite what the step before left.
 pub(crate) fn adds_to_gradients(cx: &StepContext<'_>) -> bool {
     !cx.is_first_microbatch()
 }

@@ -21,9 +21,9 @@ const FLOPS: f64 = 650e12;
 const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
-    /// Training FLOPs per token of samples of so many tokens: 6 per parameter that the token is multiplied with, and those of causal attention.
-    /// Lookups in tables cost nothing; a tied table counts once, in the head. With adapters all other parameters are
-    /// frozen: they have no gradient, so each costs 4.
+    /// Training FLOPs per token of samples of so many tokens: 6 per parameter that the token is multiplied with, and
+    /// those of causal attention. Lookups in tables cost nothing; a tied table counts once, in the head. With adapters
+    /// all other parameters are frozen: they have no gradient, so each costs 4.
     pub fn flops_per_token(&self, tokens_per_sample: usize) -> f64 {
         let specs = gpt(self.clone()).specs;
         let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
@@ -36,7 +36,8 @@ impl GptShape {
         of_weights + (0..self.layers).map(attention).sum::<usize>() as f64
     }
 
-    /// The head's time as a multiple of a block's, in samples of so many tokens: of the mean block's, if some have a window.
+    /// The head's time as a multiple of a block's, in samples of so many tokens: of the mean block's, if some have a
+    /// window.
     pub fn head_in_blocks(&self, tokens_per_sample: usize) -> f64 {
         let head = head_cost(self);
         let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block, tokens_per_sample)).sum();

@@ -75,7 +75,8 @@ impl EmbeddingLayer {
     }
 }
 
-/// The rows of a table of positions that the samples of the step take. Training steps set the gradients of the others to 0.
+/// The rows of a table of positions that the samples of the step take. Training steps set the gradients of the others
+/// to 0.
 fn in_use(cx: &StepContext<'_>, table: Option<Tensor>) -> Option<Tensor> {
     table.map(|table| table.narrow(0, BatchSizes::of(cx).tokens_per_sample))
 }
