@@ -2,6 +2,7 @@
 
 use device::Shape;
 use device::ops::DropoutPart;
+use parallel::Place;
 
 /// The sizes of a microbatch on this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,29 +18,19 @@ impl BatchSizes {
     pub fn tokens(self) -> usize {
         self.samples * self.tokens_per_sample
     }
-}
 
-/// A rank's rows of the residual stream: one of equal shares of a microbatch's tokens.
-#[derive(Clone, Copy, Debug)]
-pub struct RowShare {
-    /// The number of this rank's share.
-    pub share: usize,
-    /// The number of shares; 1: the rank has all rows.
-    pub shares: usize,
-}
-
-impl RowShare {
-    /// The shape of the rank's rows: `(samples, tokens, width)`, or of a share of them `(1, rows, width)`.
-    pub(crate) fn shape(self, sizes: BatchSizes, width: usize) -> Shape {
-        match self.shares {
-            1 => [sizes.samples, sizes.tokens_per_sample, width].into(),
-            shares => [1, sizes.tokens() / shares, width].into(),
+    /// The shape of a rank's rows of the residual stream, one of equal shares: `(samples, tokens, width)`, or of several
+    /// `(1, rows, width)`.
+    pub(crate) fn rows(self, share: Place, width: usize) -> Shape {
+        match share.count {
+            1 => [self.samples, self.tokens_per_sample, width].into(),
+            shares => [1, self.tokens() / shares, width].into(),
         }
     }
 
-    /// The rank's rows among the microbatch's, for dropout.
-    pub(crate) fn dropout_part(self, sizes: BatchSizes) -> DropoutPart {
-        let first_row = self.share * (sizes.tokens() / self.shares);
-        DropoutPart { first_row, tokens: sizes.tokens_per_sample, ..DropoutPart::default() }
+    /// A rank's rows of the residual stream among the microbatch's, for dropout.
+    pub(crate) fn dropout_part(self, share: Place) -> DropoutPart {
+        let first_row = share.index * (self.tokens() / share.count);
+        DropoutPart { first_row, tokens: self.tokens_per_sample, ..DropoutPart::default() }
     }
 }

@@ -68,11 +68,11 @@ impl Axis {
         Axis::ExpertData,
     ];
 
-    /// The axes that divide the ranks of a model without experts, nearest neighbours first. Their sizes multiply to the
-    /// number of ranks.
+    /// The axes that layouts have, nearest neighbours first. Without context ranks their sizes multiply to the number of
+    /// ranks.
     pub const DENSE: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
 
-    /// Its name in messages and logs.
+    /// The axis's name in messages and logs.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Tensor => "tensor",
@@ -88,16 +88,23 @@ impl Axis {
 }
 
 /// A set of a mesh's digits. A rank's group over it has the ranks that differ in these digits alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Axes(u16);
 
 impl Axes {
     /// No digit: each rank is a group by itself.
     pub const NONE: Axes = Axes(0);
 
-    /// Whether it has no digit.
+    /// Whether the set has no digit.
     pub fn is_empty(self) -> bool {
         self == Axes::NONE
+    }
+}
+
+impl fmt::Debug for Axes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits: Vec<usize> = (0..DIGITS).filter(|digit| self.0 & 1 << digit > 0).collect();
+        write!(f, "digits {digits:?}")
     }
 }
 
@@ -122,7 +129,7 @@ impl Sub for Axes {
 /// A rank's place among the ranks of a group, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its index, from 0.
+    /// The rank's index, from 0.
     pub index: usize,
     /// The number of ranks.
     pub count: usize,
@@ -208,17 +215,6 @@ impl Mesh {
     /// The mesh of one rank.
     pub fn single() -> Mesh {
         Mesh { sizes: MeshSizes::of(1), digits: [1; DIGITS] }
-    }
-
-    /// The mesh of so many ranks that share each layer.
-    ///
-    /// # Panics
-    /// If there are none.
-    pub fn sharing_layers(ranks: usize) -> Mesh {
-        assert!(ranks > 0, "a mesh without ranks");
-        let mut digits = [1; DIGITS];
-        digits[0] = ranks;
-        Mesh { sizes: MeshSizes { tensor: ranks, ..MeshSizes::of(ranks) }, digits }
     }
 
     /// The number of ranks.

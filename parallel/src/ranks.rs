@@ -36,9 +36,15 @@ pub struct Connections {
 impl Connections {
     /// The groups that every run needs, without microbatches beside each other and losses over the loads of all ranks.
     pub fn new(mesh: Mesh, placement: Placement) -> Connections {
-        let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Data, Axis::Pipeline];
+        let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Context, Axis::Data, Axis::Pipeline];
         let groups = axes.map(|axis| (mesh.axes(axis), Lane::Main));
         Connections { mesh, groups: groups.into(), placement, ties_ends: false }
+    }
+
+    /// The number of communicators of a rank; with several stages those of a stage in the middle.
+    pub fn communicators(&self) -> usize {
+        let groups = self.groups.iter().filter(|(axes, _)| self.mesh.count(*axes) > 1).count();
+        groups + if self.mesh.size(Axis::Pipeline) > 1 { 4 } else { 0 }
     }
 
     /// Also connects the ranks of `axis` for another purpose.
@@ -116,8 +122,12 @@ impl Ranks {
         self.mesh.everyone() - self.axes(Axis::Pipeline)
     }
 
-    /// The communicator of this rank's group; `None` if the rank is alone in it, or if the group was not connected.
+    /// The communicator of this rank's group; `None` if the rank is alone in it.
+    ///
+    /// # Panics
+    /// If the group has other ranks and was not connected: a sum over it would be left out in silence.
     pub fn over(&self, axes: Axes) -> Option<&Rc<dyn Communicator>> {
+        assert!(!self.lacks(axes, Lane::Main), "no communicator `{}`", name(&self.mesh, axes, Lane::Main));
         self.in_lane(axes, Lane::Main)
     }
 
@@ -126,7 +136,8 @@ impl Ranks {
         self.over(self.axes(axis))
     }
 
-    /// The communicator of this rank's group for a purpose; see [`Ranks::over`].
+    /// The communicator of this rank's group for a purpose; `None` if the rank is alone in it, or if the group was not
+    /// connected for that.
     pub fn in_lane(&self, axes: Axes, lane: Lane) -> Option<&Rc<dyn Communicator>> {
         self.made.iter().find(|made| (made.0, made.1) == (axes, lane)).map(|(_, _, communicator)| communicator)
     }
@@ -138,16 +149,20 @@ impl Ranks {
 
     /// The communicators that together connect a rank's group: a sum over one after the other is a sum over the group. For
     /// small tensors, so that unions of groups need no communicators.
+    ///
+    /// # Panics
+    /// If the group is no union of the axes of data, context, tensor and pipeline, or one of them was not connected.
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
         let mut left = axes;
         let mut chain = Vec::new();
         for axis in [Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline] {
             let these = self.axes(axis);
-            if let (Some(group), true) = (self.over(these), these - left == Axes::NONE) {
-                chain.push(group.clone());
+            if (these - left).is_empty() {
+                chain.extend(self.over(these).cloned());
                 left = left - these;
             }
         }
+        assert!(left.is_empty(), "a part of an axis in {axes:?}");
         chain
     }
 

@@ -3,14 +3,14 @@
 use std::rc::Rc;
 
 use device::{DType, Shape, Tensor};
-use parallel::Ranks;
+use parallel::{Place, Ranks};
 
 use super::expert_loads::{ExpertLoads, SelectionBias};
 use super::layer::{Layer, LossHead};
 use super::loss_term::{LossTerm, TermSums};
 use super::position::{RotaryTable, RotaryTables};
 use super::sample_row::SampleRow;
-use crate::batch_sizes::{BatchSizes, RowShare};
+use crate::batch_sizes::BatchSizes;
 use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
 use crate::params::{ParamSpec, Params};
@@ -69,13 +69,13 @@ pub struct Residual {
     /// Their type.
     pub dtype: DType,
     /// The rows that this rank has.
-    pub rows: RowShare,
+    pub rows: Place,
 }
 
 impl Residual {
     /// The shape of a microbatch's.
     pub(crate) fn shape(&self, sizes: BatchSizes) -> Shape {
-        self.rows.shape(sizes, self.width)
+        sizes.rows(self.rows, self.width)
     }
 }
 

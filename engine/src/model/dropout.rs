@@ -3,8 +3,9 @@
 use device::Tensor;
 use device::ops::{Dropout, DropoutPart, DropoutSite};
 use graph_manager::Result;
+use parallel::Place;
 
-use crate::batch_sizes::{BatchSizes, RowShare};
+use crate::batch_sizes::BatchSizes;
 use crate::step_policy::StepContext;
 
 /// The dropout of one place in a model: off in evaluation, and at rate 0.
@@ -18,7 +19,7 @@ pub(crate) struct DropoutLayer {
     /// The heads or channels here.
     pub(crate) part: DropoutPart,
     /// The rows here, if they are those of the residual stream. `None`: all rows of the microbatch.
-    pub(crate) rows: Option<RowShare>,
+    pub(crate) rows: Option<Place>,
 }
 
 impl DropoutLayer {
@@ -34,7 +35,7 @@ impl DropoutLayer {
         }
         let Some(record) = record else { unreachable!("a model that drops says so: Model::drops") };
         let DropoutLayer { rate, seed, layer, site, part, rows } = *self;
-        let part = rows.map_or(part, |rows| rows.dropout_part(BatchSizes::of(cx)));
+        let part = rows.map_or(part, |rows| BatchSizes::of(cx).dropout_part(rows));
         Some(DropoutSite { rate, seed, layer, site, record, part })
     }
 }

@@ -15,10 +15,9 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind};
 use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Ranks};
+use parallel::{Axis, Place, Ranks};
 
 use super::buffers::all_rows;
-use crate::batch_sizes::RowShare;
 use crate::params::{ParamSpec, Part};
 use crate::step_policy::StepContext;
 
@@ -94,11 +93,8 @@ impl TensorParallel {
     }
 
     /// This rank's rows of the residual stream.
-    pub(crate) fn row_share(&self) -> RowShare {
-        match self.splits_rows() {
-            true => RowShare { share: self.rank(), shares: self.size() },
-            false => RowShare { share: 0, shares: 1 },
-        }
+    pub(crate) fn row_share(&self) -> Place {
+        if self.sequence { self.ranks.at(Axis::Tensor) } else { Place::ALONE }
     }
 
     /// `value` on the group's first rank, `None` on the others: for a value that is added once before a sum over the

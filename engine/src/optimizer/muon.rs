@@ -150,11 +150,13 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
     let mut before = 0;
     let mut matrices = Vec::new();
     for part in &spec.spread.parts {
-        let (count, rows) = part.matrices();
+        let rows = part.rows.last().copied().unwrap_or(0);
+        let outer = part.rows.iter().enumerate().rev().skip(1);
+        let count: usize = outer.map(|(dim, &size)| part.range(ranks, dim, size).len()).product();
         let here = part.range(ranks, part.rows.len() - 1, rows);
         let columns = spec.whole[1];
         let column = part.range(ranks, part.rows.len(), columns).start;
-        let copies = ranks.axes(Axis::Tensor) - part.divided();
+        let copies = ranks.axes(Axis::Tensor) - part.cut_over();
         for _ in 0..count {
             matrices.push(Matrix {
                 stored: update.whole_grad.view(before * width, [here.len(), width]),
@@ -162,7 +164,7 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
                 columns,
                 row: here.start,
                 column,
-                is_divided: ranks.place(part.divided()).has_others(),
+                is_divided: ranks.place(part.cut_over()).has_others(),
                 is_first_copy: ranks.place(copies).is_first(),
             });
             before += here.len();
@@ -192,7 +194,6 @@ struct Exchange {
     group: Option<Rc<dyn Communicator>>,
     /// Each bucket, and this rank's part of it: all of it unless the optimizer is distributed.
     buckets: Arc<[(Tensor, Tensor)]>,
-    is_divided: bool,
 }
 
 impl Exchange {
@@ -201,16 +202,15 @@ impl Exchange {
             let end = bucket.grads.address + bucket.grads.bytes() as u64;
             updates.iter().any(|update| (bucket.grads.address..end).contains(&update.whole_grad.address))
         };
-        let buckets: Vec<BucketMemory> = params.buckets().filter(has_matrix).collect();
-        let is_divided = buckets.iter().any(|bucket| bucket.owned_grads.elements() < bucket.grads.elements());
-        let buckets = buckets.iter().map(|bucket| (bucket.grads, bucket.owned_grads)).collect();
-        Exchange { group: params.ranks().along(Axis::Data).cloned(), buckets, is_divided }
+        let buckets = params.buckets().filter(has_matrix).map(|bucket| (bucket.grads, bucket.owned_grads)).collect();
+        Exchange { group: params.ranks().along(Axis::Data).cloned(), buckets }
     }
 
     /// Every rank receives the directions that the others made.
     fn gather(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let Some(group) = self.group.as_ref().filter(|_| self.is_divided) else { return Ok(()) };
-        self.buckets.iter().try_for_each(|&(whole, part)| {
+        let Some(group) = &self.group else { return Ok(()) };
+        let mut divided = self.buckets.iter().filter(|(whole, part)| part.elements() < whole.elements());
+        divided.copied().try_for_each(|(whole, part)| {
             let kind = CollectiveKind::AllGather;
             cx.run(Collective { kind, communicator: group.clone(), input: part, output: whole })
         })
@@ -219,8 +219,11 @@ impl Exchange {
     /// Every rank receives the orthogonal directions of the elements that it updates.
     fn sum(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let Some(group) = &self.group else { return Ok(()) };
-        let kind = if self.is_divided { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
         self.buckets.iter().try_for_each(|&(whole, part)| {
+            let kind = match part.elements() < whole.elements() {
+                true => CollectiveKind::ReduceScatterSum,
+                false => CollectiveKind::AllReduceSum,
+            };
             cx.run(Collective { kind, communicator: group.clone(), input: whole, output: part })
         })
     }

@@ -29,14 +29,14 @@ pub struct Bucket {
     pub start: usize,
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
-    /// The memory of its weights, and this rank's part of it.
+    /// The memory of its weights, and the ranks that divide its masters and state.
     pub home: Home,
+    /// This rank's part of it.
+    pub part: Place,
     /// Its first element in the weights of that memory.
     pub weights_start: usize,
     /// The ranks over which its gradients are summed: those that have other tokens.
     pub sums: Axes,
-    /// Of these, the ranks that divide its masters and state.
-    pub rest: Axes,
     /// For [`WeightMemory::Passing`]: the buffer, of [`PASSING_BUFFERS`], that gathers the whole weights.
     pub buffer: usize,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
@@ -71,7 +71,7 @@ impl OwnedRange {
 /// The place of one parameter, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
-    /// The memory of its weights, and this rank's part of it.
+    /// The memory of its weights, and the ranks that divide its masters and state.
     pub home: Home,
     /// In `main_grad`; `None` if it is frozen.
     pub grad: Option<usize>,
@@ -119,6 +119,7 @@ impl FlatLayout {
         let mut places = vec![None; specs.len()];
         for kind in 0..layout.by_home.len() {
             let (home, _) = layout.by_home[kind];
+            let part = ranks.place(home.rest);
             let members: Vec<usize> = (0..specs.len()).filter(|index| homes[*index] == home).collect();
             if let WeightMemory::Frozen(_) = home.memory {
                 members.iter().for_each(|&index| places[index] = Some(layout.add_frozen(kind, &specs[index])));
@@ -126,14 +127,14 @@ impl FlatLayout {
             }
             for (number, bucket) in buckets_of(specs, &members, bucket_bytes, ranks).into_iter().enumerate() {
                 // The first layer's bucket is gathered at the end of a step.
-                let is_gathered = home.part.has_others() && specs[bucket[0]].layer > first_layer;
+                let is_gathered = part.has_others() && specs[bucket[0]].layer > first_layer;
                 let made = Bucket {
                     is_gathered,
                     layer: specs[bucket[0]].layer,
                     tied: specs[bucket[0]].tied,
                     sums: sums(&specs[bucket[0]], ranks),
-                    rest: specs[bucket[0]].spread.rest,
                     home,
+                    part,
                     buffer: number % PASSING_BUFFERS,
                     start: layout.total,
                     elements: 0,
@@ -166,7 +167,7 @@ impl FlatLayout {
         places: &mut [Option<ParamOffsets>],
     ) {
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
-        let bucket = Bucket { elements: elements.next_multiple_of(ALIGNMENT * bucket.home.part.count), ..bucket };
+        let bucket = Bucket { elements: elements.next_multiple_of(ALIGNMENT * bucket.part.count), ..bucket };
         self.total += bucket.elements;
         let mut grad = bucket.start;
         for &index in members {
@@ -177,22 +178,17 @@ impl FlatLayout {
     }
 }
 
-/// The ranks of the transfers of a bucket: sums of its gradients, and gathers of its weights.
-fn transfers(spec: &ParamSpec, ranks: &Ranks) -> [Axes; 2] {
-    [sums(spec, ranks), spec.spread.rest]
-}
-
 /// The ranks over which a parameter's gradient is summed once it is complete: those with other tokens that do not divide the
 /// parameter.
 fn sums(spec: &ParamSpec, ranks: &Ranks) -> Axes {
     let tokens = ranks.axes(Axis::Data) | ranks.axes(Axis::Context);
-    spec.spread.parts.iter().fold(tokens, |sums, part| sums - part.divided())
+    spec.spread.parts.iter().fold(tokens, |sums, part| sums - part.cut_over())
 }
 
 impl Bucket {
     /// The offsets of a parameter that begins at `grad` in `main_grad`.
     fn offsets_of(&self, grad: usize, elements: usize) -> ParamOffsets {
-        let Place { index, count } = self.home.part;
+        let Place { index, count } = self.part;
         let part = self.elements / count;
         let part_start = self.start + index * part;
         let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
@@ -230,7 +226,7 @@ fn buckets_of<'m>(specs: &[ParamSpec], members: &'m [usize], bucket_bytes: usize
         bytes += aligned_elements(spec) * DType::F32.size();
         let begins = match at.checked_sub(1).map(|before| &specs[members[before]]) {
             None => true,
-            Some(before) if before.tied != spec.tied || transfers(before, ranks) != transfers(spec, ranks) => true,
+            Some(before) if before.tied != spec.tied || sums(before, ranks) != sums(spec, ranks) => true,
             Some(before) if before.layer == spec.layer => false,
             Some(before) => bytes >= bucket_bytes || before.layer == 0 || before.layer + 1 < spec.layer,
         };

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{Area, BufferId, DType, Device, Result, Shape, Tensor, bf16};
-use parallel::{Axes, Ranks};
+use parallel::{Axes, Place, Ranks};
 use rayon::prelude::*;
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
@@ -117,7 +117,9 @@ pub struct Params {
     /// The declarations.
     pub specs: Vec<ParamSpec>,
     ranks: Rc<Ranks>,
-    /// The ranks that divide any of them.
+    /// The ranks that divide masters and state.
+    rest: Axes,
+    /// The ranks that divide parameters, in memory or at rest.
     divided: Axes,
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
@@ -158,7 +160,7 @@ impl Params {
     ) -> Result<Params> {
         let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| spec.resting(rest)).collect();
         let layout = FlatLayout::new(&specs, bucket_bytes, &ranks);
-        let all = Params::allocate(device, specs, ranks, layout, true)?;
+        let all = Params::allocate(device, specs, ranks, rest, layout, true)?;
         device.zero(&all.grads)?;
         if let Some(seed) = seed.filter(|_| !device.is_dry()) {
             all.set_first(device, 0..all.specs.len(), seed)?;
@@ -213,20 +215,21 @@ impl Params {
         let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, ..spec }).collect();
         let ranks = Ranks::alone();
         let layout = FlatLayout::new(&specs, usize::MAX, &ranks);
-        Params::allocate(device, specs, ranks, layout, false)
+        Params::allocate(device, specs, ranks, Axes::NONE, layout, false)
     }
 
     fn allocate(
         device: &Device,
         specs: Vec<ParamSpec>,
         ranks: Rc<Ranks>,
+        rest: Axes,
         layout: FlatLayout,
         gradients: bool,
     ) -> Result<Params> {
         let mut areas = Vec::new();
         let mut weights = Vec::new();
         for &(home, elements) in &layout.by_home {
-            weights.push(Weights::allocate(device, &mut areas, &layout, home, elements)?);
+            weights.push(Weights::allocate(device, &mut areas, &layout, (home, ranks.place(home.rest)), elements)?);
         }
         let grads = match gradients {
             true => device.allocate_tensor(&mut areas, "main_grad", [layout.total], DType::F32)?,
@@ -235,7 +238,7 @@ impl Params {
         let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
             let of_memory = of_home(&weights, place.home);
             let owned = place.owned;
-            let shape = if place.home.part.has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
+            let shape = if ranks.place(place.home.rest).has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
             let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
             let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
             match place.home.memory {
@@ -263,8 +266,8 @@ impl Params {
         let fp8 = Fp8Memory::allocate(device, &specs, &params)?;
         params.iter_mut().zip(&fp8.params).for_each(|(param, fp8)| param.fp8 = *fp8);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        let divided = specs.iter().fold(Axes::NONE, |all, spec| all | spec.spread.divided());
-        Ok(Params { specs, ranks, divided, params, by_name, grads, weights, fp8, layout, _areas: areas })
+        let divided = specs.iter().fold(rest, |all, spec| all | spec.spread.cut_over());
+        Ok(Params { specs, ranks, rest, divided, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
 
     /// Overwrites a parameter with f32 values of its stored shape: the weights that layers read and the master weights.
@@ -337,7 +340,7 @@ impl Params {
     /// The buckets, in the order backward completes them: from the last layer to the first.
     pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
         let memory = |bucket: &Bucket| {
-            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.home.part);
+            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
             let (weights, owned_weights) = match bucket.home.memory {
                 WeightMemory::Kept(_) => {
                     let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
@@ -352,7 +355,7 @@ impl Params {
             };
             let grads = self.grads.view(bucket.start, [bucket.elements]);
             let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
-            let &Bucket { layer, sums, rest, tied, .. } = bucket;
+            let &Bucket { layer, sums, home: Home { rest, .. }, tied, .. } = bucket;
             let owned_grads = part_of(part, grads);
             BucketMemory { layer, grads, weights, owned_weights, quantized, sums, rest, owned_grads, tied }
         };
@@ -391,15 +394,15 @@ impl Params {
         &self.ranks
     }
 
-    /// The ranks that divide any parameter or state of this stage.
+    /// The ranks that divide parameters or state of this stage; with an optimizer that ranks divide also if all its
+    /// parameters are frozen.
     pub fn divided(&self) -> Axes {
         self.divided
     }
 
     /// The number of ranks that divide the optimizer's state beyond the parameters.
     pub fn state_ranks(&self) -> usize {
-        let rest = self.specs.iter().fold(Axes::NONE, |all, spec| all | spec.spread.rest);
-        self.ranks.place(rest).count
+        self.ranks.place(self.rest).count
     }
 
     /// The stored elements of a parameter that this rank updates and counts: in the gradient norm, and in checkpoints. Each
@@ -494,7 +497,7 @@ impl Weights {
         device: &Device,
         areas: &mut Vec<Area>,
         layout: &FlatLayout,
-        home: Home,
+        (home, part): (Home, Place),
         elements: usize,
     ) -> Result<Weights> {
         let mut flat = |name, elements, dtype| {
@@ -502,7 +505,7 @@ impl Weights {
             device.zero(&tensor)?;
             Ok::<_, device::Error>(tensor)
         };
-        let Home { memory, part } = home;
+        let memory = home.memory;
         let (dtype, owned) = (memory.dtype(), elements / part.count);
         let (here, mut passing) = match memory {
             WeightMemory::Kept(_) | WeightMemory::Frozen(_) => (elements, Vec::new()),

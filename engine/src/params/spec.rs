@@ -55,8 +55,7 @@ pub struct ParamSpec {
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
     /// tables are like this.
     pub sparse: bool,
-    /// It is the weight of a linear layer in a block. The matrices packed in it are those of its
-    /// [parts](Part::matrices).
+    /// The parameter is the weight of a linear layer in a block. Each of its parts packs matrices: see [`Part::rows`].
     pub is_block_weight: bool,
     /// The share of it that a token is multiplied with: 1, or of all experts those that a token passes.
     pub share_per_token: f64,
@@ -102,7 +101,7 @@ impl ParamSpec {
         ParamSpec { rows, ..self }
     }
 
-    /// What one of the ranks stores of it, if these are its rows. It was stored whole.
+    /// The part of the parameter that one of the ranks stores, if these are its rows. The parameter was stored whole.
     pub fn spread(self, ranks: &Ranks, parts: Vec<Part>) -> ParamSpec {
         let spread = Spread { parts, ..self.spread };
         let shape = Shape::new(&spread.stored_sizes(ranks, self.shape.sizes()));
@@ -130,10 +129,10 @@ impl ParamSpec {
         self.spread.stored_rows(ranks).into_iter().map(|rows| rows.start * row..rows.end * row).collect()
     }
 
-    /// The stored elements that count on this rank, among the ranks of a group: those of which no rank before it in the
-    /// group has a copy. A rank that divides the parameter at rest with others counts what it owns of them.
-    pub fn counted(&self, ranks: &Ranks, group: Axes) -> Vec<Range<usize>> {
-        let first = |part: &Part| ranks.place(group - part.divided() - self.spread.rest).is_first();
+    /// The stored elements of which no rank before this one in a group has a copy. Ranks that divide the parameter at rest
+    /// all have them: of these each counts what it owns.
+    pub(super) fn counted(&self, ranks: &Ranks, group: Axes) -> Vec<Range<usize>> {
+        let first = |part: &Part| ranks.place(group - part.cut_over() - self.spread.rest).is_first();
         let mut counted: Vec<Range<usize>> = Vec::new();
         for (_, range) in self.spread.parts.iter().zip(self.parts(ranks)).filter(|(part, _)| first(part)) {
             match counted.last_mut().filter(|last| last.end == range.start) {

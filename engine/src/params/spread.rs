@@ -19,9 +19,10 @@ pub struct Cut {
 /// Consecutive rows of a parameter that ranks divide by themselves, such as the queries of a packed weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its rows, with padding, as layers see them: `[rows]`, or of experts `[experts, gate and values, channels]`.
+    /// Rows, with padding, as layers see them: `[rows]`, or of experts `[experts, gate and values, channels]`. The last are
+    /// those of one matrix.
     pub rows: Vec<usize>,
-    /// The dimensions that are divided, in ascending order.
+    /// Divided dimensions, in ascending order.
     pub cuts: Vec<Cut>,
     /// The ranks of which each computes a partial sum of its gradient.
     pub partial: Axes,
@@ -39,21 +40,19 @@ impl Part {
         self
     }
 
-    /// The ranks that divide it.
-    pub fn divided(&self) -> Axes {
+    /// All ranks that divide the part in memory.
+    pub fn cut_over(&self) -> Axes {
         self.cuts.iter().fold(Axes::NONE, |all, cut| all | cut.over)
     }
 
-    /// The matrices that it packs, each with this many rows. Together they are all of its rows.
-    pub fn matrices(&self) -> (usize, usize) {
-        let (last, before) = self.rows.split_last().unwrap_or((&0, &[]));
-        (before.iter().product(), *last)
-    }
-
     /// This rank's range of a dimension of that size.
+    ///
+    /// # Panics
+    /// If the ranks that divide the dimension do not divide its size.
     pub fn range(&self, ranks: &Ranks, dim: usize, size: usize) -> Range<usize> {
         let over = self.cuts.iter().filter(|cut| cut.dim == dim).fold(Axes::NONE, |all, cut| all | cut.over);
         let place = ranks.place(over);
+        assert!(size.is_multiple_of(place.count), "{size} rows or columns over {} ranks", place.count);
         let part = size / place.count;
         place.index * part..(place.index + 1) * part
     }
@@ -75,9 +74,9 @@ impl Spread {
         Spread { parts: vec![Part::whole(vec![rows])], rest: Axes::NONE }
     }
 
-    /// The ranks that divide it, in memory or at rest.
-    pub fn divided(&self) -> Axes {
-        self.parts.iter().fold(self.rest, |all, part| all | part.divided())
+    /// All ranks that divide the parameter in memory.
+    pub fn cut_over(&self) -> Axes {
+        self.parts.iter().fold(Axes::NONE, |all, part| all | part.cut_over())
     }
 
     /// The sizes that a rank stores of a parameter of these padded sizes.
@@ -110,7 +109,7 @@ impl Spread {
         let columns: Vec<Range<usize>> =
             whole.iter().enumerate().skip(1).map(|(dim, &size)| self.columns(ranks, dim, size)).collect();
         let width: usize = columns.iter().map(ExactSizeIterator::len).product();
-        let is_divided = self.parts.iter().any(|part| ranks.place(part.divided()).has_others());
+        let is_divided = self.parts.iter().any(|part| ranks.place(part.cut_over()).has_others());
         if !is_divided {
             return vec![Slab { offset: vec![0; whole.len()], sizes: whole.to_vec(), start: 0 }];
         }
@@ -257,7 +256,7 @@ mod tests {
         assert_eq!(of(3).0, [7, 8, 11, 12, 15, 16]);
         // The first rank with a copy counts it.
         let counted: Vec<_> =
-            (0..4).map(|rank| of(rank)).map(|(_, spec, ranks)| spec.counted(&ranks, spec.spread.divided())).collect();
+            (0..4).map(|rank| of(rank)).map(|(_, spec, ranks)| spec.counted(&ranks, spec.spread.cut_over())).collect();
         assert_eq!(counted, [vec![0..6], vec![0..2], vec![0..6], vec![0..2]]);
     }
 
@@ -326,7 +325,7 @@ mod tests {
                 _ => vec![Part::whole(vec![7])],
             };
             let spread = Spread { parts, rest: Axes::NONE };
-            let rest = if random(2) == 0 { Axes::NONE } else { stage - spread.divided() };
+            let rest = if random(2) == 0 { Axes::NONE } else { stage - spread.cut_over() };
             let spread = Spread { rest, ..spread };
             let rows: usize = spread.parts.iter().map(|part| part.rows.iter().product::<usize>()).sum();
             let (mut counted, mut stored) = (vec![0; rows * columns], vec![0; rows * columns]);

@@ -1,7 +1,7 @@
 //! The memory of the weights that layers read.
 
 use device::DType;
-use parallel::{Place, Ranks};
+use parallel::{Axes, Place, Ranks};
 
 use super::spec::ParamSpec;
 
@@ -17,20 +17,20 @@ pub enum WeightMemory {
     Frozen(DType),
 }
 
-/// The memory of a parameter's weights, and this rank's part of their masters and state.
+/// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
     /// The weights.
     pub memory: WeightMemory,
-    /// The part.
-    pub part: Place,
+    /// The ranks.
+    pub rest: Axes,
 }
 
 impl Home {
     /// Of a parameter, in a stage whose first layer is `first_layer`.
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, ranks: &Ranks) -> Home {
-        let part = ranks.place(spec.spread.rest);
-        Home { memory: WeightMemory::of(spec, first_layer, part), part }
+        let rest = spec.spread.rest;
+        Home { memory: WeightMemory::of(spec, first_layer, ranks.place(rest)), rest }
     }
 }
 

@@ -53,21 +53,21 @@ impl Buckets {
     pub(crate) fn new(
         queue: &Rc<SideStream>,
         cx: &StepContext<'_>,
-        ranks: &GradientSync,
+        gradients: &GradientSync,
         completing: Phase,
     ) -> Buckets {
-        let layers = ranks.layers().to_vec();
+        let layers = gradients.layers().to_vec();
         let graphs = cx.policy().graphs();
         Buckets {
             queue: queue.clone(),
-            gathers: layers.iter().skip(1).map(|&layer| (layer, ranks.gather(cx, layer))).collect(),
-            sums: layers.iter().skip(1).map(|&layer| (layer, ranks.reduce(layer))).collect(),
-            last: layers.first().map_or_else(Vec::new, |first| ranks.reduce(*first)),
-            communicators: ranks.communicators(),
+            gathers: layers.iter().skip(1).map(|&layer| (layer, gradients.gather(cx, layer))).collect(),
+            sums: layers.iter().skip(1).map(|&layer| (layer, gradients.reduce(layer))).collect(),
+            last: layers.first().map_or_else(Vec::new, |first| gradients.reduce(*first)),
+            communicators: gradients.communicators(),
             layers,
             completing: (completing, cx.microbatches() - 1),
             graphs,
-            gathers_ahead: !ranks.shares_buffers() && !graphs.is_some_and(Scope::is_part),
+            gathers_ahead: !gradients.shares_buffers() && !graphs.is_some_and(Scope::is_part),
             begun: Vec::new(),
             ends_soon: false,
         }

@@ -180,6 +180,7 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
     let needed = [
         (Axis::Tensor, Lane::Main, true, "ranks share layers"),
         (Axis::KeyHeadCopies, Lane::Main, true, "ranks store copies of key heads"),
+        (Axis::Context, Lane::Main, true, "ranks have other tokens"),
         (Axis::Data, Lane::Main, true, "ranks have other samples"),
         (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
         (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),

@@ -95,7 +95,7 @@ impl Rough {
             let activations = blocks * parts.block.memory[3] * in_flight + ends * parts.rest.memory[3];
             kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
         };
-        let taken = self.network.card.taken(if stages > 1 { 6 } else { 2 }) as f64;
+        let taken = self.network.card.taken(plan.connections().communicators()) as f64;
         let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
         let gradients = blocks_of(0) * parts.block.memory[1] + parts.rest.memory[1];
         let ranks = mesh.members_along(0, Axis::Data);

@@ -48,7 +48,7 @@ impl ParallelPlan {
         if let ModelPlan::Gpt(shape) = model {
             rank_layout::check_shape(config, shape)?;
             blocks = rank_layout::blocks(config, shape)?;
-            mesh = rank_layout::with_key_heads(mesh, shape);
+            mesh = rank_layout::with_key_heads(mesh, shape)?;
             tied = shape.tied;
         }
         rank_layout::check_schedule(config)?;

@@ -56,11 +56,17 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
     })
 }
 
-/// The same ranks with the copies of key heads that the model needs. The shape was checked: see [`check_shape`].
-pub fn with_key_heads(mesh: Mesh, shape: &GptShape) -> Mesh {
+/// The same ranks with the copies of key heads that a model of this shape has.
+///
+/// # Errors
+/// Sizes that cut the numbers of ranks in different places.
+pub fn with_key_heads(mesh: Mesh, shape: &GptShape) -> Result<Mesh, UserError> {
     let sizes = mesh.sizes();
     let key_head_copies = shape.key_head_copies(sizes.tensor);
-    Mesh::new(MeshSizes { key_head_copies, ..sizes }).unwrap_or(mesh)
+    Mesh::new(MeshSizes { key_head_copies, ..sizes }).map_err(|none| {
+        let rule = "each size of the layout divides the next, so that ranks form groups";
+        UserError::new(none.to_string(), rule, "set a parallel.tensor that is a multiple of model.kv_heads")
+    })
 }
 
 /// The number of blocks in each of the `pipeline * virtual_pipeline` parts of a transformer.

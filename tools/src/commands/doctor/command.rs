@@ -9,7 +9,7 @@ use common::UserError;
 use common::format::counted;
 use launch::RankEnv;
 use launch::watch::WatchSettings;
-use parallel::{Axis, Connections, Mesh, Placement};
+use parallel::{Axis, Connections, Mesh, MeshSizes, Placement};
 
 use super::{DoctorRequest, card_table, check};
 use crate::commands::args::{device_flag, text, text_flag};
@@ -62,7 +62,9 @@ pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
         }
         opened => opened,
     };
-    let connections = Connections::new(Mesh::sharing_layers(env.world_size), Placement::new(1, 1));
+    let sizes = MeshSizes { tensor: env.world_size, ..MeshSizes::of(env.world_size) };
+    let mesh = Mesh::new(sizes).unwrap_or_else(|_| unreachable!("any number of ranks can share layers"));
+    let connections = Connections::new(mesh, Placement::new(1, 1));
     let transfers = TensorTransfers::Auto;
     let settings = format!("device = {}\n", accelerator.kind());
     let watch = WatchSettings::default();

@@ -1,0 +1,59 @@
+//! A rank's communicators: one for each group that was asked for, under the name of its axis.
+
+use std::time::Duration;
+
+use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, Placement, Ranks, TENSOR_COMMUNICATORS, ThreadWorld};
+
+/// Does `work` on a thread for each rank of a mesh.
+fn on_ranks(connections: &Connections, work: impl Fn(&Ranks) + Sync) {
+    std::thread::scope(|scope| {
+        for rank in ThreadWorld::ranks(connections.mesh.ranks(), Duration::from_secs(60)) {
+            let (connections, work) = (connections.clone(), &work);
+            scope.spawn(move || work(&rank.connect(&connections).unwrap()));
+        }
+    });
+}
+
+fn connections(sizes: MeshSizes) -> Connections {
+    Connections::new(Mesh::new(sizes).unwrap(), Placement::new(sizes.pipeline, 1))
+}
+
+#[test]
+fn each_group_has_one_communicator_with_the_name_of_its_axis_and_purpose() {
+    let sizes = MeshSizes { tensor: 4, key_head_copies: 2, pipeline: 2, ..MeshSizes::of(16) };
+    let all = connections(sizes).with(Axis::Tensor, Lane::Aside).with(Axis::Data, Lane::Loads);
+    on_ranks(&all, |ranks| {
+        let named = |axis: Axis, lane| {
+            let communicator = ranks.in_lane(ranks.axes(axis), lane).unwrap();
+            assert_eq!(communicator.rank(), ranks.at(axis).index);
+            assert_eq!(communicator.members(), ranks.mesh().members_along(ranks.rank(), axis));
+            communicator.name().to_string()
+        };
+        assert_eq!([Lane::Main, Lane::Aside].map(|lane| named(Axis::Tensor, lane)), TENSOR_COMMUNICATORS);
+        assert_eq!(named(Axis::KeyHeadCopies, Lane::Main), "key head copies");
+        assert_eq!(named(Axis::Data, Lane::Loads), "data, loads");
+        assert_eq!(named(Axis::Pipeline, Lane::Main), "pipeline");
+        let chain = ranks.chain(ranks.mesh().everyone());
+        assert_eq!(chain.iter().map(|group| group.name()).collect::<Vec<_>>(), ["data", "tensor", "pipeline"]);
+        assert_eq!(ranks.chain(ranks.of_stage()).len(), 2);
+        assert!(ranks.along(Axis::Expert).is_none(), "a rank alone in its group");
+        assert!(ranks.pipeline().is_some());
+    });
+}
+
+#[test]
+fn axes_with_the_same_ranks_share_a_communicator() {
+    // One key head: all ranks of a layer store copies of it.
+    on_ranks(&connections(MeshSizes { tensor: 2, key_head_copies: 2, ..MeshSizes::of(2) }), |ranks| {
+        assert_eq!(ranks.along(Axis::KeyHeadCopies).unwrap().name(), "tensor");
+    });
+}
+
+#[test]
+#[should_panic(expected = "no communicator `data`")]
+fn a_group_that_was_not_connected_is_no_silent_gap_in_a_sum() {
+    let mut connections = connections(MeshSizes::of(2));
+    connections.groups.clear();
+    let ranks = ThreadWorld::ranks(2, Duration::ZERO).remove(0).connect(&connections).unwrap();
+    let _ = ranks.along(Axis::Data);
+}
