@@ -127,3 +127,56 @@ fn on_rank(
     let saved = folder.map(|folder| save_in(folder, &mut stage, writers, rank)).transpose()?;
     Ok((RankNumbers { steps, kept }, saved))
 }
+
+#[cfg(test)]
+mod tests {
+    use trainer::config::ConfigSources;
+
+    use super::*;
+    use crate::verify::trials;
+    use crate::verify::values::Values;
+
+    /// The numbers of a small model in the layout of its settings.
+    fn of(settings: &str, ranks: usize) -> Vec<RankNumbers> {
+        let mut sources = ConfigSources::default();
+        for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+            sources.set(key, value, "test").unwrap();
+        }
+        let [trial] = trials(&sources.resolve(), ranks).unwrap().try_into().ok().unwrap();
+        numbers(&trial.small.config, ranks).unwrap().ranks
+    }
+
+    #[test]
+    fn the_first_gradients_that_the_momentum_of_muon_tells_are_those_that_adamw_leaves() {
+        let layout = "model.layers=2 train.global_batch_size=8 parallel.tensor=2";
+        let of_kind = |kind: &str| of(&format!("{layout} optimizer.kind={kind}"), 2);
+        for (muon, adamw) in of_kind("muon").iter().zip(&of_kind("adamw")) {
+            let of_step = |rank: &RankNumbers| {
+                let gradients = rank.steps[0].parts.iter().filter(|part| part.values == Values::Gradient);
+                let mut all: Vec<Part> = gradients.cloned().collect();
+                all.sort_by(|one, other| (&one.name, one.slab.start).cmp(&(&other.name, other.slab.start)));
+                all
+            };
+            let (told, left) = (of_step(muon), of_step(adamw));
+            assert!(told.len() == left.len() && told.len() > 20, "{} and {}", told.len(), left.len());
+            for (told, left) in told.iter().zip(&left) {
+                let largest = left.here.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+                let pairs = told.here.iter().zip(&left.here);
+                let apart = pairs.map(|(told, left)| (told - left).abs()).fold(0.0, f32::max);
+                assert!(told.name == left.name && apart <= 1e-5 * largest, "{}: {apart} of {largest}", left.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_other_step_has_the_shorter_samples() {
+        let of_lengths = |lengths: &str| {
+            let settings = format!("model.layers=2 train.global_batch_size=8 data.sft=true {lengths}");
+            let [rank]: [RankNumbers; 1] = of(&settings, 1).try_into().ok().unwrap();
+            rank.steps.iter().map(|step| step.losses[0].1).collect::<Vec<f64>>()
+        };
+        let short = of_lengths("data.seq_length_buckets=[32,64] model.seq_length=64");
+        let whole = of_lengths("model.seq_length=64");
+        assert!(short[0] == whole[0] && short[1] != whole[1], "{short:?} and {whole:?}");
+    }
+}
