@@ -96,8 +96,8 @@ fn trial(case: &Case) -> Option<Trial> {
 
 /// Cases in which all pairs meet, each with as many new ones as drawn ones have; and the pairs that never can.
 fn cases() -> (Vec<Case>, Vec<String>) {
-    const DRAWN: u64 = 96;
-    const TRIED: usize = 32;
+    const DRAWN: u64 = 48;
+    const TRIED: usize = 24;
     let count = |feature: usize| FEATURES[feature].len();
     let all = |first: usize, second: usize| {
         (0..count(first)).flat_map(move |a| (0..count(second)).map(move |b| [(first, a), (second, b)]))
