@@ -84,3 +84,40 @@ impl Done for Code {
         if self == Code::ncclSuccess { Ok(()) } else { Err(self) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    use crate::nccl_version;
+
+    #[test]
+    #[ignore = "what a program in a Python environment does; the next test starts it"]
+    fn version() {
+        println!("NCCL {}", nccl_version().expect("a library"));
+    }
+
+    #[test]
+    fn nccl_is_found_in_the_python_packages_beside_the_program() {
+        let python = PathBuf::from(std::env::var_os("PARITY_PYTHON").expect("PARITY_PYTHON: `./x test` sets it"));
+        let environment = python.parent().and_then(Path::parent).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bin/program");
+        fs::create_dir(folder.path().join("bin")).unwrap();
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        std::os::unix::fs::symlink(environment.join("lib"), folder.path().join("lib")).unwrap();
+        let mut command = Command::new(program);
+        command.args(["--exact", "nccl_library::tests::version", "--ignored", "--nocapture"]);
+        let output = command.env_remove("LD_LIBRARY_PATH").output().unwrap();
+        let requirements = include_str!("../../tests/requirements.txt");
+        let pinned = requirements.lines().find_map(|line| line.strip_prefix("nvidia-nccl-cu13==")).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            text.contains(&format!("NCCL {}\n", pinned.trim())),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
