@@ -209,7 +209,7 @@ impl Exchange {
     /// Every rank receives the directions that the others made.
     fn gather(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let Some(group) = &self.group else { return Ok(()) };
-        let mut divided = self.buckets.iter().filter(|(whole, part)| part.elements() < whole.elements());
+        let divided = self.buckets.iter().filter(|(whole, part)| part.elements() < whole.elements());
         divided.copied().try_for_each(|(whole, part)| {
             let kind = CollectiveKind::AllGather;
             cx.run(Collective { kind, communicator: group.clone(), input: part, output: whole })

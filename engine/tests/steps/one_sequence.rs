@@ -291,7 +291,7 @@ fn ranks_that_order_two_communicators_differently_are_found() {
     let is_of = |id: &TransferId, name: &str| id.0.0 == name;
     let (shared, _) = of_first.after.iter().find(|(id, _)| is_of(id, "tensor")).unwrap().clone();
     let (_, transfers) = &mut ranks[1][0];
-    let (bucket, _) = transfers.after.iter().find(|(id, _)| is_of(id, "data")).unwrap().clone();
+    let (bucket, _) = transfers.after.iter().rfind(|(id, _)| is_of(id, "data")).unwrap().clone();
     transfers.after.push((shared, vec![bucket]));
     let text = problems(&ranks).join("\n");
     assert!(

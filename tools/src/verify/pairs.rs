@@ -225,18 +225,36 @@ const FORMATS: &[(usize, &str)] = &[
     ),
 ];
 
+/// Fails unless a layout has the numbers of one rank. Returns what was compared.
+fn verified(ranks: usize, settings: &str) -> Vec<String> {
+    let mut sources = ConfigSources::default();
+    for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+        sources.set(key, value, "test").unwrap();
+    }
+    let [trial] = trials(&sources.resolve(), ranks).unwrap().try_into().ok().unwrap();
+    match trial.verdict().unwrap() {
+        Verdict::Same(lines) => lines,
+        Verdict::Differs(found) => panic!("{settings}: {found}"),
+    }
+}
+
 #[test]
 fn number_formats_have_the_numbers_of_one_rank() {
     for (ranks, settings) in FORMATS {
-        let mut sources = ConfigSources::default();
         let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 precision.compute=bf16";
-        for (key, value) in common.split(' ').chain(settings.split(' ')).map(|pair| pair.split_once('=').unwrap()) {
-            sources.set(key, value, "test").unwrap();
-        }
-        let [trial] = trials(&sources.resolve(), *ranks).unwrap().try_into().ok().unwrap();
-        match trial.verdict().unwrap() {
-            Verdict::Same(lines) => assert!(lines.len() == 4, "{settings}: {lines:?}"),
-            Verdict::Differs(found) => panic!("{settings}: {found}"),
-        }
+        let lines = verified(*ranks, &format!("{common} {settings}"));
+        assert!(lines.len() == 4, "{settings}: {lines:?}");
     }
+}
+
+/// Data-parallel ranks divide no state of such a stage, but each of its weights is saved once.
+#[test]
+fn a_stage_whose_parameters_are_all_frozen_is_saved_once() {
+    let lines = verified(
+        4,
+        "model.preset=tiny-llama model.layers=4 model.tie_embeddings=false parallel.pipeline=2 \
+         parallel.pipeline_layers=[2,2] parallel.distributed_optimizer=true precision.compute=f32 \
+         train.global_batch_size=8 train.micro_batch_size=2 optimizer.freeze=[\"wte.weight\",\"h.0.*\",\"h.1.*\"]",
+    );
+    assert!(lines.iter().any(|line| line.starts_with("checkpoint")), "{lines:?}");
 }
