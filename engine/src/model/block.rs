@@ -129,6 +129,11 @@ impl Block {
         Block { branches }
     }
 
+    /// The residual stream before the block, as its first branch summed it. `saved` is what the forward returned.
+    pub(crate) fn stream(saved: &Saved) -> Tensor {
+        saved.get::<Vec<SavedBranch>>()[0].stream()
+    }
+
     /// Runs the forward as far as backward needs it, without the block's output. In the last part this saves the matrix
     /// product that computes the output.
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Saved> {

@@ -42,6 +42,17 @@ enum SavedStream {
     AsItIs(Normed),
 }
 
+impl SavedBranch {
+    /// The residual stream before the branch: the sum that the branch read.
+    pub(crate) fn stream(&self) -> Tensor {
+        match self.stream {
+            SavedStream::Normed(norm) => norm.input,
+            SavedStream::AsItIs(Normed::Stored(sum) | Normed::Computed(QuantizeSource::Stored(sum))) => sum,
+            SavedStream::AsItIs(Normed::Computed(_)) => unreachable!("a part without a norm reads the stream itself"),
+        }
+    }
+}
+
 /// The regions of a branch within the region of its layer.
 enum Regions<'b> {
     /// It has none of its own.

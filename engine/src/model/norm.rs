@@ -83,7 +83,7 @@ pub(crate) enum Normed {
 #[derive(Clone, Copy)]
 pub(crate) struct SavedNorm {
     /// `(batch, seq, hidden)`, or this rank's rows `(1, rows, hidden)`: the residual stream.
-    input: Tensor,
+    pub(crate) input: Tensor,
     /// `(rows)`, f32; LayerNorm only.
     mean: Option<Tensor>,
     /// `(rows)`, f32.

@@ -1,4 +1,4 @@
-//! Full recompute: several blocks save only the input of the first one.
+//! Full recompute: several blocks save one tensor, the residual stream before the first one.
 
 use device::Tensor;
 use graph_manager::Result;
@@ -9,22 +9,25 @@ use super::layer::Layer;
 use super::saved::Saved;
 use crate::step_policy::StepContext;
 
-/// A few blocks as one layer (Chen et al., 2016). Its forward saves only the layer's input; its backward recomputes the
-/// rest, so the activations of one such layer at a time are in memory.
+/// A few blocks as one layer (Chen et al., 2016). Its forward saves one tensor: the sum of the residual stream that the
+/// first norm writes. Its backward recomputes the rest, so the activations of one such layer at a time are in memory.
 ///
-/// Recompute gives the same bits: dropout is a function of the microbatch's record, and the input has the record. The
-/// last block's output is not recomputed, because no backward reads it.
+/// Recompute gives the same bits: a norm's statistics are those of the stored sum. Dropout is a function of the
+/// microbatch's record, which the input has. The last block's output is not recomputed, because no backward reads it.
 pub(crate) struct RecomputedBlocks {
     pub(crate) blocks: Vec<Block>,
 }
 
 impl Layer for RecomputedBlocks {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
-        let mut hidden = input;
+        let (mut hidden, mut stream) = (input, None);
         for block in &self.blocks {
-            (hidden, _) = block.forward(cx, hidden)?;
+            let (output, saved) = block.forward(cx, hidden)?;
+            stream.get_or_insert_with(|| Block::stream(&saved));
+            hidden = output;
         }
-        Ok((hidden, Saved::new(input)))
+        let x = stream.unwrap_or(input.x);
+        Ok((hidden, Saved::new(Hidden { x, delta: None, ..input })))
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
