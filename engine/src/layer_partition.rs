@@ -4,6 +4,15 @@ use std::ops::Range;
 
 use parallel::PipelineStage;
 
+/// Full recompute: a layer saves the residual stream before it, and its backward recomputes the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recompute {
+    /// Blocks that are recomputed together, as one layer.
+    pub blocks: usize,
+    /// The outputs of attention are saved too, so that backward does not compute attention again.
+    pub keeps_attention: bool,
+}
+
 /// The layers of one stage. Layer 0 is the embedding, the last layer is the head. Each layer between them is one block, or a
 /// few blocks that are recomputed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,22 +23,22 @@ pub struct StageLayers {
     pub total: usize,
     /// The blocks, counted from 0, of each layer between embedding and head of the whole model.
     pub blocks: Vec<Range<usize>>,
-    /// Full recompute: these layers save only their input, and backward recomputes the rest.
-    pub recomputed: bool,
+    /// How backward recomputes these layers; `None` if it does not.
+    pub recomputed: Option<Recompute>,
 }
 
 impl StageLayers {
     /// All `total` layers of a model, in one chunk.
     pub fn whole(total: usize) -> StageLayers {
         let blocks = (0..total.saturating_sub(2)).map(|block| block..block + 1).collect();
-        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: false }
+        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: None }
     }
 
     /// The layers of a stage. `counts` is the number of blocks of each virtual stage. The first one also has the
-    /// embedding, the last one the head. With `recompute` a layer is that many blocks; the last layer of a virtual stage
+    /// embedding, the last one the head. A recomputed layer may be several blocks; the last layer of a virtual stage
     /// may have fewer.
-    pub fn of_stage(stage: PipelineStage, counts: &[usize], recompute: Option<usize>) -> StageLayers {
-        let size = recompute.unwrap_or(1);
+    pub fn of_stage(stage: PipelineStage, counts: &[usize], recomputed: Option<Recompute>) -> StageLayers {
+        let size = recomputed.map_or(1, |recompute| recompute.blocks);
         let mut blocks: Vec<Range<usize>> = Vec::new();
         // The layer numbers of each virtual stage.
         let mut layers = Vec::new();
@@ -41,7 +50,7 @@ impl StageLayers {
             layers.push(start..blocks.len() + if number + 1 == counts.len() { 2 } else { 1 });
         }
         let chunks = (0..stage.chunks()).map(|chunk| layers[stage.virtual_stage(chunk)].clone()).collect();
-        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed: recompute.is_some() }
+        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed }
     }
 
     /// The layer that has a block.
@@ -141,7 +150,8 @@ mod tests {
 
     #[test]
     fn blocks_that_are_recomputed_together_never_cross_stages() {
-        let layers = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 5, 3, 2], Some(2));
+        let recompute = Some(Recompute { blocks: 2, keeps_attention: false });
+        let layers = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 5, 3, 2], recompute);
         assert_eq!(layers(0).blocks, [0..1, 1..3, 3..5, 5..6, 6..8, 8..9, 9..11]);
         assert_eq!((layers(0).total, layers(0).chunks, layers(1).chunks), (9, vec![0..2, 5..7], vec![2..5, 7..9]));
         assert_eq!([0, 2, 5, 10].map(|block| layers(0).of_block(block)), [1, 2, 4, 7]);

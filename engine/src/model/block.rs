@@ -10,7 +10,7 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::attention::CausalAttentionSpec;
+use super::attention::{Attended, CausalAttentionSpec};
 use super::branch::{Branch, SavedBranch};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::feed_forward::feed_forward;
@@ -134,20 +134,52 @@ impl Block {
         saved.get::<Vec<SavedBranch>>()[0].stream()
     }
 
-    /// Runs the forward as far as backward needs it, without the block's output. In the last part this saves the matrix
-    /// product that computes the output.
-    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Saved> {
-        let (mut hidden, mut all) = (input, Vec::new());
-        for (at, branch) in self.branches.iter().enumerate() {
-            if at + 1 < self.branches.len() {
-                let (output, saved) = branch.forward(cx, hidden)?;
-                all.push(saved);
-                hidden = output;
-            } else {
-                all.push(branch.prepare_backward(cx, hidden)?);
-            }
-        }
+    /// The output of the block's attention, if it has attention. `saved` is what the forward returned.
+    pub(crate) fn attended(&self, saved: &Saved) -> Option<Attended> {
+        let saved: &Vec<SavedBranch> = saved.get();
+        saved.iter().zip(&self.branches).find_map(|(saved, branch)| saved.attended(branch))
+    }
+
+    /// Runs the forward again, in backward: without attention if its output was `kept`.
+    pub(crate) fn forward_again(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Hidden,
+        kept: Option<Attended>,
+    ) -> Result<(Hidden, Saved)> {
+        let (hidden, all) = self.branches_again(cx, &self.branches, input, kept)?;
+        Ok((hidden, Saved::new(all)))
+    }
+
+    /// As [`Block::forward_again`], but only as far as backward needs it, without the block's output. In the last part
+    /// this saves the matrix product that computes the output.
+    pub(crate) fn prepare_backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Hidden,
+        kept: Option<Attended>,
+    ) -> Result<Saved> {
+        let Some((last, others)) = self.branches.split_last() else { unreachable!("a block has branches") };
+        let (hidden, mut all) = self.branches_again(cx, others, input, kept)?;
+        all.push(last.prepare_backward(cx, hidden)?);
         Ok(Saved::new(all))
+    }
+
+    /// Attention is the first branch of a block that has it.
+    fn branches_again(
+        &self,
+        cx: &mut StepContext<'_>,
+        branches: &[Branch],
+        input: Hidden,
+        mut kept: Option<Attended>,
+    ) -> Result<(Hidden, Vec<SavedBranch>)> {
+        let (mut hidden, mut all) = (input, Vec::new());
+        for branch in branches {
+            let (output, saved) = branch.forward(cx, hidden, kept.take())?;
+            all.push(saved);
+            hidden = output;
+        }
+        Ok((hidden, all))
     }
 }
 

@@ -5,6 +5,7 @@ use device::Tensor;
 use device::ops::{Add, QuantizeSource};
 use graph_manager::Result;
 
+use super::attention::Attended;
 use super::hidden::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::norm_sums::NormSums;
@@ -43,6 +44,11 @@ enum SavedStream {
 }
 
 impl SavedBranch {
+    /// The output of attention, if the branch has attention; `branch` saved this.
+    pub(crate) fn attended(&self, branch: &Branch) -> Option<Attended> {
+        branch.part.attended(&self.part)
+    }
+
     /// The residual stream before the branch: the sum that the branch read.
     pub(crate) fn stream(&self) -> Tensor {
         match self.stream {
@@ -84,8 +90,8 @@ impl Branch {
     /// [`Branch::forward`], in the branch's regions if it has any.
     pub(crate) fn forward_in_regions(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedBranch)> {
         let (halves, first, second) = match self.regions(cx) {
-            Regions::None => return self.forward(cx, input),
-            Regions::One(region) => return cx.region(region, input, |cx, input| self.forward(cx, input)),
+            Regions::None => return self.forward(cx, input, None),
+            Regions::One(region) => return cx.region(region, input, |cx, input| self.forward(cx, input, None)),
             Regions::Two(halves, first, second) => (halves, first, second),
         };
         let (x, stream, half) = cx.region(first, input, |cx, input| {
@@ -171,9 +177,18 @@ impl Branch {
         Ok((x, normed, SavedStream::Normed(saved)))
     }
 
-    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedBranch)> {
+    /// The forward: in backward without attention, if its output was `kept`.
+    pub(crate) fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Hidden,
+        kept: Option<Attended>,
+    ) -> Result<(Hidden, SavedBranch)> {
         let (x, normed, stream) = self.read(cx, input.x, input.delta)?;
-        let (delta, part) = self.part.forward(cx, normed, input.samples)?;
+        let (delta, part) = match kept {
+            Some(kept) => self.part.forward_around(cx, normed, input.samples, kept)?,
+            None => self.part.forward(cx, normed, input.samples)?,
+        };
         let (delta, output) = self.normalise_output(cx, delta)?;
         Ok((Hidden { x, delta: Some(delta), ..input }, SavedBranch { stream, part, output }))
     }
@@ -188,7 +203,7 @@ impl Branch {
     /// The forward as far as backward needs it. Only the backward of an output norm needs the part's output.
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<SavedBranch> {
         if self.output_norm.is_some() {
-            return self.forward(cx, input).map(|(_, saved)| saved);
+            return self.forward(cx, input, None).map(|(_, saved)| saved);
         }
         let (_, normed, stream) = self.read(cx, input.x, input.delta)?;
         let part = self.part.prepare_backward(cx, normed, input.samples)?;

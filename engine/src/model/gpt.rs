@@ -136,9 +136,12 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
             0 => Box::new(EmbeddingLayer::build(builder)),
             others => {
                 let mut blocks = layers.blocks[others - 1].clone().map(|block| Block::build(builder, block));
-                match blocks.next() {
-                    Some(block) if !layers.recomputed => Box::new(block),
-                    first => Box::new(RecomputedBlocks { blocks: first.into_iter().chain(blocks).collect() }),
+                match (layers.recomputed, blocks.next()) {
+                    (None, Some(block)) => Box::new(block),
+                    (how, first) => Box::new(RecomputedBlocks {
+                        blocks: first.into_iter().chain(blocks).collect(),
+                        keeps_attention: how.is_some_and(|how| how.keeps_attention),
+                    }),
                 }
             }
         }

@@ -4,6 +4,7 @@
 use device::Tensor;
 use graph_manager::Result;
 
+use super::attention::Attended;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::hidden::Samples;
 use super::linear::Linear;
@@ -40,6 +41,25 @@ pub(crate) trait BlockPart {
     /// # Errors
     /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)>;
+
+    /// The output of attention, if the part has attention. `saved` is what its forward returned.
+    fn attended(&self, _saved: &Saved) -> Option<Attended> {
+        None
+    }
+
+    /// [`BlockPart::forward`] again, in backward and to the same bits: all but attention, whose output was kept.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn forward_around(
+        &self,
+        _cx: &mut StepContext<'_>,
+        _normed: Normed,
+        _samples: Samples,
+        _kept: Attended,
+    ) -> Result<(Tensor, Saved)> {
+        unreachable!("a part without attention keeps no output of it")
+    }
 
     /// The values that backward needs, without the output: for a backward that recomputes its forward.
     ///

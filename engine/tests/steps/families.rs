@@ -78,6 +78,10 @@ fn a_family_has_the_same_bits_whatever_is_recomputed_and_on_any_number_of_thread
         for (what, run) in [
             ("selective", run(&selective, 1, GraphOptions::default())),
             ("full", Run { recompute: Some(2), ..run(&shape, 1, GraphOptions::default()) }),
+            (
+                "all but attention",
+                Run { recompute: Some(2), keeps_attention: true, ..run(&shape, 1, GraphOptions::default()) },
+            ),
             ("threads", Run { threads: 3, ..run(&shape, 1, off()) }),
         ] {
             let (results, others) = run.train();

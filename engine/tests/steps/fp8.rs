@@ -82,13 +82,15 @@ fn graphs_change_no_bit_in_any_setting() {
 fn recompute_has_the_scales_of_the_first_forward() {
     for kind in [Kind::Gpt, Kind::Llama] {
         for recipe in RECIPES {
-            let of = |selective, full| {
+            let of = |selective, full, keeps_attention| {
                 let shape = GptShape { recompute: selective, ..shape(kind, 0.1, Some(fp8(recipe))) };
-                Run { recompute: full, ..run(shape, kind, 2, GraphOptions::default()) }.train()
+                Run { recompute: full, keeps_attention, ..run(shape, kind, 2, GraphOptions::default()) }.train()
             };
-            let (kept, weights) = of(false, None);
-            for (selective, full) in [(true, None), (false, Some(1)), (true, Some(2))] {
-                let (again, others) = of(selective, full);
+            let (kept, weights) = of(false, None, false);
+            for (selective, full, keeps_attention) in
+                [(true, None, false), (false, Some(1), false), (true, Some(2), false), (false, Some(2), true)]
+            {
+                let (again, others) = of(selective, full, keeps_attention);
                 assert_eq!(kept, again, "{kind:?} {recipe} {selective} {full:?}");
                 assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()));
             }

@@ -3,8 +3,9 @@
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
 use engine::precision::Precision;
+use engine::regions::Mode;
 use engine::step::StepResult;
-use graph_manager::Mempool;
+use graph_manager::{ListedEntry, Mempool};
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
@@ -43,9 +44,10 @@ fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting()
         let (kept, weights) = run(kind, None, off).train();
         assert!(kept.iter().all(|step| step.applied && step.loss.is_finite()));
         for (name, graphs) in all_settings() {
-            for together in [1, 2, LAYERS] {
-                let what = format!("{kind:?}, {together} blocks, {name}");
-                let (again, others) = run(kind, Some(together), graphs.clone()).train();
+            for (together, keeps_attention) in [(1, false), (2, false), (LAYERS, false), (2, true)] {
+                let what = format!("{kind:?}, {together} blocks, keeps attention {keeps_attention}, {name}");
+                let again = Run { keeps_attention, ..run(kind, Some(together), graphs.clone()) };
+                let (again, others) = again.train();
                 assert_eq!(numbers(&kept), numbers(&again), "{what}");
                 assert_same_weights(&weights, &others, &what);
             }
@@ -55,14 +57,14 @@ fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting()
 
 #[test]
 fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
-    let of = |recompute, shuffle| {
+    let of = |recompute, keeps_attention, shuffle| {
         let shape = Some(shape(Kind::Llama, Precision::Bf16));
         let run = run(Kind::Llama, recompute, GraphOptions { poison: true, ..GraphOptions::default() });
-        Run { shape, precision: Precision::Bf16, shuffle, ..run }.train()
+        Run { shape, precision: Precision::Bf16, shuffle, keeps_attention, ..run }.train()
     };
-    let (kept, weights) = of(None, None);
-    for (together, shuffle) in [(1, None), (2, Some(7)), (3, Some(8))] {
-        let (again, others) = of(Some(together), shuffle);
+    let (kept, weights) = of(None, false, None);
+    for (together, keeps_attention, shuffle) in [(1, false, None), (2, true, Some(7)), (3, false, Some(8))] {
+        let (again, others) = of(Some(together), keeps_attention, shuffle);
         assert_eq!(numbers(&kept), numbers(&again), "{together} blocks");
         assert_same_weights(&weights, &others, &format!("{together} blocks"));
     }
@@ -72,22 +74,42 @@ fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
 fn less_is_kept_in_every_scope_and_pool() {
     for scope in Scope::ALL {
         for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
-            let bytes = |layers, recompute| {
+            let bytes = |layers, recompute, keeps_attention| {
                 let shape = Some(GptShape { layers, ..shape(Kind::Gpt, Precision::F32) });
                 let graphs = GraphOptions { scope, mempool, ..GraphOptions::default() };
-                memory(&Run { shape, ..run(Kind::Gpt, recompute, graphs) })
+                memory(&Run { shape, keeps_attention, ..run(Kind::Gpt, recompute, graphs) })
             };
             let (few, many) = (4, 12);
-            let each = |recompute| (bytes(many, recompute) - bytes(few, recompute)) / (many - few);
-            let (kept, again, pairs) = (each(None), each(Some(1)), each(Some(2)));
+            let each = |recompute, keeps_attention| {
+                (bytes(many, recompute, keeps_attention) - bytes(few, recompute, keeps_attention)) / (many - few)
+            };
+            let (kept, again, pairs) = (each(None, false), each(Some(1), false), each(Some(2), false));
             // A block keeps one tensor, the residual stream, of some thirty of that size.
             let stream = crate::models::MICRO_BATCH * crate::models::SEQ * 32 * 4;
             let slots = again / stream;
+            // Beside it the output of attention, of the same size, and an f32 for each token and head.
+            let log_sums = crate::models::MICRO_BATCH * crate::models::SEQ * 8 * 4;
+            assert_eq!(each(Some(1), true), slots * (2 * stream + log_sums), "{scope:?} {mempool:?}, {slots}");
             assert_eq!((again, pairs * 2), (slots * stream, again), "{scope:?} {mempool:?}, {slots}");
             assert!(kept > 10 * again, "{scope:?} {mempool:?}: {kept} bytes a block kept, {again} computed again");
-            assert!(bytes(many, Some(2)) < bytes(many, None) / 2, "{scope:?} {mempool:?}");
+            assert!(bytes(many, Some(2), false) < bytes(many, None, false) / 2, "{scope:?} {mempool:?}");
         }
     }
+}
+
+#[test]
+fn attention_whose_output_is_kept_runs_once() {
+    let times = |recompute, keeps_attention| {
+        let run = Run { keeps_attention, ..run(Kind::Llama, recompute, GraphOptions::default()) };
+        let mut stage = run.stage(&run.device());
+        stage.record(run.microbatches, false).unwrap();
+        let mut times = 0;
+        let attention = |entry: ListedEntry| times += usize::from(entry.name == "attention");
+        stage.graphs().list(Mode::Train.into(), run.microbatches, attention);
+        times
+    };
+    let once = run(Kind::Llama, None, GraphOptions::default()).microbatches * LAYERS;
+    assert_eq!([times(None, false), times(Some(2), true), times(Some(2), false)], [once, once, 2 * once]);
 }
 
 #[test]
@@ -99,18 +121,15 @@ fn the_graphs_are_as_many_as_there_are_groups() {
         let run = run(Kind::Gpt, Some(together), GraphOptions::default());
         let mut stage = run.stage(&run.device());
         stage.record(run.microbatches, false).unwrap();
-        assert_eq!(
-            stage.graphs().expected_graphs(engine::regions::Mode::Train.into()),
-            3 * (groups + 2) + 1,
-            "{together}"
-        );
+        assert_eq!(stage.graphs().expected_graphs(Mode::Train.into()), 3 * (groups + 2) + 1, "{together}");
     }
 }
 
 /// Losses of each rank.
-fn losses(layout: Layout, divided: bool, recompute: Option<usize>) -> Vec<Vec<String>> {
+fn losses(layout: Layout, divided: bool, recompute: Option<usize>, keeps_attention: bool) -> Vec<Vec<String>> {
     let own = || Run {
         distributed_optimizer: divided,
+        keeps_attention,
         microbatches: 4,
         // Other buckets divide the state otherwise, and so the sum of the norm.
         clip: if divided { 0.0 } else { 1.0 },
@@ -130,10 +149,10 @@ fn ranks_that_share_layers_batch_state_and_stages_have_the_same_bits() {
         (Layout::new(1, 2, 2, 2), false),
         (Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }, false),
     ] {
-        let kept = losses(layout, divided, None);
-        for together in [1, 2] {
-            let again = losses(layout, divided, Some(together));
-            assert_eq!(kept, again, "{layout:?}, divided {divided}, {together} blocks");
+        let kept = losses(layout, divided, None, false);
+        for (together, keeps_attention) in [(1, false), (2, true)] {
+            let again = losses(layout, divided, Some(together), keeps_attention);
+            assert_eq!(kept, again, "{layout:?}, divided {divided}, {together} blocks, {keeps_attention}");
         }
     }
 }

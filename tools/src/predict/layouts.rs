@@ -175,10 +175,15 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
             may_overlap(config, ranks).then(|| with(config, |c| c.cuda_graph.overlap_microbatches = true));
         [config.clone()].into_iter().chain(overlapping).collect()
     });
-    vary(layouts, "recompute.granularity", &|config| {
+    let layouts = vary(layouts, "recompute.granularity", &|config| {
         [RecomputeGranularity::None, RecomputeGranularity::Selective, RecomputeGranularity::Full]
             .map(|granularity| with(config, |c| c.recompute.granularity = granularity))
             .into()
+    });
+    vary(layouts, "recompute.keep_attention", &|config| {
+        let full = config.recompute.granularity == RecomputeGranularity::Full;
+        let kept = full.then(|| with(config, |c| c.recompute.keep_attention = true));
+        [with(config, |c| c.recompute.keep_attention = false)].into_iter().chain(kept).collect()
     })
 }
 

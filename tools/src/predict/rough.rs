@@ -30,8 +30,9 @@ pub(super) struct Roughly {
     pub(super) bytes: usize,
 }
 
-/// A way to compute a block: ranks that share it, whether they divide its tokens, samples, the extent of recomputation.
-type Way = (usize, bool, usize, &'static str);
+/// A way to compute a block: ranks that share it, whether they divide its tokens, samples, the extent of recomputation,
+/// whether attention is left out of it.
+type Way = (usize, bool, usize, &'static str, bool);
 
 /// Estimates layouts of one run.
 pub(super) struct Rough {
@@ -116,6 +117,7 @@ impl Rough {
             parallel.sequence_parallel,
             config.train.micro_batch_size,
             config.recompute.granularity.word(),
+            config.recompute.keep_attention,
         );
         if let Some(parts) = self.known.borrow().get(&way) {
             return Ok(*parts);

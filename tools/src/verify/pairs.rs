@@ -40,7 +40,12 @@ const FEATURES: &[&[&str]] = &[
     &["optimizer.clip=1", "optimizer.clip=0"],
     &["parallel.distributed_optimizer=true", "parallel.distributed_optimizer=false"],
     &["parallel.sequence_parallel=true", "parallel.sequence_parallel=false"],
-    &["recompute.granularity=none", "recompute.granularity=selective", "recompute.granularity=full"],
+    &[
+        "recompute.granularity=none",
+        "recompute.granularity=selective",
+        "recompute.granularity=full",
+        "recompute.granularity=full recompute.keep_attention=true",
+    ],
     &[
         "cuda_graph.enable=false",
         "cuda_graph.enable=true cuda_graph.scope=per_layer",

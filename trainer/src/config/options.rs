@@ -235,6 +235,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(RecomputeGranularity::WORDS), "What backward computes again instead of saving it. selective: norms and activations (GELU, SwiGLU), for about a third less activation memory. full: whole blocks from their input, for the memory of one group of blocks and up to a third more work"),
     option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: number of blocks recomputed together, and captured as one layer. More blocks save fewer inputs, and need more memory while they are recomputed"),
+    option("recompute.keep_attention", "recompute-keep-attention", &[], "false", Kind::Bool, "full: each block also saves the output of attention, as large as its input, and backward does not compute attention again. The longer the samples, the more time this saves"),
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
     option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, the layers of a stage or virtual stage in one direction for one microbatch, or the whole step. auto: steps on random samples are timed at the start, without graphs and in each scope, and the fastest that fits the memory is used"),

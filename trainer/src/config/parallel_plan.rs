@@ -2,11 +2,12 @@
 
 use common::UserError;
 use device::DType;
+use engine::layer_partition::Recompute;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::model_plan::ModelPlan;
-use crate::config::{GradReduce, RecomputeGranularity, RunConfig, rank_layout};
+use crate::config::{GradReduce, RecomputeConfig, RecomputeGranularity, RunConfig, rank_layout};
 
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
@@ -17,8 +18,8 @@ pub struct ParallelPlan {
     pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
     pub blocks: Vec<usize>,
-    /// Blocks that the backward pass recomputes together; `None` unless whole blocks are recomputed.
-    pub recomputed_blocks: Option<usize>,
+    /// How the backward pass recomputes whole blocks; `None` if it does not.
+    pub recompute: Option<Recompute>,
     /// Whether the first and the last stage share the embedding table.
     pub shares_table: bool,
     /// Whether ranks that share layers also divide the tokens.
@@ -55,12 +56,13 @@ impl ParallelPlan {
         let schedule = rank_layout::schedule(config, microbatch_counts)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
-        let recomputes_blocks = config.recompute.granularity == RecomputeGranularity::Full;
+        let RecomputeConfig { granularity, layers, keep_attention } = config.recompute;
         Ok(ParallelPlan {
             mesh,
             schedule,
             blocks,
-            recomputed_blocks: recomputes_blocks.then_some(config.recompute.layers),
+            recompute: (granularity == RecomputeGranularity::Full)
+                .then_some(Recompute { blocks: layers, keeps_attention: keep_attention }),
             shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
             distributed_optimizer: parallel.distributed_optimizer,

@@ -259,9 +259,9 @@ fn restart(data: &DataConfig) -> Option<Restart> {
 
 /// The layers of a rank.
 fn stage_layers(model: &ModelPlan, parallel: &ParallelPlan, rank: usize) -> StageLayers {
-    let ParallelPlan { blocks, recomputed_blocks, .. } = parallel;
+    let ParallelPlan { blocks, recompute, .. } = parallel;
     match model {
-        ModelPlan::Gpt(_) => StageLayers::of_stage(parallel.stage(rank), blocks, *recomputed_blocks),
+        ModelPlan::Gpt(_) => StageLayers::of_stage(parallel.stage(rank), blocks, *recompute),
         ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
     }
 }

@@ -437,7 +437,7 @@ choice! {
     }
 }
 
-section!(RecomputeConfig { granularity: RecomputeGranularity, layers: usize });
+section!(RecomputeConfig { granularity: RecomputeGranularity, layers: usize, keep_attention: bool });
 
 choice! {
     /// The extent of recomputation in the backward pass.

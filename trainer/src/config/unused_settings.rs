@@ -47,7 +47,7 @@ const RULES: &[Rule] = &[
     ),
     (&["optimizer.momentum"], |run| !reads(run, "momentum"), "it is for optimizer.kind = \"sgd\""),
     (
-        &["recompute.layers"],
+        &["recompute.layers", "recompute.keep_attention"],
         |run| run.config.recompute.granularity != RecomputeGranularity::Full,
         "it is for recompute.granularity = \"full\"",
     ),
@@ -319,6 +319,7 @@ mod tests {
             ),
             ("optimizer.skip_step_interval=64", "optimizer.skip_step_sigma_factor=6.0", "skip_step_sigma_factor"),
             ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
+            ("recompute.keep_attention=true", "recompute.granularity=full", "recompute.granularity = \"full\""),
             (
                 "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",
                 "train.steps=1000",

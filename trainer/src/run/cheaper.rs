@@ -9,10 +9,11 @@ use crate::error::RunError;
 /// One setting changed.
 type Change = (&'static str, fn(&mut RunConfig));
 
-const CHANGES: [Change; 5] = [
+const CHANGES: [Change; 6] = [
     ("model.loss_pieces = 8", |config| config.model.loss_pieces = Some(8)),
     ("cuda_graph.mempool = \"single\"", |config| config.cuda_graph.mempool = GraphMempool::Single),
     ("cuda_graph.scope = \"full_iteration\"", |config| config.cuda_graph.scope = GraphScope::FullIteration),
+    ("recompute.keep_attention = false", |config| config.recompute.keep_attention = false),
     ("recompute.granularity = \"selective\"", |config| {
         config.recompute.granularity = RecomputeGranularity::Selective;
     }),

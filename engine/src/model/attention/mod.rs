@@ -116,17 +116,23 @@ struct CausalAttention {
     recompute: bool,
 }
 
+/// The output of attention, as its backward needs it.
+#[derive(Clone, Copy)]
+pub(crate) struct Attended {
+    /// `(batch, seq, heads * head_dim)`.
+    context: Tensor,
+    /// `(batch, heads, seq)`, f32: the logarithm of each row's sum.
+    stats: Tensor,
+}
+
 struct SavedAttention {
     /// The normed values in 8 bits, if the norm does not store them: this rank's rows, if rows are gathered. `None` if
     /// backward recomputes them.
     normed: Option<Operand>,
     qkv: SavedQkv,
-    /// `(batch, seq, heads * head_dim)`.
-    context: Tensor,
-    /// `context` as the projection's weight gradient reads it.
+    attended: Attended,
+    /// The context as the projection's weight gradient reads it.
     projected: Operand,
-    /// `(batch, heads, seq)`, f32.
-    stats: Tensor,
     documents: Option<Documents>,
     probabilities: Option<DropoutSite>,
     output: Option<DropoutSite>,
@@ -150,32 +156,44 @@ impl CausalAttention {
     }
 }
 
-impl BlockPart for CausalAttention {
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
-        let (record, documents) = (samples.record, samples.apart());
+impl CausalAttention {
+    /// The output of attention over queries, keys and values `qkv`.
+    fn attend(
+        &self,
+        cx: &mut StepContext<'_>,
+        qkv: Tensor,
+        documents: Option<Documents>,
+        dropout: Option<DropoutSite>,
+    ) -> Result<Attended> {
         let BatchSizes { samples: batch, tokens_per_sample: seq } = BatchSizes::of(cx);
         let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
+        let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
+        let (scores, mask) = (self.scores, self.mask);
+        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
+        Ok(Attended { context, stats })
+    }
+
+    /// The forward; attention itself only if its output was not `kept`.
+    fn run(
+        &self,
+        cx: &mut StepContext<'_>,
+        normed: Normed,
+        samples: Samples,
+        kept: Option<Attended>,
+    ) -> Result<(Tensor, Saved)> {
+        let (record, documents) = (samples.record, samples.apart());
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.ranks)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
         let qkv_adapter = self.qkv.forward(cx, &input, projected_qkv, record)?;
         let ready = self.make_ready(cx, projected_qkv, self.angles(cx))?;
-        let qkv = ready.qkv;
-        let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
-        let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
-        cx.run(Attention {
-            qkv,
-            output: context,
-            stats,
-            heads,
-            kv_heads,
-            scores: self.scores,
-            mask: self.mask,
-            documents,
-            dropout: probabilities,
-        })?;
+        let attended = match kept {
+            Some(attended) => attended,
+            None => self.attend(cx, ready.qkv, documents, probabilities)?,
+        };
         let names = ["attention_out", "attention_out_here"];
-        let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
+        let projected = self.projection.input(cx, attended.context, Copies::of_input(cx, true))?;
         let (delta, adapter) = self.projection.forward_row_parallel(cx, &projected, record, names, &self.ranks)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
@@ -183,9 +201,28 @@ impl BlockPart for CausalAttention {
         let normed_again = self.recompute && !self.norms.is_none();
         let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(ready) };
         let adapters = [qkv_adapter, adapter];
-        let saved =
-            SavedAttention { normed, qkv, context, projected, stats, documents, probabilities, output, adapters };
+        let saved = SavedAttention { normed, qkv, attended, projected, documents, probabilities, output, adapters };
         Ok((delta, Saved::new(saved)))
+    }
+}
+
+impl BlockPart for CausalAttention {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
+        self.run(cx, normed, samples, None)
+    }
+
+    fn attended(&self, saved: &Saved) -> Option<Attended> {
+        Some(saved.get::<SavedAttention>().attended)
+    }
+
+    fn forward_around(
+        &self,
+        cx: &mut StepContext<'_>,
+        normed: Normed,
+        samples: Samples,
+        kept: Attended,
+    ) -> Result<(Tensor, Saved)> {
+        self.run(cx, normed, samples, Some(kept))
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor> {
@@ -208,8 +245,8 @@ impl BlockPart for CausalAttention {
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv,
-            output: saved.context,
-            stats: saved.stats,
+            output: saved.attended.context,
+            stats: saved.attended.stats,
             grad_output: grad_context,
             grad_qkv,
             heads: self.heads,

@@ -144,7 +144,7 @@ pub fn cases() -> Vec<Case> {
         ("hooks", one, with_hooks),
         ("graphs of some modules", one, modules),
         ("selective recompute", one, |run| reshaped(run, |shape| GptShape { recompute: true, ..shape })),
-        ("recompute of two blocks", stages, |run| Run { recompute: Some(2), ..run }),
+        ("recompute of all but attention", stages, |run| Run { recompute: Some(1), keeps_attention: true, ..run }),
         ("fp8 delayed, recompute of two blocks", one, |run| Run { recompute: Some(2), ..fp8(run, Fp8Recipe::Delayed) }),
         ("LoRA, recompute of two blocks", one, |run| Run {
             recompute: Some(2),

@@ -10,7 +10,7 @@ use device::ops::{NormKind, Rule};
 use device::{DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
-use engine::layer_partition::StageLayers;
+use engine::layer_partition::{Recompute, StageLayers};
 use engine::model::{
     Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow, Scaling, TensorParallel,
     Windows, gpt_part, mlp,
@@ -180,6 +180,8 @@ pub struct Run {
     pub watched: bool,
     /// Blocks that backward computes again together.
     pub recompute: Option<usize>,
+    /// Such blocks keep the outputs of attention.
+    pub keeps_attention: bool,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
@@ -231,6 +233,7 @@ impl Run {
             rehearses: false,
             watched: false,
             recompute: None,
+            keeps_attention: false,
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
@@ -277,7 +280,9 @@ impl Run {
             Kind::Gpt | Kind::Llama => {
                 let Some(shape) = self.gpt_shape() else { unreachable!("a transformer has a shape") };
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
-                let layers = StageLayers::of_stage(self.stage, &blocks, self.recompute);
+                let keeps_attention = self.keeps_attention;
+                let recompute = self.recompute.map(|blocks| Recompute { blocks, keeps_attention });
+                let layers = StageLayers::of_stage(self.stage, &blocks, recompute);
                 let tensor = TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence };
                 let part = gpt_part(shape, tensor, layers);
                 (self.row.iter().fold(part, |part, row| part.with_sample(row.clone())), adamw)

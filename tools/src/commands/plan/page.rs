@@ -50,6 +50,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "distributed_optimizer": config.parallel.distributed_optimizer,
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
         "recompute": config.recompute.granularity,
+        "keeps_attention": keeps_attention(plan),
         "micro_batch_size": config.train.micro_batch_size,
         "microbatches": plan.batch.microbatches(),
         "fits": !matches!(forecast.fit, Fit::Lacks(_)),
@@ -105,9 +106,9 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
 /// The words of the tables.
 const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
-x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed; MFU:
-share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides. The driver's own memory
-for graphs is not counted: layouts leave a 32nd of a GPU's memory free for it, if any does.
+x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed, with ka
+all but attention; MFU: share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides.
+The driver's own memory for graphs is not counted: layouts leave a 32nd of a GPU's memory free for it, if any does.
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
@@ -187,9 +188,15 @@ fn options(plan: &RunPlan) -> String {
         (plan.parallel.schedule.overlaps(), "overlap"),
         (config.recompute.granularity == RecomputeGranularity::Selective, "selective"),
         (config.recompute.granularity == RecomputeGranularity::Full, "full"),
+        (keeps_attention(plan), "ka"),
     ];
     let words: Vec<&str> = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word).collect();
     if words.is_empty() { "-".into() } else { words.join(" ") }
+}
+
+/// Whether recomputed blocks keep the output of attention.
+fn keeps_attention(plan: &RunPlan) -> bool {
+    plan.parallel.recompute.is_some_and(|how| how.keeps_attention)
 }
 
 /// The flags that set a layout.
@@ -218,6 +225,7 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     if config.recompute.granularity != RecomputeGranularity::None {
         flags.push(format!("--recompute-granularity {}", config.recompute.granularity));
     }
+    flags.extend(keeps_attention(plan).then(|| "--recompute-keep-attention".to_string()));
     flags
 }
 
