@@ -54,6 +54,20 @@ template <class T, int N> void add(const T* a, const T* b, T* output, u64 count)
     KERNEL(add_##suffix)(const T* a, const T* b, T* output, u64 count) { begin_kernel(); add<T, N>(a, b, output, count); }
 FOR_EACH_FLOAT(ADD)
 
+// output[i] = factor[0] * input[i]; `output` may be `input`.
+#define MULTIPLY(T, N, suffix)                                                                  \
+    KERNEL(multiply_##suffix)(const T* input, const float* factor, T* output, u64 count) {      \
+        begin_kernel();                                                                         \
+        float by = *factor;                                                                     \
+        for_each<N>(count, [&](u64 at) {                                                        \
+            float x[N];                                                                         \
+            load<N>(input + at, x);                                                             \
+            for (int i = 0; i < N; i++) x[i] *= by;                                             \
+            store<N>(output + at, x);                                                           \
+        });                                                                                     \
+    }
+FOR_EACH_FLOAT(MULTIPLY)
+
 // output[i] = input[i] in another type.
 template <class From, class To, int N> void convert(const From* input, To* output, u64 count) {
     for_each<N>(count, [&](u64 at) {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
+use crate::lent::{self, Lent};
 use crate::{Accesses, BufferId, BufferNames, CheckError, Node, Result, StreamId, Tensor};
 
 /// A vector clock: how far each stream has come, by its number.
@@ -30,6 +31,8 @@ fn join(into: &mut Clock, from: &[u64]) {
 struct Access {
     stream: usize,
     time: u64,
+    /// Its number among all operations of the device.
+    number: u64,
     label: Rc<str>,
 }
 
@@ -114,7 +117,7 @@ fn race(buffer: BufferId, first: &Access, second: &Access, names: &BufferNames) 
 /// Checks one read of a cell and notes it.
 fn read_cell(
     cell: &mut ByteRange,
-    buffer: BufferId,
+    (buffer, meant): (BufferId, lent::Values),
     by: &Access,
     clock: &Clock,
     names: &BufferNames,
@@ -127,7 +130,11 @@ fn read_cell(
         None => {
             return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: names.of(buffer) }.into());
         }
-        Some((owner, writer)) if *owner != buffer && *owner != BufferId::NOTHING => {
+        Some((owner, writer)) if *owner == meant.of && writer.number > meant.until => {
+            let [reader, writer] = [&by.label, &writer.label].map(|label| label.to_string());
+            return Err(CheckError::Kept { reader, buffer: names.of(buffer), writer }.into());
+        }
+        Some((owner, writer)) if *owner != meant.of && *owner != BufferId::NOTHING => {
             return Err(CheckError::Overwritten {
                 reader: by.label.to_string(),
                 buffer: names.of(buffer),
@@ -187,6 +194,9 @@ pub(crate) struct Checker {
     pub(crate) checked: Checked,
     memory: MemoryMap,
     streams: Vec<Clock>,
+    /// Operations, launches and copies so far.
+    pub(crate) operations: u64,
+    pub(crate) lent: Lent,
     /// The work that the host has waited for. The host shares number 0 with the default stream.
     host: Clock,
     events: HashMap<u64, Clock>,
@@ -198,6 +208,8 @@ impl Checker {
             checked: Checked::default(),
             memory: MemoryMap::default(),
             streams: Vec::new(),
+            operations: 0,
+            lent: Lent::default(),
             host: vec![0],
             events: HashMap::new(),
         }
@@ -227,15 +239,18 @@ impl Checker {
     ) -> Result<()> {
         self.checked.eager += 1;
         let (time, clock) = self.advance(stream);
-        let by = Access { stream: stream.index(), time, label: label.clone() };
+        self.operations += 1;
+        let by = Access { stream: stream.index(), time, number: self.operations, label: label.clone() };
         for tensor in &accesses.reads {
+            let read = (tensor.buffer, self.lent.meant(tensor.buffer));
             for (_, cell) in self.memory.cells(tensor.range()) {
-                read_cell(cell, tensor.buffer, &by, &clock, names, &mut self.checked)?;
+                read_cell(cell, read, &by, &clock, names, &mut self.checked)?;
             }
         }
         for tensor in &accesses.writes {
+            let buffer = self.lent.written(tensor.buffer, self.operations);
             for (_, cell) in self.memory.cells(tensor.range()) {
-                write_cell(cell, tensor.buffer, &by, &clock, names, &mut self.checked)?;
+                write_cell(cell, buffer, &by, &clock, names, &mut self.checked)?;
             }
         }
         Ok(())
@@ -251,12 +266,14 @@ impl Checker {
     ) -> Result<()> {
         self.checked.launches += 1;
         let (time, clock) = self.advance(stream);
-        let access =
-            |label: &Rc<str>| Access { stream: stream.index(), time, label: format!("graph {graph}: {label}").into() };
+        self.operations += 1;
+        let (stream, number) = (stream.index(), self.operations);
+        let access = |label: &Rc<str>| Access { stream, time, number, label: format!("graph {graph}: {label}").into() };
         for effect in &effects.reads {
             let by = access(&effect.label);
+            let read = (effect.buffer, self.lent.meant(effect.buffer));
             for (_, cell) in self.memory.cells(effect.range.clone()) {
-                read_cell(cell, effect.buffer, &by, &clock, names, &mut self.checked)?;
+                read_cell(cell, read, &by, &clock, names, &mut self.checked)?;
             }
         }
         for effect in &effects.writes {
@@ -299,17 +316,20 @@ impl Checker {
 
     pub(crate) fn host_write(&mut self, tensor: &Tensor) {
         self.host[0] += 1;
-        let by = Access { stream: 0, time: self.host[0], label: "upload".into() };
-        let cell = ByteRange { written: Some((tensor.buffer, by)), ..ByteRange::default() };
+        self.operations += 1;
+        let by = Access { stream: 0, time: self.host[0], number: self.operations, label: "upload".into() };
+        let buffer = self.lent.written(tensor.buffer, self.operations);
+        let cell = ByteRange { written: Some((buffer, by)), ..ByteRange::default() };
         self.memory.replace(tensor.range(), cell);
     }
 
     pub(crate) fn host_read(&mut self, tensor: &Tensor, names: &BufferNames) -> Result<()> {
         self.host[0] += 1;
-        let by = Access { stream: 0, time: self.host[0], label: "download".into() };
+        let by = Access { stream: 0, time: self.host[0], number: self.operations, label: "download".into() };
         let clock = self.host.clone();
+        let read = (tensor.buffer, self.lent.meant(tensor.buffer));
         for (_, cell) in self.memory.cells(tensor.range()) {
-            read_cell(cell, tensor.buffer, &by, &clock, names, &mut self.checked)?;
+            read_cell(cell, read, &by, &clock, names, &mut self.checked)?;
         }
         Ok(())
     }
@@ -321,7 +341,7 @@ impl Checker {
     /// Memory with values that others wrote.
     pub(crate) fn adopt(&mut self, range: Range<u64>) {
         self.host[0] += 1;
-        let by = Access { stream: 0, time: self.host[0], label: "adopt".into() };
+        let by = Access { stream: 0, time: self.host[0], number: self.operations, label: "adopt".into() };
         self.memory.replace(range, ByteRange { written: Some((BufferId::NOTHING, by)), ..ByteRange::default() });
     }
 
@@ -375,7 +395,7 @@ pub(crate) fn graph_effects(nodes: &[Node], names: &BufferNames, checked: &mut C
             clock.resize(chain + 1, 0);
         }
         clock[chain] = index as u64 + 1;
-        let by = Access { stream: chain, time: index as u64 + 1, label: node.label.clone() };
+        let by = Access { stream: chain, time: index as u64 + 1, number: 0, label: node.label.clone() };
         for tensor in &node.accesses.reads {
             for (start, cell) in memory.cells(tensor.range()) {
                 if cell.written.is_none() {
@@ -384,7 +404,8 @@ pub(crate) fn graph_effects(nodes: &[Node], names: &BufferNames, checked: &mut C
                     cell.reads.retain(|read| read.stream != by.stream);
                     cell.reads.push(by.clone());
                 } else {
-                    read_cell(cell, tensor.buffer, &by, &clock, names, checked)?;
+                    let meant = lent::Values { of: tensor.buffer, until: u64::MAX };
+                    read_cell(cell, (tensor.buffer, meant), &by, &clock, names, checked)?;
                 }
             }
         }

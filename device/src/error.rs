@@ -261,6 +261,19 @@ pub enum CheckError {
         /// The buffer that lies there now.
         owner: String,
     },
+    /// A result was written anew before this read.
+    #[error(
+        "stale result: `{reader}` reads the result `{buffer}` of an earlier run, and `{writer}` has written it anew. Rule: a \
+         result stays until the next run. Fix: read it before that, or copy it (Capture::run_into)"
+    )]
+    Kept {
+        /// The operation that reads.
+        reader: String,
+        /// The result.
+        buffer: String,
+        /// The operation that wrote it anew.
+        writer: String,
+    },
     /// A buffer is read that nothing has written.
     #[error("read of nothing: `{reader}` reads buffer `{buffer}`, which no operation has written. Fix: fill it first")]
     Uninitialized {

@@ -1,8 +1,10 @@
 //! Streams, events, planned memory, capture and graphs, and the operations of a transformer, behind one vocabulary. On
 //! a GPU it is CUDA. On the host it has CUDA's semantics and runs anywhere.
 //!
-//! Start with [`ops`] (the operations), then [`Device`] and [`Stream`] (their submission), then [`Graph`]. The crate's
-//! `README.md` has an example and a table of the files.
+//! Start with [`ops`] (the operations), then [`Device`] and [`Stream`] (their submission), then [`Graph`]. Memory is an
+//! [`Area`] with [`Tensor`]s; [`Event`]s order streams; [`CheckError`] and [`CaptureRule`] name mistakes. Operations of your
+//! own: [`ops::CustomOp`], [`ops::Launcher`], [`cuda::CudaWork`]. The crate's `README.md` has an example and a table of the
+//! files.
 
 #![cfg_attr(
     not(all(feature = "cuda", feature = "host")),
@@ -35,6 +37,7 @@ pub mod host;
 mod host_block;
 mod host_copy;
 mod host_memory;
+mod lent;
 mod nvtx_range;
 pub mod ops;
 pub mod philox;

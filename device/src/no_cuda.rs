@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_variables, reason = "nothing can call it")]
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -34,7 +35,7 @@ pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
     Vec::new()
 }
 
-const FIX: &str = "build it with the feature `cuda` of the crates graph-manager and graph-manager-device";
+const FIX: &str = "build it with the feature `cuda-13000` of the crates graph-manager and graph-manager-device";
 
 fn no_cuda<T>() -> Result<T> {
     Err(Error::operation("device", format!("this program was built without CUDA. Fix: {FIX}")))
@@ -74,10 +75,6 @@ impl CudaDevice {
     }
 
     pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceMemory> {
-        match self.cublaslt.0 {}
-    }
-
-    pub(crate) fn synchronize(&self) -> Result<()> {
         match self.cublaslt.0 {}
     }
 
@@ -151,6 +148,10 @@ impl DeviceMemory {
 impl CudaStream {
     pub(crate) fn new(priority: Priority) -> CudaStream {
         unreachable!("a stream is of its device's kind")
+    }
+
+    pub(crate) fn adopt(&mut self, handle: StreamHandle, owner: Box<dyn Any>) -> Result<()> {
+        match self.0 {}
     }
 
     pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {

@@ -107,6 +107,9 @@ impl BufferId {
     }
 }
 
+/// Virtual addresses, far above any real address. They are given while nothing is allocated, and nothing runs at them.
+pub(crate) const VIRTUAL: std::ops::Range<u64> = 1 << 60..1 << 61;
+
 /// A dense, row-major view of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {

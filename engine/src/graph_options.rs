@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::num::NonZeroUsize;
 
 use device::CaptureMode;
-use graph_manager::{ManagerOptions, Mempool};
+use graph_manager::{CheckReplays, ManagerOptions, Mempool};
 
 /// How much of a step one graph contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,8 @@ pub struct GraphOptions {
     pub warmup_steps: usize,
     /// Overwrite buffers with poison after their last use.
     pub poison: bool,
-    /// Compare the code of replayed regions with their graphs; see [`ManagerOptions::check_replays`].
+    /// Call the code of a step again before each step with graphs, and compare its list; see
+    /// [`CheckReplays::Always`]. If not, it is never called again: the list of a large model takes seconds.
     pub check_replays: bool,
 }
 
@@ -101,7 +102,7 @@ impl Default for GraphOptions {
             capture_optimizer: true,
             warmup_steps: manager.warmup_steps,
             poison: manager.poison,
-            check_replays: manager.check_replays,
+            check_replays: false,
         }
     }
 }
@@ -116,7 +117,7 @@ impl GraphOptions {
             share_io_buffers: self.share_io_buffers,
             warmup_steps: self.warmup_steps,
             poison: self.poison,
-            check_replays: self.check_replays,
+            check_replays: if self.check_replays { CheckReplays::Always } else { CheckReplays::Never },
             // Every kind of step that a run meets is recorded before its first step.
             plan_limit: NonZeroUsize::MAX,
             // Threads that read data and write checkpoints work during captures.

@@ -13,16 +13,17 @@ use crate::graph_dot::GraphDot;
 use crate::inputs::{difference, inputs};
 use crate::layer::Layer;
 use crate::manager::CudaGraphManager;
-use crate::options::ManagerOptions;
+use crate::options::{CheckReplays, ManagerOptions};
 use crate::order::{Call, CallOrder, Phase};
 use crate::passes::Sums;
 use crate::pool::Pool;
-use crate::program::{Part, Program};
+use crate::program::{Part, Program, refuse_change};
 use crate::report::Report;
 use crate::run::Run;
 use crate::side_stream::SideStream;
 use crate::tensor_tree::TensorTree;
 use crate::training::{TrainingPolicy, TrainingRegion};
+use crate::verify::{Looks, Verification, Verified};
 
 /// The only kind of step that a group has.
 const MODE: &str = "calls";
@@ -39,6 +40,8 @@ pub(crate) struct CallGroup {
     recorded: Vec<(usize, Box<dyn Any>)>,
     /// Index of the next call in the order.
     next: usize,
+    /// Without an order: forwards since the last backward.
+    forwards: usize,
 }
 
 /// The calls of an order as a list.
@@ -69,7 +72,8 @@ impl CallGroup {
         warm_up: usize,
         sums: &Rc<SideStream>,
     ) -> Result<CallGroup> {
-        let options = ManagerOptions::for_one_plan(warm_up);
+        // No step calls the layers again: their list is compared here.
+        let options = ManagerOptions { check_replays: CheckReplays::Never, ..ManagerOptions::for_one_plan(warm_up) };
         let mut manager = CudaGraphManager::in_pool(pool, options, TrainingPolicy::default())?;
         let mut zeros = Zeros::default();
         let is_alone = order.is_none();
@@ -110,9 +114,14 @@ impl CallGroup {
             }
         };
         let Listed { program, results, regions } = listed;
+        let made = pool.device().buffers_made();
+        let again = list(&order)?.program;
+        pool.device().forget_buffers_since(made);
+        refuse_change(&program, &again)?;
+        drop(again);
         manager.plan(MODE, program, Box::new(()))?;
         let recorded = regions.into_iter().zip(results).collect();
-        let mut group = CallGroup { manager, layers: range, is_alone, order, recorded, next: 0 };
+        let mut group = CallGroup { manager, layers: range, is_alone, order, recorded, next: 0, forwards: 0 };
         group.warm_up_and_capture(warm_up, zeros)?;
         Ok(group)
     }
@@ -155,6 +164,15 @@ impl CallGroup {
     /// The next call, if it is of that phase and layer.
     pub(crate) fn due(&self, phase: Phase, layer: usize) -> Result<Call> {
         let due = self.order.calls[self.next];
+        if phase == Phase::Backward && self.forwards > 1 {
+            let problem = format!(
+                "the backward of layer {layer} was called after {} forwards of it, and it has the values of the last one alone",
+                self.forwards
+            );
+            let fix = "give graph_callables the order of your calls (CallOrder::recorded), or call \
+                       GraphedCallables::begin_step after forwards that no backward follows";
+            return Err(Error::usage(problem, fix));
+        }
         if (due.phase, due.layer) == (phase, layer) {
             return Ok(due);
         }
@@ -178,9 +196,12 @@ impl CallGroup {
 
     /// Runs the call that is due, and returns its result.
     pub(crate) fn run<O: TensorTree>(&mut self, call: Call, input: &impl TensorTree) -> Result<O> {
-        let CallGroup { manager, order, recorded, next, .. } = self;
+        let CallGroup { manager, order, recorded, next, is_alone, forwards, .. } = self;
         let (region, output) = &recorded[*next];
         let key = manager.step_key(MODE, order.microbatches);
+        if *next == 0 || *is_alone && call.phase == Phase::Forward {
+            manager.tell_of_repeated_draws(key, order.microbatches);
+        }
         let program = manager.states[&key].programs[&order.microbatches].clone();
         let (given, captured) = (inputs(input)?, program.inputs(*region).collect::<Vec<_>>());
         let noun = if call.phase == Phase::Forward { "input" } else { "gradient" };
@@ -192,16 +213,46 @@ impl CallGroup {
         manager.run(key, order.microbatches, &run, None)?;
         let Some(output) = output.downcast_ref::<O>() else { unreachable!("a call returns what it was recorded with") };
         let binding = manager.binding(key, order.microbatches);
-        let output = output.map(&mut |_, tensor| Ok(binding.bound(&program, tensor)))?;
+        let output = output.map(&mut |_, tensor| Ok(manager.lent(&program, &binding, tensor)))?;
         *next = (*next + 1) % order.calls.len();
+        match call.phase {
+            Phase::Forward if *is_alone => *forwards += 1,
+            _ => *forwards = 0,
+        }
         Ok(output)
     }
 
-    /// Begins the order again. Without an order there is nothing to do: a forward may come at any time.
-    pub(crate) fn begin_step(&mut self) {
-        if !self.is_alone {
-            self.next = 0;
+    /// See [`GraphedCallables::verify`](crate::GraphedCallables::verify).
+    pub(crate) fn verify<I: TensorTree, O: TensorTree>(
+        &mut self,
+        of_layers: &[I],
+        grads: &[O],
+        how: &Verification<'_>,
+    ) -> Result<Verified> {
+        let key = self.manager.step_key(MODE, self.order.microbatches);
+        let program = self.manager.states[&key].programs[&self.order.microbatches].clone();
+        // By visit: the tensors that it copies.
+        let mut given = HashMap::new();
+        for (call, (region, _)) in self.order.calls.iter().zip(&self.recorded) {
+            let tensors = match call.phase {
+                Phase::Forward => inputs(&of_layers[call.layer])?,
+                Phase::Backward => inputs(&grads[call.layer])?,
+                Phase::WeightGradients => continue,
+            };
+            let noun = if call.phase == Phase::Forward { "input" } else { "gradient" };
+            if let Some(problem) = difference(noun, &tensors, &program.inputs(*region).collect::<Vec<_>>()) {
+                return Err(Error::changed(call, problem, "pass tensors of the shapes that the samples had"));
+            }
+            given.insert(*region, tensors);
         }
+        self.begin_step();
+        let input = |visit, number: usize, own| given.get(&visit).map_or(own, |given| given[number].tensor);
+        self.manager.verify_list(key, self.order.microbatches, how, &input, Looks::AfterEachRegion)
+    }
+
+    /// Begins the order again. Without an order, forwards that no backward has followed are forgotten.
+    pub(crate) fn begin_step(&mut self) {
+        (self.next, self.forwards) = (0, 0);
     }
 
     pub(crate) fn report(&self) -> Report {

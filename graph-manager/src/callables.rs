@@ -15,6 +15,7 @@ use crate::pool::Pool;
 use crate::report::Report;
 use crate::side_stream::SideStream;
 use crate::training::TrainingPolicy;
+use crate::verify::{Verification, Verified};
 
 /// Layers with their forwards and backwards as graphs. Loss, optimizer and everything else stay outside and run
 /// eagerly.
@@ -23,7 +24,7 @@ use crate::training::TrainingPolicy;
 ///
 /// | | with an order | without |
 /// |---|---|---|
-/// | a call | is the next one of the order | is a forward of any layer, or the backward of the layer's last forward |
+/// | a call | is the next one of the order | is a forward of any layer, or the backward of the layer's forward before it |
 /// | memory | is planned for the order: all layers share it | each layer has its own |
 /// | [first microbatch](crate::StepContext::is_first_microbatch) | the order has it | [`forward`](GraphedCallables::forward), but not [`forward_later`](GraphedCallables::forward_later) |
 /// | [last microbatch](crate::StepContext::is_last_microbatch) | the order has it | every one |
@@ -90,7 +91,8 @@ pub struct GraphedCallables<L: Layer<TrainingPolicy>> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Usage`] if samples, layers and order do not fit, or without warm-up; without an order also if later microbatches
+/// [`Error::Usage`] if samples, layers and order do not fit, or without warm-up; [`Error::Frozen`] if a layer does something
+/// else when it is called again; without an order also if later microbatches
 /// use memory of the step that the first one took; errors of a layer.
 pub fn graph_callables<L: Layer<TrainingPolicy>>(
     pool: &Pool,
@@ -129,7 +131,7 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
 
     /// Begins a step: the next call is the first of the order. An order that has ended begins again by itself, so this is for
     /// the step after one that was given up, such as after an error. The next call counts as the first microbatch's, so it
-    /// overwrites sums. Without an order it does nothing.
+    /// overwrites sums. Without an order it is also for forwards that no backward follows, such as those of an evaluation.
     pub fn begin_step(&mut self) {
         self.groups.iter_mut().for_each(CallGroup::begin_step);
     }
@@ -195,6 +197,34 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
         let call = group.due(Phase::WeightGradients, layer)?;
         group.run::<()>(call, &())?;
         self.hooks.as_mut().map_or(Ok(()), |hooks| hooks.after_weight_gradients(call))
+    }
+
+    /// Runs all calls with their graphs and, from the same state, by submitting their operations, and compares what each
+    /// call wrote: its result, and memory of the caller's. `inputs` and
+    /// `grads` have an input and a gradient of the output for each layer; the calls of all microbatches get these. Afterwards
+    /// the state is as before, and a step begins anew.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for another number of inputs or gradients; [`Error::Changed`] for one of another shape; errors of the
+    /// device.
+    pub fn verify(&mut self, inputs: &[L::Input], grads: &[L::Output], how: &Verification<'_>) -> Result<Verified> {
+        if (inputs.len(), grads.len()) != (self.layers.len(), self.layers.len()) {
+            let problem = format!(
+                "{} and {} were given for {}",
+                counted(inputs.len(), "input"),
+                counted(grads.len(), "gradient"),
+                counted(self.layers.len(), "layer")
+            );
+            return Err(Error::usage(problem, "give an input and a gradient of the output for each layer"));
+        }
+        let mut all = (0, 0);
+        for group in &mut self.groups {
+            match group.verify(inputs, grads, how)? {
+                Verified::Same { tensors, bytes } => all = (all.0 + tensors, all.1 + bytes),
+                other => return Ok(other),
+            }
+        }
+        Ok(Verified::Same { tensors: all.0, bytes: all.1 })
     }
 
     /// The reports on the captured graphs, one for each group of layers that share memory.

@@ -7,6 +7,7 @@ use std::num::NonZeroUsize;
 use std::ops::Deref;
 
 use crate::words::counted;
+use device::Tensor;
 use device::ops::Copy;
 
 use crate::context::StepContext;
@@ -14,11 +15,12 @@ use crate::error::{Error, Result};
 use crate::graph_dot::GraphDot;
 use crate::inputs::{Input, in_words, inputs};
 use crate::manager::{CudaGraphManager, check_warm_up};
-use crate::options::ManagerOptions;
+use crate::options::{CheckReplays, ManagerOptions};
 use crate::policy::Policy;
 use crate::pool::Pool;
 use crate::report::Report;
 use crate::tensor_tree::{TensorTree, structure};
+use crate::verify::{Verification, Verified};
 
 /// The structure, names, shapes and types of a capture's inputs, as one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,8 +75,24 @@ pub struct Capture<I: TensorTree, O: TensorTree> {
     name: &'static str,
     manager: CudaGraphManager<ByHand>,
     code: Code<I, O>,
-    /// The shapes and types of the inputs that have a plan, in words.
-    shapes: BTreeMap<Signature, String>,
+    /// The inputs that plans were made with.
+    shapes: BTreeMap<Signature, Planned>,
+}
+
+/// The inputs that a plan was made with.
+struct Planned {
+    /// Their shapes and types.
+    words: String,
+    tensors: Vec<Tensor>,
+}
+
+impl Planned {
+    /// An input with these tensors in place of its own. The code gets copies, so its list is the same wherever later inputs
+    /// lie.
+    fn in_place_of<I: TensorTree>(&self, input: &I) -> Result<I> {
+        let mut recorded = self.tensors.iter().copied();
+        input.map(&mut |_, tensor| Ok(recorded.next().unwrap_or(tensor)))
+    }
 }
 
 /// The result of a [`Capture::run`]. The next run overwrites its tensors, so it borrows the capture until then:
@@ -143,23 +161,25 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         if pool.is_nested() && !self.manager.is_settled(signature, 1) {
             return Err(self.no_graph_yet(&given));
         }
+        if !self.manager.is_planned(signature, 1) {
+            let Capture { manager, shapes, .. } = self;
+            let tensors = given.iter().map(|input| input.tensor).collect();
+            shapes.retain(|shape, _| manager.is_planned(*shape, 1));
+            shapes.insert(signature, Planned { words: shapes_in_words(&given), tensors });
+        }
+        let as_recorded = self.shapes[&signature].in_place_of(&input)?;
         let (name, code) = (self.name, &mut self.code);
-        let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, input.clone(), &mut *code);
+        let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, as_recorded.clone(), &mut *code);
         // Regions inside have inputs of their own.
         let input = |visit, number: usize, own| if visit == 0 { given[number].tensor } else { own };
         let output = self.manager.step_from(signature, 1, step, &input)?;
-        if !self.shapes.contains_key(&signature) {
-            let planned: Vec<Signature> = self.manager.states.keys().map(|(mode, _)| *mode).collect();
-            self.shapes.retain(|shape, _| planned.contains(shape));
-            self.shapes.insert(signature, shapes_in_words(&given));
-        }
         Ok(RunOutput { output, capture: PhantomData })
     }
 
     /// Inside another region only a graph can run, and inputs of these shapes have none.
     fn no_graph_yet(&self, given: &[Input]) -> Error {
         let settled = self.shapes.iter().filter(|(shape, _)| self.manager.is_settled(**shape, 1));
-        let graphs: Vec<&str> = settled.map(|(_, words)| &**words).collect();
+        let graphs: Vec<&str> = settled.map(|(_, planned)| &*planned.words).collect();
         let graphs =
             if graphs.is_empty() { "no graph at all".into() } else { format!("graphs for {}", graphs.join("; ")) };
         let (name, now) = (self.name, shapes_in_words(given));
@@ -192,19 +212,33 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         copies.into_iter().try_for_each(|copy| Ok(compute.submit(copy)?))
     }
 
-    /// Has the code called again before each replay, without its work, and compared with the graph. This finds values
-    /// of the host that have changed since. Slow. Runs inside another region are not compared.
+    /// Does the work with the graph for such inputs and, from the same state, by submitting its operations, and compares the
+    /// results: what the code returns, and all memory of the caller's that it writes. Afterwards the state is as before.
     ///
-    /// From then on a run fails with [`Error::Frozen`] if the code would now do something else.
-    pub fn check_replays(&mut self) {
-        self.manager.options.check_replays = true;
+    /// # Errors
+    /// As [`CudaGraphManager::verify`].
+    pub fn verify(&mut self, input: I, how: &Verification<'_>) -> Result<Verified> {
+        let given = inputs(&input)?;
+        let signature = Signature::of(&structure(&input)?, &given);
+        let Some(planned) = self.shapes.get(&signature) else { return Ok(Verified::NotYet) };
+        let as_recorded = planned.in_place_of(&input)?;
+        let (name, code) = (self.name, &mut self.code);
+        let step = &mut |cx: &mut StepContext<'_, ByHand>| cx.region(name, as_recorded.clone(), &mut *code);
+        let input = |visit, number: usize, own| if visit == 0 { given[number].tensor } else { own };
+        self.manager.verify_from(signature, 1, how, step, &input)
+    }
+
+    /// When the code is called again, without its work, and compared with the graph. Without this call, once. A run fails
+    /// with [`Error::Frozen`] if the code would now do something else. Runs inside another region are not compared.
+    pub fn check_replays(&mut self, when: CheckReplays) {
+        self.manager.options.check_replays = when;
     }
 
     /// The report on all graphs captured so far. The mode of each is the shapes and types of its inputs.
     pub fn report(&self) -> Report {
         let mut report = self.manager.report();
         let modes: BTreeMap<String, &String> =
-            self.shapes.iter().map(|(shape, words)| (format!("{shape:?}"), words)).collect();
+            self.shapes.iter().map(|(shape, planned)| (format!("{shape:?}"), &planned.words)).collect();
         let graphs = report.graphs.iter_mut().map(|graph| &mut graph.mode);
         for mode in graphs.chain(report.steps.iter_mut().map(|step| &mut step.mode)) {
             if let Some(words) = modes.get(mode) {

@@ -95,7 +95,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.every_microbatch_is_last || self.microbatch().is_none_or(|microbatch| microbatch + 1 == self.microbatches)
     }
 
-    fn microbatch(&self) -> Option<usize> {
+    /// The microbatch that the current work belongs to, counted from 0. `None` if it belongs to none.
+    pub fn microbatch(&self) -> Option<usize> {
         self.current.as_ref().and_then(|current| current.microbatch)
     }
 

@@ -2,8 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use crate::words::counted;
-use tracing::subscriber::NoSubscriber;
+use crate::words::{counted, tell};
 
 /// Kinds of steps that were forgotten because there were more than
 /// [`plan_limit`](crate::ManagerOptions::plan_limit), or more shapes than the `shapes` of a
@@ -43,14 +42,5 @@ impl Forgotten {
                  a Capture: its `shapes`), use fewer shapes, or run each shape several times in a row"
             )
         })
-    }
-}
-
-/// Warns by `tracing`, or on stderr in a program without a subscriber.
-fn tell(words: &str) {
-    if tracing::dispatcher::get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
-        eprintln!("graph-manager: {words}");
-    } else {
-        tracing::warn!("{words}");
     }
 }

@@ -1,4 +1,13 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # The types of this page
+//!
+//! - Steps: [`CudaGraphManager`], [`ManagerOptions`], [`CheckReplays`], [`Mempool`], [`StepContext`], [`Policy`],
+//!   [`CaptureAll`], [`TrainingPolicy`], [`TrainingRegion`], [`TensorTree`].
+//! - By hand: [`Capture`], [`RunOutput`], [`Pool`]. Layers: [`Layer`], [`graph_callables`], [`GraphedCallables`], [`CallOrder`].
+//! - Random numbers: [`RandomState`], [`Masks`]. Side streams and passes: [`SideStream`], [`StepPass`].
+//! - Findings: [`Report`], [`Verification`], [`Verified`], [`Sameness`], [`Error`].
+//! - Operations, tensors and streams: [`device`]; own operations: [`device::ops::CustomOp`], [`device::ops::Launcher`].
 
 mod binding;
 mod buffer_use;
@@ -52,14 +61,14 @@ pub use call_hooks::CallHooks;
 pub use callables::{GraphedCallables, graph_callables};
 pub use capture::{ByHand, Capture, RunOutput, Signature};
 pub use context::StepContext;
-pub use difference::{Difference, DifferingValues};
+pub use difference::{Difference, DifferingValues, Sameness};
 pub use error::{Error, Result};
 pub use forgotten::Forgotten;
 pub use graph_dot::GraphDot;
 pub use graph_hooks::GraphHooks;
 pub use layer::{BoxedLayer, Layer};
 pub use manager::CudaGraphManager;
-pub use options::{ManagerOptions, Mempool};
+pub use options::{CheckReplays, ManagerOptions, Mempool};
 pub use order::{Call, CallOrder, Calls, Phase};
 pub use passes::{Piece, PieceEntry, StepPass, Then};
 pub use policy::{CaptureAll, Instance, Policy};

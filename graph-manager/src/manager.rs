@@ -89,8 +89,7 @@ impl<P: Policy> CudaGraphManager<P> {
         self.before_capture = Box::new(barrier);
     }
 
-    /// The number of replays for which the code was run again and did the same as the graph. 0 unless `check_replays`
-    /// is set.
+    /// The number of replays, captures included, for which the code was called again and did the same as the graph.
     pub fn compared_replays(&self) -> u64 {
         self.compared
     }
@@ -98,6 +97,13 @@ impl<P: Policy> CudaGraphManager<P> {
     /// The kind of a step with so many microbatches.
     pub(crate) fn step_key(&self, mode: P::Mode, microbatches: usize) -> StepKey<P::Mode> {
         step_key(self.options.mempool, mode, microbatches)
+    }
+
+    /// Whether a step of that kind has its list and its plan.
+    pub(crate) fn is_planned(&self, mode: P::Mode, microbatches: usize) -> bool {
+        self.states
+            .get(&self.step_key(mode, microbatches))
+            .is_some_and(|state| state.programs.contains_key(&microbatches))
     }
 
     /// The state of a kind of step that was recorded.
@@ -137,6 +143,7 @@ impl<P: Policy> CudaGraphManager<P> {
     /// Keeps a list: plans its memory, or checks that it fits the plan of an earlier one.
     pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>, output: Box<dyn Any>) -> Result<()> {
         program.check()?;
+        self.refuse_shared_records(&program)?;
         let key = self.step_key(mode, program.microbatches);
         let (compute, poisons) = (self.pool.compute().id(), self.options.poison);
         match self.states.get_mut(&key) {

@@ -13,6 +13,19 @@ pub enum Mempool {
     PerMicrobatch,
 }
 
+/// When the code of a step is called again, without its work, and its list compared with the recorded one. This finds
+/// inputs, host values and branches that have changed since: a list cannot follow such a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckReplays {
+    /// Never, and random numbers that repeat are not told.
+    Never,
+    /// Before a list is first run again. This takes as long as its recording.
+    #[default]
+    Once,
+    /// Before a list is first run again, and before each step with graphs. Slow.
+    Always,
+}
+
 /// A manager's settings.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
@@ -27,10 +40,8 @@ pub struct ManagerOptions {
     pub warmup_steps: usize,
     /// Overwrite buffers with poison after their last use, so that a stray read shows in the numbers.
     pub poison: bool,
-    /// Run the code of a step again before each step with graphs, without its work, and compare its list with the
-    /// recorded one. This finds host values and branches that have changed since: a graph cannot follow such a change.
-    /// Slow.
-    pub check_replays: bool,
+    /// When the code of a step is called again, to compare its list with the recorded one.
+    pub check_replays: CheckReplays,
     /// The largest number of plans that are kept with their graphs, by default 64. There is one plan per mode, and with
     /// [`Mempool::Single`] one per mode and number of microbatches. If one more comes, the one that has not run for the
     /// longest time is forgotten.
@@ -48,7 +59,7 @@ impl Default for ManagerOptions {
             share_io_buffers: true,
             warmup_steps: 1,
             poison: false,
-            check_replays: false,
+            check_replays: CheckReplays::default(),
             plan_limit: const { NonZeroUsize::new(64).unwrap() },
             capture_mode: CaptureMode::default(),
         }

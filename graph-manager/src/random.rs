@@ -1,15 +1,20 @@
 //! The state of random numbers for captured work.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
-use crate::words::counted;
+use crate::words::{counted, tell};
 use device::ops::{Control, DropoutPart, DropoutSite, SampleRecord, WriteControl, WriteSampleRecord};
-use device::{Area, DType, Tensor};
+use device::{Area, BufferId, DType, Tensor};
 
 use crate::error::{Error, Result};
+use crate::keys::StepKey;
+use crate::manager::CudaGraphManager;
+use crate::policy::Policy;
 use crate::pool::Pool;
+use crate::program::Program;
 
 /// The input of dropout on the device, instead of the state of a generator. A mask is a function of (seed, number of
 /// the draw, sample, token, channel). The number lies in a record in device memory, so a graph drops other values at
@@ -33,19 +38,51 @@ pub struct RandomState {
 
 struct Record {
     tensor: Tensor,
-    in_flight: Rc<Cell<bool>>,
+    draws: Rc<Draws>,
+}
+
+/// The draws into a record.
+pub(crate) struct Draws {
+    /// The record, counted from 0.
+    record: usize,
+    count: Cell<u64>,
+    in_flight: Cell<bool>,
+    /// Whether it was told that a step repeats a draw.
+    told: Cell<bool>,
+}
+
+thread_local! {
+    /// The records of this thread's states. Lists name them by their buffers.
+    static RECORDS: RefCell<HashMap<BufferId, Rc<Draws>>> = RefCell::default();
+}
+
+/// Those of some buffers that are records.
+pub(crate) fn records_among(buffers: &[BufferId]) -> Vec<(BufferId, Rc<Draws>)> {
+    RECORDS.with_borrow(|records| {
+        // Most programs have none.
+        let buffers = if records.is_empty() { &[] } else { buffers };
+        buffers.iter().filter_map(|buffer| Some((*buffer, records.get(buffer)?.clone()))).collect()
+    })
 }
 
 /// The masks of one microbatch. Keep them from the beginning of its forward to the end of its backward: as long as they
 /// are there, nothing else is drawn into their record.
 #[must_use = "dropped masks give their record to the next draw: keep them until the microbatch's backward is submitted"]
 pub struct Masks {
-    in_flight: Rc<Cell<bool>>,
+    draws: Rc<Draws>,
 }
 
 impl Drop for Masks {
     fn drop(&mut self) {
-        self.in_flight.set(false);
+        self.draws.in_flight.set(false);
+    }
+}
+
+impl Drop for RandomState {
+    fn drop(&mut self) {
+        let mine = |buffer: &BufferId| self.records.iter().any(|record| record.tensor.buffer == *buffer);
+        // Threads that end drop their records first.
+        let _ = RECORDS.try_with(|records| records.borrow_mut().retain(|buffer, _| !mine(buffer)));
     }
 }
 
@@ -63,8 +100,13 @@ impl RandomState {
             Ok(tensor)
         };
         let control = block("random control", size_of::<Control>())?;
-        let mut record =
-            |_| Ok(Record { tensor: block("random state", size_of::<SampleRecord>())?, in_flight: Rc::default() });
+        let mut record = |record| -> Result<Record> {
+            let tensor = block("random state", size_of::<SampleRecord>())?;
+            let (count, in_flight, told) = (Cell::new(0), Cell::new(false), Cell::new(false));
+            let draws = Rc::new(Draws { record, count, in_flight, told });
+            RECORDS.with_borrow_mut(|records| records.insert(tensor.buffer, draws.clone()));
+            Ok(Record { tensor, draws })
+        };
         let records = (0..in_flight.get()).map(&mut record).collect::<Result<_>>()?;
         Ok(RandomState { seed, control, records, next: 0, pool: pool.clone(), _areas: areas })
     }
@@ -96,8 +138,8 @@ impl RandomState {
     /// [`Error::Usage`] if the record still has the masks of another microbatch, and within a region that is captured;
     /// errors of the device.
     pub fn draw(&mut self, record: usize) -> Result<Masks> {
-        let Record { tensor, in_flight } = self.of(record)?;
-        if in_flight.get() {
+        let Record { tensor, draws } = self.of(record)?;
+        if draws.in_flight.get() {
             let problem = format!(
                 "masks were drawn into record {record} while its microbatch is in flight: the backward would drop other values \
                  than the forward"
@@ -111,8 +153,9 @@ impl RandomState {
         let (compute, value) = (self.pool.compute(), Control { step: self.next, ..Control::default() });
         compute.submit(WriteControl { control: self.control, value })?;
         compute.submit(WriteSampleRecord { control: self.control, offset: 0, record: *tensor })?;
-        in_flight.set(true);
-        let masks = Masks { in_flight: in_flight.clone() };
+        draws.in_flight.set(true);
+        draws.count.update(|count| count + 1);
+        let masks = Masks { draws: draws.clone() };
         self.next += 1;
         Ok(masks)
     }
@@ -132,5 +175,39 @@ impl RandomState {
             let problem = format!("record {record} was asked for, of {}", counted(self.records.len(), "record"));
             Error::usage(problem, "give RandomState::new the largest number of microbatches in flight")
         })
+    }
+}
+
+impl<P: Policy> CudaGraphManager<P> {
+    /// Before a step: tells once of each record that the step uses and that nothing was drawn into since it last did.
+    pub(crate) fn tell_of_repeated_draws(&mut self, key: StepKey<P::Mode>, microbatches: usize) {
+        let used = records_among(self.states[&key].programs[&microbatches].outside());
+        for (buffer, draws) in used {
+            let before = self.state_mut(key).draws.insert(buffer, draws.count.get());
+            if before == Some(draws.count.get()) && !draws.told.replace(true) {
+                let record = draws.record;
+                tell(&format!(
+                    "a step uses record {record} of a RandomState again, and nothing was drawn into it since: it drops the same \
+                     values. Fix: call RandomState::draw before each microbatch"
+                ));
+            }
+        }
+    }
+
+    /// Fails if microbatches that are in flight at once use the same record.
+    pub(crate) fn refuse_shared_records(&self, program: &Program<P::Region>) -> Result<()> {
+        for (buffer, Draws { record, .. }) in
+            records_among(program.outside()).iter().map(|(buffer, draws)| (*buffer, &**draws))
+        {
+            let Some([one, other]) = program.in_flight_with(buffer) else { continue };
+            let problem = format!(
+                "{one} and {other} are in flight at once, and both use record {record} of a RandomState: a draw for one changes \
+                 the values that the other's backward drops"
+            );
+            let fix = "give RandomState::new the number in flight, and each microbatch a record \
+                       (RandomState::site, StepContext::microbatch)";
+            return Err(Error::usage(problem, fix));
+        }
+        Ok(())
     }
 }

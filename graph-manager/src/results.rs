@@ -12,15 +12,16 @@ use crate::program::{Program, Write};
 pub(crate) struct Results {
     /// By visit: the results of its region, unless it is part of a larger region's graph.
     pub(crate) after: BTreeMap<usize, Vec<Write>>,
-    /// Results outside of the plan, at the end of the step.
+    /// Results at the end of the step: outside of the plan, and those that its code returned.
     pub(crate) at_end: Vec<Write>,
 }
 
 impl<P: Policy> CudaGraphManager<P> {
     /// The results of a recorded step at its end.
     pub(crate) fn results_at_end(&self, program: &Program<P::Region>) -> Results {
-        let outside = program.writes().into_iter().filter(|write| program.taken(write.tensor.buffer).is_none());
-        let mut at_end = last_of_each(outside.collect());
+        let is_there =
+            |write: &Write| program.taken(write.tensor.buffer).is_none_or(|taken| program.is_returned(taken));
+        let mut at_end = last_of_each(program.writes().into_iter().filter(is_there).collect());
         at_end.retain(|write| !write.is_own);
         Results { after: BTreeMap::new(), at_end }
     }

@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::rc::Rc;
 
 use crate::words::counted;
-use device::{Area, Graph, StreamId};
+use device::{Area, BufferId, Graph, StreamId};
 
 use crate::binding::{Binding, BoundBuffer};
 use crate::error::{Error, Result};
@@ -36,6 +36,10 @@ pub(crate) struct State<P: Policy> {
     pub(crate) graphs: Vec<Option<Captured>>,
     /// Steps done.
     pub(crate) steps: usize,
+    /// The lists that have run, by number of microbatches: whether each was compared since with one made anew.
+    pub(crate) compared: BTreeMap<usize, bool>,
+    /// The draws into each random record when a step last used it.
+    pub(crate) draws: HashMap<BufferId, u64>,
     /// Whether its first capture has begun.
     pub(crate) begun: bool,
     /// When it last ran, in steps of the manager.
@@ -76,6 +80,8 @@ impl<P: Policy> State<P> {
             graph_numbers: HashMap::new(),
             graphs: Vec::new(),
             steps: 0,
+            compared: BTreeMap::new(),
+            draws: HashMap::new(),
             begun: false,
             last_used: 0,
         })

@@ -2,15 +2,17 @@
 
 use std::any::Any;
 
-use device::CheckError;
+use device::Tensor;
 
+use crate::binding::Binding;
 use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
+use crate::options::CheckReplays;
 use crate::policy::Policy;
-use crate::program::{Change, Program, Recorder, first_change};
+use crate::program::{Program, Recorder, refuse_change};
 use crate::run::Run;
 use crate::tensor_tree::TensorTree;
 
@@ -67,7 +69,7 @@ impl<P: Policy> CudaGraphManager<P> {
         code: Code<'_, P, O>,
     ) -> Result<StepKey<P::Mode>> {
         let key = self.step_key(mode, microbatches);
-        if !self.states.get(&key).is_some_and(|state| state.programs.contains_key(&microbatches)) {
+        if !self.is_planned(mode, microbatches) {
             self.record(mode, microbatches, code)?;
         }
         self.make_room(key)?;
@@ -111,14 +113,14 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 
     /// Runs one step, and returns the result of its code. Tensors in it have their addresses in the step. They stay as
-    /// they are until the next step. The first step of a kind calls the code to make the list of the step; later ones
-    /// run the list and call no code. Values that change from step to step lie in device memory; work of the host that
+    /// they are until the next step. The first step of a kind calls the code to make the list of the step, and the second
+    /// one to compare it; later ones run the list and call no code. Values that change from step to step lie in device memory; work of the host that
     /// changes is done in a [host call](StepContext::host_call).
     ///
     /// # Errors
-    /// Errors of `code` and of the device. With [`check_replays`](crate::ManagerOptions::check_replays), also
-    /// [`Error::Frozen`] or an out-of-order error if the code would now make another list. After an error the step is
-    /// half done: its numbers mean nothing.
+    /// Errors of `code` and of the device. [`Error::Frozen`] or an out-of-order error if the code would now make another
+    /// list: it is called again [once](crate::CheckReplays::Once), before the list first runs again. After an error of the
+    /// device the step is half done: its numbers mean nothing.
     pub fn step<O: TensorTree>(&mut self, mode: P::Mode, microbatches: usize, code: Code<'_, P, O>) -> Result<O> {
         self.step_from(mode, microbatches, code, &|_, _, recorded| recorded)
     }
@@ -138,14 +140,42 @@ impl<P: Policy> CudaGraphManager<P> {
             (self.before_capture)()?;
         }
         // Inside another region the graph becomes a part of that one's list, and nothing can be recorded.
-        if graphs && self.options.check_replays && !self.pool.is_nested() {
-            self.compare(key, microbatches, code)?;
+        if !self.pool.is_nested() {
+            self.check_repeats(key, microbatches, graphs, code)?;
         }
         // A failed step does not count as warm-up: work that the capture needs may not have run.
         let graphs = graphs && !self.would_wait_whole(key, microbatches);
         self.run(key, microbatches, &Run { input, ..Run::all(graphs) }, None)?;
-        self.state_mut(key).steps += 1;
+        let state = self.state_mut(key);
+        state.steps += 1;
+        state.compared.entry(microbatches).or_insert(false);
         self.output(key, microbatches)
+    }
+
+    /// Before a step: fails if it is time to compare its list and the code would now make another one, and tells of random
+    /// numbers that repeat.
+    fn check_repeats<O: TensorTree>(
+        &mut self,
+        key: StepKey<P::Mode>,
+        microbatches: usize,
+        graphs: bool,
+        code: Code<'_, P, O>,
+    ) -> Result<()> {
+        let runs_again = self.states[&key].compared.get(&microbatches) == Some(&false);
+        let compares = match self.options.check_replays {
+            CheckReplays::Never => return Ok(()),
+            CheckReplays::Once => runs_again,
+            CheckReplays::Always => runs_again || graphs,
+        };
+        if compares {
+            self.compare(key, microbatches, code)?;
+        }
+        if compares && graphs {
+            let program = &self.states[&key].programs[&microbatches];
+            self.compared += self.submitted(program).filter(|(_, eager)| eager.is_none()).count() as u64;
+        }
+        self.tell_of_repeated_draws(key, microbatches);
+        Ok(())
     }
 
     /// Fails if the code of a step would now make another list.
@@ -161,14 +191,8 @@ impl<P: Policy> CudaGraphManager<P> {
         let _forgotten = Finally(|| device.forget_buffers_since(made));
         let (now, _) = self.recorded(microbatches, key.0, code)?;
         let program = &self.states[&key].programs[&microbatches];
-        match first_change(program, &now) {
-            None => {}
-            Some(Change::Region { region, problem }) => return Err(Error::Frozen { region, problem }),
-            Some(Change::Order { position, expected, actual }) => {
-                return Err(device::Error::from(CheckError::OutOfOrder { position, expected, actual }).into());
-            }
-        }
-        self.compared += self.submitted(program).filter(|(_, eager)| eager.is_none()).count() as u64;
+        refuse_change(program, &now)?;
+        self.state_mut(key).compared.insert(microbatches, true);
         Ok(())
     }
 
@@ -180,7 +204,16 @@ impl<P: Policy> CudaGraphManager<P> {
             let problem = format!("a step was recorded with another output type than {}", std::any::type_name::<O>());
             return Err(Error::usage(problem, "return the same type from the code of a step each time"));
         };
-        recorded.map(&mut |_, tensor| Ok(binding.bound(&state.programs[&microbatches], tensor)))
+        let program = &state.programs[&microbatches];
+        recorded.map(&mut |_, tensor| Ok(self.lent(program, &binding, tensor)))
+    }
+
+    /// A tensor of a result, at its address in memory. Under the checker a read of it fails after the next run: then its
+    /// memory has other values. Within another region it becomes a part of that one's list.
+    pub(crate) fn lent(&self, program: &Program<P::Region>, binding: &Binding, tensor: Tensor) -> Tensor {
+        let bound = binding.bound(program, tensor);
+        let is_planned = program.taken(tensor.buffer).is_some();
+        if is_planned && !self.pool.is_nested() { self.pool.device().lend(bound) } else { bound }
     }
 
     /// Whether steps of that kind no longer warm up or capture.

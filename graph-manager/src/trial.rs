@@ -15,17 +15,30 @@ pub(crate) struct Trial {
     pub(crate) at_end: Vec<Tensor>,
     /// A digest of each tensor noted so far.
     pub(crate) digests: Vec<u64>,
-    /// The number of the tensor with bytes to keep, counted as in `digests`.
-    pub(crate) keeps: Option<usize>,
-    pub(crate) kept: Vec<u8>,
+    pub(crate) keeps: Keeps,
+    /// The bytes that were kept, by tensor.
+    pub(crate) kept: Vec<Vec<u8>>,
+}
+
+/// The tensors with bytes to keep.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    #[default]
+    None,
+    /// That of this number, counted as in `digests`.
+    One(usize),
+    All,
 }
 
 impl Trial {
     /// Notes the values of these tensors. The work that writes them must have ended.
     pub(crate) fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
-        let kept = self.keeps.and_then(|number| tensors.get(number.checked_sub(self.digests.len())?));
-        if let Some(tensor) = kept {
-            device.look(tensor, |bytes| self.kept.extend(bytes))?;
+        for (number, tensor) in (self.digests.len()..).zip(tensors) {
+            if self.keeps == Keeps::All || self.keeps == Keeps::One(number) {
+                let mut kept = Vec::new();
+                device.look(tensor, |bytes| kept.extend(bytes))?;
+                self.kept.push(kept);
+            }
         }
         self.digests.extend(device.digests(tensors)?);
         Ok(())

@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use device::{Device, Snapshot, Tensor};
+use device::{DType, Device, Snapshot, Tensor};
 
 use crate::binding::Binding;
-use crate::difference::{Difference, DifferingValues};
+use crate::difference::{Difference, DifferingValues, Sameness};
 use crate::error::Result;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
@@ -15,7 +15,7 @@ use crate::results::Results;
 use crate::run::Run;
 use crate::step::Code;
 use crate::tensor_tree::TensorTree;
-use crate::trial::Trial;
+use crate::trial::{Keeps, Trial};
 
 /// How a step is verified.
 pub struct Verification<'a> {
@@ -23,12 +23,14 @@ pub struct Verification<'a> {
     pub memory: EagerMemory,
     /// Whether any rank's answer is yes. All ranks verify the same step, and call it together.
     pub any: &'a dyn Fn(bool) -> bool,
+    /// When a result counts as the same. Anything but [`Sameness::Bits`] keeps all results of both runs on the host.
+    pub same: Sameness,
 }
 
 impl Default for Verification<'_> {
     /// One rank, with memory apart.
     fn default() -> Self {
-        Verification { memory: EagerMemory::Apart, any: &|differs| differs }
+        Verification { memory: EagerMemory::Apart, any: &|differs| differs, same: Sameness::Bits }
     }
 }
 
@@ -56,14 +58,14 @@ pub struct VerificationBytes {
 pub enum Verified {
     /// Nothing was run: steps of this kind have no graphs yet, or another rank's code would make another list.
     NotYet,
-    /// Both steps left the same bits.
+    /// Both steps left the same results.
     Same {
-        /// Tensors compared: all that the step writes and that outlive it.
+        /// Tensors compared: all that the step writes and that outlive it, and the results of its code.
         tensors: usize,
         /// Their size.
         bytes: usize,
     },
-    /// The steps left different bits.
+    /// The steps left different results.
     Differs(Box<Difference>),
 }
 
@@ -73,9 +75,10 @@ impl<P: Policy> CudaGraphManager<P> {
     /// before: run the step itself with [`CudaGraphManager::step`].
     ///
     /// The state is all memory outside of the plan that the step's operations write, such as weights, gradients and
-    /// counters. It is saved in the host's memory, page-locked for a GPU, which stays for the next verification. Values that host calls read must be the same in both runs.
+    /// counters. It is saved in the host's memory, page-locked for a GPU, which stays for the next verification. Values that
+    /// host calls read must be the same in both runs.
     ///
-    /// If the bits differ, both steps run again, and the host waits after each region to look at its results. This
+    /// If the results differ, both steps run again, and the host waits after each region to look at its results. This
     /// finds the first region that does something else as a graph. All ranks of a step call it together.
     ///
     /// # Errors
@@ -87,6 +90,18 @@ impl<P: Policy> CudaGraphManager<P> {
         microbatches: usize,
         how: &Verification<'_>,
         code: Code<'_, P, O>,
+    ) -> Result<Verified> {
+        self.verify_from(mode, microbatches, how, code, &|_, _, recorded| recorded)
+    }
+
+    /// As [`CudaGraphManager::verify`], with other tensors in place of the recorded inputs that regions copy.
+    pub(crate) fn verify_from<O: TensorTree>(
+        &mut self,
+        mode: P::Mode,
+        microbatches: usize,
+        how: &Verification<'_>,
+        code: Code<'_, P, O>,
+        input: &dyn Fn(usize, usize, Tensor) -> Tensor,
     ) -> Result<Verified> {
         if !self.options.enable || !self.is_settled(mode, microbatches) {
             return Ok(Verified::NotYet);
@@ -100,6 +115,18 @@ impl<P: Policy> CudaGraphManager<P> {
         if (how.any)(frozen.is_some()) {
             return frozen.map_or(Ok(Verified::NotYet), Err);
         }
+        self.verify_list(key, microbatches, how, input, Looks::AtEnd)
+    }
+
+    /// As [`CudaGraphManager::verify_from`], without a look at the code.
+    pub(crate) fn verify_list(
+        &mut self,
+        key: StepKey<P::Mode>,
+        microbatches: usize,
+        how: &Verification<'_>,
+        input: &dyn Fn(usize, usize, Tensor) -> Tensor,
+        looks: Looks,
+    ) -> Result<Verified> {
         let device = self.pool.device().clone();
         let program = self.states[&key].programs[&microbatches].clone();
         let (_area, apart) = match how.memory {
@@ -110,10 +137,17 @@ impl<P: Policy> CudaGraphManager<P> {
             EagerMemory::Shared => (None, None),
         };
         let planned = self.binding(key, microbatches);
-        let results = self.results_at_end(&program);
+        let results = match looks {
+            Looks::AtEnd => self.results_at_end(&program),
+            Looks::AfterEachRegion => self.results_by_region(&program, |tensor| Tensor {
+                buffer: tensor.buffer,
+                ..planned.bound(&program, *tensor)
+            }),
+        };
         let mut before = std::mem::take(&mut self.put_aside);
         device.snapshot(&mut before, program.state())?;
-        let mut pair = Pair { manager: self, program, key, device, before, planned, apart };
+        let same = how.same;
+        let mut pair = Pair { manager: self, program, key, device, before, planned, apart, input, same };
         let found = pair.compare(&results, how.any);
         let restored = pair.device.restore(&pair.before);
         pair.manager.put_aside = std::mem::take(&mut pair.before);
@@ -134,6 +168,13 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 }
 
+/// When the results of a verified step are compared. If they differ at its end, they are also compared after each region.
+pub(crate) enum Looks {
+    AtEnd,
+    /// The host waits after each region.
+    AfterEachRegion,
+}
+
 /// A step that is run with graphs and eagerly, in turn, from the same state.
 struct Pair<'p, P: Policy> {
     manager: &'p mut CudaGraphManager<P>,
@@ -143,6 +184,9 @@ struct Pair<'p, P: Policy> {
     before: Snapshot,
     planned: Rc<Binding>,
     apart: Option<Rc<Binding>>,
+    /// See [`Run::input`].
+    input: &'p dyn Fn(usize, usize, Tensor) -> Tensor,
+    same: Sameness,
 }
 
 /// The state is also restored if a host call of the step panics.
@@ -162,10 +206,10 @@ enum Way {
 }
 
 impl<P: Policy> Pair<'_, P> {
-    fn compare(&mut self, at_end: &Results, any: &dyn Fn(bool) -> bool) -> Result<Verified> {
-        let bytes = at_end.at_end.iter().map(|write| write.tensor.bytes()).sum();
-        let same = Verified::Same { tensors: at_end.at_end.len(), bytes };
-        let differs = self.first_difference(at_end)?;
+    fn compare(&mut self, results: &Results, any: &dyn Fn(bool) -> bool) -> Result<Verified> {
+        let all = || results.after.values().flatten().chain(&results.at_end);
+        let same = Verified::Same { tensors: all().count(), bytes: all().map(|write| write.tensor.bytes()).sum() };
+        let differs = self.first_difference(results)?;
         if !any(differs.is_some()) {
             return Ok(same);
         }
@@ -173,30 +217,39 @@ impl<P: Policy> Pair<'_, P> {
         let place = |tensor: &Tensor| self.bound(tensor, Way::Graphed);
         let by_region = self.manager.results_by_region(&self.program, place);
         let visible = self.first_difference(&by_region)?;
-        let (results, first) = if visible.is_some() { (&by_region, visible) } else { (at_end, differs) };
-        let graphed = self.run(Way::Graphed, results, first)?.kept;
-        let eager = self.run(Way::Eager, results, first)?.kept;
+        let (results, first) = if visible.is_some() { (&by_region, visible) } else { (results, differs) };
+        let keeps = first.map_or(Keeps::None, Keeps::One);
+        let [graphed, eager] = [self.run(Way::Graphed, results, keeps)?, self.run(Way::Eager, results, keeps)?];
         // Another rank differs, and this one does not.
         let Some(first) = first else { return Ok(same) };
         let hidden_by_waits = visible.is_none();
-        Ok(Verified::Differs(Box::new(self.difference(results, first, [&graphed, &eager], hidden_by_waits))))
+        let bytes = [&graphed, &eager].map(|trial| &*trial.kept[0]);
+        Ok(Verified::Differs(Box::new(self.difference(results, first, bytes, hidden_by_waits))))
     }
 
     /// The number of the first result that differs with graphs.
     fn first_difference(&mut self, results: &Results) -> Result<Option<usize>> {
-        let graphed = self.run(Way::Graphed, results, None)?.digests;
-        let eager = self.run(Way::Eager, results, None)?.digests;
-        Ok(graphed.iter().zip(&eager).position(|(graphed, eager)| graphed != eager))
+        let keeps = if self.same == Sameness::Bits { Keeps::None } else { Keeps::All };
+        let [graphed, eager] = [self.run(Way::Graphed, results, keeps)?, self.run(Way::Eager, results, keeps)?];
+        if self.same == Sameness::Bits {
+            return Ok(graphed.digests.iter().zip(&eager.digests).position(|(graphed, eager)| graphed != eager));
+        }
+        let mut noted = results.after.values().flatten().chain(&results.at_end).map(|write| write.tensor.dtype);
+        let mut pairs = graphed.kept.iter().zip(&eager.kept);
+        Ok(pairs.position(|(graphed, eager)| {
+            let dtype = noted.next().unwrap_or(DType::U8);
+            DifferingValues::between(graphed, eager, dtype, self.same).is_some()
+        }))
     }
 
     /// Runs the step, and notes these results.
-    fn run(&mut self, way: Way, results: &Results, keeps: Option<usize>) -> Result<Trial> {
+    fn run(&mut self, way: Way, results: &Results, keeps: Keeps) -> Result<Trial> {
         self.device.restore(&self.before)?;
         let placed = |writes: &Vec<Write>| writes.iter().map(|write| self.bound(&write.tensor, way)).collect();
         let after = results.after.iter().map(|(visit, writes)| (*visit, placed(writes))).collect();
         let mut trial = Trial { after, at_end: placed(&results.at_end), keeps, ..Trial::default() };
         let apart = self.apart.clone().filter(|_| way == Way::Eager);
-        let run = Run { apart, ..Run::all(way == Way::Graphed) };
+        let run = Run { apart, input: self.input, ..Run::all(way == Way::Graphed) };
         self.manager.run(self.key, self.program.microbatches, &run, Some(&mut trial))?;
         self.device.synchronize()?;
         let at_end = std::mem::take(&mut trial.at_end);
@@ -224,7 +277,8 @@ impl<P: Policy> Pair<'_, P> {
             address: self.bound(tensor, Way::Graphed).address,
             dtype: tensor.dtype,
             elements: tensor.elements(),
-            values: DifferingValues::between(bytes[0], bytes[1], tensor.dtype),
+            same: self.same,
+            values: DifferingValues::between(bytes[0], bytes[1], tensor.dtype, self.same),
             hidden_by_waits,
         }
     }
@@ -242,7 +296,7 @@ mod tests {
 
     /// Verifies a step with a wrong plan: it gives the memory of a buffer to another too early.
     fn found(memory: EagerMemory) -> Verified {
-        let device = Device::host(HostOptions::default()).unwrap();
+        let device = Device::host(HostOptions { check: false, ..HostOptions::default() }).unwrap();
         let area = device.allocate("totals", 512).unwrap();
         let totals = area.tensor("totals", 0, [2, 64], DType::F32);
         let policy = CaptureAll::<&'static str>::default();

@@ -1,5 +1,7 @@
 //! Words of messages.
 
+use tracing::subscriber::NoSubscriber;
+
 /// A number of things, in the singular for one: `1 graph`, `2 graphs`, `2 microbatches`.
 pub(crate) fn counted(number: usize, noun: &str) -> String {
     let ending = match number {
@@ -8,6 +10,15 @@ pub(crate) fn counted(number: usize, noun: &str) -> String {
         _ => "s",
     };
     format!("{number} {noun}{ending}")
+}
+
+/// Warns by `tracing`, or on stderr in a program without a subscriber.
+pub(crate) fn tell(words: &str) {
+    if tracing::dispatcher::get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
+        eprintln!("graph-manager: {words}");
+    } else {
+        tracing::warn!("{words}");
+    }
 }
 
 #[cfg(test)]

@@ -165,7 +165,7 @@ pub fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
 #[cfg(test)]
 mod tests {
     use device::DType;
-    use graph_manager::{Difference, DifferingValues};
+    use graph_manager::{Difference, DifferingValues, Sameness};
 
     use super::*;
 
@@ -179,6 +179,7 @@ mod tests {
             address: 0,
             dtype: DType::F32,
             elements: 64,
+            same: Sameness::Bits,
             values: Some(DifferingValues { elements: 7, first: 12, graphed, eager }),
             hidden_by_waits: false,
         };

@@ -157,11 +157,11 @@ impl StreamBackend {
         }
     }
 
-    /// Blocks the host until all work is done.
+    /// Blocks the host until all work is done. A stream that the driver does not have yet has none.
     pub(crate) fn finish(&mut self) -> Result<()> {
         match self {
             StreamBackend::Host(stream) => stream.finish(),
-            StreamBackend::Cuda(stream) => stream.raw()?.synchronize(),
+            StreamBackend::Cuda(stream) => stream.made().map_or(Ok(()), |raw| raw.synchronize()),
         }
     }
 

@@ -89,12 +89,6 @@ impl CudaDevice {
         Error::OutOfMemory { name: name.into(), bytes, available }
     }
 
-    /// Blocks until everything submitted is done.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.counters.borrow_mut().synchronizations += 1;
-        self.gpu.synchronize()
-    }
-
     /// Copies host data to a tensor and waits.
     pub(crate) fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
         self.counters.borrow_mut().blocking_copies += 1;

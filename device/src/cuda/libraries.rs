@@ -1,13 +1,9 @@
 //! The libraries that are loaded at run time, and the packages that contain them.
 
-#![allow(unsafe_code)]
-
 use std::path::PathBuf;
 
-use cudarc::driver::sys;
-use cudarc::{cublaslt, cudnn, cupti, nvrtc};
-
 use super::driver::{driver_version, missing_library};
+use super::presence::is_present;
 use super::python_packages::{load_from, load_library};
 use crate::{Error, Result};
 
@@ -42,17 +38,14 @@ impl Library {
         if found && self.is_loadable() { Ok(()) } else { Err(self.missing()) }
     }
 
-    /// Whether the loader finds it by its name.
+    /// Whether the loader finds it by its name, or the program links it.
     fn is_loadable(self) -> bool {
-        // SAFETY: these only look whether NVIDIA's library can be loaded.
-        unsafe {
-            match self {
-                Library::Nvrtc => nvrtc::sys::is_culib_present(),
-                Library::CublasLt => cublaslt::sys::is_culib_present(),
-                Library::Cudnn => cudnn::sys::is_culib_present(),
-                Library::Cupti => cupti::sys::is_culib_present(),
-            }
-        }
+        is_present(match self {
+            Library::Nvrtc => "nvrtc",
+            Library::CublasLt => "cublasLt",
+            Library::Cudnn => "cudnn",
+            Library::Cupti => "cupti",
+        })
     }
 
     /// The error if it cannot be loaded, with the packages for this machine's driver.
@@ -109,8 +102,7 @@ fn toolkits() -> Vec<PathBuf> {
 /// The major version of the newest CUDA that the driver supports. Without a driver, the newest that we know.
 fn driver_major() -> i32 {
     const NEWEST: i32 = 13;
-    // SAFETY: only checks whether the driver's library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present("cuda") {
         return NEWEST;
     }
     driver_version().map_or(NEWEST, |version| version / 1000)

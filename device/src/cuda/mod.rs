@@ -19,6 +19,7 @@ mod module;
 mod nvml;
 mod ops;
 mod peers;
+mod presence;
 mod progress_marks;
 mod python_packages;
 mod queue;

@@ -1,10 +1,9 @@
 //! Memory shared by the GPUs of one node, for the kernels of `kernels/peers.cu`.
 
 use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::rc::{Rc, Weak};
 
-use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, handle_of, synchronize_context, zero};
+use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, StreamOwner, handle_of, zero};
 use crate::{Error, Result};
 
 /// The kernels. Nothing may start early after them: see `rewrite/early_starts.rs`.
@@ -107,13 +106,14 @@ pub struct Peers {
     mapped: Vec<Option<MappedMemory>>,
     own: Rc<PeerWindow>,
     /// The streams that have the lanes. A lane is free if its stream is gone.
-    lanes: RefCell<Vec<Weak<()>>>,
+    lanes: RefCell<Vec<Weak<StreamOwner>>>,
 }
 
 impl Drop for Peers {
     /// Waits for the kernels that read the other windows. A failure has no cure here.
     fn drop(&mut self) {
-        let _ = synchronize_context();
+        let streams = self.lanes.get_mut().iter().filter_map(Weak::upgrade);
+        streams.for_each(|stream| _ = stream.synchronize());
     }
 }
 
@@ -122,15 +122,15 @@ impl Peers {
     /// captured on it is launched again.
     pub(super) fn lane(&self, stream: &RawStream) -> Option<usize> {
         let mut lanes = self.lanes.borrow_mut();
-        let alive = stream.alive();
-        if let Some(lane) = lanes.iter().position(|lane| std::ptr::eq(lane.as_ptr(), Arc::as_ptr(alive))) {
+        let owner = stream.owner();
+        if let Some(lane) = lanes.iter().position(|lane| std::ptr::eq(lane.as_ptr(), Rc::as_ptr(owner))) {
             return Some(lane);
         }
         let free = lanes.iter().position(|lane| lane.strong_count() == 0);
         let lane = free.unwrap_or(lanes.len());
         match lanes.get_mut(lane) {
-            Some(of_a_stream_that_is_gone) => *of_a_stream_that_is_gone = Arc::downgrade(alive),
-            None if lane < LANES => lanes.push(Arc::downgrade(alive)),
+            Some(of_a_stream_that_is_gone) => *of_a_stream_that_is_gone = Rc::downgrade(owner),
+            None if lane < LANES => lanes.push(Rc::downgrade(owner)),
             None => return None,
         }
         Some(lane)

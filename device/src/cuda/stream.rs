@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::copy_to_host::{CopyToHost, PendingCopy};
 use super::driver::{DeviceMemory, RawEvent, RawStream};
 use super::kept_whens::KeptWhens;
-use super::{CudaDevice, Queue, RawGraph, ops, when};
+use super::{CudaDevice, Queue, RawGraph, StreamHandle, ops, when};
 use crate::array::ArrayColumns;
 use crate::host_block::HostBlock;
 use crate::ops::When;
@@ -48,6 +48,12 @@ const COPIES: usize = 2;
 impl CudaStream {
     pub(crate) fn new(priority: Priority) -> CudaStream {
         CudaStream { priority, ..CudaStream::default() }
+    }
+
+    /// Works on a stream of other code, which lives as long as `owner`. See [`RawStream::adopt`].
+    pub(crate) fn adopt(&mut self, handle: StreamHandle, owner: Box<dyn Any>) -> Result<()> {
+        self.raw = OnceCell::from(Rc::new(RawStream::adopt(handle, owner)?));
+        Ok(())
     }
 
     pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {

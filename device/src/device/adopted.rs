@@ -4,10 +4,11 @@
 
 use std::any::Any;
 
-use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, VIRTUAL};
+use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
 use super::{Area, Core, Device};
 use crate::backend::DeviceBackend;
 use crate::cuda::gpu_of;
+use crate::tensor::VIRTUAL;
 use crate::{Error, Result};
 
 /// The alignment of adopted memory on the host device: enough for every [`Element`](crate::Element), and that of an

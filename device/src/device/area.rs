@@ -1,10 +1,11 @@
 //! Memory at fixed addresses, and the names of the buffers in it.
 
-use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, VIRTUAL};
+use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::host_memory::{HostMemory, available_memory};
 use crate::sync_debug::CostlyCall;
+use crate::tensor::VIRTUAL;
 use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
@@ -89,7 +90,9 @@ impl Device {
     /// Forgets the buffers that were named since there were `made` of them, and gives their numbers again. No tensor of them
     /// may be used any more.
     pub fn forget_buffers_since(&self, made: usize) {
-        self.core().buffers.truncate(made);
+        let mut core = self.core();
+        core.buffers.truncate(made);
+        core.checker.iter_mut().for_each(|checker| checker.lent.truncate(made));
     }
 
     /// A tensor with no memory, for tracing: its address stands for the buffer, and nothing runs at it.
@@ -198,8 +201,8 @@ impl Core {
             std::mem::forget(area.memory);
             return None;
         }
-        if let (AreaMemory::Adopted(_), DeviceBackend::Cuda(cuda)) = (&area.memory, &self.backend)
-            && let Err(error) = cuda.synchronize()
+        if let (AreaMemory::Adopted(_), DeviceBackend::Cuda(_)) = (&area.memory, &self.backend)
+            && let Err(error) = self.finish_all()
         {
             // The driver frees memory of ours after the work that uses it. An owner does not know of that work.
             tracing::warn!("an adopted area was dropped, and the wait for its work failed: its memory stays: {error}");

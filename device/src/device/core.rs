@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::memory::{AreaInfo, VIRTUAL};
+use super::memory::AreaInfo;
 use super::{Listener, TraceEvent};
 use crate::backend::{DeviceBackend, Recorder, StreamBackend};
 use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
-use crate::{BufferNames, CaptureRule, Error, NvtxRange, Progress, Result, StreamId};
+use crate::tensor::VIRTUAL;
+use crate::{BufferNames, CaptureRule, Error, NvtxRange, Op, Progress, Result, StreamId, Tensor};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
@@ -107,6 +108,27 @@ impl Core {
     /// The name of an operation in its region.
     pub(crate) fn label(&self, op: &str) -> Rc<str> {
         if self.scope.is_empty() { op.into() } else { format!("{}/{op}", self.scope).into() }
+    }
+
+    /// Blocks until everything submitted to any stream is done. It waits for each stream: on a GPU a wait for the context
+    /// fails while another thread captures.
+    pub(crate) fn finish_all(&mut self) -> Result<()> {
+        if let DeviceBackend::Cuda(cuda) = &self.backend {
+            cuda.counters.borrow_mut().synchronizations += 1;
+        }
+        self.streams.iter_mut().try_for_each(|stream| stream.backend.finish())
+    }
+
+    /// An operation that is recorded or captured, with the buffers' own names.
+    ///
+    /// # Errors
+    /// With the checker: a caller's operation that holds an address of the recording.
+    pub(crate) fn as_recorded(&self, op: Op) -> Result<Op> {
+        let Some(checker) = &self.checker else { return Ok(op) };
+        if let Op::Custom(custom) = &op {
+            custom.refuse_raw_address()?;
+        }
+        Ok(op.map(|tensor| Tensor { buffer: checker.lent.meant(tensor.buffer).of, ..tensor }))
     }
 
     /// Fails if a step is recorded: the call would do nothing.

@@ -1,16 +1,12 @@
 //! Addresses of areas, and the memory behind them.
 
 use std::any::Any;
-use std::ops::Range;
 
 use crate::cuda::DeviceMemory;
 use crate::host_memory::HostMemory;
 
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
-
-/// Virtual addresses, far above any real address. They are given while nothing is allocated, and nothing runs at them.
-pub(super) const VIRTUAL: Range<u64> = 1 << 60..1 << 61;
 
 /// An area, by its first address in [`Core`](super::Core).
 pub(crate) struct AreaInfo {

@@ -6,6 +6,7 @@ mod copies;
 mod core;
 mod costly_calls;
 mod facts;
+mod lend;
 mod memory;
 mod nvtx;
 mod snapshot;
@@ -41,7 +42,7 @@ pub struct HostOptions {
     /// Threads of its pool; at least 1.
     pub threads: usize,
     /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory
-    /// that nothing has written. Hold kernels to the memory that their operations declare.
+    /// that nothing has written. Hold kernels to the memory that their operations declare. By default on in debug builds.
     pub check: bool,
     /// Allocate and run nothing: sizes and orders only.
     pub dry: bool,
@@ -49,7 +50,7 @@ pub struct HostOptions {
 
 impl Default for HostOptions {
     fn default() -> HostOptions {
-        HostOptions { threads: 1, check: false, dry: false }
+        HostOptions { threads: 1, check: cfg!(debug_assertions), dry: false }
     }
 }
 
@@ -128,10 +129,8 @@ impl Device {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Synchronization, what)?;
         let core = &mut *core;
-        match &core.backend {
-            DeviceBackend::Host(_) => core.streams.iter_mut().try_for_each(|stream| stream.backend.finish())?,
-            DeviceBackend::Cuda(cuda) if !core.dry => cuda.synchronize()?,
-            DeviceBackend::Cuda(_) => {}
+        if !core.dry {
+            core.finish_all()?;
         }
         if let Some(checker) = &mut core.checker {
             checker.synchronize_all();

@@ -87,6 +87,29 @@ impl<'a> CudaTensors<'a> {
         Ok(placed.address)
     }
 
+    /// The address of the tensor of that number, counted from 0, that the operation declared to read.
+    ///
+    /// # Errors
+    /// It declared fewer.
+    pub fn nth_read(&self, number: usize) -> Result<u64> {
+        self.nth("read", &self.op.declared().reads, number).and_then(|tensor| self.read(tensor))
+    }
+
+    /// The address of the tensor of that number, counted from 0, that the operation declared to write.
+    ///
+    /// # Errors
+    /// It declared fewer.
+    pub fn nth_write(&self, number: usize) -> Result<u64> {
+        self.nth("write", &self.op.declared().writes, number).and_then(|tensor| self.write(tensor))
+    }
+
+    fn nth<'t>(&self, verb: &str, declared: &'t [Tensor], number: usize) -> Result<&'t Tensor> {
+        declared.get(number).ok_or_else(|| {
+            let problem = format!("took tensor {number} to {verb}, counted from 0, and declares {}", declared.len());
+            Error::operation(self.op.name(), format!("{problem}. Fix: declare it, or take another"))
+        })
+    }
+
     /// The address, a `CUdeviceptr`, of a tensor that the operation declared to write, or of a part of one.
     ///
     /// # Errors
@@ -152,6 +175,9 @@ mod tests {
             assert_eq!(on.read(&from)?, (1 << 20) + 1024);
             assert_eq!(on.read(&from.narrow(2, 3))?, (1 << 20) + 1024 + 8);
             assert_eq!(on.write(&to)?, (1 << 20) + 4096);
+            assert_eq!((on.nth_read(0)?, on.nth_write(0)?), ((1 << 20) + 1024, (1 << 20) + 4096));
+            let none = on.nth_write(1).unwrap_err().to_string();
+            assert!(none.contains("took tensor 1 to write, counted from 0, and declares 1. Fix: "), "{none}");
             Ok(())
         }));
         call.run(&CudaTensors::new(&op, stream)).unwrap();

@@ -1,7 +1,7 @@
 //! Copies, sums and constants.
 
 use super::{Pool, view};
-use crate::ops::{Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, PartialColumns, Poison};
+use crate::ops::{Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Multiply, PartialColumns, Poison};
 use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
 /// Elements of one task.
@@ -33,6 +33,19 @@ pub(super) fn add(op: &Add, pool: &Pool) {
         } else {
             let (a, b) = (view::read::<T>(&op.a), view::read::<T>(&op.b));
             map::<T>(&op.output, pool, |i| a[i].to_f32() + b[i].to_f32());
+        }
+    });
+}
+
+/// See [`Multiply`].
+pub(super) fn multiply(op: &Multiply, pool: &Pool) {
+    let factor = view::read::<f32>(&op.factor)[0];
+    with_float!(op.output.dtype, T => {
+        if op.output.address == op.input.address {
+            map_in_place::<T>(&op.output, pool, |_, x| factor * x);
+        } else {
+            let input = view::read::<T>(&op.input);
+            map::<T>(&op.output, pool, |i| factor * input[i].to_f32());
         }
     });
 }

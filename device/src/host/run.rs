@@ -35,6 +35,9 @@ impl HostDevice {
 /// If the device checks, and the kernel takes memory that the operation did not declare.
 pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
     let pool = &device.pool;
+    if let (true, Op::Custom(op)) = (device.check, op) {
+        custom::poison_outputs(op, pool);
+    }
     let _held = device.check.then(|| declared::hold(op.name(), op.accesses(), pool));
     match op {
         Op::Custom(op) => return custom::custom(op, pool),
@@ -42,6 +45,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::BiasGrad(op) => elementwise::bias_grad(op, pool),
         Op::AddPartialColumns(op) => elementwise::add_partial_columns(op),
         Op::Add(op) => elementwise::add(op, pool),
+        Op::Multiply(op) => elementwise::multiply(op, pool),
         Op::Copy(op) => elementwise::copy(op, pool),
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
         Op::Select(op) => select::select(op, pool),

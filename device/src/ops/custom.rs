@@ -3,9 +3,11 @@
 use std::fmt;
 use std::rc::Rc;
 
+use super::accesses::overlap;
 use super::{Accesses, Operation, ensure};
 use crate::gpu::{CudaWork, GpuProperties};
 use crate::host::HostTensors;
+use crate::tensor::VIRTUAL;
 use crate::{Error, Result, Tensor};
 
 /// An operation of a caller's own. It is submitted, recorded, captured, replayed and checked like the others.
@@ -84,8 +86,9 @@ pub trait CustomOp: fmt::Debug {
     /// [`Error::operation`](crate::Error::operation) with the shapes that do not fit.
     fn check(&self) -> Result<()>;
 
-    /// The tensors it reads and those it writes. A tensor that is updated in place is in both. Memory that it needs
-    /// only while it runs is a tensor that it writes.
+    /// The tensors it reads and those it writes. A tensor that is updated in place, or that keeps some of its values, is in
+    /// both. Memory that it needs only while it runs is a tensor that it writes. With the checker, what it writes and does
+    /// not read is NaN before it runs: an update in place that is declared as a write alone shows.
     ///
     /// Called once, when the operation becomes an [`Op`](super::Op). If that is mapped to other tensors later, the
     /// operation still names these.
@@ -98,9 +101,15 @@ pub trait CustomOp: fmt::Debug {
     /// Work is split by shape alone and partial sums are combined in order, so that the bits do not depend on the
     /// number of threads.
     ///
+    /// Left out, the operation is for GPUs alone: a host device refuses it.
+    ///
     /// # Errors
     /// Those of [`HostTensors`], and the operation's own.
-    fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()>;
+    fn run_host(&self, _tensors: &mut HostTensors<'_>) -> Result<()> {
+        let problem = "has no side for the host, and its stream is a host device's. Rule: an operation runs where its tensors \
+                       are. Fix: implement CustomOp::run_host, or use a GPU (Device::cuda)";
+        Err(Error::operation(self.name(), problem))
+    }
 
     /// Its work on a GPU: the launch of a kernel ([`CudaLaunch`](crate::cuda::CudaLaunch)), or a call that submits work to
     /// the stream itself ([`CudaWork::call`]). `None`, the default, for an operation without a CUDA side: a CUDA stream
@@ -143,10 +152,44 @@ impl Custom {
         &self.declared
     }
 
+    /// Fails if the caller's operation holds an address of a recording in another field than a tensor: in its text is a
+    /// number of those addresses.
+    pub(crate) fn refuse_raw_address(&self) -> Result<()> {
+        let text = format!("{:?}", self.op);
+        let mut rest = &*text;
+        while let Some(begins) = rest.find(|c: char| c.is_ascii_digit()) {
+            let (before, from) = rest.split_at(begins);
+            let digits = from.find(|c: char| !c.is_ascii_digit()).unwrap_or(from.len());
+            if !before.ends_with("address: ") {
+                from[..digits].parse().map_or(Ok(()), |number| self.refuse_address(number, || "it holds".into()))?;
+            }
+            rest = &from[digits..];
+        }
+        Ok(())
+    }
+
+    /// Fails if a number is an address of a recording.
+    pub(crate) fn refuse_address(&self, number: u64, holds: impl FnOnce() -> String) -> Result<()> {
+        ensure(self.name(), !VIRTUAL.contains(&number), || {
+            format!(
+                "{} an address of a recording as a number. Rule: a tensor of a plan has no memory while a step is recorded, and \
+                 its address is known when the operation runs. Fix: hold the tensor and declare it (CustomOp::accesses), and \
+                 take its address in each run (KernelArgument::Tensor, CudaTensors::read)",
+                holds()
+            )
+        })
+    }
+
     /// The refusal of a tensor that is not declared to be read, or written.
     pub(crate) fn undeclared(&self, tensor: &Tensor, verb: &str) -> Error {
         let rule = format!("Rule: an operation takes the tensors that CustomOp::accesses declares to {verb}");
         Error::operation(self.name(), format!("took a tensor {:?} to {verb}. {rule}. Fix: declare it", tensor.shape))
+    }
+
+    /// The tensors, where they are placed, that it writes and does not read.
+    pub(crate) fn written_alone(&self) -> impl Iterator<Item = Tensor> {
+        let is_read = |tensor: &Tensor| self.placed.reads.iter().any(|read| overlap(read, tensor));
+        self.placed.writes.iter().filter(move |tensor| !is_read(tensor)).copied()
     }
 
     /// The place of a declared tensor that is read, or of a part of one. `None` if it is not declared.

@@ -35,6 +35,42 @@ impl Operation for Add {
     }
 }
 
+/// `output = factor * input`, elementwise, with a factor in device memory, such as a temperature or a loss scale. Graphs
+/// read it anew at each replay: the host writes it in between ([`Stream::write`](crate::Stream::write)), or an operation
+/// does. `output` may be `input`, and must not overlap with it otherwise. The gradient of the input is the same operation on
+/// the output's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Multiply {
+    /// Any shape.
+    pub input: Tensor,
+    /// `(1)`, f32.
+    pub factor: Tensor,
+    /// As many elements.
+    pub output: Tensor,
+}
+
+impl Operation for Multiply {
+    const NAME: &'static str = "multiply";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        super::ensure_dtype(Self::NAME, "factor", &self.factor, DType::F32)?;
+        ensure_elements(Self::NAME, "factor", &self.factor, 1)?;
+        ensure_elements(Self::NAME, "output", &self.output, self.input.elements())?;
+        ensure_apart(Self::NAME, ("factor", &self.factor), &self.output)?;
+        let in_place = self.output.address == self.input.address;
+        if in_place { Ok(()) } else { ensure_apart(Self::NAME, ("input", &self.input), &self.output) }
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.factor], [self.output])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.factor, &mut self.output]);
+    }
+}
+
 /// `output = input`, converted if the floating types differ (round to nearest even). They must not overlap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Copy {

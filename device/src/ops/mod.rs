@@ -22,6 +22,7 @@ mod first_values;
 mod gemm;
 mod head_norm;
 mod joint_norm;
+mod launcher;
 mod loss;
 mod loss_parallel;
 mod mask;
@@ -59,7 +60,7 @@ pub use collective::Collective;
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use custom::{Custom, CustomOp};
 pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
-pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poison};
+pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Multiply, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, GatherRows, GroupedGemm, GroupedProduct,
@@ -70,6 +71,7 @@ pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};
 pub use joint_norm::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
+pub use launcher::Launcher;
 pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use mask::Mask;

@@ -7,7 +7,7 @@ use super::{
     CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
     CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
     ExpertGlu, ExpertGluBackward, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm,
-    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse,
+    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse, Multiply,
     NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward,
     Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto,
     TakeRows, TransposeFp8, Update, UpdateScales, UpdateSelectionBias, When, WriteControl, WriteSampleRecord,
@@ -90,6 +90,8 @@ operations! {
     AddPartialColumns,
     /// Elementwise sum.
     Add,
+    /// Product with a number in device memory.
+    Multiply,
     /// Copy, converting between types.
     Copy,
     /// Copy of ranges of columns.

@@ -1,14 +1,16 @@
 //! Streams and events. Work of one stream runs in order; events order the work of several streams.
 
+mod adopted;
 mod capture;
 mod copies;
 mod event;
 
 pub use event::Event;
 
-use crate::backend::DeviceBackend;
+use crate::backend::{DeviceBackend, Note};
 use crate::device::Core;
 use crate::host;
+use crate::ops::Poison;
 use crate::priority::Priority;
 use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
@@ -103,6 +105,7 @@ impl Stream {
     fn submit_checked(&self, op: Op) -> Result<()> {
         let mut core = self.device.core_for(|| format!("Stream::submit of `{}`", op.name()))?;
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
+        let op = if capturing || core.trace.is_some() { core.as_recorded(op)? } else { op };
         core.backend.accept(&op, capturing)?;
         if core.trace.is_some() {
             let accesses = op.accesses();
@@ -148,6 +151,11 @@ impl Stream {
         }
         let before = core.counted();
         let stream = &mut core.streams[self.id.index()];
+        if let (Some(_), DeviceBackend::Cuda(_), Op::Custom(custom)) = (&core.checker, &core.backend, &op) {
+            // The host does so itself, also in graphs.
+            let poisons = custom.written_alone().map(|output| Op::from(Poison { output }));
+            poisons.into_iter().try_for_each(|op| stream.backend.run(&op, &core.backend, false, Note::Nothing))?;
+        }
         let note = core.recorder.operation(&stream.name, &label, Some(&op), false);
         stream.backend.run(&op, &core.backend, false, note)?;
         core.hindered_since(before, || format!("the operation `{}`", op.name()))?;

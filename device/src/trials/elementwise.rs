@@ -5,7 +5,7 @@ use super::workbench::AddTrial;
 use crate::DType;
 use crate::ops::{
     Activation, ActivationBackward, ActivationKind, Add, Condition, Copy, Dropout, Fill, Gate, Glu, GluBackward,
-    Poison, ReluDropout, ReluDropoutBackward, Select, SoftCap, When,
+    Multiply, Poison, ReluDropout, ReluDropoutBackward, Select, SoftCap, When,
 };
 
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
@@ -30,6 +30,16 @@ fn plain(shape: [usize; 3], dtype: DType, add: AddTrial<'_>) {
             Ok(Add { a: output, b: b.input(shape, dtype)?, output }.into())
         }),
     );
+    for in_place in [false, true] {
+        add(
+            if in_place { "multiply in place" } else { "multiply" },
+            Box::new(move |b| {
+                let (input, factor) = (b.input(shape, dtype)?, b.between([1], 0.5, 2.0)?);
+                let output = if in_place { input } else { b.output(shape, dtype)? };
+                Ok(Multiply { input, factor, output }.into())
+            }),
+        );
+    }
     for value in [0, 1] {
         add(
             &format!("select, flag {value}"),

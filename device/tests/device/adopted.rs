@@ -4,8 +4,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use device::cuda::StreamHandle;
 use device::ops::{Add, Fill};
-use device::{Area, CheckError, DType, Device, Error, Result};
+use device::{Area, CheckError, DType, Device, Error, HostOptions, Result};
 
 use crate::common::{checked_bench, checked_device, on_gpu};
 
@@ -147,4 +148,13 @@ fn memory_that_cannot_be_an_area_is_refused_with_its_name_the_rule_and_the_fix()
     let refused = adopt(here + (1 << 30), 256);
     t.device.end_trace();
     assert!(matches!(&refused, Err(Error::Recording { call }) if call.contains("`theirs`")), "{refused:?}");
+}
+
+#[test]
+fn a_host_device_has_no_stream_of_the_driver_to_adopt() {
+    let device = Device::host(HostOptions::default()).unwrap();
+    let handle = StreamHandle(std::ptr::null_mut());
+    // SAFETY: a host device looks at no handle.
+    let refused = unsafe { device.adopt_stream("of cudarc", handle, ()) }.err().unwrap().to_string();
+    assert!(refused.starts_with("adopt_stream: `of cudarc` is a stream of the driver") && refused.contains("Fix: "));
 }

@@ -366,3 +366,26 @@ fn work_during_a_capture_on_a_stream_that_it_does_not_include_is_error_900_and_d
     assert_rule(t.main.end_capture("spoiled"), CaptureRule::Invalidated, 901, &["`side`"]);
     assert_eq!(t.device.download::<f32>(&t.b).unwrap(), [2.0; 64]);
 }
+
+#[test]
+fn a_device_waits_for_its_own_work_while_another_thread_captures() {
+    let (begun, waited) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let t = bench();
+            t.main.begin_capture().unwrap();
+            t.main.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+            begun.wait();
+            waited.wait();
+            t.main.end_capture("fill").unwrap().launch(&t.main).unwrap();
+            assert_eq!(t.device.download::<f32>(&t.a).unwrap(), [3.0; 64]);
+        });
+        let t = bench();
+        begun.wait();
+        t.side.submit(Fill { output: t.b, value: 4.0 }).unwrap();
+        let all = t.device.synchronize();
+        waited.wait();
+        all.unwrap();
+        assert_eq!(t.device.download::<f32>(&t.b).unwrap(), [4.0; 64]);
+    });
+}

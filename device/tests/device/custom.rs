@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuProperties, KernelArgument};
-use device::ops::{Accesses, Copy, Custom, CustomOp, Fill};
+use device::ops::{Accesses, Copy, Custom, CustomOp, Fill, Launcher};
 use device::{CheckError, DType, Device, Error, HostOptions, HostTensors, Result, Stream, Tensor, TraceEvent};
 
 use crate::common::{Bench, bench, numbers};
@@ -410,4 +410,47 @@ fn on_a_gpu_a_kernel_of_ptx_and_one_of_machine_code_run_and_those_of_another_arc
             assert!(message.contains(words), "`{words}` is missing from: {message}");
         }
     }
+}
+
+#[test]
+fn an_update_in_place_that_is_declared_as_a_write_alone_shows_under_the_checker() {
+    for (checked, reads, shows) in [(true, false, true), (true, true, false), (false, false, false)] {
+        let device = Device::host(HostOptions { check: checked, ..HostOptions::default() }).unwrap();
+        let stream = device.stream("compute");
+        let area = device.allocate("y", 16).unwrap();
+        let y = area.tensor("y", 0, [4], DType::F32);
+        let body: Body = Box::new(move |tensors| {
+            tensors.write::<f32>(&y)?.iter_mut().for_each(|y| *y += 1.0);
+            Ok(())
+        });
+        let op = Custom::new(Rc::new(Probe { reads: if reads { vec![y] } else { Vec::new() }, writes: vec![y], body }));
+        for graphs in [false, true] {
+            device.upload(&y, &[1.0_f32; 4]).unwrap();
+            if graphs {
+                stream.begin_capture().unwrap();
+                stream.submit(op.clone()).unwrap();
+                stream.end_capture("probe").unwrap().launch(&stream).unwrap();
+            } else {
+                stream.submit(op.clone()).unwrap();
+            }
+            let values = device.download::<f32>(&y).unwrap();
+            assert_eq!(values.iter().all(|y| y.is_nan()), shows, "{values:?}");
+            assert!(shows || values == [2.0; 4], "{values:?}");
+        }
+    }
+}
+
+#[test]
+fn an_operation_without_a_side_for_the_host_is_refused_there() {
+    let t = bench(1);
+    let (x, y) = tensors(&t);
+    let launcher = Launcher::new("on a gpu", |_| unreachable!("a host device has no stream of the driver"));
+    let words = "on a gpu: has no side for the host, and its stream is a host device's. Rule: ";
+    let refused = t.refusal(launcher.on([x], [y]));
+    assert!(refused.starts_with(words) && refused.contains("Fix: "), "{refused}");
+    // Two of one name are different work.
+    let twin = Launcher::new("on a gpu", |_| Ok(()));
+    let text = |launcher: &Launcher| format!("{:?}", launcher.on([x], [y]));
+    assert_eq!(text(&launcher), text(&launcher.clone()));
+    assert_ne!(text(&launcher), text(&twin));
 }

@@ -288,6 +288,20 @@ fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
         assert_eq!(t.get(&again), t.get(&out), "the values beside their gradient");
     }
 
+    // The factor is in device memory, and the gradient is the same product.
+    for by in [0.75, -3.0] {
+        let factor = t.put(&[1], F32, &[by]);
+        let truth: Vec<f64> = a.iter().map(|x| by * x).collect();
+        t.run(Multiply { input: a_t, factor, output: out });
+        assert_close("product with a number", dtype, &t.get(&out), &truth);
+        let values = t.put(&shape, dtype, &a);
+        t.run(Multiply { input: values, factor, output: values });
+        assert_eq!(t.get(&values), t.get(&out), "in place");
+        t.run(Multiply { input: b_t, factor, output: out });
+        let gradient = finite_differences(&a, &b, |x| x.iter().map(|x| by * x).collect());
+        assert_close("its gradient", dtype, &t.get(&out), &gradient);
+    }
+
     let values = t.put(&shape, dtype, &a);
     t.run(SoftCap { values, cap: 0.5 });
     assert_close("bounded values", dtype, &t.get(&values), &capped(&a, Some(0.5)));

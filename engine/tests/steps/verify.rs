@@ -24,7 +24,14 @@ fn train_verified(run: &Run, memory: EagerMemory, any: &dyn Fn(bool) -> bool) ->
     let step = |step| {
         let settings = run.settings(step);
         let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
-        let found = stage.verify_step(Mode::Train, settings, batch.as_ref(), &Verification { memory, any }).unwrap();
+        let found = stage
+            .verify_step(
+                Mode::Train,
+                settings,
+                batch.as_ref(),
+                &Verification { memory, any, ..Verification::default() },
+            )
+            .unwrap();
         (stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap(), found)
     };
     (0..run.steps).map(step).unzip()
@@ -167,7 +174,7 @@ fn a_momentum_that_froze_is_named_by_the_rank_that_has_it_and_the_others_run_not
                 ..StepSettings::default()
             };
             let batch = batch(Kind::Gpt, settings.first_sample, 2);
-            let how = Verification { memory: EagerMemory::Apart, any: &any };
+            let how = Verification { any: &any, ..Verification::default() };
             stage.verify_step(Mode::Train, settings, Some(&batch), &how).map_err(|error| error.to_string())
         });
         assert_eq!(found[0], Ok(Verified::NotYet), "{scope:?}");

@@ -20,12 +20,14 @@ use device::ops::{
 };
 use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor};
 use graph_manager::{
-    CaptureAll, CudaGraphManager, Layer, ManagerOptions, Policy, Pool, RandomState, Report, Result, StepContext,
+    CaptureAll, CudaGraphManager, Layer, ManagerOptions, Masks, Policy, Pool, RandomState, Report, Result, StepContext,
 };
 
 const RELU: ActivationKind = ActivationKind::Relu;
 const LEARNING_RATE: f32 = 0.1;
 const STEPS: usize = 8;
+/// Microbatches in flight, at most: each has random numbers of its own.
+const RECORDS: usize = 4;
 
 /// A linear layer, and unless it is the last one ReLU and dropout.
 pub struct Block {
@@ -35,9 +37,17 @@ pub struct Block {
     /// `(out)`, f32, as its gradient.
     bias: Tensor,
     bias_grad: Tensor,
-    dropout: Option<DropoutSite>,
+    /// By record of random numbers.
+    dropout: Option<[DropoutSite; RECORDS]>,
     /// Nothing needs the gradient of the network's input.
     is_first: bool,
+}
+
+impl Block {
+    /// The dropout with the random numbers of the microbatch under way.
+    fn site<P: Policy>(&self, cx: &StepContext<'_, P>) -> Option<DropoutSite> {
+        self.dropout.map(|sites| sites[cx.microbatch().unwrap_or(0) % RECORDS])
+    }
 }
 
 impl<P: Policy> Layer<P> for Block {
@@ -53,7 +63,7 @@ impl<P: Policy> Layer<P> for Block {
         let product = cx.tensor("product", shape, DType::F32)?;
         cx.run(Gemm::linear(input, self.weight, product, Epilogue::Bias(self.bias)))?;
         let saved = (input, product);
-        let Some(site) = self.dropout else { return Ok((product, saved)) };
+        let Some(site) = self.site(cx) else { return Ok((product, saved)) };
         let output = cx.tensor("output", shape, DType::F32)?;
         cx.run(Activation { kind: RELU, input: product, output })?;
         cx.run(Dropout { input: output, output, site })?;
@@ -68,7 +78,7 @@ impl<P: Policy> Layer<P> for Block {
         grad: Tensor,
     ) -> Result<Option<Tensor>> {
         let mut grad_product = grad;
-        if let Some(site) = self.dropout {
+        if let Some(site) = self.site(cx) {
             grad_product = cx.tensor("grad_product", product.shape, DType::F32)?;
             cx.run(Dropout { input: grad, output: grad_product, site })?;
             let through =
@@ -228,8 +238,11 @@ impl Mlp {
     /// The same network each time.
     pub fn new(device: &Device, batch: usize, widths: &[usize]) -> Result<Mlp> {
         let compute = device.stream("compute");
-        let random = RandomState::new(&Pool::new(compute.clone()), 1, NonZeroUsize::MIN)?;
-        let masks = random.site(0)?;
+        let random = RandomState::new(&Pool::new(compute.clone()), 1, const { NonZeroUsize::new(RECORDS).unwrap() })?;
+        let mut masks = Vec::new();
+        for record in 0..RECORDS {
+            masks.push(random.site(record)?);
+        }
         let mut areas: Vec<Area> = Vec::new();
         let mut filled = |name: &str, rows: usize, columns: usize, scale: f32| -> Result<Tensor> {
             let tensor = device.allocate_tensor(&mut areas, name, [rows, columns], DType::F32)?;
@@ -241,13 +254,13 @@ impl Mlp {
         for (at, pair) in widths.windows(2).enumerate() {
             let scale = 2.0 / (pair[0] as f32).sqrt();
             let rate = [0.2, 0.1, 0.1].get(at).copied();
-            let site = |rate| DropoutSite { rate, layer: at as u16, ..masks };
+            let sites = |rate| std::array::from_fn(|of| DropoutSite { rate, layer: at as u16, ..masks[of] });
             blocks.push(Block {
                 weight: filled("weight", pair[1], pair[0], scale)?,
                 weight_grad: filled("weight_grad", pair[1], pair[0], 0.0)?,
                 bias: filled("bias", 1, pair[1], 0.1)?,
                 bias_grad: filled("bias_grad", 1, pair[1], 0.0)?,
-                dropout: rate.map(site),
+                dropout: rate.map(sites),
                 is_first: at == 0,
             });
         }
@@ -281,6 +294,13 @@ impl Mlp {
         update.extend(parts().map(|(_, grad)| Op::from(device::ops::Fill { output: grad, value: 0.0 })));
         let network = Network { blocks: blocks.into(), target, losses, control, update: update.into() };
         Ok(Mlp { device: device.clone(), compute, network, input, prediction_grad, random, _areas: areas })
+    }
+}
+
+impl Mlp {
+    /// New random numbers for all microbatches of a step.
+    pub fn draw(&mut self) -> Result<Vec<Masks>> {
+        (0..RECORDS).map(|record| self.random.draw(record)).collect()
     }
 }
 
@@ -375,7 +395,7 @@ fn graphs(way: &impl Way) -> usize {
 fn steps(mlp: &mut Mlp, way: &mut impl Way) -> Result<Vec<f32>> {
     let mut means = Vec::new();
     for _ in 0..STEPS {
-        let _masks = mlp.random.draw(0)?;
+        let _masks = mlp.draw()?;
         way.step(mlp)?;
         let losses = mlp.device.download::<f32>(&mlp.network.losses)?;
         means.push(losses.iter().sum::<f32>() / losses.len() as f32);
@@ -383,7 +403,7 @@ fn steps(mlp: &mut Mlp, way: &mut impl Way) -> Result<Vec<f32>> {
     Ok(means)
 }
 
-/// Microseconds a step: of the host alone on an idle GPU, and in all.
+/// Microseconds a step: of the host alone on an idle GPU, and in all. No draws are timed, so steps repeat their masks.
 fn times(mlp: &Mlp, way: &mut impl Way) -> Result<(f64, f64)> {
     let micros = |since: Instant| since.elapsed().as_secs_f64() * 1e6;
     let mut issue: Vec<f64> = Vec::new();

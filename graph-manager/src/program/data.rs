@@ -39,6 +39,8 @@ pub(crate) struct Program<R> {
     pub(crate) waits: Vec<Wait>,
     /// By index in `buffers`.
     pub(super) lifetimes: Vec<Lifetime>,
+    /// Indices in `buffers` of those that the step's code returned.
+    pub(super) returned: Vec<u32>,
 }
 
 /// A region's turn in a step.
@@ -194,9 +196,41 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         self.lifetimes[buffer]
     }
 
+    /// The buffers that the step uses and no region takes, such as weights.
+    pub(crate) fn outside(&self) -> &[BufferId] {
+        &self.outside
+    }
+
+    /// Regions of two microbatches that use such a buffer, if the second microbatch begins to use it before the first one
+    /// ends. The first region is the first microbatch's last one.
+    pub(crate) fn in_flight_with(&self, buffer: BufferId) -> Option<[&str; 2]> {
+        let outside = OUTSIDE | self.outside.iter().position(|other| *other == buffer)? as u32;
+        // By microbatch: the first and the last visit.
+        let mut spans: Vec<(usize, &Visit<R>, &Visit<R>)> = Vec::new();
+        for visit in &self.visits {
+            let Some(Instance { microbatch, .. }) = visit.instance else { continue };
+            let Held { body, table } = visit.held;
+            let mentions = self.bodies[body as usize].mentions;
+            if !self.tables[table as usize..(table + mentions) as usize].contains(&outside) {
+                continue;
+            }
+            match spans.iter_mut().find(|(of, ..)| *of == microbatch) {
+                Some((_, _, last)) => *last = visit,
+                None => spans.push((microbatch, visit, visit)),
+            }
+        }
+        let overlap = spans.windows(2).find(|pair| pair[1].1.start < pair[0].2.end)?;
+        Some([&overlap[0].2.name, &overlap[1].1.name])
+    }
+
     /// Whether a buffer is in use up to the end of the step.
     pub(crate) fn is_kept(&self, buffer: usize) -> bool {
         self.lifetimes[buffer].last >= self.length
+    }
+
+    /// Whether the step's code returned a buffer.
+    pub(crate) fn is_returned(&self, buffer: usize) -> bool {
+        self.returned.contains(&(buffer as u32))
     }
 
     /// Index of the innermost region that contains a position.

@@ -2,24 +2,43 @@
 
 use crate::words::counted;
 use device::ops::When;
-use device::{BufferId, Op, Tensor};
+use device::{BufferId, CheckError, Op, Tensor};
+
+use crate::error::Error;
 
 use super::body::{Body, Entry, Item, Work};
 use super::data::{Held, NONE, OUTSIDE, Program};
 
 /// The first change between a list and the one that the code of the step makes now.
-pub(crate) enum Change {
+enum Change {
     /// Another region comes next.
     Order { position: usize, expected: String, actual: String },
     /// A region does something else.
     Region { region: String, problem: String },
 }
 
+/// Fails if two lists of a step are not the same.
+///
+/// # Errors
+/// [`Error::Frozen`]; an out-of-order error.
+pub(crate) fn refuse_change<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
+    was: &Program<R>,
+    is: &Program<R>,
+) -> crate::error::Result<()> {
+    match first_change(was, is) {
+        None => Ok(()),
+        Some(Change::Region { region, problem }) => Err(Error::Frozen { region, problem }),
+        Some(Change::Order { position, expected, actual }) => {
+            Err(device::Error::from(CheckError::OutOfOrder { position, expected, actual }).into())
+        }
+    }
+}
+
 /// Stands for a region that is not there.
 const END: &str = "the end of the step";
 
 /// The first change between two lists of a step.
-pub(crate) fn first_change<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
+fn first_change<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     was: &Program<R>,
     is: &Program<R>,
 ) -> Option<Change> {

@@ -21,6 +21,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
             used.last = used.last.max(until);
             used.in_stream.1 = used.in_stream.1.max(until);
         }
+        self.returned = kept.iter().filter(|(_, until)| *until == self.length).map(|(buffer, _)| *buffer).collect();
         self.waits = order.waits;
         self.waits.shrink_to_fit();
     }

@@ -30,7 +30,7 @@ mod writers;
 
 pub(crate) use body::Work;
 pub(crate) use data::{Program, Taken, Visit};
-pub(crate) use frozen::{Change, first_change};
+pub(crate) use frozen::refuse_change;
 pub(crate) use host_call::HostCall;
 pub(crate) use lifetime::Lifetime;
 pub use list::ListedEntry;

@@ -98,6 +98,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
             length: 0,
             waits: Vec::new(),
             lifetimes: Vec::new(),
+            returned: Vec::new(),
         };
         Recorder {
             program,

@@ -393,6 +393,7 @@ fn layers_without_an_order_are_called_in_any_order() {
     }
     // Forward alone, as in evaluation.
     graphed.forward(0, x).unwrap();
+    graphed.begin_step();
     graphed.forward(0, x).unwrap();
     graphed.backward(0, x).unwrap();
     let error = graphed.backward(0, x).unwrap_err().to_string();

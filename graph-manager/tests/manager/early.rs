@@ -1,6 +1,6 @@
 //! Operations that the first steps do, and that steps with graphs leave out.
 
-use graph_manager::{ManagerOptions, Result, Verification, Verified};
+use graph_manager::{CheckReplays, ManagerOptions, Result, Verification, Verified};
 
 use crate::named::{Bench, StepContext, bench, copy, fill};
 
@@ -60,7 +60,8 @@ fn a_region_of_early_operations_alone_is_empty_in_steps_with_graphs() {
 #[test]
 fn code_that_no_longer_calls_an_operation_early_makes_another_list() {
     let bench = bench();
-    let mut manager = bench.manager(ManagerOptions { check_replays: true, ..ManagerOptions::default() });
+    let mut manager =
+        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
     let mut early = |early: bool| {
         manager.step("step", 1, &mut |cx| {
             cx.region(

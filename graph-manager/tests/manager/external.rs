@@ -101,7 +101,20 @@ fn a_crate_of_its_own_trains_to_the_same_bits_with_every_way_to_a_graph() {
 #[test]
 fn kernels_and_memory_of_other_crates_are_captured_with_the_bits_of_eager_steps() {
     prints("cudarc_kernel", &device(), "the same bits eagerly and with 1 graph");
+    let on_gpu = device() == "cuda";
+    prints("add_kernel", &device(), if on_gpu { "with 1 graph" } else { "-- cuda" });
     prints("precompiled", &device(), "the same bits eagerly and with 1 graph");
+}
+
+/// Other pages than the repository's show them too.
+#[test]
+fn the_first_pages_of_the_packages_link_to_nothing_outside_of_them() {
+    for folder in ["", "../device"] {
+        let page = fs::read_to_string(Path::new(OWN).join(folder).join("README.md")).unwrap();
+        let targets = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        let outside = targets.map(|(target, _)| target).find(|target| !target.starts_with(['#', 'h']));
+        assert_eq!(outside, None, "of {folder:?}. Rule: docs.rs has the package alone. Fix: name the file");
+    }
 }
 
 #[test]
@@ -119,6 +132,6 @@ fn a_build_without_cuda_runs_on_the_host_and_says_what_it_lacks() {
     assert!(host.status.success(), "{}", String::from_utf8_lossy(&host.stderr));
     let cuda = output("one_block", &["--no-default-features"], "cuda");
     let errors = String::from_utf8_lossy(&cuda.stderr);
-    let message = "this program was built without CUDA. Fix: build it with the feature `cuda`";
+    let message = "this program was built without CUDA. Fix: build it with the feature `cuda-13000`";
     assert!(!cuda.status.success() && errors.contains(message), "{errors}");
 }

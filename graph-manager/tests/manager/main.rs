@@ -4,10 +4,12 @@
 #![allow(clippy::duplicate_mod)]
 
 mod buffer_uses;
+mod by_default;
 mod by_hand;
 mod callables;
 mod capture;
 mod changed;
+mod data_parallel;
 mod double;
 mod early;
 mod eight_bits;

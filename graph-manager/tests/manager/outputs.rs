@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use device::ops::Add;
 use device::{DType, Tensor};
-use graph_manager::{Error, ManagerOptions, Mempool, Result};
+use graph_manager::{CheckReplays, Error, ManagerOptions, Mempool, Result};
 
 use crate::named::{Bench, StepContext, bench, copy, fill};
 use crate::toy::{Mode, Region, toy};
@@ -53,7 +53,7 @@ fn a_step_returns_tensors_at_their_addresses_where_their_values_stay_until_the_n
 
 #[test]
 fn the_code_of_a_step_is_called_once_and_again_only_to_compare() {
-    for check_replays in [false, true] {
+    for check_replays in [CheckReplays::Never, CheckReplays::Once, CheckReplays::Always] {
         let (bench, calls) = (bench(), Cell::new(0));
         let mut manager = bench.manager(ManagerOptions { check_replays, warmup_steps: 2, ..ManagerOptions::default() });
         let body = &mut |cx: &mut StepContext<'_>| {
@@ -65,9 +65,14 @@ fn the_code_of_a_step_is_called_once_and_again_only_to_compare() {
             manager.step("step", 1, body).unwrap();
             calls.get()
         });
-        // Steps with graphs compare.
-        assert_eq!(counts, if check_replays { [1, 1, 2, 3, 4] } else { [1; 5] });
-        assert_eq!(manager.compared_replays(), if check_replays { 3 * 3 } else { 0 });
+        let (called, compared) = match check_replays {
+            CheckReplays::Never => ([1; 5], 0),
+            // Before the list runs again.
+            CheckReplays::Once => ([1, 2, 2, 2, 2], 0),
+            // Also before each step with graphs.
+            CheckReplays::Always => ([1, 2, 3, 4, 5], 3),
+        };
+        assert_eq!((counts, manager.compared_replays()), (called, 3 * compared));
         manager.reset().unwrap();
         let (x, ..) = manager.step("step", 1, body).unwrap();
         assert_eq!(calls.get(), counts[4] + 1, "after a reset it begins anew");

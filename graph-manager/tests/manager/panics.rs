@@ -7,7 +7,8 @@ use std::rc::Rc;
 use device::ops::{Add, Fill};
 use device::{Area, DType, Device, Stream, Tensor};
 use graph_manager::{
-    CaptureAll, CudaGraphManager, ManagerOptions, Policy, Pool, Result, StepContext, Verification, Verified,
+    CaptureAll, CheckReplays, CudaGraphManager, ManagerOptions, Policy, Pool, Result, StepContext, Verification,
+    Verified,
 };
 
 use crate::toy::checked_device;
@@ -68,7 +69,7 @@ fn a_step_whose_code_panicked_leaves_the_manager_ready_for_the_next() {
     for run in 1..=3 {
         let bench = bench();
         let pool = Pool::new(bench.compute.clone());
-        let options = ManagerOptions { check_replays: true, ..ManagerOptions::default() };
+        let options = ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() };
         let mut manager = CudaGraphManager::in_pool(&pool, options, All::default()).unwrap();
         bench.panics.set(Some(run));
         let mut caught = 0;

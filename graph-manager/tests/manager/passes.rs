@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use device::ops::{Add, Copy, Fill};
 use device::{DType, Op};
-use graph_manager::{ManagerOptions, Mempool, Piece, PieceEntry, Result, SideStream, StepPass, Then};
+use graph_manager::{ManagerOptions, Mempool, Piece, PieceEntry, Result, StepPass, Then};
 
 use crate::toy::{Mode, Region, StepContext, Toy, ToyPolicy, WIDTH, toy, toy_with};
 
@@ -28,7 +28,7 @@ fn set(cx: &mut StepContext<'_>, pass: impl FnMut(&mut Piece<Region>) + 'static)
 /// Puts operations that write the first sum on a queue. A region waits for it at its end if `waits` is true for the
 /// region.
 fn sums_aside(toy: &Toy, cx: &mut StepContext<'_>, waits: fn(Region) -> bool) {
-    let (queue, sum) = (SideStream::background(&toy.device, "sums"), toy.sum());
+    let (queue, sum) = (toy.side.clone(), toy.sum());
     set(cx, move |piece| {
         let to_sum = |entry: &&mut PieceEntry| entry.accesses().writes.contains(&sum);
         piece.entries.iter_mut().filter(to_sum).for_each(|entry| entry.put_on(&queue));

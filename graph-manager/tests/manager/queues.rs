@@ -2,7 +2,7 @@
 
 use device::DType;
 use device::ops::Add;
-use graph_manager::{ManagerOptions, SideStream};
+use graph_manager::{CheckReplays, ManagerOptions, SideStream};
 
 use crate::named::{StepContext, bench, copy, fill};
 use crate::toy::{LAYERS, Mode, toy};
@@ -100,8 +100,11 @@ fn two_numbers_of_microbatches_share_their_graphs_and_change_no_bit() {
         let plain = toy();
         let mut reference = plain.manager(ManagerOptions { enable: false, ..ManagerOptions::default() });
         let toy = toy();
-        let mut manager =
-            toy.manager(ManagerOptions { poison: true, check_replays: true, ..ManagerOptions::default() });
+        let mut manager = toy.manager(ManagerOptions {
+            poison: true,
+            check_replays: CheckReplays::Always,
+            ..ManagerOptions::default()
+        });
         for microbatches in [first, second, first, second, second, first] {
             plain.train(&mut reference, microbatches, 0).unwrap();
             toy.train(&mut manager, microbatches, 0).unwrap();

@@ -2,7 +2,7 @@
 
 use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, Tensor};
-use graph_manager::{CudaGraphManager, ManagerOptions, Mempool, Result, TrainingPolicy, TrainingRegion};
+use graph_manager::{CheckReplays, CudaGraphManager, ManagerOptions, Mempool, Result, TrainingPolicy, TrainingRegion};
 
 use crate::toy::checked_device;
 
@@ -107,7 +107,12 @@ fn graphs_of_regions_of_layers_change_no_bit_and_first_and_last_microbatches_hav
         let expected: Vec<f32> = (0..8).map(|column| 2.0 * 2.0 * 4.0 * inputs(column)).collect();
         assert_eq!((&plain, none), (&vec![expected; 4], 0));
         for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
-            let options = ManagerOptions { mempool, poison: true, check_replays: true, ..ManagerOptions::default() };
+            let options = ManagerOptions {
+                mempool,
+                poison: true,
+                check_replays: CheckReplays::Always,
+                ..ManagerOptions::default()
+            };
             assert_eq!(run(options.clone(), TrainingPolicy::default(), microbatches, ahead).0, plain);
             assert_eq!(run(options, without_inputs(), microbatches, ahead).0, plain);
         }

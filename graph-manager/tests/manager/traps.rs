@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use device::ops::{Add, Control, Fill, Poison, Rule, Status, Update};
 use device::{DType, Device, HostOptions, Tensor};
-use graph_manager::{CaptureAll, CudaGraphManager, Error, ManagerOptions, Mempool, Result, StepContext};
+use graph_manager::{CaptureAll, CheckReplays, CudaGraphManager, Error, ManagerOptions, Mempool, Result, StepContext};
 
 use crate::toy::{Mode, ToyPolicy, checked_device, toy, toy_with};
 
@@ -23,7 +23,7 @@ fn small(options: ManagerOptions) -> (Device, Tensor, device::Area, Manager) {
 }
 
 fn checked() -> ManagerOptions {
-    ManagerOptions { check_replays: true, ..ManagerOptions::default() }
+    ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() }
 }
 
 /// The result of the third of three steps. Their captured region runs `body` with the number of the step.
@@ -67,7 +67,7 @@ fn checking_replays_changes_no_bit_and_finds_nothing_in_a_sound_step() {
                 let toy = toy_with(ToyPolicy { whole, splits_backward, ..ToyPolicy::default() });
                 toy.run(ManagerOptions { mempool, check_replays, ..ManagerOptions::default() }, 4, 1)
             };
-            assert_eq!(run(true), run(false));
+            assert_eq!(run(CheckReplays::Always), run(CheckReplays::Never));
         }
     }
 }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use device::ops::{Add, Fill};
 use device::{Area, DType, Device, Stream, Tensor};
 use graph_manager::{
-    ByHand, CallOrder, Capture, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Policy, Pool, Result,
-    StepContext, TrainingPolicy, TrainingRegion, graph_callables,
+    ByHand, CallOrder, Capture, CheckReplays, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Policy, Pool,
+    Result, StepContext, TrainingPolicy, TrainingRegion, graph_callables,
 };
 
 use crate::toy::checked_device;
@@ -167,7 +167,8 @@ fn mistake_3_another_shape() {
     let words = "the capture `inner` was run inside another region on (6) f32, and has graphs for (4) f32";
     assert_contains(outer.run(longer), words);
     // The code of a manager's step would now submit another shape.
-    let mut manager = bench.manager(ManagerOptions { check_replays: true, ..ManagerOptions::default() });
+    let mut manager =
+        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
     let mut step = |output| {
         manager.step("train", 1, &mut |cx| {
             cx.region(TrainingRegion::Once("fill"), (), |cx, ()| cx.run(Fill { output, value: 0.0 }))
@@ -182,7 +183,8 @@ fn mistake_3_another_shape() {
 fn mistake_4_a_value_of_the_host_that_changes() {
     let mut bench = bench();
     let x = bench.tensor("x", 4);
-    let mut manager = bench.manager(ManagerOptions { check_replays: true, ..ManagerOptions::default() });
+    let mut manager =
+        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
     let mut step = |value| {
         manager.step("train", 1, &mut |cx| {
             cx.region(TrainingRegion::backward(3, 0), (), |cx, ()| cx.run(Fill { output: x, value }))
@@ -196,7 +198,7 @@ fn mistake_4_a_value_of_the_host_that_changes() {
     let now = value.clone();
     let fill = move |cx: &mut StepContext<'_, ByHand>, ()| cx.run(Fill { output: x, value: now.get() });
     let mut capture = Capture::new(&bench.pool, "fill", 1, ONE, fill).unwrap();
-    capture.check_replays();
+    capture.check_replays(CheckReplays::Always);
     (0..3).for_each(|_| _ = capture.run(()).unwrap());
     value.set(2.0);
     assert_contains(capture.run(()), "fill: operation 0, `fill`: `value` was 1.0 when recorded and is now 2.0");

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use device::ops::{Accesses, Add, CustomOp, Fill};
 use device::{DType, Device, HostOptions, HostTensors, Tensor};
 use graph_manager::{
-    CaptureAll, CudaGraphManager, Difference, EagerMemory, Error, ManagerOptions, Mempool, Result, StepContext,
-    Verification, VerificationBytes, Verified,
+    CallOrder, Capture, CaptureAll, CudaGraphManager, Difference, EagerMemory, Error, Layer, ManagerOptions, Mempool,
+    Policy, Pool, Result, Sameness, StepContext, Verification, VerificationBytes, Verified, graph_callables,
 };
 
+use crate::double::Double;
 use crate::toy::{Mode, ToyPolicy, toy, toy_with};
 
 type Manager = CudaGraphManager<CaptureAll<&'static str>>;
@@ -78,7 +79,7 @@ struct Small {
 }
 
 fn small() -> Small {
-    let device = Device::host(HostOptions::default()).unwrap();
+    let device = Device::host(HostOptions { check: false, ..HostOptions::default() }).unwrap();
     let mut areas = Vec::new();
     let total = device.allocate_tensor(&mut areas, "total", [64], DType::F32).unwrap();
     let manager = Manager::new(device.stream("compute"), ManagerOptions::default(), CaptureAll::default()).unwrap();
@@ -144,10 +145,12 @@ fn a_host_value_that_froze_is_named_with_region_and_values() {
     assert_eq!(small.device.download::<f32>(&total).unwrap(), before);
 }
 
-/// Alternates between two values: a step with graphs and the same one without never see the same.
+/// Alternates between values: a step with graphs and the same one without never see the same.
 #[derive(Debug)]
 struct Alternates {
     runs: Rc<Cell<usize>>,
+    /// The number of values.
+    of: usize,
     output: Tensor,
 }
 
@@ -166,7 +169,7 @@ impl CustomOp for Alternates {
 
     fn run_host(&self, tensors: &mut HostTensors<'_>) -> device::Result<()> {
         let runs = self.runs.replace(self.runs.get() + 1);
-        tensors.write::<f32>(&self.output)?.fill((runs % 2) as f32);
+        tensors.write::<f32>(&self.output)?.fill((runs % self.of) as f32);
         Ok(())
     }
 }
@@ -186,7 +189,7 @@ fn a_difference_is_named_with_region_tensor_and_values() {
                 let (y, rates) = (cx.tensor("y", [64], DType::F32)?, cx.tensor("rates", [64], DType::F32)?);
                 cx.run(Fill { output: rates.narrow(40, 24), value: 0.0 })?;
                 let (runs, output) = (runs.clone(), rates.narrow(0, 40));
-                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs, output })))?;
+                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs, of: 2, output })))?;
                 cx.run(Add { a: x, b: rates, output: y })?;
                 Ok(y)
             })?;
@@ -220,7 +223,7 @@ fn a_buffer_of_a_body_that_does_not_run_is_not_blamed_for_a_difference_after_it(
             })?;
             cx.region("differs", (), |cx, ()| {
                 let other = cx.tensor("other", [64], DType::F32)?;
-                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs: runs.clone(), output: other })))?;
+                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs: runs.clone(), of: 2, output: other })))?;
                 cx.run(Add { a: total, b: other, output: total })
             })
         };
@@ -295,5 +298,89 @@ fn a_rank_without_a_difference_runs_as_often_as_one_with() {
         let how = Verification { any: &any, ..Verification::default() };
         assert!(matches!(small.verified_after(0, &how, body), Verified::Same { tensors: 1, bytes: 256 }));
         assert_eq!(runs.get() - before, expected);
+    }
+}
+
+/// `y` is 0, 1 and 2 in turn, so a verification finds another number with graphs than without. The gradient is doubled.
+struct InTurn(Rc<Cell<usize>>);
+
+impl<P: Policy> Layer<P> for InTurn {
+    type Input = Tensor;
+    type Output = Tensor;
+    type InputGrad = Tensor;
+    type Saved = ();
+
+    fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, ())> {
+        let output = cx.tensor("y", x.shape, DType::F32)?;
+        cx.run(device::ops::Custom::new(Rc::new(Alternates { runs: self.0.clone(), of: 3, output })))?;
+        Ok((output, ()))
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_, P>, (): (), grad: Tensor) -> Result<Tensor> {
+        Ok(Double.forward(cx, grad)?.0)
+    }
+}
+
+/// 0, 1 and 2 are not the same within the first, and are within the second.
+fn tolerances() -> [Verification<'static>; 2] {
+    let close = |absolute| Sameness::Close { relative: 0.1, absolute };
+    [0.2, 2.0].map(|absolute| Verification { same: close(absolute), ..Verification::default() })
+}
+
+#[test]
+fn what_a_capture_returns_is_verified_by_bits_or_within_a_tolerance() {
+    let Small { device, total, _areas, .. } = small();
+    device.upload(&total, &[1.0_f32; 64]).unwrap();
+    let pool = Pool::new(device.stream("compute"));
+    let one = std::num::NonZeroUsize::MIN;
+    let mut double = Capture::new(&pool, "double", 1, one, |cx, x: Tensor| Ok(Double.forward(cx, x)?.0)).unwrap();
+    assert_eq!(double.verify(total, &Verification::default()).unwrap(), Verified::NotYet);
+    let layer = InTurn(Rc::default());
+    let mut in_turn = Capture::new(&pool, "in turn", 1, one, move |cx, x: Tensor| Ok(layer.forward(cx, x)?.0)).unwrap();
+    for _ in 0..2 {
+        _ = double.run(total).unwrap();
+        _ = in_turn.run(total).unwrap();
+    }
+    let same = Verified::Same { tensors: 1, bytes: 256 };
+    for how in both().into_iter().chain(tolerances()) {
+        assert_eq!(double.verify(total, &how).unwrap(), same);
+    }
+    for how in both() {
+        let found = difference(in_turn.verify(total, &how).unwrap()).to_string();
+        let words =
+            "in turn: `in turn/y` (64 x f32, written by `alternates`) has other bits with graphs: 64 elements differ";
+        assert!(found.starts_with(words), "{found}");
+    }
+    let [apart, close] = tolerances();
+    let found = difference(in_turn.verify(total, &apart).unwrap()).to_string();
+    assert!(found.contains("has other values, beyond the tolerance, with graphs: 64 elements differ"), "{found}");
+    assert_eq!(in_turn.verify(total, &close).unwrap(), same);
+}
+
+#[test]
+fn graphed_layers_are_verified_with_an_order_and_without() {
+    let Small { device, total, _areas, .. } = small();
+    device.upload(&total, &[1.0_f32; 64]).unwrap();
+    let pool = Pool::new(device.stream("compute"));
+    for in_order in [false, true] {
+        let order = |calls: &[f32], layers| in_order.then(|| CallOrder::signed(calls, &[layers]).unwrap());
+        let two = order(&[1.0, 1.0, -1.0, -1.0], 2);
+        let mut doubles = graph_callables(&pool, vec![Double, Double], &[total; 2], 1, two).unwrap();
+        let found = doubles.verify(&[total; 2], &[total; 2], &Verification::default()).unwrap();
+        assert!(matches!(found, Verified::Same { tensors: 1.., .. }), "{found:?}");
+        // The step after it is like any other.
+        let grad = doubles.forward(0, total).unwrap();
+        assert_eq!(device.download::<f32>(&grad).unwrap(), [2.0; 64]);
+        let few = doubles.verify(&[total], &[total; 2], &Verification::default()).unwrap_err().to_string();
+        assert!(few.starts_with("1 input and 2 gradients were given for 2 layers"), "{few}");
+        let other = doubles.verify(&[total.narrow(0, 8); 2], &[total; 2], &Verification::default()).unwrap_err();
+        assert!(other.to_string().contains("input 0 is (8) f32, and was (64) f32 at the capture"), "{other}");
+        let layers = vec![InTurn(Rc::default())];
+        let mut in_turn = graph_callables(&pool, layers, &[total], 1, order(&[1.0, -1.0], 1)).unwrap();
+        let found = difference(in_turn.verify(&[total], &[total], &Verification::default()).unwrap()).to_string();
+        assert!(found.contains("written by `alternates`) has other bits with graphs"), "{found}");
+        let [_, close] = tolerances();
+        let found = in_turn.verify(&[total], &[total], &close).unwrap();
+        assert!(matches!(found, Verified::Same { tensors: 1.., .. }), "{found:?}");
     }
 }

@@ -6,8 +6,8 @@ use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties};
 use device::ops::{Accesses, CustomOp};
 use device::{Area, DType, HostTensors, Tensor};
 use graph_manager::{
-    CudaGraphManager, EagerMemory, Error, ManagerOptions, Result, TrainingPolicy, TrainingRegion, Verification,
-    Verified,
+    CheckReplays, CudaGraphManager, EagerMemory, Error, ManagerOptions, Result, TrainingPolicy, TrainingRegion,
+    Verification, Verified,
 };
 
 use crate::named::{Bench, StepContext, bench, copy};
@@ -76,7 +76,8 @@ fn step(bench: &Bench, flag: Tensor, cx: &mut StepContext<'_>, factor: f32) -> R
 #[test]
 fn a_step_with_one_is_compared_before_each_replay_and_verified() {
     let (bench, flag, _areas) = flagged();
-    let mut manager = bench.manager(ManagerOptions { check_replays: true, ..ManagerOptions::default() });
+    let mut manager =
+        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
     for number in 0..5 {
         for memory in [EagerMemory::Apart, EagerMemory::Shared] {
             let how = Verification { memory, ..Verification::default() };

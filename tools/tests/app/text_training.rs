@@ -20,7 +20,7 @@ fn run(folder: &Folder, flags: &[&str]) -> (Outcome, Vec<serde_json::Value>) {
     };
     let plan = RunPlan::new(request.config.clone(), 1).unwrap();
     let group = ProcessGroup::single(2);
-    let device = Device::host(HostOptions { threads: 2, ..HostOptions::default() }).unwrap();
+    let device = Device::host(HostOptions { threads: 2, check: false, dry: false }).unwrap();
     let outcome = train(&plan, &request, &group, &device, (source(&plan).unwrap(), &[], &[])).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.path("run/metrics.jsonl")).unwrap();
     (outcome, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())

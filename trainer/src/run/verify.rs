@@ -34,7 +34,7 @@ impl VerifiedSteps {
         (mode, settings, batch): (Mode, StepSettings, Option<&HostValues>),
     ) -> Result<(), RunError> {
         let any = |differs| group.control.any(differs);
-        let how = Verification { memory: eager_memory(plan), any: &any };
+        let how = Verification { memory: eager_memory(plan), any: &any, ..Verification::default() };
         let found = group.activity.during(Doing::Verifies, || stage.verify_step(mode, settings, batch, &how))?;
         let step = settings.step as usize + 1;
         match found {

@@ -7,7 +7,6 @@
 
 use std::ffi::c_void;
 
-use cudarc::cublaslt::sys::cublasLtMatmulMatrixScale_t as ScaleMode;
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
 
@@ -299,14 +298,15 @@ fn layout(
     Ok(layout)
 }
 
-/// How a factor's scales lie. One for each row of a factor is one for each row of cuBLASLt's op(A) and each column of its
-/// op(B). The neighbours that share a scale lie along the inner size.
-fn scale_mode(kind: ScaleKind) -> ScaleMode {
+/// The number in `cublasLtMatmulMatrixScale_t` for a factor's scales: CUDA 12.8 has no names for the last three. One for
+/// each row of a factor is one for each row of cuBLASLt's op(A) and each column of its op(B). The neighbours that share a
+/// scale lie along the inner size.
+fn scale_mode(kind: ScaleKind) -> u32 {
     match kind {
-        ScaleKind::Tensor => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
-        ScaleKind::Rows => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
-        ScaleKind::Groups => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
-        ScaleKind::Blocks => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+        ScaleKind::Tensor => 0, // SCALAR_32F
+        ScaleKind::Rows => 3,   // OUTER_VEC_32F
+        ScaleKind::Groups => 4, // VEC128_32F
+        ScaleKind::Blocks => 5, // BLK128x128_32F
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::error::{Driver, missing_library};
+use crate::cuda::presence::is_present;
 use crate::gpu::{GpuProperties, NoGpu};
 use crate::{Error, Result};
 
@@ -27,8 +28,7 @@ pub(crate) struct Gpu {
 
 /// The number of GPUs that this process can see. 0 without a driver.
 pub fn gpu_count() -> usize {
-    // SAFETY: only checks whether the driver's library can be loaded.
-    if !unsafe { sys::is_culib_present() } || result::init().is_err() {
+    if !is_present("cuda") || result::init().is_err() {
         return 0;
     }
     result::device::get_count().map_or(0, |count| count.max(0) as usize)
@@ -36,8 +36,7 @@ pub fn gpu_count() -> usize {
 
 /// Why this process sees no GPU. `None` if it sees one.
 pub fn why_no_gpu() -> Option<NoGpu> {
-    // SAFETY: only checks whether the driver's library can be loaded.
-    let has_driver = unsafe { sys::is_culib_present() };
+    let has_driver = is_present("cuda");
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let count = match has_driver {
         true => result::init().and_then(|()| result::device::get_count()).map_err(|error| error.0),
@@ -90,8 +89,7 @@ impl Gpu {
     /// # Errors
     /// No driver or an old one, no such GPU, or compute capability below 8.0.
     pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
-        // SAFETY: only checks whether the driver's library can be loaded.
-        if !unsafe { sys::is_culib_present() } {
+        if !is_present("cuda") {
             let fix = "install NVIDIA's driver, or use --device host";
             return Err(missing_library("cuda", "libcuda.so.1", "the system's folders", fix));
         }
@@ -126,11 +124,6 @@ impl Gpu {
     /// Free and total bytes of memory.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         result::mem_get_info().driver("cuMemGetInfo")
-    }
-
-    /// Blocks until everything submitted is done.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        result::ctx::synchronize().driver("cuCtxSynchronize")
     }
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
 use super::error::Driver;
 use crate::Result;
@@ -19,14 +19,6 @@ pub(in crate::cuda) fn handle_of(address: u64) -> Result<PeerHandle> {
     // SAFETY: writes the handle; the driver refuses an address that is not the start of an allocation.
     unsafe { sys::cuIpcGetMemHandle(&mut handle, address) }.result().driver("cuIpcGetMemHandle")?;
     Ok(handle.reserved.map(|byte| byte as u8))
-}
-
-/// Waits for all work of this process's GPU.
-///
-/// # Errors
-/// The driver's, or those of earlier work.
-pub(in crate::cuda) fn synchronize_context() -> Result<()> {
-    result::ctx::synchronize().driver("cuCtxSynchronize")
 }
 
 /// Another process's device memory in this process's addresses.

@@ -2,21 +2,45 @@
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use cudarc::driver::{result, sys};
 
 use super::{Driver, RawEvent};
+use crate::gpu::StreamHandle;
 use crate::host_block::HostBlock;
 use crate::priority::Priority;
-use crate::{CaptureMode, Result};
+use crate::{CaptureMode, Error, Result};
 
 /// A stream of the driver that does not synchronise with the legacy default stream.
 pub(crate) struct RawStream {
+    owner: Rc<StreamOwner>,
+}
+
+/// The driver's stream, which is destroyed with this value unless other code owns it. The value tells the stream from all
+/// others, also from one that later gets its handle.
+pub(in crate::cuda) struct StreamOwner {
     handle: sys::CUstream,
-    /// Tells this stream from all others, also from one that later gets its handle.
-    alive: Arc<()>,
+    /// Of other code.
+    other: Option<Box<dyn Any>>,
+}
+
+impl StreamOwner {
+    pub(in crate::cuda) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as this value.
+        unsafe { result::stream::synchronize(self.handle) }.driver("cuStreamSynchronize")
+    }
+}
+
+impl Drop for StreamOwner {
+    fn drop(&mut self) {
+        if self.other.is_none() {
+            // SAFETY: created in `RawStream::new`. A failure has no cure here.
+            let _ = unsafe { result::stream::destroy(self.handle) };
+        }
+    }
 }
 
 /// What the driver says of a stream's capture.
@@ -40,41 +64,74 @@ impl RawStream {
         };
         let kind = result::stream::StreamKind::NonBlocking;
         let handle = result::stream::create_with_priority(kind, priority).driver("cuStreamCreateWithPriority")?;
-        Ok(RawStream { handle, alive: Arc::default() })
+        Ok(RawStream { owner: Rc::new(StreamOwner { handle, other: None }) })
+    }
+
+    /// A stream of other code. The caller promises that it lives as long as `owner`.
+    ///
+    /// # Errors
+    /// The default stream, one that waits for it, or one of another context.
+    pub(in crate::cuda) fn adopt(handle: StreamHandle, owner: Box<dyn Any>) -> Result<RawStream> {
+        let handle: sys::CUstream = handle.0.cast();
+        let refuse = |problem: &str, rule: &str, fix: &str| {
+            Err(Error::operation("adopt_stream", format!("{problem}. Rule: {rule}. Fix: {fix}")))
+        };
+        if handle.is_null() {
+            let rule = "the default stream waits for all others, which a capture cannot";
+            return refuse("the default stream was given", rule, "make another (CudaContext::new_stream)");
+        }
+        let (mut flags, mut context) = (0, null_mut());
+        // SAFETY: the caller's stream lives. The driver writes two values.
+        unsafe {
+            sys::cuStreamGetFlags(handle, &mut flags).result().driver("cuStreamGetFlags")?;
+            sys::cuStreamGetCtx(handle, &mut context).result().driver("cuStreamGetCtx")?;
+        }
+        if flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32 == 0 {
+            let rule = "streams wait for each other by events alone";
+            return refuse("the stream waits for the default stream", rule, "make it with CU_STREAM_NON_BLOCKING");
+        }
+        if result::ctx::get_current().driver("cuCtxGetCurrent")? != Some(context) {
+            let rule = "a device works in its GPU's primary context";
+            return refuse(
+                "the stream is of another context",
+                rule,
+                "make it in the primary context (CudaContext::new)",
+            );
+        }
+        Ok(RawStream { owner: Rc::new(StreamOwner { handle, other: Some(owner) }) })
     }
 
     /// Lives as long as the stream, and is no other stream's.
-    pub(in crate::cuda) fn alive(&self) -> &Arc<()> {
-        &self.alive
+    pub(in crate::cuda) fn owner(&self) -> &Rc<StreamOwner> {
+        &self.owner
     }
 
     pub(crate) fn handle(&self) -> sys::CUstream {
-        self.handle
+        self.owner.handle
     }
 
     /// The driver's number for the stream's priority.
     pub(in crate::cuda) fn priority(&self) -> Result<i32> {
         let mut priority = 0;
         // SAFETY: the stream lives.
-        unsafe { sys::cuStreamGetPriority(self.handle, &mut priority) }.result().driver("cuStreamGetPriority")?;
+        unsafe { sys::cuStreamGetPriority(self.handle(), &mut priority) }.result().driver("cuStreamGetPriority")?;
         Ok(priority)
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the stream lives as long as this value.
-        unsafe { result::stream::synchronize(self.handle) }.driver("cuStreamSynchronize")
+        self.owner.synchronize()
     }
 
     pub(crate) fn wait(&self, event: &RawEvent) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.
-        unsafe { result::stream::wait_event(self.handle, event.handle(), flags) }.driver("cuStreamWaitEvent")
+        unsafe { result::stream::wait_event(self.handle(), event.handle(), flags) }.driver("cuStreamWaitEvent")
     }
 
     /// Records an event after everything submitted so far.
     pub(crate) fn record(&self, event: &RawEvent) -> Result<()> {
         // SAFETY: both live.
-        unsafe { result::event::record(event.handle(), self.handle) }.driver("cuEventRecord")
+        unsafe { result::event::record(event.handle(), self.handle()) }.driver("cuEventRecord")
     }
 
     /// Copies pinned memory, from its byte `at` on, to `address`, in stream order.
@@ -82,7 +139,7 @@ impl RawStream {
         assert!(at + bytes <= from.bytes(), "{bytes} bytes at {at} in a block of {}", from.bytes());
         // SAFETY: the source lies within the block, see above. The caller keeps both memories alive and unchanged until an
         // event recorded after this has passed.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().byte_add(at), bytes, self.handle) }
+        unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().byte_add(at), bytes, self.handle()) }
             .result()
             .driver("cuMemcpyHtoDAsync")
     }
@@ -116,7 +173,7 @@ impl RawStream {
             Height: rows,
         };
         // SAFETY: the source lies within the block, see above; the rest as in `copy_in`.
-        unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.handle) }.result().driver("cuMemcpy2DAsync")
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.handle()) }.result().driver("cuMemcpy2DAsync")
     }
 
     /// Copies from `address` to a block of host memory, from its byte `at` on, in stream order. Ordinary memory blocks the
@@ -124,7 +181,7 @@ impl RawStream {
     pub(crate) fn copy_out(&self, (to, at): (&HostBlock, usize), address: u64, bytes: usize) -> Result<()> {
         assert!(at + bytes <= to.bytes(), "{bytes} bytes at {at} in a block of {}", to.bytes());
         // SAFETY: the target lies within the block, see above; the rest as in `copy_in`.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().byte_add(at), address, bytes, self.handle) }
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().byte_add(at), address, bytes, self.handle()) }
             .result()
             .driver("cuMemcpyDtoHAsync")
     }
@@ -132,13 +189,13 @@ impl RawStream {
     /// Copies within device memory, in stream order.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: operations are checked to lie within live memory before they are submitted.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) }.driver("cuMemcpyDtoDAsync")
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle()) }.driver("cuMemcpyDtoDAsync")
     }
 
     /// Sets every byte, in stream order.
     pub(crate) fn set_bytes(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: as `copy`.
-        unsafe { result::memset_d8_async(address, value, bytes, self.handle) }.driver("cuMemsetD8Async")
+        unsafe { result::memset_d8_async(address, value, bytes, self.handle()) }.driver("cuMemsetD8Async")
     }
 
     /// The capture of the stream, if it captures.
@@ -149,7 +206,7 @@ impl RawStream {
         // until the next call on the stream.
         let before = unsafe {
             sys::cuStreamGetCaptureInfo_v3(
-                self.handle,
+                self.handle(),
                 &mut status,
                 null_mut(),
                 &mut graph,
@@ -177,14 +234,14 @@ impl RawStream {
             CaptureMode::Relaxed => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
         };
         // SAFETY: the stream lives.
-        unsafe { result::stream::begin_capture(self.handle, mode) }.driver("cuStreamBeginCapture")
+        unsafe { result::stream::begin_capture(self.handle(), mode) }.driver("cuStreamBeginCapture")
     }
 
     /// The next work of the stream's capture comes after this node, and so after all that the node comes after.
     pub(in crate::cuda) fn continue_after(&self, mut node: sys::CUgraphNode) -> Result<()> {
         let set = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
         // SAFETY: the stream captures, and the node is its graph's.
-        unsafe { sys::cuStreamUpdateCaptureDependencies_v2(self.handle, &mut node, null(), 1, set) }
+        unsafe { sys::cuStreamUpdateCaptureDependencies_v2(self.handle(), &mut node, null(), 1, set) }
             .result()
             .driver("cuStreamUpdateCaptureDependencies")
     }
@@ -192,25 +249,18 @@ impl RawStream {
     /// Ends the capture. The caller destroys the graph.
     pub(crate) fn end_capture(&self) -> Result<sys::CUgraph> {
         // SAFETY: the stream lives.
-        unsafe { result::stream::end_capture(self.handle) }.driver("cuStreamEndCapture")
+        unsafe { result::stream::end_capture(self.handle()) }.driver("cuStreamEndCapture")
     }
 
     /// Ends a capture and discards its graph.
     pub(crate) fn abandon_capture(&self) {
         // SAFETY: the stream lives. A failed capture gives an error and no graph. Both may be ignored here.
         unsafe {
-            if let Ok(graph) = result::stream::end_capture(self.handle)
+            if let Ok(graph) = result::stream::end_capture(self.handle())
                 && !graph.is_null()
             {
                 let _ = result::graph::destroy(graph);
             }
         }
-    }
-}
-
-impl Drop for RawStream {
-    fn drop(&mut self) {
-        // SAFETY: created in `new`. A failure has no cure here.
-        let _ = unsafe { result::stream::destroy(self.handle) };
     }
 }

@@ -106,7 +106,9 @@ fn arguments(op: &Custom, launch: &CudaLaunch) -> Result<Vec<Arg>> {
         KernelArgument::Null => Ok(Arg::Pointer(0)),
         KernelArgument::U32(value) => Ok(Arg::U32(value)),
         KernelArgument::I32(value) => Ok(Arg::U32(value.cast_unsigned())),
-        KernelArgument::U64(value) => Ok(Arg::U64(value)),
+        KernelArgument::U64(value) => {
+            op.refuse_address(value, || format!("argument {at} is")).map(|()| Arg::U64(value))
+        }
         KernelArgument::I64(value) => Ok(Arg::U64(value.cast_unsigned())),
         KernelArgument::F32(value) => Ok(Arg::F32(value)),
     };
@@ -186,6 +188,8 @@ mod tests {
         assert_eq!(given(None.into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(0)]);
         assert_eq!(given((-1).into()).unwrap(), [Arg::Pointer(4096), Arg::U32(u32::MAX)]);
         assert_eq!(given((-1i64).into()).unwrap(), [Arg::Pointer(4096), Arg::U64(u64::MAX)]);
+        let recorded = given(((1 << 60) + 256_u64).into()).unwrap_err().to_string();
+        assert!(recorded.starts_with("host_only: argument 1 is an address of a recording as a number"), "{recorded}");
         for undeclared in [tensor(2048, 1), tensor(1024, 17), tensor(1020, 4)] {
             let message = given(undeclared.into()).unwrap_err().to_string();
             assert!(

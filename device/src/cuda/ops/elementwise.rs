@@ -3,7 +3,7 @@
 use super::shape::{LoadWidth, over_packs};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Poison, SoftCap};
+use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Multiply, Poison, SoftCap};
 use crate::{DType, Result, Tensor};
 
 /// See [`Fill`]. The driver sets zeros.
@@ -47,6 +47,15 @@ pub(super) fn add(op: &Add, queue: &Queue<'_>) -> Result<()> {
         grid,
         &[op.a.into(), op.b.into(), op.output.into(), Arg::U64(count as u64)],
     )
+}
+
+/// See [`Multiply`].
+pub(super) fn multiply(op: &Multiply, queue: &Queue<'_>) -> Result<()> {
+    let (count, dtype) = (op.output.elements(), op.output.dtype);
+    let load = LoadWidth::of(count, [op.input, op.output]);
+    let grid = over_packs(count / load.values(dtype), queue);
+    let arguments = [op.input.into(), op.factor.into(), op.output.into(), Arg::U64(count as u64)];
+    queue.launch(&load.kernel("multiply", dtype), grid, &arguments)
 }
 
 /// See [`Copy`].

@@ -26,6 +26,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::BiasGrad(op) => columns::bias_grad(op, queue),
         Op::AddPartialColumns(op) => columns::add_partial_columns(op, queue),
         Op::Add(op) => elementwise::add(op, queue),
+        Op::Multiply(op) => elementwise::multiply(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
         Op::Select(op) => select::select(op, queue),
