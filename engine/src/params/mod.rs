@@ -238,7 +238,8 @@ impl Params {
         let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
             let of_memory = of_home(&weights, place.home);
             let owned = place.owned;
-            let shape = if ranks.place(place.home.rest).has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
+            let shape =
+                if ranks.place(place.home.rest).has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
             let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
             let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
             match place.home.memory {

@@ -136,7 +136,7 @@ impl Spread {
 
 /// The rows of a part that this rank stores, as ranges among the part's rows.
 fn runs(part: &Part, ranks: &Ranks) -> Vec<Range<usize>> {
-    let mut runs = vec![0..1];
+    let mut runs = Vec::from([Range { start: 0, end: 1 }]);
     let innermost = part.cuts.iter().map(|cut| cut.dim).filter(|&dim| dim < part.rows.len()).max();
     for (dim, &size) in part.rows.iter().enumerate() {
         let here = part.range(ranks, dim, size);
@@ -255,9 +255,14 @@ mod tests {
         assert_eq!(of(2).0, [5, 6, 11, 12, 15, 16]);
         assert_eq!(of(3).0, [7, 8, 11, 12, 15, 16]);
         // The first rank with a copy counts it.
-        let counted: Vec<_> =
-            (0..4).map(|rank| of(rank)).map(|(_, spec, ranks)| spec.counted(&ranks, spec.spread.cut_over())).collect();
-        assert_eq!(counted, [vec![0..6], vec![0..2], vec![0..6], vec![0..2]]);
+        let counted = |rank: usize| {
+            let (_, spec, ranks) = of(rank);
+            spec.counted(&ranks, spec.spread.cut_over())
+                .iter()
+                .map(|range| (range.start, range.end))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!([0, 1, 2, 3].map(counted), [[(0, 6)], [(0, 2)], [(0, 6)], [(0, 2)]]);
     }
 
     #[test]

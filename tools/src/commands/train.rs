@@ -30,7 +30,7 @@ use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::consistency::shared_settings;
 use trainer::run::evaluate::EvaluationSet;
 use trainer::run::output_files::check_writable;
-use trainer::run::ranks::{on_all_ranks, refuse};
+use trainer::run::ranks::{Joined, on_all_ranks, refuse};
 use trainer::run::run_folder;
 use trainer::run::samples::Prompts;
 use trainer::run::set_up::{check_start, source_files};
@@ -262,8 +262,14 @@ pub(super) fn start(
     let every = [("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
     let command = [command, &every[..]].concat();
     let settings = shared_settings(&plan.config, &command);
-    let transfers = plan.config.parallel.tensor_transfers;
-    on_all_ranks(env, &plan.connections(), transfers, &settings, train.threads, &plan.watch, open, work)
+    let joined = Joined {
+        connections: &plan.connections(),
+        transfers: plan.config.parallel.tensor_transfers,
+        shared: &settings,
+        threads: train.threads,
+        watch: &plan.watch,
+    };
+    on_all_ranks(env, joined, open, work)
 }
 
 /// The exit code of a run that came to its end.

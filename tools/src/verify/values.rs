@@ -152,7 +152,7 @@ pub(super) fn kept(stage: &Stage) -> Result<Vec<Part>, RunError> {
 
 /// The parts that a range of a stored parameter's values makes up.
 fn parts_of(values: Values, spec: &ParamSpec, range: Range<usize>, here: &[f32]) -> Vec<Part> {
-    let slabs = spec.slabs.iter().cloned().into_iter().flat_map(|slab| slab.within(range.clone()));
+    let slabs = spec.slabs.iter().flat_map(|slab| slab.within(range.clone()));
     let part = |slab: Slab| Part {
         values,
         name: spec.name.clone(),

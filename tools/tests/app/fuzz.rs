@@ -113,7 +113,7 @@ fn a_changed_model_configuration_is_refused_or_read_as_it_stands() {
         if let Ok(read) = &read {
             let json: Value = serde_json::from_slice(&content).unwrap();
             for (theirs, ours) in meanings {
-                let value = read.options().iter().find(|(key, _)| *key == ours).map(|(_, value)| value).unwrap();
+                let value = &read.options()[ours];
                 let there = json.get(theirs).filter(|value| !value.is_null());
                 let same = there.is_none_or(|there| match value {
                     toml::Value::Integer(value) => there.as_i64() == Some(*value),

@@ -200,7 +200,7 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
             let other = after.tensor(&name).unwrap();
             assert!(tensor.shape() == other.shape() && tensor.data() == other.data(), "{preset}: {name}");
         }
-        let options = |folder: &Path| Pretrained::open(folder).unwrap().options().to_vec();
+        let options = |folder: &Path| Pretrained::open(folder).unwrap().options().clone();
         for (key, value) in options(&theirs) {
             let of_run = options(&ours).into_iter().find(|(name, _)| *name == key);
             assert!(of_run.is_none_or(|(_, of_run)| of_run == value), "{preset}: {key} = {value}");

@@ -178,7 +178,7 @@ pub(super) fn tensor_entries(writers: &Writers, tensors: &[LocalTensor]) -> Vec<
 }
 
 /// The slabs that this rank writes, each with its tensor and its number within the tensor.
-fn written<'t>(tensors: &'t [LocalTensor]) -> impl Iterator<Item = (&'t LocalTensor, usize, &'t Slab)> {
+fn written(tensors: &[LocalTensor]) -> impl Iterator<Item = (&LocalTensor, usize, &Slab)> {
     tensors
         .iter()
         .flat_map(|tensor| tensor.written.iter().enumerate().map(move |(number, slab)| (tensor, number, slab)))

@@ -38,7 +38,7 @@ impl AdaptedModule {
 /// In words, the property of the shape that the nearest family lacks.
 pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, QueryKeyValue, Up, Value};
-    let names = families::of_shape(shape)?.tensors();
+    let names = &families::of_shape(shape)?.tensors;
     let mut modules = Vec::new();
     for (weight, whole, packed) in [
         ("attn.c_attn", QueryKeyValue, &[Query, Key, Value][..]),

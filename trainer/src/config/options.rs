@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn presets_set_known_options() {
         for (key, _) in Preset::ALL.iter().flat_map(|preset| preset.values()) {
-            assert!(find(key).is_some(), "{key}");
+            assert!(find(&key).is_some(), "{key}");
         }
     }
 

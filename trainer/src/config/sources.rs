@@ -23,7 +23,7 @@ const LARGEST: u64 = 16 << 20;
 /// Values by key, in layers: a flag overrides the file, which overrides the model that training starts from.
 #[derive(Clone, Default)]
 pub struct ConfigSources {
-    start: BTreeMap<&'static str, Value>,
+    start: BTreeMap<String, Value>,
     file: BTreeMap<&'static str, Value>,
     flags: BTreeMap<&'static str, Value>,
     /// Notices about words that were taken.
@@ -114,8 +114,8 @@ impl ConfigSources {
     }
 
     /// Takes the options of the model that training starts from. They override a preset; the file and flags override them.
-    pub fn start_from(&mut self, values: &[(&'static str, Value)]) {
-        self.start.extend(values.iter().cloned());
+    pub fn start_from(&mut self, values: impl IntoIterator<Item = (impl Into<String>, Value)>) {
+        self.start.extend(values.into_iter().map(|(key, value)| (key.into(), value)));
     }
 
     /// The folder with the weights that training starts from, if one is named.
@@ -202,7 +202,7 @@ impl ConfigSources {
         let resolved = toml::Table::try_from(model).unwrap_or_default();
         let keys = OPTIONS.iter().filter_map(|option| Some((option.key, option.key.strip_prefix("model.")?)));
         keys.filter(|(_, name)| !["preset", "init_from"].contains(name))
-            .filter_map(|(key, name)| Some((key, resolved.get(name)?.clone())))
+            .filter_map(|(key, name)| Some((key.into(), resolved.get(name)?.clone())))
             .collect()
     }
 
@@ -211,15 +211,14 @@ impl ConfigSources {
     pub fn resolve(&self) -> RunConfig {
         let preset = self.preset();
         let mut values: BTreeMap<&str, Value> = BTreeMap::new();
-        let defaults = OPTIONS.iter().map(|option| (option.key, option.default));
+        let defaults = OPTIONS.iter().map(|option| (option.key.into(), option.default));
         for (key, text) in defaults.chain(preset.values()) {
-            if let (Some(value), Some(option)) = (literal(text), find(key)) {
-                values.insert(key, widened(option, value));
+            if let (Some(value), Some(option)) = (literal(text), find(&key)) {
+                values.insert(option.key, widened(option, value));
             }
         }
-        for (key, value) in self.start.iter().chain(&self.file).chain(&self.flags) {
-            values.insert(key, value.clone());
-        }
+        values.extend(self.start.iter().map(|(key, value)| (key.as_str(), value.clone())));
+        values.extend(self.file.iter().chain(&self.flags).map(|(key, value)| (*key, value.clone())));
         self.fine_tune(&mut values);
         // Flags override a file's length of the run, whichever of both it has.
         if self.length() == Some("train.steps") {

@@ -7,161 +7,102 @@ use common::format::counted;
 use parallel::Axis;
 use toml::Value;
 
+use crate::config::options::find;
 use crate::config::plan::RunPlan;
-use crate::config::{
-    ConfigSources, DecayStyle, Fp8Choice, ModelKind, PositionEmbedding, RecomputeGranularity, RunConfig,
-};
+use crate::config::{ConfigSources, DecayStyle, ModelKind, PositionEmbedding, RunConfig};
 
-/// Settings, when they have no effect, and why.
-type Rule = (&'static [&'static str], fn(&RunPlan) -> bool, &'static str);
+use When::{Is, Not, Off, Unread};
+
+/// When settings have no effect.
+enum When {
+    /// This option is off: false, 0, none, empty or unset.
+    Off(&'static str),
+    /// This option has another value than this word.
+    Not(&'static str, &'static str),
+    /// The optimizer does not read the setting.
+    Unread,
+    Is(fn(&RunPlan) -> bool),
+}
 
 const NO_DATA_RANKS: &str = "with one data-parallel rank there is nothing to divide or sum";
-const FOR_ADAMW: &str = "it is for optimizer.kind = \"adamw\"";
+const NO_TENSOR_RANKS: When = Is(|run| run.config.parallel.tensor == 1);
+const IS_MLP: When = Is(|run| run.config.model.kind == ModelKind::Mlp);
 
-/// They are told in this order, where they differ from their defaults.
+/// Settings, when they have no effect, and why. They are told in this order, where they differ from their defaults. Of a
+/// setting's reasons the first counts.
 #[rustfmt::skip]
-const RULES: &[Rule] = &[
-    (&["parallel.sequence_parallel"], |run| run.config.parallel.tensor == 1, "with parallel.tensor = 1 no ranks share a layer and its tokens"),
-    (&["parallel.tensor_transfers"], |run| run.config.parallel.tensor == 1, "with parallel.tensor = 1 no ranks share a layer"),
-    (
-        &["cuda_graph.scope", "cuda_graph.modules", "cuda_graph.layers", "cuda_graph.warmup_steps", "cuda_graph.share_io_buffers",
-          "cuda_graph.capture_optimizer", "cuda_graph.overlap_microbatches", "cuda_graph.verify"],
-        |run| !run.config.cuda_graph.enable,
-        "without cuda_graph.enable (--enable-cuda-graph) nothing is captured",
-    ),
-    (
-        &["cuda_graph.overlap_microbatches"],
-        |run| run.config.cuda_graph.enable && run.batch.microbatches() == 1,
-        "a step has one microbatch on each rank, which nothing overlaps with",
-    ),
-    (&["cuda_graph.verify_memory"], |run| run.config.cuda_graph.verify == 0, "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified"),
-    (
-        &["model.lora_alpha", "model.lora_dropout", "model.lora_target_modules"],
-        |run| run.config.model.lora_rank == 0,
-        "without model.lora_rank (--lora-rank) there are no adapters",
-    ),
-    (
-        &["optimizer.decay_steps"],
-        |run| run.config.optimizer.schedule != DecayStyle::Wsd,
-        "it is for optimizer.schedule = \"wsd\"; other decays end with the run",
-    ),
-    (&["optimizer.momentum"], |run| !reads(run, "momentum"), "it is for optimizer.kind = \"sgd\""),
-    (
-        &["recompute.layers", "recompute.keep_attention"],
-        |run| run.config.recompute.granularity != RecomputeGranularity::Full,
-        "it is for recompute.granularity = \"full\"",
-    ),
-    (
-        &["precision.fp8_recipe", "precision.bf16_blocks", "precision.fp8_metrics_interval", "precision.fp8_param_gather",
-          "precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"],
-        |run| run.config.precision.fp8 == Fp8Choice::None,
-        "without precision.fp8 (--fp8-format) no layer multiplies in 8 bits",
-    ),
-    (
-        &["precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"],
-        |run| run.config.precision.fp8 != Fp8Choice::None && !run.config.precision.fp8_recipe.keeps_magnitudes(),
-        "it is for precision.fp8_recipe = \"delayed\" or \"rowwise\"",
-    ),
-    (
-        &["optimizer.min_lr"],
-        |run| run.config.optimizer.schedule == DecayStyle::Constant,
-        "with optimizer.schedule = \"constant\" there is no decay",
-    ),
-    (&["model.max_position_embeddings"], |run| run.config.model.position != PositionEmbedding::Learned, "it is for model.position = \"learned\""),
-    (&["model.window_pattern"], |run| run.config.model.sliding_window.is_none(), "without model.sliding_window (--sliding-window) no block has a window"),
-    (&["model.rope_scaling_type"], |run| run.config.model.rope_scaling.is_empty(), "without model.rope_scaling (--rope-scaling) frequencies are not scaled"),
-    (&["model.rope_scaling"], |run| run.config.model.position != PositionEmbedding::Rotary, "it is for model.position = \"rotary\""),
-    (&["model.qk_norm_over"], |run| !run.config.model.qk_norm, "without model.qk_norm (--qk-layernorm) queries and keys are not normalised"),
-    (&["model.rope_base"], |run| run.config.model.position != PositionEmbedding::Rotary, "it is for model.position = \"rotary\""),
-    (&["model.rope_window_base"], |run| run.config.model.sliding_window.is_none(), "it is for blocks with a model.sliding_window"),
-    (
-        &["model.qkv_bias"],
-        |run| run.config.model.kind == ModelKind::Gpt && run.config.model.bias,
-        "with model.bias = true all linear layers have biases",
-    ),
-    (&["parallel.distributed_optimizer"], has_one_data_rank, NO_DATA_RANKS),
-    (
-        &["precision.fp8_param_gather"],
-        |run| run.config.precision.fp8 != Fp8Choice::None && (has_one_data_rank(run) || !run.config.parallel.distributed_optimizer),
-        "only data-parallel ranks with a distributed optimizer gather weights",
-    ),
-    (&["parallel.grad_reduce"], has_one_data_rank, NO_DATA_RANKS),
-    (
-        &["checkpoint.interval", "checkpoint.memory_interval", "checkpoint.keep", "checkpoint.save_best", "checkpoint.async_save"],
-        |run| run.config.checkpoint.dir.is_none(),
-        "without checkpoint.dir (--save) no checkpoint is written",
-    ),
-    (&["logging.sample_interval"], |run| run.config.logging.sample_prompts.is_none(), "without logging.sample_prompts (--sample-prompts) the model writes nothing while it trains"),
-    (&["logging.trace_after"], |run| run.config.logging.trace.is_none(), "without logging.trace (--trace) there is no timeline"),
-    (&["data.split"], |run| run.config.data.path.is_none(), "without data.path the trainer generates data"),
-    (
-        &["data.split"],
-        |run| run.config.data.validation_path.is_some(),
-        "data.validation_path is for validation, and all of data.path for training",
-    ),
-    (&["data.group_by_length"], |run| run.buckets.shorter().is_empty(), "without data.seq_length_buckets (--seq-length-buckets) all steps have the same length"),
-    (&["data.seq_length_buckets"], |run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1, "its one length is that of the model"),
-    (&["data.reset_attention_mask"], |run| !run.config.model.attention, "without attention a token sees itself alone"),
-    (
-        &["data.documents_per_sample"],
-        |run| !run.config.data.reset_attention_mask && !run.config.data.reset_position_ids,
-        "without data.reset_attention_mask or data.reset_position_ids a sample is one document",
-    ),
-    (
-        &["data.reset_position_ids"],
-        |run| run.config.model.position != PositionEmbedding::Learned,
-        "the model has no learned positions, and attention within documents depends on distances alone",
-    ),
-    (&["data.raw_tokens"], |run| data::forms(&run.config.data) == (true, false), "it is for token files, and the data are text"),
-    (
-        &["data.end_of_text"],
-        |run| data::forms(&run.config.data) == (false, true) && run.config.data.divides().is_none(),
-        "token files mark where documents end; only `trainer sample` uses it",
-    ),
-    (&["optimizer.betas"], |run| !reads(run, "betas"), FOR_ADAMW),
-    (&["optimizer.eps"], |run| !reads(run, "eps"), FOR_ADAMW),
-    (&["optimizer.exp_avg_dtype"], |run| !reads(run, "exp_avg_dtype"), FOR_ADAMW),
-    (&["optimizer.exp_avg_sq_dtype"], |run| !reads(run, "exp_avg_sq_dtype"), FOR_ADAMW),
-    (
-        &["optimizer.skip_step_interval"],
-        |run| run.config.optimizer.skip_step_sigma_factor == 0.0,
-        "without optimizer.skip_step_sigma_factor no step is skipped",
-    ),
-    (
-        &["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"],
-        |run| !reads(run, "muon_momentum"),
-        "it is for optimizer.kind = \"muon\"",
-    ),
-    (
-        &["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
-          "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"],
-        |run| run.config.model.kind == ModelKind::Mlp,
-        "it is for model.kind = \"gpt\"",
-    ),
-    (
-        &["model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
-          "model.expert_capacity_factor", "model.token_drop_policy",
-          "model.router_score", "model.router_normalise", "model.router_scale", "model.router_bias",
-          "train.balance_loss_multiplier", "train.balance_loss_over", "train.router_z_loss_multiplier",
-          "train.router_bias_update_rate", "train.force_expert_balance"],
-        |run| run.config.model.kind == ModelKind::Gpt && run.config.model.experts == 0,
-        "without model.experts (--num-experts) layers are dense",
-    ),
-    (
-        &["model.token_drop_policy"],
-        |run| run.config.model.experts > 0 && run.config.model.expert_capacity_factor.is_none(),
-        "without model.expert_capacity_factor (--moe-expert-capacity-factor) nothing is dropped",
-    ),
-    (
-        &["train.router_bias_update_rate"],
-        |run| run.config.model.experts > 0 && !run.config.model.router_bias,
-        "without model.router_bias (--moe-router-enable-expert-bias) routers have no bias",
-    ),
-    (
-        &["train.balance_loss_over"],
-        |run| run.config.model.experts > 0 && run.config.train.balance_loss_multiplier == 0.0,
-        "without train.balance_loss_multiplier (--moe-aux-loss-coeff) there is no balance loss",
-    ),
+const RULES: &[(&[&str], When, &str)] = &[
+    (&["parallel.sequence_parallel"], NO_TENSOR_RANKS, "with parallel.tensor = 1 no ranks share a layer and its tokens"),
+    (&["parallel.tensor_transfers"], NO_TENSOR_RANKS, "with parallel.tensor = 1 no ranks share a layer"),
+    (&["cuda_graph.scope", "cuda_graph.modules", "cuda_graph.layers", "cuda_graph.warmup_steps",
+       "cuda_graph.share_io_buffers", "cuda_graph.capture_optimizer", "cuda_graph.overlap_microbatches",
+       "cuda_graph.verify"], Off("cuda_graph.enable"), "nothing is captured"),
+    (&["cuda_graph.overlap_microbatches"], Is(|run| run.batch.microbatches() == 1),
+     "a step has one microbatch on each rank, which nothing overlaps with"),
+    (&["cuda_graph.verify_memory"], Is(|run| run.config.cuda_graph.verify == 0),
+     "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified"),
+    (&["model.lora_alpha", "model.lora_dropout", "model.lora_target_modules"], Off("model.lora_rank"),
+     "there are no adapters"),
+    (&["optimizer.decay_steps"], Not("optimizer.schedule", "wsd"), "; other decays end with the run"),
+    (&["optimizer.momentum"], Unread, "it is for optimizer.kind = \"sgd\""),
+    (&["recompute.layers", "recompute.keep_attention"], Not("recompute.granularity", "full"), ""),
+    (&["precision.fp8_recipe", "precision.bf16_blocks", "precision.fp8_metrics_interval", "precision.fp8_param_gather",
+       "precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"], Off("precision.fp8"),
+     "no layer multiplies in 8 bits"),
+    (&["precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"],
+     Is(|run| !run.config.precision.fp8_recipe.keeps_magnitudes()),
+     "it is for precision.fp8_recipe = \"delayed\" or \"rowwise\""),
+    (&["optimizer.min_lr"], Is(|run| run.config.optimizer.schedule == DecayStyle::Constant),
+     "with optimizer.schedule = \"constant\" there is no decay"),
+    (&["model.max_position_embeddings"], Not("model.position", "learned"), ""),
+    (&["model.window_pattern"], Off("model.sliding_window"), "no block has a window"),
+    (&["model.rope_scaling_type"], Off("model.rope_scaling"), "frequencies are not scaled"),
+    (&["model.rope_scaling", "model.rope_base"], Not("model.position", "rotary"), ""),
+    (&["model.qk_norm_over"], Off("model.qk_norm"), "queries and keys are not normalised"),
+    (&["model.rope_window_base"], Is(|run| run.config.model.sliding_window.is_none()),
+     "it is for blocks with a model.sliding_window"),
+    (&["model.qkv_bias"], Is(|run| run.config.model.bias), "with model.bias = true all linear layers have biases"),
+    (&["parallel.distributed_optimizer", "parallel.grad_reduce"], Is(has_one_data_rank), NO_DATA_RANKS),
+    (&["precision.fp8_param_gather"], Is(|run| has_one_data_rank(run) || !run.config.parallel.distributed_optimizer),
+     "only data-parallel ranks with a distributed optimizer gather weights"),
+    (&["checkpoint.interval", "checkpoint.memory_interval", "checkpoint.keep", "checkpoint.save_best",
+       "checkpoint.async_save"], Off("checkpoint.dir"), "no checkpoint is written"),
+    (&["logging.sample_interval"], Off("logging.sample_prompts"), "the model writes nothing while it trains"),
+    (&["logging.trace_after"], Off("logging.trace"), "there is no timeline"),
+    (&["data.split"], Off("data.path"), "the trainer generates data"),
+    (&["data.split"], Is(|run| run.config.data.validation_path.is_some()),
+     "data.validation_path is for validation, and all of data.path for training"),
+    (&["data.group_by_length"], Is(|run| run.buckets.shorter().is_empty()),
+     "without data.seq_length_buckets (--seq-length-buckets) all steps have the same length"),
+    (&["data.seq_length_buckets"],
+     Is(|run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1),
+     "its one length is that of the model"),
+    (&["data.reset_attention_mask"], Is(|run| !run.config.model.attention), "without attention a token sees itself alone"),
+    (&["data.documents_per_sample"],
+     Is(|run| !run.config.data.reset_attention_mask && !run.config.data.reset_position_ids),
+     "without data.reset_attention_mask or data.reset_position_ids a sample is one document"),
+    (&["data.reset_position_ids"], Is(|run| run.config.model.position != PositionEmbedding::Learned),
+     "the model has no learned positions, and attention within documents depends on distances alone"),
+    (&["data.raw_tokens"], Is(|run| data::forms(&run.config.data) == (true, false)),
+     "it is for token files, and the data are text"),
+    (&["data.end_of_text"],
+     Is(|run| data::forms(&run.config.data) == (false, true) && run.config.data.divides().is_none()),
+     "token files mark where documents end; only `trainer sample` uses it"),
+    (&["optimizer.betas", "optimizer.eps", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"], Unread,
+     "it is for optimizer.kind = \"adamw\""),
+    (&["optimizer.skip_step_interval"], Off("optimizer.skip_step_sigma_factor"), "no step is skipped"),
+    (&["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"], Unread, "it is for optimizer.kind = \"muon\""),
+    (&["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
+       "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"], IS_MLP,
+     "it is for model.kind = \"gpt\""),
+    (&["model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
+       "model.expert_capacity_factor", "model.token_drop_policy", "model.router_score", "model.router_normalise",
+       "model.router_scale", "model.router_bias", "train.balance_loss_multiplier", "train.balance_loss_over",
+       "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"],
+     Off("model.experts"), "layers are dense"),
+    (&["model.token_drop_policy"], Off("model.expert_capacity_factor"), "nothing is dropped"),
+    (&["train.router_bias_update_rate"], Off("model.router_bias"), "routers have no bias"),
+    (&["train.balance_loss_over"], Off("train.balance_loss_multiplier"), "there is no balance loss"),
 ];
 
 /// These are told without their values.
@@ -171,27 +112,59 @@ fn has_one_data_rank(run: &RunPlan) -> bool {
     run.parallel.mesh.size(Axis::Data) == 1
 }
 
-/// Whether the optimizer reads this setting of `optimizer`.
-fn reads(run: &RunPlan, setting: &str) -> bool {
-    run.config.optimizer.kind.settings().contains(&setting)
+impl When {
+    /// Why a setting of this key has no effect, if so; `why` is the end of the reason.
+    fn reason(&self, key: &str, why: &str, plan: &RunPlan, values: &BTreeMap<String, Value>) -> Option<String> {
+        match self {
+            Off(other) => {
+                let option = find(other).filter(|_| values.get(*other).is_none_or(is_off))?;
+                let flag = option.aliases.first().unwrap_or(&option.flag);
+                Some(format!("without {other} (--{flag}) {why}"))
+            }
+            Not(other, word) => {
+                let has = values.get(*other).is_some_and(|value| value.as_str() == Some(word));
+                (!has).then(|| format!("it is for {other} = \"{word}\"{why}"))
+            }
+            Unread => {
+                let read = plan.config.optimizer.kind.settings();
+                (!read.iter().any(|name| key.strip_prefix("optimizer.") == Some(name))).then(|| why.into())
+            }
+            Is(so) => so(plan).then(|| why.into()),
+        }
+    }
+}
+
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Boolean(on) => !on,
+        Value::Integer(number) => *number == 0,
+        Value::Float(number) => *number == 0.0,
+        Value::String(word) => word == "none",
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    }
 }
 
 /// One line for each setting without effect. For a benchmark (`is_bench`) settings about files and the run's length do not
 /// count, because it has its own.
 pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
-    let config = &plan.config;
+    let (config, values) = (&plan.config, plan.config.by_key());
     let mut changed = changed(config, &ConfigSources::default());
     changed.retain(|key, _| !is_bench || !(key.starts_with("checkpoint.") || key.starts_with("data.")));
+    let other_kind = if config.model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
+    let of_other_kind = set_for_kind(config, other_kind);
+    changed.retain(|key, _| !of_other_kind.contains_key(key));
     let mut notices = Vec::new();
     for (keys, when, why) in RULES {
         for key in *keys {
-            let Some(value) = changed.get(*key).filter(|_| when(plan)) else { continue };
+            let Some(value) = changed.get(*key) else { continue };
+            let Some(reason) = when.reason(key, why, plan, &values) else { continue };
             let value = if WITHOUT_VALUE.contains(key) { String::new() } else { format!(" = {}", shown(value)) };
-            notices.push(format!("{key}{value} has no effect: {why}"));
+            notices.push(format!("{key}{value} has no effect: {reason}"));
+            changed.remove(*key);
         }
     }
-    let other_kind = if config.model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
-    for (key, value) in set_for_kind(config, other_kind) {
+    for (key, value) in of_other_kind {
         notices.push(format!("{key} = {value} has no effect: it is for model.kind = \"{other_kind}\""));
     }
     if !is_bench {
@@ -261,7 +234,7 @@ mod tests {
     use common::Choice;
 
     use super::*;
-    use crate::config::options::{Kind, OPTIONS, find};
+    use crate::config::options::{Kind, OPTIONS};
     use crate::config::recipes::RECIPES;
     use crate::families::Preset;
 
@@ -496,7 +469,11 @@ mod tests {
 
     #[test]
     fn rules_name_options_that_exist() {
-        let keys = RULES.iter().flat_map(|(keys, ..)| *keys).chain(WITHOUT_VALUE);
+        let others = RULES.iter().filter_map(|(_, when, _)| match when {
+            Off(key) | Not(key, _) => Some(key),
+            Unread | Is(_) => None,
+        });
+        let keys = RULES.iter().flat_map(|(keys, ..)| *keys).chain(WITHOUT_VALUE).chain(others);
         keys.for_each(|key| assert!(find(key).is_some(), "{key}"));
     }
 }

@@ -2,15 +2,13 @@
 
 use common::UserError;
 use device::ops::Score;
-use engine::model::{Experts, GptShape, NormPlacement};
-use serde_json::Value as Json;
+use engine::model::{Experts, GptShape};
+use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, ModelOptions};
+use super::family::{FileTensor, Keys, NamedOptions, Requirement, TensorNames};
 use super::llama_files;
-
-/// The name of the choice that a dense model lacks.
-pub(super) const NO_EXPERTS: &str = "no model.experts";
+use super::requirements::{EXPERTS, NO_BIAS, NO_QKV_BIAS, PRE_NORM};
 
 /// The values that `transformers` takes if a family's `config.json` lacks a key.
 pub(super) struct Absent {
@@ -29,52 +27,70 @@ pub(super) struct Names {
 }
 
 /// The names of most families.
-pub(super) const NAMES: Names = Names { module: "mlp", matrices: ["gate_proj", "up_proj", "down_proj"] };
+const NAMES: Names = Names { module: "mlp", matrices: ["gate_proj", "up_proj", "down_proj"] };
 
-/// The requirements of all these families for a shape; see
-/// [`HuggingFace::requirements`](super::HuggingFace::requirements).
-pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
-    let every = |is: fn(&Experts) -> bool| shape.experts.as_ref().is_none_or(is);
-    let mut all = llama_files::of_dense_or_experts(shape);
-    all.extend([
-        (shape.experts.is_some(), NO_EXPERTS),
-        (every(|experts| experts.shared_ffn == 0), "model.shared_expert_ffn"),
-        (every(|experts| experts.router.score == Score::Softmax), "a model.router_score other than \"softmax\""),
-        (every(|experts| experts.router.scale == 1.0), "a model.router_scale other than 1"),
-        (every(|experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
-        (!shape.bias, "model.bias = true"),
-        (!shape.qkv_bias, "model.qkv_bias = true"),
-        (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
-    ]);
-    all
-}
+/// How the files of most families hold parameters.
+pub(super) const TENSORS: TensorNames =
+    TensorNames { of: |shape, parameter| tensors(&NAMES, shape, parameter), fused, ..llama_files::TENSORS };
+
+/// The requirements of all these families, without those of Llama's kind.
+pub(super) const REQUIREMENTS: &[Requirement] = &[
+    EXPERTS,
+    (|shape| every(shape, |experts| experts.shared_ffn == 0), "model.shared_expert_ffn"),
+    (
+        |shape| every(shape, |experts| experts.router.score == Score::Softmax),
+        "a model.router_score other than \"softmax\"",
+    ),
+    (|shape| every(shape, |experts| experts.router.scale == 1.0), "a model.router_scale other than 1"),
+    (|shape| every(shape, |experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
+    NO_BIAS,
+    NO_QKV_BIAS,
+    PRE_NORM,
+];
 
 /// The requirement of a family without dense blocks.
-pub(super) fn without_dense_blocks(shape: &GptShape) -> (bool, &'static str) {
-    let are_in_all = (0..shape.layers).all(|block| shape.block_experts(block).is_some());
-    (shape.experts.is_none() || are_in_all, "dense blocks in model.expert_pattern")
+pub(super) const NO_DENSE_BLOCKS: Requirement = (
+    |shape| shape.experts.is_none() || (0..shape.layers).all(|block| shape.block_experts(block).is_some()),
+    "dense blocks in model.expert_pattern",
+);
+
+/// Whether a shape's experts, if it has some, are as `is` says.
+pub(super) fn every(shape: &GptShape, is: fn(&Experts) -> bool) -> bool {
+    shape.experts.as_ref().is_none_or(is)
 }
+
+/// The key of a family whose experts may differ in it: whether the scores of a token's experts have the sum 1.
+pub(super) const NORMALISED: Keys = Keys {
+    read: |config| Ok(vec![("router_normalise", config.flag_or("norm_topk_prob", false)?.into())]),
+    write: |shape| json!({ "norm_topk_prob": value(shape, |experts| experts.router.normalise) }),
+};
+
+/// The key of a family with one width: `model.ffn` is read from it, and experts have it.
+pub(super) const FFN_IS_OF_EXPERTS: Keys = Keys {
+    read: |_| Ok(Vec::new()),
+    write: |shape| json!({ "intermediate_size": value(shape, |experts| experts.ffn) }),
+};
 
 /// The numbers of experts in a `config.json`. Version 5 of `transformers` may write the other name of the first.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with, or two that differ.
-pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOptions, UserError> {
     let local = config.whole_or("num_local_experts", absent.count)?;
     let count = config.whole_or("num_experts", local)?;
     if config.whole_or("num_local_experts", count)? != count {
         return Err(config.refuse("num_local_experts", "it is num_experts, if both are there"));
     }
     let per_token = config.whole_or("num_experts_per_tok", absent.per_token)?;
-    Ok(vec![("model.experts", count.into()), ("model.experts_per_token", per_token.into())])
+    Ok(vec![("experts", count.into()), ("experts_per_token", per_token.into())])
 }
 
-/// The keys of `config.json` that all these families have. `count` is the name of the number of experts.
-pub(super) fn config_json(shape: &GptShape, count: &str) -> serde_json::Map<String, Json> {
-    let mut config = llama_files::config_json(shape);
-    config.insert(count.into(), value(shape, |experts| experts.count));
-    config.insert("num_experts_per_tok".into(), value(shape, |experts| experts.per_token));
-    config
+/// The numbers of experts of a shape. `count` is the name of the first.
+pub(super) fn config_json(shape: &GptShape, count: &str) -> Json {
+    json!({
+        count: value(shape, |experts| experts.count),
+        "num_experts_per_tok": value(shape, |experts| experts.per_token),
+    })
 }
 
 /// The value of a key about a shape's experts.
@@ -103,7 +119,7 @@ pub(super) fn tensors(names: &Names, shape: &GptShape, parameter: &str) -> Vec<F
 
 /// The tensor that has one of our parameters in the memory of `transformers` 5, and in files that were saved as it is
 /// there.
-pub(super) fn fused(parameter: &str) -> Option<String> {
+fn fused(parameter: &str) -> Option<String> {
     let (block, inner) = inner(parameter)?;
     let theirs = match inner {
         "router.weight" => "gate.weight",

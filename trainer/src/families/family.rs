@@ -1,5 +1,7 @@
 //! The description of a model family.
 
+use std::collections::BTreeMap;
+
 use common::UserError;
 use engine::model::GptShape;
 use serde_json::Value as Json;
@@ -10,19 +12,29 @@ use super::config_json::ConfigJson;
 /// Options by key, with values as in TOML.
 pub type Settings = &'static [(&'static str, &'static str)];
 
+/// Options of the model section as text: `name = value`, with a semicolon between two.
+pub type ModelText = &'static str;
+
 /// Values of the model section, by key.
-pub type ModelOptions = Vec<(&'static str, Value)>;
+pub type ModelOptions = BTreeMap<String, Value>;
+
+/// Values of the model section, by name, such as `layers`.
+pub type NamedOptions = Vec<(&'static str, Value)>;
+
+/// Whether a shape has a property, and the name of the shape's own choice if it does not, such as `model.bias = false`.
+pub type Requirement = (fn(&GptShape) -> bool, &'static str);
 
 /// A family of models.
 pub struct ModelFamily {
     /// Its name, for people.
     pub name: &'static str,
-    /// The options that make a model one of the family, as far as they differ from the defaults.
-    pub choices: Settings,
+    /// The options that make a model one of the family, as far as they differ from the defaults. A `config.json` of the
+    /// family has them too, unless it says otherwise.
+    pub choices: ModelText,
     /// Published sizes.
     pub sizes: &'static [Size],
     /// Its files on Hugging Face; `None` if `transformers` does not have it.
-    pub hugging_face: Option<&'static dyn HuggingFace>,
+    pub hugging_face: Option<&'static HuggingFace>,
 }
 
 /// A published size of a family. Users name it as a [`Preset`](super::Preset).
@@ -30,31 +42,46 @@ pub struct Size {
     /// The preset's name.
     pub name: &'static str,
     /// Its sizes, and the choices that differ from the family's.
-    pub model: Settings,
+    pub model: ModelText,
     /// How it was trained.
     pub training: Settings,
 }
 
+/// The names and values of a text.
+pub(super) fn settings(text: ModelText) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let all = text.split(';').map(str::trim).filter(|setting| !setting.is_empty());
+    all.map(|setting| setting.split_once(" = ").unwrap_or_else(|| unreachable!("{setting} has no value")))
+}
+
 /// A family's files on Hugging Face: `config.json`, and the tensors in its safetensors files.
-pub trait HuggingFace: Sync {
+pub struct HuggingFace {
     /// `model_type` in `config.json`.
-    fn model_type(&self) -> &'static str;
-
-    /// The properties that make a model one of the family. For each: whether a shape has it, and the name of the
-    /// shape's own choice if it does not, such as `model.bias = false`.
-    fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)>;
-
-    /// The options of the model that a `config.json` describes. Dropout belongs to a training run and is not among them.
-    ///
-    /// # Errors
-    /// A value that the trainer cannot compute with.
-    fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError>;
-
-    /// The keys of `config.json` that are the family's own, as `transformers` reads them.
-    fn config_json(&self, shape: &GptShape) -> Json;
-
+    pub model_type: &'static str,
+    /// The class of the model in `transformers`.
+    pub class: &'static str,
+    /// The properties that make a model one of the family.
+    pub requirements: &'static [&'static [Requirement]],
+    /// The keys of `config.json` that are the family's own. Later ones override earlier ones.
+    pub keys: &'static [Keys],
     /// How its safetensors files hold our parameters.
-    fn tensors(&self) -> &'static TensorNames;
+    pub tensors: TensorNames,
+}
+
+impl HuggingFace {
+    /// The choices of a shape that files of the family cannot hold.
+    pub fn unmet(&self, shape: &GptShape) -> Vec<&'static str> {
+        let all = self.requirements.iter().copied().flatten();
+        all.filter(|(is_met, _)| !is_met(shape)).map(|(_, words)| *words).collect()
+    }
+}
+
+/// Some keys of a `config.json`, in both directions.
+pub struct Keys {
+    /// The options that they describe, as far as these are no choices of the family. Dropout belongs to a training run and
+    /// is not among them. The error is a value that the trainer cannot compute with.
+    pub read: fn(&ConfigJson<'_>) -> Result<NamedOptions, UserError>,
+    /// An object with the keys as `transformers` reads them.
+    pub write: fn(&GptShape) -> Json,
 }
 
 /// How the safetensors files of a family, or of several, hold our parameters.

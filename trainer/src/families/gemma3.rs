@@ -2,12 +2,13 @@
 //! without, and frequencies of their own in each kind. `Gemma3ForCausalLM` in `transformers`.
 
 use common::UserError;
-use engine::model::{GptShape, Position, QkNorm};
+use engine::model::{GptShape, Position};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
-use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
-use super::llama_files::Absent;
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
+use super::llama_files::{self, Absent};
+use super::requirements::{NO_SCORE_CAP, NORM_OF_EACH_HEAD};
 use super::rope::{FULL_LAYERS as FULL, WINDOW_LAYERS as SLIDING};
 use super::training::large;
 use super::{gemma_files, rope};
@@ -15,24 +16,11 @@ use super::{gemma_files, rope};
 /// The family.
 pub const GEMMA3: ModelFamily = ModelFamily {
     name: "Gemma 3",
-    choices: &[
-        ("model.norm", "\"rmsnorm_1p\""),
-        ("model.norm_eps", "1e-6"),
-        ("model.norm_placement", "\"sandwich\""),
-        ("model.activation", "\"geglu\""),
-        ("model.position", "\"rotary\""),
-        ("model.rope_base", "1000000.0"),
-        ("model.rope_window_base", "10000.0"),
-        ("model.query_pre_attn_scalar", "256.0"),
-        ("model.qk_norm", "true"),
-        ("model.sliding_window", "512"),
-        ("model.window_pattern", "[1, 1, 1, 1, 1, 0]"),
-        ("model.bias", "false"),
-        ("model.residual_init", "\"plain\""),
-        ("model.scale_embeddings", "true"),
-    ],
+    choices: r#"norm = "rmsnorm_1p"; norm_eps = 1e-6; norm_placement = "sandwich"; activation = "geglu";
+                position = "rotary"; rope_base = 1000000.0; rope_window_base = 10000.0; query_pre_attn_scalar = 256.0;
+                qk_norm = true; bias = false; residual_init = "plain"; scale_embeddings = true"#,
     sizes: SIZES,
-    hugging_face: Some(&Gemma3Files),
+    hugging_face: Some(&FILES),
 };
 
 // config.json of google/gemma-3-270m, -1b-pt, and the text part of -4b-pt, -12b-pt and -27b-pt, without their 64 tokens for
@@ -40,145 +28,92 @@ pub const GEMMA3: ModelFamily = ModelFamily {
 const SIZES: &[Size] = &[
     Size {
         name: "gemma3-270m",
-        model: &[
-            ("model.layers", "18"),
-            ("model.hidden", "640"),
-            ("model.heads", "4"),
-            ("model.kv_heads", "1"),
-            ("model.head_dim", "256"),
-            ("model.ffn", "2048"),
-            ("model.vocab", "262144"),
-            ("model.seq_length", "8192"),
-        ],
+        model: "layers = 18; hidden = 640; heads = 4; kv_heads = 1; head_dim = 256; ffn = 2048; vocab = 262144;
+                seq_length = 8192; sliding_window = 512; window_pattern = [1, 1, 1, 1, 1, 0]",
         training: &large("3e-4"),
     },
     Size {
         name: "gemma3-1b",
-        model: &[
-            ("model.layers", "26"),
-            ("model.hidden", "1152"),
-            ("model.heads", "4"),
-            ("model.kv_heads", "1"),
-            ("model.head_dim", "256"),
-            ("model.ffn", "6912"),
-            ("model.vocab", "262144"),
-            ("model.seq_length", "8192"),
-        ],
+        model: "layers = 26; hidden = 1152; heads = 4; kv_heads = 1; head_dim = 256; ffn = 6912; vocab = 262144;
+                seq_length = 8192; sliding_window = 512; window_pattern = [1, 1, 1, 1, 1, 0]",
         training: &large("3e-4"),
     },
     Size {
         name: "gemma3-4b",
-        model: &[
-            ("model.layers", "34"),
-            ("model.hidden", "2560"),
-            ("model.heads", "8"),
-            ("model.kv_heads", "4"),
-            ("model.head_dim", "256"),
-            ("model.ffn", "10240"),
-            ("model.vocab", "262144"),
-            ("model.seq_length", "8192"),
-            ("model.sliding_window", "1024"),
-            ("model.rope_scaling", "[8.0]"),
-            ("model.rope_scaling_type", "\"linear\""),
-        ],
+        model: r#"layers = 34; hidden = 2560; heads = 8; kv_heads = 4; head_dim = 256; ffn = 10240; vocab = 262144;
+                  seq_length = 8192; sliding_window = 1024; rope_scaling = [8.0]; rope_scaling_type = "linear";
+                  window_pattern = [1, 1, 1, 1, 1, 0]"#,
         training: &large("3e-4"),
     },
     Size {
         name: "gemma3-12b",
-        model: &[
-            ("model.layers", "48"),
-            ("model.hidden", "3840"),
-            ("model.heads", "16"),
-            ("model.kv_heads", "8"),
-            ("model.head_dim", "256"),
-            ("model.ffn", "15360"),
-            ("model.vocab", "262144"),
-            ("model.seq_length", "8192"),
-            ("model.sliding_window", "1024"),
-            ("model.rope_scaling", "[8.0]"),
-            ("model.rope_scaling_type", "\"linear\""),
-        ],
+        model: r#"layers = 48; hidden = 3840; heads = 16; kv_heads = 8; head_dim = 256; ffn = 15360; vocab = 262144;
+                  seq_length = 8192; sliding_window = 1024; rope_scaling = [8.0]; rope_scaling_type = "linear";
+                  window_pattern = [1, 1, 1, 1, 1, 0]"#,
         training: &large("3e-4"),
     },
     Size {
         name: "gemma3-27b",
-        model: &[
-            ("model.layers", "62"),
-            ("model.hidden", "5376"),
-            ("model.heads", "32"),
-            ("model.kv_heads", "16"),
-            ("model.head_dim", "128"),
-            ("model.ffn", "21504"),
-            ("model.vocab", "262144"),
-            ("model.seq_length", "8192"),
-            ("model.query_pre_attn_scalar", "168.0"),
-            ("model.sliding_window", "1024"),
-            ("model.rope_scaling", "[8.0]"),
-            ("model.rope_scaling_type", "\"linear\""),
-        ],
+        model: r#"layers = 62; hidden = 5376; heads = 32; kv_heads = 16; head_dim = 128; ffn = 21504; vocab = 262144;
+                  seq_length = 8192; query_pre_attn_scalar = 168.0; sliding_window = 1024; rope_scaling = [8.0];
+                  rope_scaling_type = "linear"; window_pattern = [1, 1, 1, 1, 1, 0]"#,
         training: &large("3e-4"),
     },
 ];
 
-struct Gemma3Files;
-
 const ABSENT: Absent =
     Absent { kv_heads: Some(4), head_dim: Some(256), context: 131_072, norm_eps: 1e-6, rope_base: 1e6 };
 
-impl HuggingFace for Gemma3Files {
-    fn model_type(&self) -> &'static str {
-        "gemma3_text"
-    }
+const FILES: HuggingFace = HuggingFace {
+    model_type: "gemma3_text",
+    class: "Gemma3ForCausalLM",
+    requirements: &[
+        gemma_files::REQUIREMENTS,
+        &[
+            NORM_OF_EACH_HEAD,
+            NO_SCORE_CAP,
+            (scales_full_layers_alone, "model.rope_scaling without model.rope_window_base"),
+        ],
+    ],
+    keys: &[
+        Keys { read: options, write: gemma_files::config_json },
+        Keys { read: bases, write: |shape| json!({ "rope_local_base_freq": base_of_windows(shape) }) },
+    ],
+    tensors: llama_files::TENSORS_WITH_NORMS_AFTER,
+};
 
-    fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
-        let mut all = gemma_files::requirements(shape);
-        let scales_windows = match shape.position {
-            Position::Rotary { scaling, window_base, .. } => {
-                shape.windows.is_some() && scaling.is_some() && window_base.is_none()
-            }
-            _ => false,
-        };
-        all.extend([
-            (shape.qk_norm == Some(QkNorm::EachHead), "no model.qk_norm over each head"),
-            (shape.attention_soft_cap.is_none(), "model.attention_soft_cap"),
-            (!scales_windows, "model.rope_scaling without model.rope_window_base"),
-        ]);
-        all
-    }
+fn scales_full_layers_alone(shape: &GptShape) -> bool {
+    let one_scaled_base = matches!(shape.position, Position::Rotary { scaling: Some(_), window_base: None, .. });
+    shape.windows.is_none() || !one_scaled_base
+}
 
-    fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        if !config.get("attn_logit_softcapping").is_null() {
-            // `transformers` reads it and computes without.
-            return Err(config.refuse("attn_logit_softcapping", "it is null or absent: norms of heads take its place"));
-        }
-        // `transformers` writes it with an underscore in front.
-        let full_every = config.whole_or("_sliding_window_pattern", 6)?;
-        let full_every = config.whole_or("sliding_window_pattern", full_every)?;
-        let mut options = gemma_files::options(config, &ABSENT, full_every, None)?;
-        let parameters = config.get("rope_parameters");
-        let is_kind = |key: &String| key == FULL || key == SLIDING;
-        if parameters.as_object().is_some_and(|all| !all.keys().all(is_kind)) {
-            return Err(config.refuse("rope_parameters", &format!("it has \"{FULL}\" and \"{SLIDING}\" alone")));
-        }
-        options.extend(rope::options_of(config, &parameters[FULL], ABSENT.rope_base)?);
-        options.push(("model.rope_window_base", window_base(config, &parameters[SLIDING])?.into()));
-        options.push(("model.qk_norm", true.into()));
-        Ok(options)
+fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
+    if !config.get("attn_logit_softcapping").is_null() {
+        // `transformers` reads it and computes without.
+        return Err(config.refuse("attn_logit_softcapping", "it is null or absent: norms of heads take its place"));
     }
+    // `transformers` writes it with an underscore in front.
+    let full_every = config.whole_or("_sliding_window_pattern", 6)?;
+    let full_every = config.whole_or("sliding_window_pattern", full_every)?;
+    gemma_files::options(config, &ABSENT, full_every, None)
+}
 
-    fn config_json(&self, shape: &GptShape) -> Json {
-        let mut config = gemma_files::config_json(shape);
-        config.insert("architectures".into(), json!(["Gemma3ForCausalLM"]));
-        config.insert("model_type".into(), json!("gemma3_text"));
-        if let Position::Rotary { base, window_base, .. } = shape.position {
-            config.insert("rope_local_base_freq".into(), json!(window_base.unwrap_or(base)));
-        }
-        config.into()
+fn base_of_windows(shape: &GptShape) -> Option<f64> {
+    match shape.position {
+        Position::Rotary { base, window_base, .. } => Some(window_base.unwrap_or(base)),
+        _ => None,
     }
+}
 
-    fn tensors(&self) -> &'static TensorNames {
-        &gemma_files::TENSORS
+fn bases(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
+    let parameters = config.get("rope_parameters");
+    let is_kind = |key: &String| key == FULL || key == SLIDING;
+    if parameters.as_object().is_some_and(|all| !all.keys().all(is_kind)) {
+        return Err(config.refuse("rope_parameters", &format!("it has \"{FULL}\" and \"{SLIDING}\" alone")));
     }
+    let mut options = rope::options_of(config, &parameters[FULL], ABSENT.rope_base)?;
+    options.push(("rope_window_base", window_base(config, &parameters[SLIDING])?.into()));
+    Ok(options)
 }
 
 /// The base of layers with a window. Version 5 of `transformers` has it in the `parameters` of these layers.

@@ -2,13 +2,11 @@
 //! keys, values, gate and up.
 
 use common::UserError;
-use device::ops::NormKind;
-use engine::model::{FeedForward, GptShape, Position};
+use engine::model::{GptShape, Position};
 use serde_json::{Value as Json, json};
-use toml::Value;
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, ModelOptions, TensorNames};
+use super::family::{FileTensor, Keys, NamedOptions, TensorNames};
 use super::rope;
 
 /// The largest context taken from a `config.json`. Its `max_position_embeddings`, up to 131072, is the limit that the
@@ -29,58 +27,20 @@ pub(super) struct Absent {
     pub(super) rope_base: f64,
 }
 
-/// The requirements of all these families for a shape, if their layers are dense; see
-/// [`HuggingFace::requirements`](super::HuggingFace::requirements).
-pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
-    let mut all = of_dense_or_experts(shape);
-    all.push(without_experts(shape));
-    all
-}
-
-/// Likewise, for dense layers or experts.
-pub(super) fn of_dense_or_experts(shape: &GptShape) -> Vec<(bool, &'static str)> {
-    let mut all = vec![
-        (shape.attention, "model.attention = false"),
-        (shape.norm == NormKind::Rms, "a model.norm other than \"rmsnorm\""),
-        (shape.feed_forward == FeedForward::SwiGlu, "a model.activation other than \"swiglu\""),
-        (matches!(shape.position, Position::Rotary { .. }), "a model.position other than \"rotary\""),
-        (!matches!(shape.position, Position::Rotary { window_base: Some(_), .. }), "model.rope_window_base"),
-    ];
-    all.extend(without_gemmas_choices(shape));
-    all
-}
-
-/// The name of the choice that a dense family lacks.
-pub(super) const EXPERTS: &str = "model.experts";
-
-/// The choice that only families of experts have, and other families must not have.
-pub(super) fn without_experts(shape: &GptShape) -> (bool, &'static str) {
-    (shape.experts.is_none(), EXPERTS)
-}
-
-/// The choices that only Gemma has, and other families must not have.
-pub(super) fn without_gemmas_choices(shape: &GptShape) -> [(bool, &'static str); 4] {
-    [
-        (shape.query_pre_attn_scalar.is_none(), "model.query_pre_attn_scalar"),
-        (shape.attention_soft_cap.is_none(), "model.attention_soft_cap"),
-        (shape.logit_soft_cap.is_none(), "model.logit_soft_cap"),
-        (!shape.scaled_embedding, "model.scale_embeddings = true"),
-    ]
-}
+/// The keys of families of which some have biases of attention, and of which the trainer takes those without.
+pub(super) const NO_ATTENTION_BIAS: Keys = Keys {
+    read: |config| config.is_known("attention_bias", &[json!(false)]).map(|()| Vec::new()),
+    write: |_| json!({ "attention_bias": false }),
+};
 
 /// The options that all these families have in a `config.json`, without biases, norms of heads and windows.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOptions, UserError> {
     config.is_known("hidden_act", &[json!("silu"), json!("swish")])?;
     let mut options = sizes(config, absent)?;
-    let text = |word: &str| Value::String(word.into());
-    options.extend([
-        ("model.norm", text("rmsnorm")),
-        ("model.activation", text("swiglu")),
-        ("model.tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()),
-    ]);
+    options.push(("tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()));
     options.extend(rope::options(config, absent.rope_base)?);
     Ok(options)
 }
@@ -89,54 +49,68 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelO
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn sizes(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
+pub(super) fn sizes(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOptions, UserError> {
     let (hidden, heads) = (config.whole("hidden_size")?, config.whole("num_attention_heads")?);
     let default =
         |key: &str, absent: Option<i64>, null: i64| if config.has(key) { null } else { absent.unwrap_or(null) };
     let kv_heads = config.whole_or("num_key_value_heads", default("num_key_value_heads", absent.kv_heads, heads))?;
     let head_dim = config.whole_or("head_dim", default("head_dim", absent.head_dim, hidden / heads))?;
     let context = config.whole_or("max_position_embeddings", absent.context)?.min(LONGEST_CONTEXT);
-    let text = |word: &str| Value::String(word.into());
     let mut options = vec![
-        ("model.kind", text("gpt")),
-        ("model.layers", config.whole("num_hidden_layers")?.into()),
-        ("model.hidden", hidden.into()),
-        ("model.heads", heads.into()),
-        ("model.kv_heads", kv_heads.into()),
-        ("model.ffn", config.whole("intermediate_size")?.into()),
-        ("model.vocab", config.whole("vocab_size")?.into()),
-        ("model.seq_length", context.into()),
-        ("model.attention", true.into()),
-        ("model.norm_eps", config.number_or("rms_norm_eps", absent.norm_eps)?.into()),
-        ("model.position", text("rotary")),
-        ("model.residual_init", text("plain")),
+        ("layers", config.whole("num_hidden_layers")?.into()),
+        ("hidden", hidden.into()),
+        ("heads", heads.into()),
+        ("kv_heads", kv_heads.into()),
+        ("ffn", config.whole("intermediate_size")?.into()),
+        ("vocab", config.whole("vocab_size")?.into()),
+        ("seq_length", context.into()),
+        ("norm_eps", config.number_or("rms_norm_eps", absent.norm_eps)?.into()),
     ];
     if head_dim * heads != hidden {
-        options.push(("model.head_dim", head_dim.into()));
+        options.push(("head_dim", head_dim.into()));
     }
     Ok(options)
 }
 
 /// The keys of `config.json` that all these families have.
-pub(super) fn config_json(shape: &GptShape) -> serde_json::Map<String, Json> {
+pub(super) fn config_json(shape: &GptShape) -> Json {
+    let mut config = size_keys(shape);
+    config["hidden_act"] = json!("silu");
+    config
+}
+
+/// Of these keys the sizes, and others that are not a choice.
+pub(super) fn size_keys(shape: &GptShape) -> Json {
     let (base, scaling) = match shape.position {
         Position::Rotary { base, scaling, .. } => (json!(base), rope::config_json(scaling)),
         _ => (Json::Null, Json::Null),
     };
-    let Json::Object(config) = json!({
-        "hidden_act": "silu", "num_hidden_layers": shape.layers, "hidden_size": shape.hidden,
+    json!({
+        "num_hidden_layers": shape.layers, "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim(),
         "intermediate_size": shape.ffn, "max_position_embeddings": shape.max_seq_len, "rms_norm_eps": shape.norm_eps,
         "attention_dropout": shape.attention_dropout, "rope_theta": base, "rope_scaling": scaling,
-    }) else {
-        unreachable!("it is an object")
-    };
-    config
+    })
 }
 
 /// How the files of all these families hold parameters.
 pub(super) const TENSORS: TensorNames =
     TensorNames { prefix: "model.", transposes_linear_layers: false, of: tensors, fused: |_| None, is_leftover };
+
+/// How files hold the parameters of blocks with norms after attention and feed-forward.
+pub(super) const TENSORS_WITH_NORMS_AFTER: TensorNames = TensorNames { of: tensors_with_norms_after, ..TENSORS };
+
+/// As Llama's, but for the norms of a block.
+fn tensors_with_norms_after(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
+    let of_norm = |ours: &str, theirs: &str| {
+        let block = parameter.strip_prefix("h.")?.strip_suffix(ours)?;
+        Some(FileTensor::whole(format!("model.layers.{block}.{theirs}.weight")))
+    };
+    of_norm(".post_ln_1.weight", "post_attention_layernorm")
+        .or_else(|| of_norm(".post_ln_2.weight", "post_feedforward_layernorm"))
+        .or_else(|| of_norm(".ln_2.weight", "pre_feedforward_layernorm"))
+        .unwrap_or_else(|| tensors(shape, parameter))
+}
 
 /// The tensors that hold one of our parameters: queries, keys and values, and gate and up, are tensors of their own.
 pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {

@@ -5,10 +5,10 @@ use super::family::{ModelFamily, Size};
 /// The family.
 pub const MLP: ModelFamily = ModelFamily {
     name: "MLP",
-    choices: &[("model.kind", "\"mlp\"")],
+    choices: r#"kind = "mlp""#,
     sizes: &[Size {
         name: "mlp",
-        model: &[],
+        model: "",
         training: &[
             ("optimizer.kind", "\"sgd\""),
             ("optimizer.lr", "0.1"),

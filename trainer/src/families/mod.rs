@@ -3,8 +3,8 @@
 //! To add a family:
 //! 1. Write a file here with a [`ModelFamily`]: its choices and its published sizes.
 //! 2. Add the family to [`FAMILIES`].
-//! 3. If `transformers` has it, implement [`HuggingFace`] in the same file: `config.json` to options and back, and the
-//!    names of tensors.
+//! 3. If `transformers` has it, add a [`HuggingFace`] to the same file: what it requires of a shape, the keys of
+//!    `config.json`, and the names of tensors.
 //! 4. If its blocks have a new kind of part, add that to the engine first: see `engine::model`.
 //! 5. Add a small model to `tools/tests/hf/models.py`, so that its logits are compared with those of `transformers`.
 
@@ -27,6 +27,7 @@ mod preset;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod requirements;
 mod rope;
 mod training;
 mod windows;
@@ -34,9 +35,10 @@ mod windows;
 use common::UserError;
 use engine::model::GptShape;
 use serde_json::Value as Json;
+use toml::Value;
 
-use expert_files::NO_EXPERTS;
-use llama_files::EXPERTS;
+use family::settings;
+use requirements::{DENSE, EXPERTS};
 
 pub use changes::change;
 pub use config_json::{ConfigJson, MOST_LAYERS};
@@ -59,56 +61,52 @@ pub const FAMILIES: &[ModelFamily] = &[
     mlp::MLP,
 ];
 
-/// The families that `transformers` has, with their names.
-fn hugging_face() -> impl Iterator<Item = (&'static str, &'static dyn HuggingFace)> {
-    FAMILIES.iter().filter_map(|family| Some((family.name, family.hugging_face?)))
+/// The families that `transformers` has, with their files.
+fn hugging_face() -> impl Iterator<Item = (&'static ModelFamily, &'static HuggingFace)> {
+    FAMILIES.iter().filter_map(|family| Some((family, family.hugging_face?)))
 }
 
 /// The names of the families that `transformers` has, such as `GPT-2, Llama`.
 pub fn hugging_face_names() -> String {
-    hugging_face().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+    hugging_face().map(|(family, _)| family.name).collect::<Vec<_>>().join(", ")
 }
 
 /// The family and the options of the model that a `config.json` describes; `origin` names the file in errors.
 ///
 /// # Errors
 /// A family or a choice that the trainer does not have.
-pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static dyn HuggingFace, ModelOptions), UserError> {
+pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static HuggingFace, ModelOptions), UserError> {
     let names = hugging_face_names();
     let config = ConfigJson::new(config, origin, &names);
     let kind = config.get("model_type").as_str();
-    match hugging_face().find(|(_, family)| Some(family.model_type()) == kind) {
-        Some((_, family)) => {
-            let options = family.options(&config)?;
-            config.no_key_is_misspelled()?;
-            Ok((family, options))
-        }
-        None => {
-            let known: Vec<String> = hugging_face().map(|(_, family)| format!("{:?}", family.model_type())).collect();
-            Err(config.refuse("model_type", &format!("it is {}", known.join(" or "))))
-        }
+    let Some((family, files)) = hugging_face().find(|(_, files)| Some(files.model_type) == kind) else {
+        let known: Vec<String> = hugging_face().map(|(_, files)| format!("{:?}", files.model_type)).collect();
+        return Err(config.refuse("model_type", &format!("it is {}", known.join(" or "))));
+    };
+    let mut options = ModelOptions::new();
+    let mut set = |name: &str, value: Value| options.insert(format!("model.{name}"), value);
+    set("kind", "gpt".into());
+    set("attention", true.into());
+    for (name, value) in settings(family.choices) {
+        set(name, value.parse().unwrap_or_else(|error| unreachable!("{name} = {value}: {error}")));
     }
-}
-
-/// Whether the files of a family can hold a model of that shape.
-pub fn has_shape(family: &dyn HuggingFace, shape: &GptShape) -> bool {
-    family.requirements(shape).into_iter().all(|(met, _)| met)
+    for keys in files.keys {
+        (keys.read)(&config)?.into_iter().for_each(|(name, value)| drop(set(name, value)));
+    }
+    config.no_key_is_misspelled()?;
+    Ok((files, options))
 }
 
 /// The Hugging Face family with files that can hold a model of that shape.
 ///
 /// # Errors
 /// In words, the property of the shape that the nearest family lacks.
-pub fn of_shape(shape: &GptShape) -> Result<&'static dyn HuggingFace, String> {
-    let unmet = |family: &dyn HuggingFace| -> Vec<&'static str> {
-        let requirements = family.requirements(shape).into_iter();
-        requirements.filter(|(met, _)| !met).map(|(_, words)| words).collect()
-    };
+pub fn of_shape(shape: &GptShape) -> Result<&'static HuggingFace, String> {
     // A family of experts is near to no dense model, nor the other way round.
-    let is_of_other_kind = |unmet: &[&str]| unmet.iter().any(|words| [EXPERTS, NO_EXPERTS].contains(words));
-    let families = hugging_face().map(|(_, family)| (family, unmet(family)));
+    let is_of_other_kind = |unmet: &[&str]| unmet.iter().any(|words| [DENSE.1, EXPERTS.1].contains(words));
+    let families = hugging_face().map(|(_, files)| (files, files.unmet(shape)));
     match families.min_by_key(|(_, unmet)| (is_of_other_kind(unmet), unmet.len())) {
-        Some((family, unmet)) if unmet.is_empty() => Ok(family),
+        Some((files, unmet)) if unmet.is_empty() => Ok(files),
         Some((_, unmet)) => Err(unmet.join(" and ")),
         None => Err("a shape of no family".into()),
     }
@@ -130,7 +128,7 @@ mod tests {
         assert_eq!(names.len(), Preset::ALL.len());
         let of = |name: &str, key: &str| {
             let values = Preset::from_word(name).unwrap().values();
-            values.filter(|(known, _)| *known == key).map(|(_, value)| value).last()
+            values.filter(|(known, _)| known == key).map(|(_, value)| value).last()
         };
         assert_eq!(of("llama-8b", "model.norm"), Some("\"rmsnorm\""));
         assert_eq!(of("llama-8b", "model.tie_embeddings"), Some("false"));
@@ -143,7 +141,7 @@ mod tests {
 
     /// The family of a model with these options, or how the model differs from the nearest.
     fn family(options: &str) -> Result<&'static str, String> {
-        of_shape(&shape(options)).map(|family| family.model_type())
+        of_shape(&shape(options)).map(|files| files.model_type)
     }
 
     fn shape(options: &str) -> GptShape {
@@ -199,22 +197,20 @@ mod tests {
         }
         assert_eq!(family("preset = \"qwen3-30b-a3b\"\nexpert_pattern = [0, 1]"), Ok("qwen3_moe"));
         assert_eq!(family("preset = \"olmoe-1b-7b\"\nrouter_normalise = true"), Ok("olmoe"));
-        let (_, olmoe) = hugging_face().find(|(name, _)| *name == "OLMoE").unwrap();
+        let (_, olmoe) = hugging_face().find(|(family, _)| family.name == "OLMoE").unwrap();
         for (more, differs) in [
             ("expert_pattern = [1, 0]", "dense blocks in model.expert_pattern"),
             ("head_dim = 64", "a model.head_dim other than hidden / heads"),
             ("qk_norm_over = \"each_head\"", "model.qk_norm_over = \"each_head\" or no model.qk_norm"),
             ("sliding_window = 64", "model.sliding_window"),
         ] {
-            let unmet = olmoe.requirements(&shape(&format!("preset = \"olmoe-1b-7b\"\n{more}")));
-            let unmet: Vec<_> = unmet.into_iter().filter(|(met, _)| !met).collect();
-            assert_eq!(unmet, [(false, differs)]);
+            assert_eq!(olmoe.unmet(&shape(&format!("preset = \"olmoe-1b-7b\"\n{more}"))), [differs]);
         }
         for preset in ["llama-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "olmo2-1b", "gemma2-2b", "gemma3-1b"] {
             let shape = shape(&format!("preset = {preset:?}\nexperts = 4"));
-            for (name, family) in hugging_face() {
-                let refused = family.requirements(&shape).contains(&(false, "model.experts"));
-                assert!(refused || ["Mixtral", "Qwen3-MoE", "OLMoE"].contains(&name), "{preset}: {name}");
+            for (ModelFamily { name, .. }, files) in hugging_face() {
+                let refused = files.unmet(&shape).contains(&"model.experts");
+                assert!(refused || ["Mixtral", "Qwen3-MoE", "OLMoE"].contains(name), "{preset}: {name}");
             }
         }
     }
@@ -240,7 +236,7 @@ mod tests {
             let family = of_shape(&shape).unwrap();
             let mut names = Vec::new();
             for spec in engine::model::gpt(shape.clone()).specs {
-                let tensors = (family.tensors().of)(&shape, &spec.name);
+                let tensors = (family.tensors.of)(&shape, &spec.name);
                 let rows: usize = tensors.iter().map(|tensor| tensor.rows.unwrap_or(spec.whole[0])).sum();
                 assert_eq!(rows, spec.whole[0], "{preset}: {}", spec.name);
                 names.extend(tensors.into_iter().map(|tensor| tensor.name));

@@ -6,6 +6,7 @@ use common::Choice;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::FAMILIES;
+use super::family::settings;
 
 /// The name of a [`Size`](super::Size) of some family: a value of `model.preset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,10 +15,14 @@ pub struct Preset(&'static str);
 impl Preset {
     /// The options that the preset sets, with values as in TOML. Later ones override earlier ones. Other settings of the user
     /// override all of them.
-    pub fn values(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+    pub fn values(self) -> impl Iterator<Item = (String, &'static str)> {
         let sizes = FAMILIES.iter().flat_map(|family| family.sizes.iter().map(move |size| (family, size)));
         let named = sizes.filter(move |(_, size)| size.name == self.0);
-        named.flat_map(|(family, size)| [family.choices, size.model, size.training].concat())
+        named.flat_map(|(family, size)| {
+            let model = settings(family.choices).chain(settings(size.model));
+            let training = size.training.iter().map(|(key, value)| (key.to_string(), *value));
+            model.map(|(name, value)| (format!("model.{name}"), value)).chain(training)
+        })
     }
 }
 

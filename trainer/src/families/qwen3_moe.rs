@@ -1,115 +1,76 @@
 //! Qwen3 (Yang et al., 2025) with experts, in all blocks or some. `Qwen3MoeForCausalLM` in `transformers`.
 
 use common::UserError;
-use engine::model::{GptShape, QkNorm};
+use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::{ConfigJson, MOST_LAYERS};
-use super::expert_files;
-use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
+use super::expert_files::{self, value};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
 use super::llama_files::{self, Absent};
+use super::requirements::{NORM_OF_EACH_HEAD, NOT_GEMMA, OF_LLAMAS, SAME_WINDOWS};
 use super::training::large_with_experts;
 use super::windows;
 
 /// The family.
 pub const QWEN3_MOE: ModelFamily = ModelFamily {
     name: "Qwen3-MoE",
-    choices: &[
-        ("model.norm", "\"rmsnorm\""),
-        ("model.norm_eps", "1e-6"),
-        ("model.activation", "\"swiglu\""),
-        ("model.position", "\"rotary\""),
-        ("model.rope_base", "1000000.0"),
-        ("model.bias", "false"),
-        ("model.qk_norm", "true"),
-        ("model.residual_init", "\"plain\""),
-        ("model.tie_embeddings", "false"),
-    ],
+    choices: r#"norm = "rmsnorm"; norm_eps = 1e-6; activation = "swiglu"; position = "rotary"; rope_base = 1000000.0;
+                bias = false; qk_norm = true; residual_init = "plain"; tie_embeddings = false"#,
     // config.json of Qwen/Qwen3-30B-A3B-Base. No block is dense, so nothing has the width `model.ffn`. Context and learning
     // rates are as for Qwen3.
     sizes: &[Size {
         name: "qwen3-30b-a3b",
-        model: &[
-            ("model.layers", "48"),
-            ("model.hidden", "2048"),
-            ("model.heads", "32"),
-            ("model.kv_heads", "4"),
-            ("model.head_dim", "128"),
-            ("model.ffn", "6144"),
-            ("model.experts", "128"),
-            ("model.experts_per_token", "8"),
-            ("model.expert_ffn", "768"),
-            ("model.vocab", "151936"),
-            ("model.seq_length", "4096"),
-        ],
+        model: "layers = 48; hidden = 2048; heads = 32; kv_heads = 4; head_dim = 128; ffn = 6144; experts = 128;
+                experts_per_token = 8; expert_ffn = 768; vocab = 151936; seq_length = 4096",
         training: &large_with_experts("3e-4", "0.001"),
     }],
-    hugging_face: Some(&Qwen3MoeFiles),
+    hugging_face: Some(&FILES),
 };
-
-struct Qwen3MoeFiles;
 
 const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: None, context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
 const ABSENT_EXPERTS: expert_files::Absent = expert_files::Absent { count: 128, per_token: 8 };
 
-impl HuggingFace for Qwen3MoeFiles {
-    fn model_type(&self) -> &'static str {
-        "qwen3_moe"
-    }
+const FILES: HuggingFace = HuggingFace {
+    model_type: "qwen3_moe",
+    class: "Qwen3MoeForCausalLM",
+    requirements: &[OF_LLAMAS, NOT_GEMMA, expert_files::REQUIREMENTS, &[NORM_OF_EACH_HEAD, SAME_WINDOWS]],
+    keys: &[
+        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
+        llama_files::NO_ATTENTION_BIAS,
+        Keys {
+            read: |config| expert_files::options(config, &ABSENT_EXPERTS),
+            write: |shape| expert_files::config_json(shape, "num_experts"),
+        },
+        Keys {
+            read: |config| Ok(vec![("expert_ffn", config.whole_or("moe_intermediate_size", 768)?.into())]),
+            write: |shape| json!({ "moe_intermediate_size": value(shape, |experts| experts.ffn) }),
+        },
+        expert_files::NORMALISED,
+        Keys { read: pattern, write: dense_blocks },
+        Keys { read: window, write: windows::used },
+    ],
+    tensors: expert_files::TENSORS,
+};
 
-    fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
-        let mut all = expert_files::requirements(shape);
-        all.extend([
-            (shape.qk_norm == Some(QkNorm::EachHead), "no model.qk_norm over each head"),
-            (windows::are_in_all_blocks_or_none(shape), "a model.window_pattern"),
-        ]);
-        all
-    }
-
-    fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        config.is_known("attention_bias", &[json!(false)])?;
-        let mut options = llama_files::options(config, &ABSENT)?;
-        options.extend(expert_files::options(config, &ABSENT_EXPERTS)?);
-        options.extend([
-            ("model.expert_ffn", config.whole_or("moe_intermediate_size", 768)?.into()),
-            ("model.router_normalise", config.flag_or("norm_topk_prob", false)?.into()),
-            ("model.bias", false.into()),
-            ("model.qk_norm", true.into()),
-        ]);
-        options.extend(pattern(config)?.map(|pattern| ("model.expert_pattern", pattern)));
-        let has_windows = config.flag_or("use_sliding_window", false)?;
-        let window = if has_windows { windows::sliding_window(config, 4096)? } else { None };
-        options.extend(windows::options(window, &[true]));
-        Ok(options)
-    }
-
-    fn config_json(&self, shape: &GptShape) -> Json {
-        let mut config = expert_files::config_json(shape, "num_experts");
-        let dense = (0..shape.layers).filter(|&block| shape.block_experts(block).is_none());
-        config.insert("architectures".into(), json!(["Qwen3MoeForCausalLM"]));
-        config.insert("model_type".into(), json!("qwen3_moe"));
-        config.insert("attention_bias".into(), json!(false));
-        config.insert("use_sliding_window".into(), json!(shape.windows.is_some()));
-        config.insert("sliding_window".into(), windows::tokens(shape));
-        config.insert("moe_intermediate_size".into(), expert_files::value(shape, |experts| experts.ffn));
-        config.insert("norm_topk_prob".into(), expert_files::value(shape, |experts| experts.router.normalise));
-        config.insert("decoder_sparse_step".into(), json!(1));
-        config.insert("mlp_only_layers".into(), dense.collect());
-        config.into()
-    }
-
-    fn tensors(&self) -> &'static TensorNames {
-        &TensorNames { of: tensors, fused: expert_files::fused, ..llama_files::TENSORS }
-    }
+fn window(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
+    let has_windows = config.flag_or("use_sliding_window", false)?;
+    let window = if has_windows { windows::sliding_window(config, 4096)? } else { None };
+    Ok(windows::options(window, &[true]))
 }
 
-/// `model.expert_pattern`, of all layers; `None` if all have experts. Of every `decoder_sparse_step` layers the last has
+fn dense_blocks(shape: &GptShape) -> Json {
+    let dense: Vec<usize> = (0..shape.layers).filter(|&block| shape.block_experts(block).is_none()).collect();
+    json!({ "decoder_sparse_step": 1, "mlp_only_layers": dense })
+}
+
+/// `model.expert_pattern`, of all layers; none if all have experts. Of every `decoder_sparse_step` layers the last has
 /// them, unless `mlp_only_layers` names it.
 ///
 /// # Errors
 /// Values that are no numbers of layers, or leave no layer with experts.
-fn pattern(config: &ConfigJson<'_>) -> Result<Option<Value>, UserError> {
+fn pattern(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     let step = config.whole_or("decoder_sparse_step", 1)?;
     let dense: Option<Vec<u64>> = match config.get("mlp_only_layers") {
         Json::Null => Some(Vec::new()),
@@ -124,9 +85,5 @@ fn pattern(config: &ConfigJson<'_>) -> Result<Option<Value>, UserError> {
         return Err(config.refuse(key, "at least one layer has experts"));
     }
     let pattern = || layers.iter().map(|&has| Value::Integer(has.into())).collect();
-    Ok(layers.contains(&false).then(|| Value::Array(pattern())))
-}
-
-fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
-    expert_files::tensors(&expert_files::NAMES, shape, parameter)
+    Ok(if layers.contains(&false) { vec![("expert_pattern", Value::Array(pattern()))] } else { Vec::new() })
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 use toml::Value;
 
 use super::config_json::ConfigJson;
-use super::family::ModelOptions;
+use super::family::NamedOptions;
 
 /// The keys of `rope_parameters` for layers without and with a window, if these differ.
 pub(super) const FULL_LAYERS: &str = "full_attention";
@@ -17,7 +17,7 @@ pub(super) const WINDOW_LAYERS: &str = "sliding_attention";
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(config: &ConfigJson<'_>, absent: f64) -> Result<ModelOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>, absent: f64) -> Result<NamedOptions, UserError> {
     options_of(config, config.get("rope_parameters"), absent)
 }
 
@@ -25,7 +25,7 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: f64) -> Result<ModelOptio
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64) -> Result<ModelOptions, UserError> {
+pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64) -> Result<NamedOptions, UserError> {
     config.is_known("partial_rotary_factor", &[json!(1.0), json!(1)])?;
     if !matches!(parameters["partial_rotary_factor"].as_f64(), None | Some(1.0)) {
         return Err(config.refuse("rope_parameters", "its partial_rotary_factor is 1 or absent"));
@@ -41,8 +41,8 @@ pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64
         return Err(config.refuse("rope_scaling", "it is as in rope_parameters, if both are there"));
     }
     let numbers = numbers.into_iter().map(Value::Float).collect();
-    let mut options = vec![("model.rope_base", base.into()), ("model.rope_scaling", Value::Array(numbers))];
-    options.extend(kind.map(|kind| ("model.rope_scaling_type", Value::String(kind.into()))));
+    let mut options = vec![("rope_base", base.into()), ("rope_scaling", Value::Array(numbers))];
+    options.extend(kind.map(|kind| ("rope_scaling_type", Value::String(kind.into()))));
     Ok(options)
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::{ConfigJson, MOST_LAYERS};
-use super::family::ModelOptions;
+use super::family::{Keys, NamedOptions};
 
 /// The names in `transformers` of a layer that sees all tokens before, and of one with a window.
 const FULL: &str = "full_attention";
@@ -47,10 +47,18 @@ pub(super) fn layers(config: &ConfigJson<'_>, default: impl Fn(i64) -> bool) -> 
 }
 
 /// The windows of a family with two more keys in its files: whether windows are used, and from which layer on.
-///
+pub(super) const OPTIONAL: Keys = Keys {
+    read: optional,
+    write: |shape| {
+        let mut keys = used(shape);
+        keys["layer_types"] = layer_types(shape);
+        keys
+    },
+};
+
 /// # Errors
 /// Values that contradict each other.
-pub(super) fn optional(config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
+fn optional(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     let is_used = config.flag_or("use_sliding_window", false)?;
     let window = if is_used { sliding_window(config, 4096)? } else { None };
     let first = match config.get("max_window_layers") {
@@ -66,16 +74,21 @@ pub(super) fn optional(config: &ConfigJson<'_>) -> Result<ModelOptions, UserErro
 }
 
 /// The options of a model whose `layers` have a window or none.
-pub(super) fn options(window: Option<i64>, layers: &[bool]) -> ModelOptions {
+pub(super) fn options(window: Option<i64>, layers: &[bool]) -> NamedOptions {
     let Some(window) = window.filter(|_| layers.contains(&true)) else { return Vec::new() };
-    let mut options: ModelOptions = vec![("model.sliding_window", window.into())];
+    let mut options: NamedOptions = vec![("sliding_window", window.into())];
     if layers.contains(&false) {
         let repeats = |period: &usize| layers.iter().enumerate().all(|(at, has)| layers[at % period] == *has);
         let period = (1..=layers.len()).find(repeats).unwrap_or(layers.len());
         let pattern = layers[..period].iter().map(|has| Value::Integer(i64::from(*has)));
-        options.push(("model.window_pattern", Value::Array(pattern.collect())));
+        options.push(("window_pattern", Value::Array(pattern.collect())));
     }
     options
+}
+
+/// Whether a shape has windows, and of how many tokens.
+pub(super) fn used(shape: &GptShape) -> Json {
+    json!({ "use_sliding_window": shape.windows.is_some(), "sliding_window": tokens(shape) })
 }
 
 /// `layer_types` of a shape.

@@ -86,7 +86,7 @@ fn ours(shape: &GptShape, name: &str) -> Entry {
 
 /// The adapters of a model as our parameters, with the tensors that hold them in a file of PEFT. Layers have the names
 /// of `family`.
-pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static dyn HuggingFace) -> Vec<Entry> {
+pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static HuggingFace) -> Vec<Entry> {
     let shape = &GptShape { lora: Some(lora.clone()), ..shape.clone() };
     let (own, theirs) = (entries(shape, Naming::Ours), entries(shape, Naming::Family(family)));
     let mut all = Vec::new();
@@ -119,7 +119,7 @@ pub(super) fn write_peft(
     folder: &Path,
     weights: &Weights,
     (shape, lora): (&GptShape, &Lora),
-    family: &'static dyn HuggingFace,
+    family: &'static HuggingFace,
     dtype: DataType,
     base: Option<&str>,
 ) -> Result<Vec<Entry>, RunError> {
@@ -133,7 +133,7 @@ pub(super) fn write_peft(
 }
 
 /// `adapter_config.json` of PEFT.
-fn adapter_config(shape: &GptShape, lora: &Lora, family: &dyn HuggingFace, base: Option<&str>) -> Json {
+fn adapter_config(shape: &GptShape, lora: &Lora, family: &HuggingFace, base: Option<&str>) -> Json {
     let all = modules(shape).unwrap_or_default();
     let is_target = |target| lora.targets.contains(&target);
     // The short name, unless another layer that has no adapter ends in it too.
@@ -148,7 +148,7 @@ fn adapter_config(shape: &GptShape, lora: &Lora, family: &dyn HuggingFace, base:
     json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": true,
         "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "target_modules": targets,
-        "fan_in_fan_out": family.tensors().transposes_linear_layers, "bias": "none", "modules_to_save": null,
+        "fan_in_fan_out": family.tensors.transposes_linear_layers, "bias": "none", "modules_to_save": null,
         "use_rslora": false, "init_lora_weights": true,
     })
 }

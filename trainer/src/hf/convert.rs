@@ -57,7 +57,7 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let model = if direction == Direction::FromHuggingFace { None } else { files.model(source)? };
     let (naming, dtype) = match direction {
         Direction::ToHuggingFace(dtype) | Direction::ToPeft(dtype) => {
-            let like = model.as_ref().map(|model| model.family).filter(|family| families::has_shape(*family, &shape));
+            let like = model.as_ref().map(|model| model.family).filter(|family| family.unmet(&shape).is_empty());
             let family = like.map_or_else(|| families::of_shape(&shape), Ok);
             (Naming::Family(family.map_err(|options| no_family(source, &options))?), dtype)
         }

@@ -25,7 +25,7 @@ const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 pub(super) struct Export<'e> {
     pub(super) target: &'e Path,
     pub(super) shape: &'e GptShape,
-    pub(super) family: &'static dyn HuggingFace,
+    pub(super) family: &'static HuggingFace,
     pub(super) dtype: DataType,
     /// The files of the model that training began with, and that model, if there was one.
     pub(super) source: &'e SourceFiles,
@@ -130,7 +130,7 @@ impl Export<'_> {
     /// A `config.json` that would be read as another model.
     pub(super) fn config(&self) -> Result<Json, UserError> {
         let dtype = ("torch_dtype".to_string(), json!(self.dtype.torch_name()));
-        let kind = |family: &dyn HuggingFace| family.model_type();
+        let kind = |family: &HuggingFace| family.model_type;
         let config = match self.model {
             Some(model) if kind(model.family) == kind(self.family) => self.changed(model, dtype)?,
             _ => self.new_config(dtype).into(),
@@ -150,7 +150,7 @@ impl Export<'_> {
         let mut config = keys(self.family, self.shape);
         config.extend([dtype, ("use_cache".into(), json!(true))]);
         if let Some(model) = self.model {
-            let (now, before) = (self.family.model_type(), model.family.model_type());
+            let (now, before) = (self.family.model_type, model.family.model_type);
             notice(&format!(
                 "config.json is new: the model is of type {now}, the one that training began with {before}"
             ));
@@ -185,7 +185,7 @@ impl Export<'_> {
         let origin = self.target.join("config.json").display().to_string();
         let (_, options) = families::from_config_json(config, &origin)?;
         let mut sources = ConfigSources::default();
-        sources.start_from(&options);
+        sources.start_from(options);
         match model_plan(&sources.resolve())? {
             ModelPlan::Gpt(read) => Ok(with_training_of(self.shape, &read)),
             ModelPlan::Mlp(_) => unreachable!("families of Hugging Face are transformers"),
@@ -281,11 +281,13 @@ fn reads_otherwise(target: &Path, differing: &[String]) -> UserError {
 }
 
 /// The keys of `config.json` that a shape decides.
-fn keys(family: &dyn HuggingFace, shape: &GptShape) -> Map<String, Json> {
+fn keys(family: &HuggingFace, shape: &GptShape) -> Map<String, Json> {
     let of_all_families = json!({
         "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "initializer_range": shape.init_std,
     });
-    let objects = [family.config_json(shape), of_all_families].into_iter();
+    let own = family.keys.iter().map(|keys| (keys.write)(shape));
+    let named = json!({ "architectures": [family.class], "model_type": family.model_type });
+    let objects = own.chain([named, of_all_families]);
     objects.filter_map(|keys| if let Json::Object(keys) = keys { Some(keys) } else { None }).flatten().collect()
 }
 

@@ -12,7 +12,7 @@ pub enum Naming {
     /// Ours: one tensor for each parameter, without padding.
     Ours,
     /// Those of a Hugging Face family.
-    Family(&'static dyn HuggingFace),
+    Family(&'static HuggingFace),
 }
 
 /// A tensor of a file: these rows of one of our parameters.
@@ -47,11 +47,11 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
     let entry = |name: String, sizes: Vec<usize>| {
         let tensors = match naming {
             Naming::Ours => FileTensor::whole(name.clone()),
-            Naming::Family(family) => (family.tensors().of)(shape, &name),
+            Naming::Family(family) => (family.tensors.of)(shape, &name),
         };
         let fused = match naming {
             Naming::Ours => None,
-            Naming::Family(family) => (family.tensors().fused)(&name),
+            Naming::Family(family) => (family.tensors.fused)(&name),
         };
         let mut first = 0;
         let parts = tensors.into_iter().map(|FileTensor { name, rows }| {
@@ -62,7 +62,7 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
         let parts = parts.collect();
         let is_linear = name.starts_with("h.") && sizes.len() == 2;
         let transposed =
-            is_linear && matches!(naming, Naming::Family(family) if family.tensors().transposes_linear_layers);
+            is_linear && matches!(naming, Naming::Family(family) if family.tensors.transposes_linear_layers);
         Entry { name, shape: sizes, parts, fused, transposed }
     };
     gpt(shape.clone()).specs.into_iter().map(|spec| entry(spec.name, spec.whole)).collect()

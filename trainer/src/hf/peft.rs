@@ -55,11 +55,7 @@ impl PeftAdapters {
     ///
     /// # Errors
     /// Adapters that the trainer does not have in such a model.
-    pub(super) fn fitted(
-        self,
-        shape: &GptShape,
-        family: &'static dyn HuggingFace,
-    ) -> Result<FittedAdapters, UserError> {
+    pub(super) fn fitted(self, shape: &GptShape, family: &'static HuggingFace) -> Result<FittedAdapters, UserError> {
         let known = modules(shape).map_err(|options| {
             self.unfit(format!("are over a model with {options}"), "train from a model of a family that has adapters")
         })?;
@@ -79,7 +75,7 @@ impl PeftAdapters {
         let entries = peft_entries(shape, &lora, family);
         self.check_names(&entries)?;
         let notices = self.notices(&ranks, &lora);
-        let options = vec![
+        let options = [
             ("model.lora_rank", Value::Integer(rank as i64)),
             ("model.lora_alpha", Value::Float(alpha)),
             ("model.lora_dropout", Value::Float(config.dropout)),
@@ -88,6 +84,7 @@ impl PeftAdapters {
                 Value::Array(found.into_iter().map(|module| Value::String(module.name)).collect()),
             ),
         ];
+        let options = options.map(|(key, value)| (key.to_string(), value)).into();
         Ok(FittedAdapters { adapters: self, entries, options, notices })
     }
 

@@ -97,10 +97,7 @@ impl Pretrained {
         };
         let family = family.map_err(|options| no_base(base, &format!("has {options}")))?;
         let adapters = adapters.fitted(&shape, family)?;
-        for (key, value) in &adapters.options {
-            model.options.retain(|(set, _)| set != key);
-            model.options.push((key, value.clone()));
-        }
+        model.options.extend(adapters.options.clone());
         Ok(Pretrained { adapters: Some(adapters), ..model })
     }
 
@@ -158,7 +155,7 @@ impl Pretrained {
     }
 
     /// The model's options, by key.
-    pub fn options(&self) -> &[(&'static str, Value)] {
+    pub fn options(&self) -> &ModelOptions {
         &self.options
     }
 
@@ -181,8 +178,8 @@ impl Pretrained {
 
     /// Whether the model has adapters.
     pub(super) fn has_adapters(&self) -> bool {
-        let rank = self.options.iter().find(|(key, _)| *key == "model.lora_rank");
-        rank.and_then(|(_, rank)| rank.as_integer()).is_some_and(|rank| rank > 0)
+        let rank = self.options.get("model.lora_rank");
+        rank.and_then(Value::as_integer).is_some_and(|rank| rank > 0)
     }
 
     /// Fails unless the folder has the weights of a model of that shape. Their values are not read. `new_tokens`: those that
@@ -200,8 +197,8 @@ impl Pretrained {
     /// Weights that are missing, broken, or of another model.
     pub(super) fn weights(&self, shape: &GptShape, new_tokens: Range<usize>) -> Result<Weights<'_>, UserError> {
         let lora = shape.lora.clone().filter(|_| self.has_adapters());
-        let vocab = self.options.iter().find(|(key, _)| *key == "model.vocab" && !new_tokens.is_empty());
-        let vocab = vocab.and_then(|(_, vocab)| vocab.as_integer()).map_or(shape.vocab, |vocab| vocab as usize);
+        let vocab = self.options.get("model.vocab").filter(|_| !new_tokens.is_empty());
+        let vocab = vocab.and_then(Value::as_integer).map_or(shape.vocab, |vocab| vocab as usize);
         let held = GptShape { lora, vocab: vocab.min(shape.vocab), ..shape.clone() };
         Weights::open((&self.folder, self.naming), self.adapters.as_ref(), &held, new_tokens)
     }
@@ -250,7 +247,7 @@ impl Pretrained {
     /// The configuration of the model: its options over the defaults.
     pub fn config(&self) -> RunConfig {
         let mut sources = ConfigSources::default();
-        sources.start_from(&self.options);
+        sources.start_from(self.options.clone());
         sources.resolve()
     }
 
@@ -264,8 +261,8 @@ impl Pretrained {
         }
         let (mut file, mut sources) = (ConfigSources::default(), ConfigSources::default());
         file.read_file(&self.folder.join(CONFIG_TOML))?;
-        sources.start_from(&file.given_values().into_iter().collect::<ModelOptions>());
-        sources.start_from(&self.options);
+        sources.start_from(file.given_values());
+        sources.start_from(self.options.clone());
         Ok(Some(sources.resolve()))
     }
 }

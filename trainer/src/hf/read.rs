@@ -191,7 +191,7 @@ impl WeightFolder {
     fn find(&self, name: &str) -> Option<(&str, &Whole)> {
         let bare = match self.naming {
             Naming::Ours => None,
-            Naming::Family(family) => name.strip_prefix(family.tensors().prefix),
+            Naming::Family(family) => name.strip_prefix(family.tensors.prefix),
         };
         let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(bare?));
         found.map(|(name, whole)| (name.as_str(), whole))
@@ -328,7 +328,7 @@ impl WeightFolder {
         let tied = !entries.iter().any(|entry| entry.name == HEAD);
         let known = |name: &str| {
             (tied && name == HEAD)
-                || matches!(self.naming, Naming::Family(family) if (family.tensors().is_leftover)(name))
+                || matches!(self.naming, Naming::Family(family) if (family.tensors.is_leftover)(name))
         };
         if let Some(name) = self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
             return Err(unfit(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")));

@@ -19,7 +19,7 @@ pub struct SourceFiles(Vec<KeptFile>);
 
 /// The model that they describe.
 pub(super) struct SourceModel {
-    pub(super) family: &'static dyn HuggingFace,
+    pub(super) family: &'static HuggingFace,
     /// Its `config.json`.
     pub(super) config: Json,
 }

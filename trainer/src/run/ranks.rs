@@ -25,18 +25,28 @@ use crate::run::consistency::check_settings;
 /// may still read data, or hang.
 const OTHERS_COME: Duration = Duration::from_secs(60);
 
-/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; returns the exit code. `shared`
-/// are the settings that must be the same on all ranks. `transfers` is how ranks that share layers exchange tensors on GPUs.
+/// How the ranks of a run join.
+pub struct Joined<'j> {
+    /// The groups that they form.
+    pub connections: &'j Connections,
+    /// How ranks that share layers exchange tensors on GPUs.
+    pub transfers: TensorTransfers,
+    /// The settings that must be the same on all ranks.
+    pub shared: &'j str,
+    /// Threads of a rank; `None`: its share of the machine's cores.
+    pub threads: Option<usize>,
+    /// How ranks watch each other.
+    pub watch: &'j WatchSettings,
+}
+
+/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; returns the exit code.
 pub fn on_all_ranks(
     env: &RankEnv,
-    connections: &Connections,
-    transfers: TensorTransfers,
-    shared: &str,
-    threads: Option<usize>,
-    settings: &WatchSettings,
+    joined: Joined<'_>,
     open: impl FnOnce(usize) -> device::Result<Device>,
     work: impl FnOnce(&ProcessGroup, &Device) -> Result<i32, RunError>,
 ) -> i32 {
+    let Joined { connections, transfers, shared, threads, watch: settings } = joined;
     let joining = Joining::begin(env, settings)
         .unwrap_or_else(|error| fail(true, 3, &format!("the watch over ranks cannot start: {error}")));
     let world = Rc::new(whole_world(env));

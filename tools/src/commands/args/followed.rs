@@ -29,7 +29,7 @@ pub(super) fn follow(sources: &mut ConfigSources, folders: &[&Path]) -> Result<V
         notices.push(format!(
             "data.tokenizer = {folder}: the tokenizer of the model that training starts from (--tokenizer)"
         ));
-        sources.start_from(&[("data.tokenizer", Value::String(folder))]);
+        sources.start_from([("data.tokenizer", Value::String(folder))]);
     }
     let config = sources.resolve();
     // New tokens need rows in a model that training starts from, too.
@@ -43,7 +43,7 @@ pub(super) fn follow(sources: &mut ConfigSources, folders: &[&Path]) -> Result<V
         notices.push(format!(
             "model.vocab = {rows}: the tokens of {whose}. The table of tokens has so many rows, {table} in f32 (--vocab)"
         ));
-        sources.start_from(&[("model.vocab", Value::Integer(rows as i64))]);
+        sources.start_from([("model.vocab", Value::Integer(rows as i64))]);
     }
     Ok(notices)
 }

@@ -214,8 +214,8 @@ fn start_from(
     if Path::new(&from) != folder {
         sources.set("model.init_from", &from, "--init-from")?;
     }
-    sources.start_from(pretrained.options());
-    theirs.start_from(pretrained.options());
+    sources.start_from(pretrained.options().clone());
+    theirs.start_from(pretrained.options().clone());
     let theirs = theirs.resolve().model;
     let differ = changed_meaning(&theirs, &sources.resolve().model).join(", ");
     let differ =

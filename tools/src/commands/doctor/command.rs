@@ -16,7 +16,7 @@ use crate::commands::args::{device_flag, text, text_flag};
 use crate::commands::report::check_output;
 use trainer::config::{DeviceChoice, TensorTransfers};
 use trainer::run::accelerator::{Accelerator, Exactness};
-use trainer::run::ranks::{on_all_ranks, refuse};
+use trainer::run::ranks::{Joined, on_all_ranks, refuse};
 
 pub(crate) fn command() -> Command {
     let switch =
@@ -65,10 +65,15 @@ pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
     let sizes = MeshSizes { tensor: env.world_size, ..MeshSizes::of(env.world_size) };
     let mesh = Mesh::new(sizes).unwrap_or_else(|_| unreachable!("any number of ranks can share layers"));
     let connections = Connections::new(mesh, Placement::new(1, 1));
-    let transfers = TensorTransfers::Auto;
     let settings = format!("device = {}\n", accelerator.kind());
-    let watch = WatchSettings::default();
-    on_all_ranks(env, &connections, transfers, &settings, None, &watch, open, |group, device| match &request.card {
+    let joined = Joined {
+        connections: &connections,
+        transfers: TensorTransfers::Auto,
+        shared: &settings,
+        threads: None,
+        watch: &WatchSettings::default(),
+    };
+    on_all_ranks(env, joined, open, |group, device| match &request.card {
         Some(file) if env.world_size == 1 && device.gpu().is_some() => {
             card_table::write(file, group, device)?;
             Ok(0)

@@ -77,7 +77,7 @@ fn tell_the_rest(trainer: Trainer, settings: &Settings, imported: &mut Imported)
     for (name, value) in settings.given() {
         let is_default = settings.default_of(name) == Some(value);
         let becomes = trainer.find(name).is_some_and(|known| {
-            let is_read = matches!(known.here, Here::Same(_) | Here::Becomes(..));
+            let is_read = matches!(known.here, Here::Same(_) | Here::IfTrue(..) | Here::Becomes(..));
             is_read && settings.made(known, value).is_ok_and(|sets| !sets.is_empty())
         });
         if becomes || is_default || asks_for_nothing(value) || imported.mentions(name, value) {

@@ -4,9 +4,9 @@
 use common::escape::toml_strings;
 use toml::Value;
 
-use super::settings::Here::{Becomes, Same, With, Without};
 use super::settings::{
-    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text,
+    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, becomes, betas_of, graphs, if_true, is_true, none, number, one,
+    same, set, set_as, shown, text, with, without,
 };
 
 const BATCH: &str = "--micro-batch-size, and --global-batch-size with its product with gradient_accumulation_steps and the number of ranks";
@@ -30,205 +30,176 @@ const SFT: &str = "--sft: the loss is on the answers of the assistant alone";
 const EVALUATES: &str = "a training run evaluates at an interval";
 
 pub(super) const NAMES: &[OtherName] = &[
-    name("output_dir", "", Same("checkpoint.dir")),
-    name(
-        "overwrite_output_dir",
-        "",
-        Without("a run never overwrites another's checkpoints", "--save with another folder"),
-    ),
-    name("per_device_train_batch_size", "8", Becomes(BATCH, batch)),
-    name("gradient_accumulation_steps", "1", With("per_device_train_batch_size", BATCH)),
-    name(
+    same("output_dir", "checkpoint.dir"),
+    without("overwrite_output_dir", "a run never overwrites another's checkpoints", "--save with another folder"),
+    becomes("per_device_train_batch_size", BATCH, batch).by_default("8"),
+    with("gradient_accumulation_steps", "per_device_train_batch_size", BATCH).by_default("1"),
+    without(
         "per_device_eval_batch_size",
-        "",
-        Without(
-            "evaluations have the microbatches of training",
-            "leave it out; --eval-iters is their number of batches",
-        ),
+        "evaluations have the microbatches of training",
+        "leave it out; --eval-iters is their number of batches",
     ),
-    name("eval_accumulation_steps", "", Without("an evaluation keeps a sum of losses", OUT)),
-    name(
+    without("eval_accumulation_steps", "an evaluation keeps a sum of losses", OUT),
+    without(
         "auto_find_batch_size",
-        "",
-        Without("memory is planned before the first step", "--micro-batch-size; --dry-run shows the memory"),
+        "memory is planned before the first step",
+        "--micro-batch-size; --dry-run shows the memory",
     ),
-    name("learning_rate", "5e-5", Same("optimizer.lr")),
-    name("weight_decay", "0.0", Same("optimizer.weight_decay")),
-    name("adam_beta1", "0.9", Becomes("--betas BETA1 BETA2", betas)),
-    name("adam_beta2", "0.999", With("adam_beta1", "--betas BETA1 BETA2")),
-    name("adam_epsilon", "1e-8", Same("optimizer.eps")),
-    name("max_grad_norm", "1.0", Same("optimizer.clip")),
-    name("num_train_epochs", "3.0", Becomes("--epochs", epochs)),
-    name("max_steps", "-1", Becomes("--steps", steps)),
-    name(
-        "lr_scheduler_type",
-        "\"linear\"",
-        Becomes("--lr-decay-style constant, linear, cosine, inverse_sqrt or wsd", decay),
+    same("learning_rate", "optimizer.lr").by_default("5e-5"),
+    same("weight_decay", "optimizer.weight_decay").by_default("0.0"),
+    becomes("adam_beta1", "--betas BETA1 BETA2", betas).by_default("0.9"),
+    with("adam_beta2", "adam_beta1", "--betas BETA1 BETA2").by_default("0.999"),
+    same("adam_epsilon", "optimizer.eps").by_default("1e-8"),
+    same("max_grad_norm", "optimizer.clip").by_default("1.0"),
+    becomes("num_train_epochs", "--epochs", epochs).by_default("3.0"),
+    becomes("max_steps", "--steps", steps).by_default("-1"),
+    becomes("lr_scheduler_type", "--lr-decay-style constant, linear, cosine, inverse_sqrt or wsd", decay)
+        .by_default("\"linear\""),
+    with("lr_scheduler_kwargs", "lr_scheduler_type", "--min-lr; --lr-decay-steps is how long wsd's decay takes"),
+    becomes("warmup_ratio", "--lr-warmup-fraction", warmup_share).by_default("0.0"),
+    becomes("warmup_steps", "--lr-warmup-steps", warmup).by_default("0"),
+    becomes("optim", "--optimizer adamw, muon, lion or sgd", optimizer).by_default("\"adamw_torch\""),
+    without("optim_args", "an optimizer has options of its own", "--betas, --eps and --momentum"),
+    without("optim_target_modules", "an optimizer updates all parameters that are not frozen", "--freeze"),
+    without("adafactor", "there is no Adafactor", "--optimizer adamw, muon, lion or sgd"),
+    if_true("bf16", "--bf16", ("precision.compute", "bf16")),
+    without("fp16", "layers compute in bf16, tf32 or f32", "--bf16, or leave it out for f32"),
+    becomes("tf32", "--compute tf32", tf32),
+    without("bf16_full_eval", "evaluations have the format of training", OUT),
+    without("fp16_full_eval", "evaluations have the format of training", OUT),
+    without("fp16_opt_level", "layers compute in bf16, tf32 or f32", OUT),
+    without("fp16_backend", "layers compute in bf16, tf32 or f32", OUT),
+    without("half_precision_backend", KERNELS, OUT),
+    becomes("dtype", "--bf16, or --compute f32", dtype),
+    becomes("torch_dtype", "--bf16, or --compute f32", dtype),
+    if_true("gradient_checkpointing", "--recompute-granularity full", ("recompute.granularity", "full")),
+    without("gradient_checkpointing_kwargs", "full recompute has a number of blocks", "--recompute-num-layers"),
+    same("logging_steps", "logging.interval").by_default("500"),
+    same("logging_dir", "logging.dir"),
+    without("logging_strategy", STEPS, "--log-interval"),
+    without("logging_first_step", "the first step always has a line", OUT),
+    without("logging_nan_inf_filter", "a loss that is not finite ends the run", OUT),
+    without("log_level", LOGS, "--log with a level"),
+    without("log_level_replica", LOGS, "--log with a level"),
+    without("log_on_each_node", LOGS, OUT),
+    without("disable_tqdm", "progress is shown on a terminal alone", OUT),
+    without("run_name", "a run is named by the folder of its log", "--log-dir, or --wandb with WANDB_NAME set"),
+    becomes("report_to", "--tensorboard or --wandb", report),
+    becomes("save_strategy", "--save-interval, 0 for one checkpoint at the end", save_strategy),
+    becomes("save_steps", "--save-interval", save_steps).by_default("500"),
+    same("save_total_limit", "checkpoint.keep").by_default("0"),
+    without("save_safetensors", ONE_FORM, OUT),
+    without("save_on_each_node", ONE_FORM, OUT),
+    without("save_only_model", ONE_FORM, OUT),
+    with("eval_strategy", "eval_steps", "--eval-interval, 0 for none"),
+    with("evaluation_strategy", "eval_steps", "--eval-interval, 0 for none"),
+    becomes("eval_steps", "--eval-interval; --eval-iters is the number of batches of an evaluation", evaluations)
+        .by_default("0"),
+    without("eval_on_start", EVALUATES, "--eval-interval"),
+    without("eval_delay", EVALUATES, "--eval-interval"),
+    without("eval_do_concat_batches", EVALUATES, OUT),
+    without("eval_use_gather_object", EVALUATES, OUT),
+    without("do_train", "a run without a subcommand trains", OUT),
+    without("do_eval", EVALUATES, "--eval-interval, or trainer eval for a checkpoint"),
+    without("do_predict", EVALUATES, "trainer sample, or trainer eval"),
+    without("prediction_loss_only", "an evaluation has the loss", OUT),
+    if_true(
+        "load_best_model_at_end",
+        "--save-best; its name is best, in the folder of --save",
+        ("checkpoint.save_best", "true"),
     ),
-    name(
-        "lr_scheduler_kwargs",
-        "",
-        With("lr_scheduler_type", "--min-lr; --lr-decay-steps is how long wsd's decay takes"),
-    ),
-    name("warmup_ratio", "0.0", Becomes("--lr-warmup-fraction", warmup_share)),
-    name("warmup_steps", "0", Becomes("--lr-warmup-steps", warmup)),
-    name("optim", "\"adamw_torch\"", Becomes("--optimizer adamw, muon, lion or sgd", optimizer)),
-    name("optim_args", "", Without("an optimizer has options of its own", "--betas, --eps and --momentum")),
-    name("optim_target_modules", "", Without("an optimizer updates all parameters that are not frozen", "--freeze")),
-    name("adafactor", "", Without("there is no Adafactor", "--optimizer adamw, muon, lion or sgd")),
-    name("bf16", "", Becomes("--bf16", half)),
-    name("fp16", "", Without("layers compute in bf16, tf32 or f32", "--bf16, or leave it out for f32")),
-    name("tf32", "", Becomes("--compute tf32", tf32)),
-    name("bf16_full_eval", "", Without("evaluations have the format of training", OUT)),
-    name("fp16_full_eval", "", Without("evaluations have the format of training", OUT)),
-    name("fp16_opt_level", "", Without("layers compute in bf16, tf32 or f32", OUT)),
-    name("fp16_backend", "", Without("layers compute in bf16, tf32 or f32", OUT)),
-    name("half_precision_backend", "", Without(KERNELS, OUT)),
-    name("dtype", "", Becomes("--bf16, or --compute f32", dtype)),
-    name("torch_dtype", "", Becomes("--bf16, or --compute f32", dtype)),
-    name("gradient_checkpointing", "", Becomes("--recompute-granularity full", recompute)),
-    name(
-        "gradient_checkpointing_kwargs",
-        "",
-        Without("full recompute has a number of blocks", "--recompute-num-layers"),
-    ),
-    name("logging_steps", "500", Same("logging.interval")),
-    name("logging_dir", "", Same("logging.dir")),
-    name("logging_strategy", "", Without(STEPS, "--log-interval")),
-    name("logging_first_step", "", Without("the first step always has a line", OUT)),
-    name("logging_nan_inf_filter", "", Without("a loss that is not finite ends the run", OUT)),
-    name("log_level", "", Without(LOGS, "--log with a level")),
-    name("log_level_replica", "", Without(LOGS, "--log with a level")),
-    name("log_on_each_node", "", Without(LOGS, OUT)),
-    name("disable_tqdm", "", Without("progress is shown on a terminal alone", OUT)),
-    name(
-        "run_name",
-        "",
-        Without("a run is named by the folder of its log", "--log-dir, or --wandb with WANDB_NAME set"),
-    ),
-    name("report_to", "", Becomes("--tensorboard or --wandb", report)),
-    name("save_strategy", "", Becomes("--save-interval, 0 for one checkpoint at the end", save_strategy)),
-    name("save_steps", "500", Becomes("--save-interval", save_steps)),
-    name("save_total_limit", "0", Same("checkpoint.keep")),
-    name("save_safetensors", "", Without(ONE_FORM, OUT)),
-    name("save_on_each_node", "", Without(ONE_FORM, OUT)),
-    name("save_only_model", "", Without(ONE_FORM, OUT)),
-    name("eval_strategy", "", With("eval_steps", "--eval-interval, 0 for none")),
-    name("evaluation_strategy", "", With("eval_steps", "--eval-interval, 0 for none")),
-    name(
-        "eval_steps",
-        "0",
-        Becomes("--eval-interval; --eval-iters is the number of batches of an evaluation", evaluations),
-    ),
-    name("eval_on_start", "", Without(EVALUATES, "--eval-interval")),
-    name("eval_delay", "", Without(EVALUATES, "--eval-interval")),
-    name("eval_do_concat_batches", "", Without(EVALUATES, OUT)),
-    name("eval_use_gather_object", "", Without(EVALUATES, OUT)),
-    name("do_train", "", Without("a run without a subcommand trains", OUT)),
-    name("do_eval", "", Without(EVALUATES, "--eval-interval, or trainer eval for a checkpoint")),
-    name("do_predict", "", Without(EVALUATES, "trainer sample, or trainer eval")),
-    name("prediction_loss_only", "", Without("an evaluation has the loss", OUT)),
-    name("load_best_model_at_end", "", Becomes("--save-best; its name is best, in the folder of --save", best)),
-    name("metric_for_best_model", "", Without(BY_LOSS, NOT_HERE)),
-    name("greater_is_better", "", Without(BY_LOSS, NOT_HERE)),
-    name("early_stopping_patience", "", Same("train.early_stop_patience")),
-    name("early_stopping_threshold", "", Without("any fall of the validation loss counts", "--early-stop-patience")),
-    name("seed", "42", Same("train.seed")),
-    name("data_seed", "", Same("data.seed")),
-    name("full_determinism", "", Same("train.deterministic")),
-    name("use_cpu", "", Becomes("--device host", cpu)),
-    name("no_cuda", "", Becomes("--device host", cpu)),
-    name("resume_from_checkpoint", "", Becomes("start the same command again, or --resume with a checkpoint", resume)),
-    name("ignore_data_skip", "", Without("a resumed run continues at its place in the data", OUT)),
-    name("restore_callback_states_from_checkpoint", "", Without("there are no callbacks", OUT)),
-    name(
-        "model_name_or_path",
-        "",
-        Becomes("--init-from with a folder; hf download MODEL --local-dir FOLDER gets one", model),
-    ),
-    name("model_revision", "", Without("weights are read from a folder", "--init-from")),
-    name("trust_remote_code", "", Without("no code comes with a model", OUT)),
-    name("attn_implementation", "", Without("attention is always one operation", OUT)),
-    name("tokenizer_name", "", Same("data.tokenizer")),
-    name("dataset_name", "", Without(HUB, DOWNLOAD)),
-    name("dataset_config", "", Without(HUB, DOWNLOAD)),
-    name("dataset_config_name", "", Without(HUB, DOWNLOAD)),
-    name("dataset_train_split", "", Without(HUB, "--data-path with the files of the split")),
-    name("dataset_test_split", "", Without(HUB, "--validation-path with the files of the split")),
-    name("dataset_streaming", "", Without("data are read as they are needed", OUT)),
-    name("dataset_text_field", "", Same("data.text_key")),
-    name("dataset_num_proc", "", Without(LOADER, OUT)),
-    name("dataset_kwargs", "", Without(LOADER, OUT)),
-    name("train_file", "", Same("data.path")),
-    name("validation_file", "", Same("data.validation_path")),
-    name("validation_split_percentage", "", Becomes("--split with 1 - VALUE / 100", split)),
-    name("max_seq_length", "", Same("model.seq_length")),
-    name("max_length", "", Same("model.seq_length")),
-    name(
-        "packing",
-        "",
-        Becomes("--sft-packing with the most conversations of a sample; text is always packed", packing),
-    ),
-    name("packing_strategy", "", With("packing", "--sft-packing")),
-    name("eval_packing", "", With("packing", "--sft-packing")),
-    name("padding_free", "", Without("samples of a step have the same number of tokens", "--sft-packing")),
-    name("pad_token", "", Without("the token that ends a text fills samples, and has no loss", OUT)),
-    name("pad_to_multiple_of", "", Without("samples have one of a few lengths", "--seq-length-buckets")),
-    name("completion_only_loss", "", Becomes(SFT, answers)),
-    name("assistant_only_loss", "", Becomes(SFT, answers)),
-    name("chat_template_path", "", Same("data.chat_template")),
-    name("eos_token", "", Same("data.end_of_text")),
-    name("use_peft", "", With("lora_r", "--lora-rank")),
-    name("lora_r", "16", Becomes("--lora-rank", rank)),
-    name("lora_alpha", "32", Becomes("--lora-alpha", alpha)),
-    name("lora_dropout", "0.05", Becomes("--lora-dropout", adapter_dropout)),
-    name("lora_target_modules", "", Becomes("--lora-target-modules", targets)),
-    name("lora_modules_to_save", "", Without("with adapters all other parameters keep their values", NOT_HERE)),
-    name("lora_task_type", "", Without(ONE_LORA, OUT)),
-    name("use_rslora", "", Without(ONE_LORA, "--lora-alpha, lora_alpha x the root of lora_r")),
-    name("use_dora", "", Without(ONE_LORA, NOT_HERE)),
-    name("load_in_4bit", "", Without(FULL_WEIGHTS, NOT_HERE)),
-    name("load_in_8bit", "", Without(FULL_WEIGHTS, NOT_HERE)),
-    name("use_bnb_nested_quant", "", Without(FULL_WEIGHTS, NOT_HERE)),
-    name("bnb_*", "", Without(FULL_WEIGHTS, NOT_HERE)),
-    name("label_smoothing_factor", "", Without(PLAIN_LOSS, NOT_HERE)),
-    name("neftune_noise_alpha", "", Without("embeddings have no noise", "--hidden-dropout")),
-    name("average_tokens_across_devices", "", Without("the loss is the mean over the tokens of all ranks", OUT)),
-    name("loss_type", "", Without(PLAIN_LOSS, NOT_HERE)),
-    name("use_liger_kernel", "", Without(KERNELS, OUT)),
-    name("liger_kernel_config", "", Without(KERNELS, OUT)),
-    name("group_by_length", "", Same("data.group_by_length")),
-    name("length_column_name", "", Without("lengths are counted", OUT)),
-    name("remove_unused_columns", "", Without(LOADER, OUT)),
-    name("label_names", "", Without(LOADER, OUT)),
-    name("dataloader_*", "", Without(LOADER, OUT)),
-    name("deepspeed", "", Without(DIVIDED, DISTRIBUTED)),
-    name("fsdp", "", Without(DIVIDED, DISTRIBUTED)),
-    name("fsdp_*", "", Without(DIVIDED, DISTRIBUTED)),
-    name("accelerator_config", "", Without("ranks have a launcher of their own", "trainer launch -n RANKS -- FLAGS")),
-    name(
+    without("metric_for_best_model", BY_LOSS, NOT_HERE),
+    without("greater_is_better", BY_LOSS, NOT_HERE),
+    same("early_stopping_patience", "train.early_stop_patience"),
+    without("early_stopping_threshold", "any fall of the validation loss counts", "--early-stop-patience"),
+    same("seed", "train.seed").by_default("42"),
+    same("data_seed", "data.seed"),
+    same("full_determinism", "train.deterministic"),
+    if_true("use_cpu", "--device host", ("train.device", "host")),
+    if_true("no_cuda", "--device host", ("train.device", "host")),
+    becomes("resume_from_checkpoint", "start the same command again, or --resume with a checkpoint", resume),
+    without("ignore_data_skip", "a resumed run continues at its place in the data", OUT),
+    without("restore_callback_states_from_checkpoint", "there are no callbacks", OUT),
+    becomes("model_name_or_path", "--init-from with a folder; hf download MODEL --local-dir FOLDER gets one", model),
+    without("model_revision", "weights are read from a folder", "--init-from"),
+    without("trust_remote_code", "no code comes with a model", OUT),
+    without("attn_implementation", "attention is always one operation", OUT),
+    same("tokenizer_name", "data.tokenizer"),
+    without("dataset_name", HUB, DOWNLOAD),
+    without("dataset_config", HUB, DOWNLOAD),
+    without("dataset_config_name", HUB, DOWNLOAD),
+    without("dataset_train_split", HUB, "--data-path with the files of the split"),
+    without("dataset_test_split", HUB, "--validation-path with the files of the split"),
+    without("dataset_streaming", "data are read as they are needed", OUT),
+    same("dataset_text_field", "data.text_key"),
+    without("dataset_num_proc", LOADER, OUT),
+    without("dataset_kwargs", LOADER, OUT),
+    same("train_file", "data.path"),
+    same("validation_file", "data.validation_path"),
+    becomes("validation_split_percentage", "--split with 1 - VALUE / 100", split),
+    same("max_seq_length", "model.seq_length"),
+    same("max_length", "model.seq_length"),
+    becomes("packing", "--sft-packing with the most conversations of a sample; text is always packed", packing),
+    with("packing_strategy", "packing", "--sft-packing"),
+    with("eval_packing", "packing", "--sft-packing"),
+    without("padding_free", "samples of a step have the same number of tokens", "--sft-packing"),
+    without("pad_token", "the token that ends a text fills samples, and has no loss", OUT),
+    without("pad_to_multiple_of", "samples have one of a few lengths", "--seq-length-buckets"),
+    becomes("completion_only_loss", SFT, answers),
+    becomes("assistant_only_loss", SFT, answers),
+    same("chat_template_path", "data.chat_template"),
+    same("eos_token", "data.end_of_text"),
+    with("use_peft", "lora_r", "--lora-rank"),
+    becomes("lora_r", "--lora-rank", rank).by_default("16"),
+    becomes("lora_alpha", "--lora-alpha", alpha).by_default("32"),
+    becomes("lora_dropout", "--lora-dropout", adapter_dropout).by_default("0.05"),
+    becomes("lora_target_modules", "--lora-target-modules", targets),
+    without("lora_modules_to_save", "with adapters all other parameters keep their values", NOT_HERE),
+    without("lora_task_type", ONE_LORA, OUT),
+    without("use_rslora", ONE_LORA, "--lora-alpha, lora_alpha x the root of lora_r"),
+    without("use_dora", ONE_LORA, NOT_HERE),
+    without("load_in_4bit", FULL_WEIGHTS, NOT_HERE),
+    without("load_in_8bit", FULL_WEIGHTS, NOT_HERE),
+    without("use_bnb_nested_quant", FULL_WEIGHTS, NOT_HERE),
+    without("bnb_*", FULL_WEIGHTS, NOT_HERE),
+    without("label_smoothing_factor", PLAIN_LOSS, NOT_HERE),
+    without("neftune_noise_alpha", "embeddings have no noise", "--hidden-dropout"),
+    without("average_tokens_across_devices", "the loss is the mean over the tokens of all ranks", OUT),
+    without("loss_type", PLAIN_LOSS, NOT_HERE),
+    without("use_liger_kernel", KERNELS, OUT),
+    without("liger_kernel_config", KERNELS, OUT),
+    same("group_by_length", "data.group_by_length"),
+    without("length_column_name", "lengths are counted", OUT),
+    without("remove_unused_columns", LOADER, OUT),
+    without("label_names", LOADER, OUT),
+    without("dataloader_*", LOADER, OUT),
+    without("deepspeed", DIVIDED, DISTRIBUTED),
+    without("fsdp", DIVIDED, DISTRIBUTED),
+    without("fsdp_*", DIVIDED, DISTRIBUTED),
+    without("accelerator_config", "ranks have a launcher of their own", "trainer launch -n RANKS -- FLAGS"),
+    without(
         "parallelism_config",
-        "",
-        Without("ranks are divided by options", "--tensor-model-parallel-size and --pipeline-model-parallel-size"),
+        "ranks are divided by options",
+        "--tensor-model-parallel-size and --pipeline-model-parallel-size",
     ),
-    name("ddp_bucket_cap_mb", "", Same("parallel.bucket_mib")),
-    name("ddp_timeout", "", Without("the run ends when a rank stands still", "--distributed-timeout-seconds")),
-    name("ddp_*", "", Without(REDUCED, OUT)),
-    name("torch_compile", "", Becomes("--enable-cuda-graph", graphs)),
-    name("torch_compile_*", "", Without(COMPILED, "--enable-cuda-graph")),
-    name("torch_empty_cache_steps", "", Without("memory is planned once, before the first step", OUT)),
-    name("torchdynamo", "", Without(COMPILED, "--enable-cuda-graph")),
-    name("push_to_hub", "", Without(NOWHERE, UPLOAD)),
-    name("push_to_hub_*", "", Without(NOWHERE, UPLOAD)),
-    name("hub_*", "", Without(NOWHERE, UPLOAD)),
-    name("include_inputs_for_metrics", "", Without(EVALUATES, OUT)),
-    name("include_for_metrics", "", Without(EVALUATES, OUT)),
-    name("include_tokens_per_second", "", Without("throughput is in the metrics of every step", OUT)),
-    name("include_num_input_tokens_seen", "", Without("tokens are in the metrics of every step", OUT)),
-    name("skip_memory_metrics", "", Without("memory is in the log", OUT)),
-    name("use_legacy_prediction_loop", "", Without(EVALUATES, OUT)),
-    name("past_index", "", Without("training keeps no keys and values of earlier steps", OUT)),
-    name("jit_mode_eval", "", Without(COMPILED, OUT)),
+    same("ddp_bucket_cap_mb", "parallel.bucket_mib"),
+    without("ddp_timeout", "the run ends when a rank stands still", "--distributed-timeout-seconds"),
+    without("ddp_*", REDUCED, OUT),
+    becomes("torch_compile", "--enable-cuda-graph", graphs),
+    without("torch_compile_*", COMPILED, "--enable-cuda-graph"),
+    without("torch_empty_cache_steps", "memory is planned once, before the first step", OUT),
+    without("torchdynamo", COMPILED, "--enable-cuda-graph"),
+    without("push_to_hub", NOWHERE, UPLOAD),
+    without("push_to_hub_*", NOWHERE, UPLOAD),
+    without("hub_*", NOWHERE, UPLOAD),
+    without("include_inputs_for_metrics", EVALUATES, OUT),
+    without("include_for_metrics", EVALUATES, OUT),
+    without("include_tokens_per_second", "throughput is in the metrics of every step", OUT),
+    without("include_num_input_tokens_seen", "tokens are in the metrics of every step", OUT),
+    without("skip_memory_metrics", "memory is in the log", OUT),
+    without("use_legacy_prediction_loop", EVALUATES, OUT),
+    without("past_index", "training keeps no keys and values of earlier steps", OUT),
+    without("jit_mode_eval", COMPILED, OUT),
 ];
 
 fn batch(value: &Value, settings: &Settings) -> Made {
@@ -243,8 +214,7 @@ fn batch(value: &Value, settings: &Settings) -> Made {
 }
 
 fn betas(_: &Value, settings: &Settings) -> Made {
-    let [first, second] = ["adam_beta1", "adam_beta2"].map(|name| settings.number(name).unwrap_or(0.0));
-    Ok(vec![set_as("optimizer.betas", format!("[{first:?}, {second:?}]"), "adam_beta1 and adam_beta2")])
+    betas_of(settings, ["adam_beta1", "adam_beta2"], "adam_beta1 and adam_beta2")
 }
 
 /// The number of steps, if it is given.
@@ -309,21 +279,6 @@ fn share_of_steps(share: f64, settings: &Settings) -> Made {
     Ok(vec![set_as("optimizer.warmup_steps", shown((share * steps).ceil()), how)])
 }
 
-fn optimizer(value: &Value, _: &Settings) -> Made {
-    match text(value).as_str() {
-        "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused" => one("optimizer.kind", "adamw"),
-        "sgd" => one("optimizer.kind", "sgd"),
-        "lion_32bit" => one("optimizer.kind", "lion"),
-        other => {
-            Err(format!("the optimizers are adamw, muon, lion and sgd, with moments of 32 or 16 bits, not {other}"))
-        }
-    }
-}
-
-fn half(value: &Value, _: &Settings) -> Made {
-    if is_true(value) { one("precision.compute", "bf16") } else { none() }
-}
-
 fn tf32(value: &Value, settings: &Settings) -> Made {
     if is_true(value) && !settings.is_true("bf16") { one("precision.compute", "tf32") } else { none() }
 }
@@ -336,10 +291,6 @@ fn dtype(value: &Value, settings: &Settings) -> Made {
         _ if settings.is_true("bf16") => none(),
         other => Err(format!("layers compute in bf16, tf32 or f32, not in {other}")),
     }
-}
-
-fn recompute(value: &Value, _: &Settings) -> Made {
-    if is_true(value) { one("recompute.granularity", "full") } else { none() }
 }
 
 fn report(value: &Value, _: &Settings) -> Made {
@@ -401,14 +352,6 @@ fn evaluations(value: &Value, settings: &Settings) -> Made {
         },
         other => Err(format!("{STEPS}, not by {other}: set train.eval_interval")),
     }
-}
-
-fn best(value: &Value, _: &Settings) -> Made {
-    if is_true(value) { one("checkpoint.save_best", "true") } else { none() }
-}
-
-fn cpu(value: &Value, _: &Settings) -> Made {
-    if is_true(value) { one("train.device", "host") } else { none() }
 }
 
 fn resume(value: &Value, _: &Settings) -> Made {
@@ -481,7 +424,13 @@ fn targets(value: &Value, settings: &Settings) -> Made {
     one("model.lora_target_modules", toml_strings(words))
 }
 
-fn graphs(value: &Value, _: &Settings) -> Made {
-    let how = if is_true(value) { "in place of torch.compile: nothing is compiled here" } else { "" };
-    Ok(vec![set_as("cuda_graph.enable", is_true(value).to_string(), how)])
+fn optimizer(value: &Value, _: &Settings) -> Made {
+    match text(value).as_str() {
+        "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused" => one("optimizer.kind", "adamw"),
+        "sgd" => one("optimizer.kind", "sgd"),
+        "lion_32bit" => one("optimizer.kind", "lion"),
+        other => {
+            Err(format!("the optimizers are adamw, muon, lion and sgd, with moments of 32 or 16 bits, not {other}"))
+        }
+    }
 }

@@ -89,7 +89,7 @@ pub fn torchruns(flag: &str) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::Here::{Becomes, Same, With, Without};
+    use super::Here::{Becomes, IfTrue, Same, With, Without};
     use super::*;
     use crate::config::megatron;
     use crate::config::options::{OPTIONS, find};
@@ -140,7 +140,7 @@ mod tests {
             match name.here {
                 Same(key) => assert_eq!(key, ours.key, "{what}"),
                 // The value is converted when a file is imported; the option is the same.
-                Becomes(fix, _) => assert!(fix.contains(&format!("--{}", ours.flag)), "{what}: {fix}"),
+                Becomes(fix, _) | IfTrue(fix, _) => assert!(fix.contains(&format!("--{}", ours.flag)), "{what}: {fix}"),
                 With(..) | Without(..) => panic!("{what} is an option of ours, with another meaning"),
             }
         }

@@ -2,50 +2,49 @@
 
 use toml::Value;
 
-use super::settings::Here::{Becomes, Same, With, Without};
-use super::settings::{Made, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text};
+use super::settings::{
+    Made, OtherName, Settings, becomes, betas_of, graphs, is_true, none, number, one, same, set, set_as, shown, text,
+    with, without,
+};
 
 const WANDB: &str = "the client of Weights & Biases reads variables of its own";
 const BATCH: &str = "--micro-batch-size, and --global-batch-size with batch_size x gradient_accumulation_steps";
 
 pub(super) const NAMES: &[OtherName] = &[
-    name("out_dir", "\"out\"", Same("checkpoint.dir")),
-    name("eval_interval", "2000", Same("train.eval_interval")),
-    name("log_interval", "1", Same("logging.interval")),
-    name("eval_iters", "200", Becomes("--eval-iters", batches)),
-    name("eval_only", "", Becomes("trainer eval", evaluation_alone)),
-    name("always_save_checkpoint", "true", Becomes("--save-interval", checkpoints)),
-    name("init_from", "\"scratch\"", Becomes("--init-from with a folder of a Hugging Face model", start)),
-    name("wandb_log", "", Same("logging.wandb")),
-    name("wandb_project", "", Without(WANDB, "--wandb with WANDB_PROJECT set")),
-    name("wandb_run_name", "", Without(WANDB, "--wandb with WANDB_NAME set")),
-    name(
-        "dataset",
-        "\"openwebtext\"",
-        Becomes("--data-path with the files that prepare.py wrote, and --raw-tokens u16", data),
-    ),
-    name("gradient_accumulation_steps", "40", With("batch_size", BATCH)),
-    name("batch_size", "12", Becomes(BATCH, batch)),
-    name("block_size", "1024", Same("model.seq_length")),
-    name("n_layer", "12", Same("model.layers")),
-    name("n_head", "12", Same("model.heads")),
-    name("n_embd", "768", Same("model.hidden")),
-    name("dropout", "0.0", Becomes("--hidden-dropout and --attention-dropout", dropout)),
-    name("bias", "false", Same("model.bias")),
-    name("learning_rate", "6e-4", Same("optimizer.lr")),
-    name("max_iters", "600000", Same("train.steps")),
-    name("weight_decay", "1e-1", Same("optimizer.weight_decay")),
-    name("beta1", "0.9", Becomes("--betas BETA1 BETA2", betas)),
-    name("beta2", "0.95", With("beta1", "--betas BETA1 BETA2")),
-    name("grad_clip", "1.0", Same("optimizer.clip")),
-    name("decay_lr", "true", Becomes("--lr-decay-style cosine or constant", decay)),
-    name("warmup_iters", "2000", Becomes("--lr-warmup-steps", warmup)),
-    name("lr_decay_iters", "600000", Becomes("leave it out: a decay ends with the run, --steps", decay_end)),
-    name("min_lr", "6e-5", Becomes("--min-lr", floor)),
-    name("backend", "", Without("ranks talk over NCCL on GPUs and over MPI on the host", "leave it out")),
-    name("device", "", Becomes("--device", device)),
-    name("dtype", "\"bfloat16\"", Becomes("--bf16, or --compute tf32 or f32", format)),
-    name("compile", "true", Becomes("--enable-cuda-graph", graphs)),
+    same("out_dir", "checkpoint.dir").by_default("\"out\""),
+    same("eval_interval", "train.eval_interval").by_default("2000"),
+    same("log_interval", "logging.interval").by_default("1"),
+    becomes("eval_iters", "--eval-iters", batches).by_default("200"),
+    becomes("eval_only", "trainer eval", evaluation_alone),
+    becomes("always_save_checkpoint", "--save-interval", checkpoints).by_default("true"),
+    becomes("init_from", "--init-from with a folder of a Hugging Face model", start).by_default("\"scratch\""),
+    same("wandb_log", "logging.wandb"),
+    without("wandb_project", WANDB, "--wandb with WANDB_PROJECT set"),
+    without("wandb_run_name", WANDB, "--wandb with WANDB_NAME set"),
+    becomes("dataset", "--data-path with the files that prepare.py wrote, and --raw-tokens u16", data)
+        .by_default("\"openwebtext\""),
+    with("gradient_accumulation_steps", "batch_size", BATCH).by_default("40"),
+    becomes("batch_size", BATCH, batch).by_default("12"),
+    same("block_size", "model.seq_length").by_default("1024"),
+    same("n_layer", "model.layers").by_default("12"),
+    same("n_head", "model.heads").by_default("12"),
+    same("n_embd", "model.hidden").by_default("768"),
+    becomes("dropout", "--hidden-dropout and --attention-dropout", dropout).by_default("0.0"),
+    same("bias", "model.bias").by_default("false"),
+    same("learning_rate", "optimizer.lr").by_default("6e-4"),
+    same("max_iters", "train.steps").by_default("600000"),
+    same("weight_decay", "optimizer.weight_decay").by_default("1e-1"),
+    becomes("beta1", "--betas BETA1 BETA2", betas).by_default("0.9"),
+    with("beta2", "beta1", "--betas BETA1 BETA2").by_default("0.95"),
+    same("grad_clip", "optimizer.clip").by_default("1.0"),
+    becomes("decay_lr", "--lr-decay-style cosine or constant", decay).by_default("true"),
+    becomes("warmup_iters", "--lr-warmup-steps", warmup).by_default("2000"),
+    becomes("lr_decay_iters", "leave it out: a decay ends with the run, --steps", decay_end).by_default("600000"),
+    becomes("min_lr", "--min-lr", floor).by_default("6e-5"),
+    without("backend", "ranks talk over NCCL on GPUs and over MPI on the host", "leave it out"),
+    becomes("device", "--device", device),
+    becomes("dtype", "--bf16, or --compute tf32 or f32", format).by_default("\"bfloat16\""),
+    becomes("compile", "--enable-cuda-graph", graphs).by_default("true"),
 ];
 
 fn checkpoints(value: &Value, settings: &Settings) -> Made {
@@ -111,8 +110,7 @@ fn dropout(value: &Value, _: &Settings) -> Made {
 }
 
 fn betas(_: &Value, settings: &Settings) -> Made {
-    let [first, second] = ["beta1", "beta2"].map(|name| settings.number(name).unwrap_or(0.0));
-    Ok(vec![set_as("optimizer.betas", format!("[{first:?}, {second:?}]"), "beta1 and beta2")])
+    betas_of(settings, ["beta1", "beta2"], "beta1 and beta2")
 }
 
 fn decay(value: &Value, _: &Settings) -> Made {
@@ -156,9 +154,4 @@ fn format(value: &Value, settings: &Settings) -> Made {
         "float32" => Ok(vec![set_as("precision.compute", "tf32", "train.py allows TF32 in products of f32")]),
         other => Err(format!("layers compute in bf16, tf32 or f32, not in {other}")),
     }
-}
-
-fn graphs(value: &Value, _: &Settings) -> Made {
-    let how = if is_true(value) { "in place of torch.compile: nothing is compiled here" } else { "" };
-    Ok(vec![set_as("cuda_graph.enable", is_true(value).to_string(), how)])
 }

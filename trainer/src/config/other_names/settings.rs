@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use Here::{Becomes, Same, With, Without};
+use Here::{Becomes, IfTrue, Same, With, Without};
 
 use crate::config::options::find;
 
@@ -17,9 +17,40 @@ pub struct OtherName {
     pub here: Here,
 }
 
-/// A setting's name and default there, and its effect here; see [`OtherName`].
-pub(super) const fn name(name: &'static str, default: &'static str, here: Here) -> OtherName {
-    OtherName { name, default, here }
+impl OtherName {
+    const fn new(name: &'static str, here: Here) -> OtherName {
+        OtherName { name, default: "", here }
+    }
+
+    /// The setting, with a default.
+    pub(super) const fn by_default(self, default: &'static str) -> OtherName {
+        OtherName { default, ..self }
+    }
+}
+
+/// See [`Here::Same`].
+pub(super) const fn same(name: &'static str, key: &'static str) -> OtherName {
+    OtherName::new(name, Same(key))
+}
+
+/// See [`Here::IfTrue`].
+pub(super) const fn if_true(name: &'static str, fix: &'static str, sets: (&'static str, &'static str)) -> OtherName {
+    OtherName::new(name, IfTrue(fix, sets))
+}
+
+/// See [`Here::Becomes`].
+pub(super) const fn becomes(name: &'static str, fix: &'static str, make: fn(&Value, &Settings) -> Made) -> OtherName {
+    OtherName::new(name, Becomes(fix, make))
+}
+
+/// See [`Here::With`].
+pub(super) const fn with(name: &'static str, other: &'static str, fix: &'static str) -> OtherName {
+    OtherName::new(name, With(other, fix))
+}
+
+/// See [`Here::Without`].
+pub(super) const fn without(name: &'static str, rule: &'static str, fix: &'static str) -> OtherName {
+    OtherName::new(name, Without(rule, fix))
 }
 
 /// The fix for a setting that nothing here needs.
@@ -34,6 +65,8 @@ pub(super) const KERNELS: &str = "the trainer has its own kernels, and no others
 pub enum Here {
     /// The option of this key takes the same values.
     Same(&'static str),
+    /// If it is true, the option of this key has this value: also the flags in words.
+    IfTrue(&'static str, (&'static str, &'static str)),
     /// Options follow from its value and from other settings: the flags in words, and the options.
     Becomes(&'static str, fn(&Value, &Settings) -> Made),
     /// It is read together with the setting of this name: also the flags in words.
@@ -47,7 +80,7 @@ impl Here {
     pub fn answer(&self) -> (Option<&'static str>, String) {
         match *self {
             Same(key) => (None, find(key).map_or(key.into(), |option| format!("--{}", option.flag))),
-            Becomes(fix, _) | With(_, fix) => (None, fix.into()),
+            IfTrue(fix, _) | Becomes(fix, _) | With(_, fix) => (None, fix.into()),
             Without(rule, fix) => (Some(rule), fix.into()),
         }
     }
@@ -128,6 +161,13 @@ impl Settings {
     pub fn made(&self, name: &OtherName, value: &Value) -> Made {
         match name.here {
             Same(key) => Ok(vec![set(key, text(value))]),
+            IfTrue(_, (key, ours)) => {
+                if is_true(value) {
+                    one(key, ours)
+                } else {
+                    none()
+                }
+            }
             Becomes(_, make) => make(value, self),
             With(..) => Ok(Vec::new()),
             Without(rule, _) => Err(rule.into()),
@@ -154,6 +194,18 @@ pub(super) fn one(key: &'static str, value: impl Into<String>) -> Made {
 /// No option.
 pub(super) fn none() -> Made {
     Ok(Vec::new())
+}
+
+/// The betas, of two settings with these names; `how` names both.
+pub(super) fn betas_of(settings: &Settings, names: [&str; 2], how: &str) -> Made {
+    let [first, second] = names.map(|name| settings.number(name).unwrap_or(0.0));
+    Ok(vec![set_as("optimizer.betas", format!("[{first:?}, {second:?}]"), how)])
+}
+
+/// Graphs, in place of compiled code.
+pub(super) fn graphs(value: &Value, _: &Settings) -> Made {
+    let how = if is_true(value) { "in place of torch.compile: nothing is compiled here" } else { "" };
+    Ok(vec![set_as("cuda_graph.enable", is_true(value).to_string(), how)])
 }
 
 /// A value as text, without quotes around it.

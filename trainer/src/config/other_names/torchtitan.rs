@@ -3,9 +3,9 @@
 
 use toml::Value;
 
-use super::settings::Here::{Becomes, Same, With, Without};
 use super::settings::{
-    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, is_true, name, none, number, one, set, set_as, shown, text,
+    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, becomes, betas_of, graphs, if_true, none, number, one, same,
+    set, set_as, shown, text, with, without,
 };
 
 const WEIGHTS: &str = "state of the optimizer is divided over ranks, weights are not";
@@ -15,163 +15,132 @@ const EXPORT: &str = "a checkpoint always holds weights and optimizer; `trainer 
 const NO_SERVICE: &str = "a run is restarted as a whole, from its newest checkpoint";
 
 pub(super) const NAMES: &[OtherName] = &[
-    name("job.config_file", "", Without("a configuration has one flag", "--config")),
-    name("job.dump_folder", "", Without("checkpoints and logs have a folder each", "--save and --log-dir")),
-    name("job.*", "", Without("the log names the run by its folder", OUT)),
-    name("profiling.enable_profiling", "", Becomes("--trace trace.json", trace)),
-    name(
-        "profiling.*",
-        "",
-        Without("a timeline has the kernels of a few steps", "--trace, --trace-after and --trace-steps"),
-    ),
-    name("metrics.log_freq", "10", Same("logging.interval")),
-    name("metrics.enable_tensorboard", "", Same("logging.tensorboard")),
-    name("metrics.enable_wandb", "", Same("logging.wandb")),
-    name("metrics.*", "", Without(LOGS, OUT)),
-    name("model.name", "", Becomes("--preset", preset)),
-    name("model.flavor", "", With("model.name", "--preset")),
-    name("model.hf_assets_path", "", Same("data.tokenizer")),
-    name("model.tokenizer_path", "", Same("data.tokenizer")),
-    name("model.converters", "", Becomes(EIGHT_BITS, converters)),
-    name("model.norm_type", "", Same("model.norm")),
-    name("model.print_after_conversion", "", Without("the plan is always printed", OUT)),
-    name("optimizer.name", "\"AdamW\"", Becomes("--optimizer", optimizer)),
-    name("optimizer.lr", "8e-4", Same("optimizer.lr")),
-    name("optimizer.beta1", "0.9", Becomes("--betas BETA1 BETA2", betas)),
-    name("optimizer.beta2", "0.95", With("optimizer.beta1", "--betas BETA1 BETA2")),
-    name("optimizer.eps", "1e-8", Same("optimizer.eps")),
-    name("optimizer.weight_decay", "0.1", Same("optimizer.weight_decay")),
-    name("optimizer.implementation", "", Without(KERNELS, OUT)),
-    name(
-        "optimizer.early_step_in_backward",
-        "",
-        Without("gradients of all microbatches are summed before the update", OUT),
-    ),
-    name("lr_scheduler.warmup_steps", "200", Same("optimizer.warmup_steps")),
-    name(
+    without("job.config_file", "a configuration has one flag", "--config"),
+    without("job.dump_folder", "checkpoints and logs have a folder each", "--save and --log-dir"),
+    without("job.*", "the log names the run by its folder", OUT),
+    if_true("profiling.enable_profiling", "--trace trace.json", ("logging.trace", "trace.json")),
+    without("profiling.*", "a timeline has the kernels of a few steps", "--trace, --trace-after and --trace-steps"),
+    same("metrics.log_freq", "logging.interval").by_default("10"),
+    same("metrics.enable_tensorboard", "logging.tensorboard"),
+    same("metrics.enable_wandb", "logging.wandb"),
+    without("metrics.*", LOGS, OUT),
+    becomes("model.name", "--preset", preset),
+    with("model.flavor", "model.name", "--preset"),
+    same("model.hf_assets_path", "data.tokenizer"),
+    same("model.tokenizer_path", "data.tokenizer"),
+    becomes("model.converters", EIGHT_BITS, converters),
+    same("model.norm_type", "model.norm"),
+    without("model.print_after_conversion", "the plan is always printed", OUT),
+    becomes("optimizer.name", "--optimizer", optimizer).by_default("\"AdamW\""),
+    same("optimizer.lr", "optimizer.lr").by_default("8e-4"),
+    becomes("optimizer.beta1", "--betas BETA1 BETA2", betas).by_default("0.9"),
+    with("optimizer.beta2", "optimizer.beta1", "--betas BETA1 BETA2").by_default("0.95"),
+    same("optimizer.eps", "optimizer.eps").by_default("1e-8"),
+    same("optimizer.weight_decay", "optimizer.weight_decay").by_default("0.1"),
+    without("optimizer.implementation", KERNELS, OUT),
+    without("optimizer.early_step_in_backward", "gradients of all microbatches are summed before the update", OUT),
+    same("lr_scheduler.warmup_steps", "optimizer.warmup_steps").by_default("200"),
+    with(
         "lr_scheduler.decay_ratio",
-        "",
-        With("lr_scheduler.decay_type", "--lr-decay-style wsd, and --lr-decay-steps with decay_ratio x steps"),
+        "lr_scheduler.decay_type",
+        "--lr-decay-style wsd, and --lr-decay-steps with decay_ratio x steps",
     ),
-    name("lr_scheduler.decay_type", "\"linear\"", Becomes("--lr-decay-style", decay)),
-    name("lr_scheduler.min_lr_factor", "0.0", Becomes("--min-lr with lr x min_lr_factor", floor)),
-    name("lr_scheduler.lr_min", "", Without("it was a factor of lr", "--min-lr with lr x lr_min")),
-    name("training.dataset", "", Becomes("--data-path with files of text, JSON lines, Parquet or tokens", dataset)),
-    name("training.dataset_path", "", Same("data.path")),
-    name("training.local_batch_size", "8", Becomes("--micro-batch-size", batch)),
-    name("training.batch_size", "", With("training.local_batch_size", "--micro-batch-size")),
-    name("training.global_batch_size", "-1", With("training.local_batch_size", "--global-batch-size")),
-    name("training.seq_len", "2048", Same("model.seq_length")),
-    name("training.max_norm", "1.0", Same("optimizer.clip")),
-    name("training.steps", "10000", Same("train.steps")),
-    name("training.mixed_precision_param", "\"bfloat16\"", Becomes("--bf16, or --compute f32", format)),
-    name("training.mixed_precision_reduce", "\"float32\"", Becomes("--grad-reduce f32 or bf16", reduce)),
-    name("training.dtype", "", Without("master weights are f32", "leave it out; --compute is the format of layers")),
-    name("training.seed", "", Same("train.seed")),
-    name("training.deterministic", "", Same("train.deterministic")),
-    name("training.compile", "", Becomes("--enable-cuda-graph", graphs)),
-    name("training.enable_cpu_offload", "", Without("weights and state of the optimizer stay on the GPU", NOT_HERE)),
-    name("training.gc_freq", "", Without("there is no garbage collector", OUT)),
-    name("training.gc_debug", "", Without("there is no garbage collector", OUT)),
-    name("debug.seed", "", Same("train.seed")),
-    name("debug.deterministic", "", Same("train.deterministic")),
-    name(
+    becomes("lr_scheduler.decay_type", "--lr-decay-style", decay).by_default("\"linear\""),
+    becomes("lr_scheduler.min_lr_factor", "--min-lr with lr x min_lr_factor", floor).by_default("0.0"),
+    without("lr_scheduler.lr_min", "it was a factor of lr", "--min-lr with lr x lr_min"),
+    becomes("training.dataset", "--data-path with files of text, JSON lines, Parquet or tokens", dataset),
+    same("training.dataset_path", "data.path"),
+    becomes("training.local_batch_size", "--micro-batch-size", batch).by_default("8"),
+    with("training.batch_size", "training.local_batch_size", "--micro-batch-size"),
+    with("training.global_batch_size", "training.local_batch_size", "--global-batch-size").by_default("-1"),
+    same("training.seq_len", "model.seq_length").by_default("2048"),
+    same("training.max_norm", "optimizer.clip").by_default("1.0"),
+    same("training.steps", "train.steps").by_default("10000"),
+    becomes("training.mixed_precision_param", "--bf16, or --compute f32", format).by_default("\"bfloat16\""),
+    becomes("training.mixed_precision_reduce", "--grad-reduce f32 or bf16", reduce).by_default("\"float32\""),
+    without("training.dtype", "master weights are f32", "leave it out; --compute is the format of layers"),
+    same("training.seed", "train.seed"),
+    same("training.deterministic", "train.deterministic"),
+    becomes("training.compile", "--enable-cuda-graph", graphs),
+    without("training.enable_cpu_offload", "weights and state of the optimizer stay on the GPU", NOT_HERE),
+    without("training.gc_freq", "there is no garbage collector", OUT),
+    without("training.gc_debug", "there is no garbage collector", OUT),
+    same("debug.seed", "train.seed"),
+    same("debug.deterministic", "train.deterministic"),
+    becomes(
         "parallelism.data_parallel_replicate_degree",
-        "",
-        Becomes("leave it out: ranks that share no layers divide the batch", replicate),
+        "leave it out: ranks that share no layers divide the batch",
+        replicate,
     ),
-    name("parallelism.data_parallel_shard_degree", "-1", Becomes("--use-distributed-optimizer", shard)),
-    name("parallelism.tensor_parallel_degree", "1", Same("parallel.tensor")),
-    name("parallelism.pipeline_parallel_degree", "1", Same("parallel.pipeline")),
-    name(
+    becomes("parallelism.data_parallel_shard_degree", "--use-distributed-optimizer", shard).by_default("-1"),
+    same("parallelism.tensor_parallel_degree", "parallel.tensor").by_default("1"),
+    same("parallelism.pipeline_parallel_degree", "parallel.pipeline").by_default("1"),
+    becomes(
         "parallelism.pipeline_parallel_schedule",
-        "",
-        Becomes("--pipeline-schedule, and --virtual-pipeline-model-parallel-size for chunks", schedule),
+        "--pipeline-schedule, and --virtual-pipeline-model-parallel-size for chunks",
+        schedule,
     ),
-    name(
+    without(
         "parallelism.pipeline_parallel_microbatch_size",
-        "",
-        Without("microbatches have one size, in a pipeline too", "--micro-batch-size"),
+        "microbatches have one size, in a pipeline too",
+        "--micro-batch-size",
     ),
-    name(
+    without(
         "parallelism.pipeline_parallel_layers_per_stage",
-        "",
-        Without("the option has the blocks of each stage", "--pipeline-layers"),
+        "the option has the blocks of each stage",
+        "--pipeline-layers",
     ),
-    name(
-        "parallelism.context_parallel_degree",
-        "",
-        Becomes("--tensor-model-parallel-size with --sequence-parallel", only_one),
-    ),
-    name(
-        "parallelism.expert_parallel_degree",
-        "",
-        Becomes("--tensor-model-parallel-size, which divides each expert", only_one),
-    ),
-    name("parallelism.fsdp_reshard_after_forward", "", Without(WEIGHTS, OUT)),
-    name("parallelism.disable_loss_parallel", "", Without("ranks that share layers always divide the vocabulary", OUT)),
-    name(
-        "parallelism.enable_async_tensor_parallel",
-        "",
-        Without("transfers run beside products wherever they can", OUT),
-    ),
-    name("parallelism.enable_compiled_autograd", "", Without("there is no autograd", OUT)),
-    name("parallelism.*", "", Without("ranks are divided into tensor, pipeline and data parallelism", OUT)),
-    name("checkpoint.enable", "", With("checkpoint.folder", "--save")),
-    name("checkpoint.enable_checkpoint", "", With("checkpoint.folder", "--save")),
-    name("checkpoint.folder", "\"checkpoint\"", Becomes("--save", checkpoints)),
-    name("checkpoint.interval", "500", Same("checkpoint.interval")),
-    name("checkpoint.keep_latest_k", "10", Same("checkpoint.keep")),
-    name("checkpoint.async_mode", "", Becomes("--async-save", async_save)),
-    name("checkpoint.load_step", "", Becomes("--resume with the folder of the step", load_step)),
-    name("checkpoint.initial_load_path", "", Same("model.init_from")),
-    name("checkpoint.initial_load_*", "", Without("the folder tells its form itself", "--init-from")),
-    name("checkpoint.last_save_*", "", Without(EXPORT, OUT)),
-    name("checkpoint.export_dtype", "", Without(EXPORT, OUT)),
-    name(
+    becomes("parallelism.context_parallel_degree", "--tensor-model-parallel-size with --sequence-parallel", only_one),
+    becomes("parallelism.expert_parallel_degree", "--tensor-model-parallel-size, which divides each expert", only_one),
+    without("parallelism.fsdp_reshard_after_forward", WEIGHTS, OUT),
+    without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
+    without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
+    without("parallelism.enable_compiled_autograd", "there is no autograd", OUT),
+    without("parallelism.*", "ranks are divided into tensor, pipeline and data parallelism", OUT),
+    with("checkpoint.enable", "checkpoint.folder", "--save"),
+    with("checkpoint.enable_checkpoint", "checkpoint.folder", "--save"),
+    becomes("checkpoint.folder", "--save", checkpoints).by_default("\"checkpoint\""),
+    same("checkpoint.interval", "checkpoint.interval").by_default("500"),
+    same("checkpoint.keep_latest_k", "checkpoint.keep").by_default("10"),
+    becomes("checkpoint.async_mode", "--async-save", async_save),
+    becomes("checkpoint.load_step", "--resume with the folder of the step", load_step),
+    same("checkpoint.initial_load_path", "model.init_from"),
+    without("checkpoint.initial_load_*", "the folder tells its form itself", "--init-from"),
+    without("checkpoint.last_save_*", EXPORT, OUT),
+    without("checkpoint.export_dtype", EXPORT, OUT),
+    without(
         "checkpoint.exclude_from_loading",
-        "",
-        Without("resuming restores all of a checkpoint's state", "--init-from for weights alone"),
+        "resuming restores all of a checkpoint's state",
+        "--init-from for weights alone",
     ),
-    name("checkpoint.create_seed_checkpoint", "", Without("weights start the same on every layout", OUT)),
-    name(
-        "checkpoint.enable_first_step_checkpoint",
-        "",
-        Without("checkpoints are saved at an interval", "--save-interval"),
-    ),
-    name("checkpoint.*", "", Without("a checkpoint has one form", OUT)),
-    name(
-        "activation_checkpoint.mode",
-        "\"selective\"",
-        Becomes("--recompute-granularity none, selective or full", recompute),
-    ),
-    name(
+    without("checkpoint.create_seed_checkpoint", "weights start the same on every layout", OUT),
+    without("checkpoint.enable_first_step_checkpoint", "checkpoints are saved at an interval", "--save-interval"),
+    without("checkpoint.*", "a checkpoint has one form", OUT),
+    becomes("activation_checkpoint.mode", "--recompute-granularity none, selective or full", recompute)
+        .by_default("\"selective\""),
+    without(
         "activation_checkpoint.*",
-        "",
-        Without("selective recompute runs norms and activations again", "--recompute-granularity"),
+        "selective recompute runs norms and activations again",
+        "--recompute-granularity",
     ),
-    name("compile.enable", "", Becomes("--enable-cuda-graph", graphs)),
-    name("compile.*", "", Without("nothing is compiled; layers are captured", "--enable-cuda-graph")),
-    name("float8.*", "", Without("8-bit products have options of their own", EIGHT_BITS)),
-    name("quantize.*", "", Without("8-bit products have options of their own", EIGHT_BITS)),
-    name("mx.*", "", Without("8-bit products have options of their own", EIGHT_BITS)),
-    name("comm.train_timeout_seconds", "", Same("parallel.distributed_timeout_seconds")),
-    name("comm.init_timeout_seconds", "", Same("parallel.setup_timeout_seconds")),
-    name("comm.*", "", Without("a run that stands still names the rank at fault", OUT)),
-    name("validation.enable", "", With("validation.freq", "--eval-interval, 0 for none")),
-    name("validation.freq", "10", Becomes("--eval-interval", validation)),
-    name("validation.steps", "", Same("train.eval_steps")),
-    name("validation.dataset_path", "", Same("data.validation_path")),
-    name("validation.dataset", "", Becomes("--validation-path", dataset)),
-    name("validation.*", "", Without("validation has the sizes of training", OUT)),
-    name("fault_tolerance.*", "", Without(NO_SERVICE, "trainer supervise")),
-    name("memory_estimation.*", "", Without("the plan has the memory", "trainer plan, or --dry-run")),
-    name("experimental.*", "", Without("there is no code of users to import", NOT_HERE)),
+    becomes("compile.enable", "--enable-cuda-graph", graphs),
+    without("compile.*", "nothing is compiled; layers are captured", "--enable-cuda-graph"),
+    without("float8.*", "8-bit products have options of their own", EIGHT_BITS),
+    without("quantize.*", "8-bit products have options of their own", EIGHT_BITS),
+    without("mx.*", "8-bit products have options of their own", EIGHT_BITS),
+    same("comm.train_timeout_seconds", "parallel.distributed_timeout_seconds"),
+    same("comm.init_timeout_seconds", "parallel.setup_timeout_seconds"),
+    without("comm.*", "a run that stands still names the rank at fault", OUT),
+    with("validation.enable", "validation.freq", "--eval-interval, 0 for none"),
+    becomes("validation.freq", "--eval-interval", validation).by_default("10"),
+    same("validation.steps", "train.eval_steps"),
+    same("validation.dataset_path", "data.validation_path"),
+    becomes("validation.dataset", "--validation-path", dataset),
+    without("validation.*", "validation has the sizes of training", OUT),
+    without("fault_tolerance.*", NO_SERVICE, "trainer supervise"),
+    without("memory_estimation.*", "the plan has the memory", "trainer plan, or --dry-run"),
+    without("experimental.*", "there is no code of users to import", NOT_HERE),
 ];
-
-fn trace(value: &Value, _: &Settings) -> Made {
-    if is_true(value) { one("logging.trace", "trace.json") } else { none() }
-}
 
 fn async_save(value: &Value, _: &Settings) -> Made {
     one("checkpoint.async_save", if text(value) == "disabled" { "false" } else { "true" })
@@ -196,16 +165,8 @@ fn converters(value: &Value, _: &Settings) -> Made {
     if wanted { Err(format!("8-bit products have options of their own: {EIGHT_BITS}")) } else { none() }
 }
 
-fn optimizer(value: &Value, _: &Settings) -> Made {
-    match text(value).as_str() {
-        "AdamW" => one("optimizer.kind", "adamw"),
-        other => Err(format!("the optimizers are adamw, muon, lion and sgd, not {other}")),
-    }
-}
-
 fn betas(_: &Value, settings: &Settings) -> Made {
-    let [first, second] = ["optimizer.beta1", "optimizer.beta2"].map(|name| settings.number(name).unwrap_or(0.0));
-    Ok(vec![set_as("optimizer.betas", format!("[{first:?}, {second:?}]"), "beta1 and beta2")])
+    betas_of(settings, ["optimizer.beta1", "optimizer.beta2"], "beta1 and beta2")
 }
 
 fn decay(value: &Value, settings: &Settings) -> Made {
@@ -260,27 +221,6 @@ fn batch(value: &Value, settings: &Settings) -> Made {
     Ok(vec![set("train.micro_batch_size", shown(local)), global])
 }
 
-fn format(value: &Value, _: &Settings) -> Made {
-    match text(value).as_str() {
-        "bfloat16" => one("precision.compute", "bf16"),
-        "float32" => one("precision.compute", "f32"),
-        other => Err(format!("layers compute in bf16, tf32 or f32, not in {other}")),
-    }
-}
-
-fn reduce(value: &Value, _: &Settings) -> Made {
-    match text(value).as_str() {
-        "float32" => one("parallel.grad_reduce", "f32"),
-        "bfloat16" => one("parallel.grad_reduce", "bf16"),
-        other => Err(format!("gradients are summed in f32 or bf16, not in {other}")),
-    }
-}
-
-fn graphs(value: &Value, _: &Settings) -> Made {
-    let how = if is_true(value) { "in place of torch.compile: nothing is compiled here" } else { "" };
-    Ok(vec![set_as("cuda_graph.enable", is_true(value).to_string(), how)])
-}
-
 fn replicate(value: &Value, settings: &Settings) -> Made {
     match number(value) {
         Some(1.0) => none(),
@@ -326,16 +266,39 @@ fn load_step(value: &Value, _: &Settings) -> Made {
     }
 }
 
-fn recompute(value: &Value, _: &Settings) -> Made {
-    match text(value).as_str() {
-        mode @ ("none" | "full" | "selective") => one("recompute.granularity", mode),
-        other => Err(format!("recompute is none, selective or full, not {other}")),
-    }
-}
-
 fn validation(value: &Value, settings: &Settings) -> Made {
     match settings.is_true("validation.enable") {
         true => one("train.eval_interval", text(value)),
         false => Ok(vec![set_as("train.eval_interval", "0", "validation is off")]),
+    }
+}
+
+fn optimizer(value: &Value, _: &Settings) -> Made {
+    match text(value).as_str() {
+        "AdamW" => one("optimizer.kind", "adamw"),
+        other => Err(format!("the optimizers are adamw, muon, lion and sgd, not {other}")),
+    }
+}
+
+fn format(value: &Value, _: &Settings) -> Made {
+    match text(value).as_str() {
+        "bfloat16" => one("precision.compute", "bf16"),
+        "float32" => one("precision.compute", "f32"),
+        other => Err(format!("layers compute in bf16, tf32 or f32, not in {other}")),
+    }
+}
+
+fn reduce(value: &Value, _: &Settings) -> Made {
+    match text(value).as_str() {
+        "float32" => one("parallel.grad_reduce", "f32"),
+        "bfloat16" => one("parallel.grad_reduce", "bf16"),
+        other => Err(format!("gradients are summed in f32 or bf16, not in {other}")),
+    }
+}
+
+fn recompute(value: &Value, _: &Settings) -> Made {
+    match text(value).as_str() {
+        mode @ ("none" | "full" | "selective") => one("recompute.granularity", mode),
+        other => Err(format!("recompute is none, selective or full, not {other}")),
     }
 }
