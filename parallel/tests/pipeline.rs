@@ -208,7 +208,8 @@ fn neighbours(mesh: Mesh, placement: Placement) -> Vec<(Option<f32>, Option<f32>
                     let is_end = stage == 0 || stage + 1 == stages;
                     assert_eq!(groups.ends.as_ref().map(|ends| ends.rank()), is_end.then_some(stage.min(1)));
                     let area = device.allocate("numbers", 3 * 256).unwrap();
-                    let number = |index: usize| area.tensor("number", index * 256, [1], DType::F32);
+                    let numbers = [0, 1, 2].map(|index| area.tensor("number", index * 256, [1], DType::F32));
+                    let number = |index: usize| numbers[index];
                     device.upload(&number(0), &[rank.rank() as f32]).unwrap();
                     for (out, stream) in [(groups.forward_out, "a"), (groups.backward_out, "b")] {
                         let Some(communicator) = out else { continue };
