@@ -4,7 +4,7 @@ use crate::batch_sizes::BatchSizes;
 use crate::step_policy::StepContext;
 
 impl BatchSizes {
-    /// Those of the microbatches of the step under way.
+    /// The sizes of the microbatches of the step under way.
     pub(crate) fn of(cx: &StepContext<'_>) -> BatchSizes {
         cx.policy().sizes(cx.mode().length)
     }

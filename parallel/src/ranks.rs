@@ -37,19 +37,21 @@ impl Connections {
     /// The groups that every run needs, without microbatches beside each other and losses over the loads of all ranks.
     pub fn new(mesh: Mesh, placement: Placement) -> Connections {
         let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Context, Axis::Data, Axis::Pipeline];
-        let groups = axes.map(|axis| (mesh.axes(axis), Lane::Main));
-        Connections { mesh, groups: groups.into(), placement, ties_ends: false }
+        let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
+        axes.into_iter().fold(none, |all, axis| all.with(axis, Lane::Main))
     }
 
     /// The number of communicators of a rank; with several stages those of a stage in the middle.
     pub fn communicators(&self) -> usize {
-        let groups = self.groups.iter().filter(|(axes, _)| self.mesh.count(*axes) > 1).count();
-        groups + if self.mesh.size(Axis::Pipeline) > 1 { 4 } else { 0 }
+        self.groups.len() + if self.mesh.size(Axis::Pipeline) > 1 { 4 } else { 0 }
     }
 
-    /// Also connects the ranks of `axis` for another purpose.
+    /// Also connects the ranks of `axis` for a purpose, if there are several and they are not connected for it.
     pub fn with(mut self, axis: Axis, lane: Lane) -> Connections {
-        self.groups.push((self.mesh.axes(axis), lane));
+        let group = (self.mesh.axes(axis), lane);
+        if !group.0.is_empty() && !self.groups.contains(&group) {
+            self.groups.push(group);
+        }
         self
     }
 }
@@ -73,7 +75,7 @@ impl Ranks {
     }
 
     /// Connects `rank` with the others. All ranks call it together, with the same connections, so each communicator is
-    /// made in the same order everywhere. Groups of one rank need none.
+    /// made in the same order everywhere.
     ///
     /// # Errors
     /// Errors of `connect`.
@@ -81,9 +83,6 @@ impl Ranks {
         let &Connections { mesh, ref groups, placement, ties_ends } = connections;
         let mut ranks = Ranks { mesh, rank, made: Vec::new(), pipeline: None };
         for &(axes, lane) in groups {
-            if axes.is_empty() || ranks.in_lane(axes, lane).is_some() {
-                continue;
-            }
             if let Some(communicator) = connect(&name(&mesh, axes, lane), mesh.members(rank, axes))? {
                 ranks.made.push((axes, lane, communicator));
             }

@@ -9,7 +9,7 @@ use parallel::{Ranks, World};
 
 /// All ranks of a run, as one of them sees them: its number, its communicators, and control messages.
 pub struct ProcessGroup {
-    /// This rank, and its communicators with the others.
+    /// The rank's place in the mesh, and its communicators.
     pub ranks: Rc<Ranks>,
     /// The number of ranks on this machine, this one included.
     pub local_size: usize,

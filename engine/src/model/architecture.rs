@@ -66,7 +66,7 @@ pub struct Model {
 pub struct Residual {
     /// Values of a token.
     pub width: usize,
-    /// Their type.
+    /// The type of the values.
     pub dtype: DType,
     /// The rows that this rank has.
     pub rows: Place,
@@ -103,7 +103,7 @@ pub struct Architecture {
     pub elsewhere: Vec<String>,
     /// The layers of this rank.
     pub layers: StageLayers,
-    /// This rank, and its communicators with the others.
+    /// The rank's place in the mesh, and its communicators.
     pub ranks: Rc<Ranks>,
     /// The modules of each layer of the whole model; empty where layers have none.
     pub modules: Vec<Vec<GraphModule>>,

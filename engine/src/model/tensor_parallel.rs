@@ -24,7 +24,7 @@ use crate::step_policy::StepContext;
 /// How ranks share layers.
 #[derive(Clone, Debug)]
 pub struct TensorParallel {
-    /// This rank, and its communicators with the others.
+    /// The rank's place in the mesh, and its communicators.
     pub ranks: Rc<Ranks>,
     /// Sequence parallelism: each rank has its own rows of the residual stream.
     pub sequence: bool,
@@ -51,7 +51,8 @@ impl TensorParallel {
         self.ranks.at(Axis::Tensor).count
     }
 
-    /// What this rank stores of a parameter whose rows are divided. It packs `groups`; of each a rank has an equal part.
+    /// This rank's share of a parameter whose rows are divided. The parameter packs `groups`; of each a rank has an equal
+    /// part, or a copy of one.
     pub(crate) fn rows(&self, whole: ParamSpec, groups: &[Packed]) -> ParamSpec {
         let [tensor, copies] = [Axis::Tensor, Axis::KeyHeadCopies].map(|axis| self.ranks.axes(axis));
         let part = |packed: &Packed| match packed.has_copies(self.size()) {
@@ -59,21 +60,20 @@ impl TensorParallel {
             // Each rank computes a partial sum of a copied head's gradient, from its own query heads.
             true => Part { partial: copies, ..Part::whole(vec![packed.size]).cut(0, tensor - copies) },
         };
-        whole.spread(&self.ranks, groups.iter().map(part).collect())
+        whole.lying_in(&self.ranks, groups.iter().map(part).collect())
     }
 
-    /// What this rank stores of a parameter whose columns are divided in equal parts. Its rows are `rows`, as
-    /// [`Part::rows`].
+    /// This rank's share of a parameter whose columns are divided in equal parts. `rows` are its [rows](Part::rows).
     pub(crate) fn columns(&self, whole: ParamSpec, rows: Vec<usize>) -> ParamSpec {
         let columns = rows.len();
-        whole.spread(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
+        whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
     }
 
-    /// What this rank stores of the first matrices of experts: so many with gate and values, each of so many channels, which
+    /// This rank's share of the first matrices of so many experts. Each has a gate and values of so many channels, which
     /// ranks divide.
     pub(crate) fn channels_of_experts(&self, whole: ParamSpec, experts: usize, channels: usize) -> ParamSpec {
         let part = Part::whole(vec![experts, 2, channels]).cut(2, self.ranks.axes(Axis::Tensor));
-        whole.spread(&self.ranks, vec![part])
+        whole.lying_in(&self.ranks, vec![part])
     }
 
     /// A parameter that each rank has whole, of whose gradient it computes a partial sum.
@@ -81,7 +81,8 @@ impl TensorParallel {
         whole.partial_over(self.ranks.axes(Axis::Tensor))
     }
 
-    /// The same for a parameter of this rank's rows of the residual stream, if it has only some of them.
+    /// A parameter of the residual stream's rows. If this rank has only some rows, it computes a partial sum of the
+    /// gradient.
     pub(crate) fn partial_of_rows(&self, whole: ParamSpec) -> ParamSpec {
         if self.splits_rows() { self.partial(whole) } else { whole }
     }
@@ -101,6 +102,40 @@ impl TensorParallel {
     /// ranks.
     pub(crate) fn on_first_rank<T>(&self, value: Option<T>) -> Option<T> {
         value.filter(|_| self.rank() == 0)
+    }
+
+    /// All rows `(batch, seq, width)` of a tensor that has this rank's rows of the residual stream, `(1, rows, width)`.
+    /// Without sequence parallelism that is the tensor itself.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
+        let Some(communicator) = self.group().cloned().filter(|_| self.splits_rows()) else {
+            return Ok(rows);
+        };
+        let all = all_rows(cx, name, rows.shape.last(), rows.dtype)?;
+        cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input: rows, output: all })?;
+        Ok(all)
+    }
+
+    /// The sum over the ranks of `(batch, seq, width)`: in place, or with sequence parallelism this rank's rows of it,
+    /// `(1, rows, width)`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
+        let ranks = self.size();
+        let communicator = self.group().cloned().filter(|_| ranks > 1);
+        let Some(communicator) = communicator else { return Ok(partial) };
+        if !self.sequence {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, communicator, partial))?;
+            return Ok(partial);
+        }
+        let rows = partial.shape.rows() / ranks;
+        let own = cx.tensor(name, Shape::new(&[1, rows, partial.shape.last()]), partial.dtype)?;
+        let kind = CollectiveKind::ReduceScatterSum;
+        cx.run(Collective { kind, communicator, input: partial, output: own })?;
+        Ok(own)
     }
 }
 
@@ -136,41 +171,5 @@ impl Packed {
     /// Heads of so many channels.
     pub(crate) fn heads(heads: usize, head_dim: usize) -> Packed {
         Packed { size: heads * head_dim, units: heads }
-    }
-}
-
-impl TensorParallel {
-    /// All rows `(batch, seq, width)` of a tensor that has this rank's rows of the residual stream, `(1, rows, width)`.
-    /// Without sequence parallelism that is the tensor itself.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
-        let Some(communicator) = self.group().cloned().filter(|_| self.splits_rows()) else {
-            return Ok(rows);
-        };
-        let all = all_rows(cx, name, rows.shape.last(), rows.dtype)?;
-        cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input: rows, output: all })?;
-        Ok(all)
-    }
-
-    /// The sum over the ranks of `(batch, seq, width)`: in place, or with sequence parallelism this rank's rows of it,
-    /// `(1, rows, width)`.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
-        let ranks = self.size();
-        let communicator = self.group().cloned().filter(|_| ranks > 1);
-        let Some(communicator) = communicator else { return Ok(partial) };
-        if !self.sequence {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, communicator, partial))?;
-            return Ok(partial);
-        }
-        let rows = partial.shape.rows() / ranks;
-        let own = cx.tensor(name, Shape::new(&[1, rows, partial.shape.last()]), partial.dtype)?;
-        let kind = CollectiveKind::ReduceScatterSum;
-        cx.run(Collective { kind, communicator, input: partial, output: own })?;
-        Ok(own)
     }
 }

@@ -8,7 +8,7 @@ use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 use parallel::Axis;
 
-use crate::params::{Param, ParamSpec, Params, TiedCopy};
+use crate::params::{ParamSpec, Params, TiedCopy};
 use crate::step_policy::StepContext;
 
 /// Sums the squares of all gradients, each counted on one rank.
@@ -22,20 +22,17 @@ impl GradNorm {
     /// Elements that several ranks store count on the first of them, and a tied parameter counts on the first stage. See
     /// [`Params::counted`].
     pub(super) fn new(params: &Params) -> GradNorm {
-        let trained =
-            || params.iter().enumerate().filter_map(|(index, (spec, param))| Some((index, spec, param, param.grad?)));
-        let is_replica = |spec: &ParamSpec| spec.tied == Some(TiedCopy::Replica);
-        let counts_all = |index: usize, param: &Param| {
-            param.owned.elements == params.counted(index).iter().map(ExactSizeIterator::len).sum::<usize>()
-        };
-        let counted: Vec<Tensor> = match trained().all(|(at, spec, param, _)| is_replica(spec) || counts_all(at, param))
-        {
+        let is_counted = |spec: &ParamSpec| !spec.frozen && spec.tied != Some(TiedCopy::Replica);
+        let trained = || params.iter().enumerate().filter(|(_, (spec, _))| is_counted(spec));
+        let elements = |index: usize| params.counted(index).iter().map(ExactSizeIterator::len).sum::<usize>();
+        let counted: Vec<Tensor> = match trained().all(|(index, (_, param))| param.owned.elements == elements(index)) {
+            // Whole buckets, with their padding, are fewer tensors.
             true => {
                 let buckets = params.buckets().filter(|bucket| bucket.tied != Some(TiedCopy::Replica));
                 buckets.map(|bucket| bucket.owned_grads).collect()
             }
             false => {
-                let ranges = trained().map(|(index, _, _, grad)| (grad, params.counted(index)));
+                let ranges = trained().filter_map(|(index, (_, param))| Some((param.grad?, params.counted(index))));
                 ranges.flat_map(|(grad, all)| all.into_iter().map(move |of| grad.view(of.start, [of.len()]))).collect()
             }
         };

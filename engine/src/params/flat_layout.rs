@@ -31,7 +31,7 @@ pub struct Bucket {
     pub elements: usize,
     /// The memory of its weights, and the ranks that divide its masters and state.
     pub home: Home,
-    /// This rank's part of it.
+    /// The part of the bucket that this rank updates.
     pub part: Place,
     /// Its first element in the weights of that memory.
     pub weights_start: usize,

@@ -101,8 +101,8 @@ impl ParamSpec {
         ParamSpec { rows, ..self }
     }
 
-    /// The part of the parameter that one of the ranks stores, if these are its rows. The parameter was stored whole.
-    pub fn spread(self, ranks: &Ranks, parts: Vec<Part>) -> ParamSpec {
+    /// The share of the parameter that one of the ranks stores, if the parameter lies in these parts. It was stored whole.
+    pub fn lying_in(self, ranks: &Ranks, parts: Vec<Part>) -> ParamSpec {
         let spread = Spread { parts, ..self.spread };
         let shape = Shape::new(&spread.stored_sizes(ranks, self.shape.sizes()));
         let slabs = spread.slabs(ranks, &self.whole);
@@ -124,7 +124,7 @@ impl ParamSpec {
     }
 
     /// The stored elements of each part.
-    pub fn parts(&self, ranks: &Ranks) -> Vec<Range<usize>> {
+    pub fn stored_parts(&self, ranks: &Ranks) -> Vec<Range<usize>> {
         let row: usize = self.shape.sizes()[1..].iter().product();
         self.spread.stored_rows(ranks).into_iter().map(|rows| rows.start * row..rows.end * row).collect()
     }
@@ -134,7 +134,7 @@ impl ParamSpec {
     pub(super) fn counted(&self, ranks: &Ranks, group: Axes) -> Vec<Range<usize>> {
         let first = |part: &Part| ranks.place(group - part.cut_over() - self.spread.rest).is_first();
         let mut counted: Vec<Range<usize>> = Vec::new();
-        for (_, range) in self.spread.parts.iter().zip(self.parts(ranks)).filter(|(part, _)| first(part)) {
+        for (_, range) in self.spread.parts.iter().zip(self.stored_parts(ranks)).filter(|(part, _)| first(part)) {
             match counted.last_mut().filter(|last| last.end == range.start) {
                 Some(last) => last.end = range.end,
                 None => counted.push(range),

@@ -61,7 +61,7 @@ impl Part {
 /// How a parameter lies over the ranks of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// Its rows, in order.
+    /// All rows, in order.
     pub parts: Vec<Part>,
     /// The ranks that divide its master weights and its optimizer's state further: flat, each a part of every bucket
     /// (ZeRO stage 1, Rajbhandari et al., 2020).
@@ -247,7 +247,7 @@ mod tests {
             parts.extend([keys(), keys()]);
             (
                 filled(&[8, 2], &[8, 2], parts.clone(), &ranks),
-                ParamSpec::new("p", [8, 2], Init::Constant(0.0), 0).spread(&ranks, parts),
+                ParamSpec::new("p", [8, 2], Init::Constant(0.0), 0).lying_in(&ranks, parts),
                 ranks,
             )
         };
@@ -338,7 +338,7 @@ mod tests {
             for rank in 0..ranks / pipeline {
                 let here = rank_of(sizes, rank);
                 let spec = ParamSpec::new("p", [rows, columns], Init::Constant(0.0), 0);
-                let spec = spec.spread(&here, spread.parts.clone()).resting(rest);
+                let spec = spec.lying_in(&here, spread.parts.clone()).resting(rest);
                 let place = here.place(rest);
                 let elements = spec.shape.elements();
                 let owned = elements * place.index / place.count..elements * (place.index + 1) / place.count;

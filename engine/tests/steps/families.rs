@@ -140,7 +140,7 @@ fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
                     let is_copied = |part: &Part| !part.cuts.is_empty() && part.partial == copies;
                     let first = spec.spread.parts.iter().position(is_copied)?;
                     let values = device.download::<f32>(&param.master).unwrap();
-                    Some((part, ranks.place(copies).is_first(), bits(&values[spec.parts(ranks)[first].start..])))
+                    Some((part, ranks.place(copies).is_first(), bits(&values[spec.stored_parts(ranks)[first].start..])))
                 };
                 params.iter().filter_map(of_param).collect::<Vec<_>>()
             };

@@ -1,0 +1,146 @@
+//! Buckets in memory, and the ranges of gradients that ranks compute in parts.
+
+use std::ops::Range;
+
+use device::Tensor;
+use device::ops::{Fp8Matrix, QuantizeSource};
+use parallel::Axes;
+
+use super::flat_layout::{ALIGNMENT, Bucket, part_of};
+use super::weight_memory::{Home, WeightMemory};
+use super::{Params, TiedCopy, of_home};
+use crate::fp8::Fp8Param;
+
+/// A bucket in memory. Its gradients are reduced, and its weights gathered, at once.
+#[derive(Clone, Debug)]
+pub struct BucketMemory {
+    /// The first layer with parameters in it.
+    pub layer: usize,
+    /// Its range of `main_grad`, f32, flat.
+    pub grads: Tensor,
+    /// The weights that layers read, flat.
+    pub weights: Tensor,
+    /// The part of them that this rank updates; flat.
+    pub owned_weights: Tensor,
+    /// Set if this rank quantises its part before it is gathered.
+    pub quantized: Option<QuantizedPart>,
+    /// The ranks over which its gradients are summed.
+    pub sums: Axes,
+    /// The ranks among them that divide masters and state.
+    pub rest: Axes,
+    /// The gradients that this rank updates: a part of `grads`, flat.
+    pub owned_grads: Tensor,
+    /// Set if the bucket has one parameter, and another stage has a copy of it.
+    pub tied: Option<TiedCopy>,
+}
+
+/// A range of `main_grad` that ranks compute in parts: partial sums.
+#[derive(Clone, Copy, Debug)]
+pub struct PartialRange {
+    /// The layer that completes it in backward.
+    pub layer: usize,
+    /// The ranks.
+    pub over: Axes,
+    /// The gradients, f32, flat.
+    pub grads: Tensor,
+}
+
+/// This rank's part of a bucket of 8-bit weights. They are gathered in 8 bits.
+#[derive(Clone, Debug)]
+pub struct QuantizedPart {
+    /// The weights, also those without an element of this rank's.
+    pub weights: Vec<OwnedQuantized>,
+    /// f32: the scales of these weights. The ranks must agree on them: they take the largest of theirs.
+    pub scales: Tensor,
+}
+
+/// The elements of an 8-bit weight that this rank updates.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnedQuantized {
+    /// The weight.
+    pub fp8: Fp8Param,
+    /// Its owned masters, and their 8-bit copy, as matrices of any shape. `None` if this rank owns none.
+    pub owned: Option<(QuantizeSource, Fp8Matrix)>,
+}
+
+impl Params {
+    /// The buckets, in the order backward completes them: from the last layer to the first.
+    pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
+        let memory = |bucket: &Bucket| {
+            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
+            let (weights, owned_weights) = match bucket.home.memory {
+                WeightMemory::Kept(_) => {
+                    let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
+                    (weights, part_of(part, weights))
+                }
+                WeightMemory::Frozen(_) => unreachable!("a frozen parameter is in no bucket"),
+                WeightMemory::Passing(_) => {
+                    let count = part.count;
+                    let owned = of_memory.weights.view(bucket.weights_start / count, [bucket.elements / count]);
+                    (of_memory.passing[bucket.buffer].view(0, [bucket.elements]), owned)
+                }
+            };
+            let grads = self.grads.view(bucket.start, [bucket.elements]);
+            let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
+            let &Bucket { layer, sums, home: Home { rest, .. }, tied, .. } = bucket;
+            let owned_grads = part_of(part, grads);
+            BucketMemory { layer, grads, weights, owned_weights, quantized, sums, rest, owned_grads, tied }
+        };
+        self.layout.buckets.iter().map(memory)
+    }
+
+    /// This rank's part of a bucket with weights that are gathered in 8 bits.
+    fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
+        let grads = bucket.start..bucket.start + bucket.elements;
+        let members = self
+            .params
+            .iter()
+            .zip(&self.layout.params)
+            .filter(|(_, place)| place.grad.is_some_and(|grad| grads.contains(&grad)));
+        let weights: Vec<OwnedQuantized> = members
+            .filter_map(|(param, place)| {
+                let fp8 = param.fp8?;
+                let own = of_home(&self.weights, place.home).weights;
+                // All parts begin and end at multiples of the alignment.
+                let shape = [param.owned.elements / ALIGNMENT, ALIGNMENT];
+                let owned = (param.owned.elements > 0).then(|| {
+                    let values = own.view(place.master, shape);
+                    let source = QuantizeSource::Rounded(param.master.reshape(shape));
+                    (source, Fp8Matrix { values, scale: fp8.rows.scale })
+                });
+                Some(OwnedQuantized { fp8, owned })
+            })
+            .collect();
+        let params: Vec<Fp8Param> = weights.iter().map(|weight| weight.fp8).collect();
+        let scales = self.fp8.scales_of(&params)?;
+        Some(QuantizedPart { weights, scales })
+    }
+
+    /// The ranges of `main_grad` of which ranks compute partial sums, in order. Neighbours of one layer form one range.
+    pub fn partial_ranges(&self) -> Vec<PartialRange> {
+        let mut ranges: Vec<(usize, Axes, Range<usize>)> = Vec::new();
+        for (spec, place) in self.specs.iter().zip(&self.layout.params) {
+            let Some(start) = place.grad else { continue };
+            for (part, stored) in spec.spread.parts.iter().zip(spec.stored_parts(&self.ranks)) {
+                if !self.ranks.place(part.partial).has_others() {
+                    continue;
+                }
+                let (first, end) = (start + stored.start, start + stored.end);
+                let joins = |(layer, over, before): &&mut (usize, Axes, Range<usize>)| {
+                    let meets = before.end == first || before.end.next_multiple_of(ALIGNMENT) == first;
+                    (*layer, *over) == (spec.layer, part.partial) && meets
+                };
+                match ranges.last_mut().filter(joins) {
+                    Some((_, _, range)) => range.end = end,
+                    None => ranges.push((spec.layer, part.partial, first..end)),
+                }
+            }
+        }
+        let range = |(layer, over, range): (usize, Axes, Range<usize>)| PartialRange {
+            layer,
+            over,
+            grads: self.grads.view(range.start, [range.len()]),
+        };
+        ranges.into_iter().map(range).collect()
+    }
+}
