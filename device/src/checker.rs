@@ -31,7 +31,7 @@ fn join(into: &mut Clock, from: &[u64]) {
 struct Access {
     stream: usize,
     time: u64,
-    /// Its number among all operations of the device.
+    /// The number among all operations of the device.
     number: u64,
     label: Rc<str>,
 }
@@ -117,33 +117,33 @@ fn race(buffer: BufferId, first: &Access, second: &Access, names: &BufferNames) 
 /// Checks one read of a cell and notes it.
 fn read_cell(
     cell: &mut ByteRange,
-    (buffer, meant): (BufferId, lent::Values),
+    meant: lent::Values,
     by: &Access,
     clock: &Clock,
     names: &BufferNames,
     checked: &mut Checked,
 ) -> Result<()> {
     if cell.freed {
-        return Err(CheckError::Freed { user: by.label.to_string(), buffer: names.of(buffer) }.into());
+        return Err(CheckError::Freed { user: by.label.to_string(), buffer: names.of(meant.of) }.into());
     }
     match &cell.written {
         None => {
-            return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: names.of(buffer) }.into());
+            return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: names.of(meant.of) }.into());
         }
         Some((owner, writer)) if *owner == meant.of && writer.number > meant.until => {
             let [reader, writer] = [&by.label, &writer.label].map(|label| label.to_string());
-            return Err(CheckError::Kept { reader, buffer: names.of(buffer), writer }.into());
+            return Err(CheckError::Kept { reader, buffer: names.of(meant.of), writer }.into());
         }
         Some((owner, writer)) if *owner != meant.of && *owner != BufferId::NOTHING => {
             return Err(CheckError::Overwritten {
                 reader: by.label.to_string(),
-                buffer: names.of(buffer),
+                buffer: names.of(meant.of),
                 writer: writer.label.to_string(),
                 owner: names.of(*owner),
             }
             .into());
         }
-        Some((_, writer)) if !writer.before(clock) => return Err(race(buffer, writer, by, names).into()),
+        Some((_, writer)) if !writer.before(clock) => return Err(race(meant.of, writer, by, names).into()),
         Some(_) => {}
     }
     checked.reads += 1;
@@ -242,9 +242,9 @@ impl Checker {
         self.operations += 1;
         let by = Access { stream: stream.index(), time, number: self.operations, label: label.clone() };
         for tensor in &accesses.reads {
-            let read = (tensor.buffer, self.lent.meant(tensor.buffer));
+            let meant = self.lent.meant(tensor.buffer);
             for (_, cell) in self.memory.cells(tensor.range()) {
-                read_cell(cell, read, &by, &clock, names, &mut self.checked)?;
+                read_cell(cell, meant, &by, &clock, names, &mut self.checked)?;
             }
         }
         for tensor in &accesses.writes {
@@ -271,9 +271,9 @@ impl Checker {
         let access = |label: &Rc<str>| Access { stream, time, number, label: format!("graph {graph}: {label}").into() };
         for effect in &effects.reads {
             let by = access(&effect.label);
-            let read = (effect.buffer, self.lent.meant(effect.buffer));
+            let meant = self.lent.meant(effect.buffer);
             for (_, cell) in self.memory.cells(effect.range.clone()) {
-                read_cell(cell, read, &by, &clock, names, &mut self.checked)?;
+                read_cell(cell, meant, &by, &clock, names, &mut self.checked)?;
             }
         }
         for effect in &effects.writes {
@@ -327,9 +327,9 @@ impl Checker {
         self.host[0] += 1;
         let by = Access { stream: 0, time: self.host[0], number: self.operations, label: "download".into() };
         let clock = self.host.clone();
-        let read = (tensor.buffer, self.lent.meant(tensor.buffer));
+        let meant = self.lent.meant(tensor.buffer);
         for (_, cell) in self.memory.cells(tensor.range()) {
-            read_cell(cell, read, &by, &clock, names, &mut self.checked)?;
+            read_cell(cell, meant, &by, &clock, names, &mut self.checked)?;
         }
         Ok(())
     }
@@ -404,8 +404,7 @@ pub(crate) fn graph_effects(nodes: &[Node], names: &BufferNames, checked: &mut C
                     cell.reads.retain(|read| read.stream != by.stream);
                     cell.reads.push(by.clone());
                 } else {
-                    let meant = lent::Values { of: tensor.buffer, until: u64::MAX };
-                    read_cell(cell, (tensor.buffer, meant), &by, &clock, names, checked)?;
+                    read_cell(cell, lent::Values::at_any_time(tensor.buffer), &by, &clock, names, checked)?;
                 }
             }
         }

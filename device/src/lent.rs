@@ -20,29 +20,34 @@ pub(crate) struct Values {
     pub(crate) until: u64,
 }
 
+impl Values {
+    pub(crate) fn at_any_time(of: BufferId) -> Values {
+        Values { of, until: u64::MAX }
+    }
+}
+
 /// Names of one buffer. After so many runs the first one is given again.
 const NAMES: usize = 16;
 
 impl Lent {
-    /// The buffer that a name stands for, and the time of the values. A buffer's own name stands for its values at any time.
-    pub(crate) fn meant(&self, buffer: BufferId) -> Values {
-        self.by_name.get(&buffer).copied().unwrap_or(Values { of: buffer, until: u64::MAX })
+    /// The values that a name stands for. A buffer's own name stands for its values at any time.
+    pub(crate) fn meant(&self, name: BufferId) -> Values {
+        self.by_name.get(&name).copied().unwrap_or(Values::at_any_time(name))
     }
 
     /// The buffer's own name, before that operation writes it under this one.
-    pub(crate) fn written(&mut self, buffer: BufferId, operation: u64) -> BufferId {
-        let Some(values) = self.by_name.get_mut(&buffer) else { return buffer };
+    pub(crate) fn written(&mut self, name: BufferId, operation: u64) -> BufferId {
+        let Some(values) = self.by_name.get_mut(&name) else { return name };
         values.until = operation;
         values.of
     }
 
-    /// A name for the values that the buffer has after so many operations. `make` makes a new one.
-    pub(crate) fn name(&mut self, buffer: BufferId, until: u64, make: impl FnOnce() -> BufferId) -> BufferId {
-        let of = self.meant(buffer).of;
-        let names = self.of_buffer.entry(of).or_default();
+    /// A name for these values. `make` makes a new one.
+    pub(crate) fn name(&mut self, values: Values, make: impl FnOnce() -> BufferId) -> BufferId {
+        let names = self.of_buffer.entry(values.of).or_default();
         let name = if names.len() < NAMES { make() } else { names.pop_front().unwrap_or_else(make) };
         names.push_back(name);
-        self.by_name.insert(name, Values { of, until });
+        self.by_name.insert(name, values);
         name
     }
 

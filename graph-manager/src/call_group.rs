@@ -9,6 +9,7 @@ use device::{Area, DType, Shape, Snapshot, Tensor};
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
+use crate::finally::Finally;
 use crate::graph_dot::GraphDot;
 use crate::inputs::{difference, inputs};
 use crate::layer::Layer;
@@ -114,11 +115,11 @@ impl CallGroup {
             }
         };
         let Listed { program, results, regions } = listed;
-        let made = pool.device().buffers_made();
-        let again = list(&order)?.program;
-        pool.device().forget_buffers_since(made);
-        refuse_change(&program, &again)?;
-        drop(again);
+        {
+            let (device, made) = (pool.device(), pool.device().buffers_made());
+            let _forgotten = Finally(|| device.forget_buffers_since(made));
+            refuse_change(&program, &list(&order)?.program)?;
+        }
         manager.plan(MODE, program, Box::new(()))?;
         let recorded = regions.into_iter().zip(results).collect();
         let mut group = CallGroup { manager, layers: range, is_alone, order, recorded, next: 0, forwards: 0 };

@@ -199,14 +199,14 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
         self.hooks.as_mut().map_or(Ok(()), |hooks| hooks.after_weight_gradients(call))
     }
 
-    /// Runs all calls with their graphs and, from the same state, by submitting their operations, and compares what each
-    /// call wrote: its result, and memory of the caller's. `inputs` and
-    /// `grads` have an input and a gradient of the output for each layer; the calls of all microbatches get these. Afterwards
-    /// the state is as before, and a step begins anew.
+    /// Runs all calls with their graphs and, from the same state, by submitting their operations, and compares what
+    /// each call wrote: its result, and memory of the caller's. `inputs` and `grads` have an input and a gradient of the
+    /// output for each layer; the calls of all microbatches get these. Afterwards the state is as before, and a step
+    /// begins anew.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another number of inputs or gradients; [`Error::Changed`] for one of another shape; errors of the
-    /// device.
+    /// [`Error::Usage`] for another number of inputs or gradients; [`Error::Changed`] for one of another shape; errors
+    /// of the device.
     pub fn verify(&mut self, inputs: &[L::Input], grads: &[L::Output], how: &Verification<'_>) -> Result<Verified> {
         if (inputs.len(), grads.len()) != (self.layers.len(), self.layers.len()) {
             let problem = format!(

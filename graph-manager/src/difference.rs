@@ -7,16 +7,16 @@ use device::{DType, F8E4M3, F8E5M2, Float, bf16};
 /// When two tensors count as the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Sameness {
-    /// They have the same bits.
+    /// The bits of both are the same.
     #[default]
     Bits,
     /// Each number with graphs differs from that without, `x`, by at most `absolute + relative * |x|`, as in NumPy's
     /// `allclose`. It is for kernels of others whose bits differ from run to run. NaN is the same as NaN. Integers and bytes
     /// have the same bits.
     Close {
-        /// The share of the number without graphs.
+        /// The part of the difference that grows with the number: a share of the one without graphs.
         relative: f64,
-        /// Beside that.
+        /// The part that does not, in the tensor's units.
         absolute: f64,
     },
 }

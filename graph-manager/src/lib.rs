@@ -4,7 +4,8 @@
 //!
 //! - Steps: [`CudaGraphManager`], [`ManagerOptions`], [`CheckReplays`], [`Mempool`], [`StepContext`], [`Policy`],
 //!   [`CaptureAll`], [`TrainingPolicy`], [`TrainingRegion`], [`TensorTree`].
-//! - By hand: [`Capture`], [`RunOutput`], [`Pool`]. Layers: [`Layer`], [`graph_callables`], [`GraphedCallables`], [`CallOrder`].
+//! - By hand: [`Capture`], [`RunOutput`], [`Pool`].
+//! - Layers: [`Layer`], [`graph_callables`], [`GraphedCallables`], [`CallOrder`].
 //! - Random numbers: [`RandomState`], [`Masks`]. Side streams and passes: [`SideStream`], [`StepPass`].
 //! - Findings: [`Report`], [`Verification`], [`Verified`], [`Sameness`], [`Error`].
 //! - Operations, tensors and streams: [`device`]; own operations: [`device::ops::CustomOp`], [`device::ops::Launcher`].

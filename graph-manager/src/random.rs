@@ -42,7 +42,7 @@ struct Record {
 }
 
 /// The draws into a record.
-pub(crate) struct Draws {
+struct Draws {
     /// The record, counted from 0.
     record: usize,
     count: Cell<u64>,
@@ -56,11 +56,9 @@ thread_local! {
     static RECORDS: RefCell<HashMap<BufferId, Rc<Draws>>> = RefCell::default();
 }
 
-/// Those of some buffers that are records.
-pub(crate) fn records_among(buffers: &[BufferId]) -> Vec<(BufferId, Rc<Draws>)> {
+/// The records among some buffers.
+fn records_among(buffers: &[BufferId]) -> Vec<(BufferId, Rc<Draws>)> {
     RECORDS.with_borrow(|records| {
-        // Most programs have none.
-        let buffers = if records.is_empty() { &[] } else { buffers };
         buffers.iter().filter_map(|buffer| Some((*buffer, records.get(buffer)?.clone()))).collect()
     })
 }
@@ -196,10 +194,9 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// Fails if microbatches that are in flight at once use the same record.
     pub(crate) fn refuse_shared_records(&self, program: &Program<P::Region>) -> Result<()> {
-        for (buffer, Draws { record, .. }) in
-            records_among(program.outside()).iter().map(|(buffer, draws)| (*buffer, &**draws))
-        {
+        for (buffer, draws) in records_among(program.outside()) {
             let Some([one, other]) = program.in_flight_with(buffer) else { continue };
+            let record = draws.record;
             let problem = format!(
                 "{one} and {other} are in flight at once, and both use record {record} of a RandomState: a draw for one changes \
                  the values that the other's backward drops"

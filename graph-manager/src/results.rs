@@ -16,6 +16,13 @@ pub(crate) struct Results {
     pub(crate) at_end: Vec<Write>,
 }
 
+impl Results {
+    /// All results, in the order in which a run notes them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Write> {
+        self.after.values().flatten().chain(&self.at_end)
+    }
+}
+
 impl<P: Policy> CudaGraphManager<P> {
     /// The results of a recorded step at its end.
     pub(crate) fn results_at_end(&self, program: &Program<P::Region>) -> Results {

@@ -113,9 +113,9 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 
     /// Runs one step, and returns the result of its code. Tensors in it have their addresses in the step. They stay as
-    /// they are until the next step. The first step of a kind calls the code to make the list of the step, and the second
-    /// one to compare it; later ones run the list and call no code. Values that change from step to step lie in device memory; work of the host that
-    /// changes is done in a [host call](StepContext::host_call).
+    /// they are until the next step. The first step of a kind calls the code to make the list of the step, and the
+    /// second one to compare it; later ones run the list and call no code. Values that change from step to step lie in
+    /// device memory; work of the host that changes is done in a [host call](StepContext::host_call).
     ///
     /// # Errors
     /// Errors of `code` and of the device. [`Error::Frozen`] or an out-of-order error if the code would now make another

@@ -25,7 +25,7 @@ pub(crate) struct Trial {
 pub(crate) enum Keeps {
     #[default]
     None,
-    /// That of this number, counted as in `digests`.
+    /// The tensor of this number, counted as in `digests`.
     One(usize),
     All,
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::{DType, Device, Snapshot, Tensor};
+use device::{Device, Snapshot, Tensor};
 
 use crate::binding::Binding;
 use crate::difference::{Difference, DifferingValues, Sameness};
@@ -207,8 +207,8 @@ enum Way {
 
 impl<P: Policy> Pair<'_, P> {
     fn compare(&mut self, results: &Results, any: &dyn Fn(bool) -> bool) -> Result<Verified> {
-        let all = || results.after.values().flatten().chain(&results.at_end);
-        let same = Verified::Same { tensors: all().count(), bytes: all().map(|write| write.tensor.bytes()).sum() };
+        let bytes = results.all().map(|write| write.tensor.bytes()).sum();
+        let same = Verified::Same { tensors: results.all().count(), bytes };
         let differs = self.first_difference(results)?;
         if !any(differs.is_some()) {
             return Ok(same);
@@ -234,11 +234,9 @@ impl<P: Policy> Pair<'_, P> {
         if self.same == Sameness::Bits {
             return Ok(graphed.digests.iter().zip(&eager.digests).position(|(graphed, eager)| graphed != eager));
         }
-        let mut noted = results.after.values().flatten().chain(&results.at_end).map(|write| write.tensor.dtype);
-        let mut pairs = graphed.kept.iter().zip(&eager.kept);
-        Ok(pairs.position(|(graphed, eager)| {
-            let dtype = noted.next().unwrap_or(DType::U8);
-            DifferingValues::between(graphed, eager, dtype, self.same).is_some()
+        let mut noted = results.all().zip(graphed.kept.iter().zip(&eager.kept));
+        Ok(noted.position(|(write, (graphed, eager))| {
+            DifferingValues::between(graphed, eager, write.tensor.dtype, self.same).is_some()
         }))
     }
 
@@ -267,8 +265,7 @@ impl<P: Policy> Pair<'_, P> {
     /// The result of that number, with its bytes in both steps.
     fn difference(&self, results: &Results, number: usize, bytes: [&[u8]; 2], hidden_by_waits: bool) -> Difference {
         let program = &self.program;
-        let mut noted = results.after.values().flatten().chain(&results.at_end);
-        let Some(Write { position, op, tensor, .. }) = noted.nth(number) else { unreachable!("it was noted") };
+        let Some(Write { position, op, tensor, .. }) = results.all().nth(number) else { unreachable!("it was noted") };
         let region = program.innermost(*position).map_or("step".into(), |at| program.visits[at].name.to_string());
         Difference {
             region,

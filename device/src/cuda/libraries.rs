@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use cudarc::driver::sys::CUDA_VERSION;
+
 use super::driver::{driver_version, missing_library};
 use super::presence::is_present;
 use super::python_packages::{load_from, load_library};
-use crate::{Error, Result};
+use crate::Result;
 
 /// A library of a CUDA version. The driver must support that version.
 #[derive(Clone, Copy, Debug)]
@@ -16,64 +18,47 @@ pub(super) enum Library {
     Cupti,
 }
 
-/// The places after `LD_LIBRARY_PATH`.
-const SEARCHED: &str = "the system's folders and Python packages beside the program";
-
 impl Library {
-    /// Finds it: where the loader looks, in NVIDIA's Python packages beside this program, and CUPTI also in CUDA's
-    /// toolkit.
+    /// Finds the library: where the loader looks, in NVIDIA's Python packages beside this program, and CUPTI also in
+    /// CUDA's toolkit.
     ///
     /// # Errors
-    /// It is in none of these.
+    /// The library is in none of these. The error names the packages for this machine's driver.
     pub(super) fn load(self) -> Result<()> {
-        if self.is_loadable() {
+        if is_present(self.name()) {
             return Ok(());
         }
-        let file = self.file(driver_major());
+        let file = self.file(usable_major());
         if let Library::Cudnn = self {
             // It loads these itself, by name.
             [Library::Nvrtc, Library::CublasLt].into_iter().for_each(|needed| _ = needed.load());
         }
-        let found = load_library(file) || (matches!(self, Library::Cupti) && load_from(&toolkits(), file));
-        if found && self.is_loadable() { Ok(()) } else { Err(self.missing()) }
+        let found = load_library(&file) || (matches!(self, Library::Cupti) && load_from(&toolkits(), &file));
+        if found && is_present(self.name()) {
+            return Ok(());
+        }
+        let last = "the system's folders and Python packages beside the program";
+        Err(missing_library(self.name(), &file, last, &self.install()))
     }
 
-    /// Whether the loader finds it by its name, or the program links it.
-    fn is_loadable(self) -> bool {
-        is_present(match self {
+    /// The name by which a linker knows the library.
+    fn name(self) -> &'static str {
+        match self {
             Library::Nvrtc => "nvrtc",
             Library::CublasLt => "cublasLt",
             Library::Cudnn => "cudnn",
             Library::Cupti => "cupti",
-        })
-    }
-
-    /// The error if it cannot be loaded, with the packages for this machine's driver.
-    fn missing(self) -> Error {
-        let name = match self {
-            Library::Nvrtc => "nvrtc",
-            Library::CublasLt => "cublaslt",
-            Library::Cudnn => "cudnn",
-            Library::Cupti => "cupti",
-        };
-        missing_library(name, self.file(driver_major()), SEARCHED, &self.install())
-    }
-
-    /// How to install it, for this machine's driver.
-    pub(super) fn install(self) -> String {
-        self.install_for(driver_major())
-    }
-
-    fn file(self, cuda: i32) -> &'static str {
-        match (self, cuda) {
-            (Library::Nvrtc, 12) => "libnvrtc.so.12",
-            (Library::Nvrtc, _) => "libnvrtc.so.13",
-            (Library::CublasLt, 12) => "libcublasLt.so.12",
-            (Library::CublasLt, _) => "libcublasLt.so.13",
-            (Library::Cudnn, _) => "libcudnn.so.9",
-            (Library::Cupti, 12) => "libcupti.so.12",
-            (Library::Cupti, _) => "libcupti.so.13",
         }
+    }
+
+    /// How to install the library, for this machine's driver.
+    pub(super) fn install(self) -> String {
+        self.install_for(usable_major())
+    }
+
+    fn file(self, cuda: i32) -> String {
+        let version = if let Library::Cudnn = self { 9 } else { cuda };
+        format!("lib{}.so.{version}", self.name())
     }
 
     fn install_for(self, cuda: i32) -> String {
@@ -99,13 +84,11 @@ fn toolkits() -> Vec<PathBuf> {
     homes.flat_map(|home| [home.join("extras/CUPTI/lib64"), home.join("lib64")]).collect()
 }
 
-/// The major version of the newest CUDA that the driver supports. Without a driver, the newest that we know.
-fn driver_major() -> i32 {
-    const NEWEST: i32 = 13;
-    if !is_present("cuda") {
-        return NEWEST;
-    }
-    driver_version().map_or(NEWEST, |version| version / 1000)
+/// The major version of the newest CUDA that this build uses and the driver, if there is one, supports.
+fn usable_major() -> i32 {
+    let newest = CUDA_VERSION as i32;
+    let driver = if is_present("cuda") { driver_version().unwrap_or(newest) } else { newest };
+    driver.min(newest) / 1000
 }
 
 #[cfg(test)]
@@ -118,8 +101,8 @@ mod tests {
             let (twelve, thirteen) = (library.install_for(12), library.install_for(13));
             assert!(twelve.contains("CUDA 12") && twelve.contains("-cu12") && !twelve.contains("13"), "{twelve}");
             assert!(thirteen.contains("CUDA 13") && !thirteen.contains("12"), "{thirteen}");
-            assert_eq!(library.install_for(14), thirteen, "the newest there is");
         }
-        assert_eq!((Library::Nvrtc.file(12), Library::Nvrtc.file(13)), ("libnvrtc.so.12", "libnvrtc.so.13"));
+        assert_eq!([12, 13].map(|cuda| Library::Nvrtc.file(cuda)), ["libnvrtc.so.12", "libnvrtc.so.13"]);
+        assert_eq!([12, 13].map(|cuda| Library::Cudnn.file(cuda)), ["libcudnn.so.9", "libcudnn.so.9"]);
     }
 }

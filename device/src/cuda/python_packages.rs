@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-/// Makes the loader find a library by its file's name: as it does anyway, or else in NVIDIA's Python packages beside
-/// this program. Returns whether it is found.
+/// Makes the loader find a library by the file's name: where the loader looks anyway, or else in NVIDIA's Python
+/// packages beside this program. Returns whether the library is found.
 pub fn load_library(file: &str) -> bool {
     load(Path::new(file)) || load_from(&folders(&std::env::current_exe().unwrap_or_default()), file)
 }
@@ -23,7 +23,7 @@ pub(super) fn load_from(folders: &[PathBuf], file: &str) -> bool {
     true
 }
 
-/// Loads the library for as long as the process lives: from then on the loader finds it by its name alone.
+/// Loads the library for as long as the process lives: from then on the loader finds the name alone.
 fn load(path: &Path) -> bool {
     // SAFETY: NVIDIA's library. Its initializers do nothing of note.
     unsafe { Library::new(path) }.map(std::mem::forget).is_ok()
@@ -31,7 +31,7 @@ fn load(path: &Path) -> bool {
 
 /// The folders of NVIDIA's Python packages for a program that pip installed: in its environment, and in the system's
 /// Python if the environment shares that one's packages.
-pub(super) fn folders(program: &Path) -> Vec<PathBuf> {
+fn folders(program: &Path) -> Vec<PathBuf> {
     let own = program.parent().and_then(Path::parent);
     let shared = own.and_then(shared_python);
     let bases = own.map(PathBuf::from).into_iter().chain(shared.iter().cloned());

@@ -1,6 +1,7 @@
 //! Results of runs, for code that reads them until the next run.
 
 use super::Device;
+use crate::lent::Values;
 use crate::{BufferId, BufferName, Tensor};
 
 impl Device {
@@ -11,10 +12,10 @@ impl Device {
         let mut core = self.core();
         let core = &mut *core;
         let Some(checker) = &mut core.checker else { return tensor };
-        let (until, names, device) = (checker.operations, &mut core.buffers, core.number);
-        let own = checker.lent.meant(tensor.buffer).of;
-        let name = checker.lent.name(own, until, || {
-            let text = names.of(own);
+        let (names, device) = (&mut core.buffers, core.number);
+        let of = checker.lent.meant(tensor.buffer).of;
+        let name = checker.lent.name(Values { of, until: checker.operations }, || {
+            let text = names.of(of);
             BufferId::new(device, names.add(BufferName::from(&*text)))
         });
         Tensor { buffer: name, ..tensor }

@@ -90,7 +90,7 @@ impl<'a> CudaTensors<'a> {
     /// The address of the tensor of that number, counted from 0, that the operation declared to read.
     ///
     /// # Errors
-    /// It declared fewer.
+    /// The operation declared fewer.
     pub fn nth_read(&self, number: usize) -> Result<u64> {
         self.nth("read", &self.op.declared().reads, number).and_then(|tensor| self.read(tensor))
     }
@@ -98,7 +98,7 @@ impl<'a> CudaTensors<'a> {
     /// The address of the tensor of that number, counted from 0, that the operation declared to write.
     ///
     /// # Errors
-    /// It declared fewer.
+    /// The operation declared fewer.
     pub fn nth_write(&self, number: usize) -> Result<u64> {
         self.nth("write", &self.op.declared().writes, number).and_then(|tensor| self.write(tensor))
     }

@@ -87,8 +87,8 @@ pub trait CustomOp: fmt::Debug {
     fn check(&self) -> Result<()>;
 
     /// The tensors it reads and those it writes. A tensor that is updated in place, or that keeps some of its values, is in
-    /// both. Memory that it needs only while it runs is a tensor that it writes. With the checker, what it writes and does
-    /// not read is NaN before it runs: an update in place that is declared as a write alone shows.
+    /// both. Memory that it needs only while it runs is a tensor that it writes. With the checker of a host device, what
+    /// it writes and does not read is NaN before it runs: an update in place that is declared as a write alone shows.
     ///
     /// Called once, when the operation becomes an [`Op`](super::Op). If that is mapped to other tensors later, the
     /// operation still names these.

@@ -295,9 +295,7 @@ impl Mlp {
         let network = Network { blocks: blocks.into(), target, losses, control, update: update.into() };
         Ok(Mlp { device: device.clone(), compute, network, input, prediction_grad, random, _areas: areas })
     }
-}
 
-impl Mlp {
     /// New random numbers for all microbatches of a step.
     pub fn draw(&mut self) -> Result<Vec<Masks>> {
         (0..RECORDS).map(|record| self.random.draw(record)).collect()

@@ -479,38 +479,3 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         Held { body, table }
     }
 }
-
-impl<R: Copy + Eq + Hash + std::fmt::Display> Program<R> {
-    /// Whether a visit with that table does the same as a body.
-    fn is_same(&self, body: u32, items: &[Item], uses: &[Use], own: &[Own], table: u32) -> bool {
-        let body = &self.bodies[body as usize];
-        let mentions = self.tables.len() - table as usize;
-        let same_shape = body.items.len() == items.len()
-            && body.mentions as usize == mentions
-            && body.uses == uses
-            && body.own == own;
-        if !same_shape {
-            return false;
-        }
-        let ours = &self.tables[table as usize..];
-        let theirs = &self.tables[body.table as usize..][..mentions];
-        let alike = |(a, b): (&u32, &u32)| a == b || Self::is_taken(*a) && Self::is_taken(*b);
-        if !ours.iter().zip(theirs).all(alike) {
-            return false;
-        }
-        body.items.iter().zip(items).all(|pair| match pair {
-            (Item::Inner, Item::Inner) => true,
-            (Item::Join { by, of }, Item::Join { by: now_by, of: now_of }) => (by, of) == (now_by, now_of),
-            (Item::Entry(was), Item::Entry(is)) => {
-                let same = (was.queue, was.placed, was.early, &was.uses, &was.label)
-                    == (is.queue, is.placed, is.early, &is.uses, &is.label);
-                same && match (&was.work, &is.work) {
-                    (Work::Op(was), Work::Op(is)) => was == is,
-                    (Work::Host(was), Work::Host(is)) => Rc::ptr_eq(was, is),
-                    _ => false,
-                }
-            }
-            _ => false,
-        })
-    }
-}

@@ -15,7 +15,7 @@ use graph_manager::{
 };
 
 use crate::double::Double;
-use crate::toy::on_gpu;
+use crate::toy::{assert_refused, on_gpu};
 
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
 const WIDTH: usize = 64;
@@ -53,13 +53,6 @@ impl Bench {
     fn double(&self) -> Capture<Tensor, Tensor> {
         Capture::new(&self.pool, "double", 1, ONE, |cx, x: Tensor| Ok(Double.forward(cx, x)?.0)).unwrap()
     }
-}
-
-#[track_caller]
-fn assert_refused<T>(result: Result<T>, words: &str) {
-    let Err(error) = result else { panic!("it was not refused: {words}") };
-    let error = error.to_string();
-    assert!(error.contains(words) && error.contains("Fix: "), "{error}");
 }
 
 /// Runs `body` with the number of the step, for two steps: the second one is the first that would not call it.
@@ -336,9 +329,7 @@ fn raw_graphs_that_share_scratch_on_two_streams_are_refused() {
 fn a_result_that_is_kept_beyond_the_next_run_is_refused() {
     let mut bench = bench();
     let (x, y) = (bench.tensor("x", 1.0), bench.tensor("y", 0.0));
-    let stale = |read: Result<()>| {
-        assert_refused(read, "of an earlier run, and");
-    };
+    let stale = |read: Result<()>| assert_refused(read, "of an earlier run, and");
     let copy = |bench: &Bench, input| bench.pool.compute().submit(Copy { input, output: y }).map_err(Into::into);
     let mut double = bench.double();
     let mut before = *double.run(x).unwrap();

@@ -140,6 +140,14 @@ pub fn checked_device() -> Device {
     Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap()
 }
 
+/// Fails unless an error has these words and a fix.
+#[track_caller]
+pub fn assert_refused<T>(result: Result<T>, words: &str) {
+    let Err(error) = result else { panic!("it was not refused: {words}") };
+    let error = error.to_string();
+    assert!(error.contains(words) && error.contains("Fix: "), "{error}");
+}
+
 pub fn toy() -> Toy {
     toy_with(ToyPolicy::default())
 }
