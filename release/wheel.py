@@ -33,9 +33,9 @@ def readelf(option, path):
 
 
 def glibc(path):
-    """The minor version of the glibc 2 that a program or library needs."""
+    """The minor version of the glibc 2 that a program or library needs: at least 17, the oldest of manylinux."""
     needed = re.findall(r"Name: GLIBC_2\.(\d+)", readelf("--version-info", path))
-    return max(map(int, needed), default=17)
+    return max(17, *map(int, needed))
 
 
 def check_libraries(path, allowed):
@@ -72,7 +72,7 @@ def main(name, version, folder, program, *libraries):
     for library in libraries:
         check_libraries(library, SYSTEM + r"|libmpi.*\.so\.\d+")
     minor = max(map(glibc, (program, *libraries)))
-    tag = f"py3-none-manylinux_2_{max(minor, 17)}_{os.uname().machine}"
+    tag = f"py3-none-manylinux_2_{minor}_{os.uname().machine}"
     base = f"{name}-{version}"
     info = f"{base}.dist-info"
 

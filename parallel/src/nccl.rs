@@ -47,8 +47,8 @@ pub(crate) fn communicator(group: &MpiGroup, name: &str, members: Vec<usize>) ->
             call: "nccl",
             problem: format!(
                 "libnccl.so.2 was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders and Python \
-                 packages beside the program). Fix: install NCCL (Debian: libnccl2; PyPI: nvidia-nccl-cu13, or nvidia-nccl-cu12 for \
-                 drivers before 580)"
+                 packages beside the program). Fix: install NCCL (Debian: libnccl2; PyPI: nvidia-nccl-cu13, or \
+                 nvidia-nccl-cu12 for drivers before 580)"
             ),
         });
     };

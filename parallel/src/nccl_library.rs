@@ -63,7 +63,7 @@ impl NcclLibrary {
         }
     }
 
-    /// Its version, as NCCL numbers it.
+    /// The library's version, as NCCL numbers versions.
     pub(crate) fn version(&self) -> Result<i32, Code> {
         let mut version = 0;
         // SAFETY: NCCL writes one number.
@@ -94,8 +94,8 @@ mod tests {
     use crate::nccl_version;
 
     #[test]
-    #[ignore = "what a program in a Python environment does; the next test starts it"]
-    fn version() {
+    #[ignore = "a program for the next test, which copies it into a Python environment"]
+    fn print_version() {
         println!("NCCL {}", nccl_version().expect("a library"));
     }
 
@@ -109,7 +109,7 @@ mod tests {
         fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
         std::os::unix::fs::symlink(environment.join("lib"), folder.path().join("lib")).unwrap();
         let mut command = Command::new(program);
-        command.args(["--exact", "nccl_library::tests::version", "--ignored", "--nocapture"]);
+        command.args(["--exact", "nccl_library::tests::print_version", "--ignored", "--nocapture"]);
         let output = command.env_remove("LD_LIBRARY_PATH").output().unwrap();
         let requirements = include_str!("../../tests/requirements.txt");
         let pinned = requirements.lines().find_map(|line| line.strip_prefix("nvidia-nccl-cu13==")).unwrap();

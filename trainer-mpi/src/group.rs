@@ -15,14 +15,13 @@ pub(crate) struct Group {
     /// algorithms by collective, length and number of ranks, and these sum in different orders. An operation of our own
     /// is declared not commutative: Open MPI and MPICH always add it up along the same tree of ranks.
     pub(crate) sum: UnsafeUserOperation,
-    pub(crate) max: SystemOperation,
 }
 
 impl Group {
     fn handle(communicator: SimpleCommunicator) -> *mut abi::Group {
         // SAFETY: `add` has the type and the effect that MPI requires of such a function, and only f32 is summed by it.
         let sum = unsafe { UnsafeUserOperation::associative(add) };
-        Box::into_raw(Box::new(Group { communicator, sum, max: SystemOperation::max() })).cast()
+        Box::into_raw(Box::new(Group { communicator, sum })).cast()
     }
 
     /// # Safety

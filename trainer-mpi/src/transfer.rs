@@ -17,7 +17,7 @@ pub(crate) unsafe extern "C" fn start(
     request: *mut *mut abi::Request,
 ) -> c_int {
     // SAFETY: the handle and the caller's transfer live; an all-zero request is a valid place for MPI to write one to.
-    // The buffers outlive the request. `RSMPI_FLOAT` is a static of the library, set when MPI was initialised.
+    // The buffers outlive the request. `RSMPI_FLOAT` and `RSMPI_MAX` are constants of the library.
     unsafe {
         let Transfer { kind, peer, from, sent, to, received } = *transfer;
         let (group, float) = (Group::of(group), ffi::RSMPI_FLOAT);
@@ -26,7 +26,7 @@ pub(crate) unsafe extern "C" fn start(
         let place = &mut *started;
         let code = match kind {
             TransferKind::Sum => ffi::MPI_Iallreduce(from, to, sent, float, group.sum.as_raw(), ranks, place),
-            TransferKind::Max => ffi::MPI_Iallreduce(from, to, sent, float, group.max.as_raw(), ranks, place),
+            TransferKind::Max => ffi::MPI_Iallreduce(from, to, sent, float, ffi::RSMPI_MAX, ranks, place),
             TransferKind::Gather => ffi::MPI_Iallgather(from, sent, float, to, sent, float, ranks, place),
             TransferKind::Send => ffi::MPI_Issend(from, sent, float, peer, TAG, ranks, place),
             TransferKind::Receive => ffi::MPI_Irecv(to, received, float, peer, TAG, ranks, place),

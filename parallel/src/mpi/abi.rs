@@ -57,8 +57,8 @@ pub struct Text {
 }
 
 /// MPI's calls. Except for `version` they are made by one thread, between `initialize` and `finalize`. Those with a
-/// group are collective, but for `rank`, `size`, `return_errors`, `abort` and `wait`. Unless errors are returned, MPI
-/// prints them and ends all ranks.
+/// group are collective, but for `rank`, `size`, `return_errors`, `abort`, and `start` of a message. Unless errors are
+/// returned, MPI prints them and ends all ranks.
 #[repr(C)]
 pub struct Table {
     /// Writes the name and version of the MPI; returns the number of bytes written.

@@ -70,7 +70,7 @@ impl MpiGroup {
         unsafe { (self.table().size)(self.handle) as usize }
     }
 
-    /// The number of its ranks that are on this node.
+    /// The number of the group's ranks that are on this node.
     pub(crate) fn node_size(&self) -> usize {
         // SAFETY: see above.
         unsafe { (self.table().node_size)(self.handle) as usize }
