@@ -55,11 +55,11 @@ impl Memory {
 /// Whether a rank's memory fits a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// It does, and leaves [`Card::headroom`].
+    /// The run fits, and leaves [`Card::headroom`].
     Fits,
-    /// It does, and leaves so many bytes, which are less than that.
+    /// The run fits, and leaves so many bytes, fewer than that.
     Tightly(usize),
-    /// It does not: so many bytes are missing.
+    /// The run does not fit: so many bytes are missing.
     Lacks(usize),
 }
 

@@ -8,6 +8,7 @@ use crate::predict::card::Card;
 use crate::predict::forecast::{Fit, Forecast, forecast};
 use crate::predict::rough::{Rough, Roughly};
 use trainer::config::plan::RunPlan;
+use trainer::config::rank_layout::data_ranks;
 use trainer::config::{PipelineSchedule, RecomputeGranularity, RunConfig};
 use trainer::error::RunError;
 
@@ -31,7 +32,7 @@ pub struct Search<'s> {
 pub struct Found {
     /// Layouts that the settings allow.
     pub allowed: usize,
-    /// Those of them that were recorded whole.
+    /// The layouts that were recorded whole.
     pub recorded: usize,
     /// The fastest that fit, the fastest first. If none leaves the headroom, those that leave less.
     pub best: Vec<(RunPlan, Forecast)>,
@@ -162,12 +163,10 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
         words.iter().map(|word| with(config, |c| c.parallel.sequence_parallel = *word)).collect()
     });
     let layouts = vary(layouts, "parallel.distributed_optimizer", &|config| {
-        let data = ranks / (config.parallel.tensor * config.parallel.pipeline).max(1);
-        vec![with(config, |c| c.parallel.distributed_optimizer = data > 1)]
+        vec![with(config, |c| c.parallel.distributed_optimizer = data_ranks(config, ranks) > 1)]
     });
     let layouts = vary(layouts, "train.micro_batch_size", &|config| {
-        let data = ranks / (config.parallel.tensor * config.parallel.pipeline).max(1);
-        let most = config.train.global_batch_size / data.max(1);
+        let most = config.train.global_batch_size / data_ranks(config, ranks);
         powers(most.min(64)).map(|micro| with(config, |c| c.train.micro_batch_size = micro)).collect()
     });
     let layouts = vary(layouts, "cuda_graph.overlap_microbatches", &|config| {
@@ -192,10 +191,9 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
 /// (bench/results/2026-11-25-pipeline-overlap.md).
 fn may_overlap(config: &RunConfig, ranks: usize) -> bool {
     let parallel = &config.parallel;
-    let data = ranks / (parallel.tensor * parallel.pipeline).max(1);
     let in_turn = parallel.pipeline_schedule == PipelineSchedule::OneForwardOneBackward;
     let waits = parallel.tensor > 1 || parallel.pipeline > 1 && parallel.virtual_pipeline == 1;
-    let several = config.train.global_batch_size > config.train.micro_batch_size * data;
+    let several = config.train.global_batch_size > config.train.micro_batch_size * data_ranks(config, ranks);
     config.cuda_graph.enable && in_turn && waits && several
 }
 

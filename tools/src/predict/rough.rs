@@ -37,25 +37,27 @@ type Way = (usize, bool, usize, &'static str, bool);
 /// Estimates layouts of one run.
 pub(super) struct Rough {
     network: Network,
-    known: RefCell<HashMap<Way, Parts>>,
+    known: RefCell<HashMap<Way, Costs>>,
 }
 
-/// The cost of a microbatch.
+/// The costs of a model for a microbatch.
 #[derive(Clone, Copy)]
-struct Parts {
-    block: Part,
+struct Costs {
+    block: Cost,
     /// Embedding, head and everything else.
-    rest: Part,
+    rest: Cost,
 }
 
+/// The cost of some layers for a microbatch.
 #[derive(Clone, Copy)]
-struct Part {
+struct Cost {
     /// Seconds of forward and backward.
     pass: f64,
-    /// Those of them with only transfers under way.
+    /// Seconds of forward and backward with only transfers under way.
     transfers: f64,
     /// Seconds of the update.
     update: f64,
+    /// Bytes of weights, gradients, optimizer and activations.
     memory: [f64; 4],
 }
 
@@ -69,7 +71,7 @@ impl Rough {
     /// # Errors
     /// A model without blocks.
     pub(super) fn estimate(&self, plan: &RunPlan) -> Result<Roughly, RunError> {
-        let parts = self.parts(&plan.config)?;
+        let costs = self.costs(&plan.config)?;
         let parallel = &plan.parallel;
         let (mesh, blocks) = (parallel.mesh, &parallel.blocks);
         let (stages, data) = (mesh.size(Axis::Pipeline), mesh.size(Axis::Data) as f64);
@@ -77,10 +79,10 @@ impl Rough {
         let chunks = (blocks.len() / stages).max(1) as f64;
         let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
         // Microbatches that overlap hide each other's transfers.
-        let seconds = |part: Part| if parallel.schedule.overlaps() { part.pass - part.transfers } else { part.pass };
+        let seconds = |cost: Cost| if parallel.schedule.overlaps() { cost.pass - cost.transfers } else { cost.pass };
         let pass = |stage: usize| {
-            let rest = if stage + 1 == stages { seconds(parts.rest) } else { 0.0 };
-            blocks_of(stage) * seconds(parts.block) + rest
+            let rest = if stage + 1 == stages { seconds(costs.rest) } else { 0.0 };
+            blocks_of(stage) * seconds(costs.block) + rest
         };
         let all: Vec<f64> = (0..stages).map(pass).collect();
         let slowest = all.iter().copied().fold(0.0, f64::max);
@@ -91,26 +93,26 @@ impl Rough {
         let memory = |stage: usize| {
             let blocks = blocks_of(stage);
             let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
-            let kind = |kind: usize| blocks * parts.block.memory[kind] + ends * parts.rest.memory[kind];
+            let kind = |kind: usize| blocks * costs.block.memory[kind] + ends * costs.rest.memory[kind];
             let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
-            let activations = blocks * parts.block.memory[3] * in_flight + ends * parts.rest.memory[3];
+            let activations = blocks * costs.block.memory[3] * in_flight + ends * costs.rest.memory[3];
             kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
         };
         let taken = self.network.card.taken(plan.connections().communicators()) as f64;
         let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
-        let gradients = blocks_of(0) * parts.block.memory[1] + parts.rest.memory[1];
+        let gradients = blocks_of(0) * costs.block.memory[1] + costs.rest.memory[1];
         let ranks = mesh.members_along(0, Axis::Data);
         let reduced = match ranks.len() {
             1 => 0.0,
             _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),
         };
         let hidden = slowest * 2.0 / 3.0;
-        let update = (blocks_of(0) * parts.block.update + parts.rest.update) / divided;
+        let update = (blocks_of(0) * costs.block.update + costs.rest.update) / divided;
         let seconds = microbatches * slowest + filling + (reduced - hidden).max(0.0) + update;
         Ok(Roughly { seconds, bytes: bytes as usize })
     }
 
-    fn parts(&self, config: &RunConfig) -> Result<Parts, RunError> {
+    fn costs(&self, config: &RunConfig) -> Result<Costs, RunError> {
         let parallel = &config.parallel;
         let way = (
             parallel.tensor,
@@ -119,8 +121,8 @@ impl Rough {
             config.recompute.granularity.word(),
             config.recompute.keep_attention,
         );
-        if let Some(parts) = self.known.borrow().get(&way) {
-            return Ok(*parts);
+        if let Some(costs) = self.known.borrow().get(&way) {
+            return Ok(*costs);
         }
         // In a model of several kinds of blocks, a mean one.
         let pattern = &config.model.expert_pattern;
@@ -128,21 +130,21 @@ impl Rough {
         let dense = (0..blocks).filter(|block| pattern.get(block % pattern.len().max(1)) == Some(&0)).count();
         let mut mixture = config.clone();
         mixture.model.expert_pattern = Vec::new();
-        let (one, two) = (self.part(&mixture, 1)?, self.part(&mixture, 2)?);
+        let (one, two) = (self.cost(&mixture, 1)?, self.cost(&mixture, 2)?);
         let mut block = two.less(one);
         let rest = one.less(block);
         if dense > 0 && config.model.experts > 0 {
             mixture.model.experts = 0;
-            let other = self.part(&mixture, 2)?.less(self.part(&mixture, 1)?);
+            let other = self.cost(&mixture, 2)?.less(self.cost(&mixture, 1)?);
             block = block.less(block.less(other).times(dense as f64 / blocks as f64));
         }
-        let parts = Parts { block, rest };
-        self.known.borrow_mut().insert(way, parts);
-        Ok(parts)
+        let costs = Costs { block, rest };
+        self.known.borrow_mut().insert(way, costs);
+        Ok(costs)
     }
 
     /// One microbatch of a model with so many blocks on one stage.
-    fn part(&self, config: &RunConfig, blocks: usize) -> Result<Part, RunError> {
+    fn cost(&self, config: &RunConfig, blocks: usize) -> Result<Cost, RunError> {
         let mut small = config.clone();
         small.model.layers = blocks;
         small.train.global_batch_size = small.train.micro_batch_size;
@@ -163,7 +165,7 @@ impl Rough {
         let Memory { weights, gradients, optimizer, activations, .. } = step.memory;
         let memory = [weights, gradients, optimizer, activations].map(|bytes| bytes as f64);
         let transfers = simulation.ranks.iter().map(|rank| rank.only_transfers).fold(0.0, f64::max);
-        Ok(Part { pass: simulation.seconds - update, transfers, update, memory })
+        Ok(Cost { pass: simulation.seconds - update, transfers, update, memory })
     }
 }
 
@@ -177,16 +179,16 @@ fn in_flight(schedule: Schedule, stage: usize, microbatches: usize) -> f64 {
     slots.iter().sum::<usize>() as f64 / placement.chunks() as f64
 }
 
-impl Part {
-    fn times(self, factor: f64) -> Part {
+impl Cost {
+    fn times(self, factor: f64) -> Cost {
         let memory = self.memory.map(|bytes| bytes * factor);
-        let Part { pass, transfers, update, .. } = self;
-        Part { pass: pass * factor, transfers: transfers * factor, update: update * factor, memory }
+        let Cost { pass, transfers, update, .. } = self;
+        Cost { pass: pass * factor, transfers: transfers * factor, update: update * factor, memory }
     }
 
-    fn less(self, other: Part) -> Part {
+    fn less(self, other: Cost) -> Cost {
         let memory = std::array::from_fn(|kind| self.memory[kind] - other.memory[kind]);
-        Part {
+        Cost {
             pass: self.pass - other.pass,
             transfers: self.transfers - other.transfers,
             update: self.update - other.update,

@@ -17,7 +17,7 @@ use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::recorded_stage;
 
 use super::numbers::host;
-use super::values::{Part, kept};
+use super::values::{Shard, kept};
 
 /// Saves the state of all ranks in a folder, as a run does, and returns the checkpoint's own. All ranks call it together.
 ///
@@ -68,7 +68,7 @@ fn sum_over_all(device: &Device, rank: &ThreadRank) -> device::Result<Rc<dyn Fn(
 ///
 /// # Errors
 /// A checkpoint that one rank cannot load.
-pub(super) fn loaded(config: &RunConfig, checkpoint: &Path) -> Result<Vec<Part>, RunError> {
+pub(super) fn loaded(config: &RunConfig, checkpoint: &Path) -> Result<Vec<Shard>, RunError> {
     let plan = RunPlan::new(config.clone(), 1)?;
     let stage = recorded_stage(&plan, &host()?, &ProcessGroup::single(1), None)?;
     let activity = Activity::default();

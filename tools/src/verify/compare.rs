@@ -7,7 +7,7 @@ use common::format::counted;
 
 use super::difference::{Difference, constant_factor};
 use super::numbers::{Numbers, RankNumbers, StepNumbers};
-use super::values::{Part, Values};
+use super::values::{Shard, Values};
 
 /// A loss is a mean of some hundred losses, each of two f32 sums. In another order they differ by a few 1e-7.
 const LOSS: f64 = 3e-6;
@@ -27,7 +27,7 @@ const OF_WEIGHT: f32 = 4.0 / (1 << 24) as f32;
 
 /// One rank in the run's number format is off its own f32 numbers by some error. Ranks round at other places, so they
 /// are off by an error of the same size and another direction: the two are at most twice the error apart, and the error
-/// of a part of a parameter is no more than a few times that of the whole.
+/// of a shard of a parameter is no more than a few times that of the whole.
 const ERRORS: f32 = 3.0;
 
 /// Sums of gradients are rounded to bf16 between ranks, and on one rank nothing is: 8 bits, with room for a sum that is
@@ -56,6 +56,19 @@ pub(crate) struct Compared {
     largest: BTreeMap<Values, f32>,
     loss: f64,
     norm: f64,
+    /// Tensors that one rank has loaded from the checkpoint of several.
+    loaded: Option<usize>,
+}
+
+impl Compared {
+    /// What was compared, in lines.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let loaded = self.loaded.map(|tensors| {
+            let tensors = counted(tensors, "tensor");
+            format!("checkpoint: {tensors} with the same bits after one rank has loaded them")
+        });
+        [format!("differences: {self}")].into_iter().chain(loaded).collect()
+    }
 }
 
 impl fmt::Display for Compared {
@@ -68,15 +81,12 @@ impl fmt::Display for Compared {
     }
 }
 
-/// Compares the numbers of all ranks with those of one, step by step.
+/// Compares the numbers of all ranks with those of one, step by step, then what one rank loads of their checkpoint.
 ///
 /// # Errors
 /// The first number that differs.
-pub(super) fn compare(
-    alone: &RankNumbers,
-    ranks: &[RankNumbers],
-    bounds: Bounds<'_>,
-) -> Result<Compared, Box<Difference>> {
+pub(super) fn compare(alone: &RankNumbers, numbers: &Numbers, bounds: Bounds<'_>) -> Result<Compared, Box<Difference>> {
+    let ranks = &numbers.ranks;
     let mut compared = Compared::default();
     for (step, alone) in alone.steps.iter().enumerate() {
         let ranks: Vec<&StepNumbers> = ranks.iter().map(|rank| &rank.steps[step]).collect();
@@ -88,14 +98,15 @@ pub(super) fn compare(
             .map_err(|found| Box::new(Difference { step: Some(step), ..*found }))?;
     }
     // Frozen weights have no update, and selection biases have no gradient.
-    let parts: Vec<&[Part]> = ranks.iter().map(|rank| &rank.kept[..]).collect();
+    let shards: Vec<&[Shard]> = ranks.iter().map(|rank| &rank.kept[..]).collect();
     let exact = match bounds {
         Bounds::Sums => None,
         Bounds::Rounding(exact) => Some(&exact.kept[..]),
     };
     let last = alone.steps.len() - 1;
-    compare_parts(&alone.kept, &parts, exact, |values| values == Values::Weight, &mut compared)
+    compare_shards(&alone.kept, &shards, exact, |values| values == Values::Weight, &mut compared)
         .map_err(|found| Box::new(Difference { step: Some(last), ..*found }))?;
+    compared.loaded = numbers.loaded.as_deref().map(|loaded| compare_checkpoint(loaded, &shards)).transpose()?;
     Ok(compared)
 }
 
@@ -115,31 +126,41 @@ fn compare_step(
         let largest = compare_number(name, allowed, loss, ranks.iter().map(|rank| rank.losses[at].1))?;
         compared.loss = compared.loss.max(largest);
     }
-    let parts: Vec<&[Part]> = ranks.iter().map(|rank| &rank.parts[..]).collect();
-    let exact_parts = exact.map(|exact| &exact.parts[..]);
-    compare_parts(&alone.parts, &parts, exact_parts, |values| values == Values::Gradient, compared)?;
+    let shards: Vec<&[Shard]> = ranks.iter().map(|rank| &rank.shards[..]).collect();
+    let exact_shards = exact.map(|exact| &exact.shards[..]);
+    compare_shards(&alone.shards, &shards, exact_shards, |values| values == Values::Gradient, compared)?;
     let (norm, exact) = (alone.grad_norm.into(), exact.map(|exact| exact.grad_norm.into()));
     let norms = ranks.iter().map(|rank| rank.grad_norm.into());
     compared.norm = compared.norm.max(compare_number("gradient norm", allowed(NORM, norm, exact), norm, norms)?);
-    compare_parts(&alone.parts, &parts, exact_parts, |values| values != Values::Gradient, compared)
+    compare_shards(&alone.shards, &shards, exact_shards, |values| values != Values::Gradient, compared)
 }
 
 /// Compares what one rank loads from a checkpoint with what all ranks have. Returns the number of tensors.
 ///
 /// # Errors
-/// The first value with other bits.
-pub(super) fn compare_checkpoint(numbers: &Numbers) -> Result<usize, Box<Difference>> {
-    let parts: Vec<&[Part]> = numbers.ranks.iter().map(|rank| &rank.kept[..]).collect();
-    let here = by_parameter(&parts);
-    let mut wholes = wholes(&numbers.loaded, None, &|_| true);
+/// The first value with other bits; a tensor that one rank does not load.
+fn compare_checkpoint(loaded: &[Shard], ranks: &[&[Shard]]) -> Result<usize, Box<Difference>> {
+    let mut here = by_parameter(ranks);
+    let mut wholes = wholes(loaded, None, &|_| true);
     wholes.values_mut().for_each(|whole| whole.allowed = Allowed::Each(0.0));
     let tensors = wholes.len();
-    for part in &numbers.loaded {
-        let key = (part.values, part.name.as_str());
+    for shard in loaded {
+        let key = (shard.values, shard.name.as_str());
         let Some(mut whole) = wholes.remove(&key) else { continue };
-        differences(&mut whole, key, here.get(&key).map_or(&[], Vec::as_slice))?;
+        differences(&mut whole, key, &here.remove(&key).unwrap_or_default())?;
     }
-    Ok(tensors)
+    match here.into_iter().min_by_key(|(key, _)| *key) {
+        None => Ok(tensors),
+        Some(((values, name), shards)) => Err(Box::new(Difference {
+            step: None,
+            what: format!("{values} of {name}, which one rank does not load,"),
+            ranks: shards.iter().map(|(rank, _)| *rank).collect::<BTreeSet<_>>().into_iter().collect(),
+            elements: None,
+            values: (shards[0].1.here.first().copied().unwrap_or(f32::NAN).into(), f64::NAN),
+            factor: None,
+            choices: None,
+        })),
+    }
 }
 
 /// The largest relative difference of a number that every rank has.
@@ -201,18 +222,18 @@ struct Whole {
 }
 
 impl Whole {
-    fn new(part: &Part) -> Whole {
-        let elements = part.whole.iter().product();
+    fn new(shard: &Shard) -> Whole {
+        let elements = shard.whole.iter().product();
         let (values, is_there) = (vec![0.0; elements], vec![false; elements]);
         Whole { values, largest: 0.0, largest_weight: 0.0, allowed: Allowed::Each(0.0), is_there }
     }
 
-    fn add(&mut self, part: &Part) {
-        for (place, value) in places(part).zip(&part.here) {
+    fn add(&mut self, shard: &Shard) {
+        for (place, value) in places(shard).zip(&shard.here) {
             self.values[place] = *value;
             self.largest = self.largest.max(value.abs());
         }
-        self.largest_weight = self.largest_weight.max(part.largest_weight);
+        self.largest_weight = self.largest_weight.max(shard.largest_weight);
     }
 }
 
@@ -232,30 +253,30 @@ fn rms(values: impl Iterator<Item = f32>) -> f32 {
 
 type ByParameter<'p, T> = HashMap<(Values, &'p str), T>;
 
-/// The parts that ranks have, rank by rank.
-fn by_parameter<'p>(ranks: &[&'p [Part]]) -> ByParameter<'p, Vec<(usize, &'p Part)>> {
-    let mut here: ByParameter<'p, Vec<(usize, &Part)>> = HashMap::new();
-    for (rank, parts) in ranks.iter().enumerate() {
-        for part in *parts {
-            here.entry((part.values, &part.name)).or_default().push((rank, part));
+/// The shards that ranks have, rank by rank.
+fn by_parameter<'p>(ranks: &[&'p [Shard]]) -> ByParameter<'p, Vec<(usize, &'p Shard)>> {
+    let mut here: ByParameter<'p, Vec<(usize, &Shard)>> = HashMap::new();
+    for (rank, shards) in ranks.iter().enumerate() {
+        for shard in *shards {
+            here.entry((shard.values, &shard.name)).or_default().push((rank, shard));
         }
     }
     here
 }
 
-/// Compares every rank's parts of some values with one rank's, parameter by parameter.
-fn compare_parts(
-    alone: &[Part],
-    ranks: &[&[Part]],
-    exact: Option<&[Part]>,
+/// Compares every rank's shards of some values with one rank's, parameter by parameter.
+fn compare_shards(
+    alone: &[Shard],
+    ranks: &[&[Shard]],
+    exact: Option<&[Shard]>,
     chosen: impl Fn(Values) -> bool,
     compared: &mut Compared,
 ) -> Result<(), Box<Difference>> {
     let mut wholes = wholes(alone, exact, &chosen);
     let here = by_parameter(ranks);
-    for part in alone {
-        let key = (part.values, part.name.as_str());
-        // A parameter of several parts is compared at the first one.
+    for shard in alone {
+        let key = (shard.values, shard.name.as_str());
+        // A parameter of several shards is compared at the first one.
         let Some(mut whole) = wholes.remove(&key) else { continue };
         let largest = differences(&mut whole, key, here.get(&key).map_or(&[], Vec::as_slice))?;
         let (relative, says) = match &whole.allowed {
@@ -267,22 +288,22 @@ fn compare_parts(
         };
         // The largest of a parameter whose values are 0 but for rounding says nothing.
         if says {
-            let of_values = compared.largest.entry(part.values).or_default();
+            let of_values = compared.largest.entry(shard.values).or_default();
             *of_values = of_values.max(relative);
         }
-        compared.parameters.insert(part.name.clone());
+        compared.parameters.insert(shard.name.clone());
     }
     Ok(())
 }
 
 /// One rank's values of every parameter. `exact` are the same in f32, if these are rounded.
-fn wholes<'a>(alone: &'a [Part], exact: Option<&[Part]>, chosen: &impl Fn(Values) -> bool) -> ByParameter<'a, Whole> {
+fn wholes<'a>(alone: &'a [Shard], exact: Option<&[Shard]>, chosen: &impl Fn(Values) -> bool) -> ByParameter<'a, Whole> {
     let mut wholes: ByParameter<'a, Whole> = HashMap::new();
     let mut largest_of_all: HashMap<Values, f32> = HashMap::new();
-    for part in alone.iter().filter(|part| chosen(part.values)) {
-        let whole = wholes.entry((part.values, &part.name)).or_insert_with(|| Whole::new(part));
-        whole.add(part);
-        let of_all = largest_of_all.entry(part.values).or_default();
+    for shard in alone.iter().filter(|shard| chosen(shard.values)) {
+        let whole = wholes.entry((shard.values, &shard.name)).or_insert_with(|| Whole::new(shard));
+        whole.add(shard);
+        let of_all = largest_of_all.entry(shard.values).or_default();
         *of_all = of_all.max(whole.largest);
     }
     let exact = exact.map(|exact| self::wholes(exact, None, chosen));
@@ -300,17 +321,17 @@ fn wholes<'a>(alone: &'a [Part], exact: Option<&[Part]>, chosen: &impl Fn(Values
     wholes
 }
 
-/// The largest difference between the parts that ranks have and the whole.
+/// The largest difference between the shards that ranks have and the whole.
 fn differences(
     whole: &mut Whole,
     (values, name): (Values, &str),
-    parts: &[(usize, &Part)],
+    shards: &[(usize, &Shard)],
 ) -> Result<f32, Box<Difference>> {
     let (mut largest, mut others, mut all) = (0.0, BTreeSet::new(), 0);
     let mut different: Vec<(f32, f32)> = Vec::new();
-    for of_rank in parts.chunk_by(|one, other| one.0 == other.0) {
-        let at: Vec<usize> = of_rank.iter().flat_map(|(_, part)| places(part)).collect();
-        let here = of_rank.iter().flat_map(|(_, part)| &part.here);
+    for of_rank in shards.chunk_by(|one, other| one.0 == other.0) {
+        let at: Vec<usize> = of_rank.iter().flat_map(|(_, shard)| places(shard)).collect();
+        let here = of_rank.iter().flat_map(|(_, shard)| &shard.here);
         let pairs: Vec<(f32, f32)> = here.copied().zip(at.iter().map(|&place| whole.values[place])).collect();
         at.iter().for_each(|&place| whole.is_there[place] = true);
         let before = different.len();
@@ -366,16 +387,16 @@ fn add_different(whole: &Whole, at: &[usize], pairs: &[(f32, f32)], different: &
     }
 }
 
-/// The places of a part's values in the whole parameter: row by row, as most of them lie side by side.
-fn places(part: &Part) -> impl Iterator<Item = usize> + '_ {
-    let (sizes, offset) = (&part.slab.sizes, &part.slab.offset);
+/// The places of a shard's values in the whole parameter: row by row, as most of them lie side by side.
+fn places(shard: &Shard) -> impl Iterator<Item = usize> + '_ {
+    let (sizes, offset) = (&shard.slab.sizes, &shard.slab.offset);
     let last = sizes.len() - 1;
-    (0..part.here.len() / sizes[last].max(1)).flat_map(move |row| {
-        let (mut rest, mut first, mut stride) = (row, offset[last], part.whole[last]);
+    (0..shard.here.len() / sizes[last].max(1)).flat_map(move |row| {
+        let (mut rest, mut first, mut stride) = (row, offset[last], shard.whole[last]);
         for axis in (0..last).rev() {
             first += (offset[axis] + rest % sizes[axis]) * stride;
             rest /= sizes[axis];
-            stride *= part.whole[axis];
+            stride *= shard.whole[axis];
         }
         first..first + sizes[last]
     })

@@ -15,7 +15,7 @@ pub(super) struct Difference {
     pub(super) elements: Option<(usize, usize)>,
     /// Of the first value: here, and on one rank.
     pub(super) values: (f64, f64),
-    /// Ours over one rank's, if all values that differ have the same.
+    /// The factor of ours over one rank's, if all values that differ have the same.
     pub(super) factor: Option<f64>,
     /// Tokens chose other experts: so many choices at least, of all.
     pub(super) choices: Option<(usize, usize)>,
@@ -61,8 +61,8 @@ fn times(factor: f64) -> String {
     }
 }
 
-/// Ours over one rank's, if all pairs have about the same: what is left of ours without it is no more than `spread`, a
-/// share of ours. A factor that may be a whole number, or one over it, is that.
+/// The factor of ours over one rank's, if all pairs have about the same: what is left of ours without it is no more than
+/// `spread`, a share of ours. A factor that may be a whole number, or one over it, is that.
 pub(super) fn constant_factor(pairs: &[(f32, f32)], spread: f64) -> Option<f64> {
     let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
         pairs.iter().map(|(here, alone)| of(f64::from(*here), f64::from(*alone))).sum()

@@ -19,15 +19,13 @@ mod samples;
 mod small;
 mod values;
 
-use common::format::counted;
 use parallel::Mesh;
 use trainer::config::RunConfig;
 use trainer::config::plan::RunPlan;
 use trainer::error::RunError;
 
 use cause::cause;
-use compare::{Bounds, compare, compare_checkpoint};
-use difference::Difference;
+use compare::{Bounds, compare};
 use layouts::layouts;
 pub(crate) use layouts::words;
 pub(crate) use numbers::STEPS;
@@ -85,65 +83,50 @@ impl Trial {
     /// As [`Trial::verdict`]; `run` has the numbers of all ranks.
     fn verdict_of(&self, run: &mut Run<'_>) -> Result<Verdict, RunError> {
         let Small { config, rounded, .. } = &self.small;
-        let mut lines = match self.with_seeds(config, run)? {
-            Verdict::Same(lines) => lines,
-            differs => return Ok(differs),
+        let mut lines = match self.compared(config, Bounds::Sums, SEEDS, run)? {
+            Ok(lines) => lines,
+            Err(found) => return Ok(Verdict::Differs(format!("{}, {found}", words(self.mesh)))),
         };
         if let Some(Rounded { format, config }) = rounded {
             let exact = run(&alone(&in_f32(config)), 1)?.ranks.swap_remove(0);
-            match self.compared(config, Bounds::Rounding(&exact), run)? {
+            match self.compared(config, Bounds::Rounding(&exact), 1, run)? {
                 Ok(compared) => lines.extend(compared.into_iter().map(|line| format!("{format}: {line}"))),
-                Err((found, cause)) => {
-                    return Ok(Verdict::Differs(format!("{}, in {format}, {found}{cause}", words(self.mesh))));
-                }
+                Err(found) => return Ok(Verdict::Differs(format!("{}, in {format}, {found}", words(self.mesh)))),
             }
         }
         Ok(Verdict::Same(lines))
     }
 
-    /// Compares in f32. With experts, other seeds are tried if the first one shows nothing.
-    fn with_seeds(&self, config: &RunConfig, run: &mut Run<'_>) -> Result<Verdict, RunError> {
+    /// What was compared, in lines; or what differs, and over which axis, in words. While tokens choose other experts,
+    /// the next of `seeds` seeds is tried.
+    fn compared(
+        &self,
+        config: &RunConfig,
+        bounds: Bounds<'_>,
+        seeds: u64,
+        run: &mut Run<'_>,
+    ) -> Result<Result<Vec<String>, String>, RunError> {
         let mut config = config.clone();
-        let last = config.train.seed + SEEDS - 1;
-        loop {
-            match self.compared(&config, Bounds::Sums, run)? {
-                Ok(lines) => return Ok(Verdict::Same(lines)),
-                Err((found, _)) if found.choices.is_some() && config.train.seed < last => config.train.seed += 1,
-                Err((found, cause)) => return Ok(Verdict::Differs(format!("{}, {found}{cause}", words(self.mesh)))),
+        let last = config.train.seed + seeds - 1;
+        let (alone, found) = loop {
+            let alone = run(&alone(&config), 1)?.ranks.swap_remove(0);
+            match compare(&alone, &run(&in_layout(&config, self.mesh), self.mesh.ranks())?, bounds) {
+                Ok(compared) => return Ok(Ok(compared.lines())),
+                Err(found) if found.choices.is_some() && config.train.seed < last => config.train.seed += 1,
+                Err(found) => break (alone, found),
             }
-        }
-    }
-
-    /// What was compared, in lines; or what differs, and its cause in words.
-    fn compared(&self, config: &RunConfig, bounds: Bounds<'_>, run: &mut Run<'_>) -> Result<Found, RunError> {
-        let alone = run(&alone(config), 1)?.ranks.swap_remove(0);
-        let compare = |numbers: &Numbers| {
-            let compared = compare(&alone, &numbers.ranks, bounds)?;
-            Ok::<_, Box<Difference>>((compared, compare_checkpoint(numbers)?))
-        };
-        let found = match compare(&run(&in_layout(config, self.mesh), self.mesh.ranks())?) {
-            Ok((compared, tensors)) if tensors > 0 => {
-                let tensors = counted(tensors, "tensor");
-                let loads = format!("checkpoint: {tensors} with the same bits after one rank has loaded them");
-                return Ok(Ok(vec![format!("differences: {compared}"), loads]));
-            }
-            Ok((compared, _)) => return Ok(Ok(vec![format!("differences: {compared}")])),
-            Err(found) => found,
         };
         let cause = cause(self.mesh, &found, &mut |mesh| {
-            let config = in_layout(config, mesh);
+            let config = in_layout(&config, mesh);
             // The small model may not be divisible so.
             match RunPlan::new(config.clone(), mesh.ranks()) {
-                Ok(_) => Ok(Some(compare(&run(&config, mesh.ranks())?).is_err())),
+                Ok(_) => Ok(Some(compare(&alone, &run(&config, mesh.ranks())?, bounds).is_err())),
                 Err(_) => Ok(None),
             }
         })?;
-        Ok(Err((found, cause)))
+        Ok(Err(format!("{found}{cause}")))
     }
 }
-
-/// Lines about numbers that are the same; or a difference, and its cause in words.
-type Found = Result<Vec<String>, (Box<Difference>, String)>;
 
 /// Gives the numbers of all ranks of a configuration.
 type Run<'r> = dyn FnMut(&RunConfig, usize) -> Result<Numbers, RunError> + 'r;

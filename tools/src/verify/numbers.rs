@@ -17,7 +17,7 @@ use trainer::run::set_up::{recorded_stage, step_settings};
 use super::checkpoint::{loaded, save_in};
 use super::samples::Samples;
 use super::small::alone;
-use super::values::{Before, Part, kept, left_by_step};
+use super::values::{Before, Shard, kept, left_by_step};
 
 /// Steps that are compared. In the third one weights have moved twice, and with graphs it is replayed.
 pub(crate) const STEPS: usize = 3;
@@ -36,7 +36,7 @@ pub(super) struct StepNumbers {
     pub(super) grad_norm: f32,
     pub(super) loads: Vec<BlockLoad>,
     /// Gradients of all parameters, then states, then updates.
-    pub(super) parts: Vec<Part>,
+    pub(super) shards: Vec<Shard>,
 }
 
 /// The numbers of a rank.
@@ -44,15 +44,15 @@ pub(super) struct StepNumbers {
 pub(super) struct RankNumbers {
     pub(super) steps: Vec<StepNumbers>,
     /// What a checkpoint keeps of it after the last step.
-    pub(super) kept: Vec<Part>,
+    pub(super) kept: Vec<Shard>,
 }
 
 /// The numbers of every rank.
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     pub(super) ranks: Vec<RankNumbers>,
-    /// What one rank loads from the checkpoint that several ranks save after the last step.
-    pub(super) loaded: Vec<Part>,
+    /// What one rank loads from the checkpoint that several ranks save after the last step; `None` of one rank.
+    pub(super) loaded: Option<Vec<Shard>>,
 }
 
 /// The numbers of every rank.
@@ -77,10 +77,8 @@ pub(super) fn numbers(config: &RunConfig, ranks: usize) -> Result<Numbers, RunEr
     let (causes, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_cause);
     let all: Result<Vec<_>, RunError> = causes.into_iter().chain(others).collect();
     let (ranks, saved): (Vec<RankNumbers>, Vec<Option<PathBuf>>) = all?.into_iter().unzip();
-    let loaded = match saved.into_iter().flatten().next() {
-        Some(checkpoint) => loaded(&alone(config), &checkpoint)?,
-        None => Vec::new(),
-    };
+    let checkpoint = saved.into_iter().flatten().next();
+    let loaded = checkpoint.map(|checkpoint| loaded(&alone(config), &checkpoint)).transpose()?;
     Ok(Numbers { ranks, loaded })
 }
 
@@ -119,7 +117,7 @@ fn on_rank(
             losses: [("loss", result.loss)].into_iter().chain(result.added).collect(),
             grad_norm: result.grad_norm,
             loads: result.expert_loads,
-            parts: left_by_step(&plan, &stage, &mut before)?,
+            shards: left_by_step(&plan, &stage, &mut before)?,
         });
     }
     let kept = kept(&stage)?;
@@ -152,8 +150,8 @@ mod tests {
         let of_kind = |kind: &str| of(&format!("{layout} optimizer.kind={kind}"), 2);
         for (muon, adamw) in of_kind("muon").iter().zip(&of_kind("adamw")) {
             let of_step = |rank: &RankNumbers| {
-                let gradients = rank.steps[0].parts.iter().filter(|part| part.values == Values::Gradient);
-                let mut all: Vec<Part> = gradients.cloned().collect();
+                let gradients = rank.steps[0].shards.iter().filter(|shard| shard.values == Values::Gradient);
+                let mut all: Vec<Shard> = gradients.cloned().collect();
                 all.sort_by(|one, other| (&one.name, one.slab.start).cmp(&(&other.name, other.slab.start)));
                 all
             };

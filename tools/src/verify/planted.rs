@@ -11,8 +11,9 @@ use trainer::error::RunError;
 
 use super::layouts::of_sizes;
 use super::numbers::{Numbers, RankNumbers, numbers};
-use super::values::{Part, Values};
+use super::values::{Shard, Values};
 use super::{Trial, Verdict, trials};
+use Plant::{Changed, Counted, Divided, Summed};
 
 /// A tied model with biases, and one with experts.
 const GPT: &str = "model.layers=2 train.global_batch_size=8";
@@ -29,8 +30,18 @@ fn config(settings: &str, [tensor, pipeline]: [usize; 2]) -> RunConfig {
     sources.resolve()
 }
 
-/// The gradients of a parameter, changed on all ranks of a layout.
-type Plant = fn(Mesh, &mut [Gradient]);
+/// A fault of a parameter's gradients.
+#[derive(Clone, Copy)]
+enum Plant {
+    /// Counted once for each rank of an axis.
+    Counted(Axis),
+    /// Divided by the number of ranks of an axis.
+    Divided(Axis),
+    /// The sum over the ranks of an axis that have other shards of the parameter, or have it already.
+    Summed(Axis),
+    /// Changed so on all ranks of a layout.
+    Changed(fn(Mesh, &mut [Gradient])),
+}
 
 /// A rank's gradient of the parameter, and of another one, in the first step.
 struct Gradient {
@@ -44,26 +55,30 @@ impl Gradient {
     }
 }
 
-fn is(part: &Part, name: &str) -> bool {
-    part.values == Values::Gradient && part.name == name
+fn is(shard: &Shard, name: &str) -> bool {
+    shard.values == Values::Gradient && shard.name == name
 }
 
 /// Puts changed gradients of a parameter in the place of the others.
 fn plant(mesh: Mesh, ranks: &mut [RankNumbers], name: &str, plant: Plant) {
     let of = |(rank, numbers): (usize, &RankNumbers)| {
-        let parts = numbers.steps[0].parts.iter().filter(|part| is(part, name));
-        Gradient { rank, here: parts.flat_map(|part| part.here.clone()).collect() }
+        let shards = numbers.steps[0].shards.iter().filter(|shard| is(shard, name));
+        Gradient { rank, here: shards.flat_map(|shard| shard.here.clone()).collect() }
     };
     let mut gradients: Vec<Gradient> = ranks.iter().enumerate().map(of).collect();
-    plant(mesh, &mut gradients);
+    match plant {
+        Counted(axis) => gradients.iter_mut().for_each(|one| one.times(mesh.size(axis) as f32)),
+        Divided(axis) => gradients.iter_mut().for_each(|one| one.times(1.0 / mesh.size(axis) as f32)),
+        Summed(axis) => sum_over(mesh, axis, &mut gradients),
+        Changed(change) => change(mesh, &mut gradients),
+    }
     for (numbers, gradient) in ranks.iter_mut().zip(gradients) {
         let mut values = gradient.here.into_iter();
-        let parts = numbers.steps[0].parts.iter_mut().filter(|part| is(part, name));
-        parts.for_each(|part| part.here.iter_mut().zip(&mut values).for_each(|(here, value)| *here = value));
+        let shards = numbers.steps[0].shards.iter_mut().filter(|shard| is(shard, name));
+        shards.for_each(|shard| shard.here.iter_mut().zip(&mut values).for_each(|(here, value)| *here = value));
     }
 }
 
-/// Every gradient is the sum over the ranks of an axis that have other parts of the parameter, or have it already.
 fn sum_over(mesh: Mesh, axis: Axis, gradients: &mut [Gradient]) {
     let all: Vec<Vec<f32>> = gradients.iter().map(|gradient| gradient.here.clone()).collect();
     for gradient in gradients {
@@ -81,37 +96,33 @@ type Fault = (&'static str, Plant, [&'static str; 2]);
 fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let norm = "h.1.ln_1.weight";
     let of_gpt: [Fault; 6] = [
-        (
-            norm,
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Tensor) as f32)),
-            ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"],
-        ),
+        (norm, Counted(Axis::Tensor), ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"]),
         (
             "h.0.mlp.c_fc.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Data) as f32)),
+            Counted(Axis::Data),
             ["is 2 times", "over the 2 ranks of the data axis: it is counted once a rank"],
         ),
         (
             "wte.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Data) as f32)),
+            Divided(Axis::Data),
             ["is 1/2 of", "over the 2 ranks of the data axis: it is divided by their number"],
         ),
         (
             "wpe.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Tensor) as f32)),
+            Divided(Axis::Tensor),
             ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
         ),
         (
             "h.0.attn.c_proj.weight",
-            |mesh, all| sum_over(mesh, Axis::Tensor, all),
+            Summed(Axis::Tensor),
             ["by no constant factor", "over the 2 ranks of the tensor axis"],
         ),
         (
             "wte.weight",
-            |mesh, all| {
+            Changed(|mesh, all| {
                 let halves = mesh.size(Axis::Pipeline) > 1;
                 all.iter_mut().filter(|_| halves).for_each(|one| one.times(0.5));
-            },
+            }),
             ["is 1/2 of", "over the 2 ranks of the pipeline axis"],
         ),
     ];
@@ -119,12 +130,12 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let of_experts: [Fault; 2] = [
         (
             "h.0.mlp.router.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Tensor) as f32)),
+            Counted(Axis::Tensor),
             ["is 4 times", "over the 4 ranks of the tensor axis: it is counted once a rank"],
         ),
         (
             "h.0.attn.c_attn.weight",
-            |mesh, all| sum_over(mesh, Axis::Tensor, all),
+            Summed(Axis::Tensor),
             ["by no constant factor", "over the 4 ranks of the tensor axis"],
         ),
     ];
@@ -132,18 +143,18 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let of_one_member: [Fault; 2] = [
         (
             norm,
-            |mesh, all| {
+            Changed(|mesh, all| {
                 let doubles = mesh.size(Axis::Data) == 1 && mesh.ranks() > 1;
                 all.iter_mut().filter(|_| doubles).for_each(|one| one.times(2.0));
-            },
+            }),
             ["is 2 times", "if the data axis has one rank, and not if it has two"],
         ),
         (
             "h.1.mlp.c_proj.bias",
-            |mesh, all| {
+            Changed(|mesh, all| {
                 let wrong = mesh.size(Axis::Tensor) > 1 && mesh.size(Axis::Pipeline) > 1;
                 all.iter_mut().filter(|one| wrong && one.rank == 3).for_each(|one| one.times(3.0));
-            },
+            }),
             ["on rank 3 is 3 times", "over no axis alone, but where axes meet"],
         ),
     ];
@@ -156,12 +167,12 @@ fn planted_faults_are_found_with_muon() {
     let of_muon: [Fault; 2] = [
         (
             "h.0.mlp.c_fc.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Data) as f32)),
+            Counted(Axis::Data),
             ["is 2 times", "over the 2 ranks of the data axis: it is counted once a rank"],
         ),
         (
             "h.1.attn.c_proj.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Tensor) as f32)),
+            Divided(Axis::Tensor),
             ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
         ),
     ];
@@ -174,15 +185,15 @@ fn planted_faults_are_found_in_the_formats_that_round() {
     let of_formats: [Fault; 3] = [
         (
             "h.0.mlp.c_fc.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Tensor) as f32)),
+            Counted(Axis::Tensor),
             ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"],
         ),
         (
             "h.1.attn.c_attn.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Data) as f32)),
+            Divided(Axis::Data),
             ["is 1/2 of", "over the 2 ranks of the data axis: it is divided by their number"],
         ),
-        ("wte.weight", |mesh, all| sum_over(mesh, Axis::Data, all), ["in ", "over the 2 ranks of the data axis"]),
+        ("wte.weight", Summed(Axis::Data), ["in ", "over the 2 ranks of the data axis"]),
     ];
     assert_found(&format!("{GPT} precision.compute=bf16 parallel.grad_reduce=bf16"), [2, 1, 2], &of_formats);
     let of_8_bits = "model.preset=tiny-llama train.global_batch_size=8 model.ffn=192 precision.compute=bf16 \
@@ -247,8 +258,9 @@ fn a_checkpoint_that_one_rank_loads_otherwise_is_found_by_its_tensor() {
     let planted = Planted::new(GPT, [2, 1, 2]);
     let verdict_with = |values: Values, name: &str, change: fn(&mut [f32])| {
         let verdict = planted.verdict(&mut |_, _, numbers| {
-            let parts = numbers.loaded.iter_mut().filter(|part| part.values == values && part.name == name);
-            parts.for_each(|part| change(&mut part.here));
+            let shards =
+                numbers.loaded.iter_mut().flatten().filter(|shard| shard.values == values && shard.name == name);
+            shards.for_each(|shard| change(&mut shard.here));
         });
         let Verdict::Differs(text) = verdict else { panic!("{name}: not found") };
         text
@@ -262,6 +274,13 @@ fn a_checkpoint_that_one_rank_loads_otherwise_is_found_by_its_tensor() {
     assert!(halves.contains(named), "{halves}");
     let last = verdict_with(Values::Weight, "wte.weight", |here| here.last_mut().unwrap().add_assign(1e-3));
     assert!(last.contains("a checkpoint: the weight of wte.weight on rank") && last.contains("; 2 of "), "{last}");
+    let verdict = planted.verdict(&mut |_, _, numbers| numbers.loaded.iter_mut().for_each(Vec::clear));
+    let Verdict::Differs(nothing) = verdict else { panic!("not found") };
+    assert!(
+        nothing.contains("a checkpoint: the optimizer state `exp_avg` of ")
+            && nothing.contains(", which one rank does not load, on ranks 0, 1, 2, 3"),
+        "{nothing}"
+    );
 }
 
 #[test]

@@ -17,9 +17,9 @@ pub(super) enum Values {
     Gradient,
     /// A state of the optimizer.
     State(&'static str),
-    /// The change of its weights in the step.
+    /// The change of the weights in the step.
     Update,
-    /// Its master weights.
+    /// The master weights.
     Weight,
     /// The magnitudes that delayed scales follow from.
     Magnitudes(&'static str),
@@ -37,9 +37,9 @@ impl fmt::Display for Values {
     }
 }
 
-/// A part of a parameter's values that a rank has.
+/// A shard of a parameter's values that a rank has.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct Shard {
     pub(super) values: Values,
     /// The parameter.
     pub(super) name: String,
@@ -81,14 +81,14 @@ fn owned(stage: &Stage) -> Result<Vec<Owned<'_>>, RunError> {
 
 /// What a step left on this rank: gradients, then states, then updates. `before` is what was there before the step, and
 /// then what is there after it.
-pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -> Result<Vec<Part>, RunError> {
+pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -> Result<Vec<Shard>, RunError> {
     let device = stage.device();
     let factor = stage.optimizer().counters(device)?.0.grad_factor;
     let overwrites = plan.optimizer.groups.iter().any(|group| group.rule.overwrites_gradients());
-    let mut parts = Vec::new();
+    let mut shards = Vec::new();
     for (spec, param) in stage.params().iter().filter(|_| !overwrites) {
         if let Some(gradient) = param.owned_grad().filter(|gradient| gradient.elements() > 0) {
-            parts.extend(parts_of(Values::Gradient, spec, param.owned.range(), &read(device, &gradient)?));
+            shards.extend(shards_of(Values::Gradient, spec, param.owned.range(), &read(device, &gradient)?));
         }
     }
     for (spec, values, range, now) in owned(stage)? {
@@ -96,19 +96,19 @@ pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -
         if values == Values::Weight {
             let largest_weight = now.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
             let update: Vec<f32> = now.iter().zip(&old).map(|(now, old)| now - old).collect();
-            let updates = parts_of(Values::Update, spec, range, &update).into_iter();
-            parts.extend(updates.map(|part| Part { largest_weight, ..part }));
+            let updates = shards_of(Values::Update, spec, range, &update).into_iter();
+            shards.extend(updates.map(|shard| Shard { largest_weight, ..shard }));
             continue;
         }
         if let Some(decay) = decay(plan, values).filter(|_| overwrites) {
             let taken = |(now, old): (&f32, &f32)| (now - decay * old) / (1.0 - decay) / factor;
             let gradient: Vec<f32> = now.iter().zip(&old).map(taken).collect();
-            parts.extend(parts_of(Values::Gradient, spec, range.clone(), &gradient));
+            shards.extend(shards_of(Values::Gradient, spec, range.clone(), &gradient));
         }
-        parts.extend(parts_of(values, spec, range, &now));
+        shards.extend(shards_of(values, spec, range, &now));
     }
-    parts.sort_by_key(|part| part.values);
-    Ok(parts)
+    shards.sort_by_key(|shard| shard.values);
+    Ok(shards)
 }
 
 /// The decay of a mean of gradients. Muon writes directions over the gradients of whole buckets; the means of Muon and
@@ -124,20 +124,20 @@ fn decay(plan: &RunPlan, mean: Values) -> Option<f32> {
 }
 
 /// What a checkpoint keeps of this rank: weights, states, and the magnitudes of delayed scales.
-pub(super) fn kept(stage: &Stage) -> Result<Vec<Part>, RunError> {
+pub(super) fn kept(stage: &Stage) -> Result<Vec<Shard>, RunError> {
     let of_owned = owned(stage)?.into_iter();
-    let mut parts: Vec<Part> =
-        of_owned.flat_map(|(spec, values, range, here)| parts_of(values, spec, range, &here)).collect();
+    let mut shards: Vec<Shard> =
+        of_owned.flat_map(|(spec, values, range, here)| shards_of(values, spec, range, &here)).collect();
     for (spec, param) in stage.params().iter() {
         if spec.frozen {
             let weights = read(stage.device(), &param.master)?;
-            parts.extend(parts_of(Values::Weight, spec, 0..weights.len(), &weights));
+            shards.extend(shards_of(Values::Weight, spec, 0..weights.len(), &weights));
         }
         let Some(fp8) = param.fp8 else { continue };
         for (name, cell) in [("input_amax", fp8.input), ("grad_output_amax", fp8.grad_output)] {
             let Some(cell) = cell else { continue };
             let here = read(stage.device(), &cell.history)?;
-            parts.push(Part {
+            shards.push(Shard {
                 values: Values::Magnitudes(name),
                 name: spec.name.clone(),
                 whole: vec![here.len()],
@@ -147,13 +147,13 @@ pub(super) fn kept(stage: &Stage) -> Result<Vec<Part>, RunError> {
             });
         }
     }
-    Ok(parts)
+    Ok(shards)
 }
 
-/// The parts that a range of a stored parameter's values makes up.
-fn parts_of(values: Values, spec: &ParamSpec, range: Range<usize>, here: &[f32]) -> Vec<Part> {
+/// The shards that a range of a stored parameter's values makes up.
+fn shards_of(values: Values, spec: &ParamSpec, range: Range<usize>, here: &[f32]) -> Vec<Shard> {
     let slabs = spec.slabs.iter().flat_map(|slab| slab.within(range.clone()));
-    let part = |slab: Slab| Part {
+    let shard = |slab: Slab| Shard {
         values,
         name: spec.name.clone(),
         whole: spec.whole.clone(),
@@ -161,7 +161,7 @@ fn parts_of(values: Values, spec: &ParamSpec, range: Range<usize>, here: &[f32])
         slab,
         largest_weight: 0.0,
     };
-    slabs.map(part).collect()
+    slabs.map(shard).collect()
 }
 
 fn read(device: &Device, tensor: &Tensor) -> device::Result<Vec<f32>> {

@@ -12,6 +12,8 @@ use trainer::config::recipes::RECIPES;
 use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::stage;
 
+use crate::harness::{Folder, expect};
+
 /// The memory of an H200, bytes, less a GiB for the driver and libraries.
 const H200: usize = 138 << 30;
 
@@ -146,4 +148,15 @@ fn a_dry_run_tells_of_data_that_are_missing_and_a_run_refuses_them() {
     assert!(code == Some(0) && text.contains("samples per epoch"), "{text}");
     let (code, _) = plan(&["--data-path", there, "--seq-length", "90000"]);
     assert_eq!(code, Some(2), "what is there and too short is refused");
+}
+
+#[test]
+fn a_configuration_from_a_pipe_is_refused_because_it_is_read_more_than_once() {
+    let folder = Folder::new("config-pipe");
+    let line = "exec \"$TRAINER\" --dry-run --config <(echo '[train]'; echo 'steps = 3')";
+    let mut command = Command::new("bash");
+    command.args(["-c", line]).env("TRAINER", env!("CARGO_BIN_EXE_trainer")).current_dir(&folder.0);
+    let needles =
+        ["config file /dev/fd/", "it is not a regular file", "Rule: every rank", "Fix: write the text to a file"];
+    expect(&command.output().unwrap(), 2, &needles);
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use trainer::hf::{DataType, Direction, convert};
 
 use crate::harness::{Folder, expect};
-use crate::hf::{imported, logits, trained};
+use crate::hf::{logits, trained};
+use crate::hf_configs::imported;
 
 /// The content of a `config.json`.
 fn config(folder: &Path) -> Value {

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use trainer::hf::{DataType, Direction, convert};
 
 use crate::harness::{Folder, bits, checkpoint, copy_run, expect, metrics, run};
-use crate::hf::{imported, trained};
+use crate::hf::trained;
+use crate::hf_configs::imported;
 
 /// The sizes of small models, of each family.
 const SMALL: [(&str, &str); 3] = [

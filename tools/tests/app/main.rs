@@ -46,6 +46,7 @@ mod grad_reduce;
 mod graph_report;
 mod guides;
 mod hf;
+mod hf_configs;
 mod hf_experts;
 mod hostile;
 mod import;

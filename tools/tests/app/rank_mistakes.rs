@@ -1,6 +1,6 @@
 //! Numbers and layouts of ranks that cannot be: each is one line with the value, the rule and the fix.
 
-use crate::harness::Folder;
+use crate::harness::{Folder, expect, mpirun, printed};
 use crate::mistakes::refused;
 
 #[test]
@@ -100,4 +100,14 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
         let (rules, fixes) = rest.split_once(". Fix: ").unwrap();
         assert!(what.contains(value) && rules.contains(rule) && fixes.contains(fix), "{text}: {error}");
     }
+}
+
+#[test]
+fn tokenize_is_the_work_of_one_process() {
+    let folder = Folder::new("mistakes-tokenize");
+    std::fs::write(folder.path("file"), "some text").unwrap();
+    let output = mpirun(2, &folder.0, &["tokenize", "--output", "out", "file"]);
+    expect(&output, 2, &["error: tokenize on 2 ranks. Rule: one process", "Fix: start it without mpirun"]);
+    assert_eq!(printed(&output).matches("error: ").count(), 1);
+    assert!(!folder.path("out").exists());
 }

@@ -63,12 +63,12 @@ impl<'t> TensorFile<'t> {
         self.slabs.iter().map(|(tensor, slab)| tensor.memory_of(slab)).collect()
     }
 
-    /// Its content, from a copy that has [`TensorFile::memory`].
+    /// The content, from a copy that has [`TensorFile::memory`].
     pub(super) fn copied(&self, copy: HostCopy) -> FileContent {
         self.content(Values::Copied(copy, self.memory()))
     }
 
-    /// Its two ends: values go in at one, and come out at the other on their way to the disk. A few fit in between.
+    /// A channel for the values on their way to the disk. A few of them fit in.
     pub(super) fn channel(&self) -> (SyncSender<Content>, FileContent) {
         let (values, received) = sync_channel(WAITING);
         (values, self.content(Values::Fed(received)))
@@ -107,7 +107,7 @@ pub(super) struct FileContent {
 }
 
 enum Values {
-    /// These tensors, in a copy of the device's memory.
+    /// The tensors, in a copy of the device's memory.
     Copied(HostCopy, Vec<Tensor>),
     /// From the run, which waits meanwhile.
     Fed(Receiver<Content>),

@@ -14,7 +14,7 @@ const ALL: &str = "all-linear";
 /// A linear layer of the model's family, as its files have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedModule {
-    /// Its name in a block without `.weight`, such as `self_attn.q_proj`.
+    /// The layer's name in a block without `.weight`, such as `self_attn.q_proj`.
     pub name: String,
     /// The same layer in our blocks.
     pub target: LoraTarget,

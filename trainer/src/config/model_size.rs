@@ -10,7 +10,7 @@ use crate::config::model_plan::ModelPlan;
 pub struct ModelSize {
     /// Parameters, padding not counted.
     pub parameters: usize,
-    /// Those of them that a token passes: of all experts the ones that it takes.
+    /// The parameters that a token passes: of all experts the ones that it takes.
     pub active_parameters: usize,
     /// Losses of a sample: one for each token, or 1 for a row.
     pub losses_per_sample: usize,

@@ -70,7 +70,7 @@ pub struct OptionSpec {
     pub default: &'static str,
     /// The kind of its value.
     pub kind: Kind,
-    /// Its effect, for help and documents.
+    /// The option's effect, for help and documents.
     pub doc: &'static str,
 }
 

@@ -4,7 +4,7 @@ use common::UserError;
 use common::format::counted;
 use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
-use parallel::{Mesh, MeshSizes, Schedule};
+use parallel::{Axis, Mesh, MeshSizes, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::{
@@ -54,6 +54,11 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
             fix,
         )
     })
+}
+
+/// The number of ranks with other samples; 1 if the settings do not divide the ranks.
+pub fn data_ranks(config: &RunConfig, ranks: usize) -> usize {
+    mesh(config, ranks).map_or(1, |mesh| mesh.size(Axis::Data))
 }
 
 /// The same ranks with the copies of key heads that a model of this shape has.

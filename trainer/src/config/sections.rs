@@ -159,9 +159,9 @@ choice! {
 choice! {
     /// The choices that an expert keeps, if it has more than its capacity.
     pub enum TokenDropPolicy {
-        /// Those with the highest weights.
+        /// The choices with the highest weights.
         Probs = "probs",
-        /// Those of the first tokens.
+        /// The choices of the first tokens.
         Position = "position",
     }
 }
@@ -169,11 +169,11 @@ choice! {
 choice! {
     /// The tokens whose loads a balance loss compares.
     pub enum BalanceLossOver {
-        /// Those of a microbatch.
+        /// The tokens of a microbatch.
         Microbatch = "microbatch",
-        /// Those of each sequence.
+        /// The tokens of each sequence.
         Sequence = "sequence",
-        /// Those of all ranks' microbatches of the step, up to this one.
+        /// The tokens of all ranks' microbatches of the step, up to this one.
         GlobalBatch = "global_batch",
     }
 }
@@ -301,7 +301,7 @@ choice! {
         Off = "off",
         /// A warning names it.
         Warn = "warn",
-        /// It fails.
+        /// The call fails.
         Error = "error",
     }
 }
@@ -342,13 +342,13 @@ choice! {
 choice! {
     /// The learning rate after warm-up.
     pub enum DecayStyle {
-        /// It stays the same.
+        /// A constant rate.
         Constant = "constant",
-        /// It follows half a cosine.
+        /// Half a cosine.
         Cosine = "cosine",
-        /// It falls linearly.
+        /// A linear fall.
         Linear = "linear",
-        /// It falls with the root of the number of steps.
+        /// A fall with the root of the number of steps.
         InverseSqrt = "inverse_sqrt",
         /// Warm-up, stable, decay: it stays the same, and falls linearly at the end.
         Wsd = "wsd",

@@ -113,7 +113,8 @@ impl ConfigSources {
         self.notices.iter().cloned()
     }
 
-    /// Takes the options of the model that training starts from. They override a preset; the file and flags override them.
+    /// Takes the options of the model that training starts from, in place of those of a preset. The file and flags override
+    /// them.
     pub fn start_from(&mut self, values: impl IntoIterator<Item = (impl Into<String>, Value)>) {
         self.start.extend(values.into_iter().map(|(key, value)| (key.into(), value)));
     }
@@ -154,7 +155,13 @@ impl ConfigSources {
 
     /// Whether anything but a default sets this key.
     pub fn is_set(&self, key: &str) -> bool {
-        self.is_given(key) || self.start.contains_key(key) || self.preset().values().any(|(set, _)| set == key)
+        self.is_given(key) || self.start.contains_key(key) || self.preset_values().any(|(set, _)| set == key)
+    }
+
+    /// The options that the preset sets. If training starts from a model, they are none of a model: that has them all.
+    fn preset_values(&self) -> impl Iterator<Item = (String, &'static str)> {
+        let has_model = self.start.contains_key("model.kind");
+        self.preset().values().filter(move |(key, _)| !has_model || !key.starts_with("model."))
     }
 
     fn preset(&self) -> Preset {
@@ -209,10 +216,9 @@ impl ConfigSources {
     /// The configuration. Later values override earlier ones: defaults, the preset, the model that training starts from, the
     /// file, flags and `--set`.
     pub fn resolve(&self) -> RunConfig {
-        let preset = self.preset();
         let mut values: BTreeMap<&str, Value> = BTreeMap::new();
         let defaults = OPTIONS.iter().map(|option| (option.key.into(), option.default));
-        for (key, text) in defaults.chain(preset.values()) {
+        for (key, text) in defaults.chain(self.preset_values()) {
             if let (Some(value), Some(option)) = (literal(text), find(&key)) {
                 values.insert(option.key, widened(option, value));
             }

@@ -105,7 +105,7 @@ const RULES: &[(&[&str], When, &str)] = &[
     (&["train.balance_loss_over"], Off("train.balance_loss_multiplier"), "there is no balance loss"),
 ];
 
-/// These are told without their values.
+/// Settings that are told without their values.
 const WITHOUT_VALUE: &[&str] = &["model.rope_window_base", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"];
 
 fn has_one_data_rank(run: &RunPlan) -> bool {

@@ -26,14 +26,14 @@ pub type Requirement = (fn(&GptShape) -> bool, &'static str);
 
 /// A family of models.
 pub struct ModelFamily {
-    /// Its name, for people.
+    /// The family's name, for people.
     pub name: &'static str,
     /// The options that make a model one of the family, as far as they differ from the defaults. A `config.json` of the
     /// family has them too, unless it says otherwise.
     pub choices: ModelText,
     /// Published sizes.
     pub sizes: &'static [Size],
-    /// Its files on Hugging Face; `None` if `transformers` does not have it.
+    /// The family's files on Hugging Face; `None` if `transformers` does not have it.
     pub hugging_face: Option<&'static HuggingFace>,
 }
 
@@ -41,7 +41,7 @@ pub struct ModelFamily {
 pub struct Size {
     /// The preset's name.
     pub name: &'static str,
-    /// Its sizes, and the choices that differ from the family's.
+    /// The sizes, and the choices that differ from the family's.
     pub model: ModelText,
     /// How it was trained.
     pub training: Settings,
@@ -102,7 +102,7 @@ pub struct TensorNames {
 /// A tensor in a file of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileTensor {
-    /// Its name in the file.
+    /// The name in the file.
     pub name: String,
     /// How many rows of the parameter it has; `None` for all.
     pub rows: Option<usize>,

@@ -45,7 +45,7 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedO
     Ok(options)
 }
 
-/// Of these options the sizes, and others that are not a choice.
+/// The sizes among these options, and others that are not a choice.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -79,7 +79,7 @@ pub(super) fn config_json(shape: &GptShape) -> Json {
     config
 }
 
-/// Of these keys the sizes, and others that are not a choice.
+/// The sizes among these keys, and others that are not a choice.
 pub(super) fn size_keys(shape: &GptShape) -> Json {
     let (base, scaling) = match shape.position {
         Position::Rotary { base, scaling, .. } => (json!(base), rope::config_json(scaling)),

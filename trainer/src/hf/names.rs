@@ -9,16 +9,16 @@ use crate::families::{FileTensor, HuggingFace};
 /// The origin of the tensors' names and layout in a folder.
 #[derive(Clone, Copy)]
 pub enum Naming {
-    /// Ours: one tensor for each parameter, without padding.
+    /// Our names: one tensor for each parameter, without padding.
     Ours,
-    /// Those of a Hugging Face family.
+    /// The names of a Hugging Face family.
     Family(&'static HuggingFace),
 }
 
 /// A tensor of a file: these rows of one of our parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name in the file.
+    /// The name in the file.
     pub name: String,
     /// Rows of the parameter.
     pub rows: Range<usize>,

@@ -20,7 +20,7 @@ pub struct SourceFiles(Vec<KeptFile>);
 /// The model that they describe.
 pub(super) struct SourceModel {
     pub(super) family: &'static HuggingFace,
-    /// Its `config.json`.
+    /// The model's `config.json`.
     pub(super) config: Json,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum WhoseTokenizer {
 }
 
 impl SourceFiles {
-    /// Those in the folder of a model, theirs or ours. A folder may have none.
+    /// The files in the folder of a model, theirs or ours. A folder may have none.
     ///
     /// # Errors
     /// A file that cannot be read; one that is not JSON and is changed by an export.

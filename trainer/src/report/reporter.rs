@@ -50,7 +50,7 @@ pub struct Outcome {
 pub(crate) struct FinishedStep {
     /// The steps and samples after it, those of earlier processes included.
     pub(crate) progress: Progress,
-    /// Its samples over all ranks.
+    /// Samples over all ranks.
     pub(crate) samples: usize,
     /// Tokens of a sample, if they are fewer than the model's.
     pub(crate) length: Option<usize>,

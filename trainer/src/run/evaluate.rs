@@ -22,7 +22,7 @@ use crate::run::set_up::{load_start, stage, step_settings};
 pub struct EvaluationSet {
     /// The user's name for it.
     pub name: String,
-    /// Its samples. All of them are read, in order.
+    /// The samples. All of them are read, in order.
     pub source: TokenSource,
 }
 

@@ -18,9 +18,9 @@ use device::random::uniform;
 /// The samples that a step works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inputs {
-    /// Those that are on the device already.
+    /// Samples that are on the device already.
     There,
-    /// They are copied to the device first.
+    /// Samples that are copied to the device first.
     Copied,
 }
 

@@ -214,6 +214,9 @@ fn start_from(
     if Path::new(&from) != folder {
         sources.set("model.init_from", &from, "--init-from")?;
     }
+    let preset = sources.given_values().remove("model.preset").map(|preset| {
+        format!("model.preset = {preset} sets no option of the model: it has those of {found} (model.init_from)")
+    });
     sources.start_from(pretrained.options().clone());
     theirs.start_from(pretrained.options().clone());
     let theirs = theirs.resolve().model;
@@ -224,7 +227,7 @@ fn start_from(
         let rank = theirs.lora_rank;
         format!("{found} has adapters (model.lora_rank = {rank}), and the run trains them on. For all weights: another --save")
     });
-    Ok((folders, pretrained.notices().iter().cloned().chain(differ).chain(adapters).collect()))
+    Ok((folders, pretrained.notices().iter().cloned().chain(preset).chain(differ).chain(adapters).collect()))
 }
 
 /// Takes the folder of a tokenizer in place of a path to that.

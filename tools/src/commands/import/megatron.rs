@@ -6,6 +6,7 @@ use common::{Mistakes, UserError};
 use trainer::config::megatron::{Meaning, Takes, flags, meaning, same_value};
 use trainer::config::options::OPTIONS;
 use trainer::config::other_names::Set;
+use trainer::config::rank_layout::data_ranks;
 
 use super::page::{Imported, written};
 use super::recognise;
@@ -220,8 +221,7 @@ fn complete(imported: &mut Imported, ranks: usize) {
         add("data.split", "0.969", "default of Megatron, whose test data are for validation here", imported);
     }
     let config = imported.sources().resolve();
-    let shared = (config.parallel.tensor * config.parallel.pipeline).max(1);
-    let (micro, data_ranks) = (config.train.micro_batch_size, (ranks / shared).max(1));
+    let (micro, data_ranks) = (config.train.micro_batch_size, data_ranks(&config, ranks));
     let how = format!("micro-batch-size {micro} x {data_ranks} data-parallel ranks");
     add("train.global_batch_size", &(micro * data_ranks).to_string(), &how, imported);
     for key in REQUIRED.iter().filter(|key| !imported.has(key)).copied().collect::<Vec<_>>() {

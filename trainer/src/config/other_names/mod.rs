@@ -40,7 +40,7 @@ impl Trainer {
         }
     }
 
-    /// Its settings.
+    /// The trainer's settings.
     pub fn names(self) -> &'static [OtherName] {
         match self {
             Trainer::NanoGpt => nanogpt::NAMES,

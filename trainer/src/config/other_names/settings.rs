@@ -9,11 +9,11 @@ use crate::config::options::find;
 /// A setting of another trainer.
 #[derive(Clone, Copy, Debug)]
 pub struct OtherName {
-    /// Its name there, with underscores. A name that ends in `*` stands for all names that begin so.
+    /// The name there, with underscores. A name that ends in `*` stands for all names that begin so.
     pub name: &'static str,
-    /// Its default there as a TOML value; empty if it has none that matters here.
+    /// The default there as a TOML value; empty if it has none that matters here.
     pub default: &'static str,
-    /// Its effect here.
+    /// The effect here.
     pub here: Here,
 }
 
@@ -69,9 +69,9 @@ pub enum Here {
     IfTrue(&'static str, (&'static str, &'static str)),
     /// Options follow from its value and from other settings: the flags in words, and the options.
     Becomes(&'static str, fn(&Value, &Settings) -> Made),
-    /// It is read together with the setting of this name: also the flags in words.
+    /// Read together with the setting of this name: also the flags in words.
     With(&'static str, &'static str),
-    /// It has no equivalent: the rule and the fix.
+    /// No equivalent: the rule and the fix.
     Without(&'static str, &'static str),
 }
 
@@ -91,7 +91,7 @@ impl Here {
 pub struct Set {
     /// The option's key.
     pub key: &'static str,
-    /// Its value as text.
+    /// The value as text.
     pub value: String,
     /// How the value was found, if it is not that of the setting.
     pub how: String,

@@ -1,6 +1,7 @@
 //! The settings of torchtitan's job configuration, with its defaults (github.com/pytorch/torchtitan,
 //! `torchtitan/config/job_config.py`, where a job is a TOML file).
 
+use parallel::{Axis, Mesh, MeshSizes};
 use toml::Value;
 
 use super::settings::{
@@ -200,11 +201,12 @@ pub(super) fn ranks(settings: &Settings) -> usize {
     degrees.into_iter().map(number).product::<f64>().min(f64::from(1 << 17)) as usize
 }
 
-/// The ranks that divide the batch.
-fn data_ranks(settings: &Settings) -> f64 {
-    let degree = |name: &str| settings.number(name).unwrap_or(1.0).max(1.0);
-    let shared = degree("parallelism.tensor_parallel_degree") * degree("parallelism.pipeline_parallel_degree");
-    (settings.ranks as f64 / shared).max(1.0)
+/// The number of ranks that divide the batch; 1 if the degrees do not divide the ranks.
+fn data_ranks(settings: &Settings) -> usize {
+    let degree = |name: &str| settings.number(&format!("parallelism.{name}_degree")).unwrap_or(1.0).max(1.0) as usize;
+    let (tensor, pipeline) = (degree("tensor_parallel"), degree("pipeline_parallel"));
+    let mesh = Mesh::new(MeshSizes { tensor, pipeline, ..MeshSizes::of(settings.ranks) });
+    mesh.map_or(1, |mesh| mesh.size(Axis::Data))
 }
 
 fn batch(value: &Value, settings: &Settings) -> Made {
@@ -214,7 +216,7 @@ fn batch(value: &Value, settings: &Settings) -> Made {
         true => set("train.global_batch_size", shown(global)),
         false => set_as(
             "train.global_batch_size",
-            shown(local * ranks),
+            shown(local * ranks as f64),
             format!("local_batch_size {local} x {ranks} data-parallel ranks"),
         ),
     };
