@@ -124,7 +124,13 @@ def main(case, make_model):
         {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True, capturable="graph" in case.mode)
-    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index]) if ranks > 1 else model
+    # Weights that only this rank has: experts that ranks divide.
+    own = [name for name, p in model.named_parameters() if getattr(p, "is_own", False)]
+    own_weights = [p for p in weights if getattr(p, "is_own", False)]
+    parallel = model
+    if ranks > 1:
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
     run = torch.compile(parallel) if "compile" in case.mode else parallel
     shape = (case.accumulate, case.micro_batch, case.seq)
     tokens = torch.randint(case.vocab, shape, device=device)
@@ -139,6 +145,9 @@ def main(case, make_model):
             with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS, set_priority=True):
                 loss = run(tokens[microbatch], targets[microbatch])
             (loss / case.accumulate).backward()
+        if ranks > 1 and own_weights:
+            # They have the gradients of all ranks' mean losses.
+            torch._foreach_div_([p.grad for p in own_weights], float(ranks))
         torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
         optimizer.step()
         return loss

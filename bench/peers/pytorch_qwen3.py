@@ -19,6 +19,17 @@ def rotate(x, cos, sin):
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
+class SwiGlu(nn.Module):
+    def __init__(self, case):
+        super().__init__()
+        self.gate_up = nn.Linear(case.hidden, 2 * case.ffn, bias=False)
+        self.down = nn.Linear(case.ffn, case.hidden, bias=False)
+
+    def forward(self, x):
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
 class Block(nn.Module):
     def __init__(self, case):
         super().__init__()
@@ -28,8 +39,10 @@ class Block(nn.Module):
         self.norm_q, self.norm_k = nn.RMSNorm(case.head_dim, 1e-6), nn.RMSNorm(case.head_dim, 1e-6)
         self.qkv = nn.Linear(case.hidden, width + 2 * case.kv_heads * case.head_dim, bias=False)
         self.projection = nn.Linear(width, case.hidden, bias=False)
-        self.gate_up = nn.Linear(case.hidden, 2 * case.ffn, bias=False)
-        self.down = nn.Linear(case.ffn, case.hidden, bias=False)
+        self.feed_forward = self.make_feed_forward(case)
+
+    def make_feed_forward(self, case):
+        return SwiGlu(case)
 
     def forward(self, x, cos, sin):
         batch, seq, _ = x.shape
@@ -39,15 +52,16 @@ class Block(nn.Module):
         q, k, v = (t.to(torch.bfloat16).transpose(1, 2) for t in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.projection(context.transpose(1, 2).reshape(batch, seq, -1))
-        gate, up = self.gate_up(self.norm_2(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.feed_forward(self.norm_2(x))
 
 
 class Qwen3(nn.Module):
+    block = Block
+
     def __init__(self, case):
         super().__init__()
         self.tokens = nn.Embedding(case.vocab, case.hidden)
-        self.blocks = nn.ModuleList(Block(case) for _ in range(case.layers))
+        self.blocks = nn.ModuleList(self.block(case) for _ in range(case.layers))
         self.norm = nn.RMSNorm(case.hidden, 1e-6)
         self.apply(pytorch_gpt.Gpt.start)
         steps = torch.arange(0, case.head_dim, 2) / case.head_dim
