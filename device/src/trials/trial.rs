@@ -4,7 +4,7 @@
 //! poison: eagerly among one kind, captured among the other. No byte may change that it does not declare to write. It
 //! must write the same values both times.
 
-use crate::{DType, Device, HostOptions, Op, Result};
+use crate::{DType, Device, HostOptions, Op, Result, Stream};
 
 use super::cases::Case;
 use super::guard::Poison;
@@ -29,26 +29,27 @@ pub struct Outcome {
     pub text: String,
 }
 
-/// Runs an operation on the host, on the device, and captured on the device, from the same inputs.
-pub fn run(case: &Case, device: &Device) -> Outcome {
-    let (text, right) = compared(case, device).unwrap_or_else(|error| (error.to_string(), false));
+/// Runs an operation on the host, on the stream's device, and captured on the stream, from the same inputs. Each further
+/// stream of a device makes its waits longer, so all trials have one.
+pub fn run(case: &Case, stream: &Stream) -> Outcome {
+    let (text, right) = compared(case, stream).unwrap_or_else(|error| (error.to_string(), false));
     Outcome { right, text }
 }
 
 /// The finding, and whether all is right.
-fn compared(case: &Case, device: &Device) -> Result<(String, bool)> {
-    let host = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
+fn compared(case: &Case, stream: &Stream) -> Result<(String, bool)> {
+    let host = Device::host(HostOptions { threads: 1, check: true, dry: false })?.stream("doctor");
     let poison = Poisons::all(Poison::NotANumber);
     let (theirs, _) = eager(case, &host, poison)?;
-    let (ours, undeclared) = eager(case, device, poison)?;
-    let replayed = captured(case, device, Poisons::all(Poison::Large))?;
+    let (ours, undeclared) = eager(case, stream, poison)?;
+    let replayed = captured(case, stream, Poisons::all(Poison::Large))?;
     let agree = |other: &Written| {
-        same(other, &ours) || may_differ(case, device) && distance(other, &ours) <= tolerance(case.dtype)
+        same(other, &ours) || may_differ(case, stream.device()) && distance(other, &ours) <= tolerance(case.dtype)
     };
     if !agree(&replayed) {
         // Finds the poison that makes the difference.
         for (number, name) in undeclared {
-            let (other, _) = eager(case, device, Poisons { other: Some((number, Poison::Large)), ..poison })?;
+            let (other, _) = eager(case, stream, Poisons { other: Some((number, Poison::Large)), ..poison })?;
             if !agree(&other) {
                 return Ok((format!("reads what it does not declare to read: {name}"), false));
             }
@@ -70,19 +71,19 @@ fn may_differ(case: &Case, device: &Device) -> bool {
 }
 
 /// The results of an operation, and the tensors with bytes that it does not declare to read.
-fn eager(case: &Case, device: &Device, poisons: Poisons) -> Result<(Written, Vec<(usize, String)>)> {
-    let mut bench = Workbench::poisoned(device, poisons);
+fn eager(case: &Case, stream: &Stream, poisons: Poisons) -> Result<(Written, Vec<(usize, String)>)> {
+    let mut bench = Workbench::poisoned(stream, poisons);
     let op = (case.make)(&mut bench)?;
     bench.prepare(&op)?;
     bench.among_poison(&op, || bench.stream.submit(op.clone()))?;
     Ok((bench.written(&op)?, bench.undeclared(&op)))
 }
 
-fn captured(case: &Case, device: &Device, poisons: Poisons) -> Result<Written> {
-    let mut bench = Workbench::poisoned(device, poisons);
+fn captured(case: &Case, stream: &Stream, poisons: Poisons) -> Result<Written> {
+    let mut bench = Workbench::poisoned(stream, poisons);
     let op: Op = (case.make)(&mut bench)?;
     bench.prepare(&op)?;
-    device.synchronize()?;
+    bench.device.synchronize()?;
     bench.stream.begin_capture()?;
     let submitted = bench.stream.submit(op.clone());
     if submitted.is_err() {
@@ -147,7 +148,7 @@ mod tests {
             let output = if in_part { b.output_in_part([4], DType::I32)? } else { b.output([4], DType::I32)? };
             Ok(Wrong { input, output, adds }.into())
         };
-        run(&Case { name: "wrong".into(), dtype: DType::I32, make: Box::new(make) }, &host())
+        run(&Case { name: "wrong".into(), dtype: DType::I32, make: Box::new(make) }, &host().stream("trial"))
     }
 
     #[test]

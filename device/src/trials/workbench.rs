@@ -56,12 +56,12 @@ pub(super) type Written = Vec<WrittenTensor>;
 impl Workbench {
     /// A workbench without tensors.
     pub fn new(device: &Device) -> Workbench {
-        Workbench::poisoned(device, Poisons::all(Poison::NotANumber))
+        Workbench::poisoned(&device.stream("doctor"), Poisons::all(Poison::NotANumber))
     }
 
-    /// A workbench that runs operations among such poison.
-    pub(super) fn poisoned(device: &Device, poisons: Poisons) -> Workbench {
-        Workbench { device: device.clone(), stream: device.stream("doctor"), poisons, tensors: Vec::new() }
+    /// A workbench that runs operations on a stream, among such poison.
+    pub(super) fn poisoned(stream: &Stream, poisons: Poisons) -> Workbench {
+        Workbench { device: stream.device().clone(), stream: stream.clone(), poisons, tensors: Vec::new() }
     }
 
     fn allocate(&mut self, shape: Shape, dtype: DType) -> Result<Tensor> {

@@ -15,7 +15,7 @@ use common::format::counted;
 use common::terminal::{print, say, shows_status, status, warn};
 use device::cuda::{FP8_CAPABILITY, compile_sets, library_versions, why_no_gpu};
 use device::trials::{self, Case, Workbench};
-use device::{Communicator, Device};
+use device::{Communicator, Device, Stream};
 use engine::precision::Precision;
 use parallel::NcclVersion;
 
@@ -66,9 +66,10 @@ fn check(
             counted(cases.len(), "operation")
         ));
     }
+    let stream = device.stream("trials");
     for (number, case) in (1..).zip(&cases) {
         now(&format!("checking operation {number} of {}: {}", cases.len(), case.name));
-        findings.push(operation(case, device));
+        findings.push(operation(case, &stream));
     }
     if let Some(compiling) = compiling {
         _ = compiling.join(); // all operations that need its kernels were checked
@@ -94,8 +95,8 @@ fn check(
 }
 
 /// The trial of an operation.
-fn operation(case: &Case, device: &Device) -> Finding {
-    let trials::Outcome { right, text } = trials::run(case, device);
+fn operation(case: &Case, stream: &Stream) -> Finding {
+    let trials::Outcome { right, text } = trials::run(case, stream);
     let name = format!("{}, {}", case.name, case.dtype);
     Finding { about: "operation", name, value: text, verdict: Verdict::of(right) }
 }
