@@ -5,10 +5,10 @@
 const u32 UNROLL = 4;
 const u32 SUM_UNROLL = 8;
 
-// output[rows[token, j]] = input[token], for pairs that are not dropped. A token is read once.
+// output[rows[token, j]] = input[token], for pairs that are not dropped. A token is read once. `all` are the rows of output.
 template <class T, int N>
-void gather_rows(const T* input, const int* rows, T* output, u32 tokens, u32 width, u32 k) {
-    const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N, last = tokens * k - 1;
+void gather_rows(const T* input, const int* rows, T* output, u32 tokens, u32 width, u32 k, u32 all) {
+    const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N, last = all - 1;
     if (column >= width) return;
     for (u64 first = blockIdx.y; first < tokens; first += UNROLL * gridDim.y) {
         Raw<T, N> raw[UNROLL];
@@ -31,8 +31,8 @@ void gather_rows(const T* input, const int* rows, T* output, u32 tokens, u32 wid
 
 // output[token] = sum of input[rows[token, j]] over j, in order, + also[token] if there is one; dropped pairs add nothing
 template <class T, int N>
-void combine_rows(const T* input, const int* rows, const float* also, T* output, u32 tokens, u32 width, u32 k) {
-    const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N, last = tokens * k - 1;
+void combine_rows(const T* input, const int* rows, const float* also, T* output, u32 tokens, u32 width, u32 k, u32 all) {
+    const u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N, last = all - 1;
     if (column >= width) return;
     for (u64 token = blockIdx.y; token < tokens; token += gridDim.y) {
         float sum[N] = {};
@@ -66,13 +66,13 @@ void combine_rows(const T* input, const int* rows, const float* also, T* output,
 
 #define EXPERT_ROWS(T, N, suffix)                                                                                  \
     KERNEL(gather_rows_##suffix)                                                                                   \
-    (const T* input, const int* rows, T* output, u32 tokens, u32 width, u32 k) {                                   \
+    (const T* input, const int* rows, T* output, u32 tokens, u32 width, u32 k, u32 all) {                          \
         begin_kernel();                                                                                            \
-        gather_rows<T, N>(input, rows, output, tokens, width, k);                                                  \
+        gather_rows<T, N>(input, rows, output, tokens, width, k, all);                                             \
     }                                                                                                              \
     KERNEL(combine_rows_##suffix)                                                                                  \
-    (const T* input, const int* rows, const float* also, T* output, u32 tokens, u32 width, u32 k) {                \
+    (const T* input, const int* rows, const float* also, T* output, u32 tokens, u32 width, u32 k, u32 all) {       \
         begin_kernel();                                                                                            \
-        combine_rows<T, N>(input, rows, also, output, tokens, width, k);                                           \
+        combine_rows<T, N>(input, rows, also, output, tokens, width, k, all);                                      \
     }
 FOR_EACH_FLOAT(EXPERT_ROWS)

@@ -14,6 +14,9 @@ pub enum CollectiveKind {
     AllGather,
     /// The sum over ranks is split into one equal part per rank, and each rank ends with its own part.
     ReduceScatterSum,
+    /// Every rank's input has an equal part for each rank, in rank order. It ends with the parts that are for it, in the
+    /// order of the ranks that they come from.
+    AllToAll,
     /// This rank sends its input to another rank.
     Send {
         /// The receiving rank.
@@ -34,6 +37,7 @@ impl CollectiveKind {
             CollectiveKind::AllReduceMax => "all_reduce_max",
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatterSum => "reduce_scatter",
+            CollectiveKind::AllToAll => "all_to_all",
             CollectiveKind::Send { .. } => "send",
             CollectiveKind::Receive { .. } => "receive",
         }
@@ -58,7 +62,10 @@ impl CollectiveKind {
     /// Whether values arrive as they were sent: nothing is summed or compared.
     pub fn only_moves(self) -> bool {
         match self {
-            CollectiveKind::AllGather | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => true,
+            CollectiveKind::AllGather
+            | CollectiveKind::AllToAll
+            | CollectiveKind::Send { .. }
+            | CollectiveKind::Receive { .. } => true,
             CollectiveKind::AllReduceSum | CollectiveKind::AllReduceMax | CollectiveKind::ReduceScatterSum => false,
         }
     }
@@ -92,8 +99,8 @@ pub trait Communicator: std::fmt::Debug {
         Ok(())
     }
 
-    /// Starts a transfer between tensors in host memory: f32 or bf16, or 8-bit types if nothing is summed. bf16 is
-    /// summed in f32 and rounded once.
+    /// Starts a transfer between tensors in host memory: f32 or bf16, or 8-bit types and i32 if nothing is summed. bf16
+    /// is summed in f32 and rounded once.
     ///
     /// The transfer takes the values that `input` has now. Neither tensor's memory may be touched until the returned
     /// request has been waited for. A send completes once its receiver has begun to receive.

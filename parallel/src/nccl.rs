@@ -171,6 +171,7 @@ impl Communicator for NcclCommunicator {
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
             // The device allows these types for transfers that only move data.
             DType::F8E4M3 | DType::F8E5M2 => sys::ncclDataType_t::ncclUint8,
+            DType::I32 => sys::ncclDataType_t::ncclInt32,
             other => return Err(Error::operation(kind.name(), format!("{other} cannot be transferred"))),
         };
         let sum = sys::ncclRedOp_t::ncclSum;
@@ -181,7 +182,7 @@ impl Communicator for NcclCommunicator {
         }
         let (nccl, group, stream) = (self.library, self.handle, stream.0.cast());
         // SAFETY: the device checked that the tensors are in its live memory and have the number of elements that the kind
-        // requires. The stream is the device's.
+        // requires. The stream is the device's. A started group is always ended, also after an error.
         let code = unsafe {
             match kind {
                 CollectiveKind::AllReduceSum => (nccl.all_reduce)(from, to, inputs, dtype, sum, group, stream),
@@ -191,6 +192,20 @@ impl Communicator for NcclCommunicator {
                 }
                 CollectiveKind::AllGather => (nccl.all_gather)(from, to, inputs, dtype, group, stream),
                 CollectiveKind::ReduceScatterSum => (nccl.reduce_scatter)(from, to, outputs, dtype, sum, group, stream),
+                CollectiveKind::AllToAll => {
+                    let (ranks, part) = (self.members.len(), inputs / self.members.len());
+                    let first = |rank: usize| rank * part * input.dtype.size();
+                    let exchange = |rank: usize| {
+                        let sent = (nccl.send)(from.byte_add(first(rank)), part, dtype, rank as i32, group, stream);
+                        let received = (nccl.receive)(to.byte_add(first(rank)), part, dtype, rank as i32, group, stream);
+                        [sent, received]
+                    };
+                    let began = (nccl.group_start)();
+                    let codes: Vec<_> = (0..ranks).flat_map(exchange).collect();
+                    let ended = (nccl.group_end)();
+                    let failed = |code: &sys::ncclResult_t| *code != sys::ncclResult_t::ncclSuccess;
+                    [began].into_iter().chain(codes).chain([ended]).find(failed).unwrap_or(ended)
+                }
                 CollectiveKind::Send { to } => (nccl.send)(from, inputs, dtype, to as i32, group, stream),
                 CollectiveKind::Receive { from } => (nccl.receive)(to, outputs, dtype, from as i32, group, stream),
             }

@@ -37,8 +37,11 @@ impl Connections {
     /// The groups that every run needs, without microbatches beside each other and losses over the loads of all ranks.
     pub fn new(mesh: Mesh, placement: Placement) -> Connections {
         let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Context, Axis::Data, Axis::Pipeline];
+        // Where each rank has all experts, their groups are those of other layers.
+        let divides = mesh.sizes().expert > 1;
+        let of_experts = [Axis::ExpertTensor, Axis::Expert, Axis::ExpertData].into_iter().filter(|_| divides);
         let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
-        axes.into_iter().fold(none, |all, axis| all.with(axis, Lane::Main))
+        axes.into_iter().chain(of_experts).fold(none, |all, axis| all.with(axis, Lane::Main))
     }
 
     /// The number of communicators of a rank; with several stages those of a stage in the middle.
@@ -150,13 +153,14 @@ impl Ranks {
     /// small tensors, so that unions of groups need no communicators.
     ///
     /// # Panics
-    /// If the group is no union of the axes of data, context, tensor and pipeline, or one of them was not connected.
+    /// If the group is no union of the axes of data, context, tensor, pipeline and experts, or one of them was not connected.
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
         let mut left = axes;
         let mut chain = Vec::new();
-        for axis in [Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline] {
+        let of_experts = [Axis::ExpertData, Axis::Expert, Axis::ExpertTensor];
+        for axis in [Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline].into_iter().chain(of_experts) {
             let these = self.axes(axis);
-            if (these - left).is_empty() {
+            if (these - left).is_empty() && !these.is_empty() {
                 chain.extend(self.over(these).cloned());
                 left = left - these;
             }

@@ -244,6 +244,11 @@ fn write_result(kind: CollectiveKind, me: usize, contributions: &[Arc<Contributi
                 contributions.iter().flat_map(|contribution| contribution.values.iter().copied()),
             );
         }
+        CollectiveKind::AllToAll => {
+            let part = output.elements() / contributions.len();
+            let parts = contributions.iter().map(|from| &from.values[me * part..(me + 1) * part]);
+            host_memory::write(output, parts.flatten().copied());
+        }
         // A message: participant 0 is the sender.
         _ => host_memory::write(output, contributions[0].values.iter().copied()),
     }

@@ -37,7 +37,7 @@ static TABLE: Table = Table {
 /// The library's only symbol.
 // SAFETY: no other library of the process has a symbol of this name.
 #[unsafe(no_mangle)]
-extern "C" fn trainer_mpi_1() -> *const Table {
+extern "C" fn trainer_mpi_2() -> *const Table {
     &TABLE
 }
 

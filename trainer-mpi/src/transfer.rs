@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use mpi::ffi;
-use mpi::traits::AsRaw as _;
+use mpi::traits::{AsRaw as _, Communicator as _};
 
 use crate::abi::{self, Transfer, TransferKind};
 use crate::group::Group;
@@ -28,6 +28,10 @@ pub(crate) unsafe extern "C" fn start(
             TransferKind::Sum => ffi::MPI_Iallreduce(from, to, sent, float, group.sum.as_raw(), ranks, place),
             TransferKind::Max => ffi::MPI_Iallreduce(from, to, sent, float, ffi::RSMPI_MAX, ranks, place),
             TransferKind::Gather => ffi::MPI_Iallgather(from, sent, float, to, sent, float, ranks, place),
+            TransferKind::Exchange => {
+                let each = sent / group.communicator.size();
+                ffi::MPI_Ialltoall(from, each, float, to, each, float, ranks, place)
+            }
             TransferKind::Send => ffi::MPI_Issend(from, sent, float, peer, TAG, ranks, place),
             TransferKind::Receive => ffi::MPI_Irecv(to, received, float, peer, TAG, ranks, place),
         };

@@ -68,6 +68,7 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
 
 /// The kernel sources for mixtures of experts, as [`SOURCES`].
 pub const EXPERT_SOURCES: &[(&str, &str)] = &[
+    kernel_file!("expert_exchange.cu"),
     kernel_file!("expert_glu.cu"),
     kernel_file!("expert_limit.cu"),
     kernel_file!("expert_load.cu"),

@@ -83,6 +83,8 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::RouteBackward(op) => experts::route_backward(op, pool),
         Op::LimitLoad(op) => experts::limit_load(op),
         Op::SortByExpert(op) => experts::sort_by_expert(op),
+        Op::SlotsOfPairs(op) => experts::slots_of_pairs(op),
+        Op::ExpertsOfSlots(op) => experts::experts_of_slots(op),
         Op::GatherRows(op) => experts::gather_rows(op, pool),
         Op::CombineRows(op) => experts::combine_rows(op, pool),
         Op::GroupedGemm(op) => experts::grouped_gemm(op, pool),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use super::{Accesses, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, DType, Request, Result, Tensor};
 
@@ -14,10 +14,10 @@ pub struct Collective {
     pub kind: CollectiveKind,
     /// The group of ranks.
     pub communicator: Rc<dyn Communicator>,
-    /// f32 or bf16, or an 8-bit floating type if nothing is summed or compared; any shape. A receive has no input: the
-    /// same tensor as `output`.
+    /// f32 or bf16, or an 8-bit floating type or i32 if nothing is summed or compared; any shape. A receive has no input:
+    /// the same tensor as `output`.
     pub input: Tensor,
-    /// Of the same type; may be `input`. As many elements as `input`, times the number of ranks for an all-gather,
+    /// Of the same type; may be `input`, but not of an all-to-all. As many elements as `input`, times the number of ranks for an all-gather,
     /// divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
     pub output: Tensor,
 }
@@ -30,7 +30,10 @@ impl Collective {
         let in_words = match self.kind {
             CollectiveKind::AllReduceSum | CollectiveKind::AllGather => bytes > 0 && bytes.is_multiple_of(16),
             CollectiveKind::ReduceScatterSum => bytes > 0 && bytes.is_multiple_of(16 * ranks),
-            CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => false,
+            CollectiveKind::AllReduceMax
+            | CollectiveKind::AllToAll
+            | CollectiveKind::Send { .. }
+            | CollectiveKind::Receive { .. } => false,
         };
         in_words && (self.kind.only_moves() || matches!(self.input.dtype, DType::F32 | DType::Bf16))
     }
@@ -75,7 +78,7 @@ impl Operation for Collective {
 
     fn check(&self) -> Result<()> {
         let (name, ranks) = (self.kind.name(), self.communicator.size());
-        if self.kind.only_moves() && self.input.dtype.is_fp8() {
+        if self.kind.only_moves() && (self.input.dtype.is_fp8() || self.input.dtype == DType::I32) {
             ensure_dtype(name, "output", &self.output, self.input.dtype)?;
         } else {
             ensure_float(name, &[("input", self.input), ("output", self.output)])?;
@@ -87,6 +90,13 @@ impl Operation for Collective {
                     format!("`input` of shape {:?} cannot be cut into {ranks} equal parts", self.input.shape)
                 })?;
                 self.input.elements() / ranks
+            }
+            CollectiveKind::AllToAll => {
+                ensure(name, self.input.elements().is_multiple_of(ranks), || {
+                    format!("`input` of shape {:?} cannot be cut into {ranks} equal parts", self.input.shape)
+                })?;
+                ensure_apart(name, ("input", &self.input), &self.output)?;
+                self.input.elements()
             }
             _ => self.input.elements(),
         };

@@ -63,8 +63,8 @@ pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBac
 pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Multiply, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
-    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, GatherRows, GroupedGemm, GroupedProduct,
-    LimitLoad, Route, RouteBackward, Router, Score, SortByExpert, UpdateSelectionBias,
+    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm,
+    GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
 pub(crate) use gemm::MatrixPlace;

@@ -2,16 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{
-    Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
-    CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
-    CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
-    ExpertGlu, ExpertGluBackward, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm,
-    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse, Multiply,
-    NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward,
-    Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto,
-    TakeRows, TransposeFp8, Update, UpdateScales, UpdateSelectionBias, When, WriteControl, WriteSampleRecord,
-};
+use super::{Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad, CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, ExpertGlu, ExpertGluBackward, ExpertsOfSlots, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse, Multiply, NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep, SlotsOfPairs, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, Update, UpdateScales, UpdateSelectionBias, When, WriteControl, WriteSampleRecord};
 use crate::{Result, Tensor};
 
 /// An enum over all operations, a conversion from each, and methods that ask the operation.
@@ -166,7 +157,11 @@ operations! {
     LimitLoad,
     /// The order of tokens by expert.
     SortByExpert,
-    /// Tokens in that order.
+    /// The places of rows in a transfer to the ranks that have their experts.
+    SlotsOfPairs,
+    /// The experts of such places, where they arrive.
+    ExpertsOfSlots,
+    /// Tokens in the order of experts.
     GatherRows,
     /// Sums of each token's rows.
     CombineRows,

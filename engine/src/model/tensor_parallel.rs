@@ -69,11 +69,21 @@ impl TensorParallel {
         whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
     }
 
-    /// This rank's share of the first matrices of so many experts. Each has a gate and values of so many channels, which
-    /// ranks divide.
-    pub(crate) fn channels_of_experts(&self, whole: ParamSpec, experts: usize, channels: usize) -> ParamSpec {
-        let part = Part::whole(vec![experts, 2, channels]).cut(2, self.ranks.axes(Axis::Tensor));
-        whole.lying_in(&self.ranks, vec![part])
+    /// This rank's share of the matrices of experts. Ranks divide the experts, which are the first of the
+    /// [rows](Part::rows), and the channels of each, along the dimension `channels`.
+    pub(crate) fn channels_of_experts(&self, whole: ParamSpec, rows: Vec<usize>, channels: usize) -> ParamSpec {
+        let [experts, within] = [Axis::Expert, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
+        whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(0, experts).cut(channels, within)])
+    }
+
+    /// The ranks with other experts of the same layers; `None` if each rank has all.
+    ///
+    /// # Panics
+    /// If other ranks share an expert than a layer: they would have other tokens.
+    pub(crate) fn expert_group(&self) -> Option<Rc<dyn Communicator>> {
+        let [tensor, within] = [Axis::Tensor, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
+        assert_eq!(tensor, within, "the ranks that share an expert are those that share a layer");
+        self.ranks.along(Axis::Expert).cloned()
     }
 
     /// A parameter that each rank has whole, of whose gradient it computes a partial sum.

@@ -117,9 +117,10 @@ impl ParamSpec {
         self
     }
 
-    /// The same parameter, with masters and state divided over these ranks, unless it is frozen and has none.
+    /// The same parameter, with masters and state divided over those of these ranks that do not divide the parameter, unless
+    /// it is frozen and has none.
     pub fn resting(mut self, over: Axes) -> ParamSpec {
-        self.spread.rest = if self.frozen { Axes::NONE } else { over };
+        self.spread.rest = if self.frozen { Axes::NONE } else { over - self.spread.cut_over() };
         self
     }
 

@@ -74,10 +74,12 @@ impl Timing {
         Some(match name {
             PassName::Overlap => {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
-                let tensor = self.ranks.axes(Axis::Tensor);
-                let aside = self.ranks.in_lane(tensor, Lane::Aside).cloned();
-                let twins = self.ranks.over(tensor).cloned().zip(aside);
-                Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins.into_iter().collect()))
+                let twin = |axis: Axis| {
+                    let aside = self.ranks.in_lane(self.ranks.axes(axis), Lane::Aside).cloned();
+                    self.ranks.along(axis).cloned().zip(aside)
+                };
+                let twins = [Axis::Tensor, Axis::Expert].into_iter().filter_map(twin).collect();
+                Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins))
             }
             PassName::WeightGradients => Box::new(WeightGradients::new(
                 &self.weights_queue,

@@ -177,13 +177,17 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
     let ranks = &architecture.ranks;
     let overlaps = options.pipeline.schedule().overlaps();
     let balances = architecture.experts.as_ref().is_some_and(|experts| experts.balances_globally);
+    let divides = ranks.at(Axis::Expert).has_others();
     let needed = [
         (Axis::Tensor, Lane::Main, true, "ranks share layers"),
         (Axis::KeyHeadCopies, Lane::Main, true, "ranks store copies of key heads"),
         (Axis::Context, Lane::Main, true, "ranks have other tokens"),
         (Axis::Data, Lane::Main, true, "ranks have other samples"),
         (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
+        (Axis::Expert, Lane::Main, true, "ranks have other experts"),
+        (Axis::ExpertData, Lane::Main, divides, "ranks have the same experts and other tokens"),
         (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
+        (Axis::Expert, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that have other experts"),
         (Axis::Data, Lane::Loads, balances, "a loss is about the loads of experts on all data-parallel ranks"),
     ];
     match needed.into_iter().find(|&(axis, lane, asks, _)| asks && ranks.lacks(ranks.axes(axis), lane)) {

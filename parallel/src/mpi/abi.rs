@@ -31,6 +31,8 @@ pub enum TransferKind {
     Sum,
     Max,
     Gather,
+    /// Each rank gets an equal part of what every other one gives.
+    Exchange,
     Send,
     Receive,
 }

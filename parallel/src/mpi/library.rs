@@ -10,7 +10,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use super::abi::{Table, Text};
 
 /// The library's only symbol, a function that returns the table. The number changes when `abi.rs` does.
-const SYMBOL: &str = "trainer_mpi_1";
+const SYMBOL: &str = "trainer_mpi_2";
 
 /// The libraries' files: that of the MPI whose compiler was the first on `PATH` at the build, and that of MPICH, if
 /// `./x release` found it beside another. Under MPICH's launcher its own comes first.
@@ -132,7 +132,7 @@ mod tests {
 
         // A library without the symbol, found before the damaged one.
         std::os::unix::fs::symlink("/lib/x86_64-linux-gnu/libm.so.6", bin.join("libtrainer_mpi.so")).unwrap();
-        let old = format!("{own}/libtrainer_mpi.so has no trainer_mpi_1. Rule: ");
+        let old = format!("{own}/libtrainer_mpi.so has no trainer_mpi_2. Rule: ");
         assert!(told().starts_with(&old), "{}", told());
     }
 

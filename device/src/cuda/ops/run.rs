@@ -61,6 +61,8 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::RouteBackward(op) => experts::route_backward(op, queue),
         Op::LimitLoad(op) => experts::limit_load(op, queue),
         Op::SortByExpert(op) => experts::sort_by_expert(op, queue),
+        Op::SlotsOfPairs(op) => experts::slots_of_pairs(op, queue),
+        Op::ExpertsOfSlots(op) => experts::experts_of_slots(op, queue),
         Op::GatherRows(op) => experts::gather_rows(op, queue),
         Op::CombineRows(op) => experts::combine_rows(op, queue),
         Op::GroupedGemm(op) => experts::grouped_gemm(op, queue),
@@ -152,6 +154,8 @@ fn kernel_set(op: &Op) -> Option<KernelSet> {
         | Op::RouteBackward(_)
         | Op::LimitLoad(_)
         | Op::SortByExpert(_)
+        | Op::SlotsOfPairs(_)
+        | Op::ExpertsOfSlots(_)
         | Op::GatherRows(_)
         | Op::CombineRows(_)
         | Op::GroupedGemm(_)

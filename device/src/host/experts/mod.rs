@@ -1,6 +1,7 @@
 //! Mixtures of experts.
 
 mod counted;
+mod exchange;
 mod glu;
 mod grouped_gemm;
 mod limit;
@@ -8,6 +9,7 @@ mod load;
 mod route;
 mod rows;
 
+pub(super) use exchange::{experts_of_slots, slots_of_pairs};
 pub(super) use glu::{expert_glu, expert_glu_backward};
 pub(super) use grouped_gemm::grouped_gemm;
 pub(super) use limit::limit_load;

@@ -32,7 +32,7 @@ pub(crate) fn sort_by_expert(op: &SortByExpert) {
 pub(crate) fn gather_rows(op: &GatherRows, pool: &Pool) {
     let (input, rows) = (view::read::<u8>(&op.input.as_bytes()), view::read::<i32>(&op.rows));
     let (k, line) = (rows.len() / op.input.shape.rows(), op.input.shape.last() * op.input.dtype.size());
-    let mut token_of = vec![None; rows.len()];
+    let mut token_of = vec![None; op.output.shape.rows()];
     for (pair, row) in rows.iter().enumerate().filter(|(_, row)| **row >= 0) {
         token_of[*row as usize] = Some(pair / k);
     }

@@ -60,7 +60,7 @@ pub struct GatherRows {
     pub input: Tensor,
     /// `(tokens, k)`, i32: see [`ExpertRows::rows`].
     pub rows: Tensor,
-    /// `(tokens * k, width)`, of `input`'s type.
+    /// `(rows, width)`, of `input`'s type. No number in `rows` is beyond them.
     pub output: Tensor,
 }
 
@@ -72,16 +72,15 @@ impl Operation for GatherRows {
             true => ensure_dtype(Self::NAME, "output", &self.output, self.input.dtype)?,
             false => ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?,
         }
-        let (tokens, rows, width) = (self.input.shape.rows(), self.output.shape.rows(), self.input.shape.last());
-        ensure(Self::NAME, tokens > 0 && rows.is_multiple_of(tokens), || {
-            format!("{tokens} tokens cannot have {rows} rows: they have the same number each")
+        let (tokens, pairs, width) = (self.input.shape.rows(), self.rows.elements(), self.input.shape.last());
+        ensure(Self::NAME, tokens > 0 && pairs.is_multiple_of(tokens), || {
+            format!("{tokens} tokens cannot have {pairs} rows: they have the same number each")
         })?;
         ensure(Self::NAME, !self.input.dtype.is_fp8() || width.is_multiple_of(16), || {
             format!("rows of {width} values of 8 bits: their number must be a multiple of 16")
         })?;
-        ensure_elements(Self::NAME, "output", &self.output, rows * width)?;
-        ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)?;
-        ensure_elements(Self::NAME, "rows", &self.rows, rows)
+        ensure_elements(Self::NAME, "output", &self.output, self.output.shape.rows() * width)?;
+        ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)
     }
 
     fn accesses(&self) -> Accesses {
@@ -97,7 +96,7 @@ impl Operation for GatherRows {
 /// and rounds once. A pair that is dropped adds nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CombineRows {
-    /// `(rows, width)`.
+    /// `(rows, width)`. No number in `rows` is beyond them.
     pub input: Tensor,
     /// `(tokens, k)`, i32: see [`ExpertRows::rows`].
     pub rows: Tensor,
@@ -114,9 +113,11 @@ impl Operation for CombineRows {
         ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
         let (tokens, width) = (self.output.shape.rows(), self.output.shape.last());
         let k = self.rows.shape.last();
+        ensure(Self::NAME, self.input.shape.last() == width, || {
+            format!("rows of `input` have {} values, needs {width}", self.input.shape.last())
+        })?;
         ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)?;
         ensure_shape(Self::NAME, "rows", &self.rows, &[tokens, k])?;
-        ensure_elements(Self::NAME, "input", &self.input, tokens * k * width)?;
         let Some(also) = &self.also else { return Ok(()) };
         ensure_dtype(Self::NAME, "also", also, DType::F32)?;
         ensure_elements(Self::NAME, "also", also, tokens * width)

@@ -21,18 +21,20 @@ pub struct Layout {
     pub sequence: bool,
     /// Backwards are split, and the gradients of weights come later.
     pub zero_bubble: bool,
+    /// Ranks that divide experts, of those that share the batch.
+    pub expert: usize,
 }
 
 impl Layout {
     /// Groups of as many microbatches as there are stages, and rows shared if layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
-        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false }
+        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false, expert: 1 }
     }
 
     /// The ranks. So many of those that share layers store copies of a key head.
     pub fn mesh(&self, key_head_copies: usize) -> Mesh {
-        let sizes =
-            MeshSizes { tensor: self.tensor, key_head_copies, pipeline: self.stages, ..MeshSizes::of(self.ranks()) };
+        let Layout { tensor, stages: pipeline, expert, .. } = *self;
+        let sizes = MeshSizes { tensor, key_head_copies, pipeline, expert, expert_tensor: tensor, ..MeshSizes::of(self.ranks()) };
         Mesh::new(sizes).unwrap()
     }
 
@@ -61,7 +63,7 @@ impl Layout {
         let mut connections = Connections::new(self.mesh(copies), schedule.placement());
         connections.ties_ends = run.shape.as_ref().is_some_and(|shape| shape.tied);
         if run.overlaps {
-            connections = connections.with(Axis::Tensor, Lane::Aside);
+            connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::Aside);
         }
         if experts.is_some_and(Experts::balances_globally) {
             connections = connections.with(Axis::Data, Lane::Loads);

@@ -1,5 +1,6 @@
 //! Mixtures of experts.
 
+mod exchange;
 mod glu;
 mod grouped_gemm;
 mod grouped_hopper;
@@ -9,6 +10,7 @@ mod route;
 mod rows;
 mod sort;
 
+pub(super) use exchange::{experts_of_slots, slots_of_pairs};
 pub(super) use glu::{expert_glu, expert_glu_backward};
 pub(super) use grouped_gemm::grouped_gemm;
 pub(super) use limit::limit_load;

@@ -26,6 +26,7 @@ pub(in crate::cuda::ops) fn gather_rows(op: &GatherRows, queue: &Queue<'_>) -> R
             Arg::U32(tokens as u32),
             Arg::U32(width as u32),
             Arg::U32((op.rows.elements() / tokens) as u32),
+            Arg::U32(op.output.shape.rows() as u32),
         ],
     )
 }
@@ -46,6 +47,7 @@ pub(in crate::cuda::ops) fn combine_rows(op: &CombineRows, queue: &Queue<'_>) ->
             Arg::U32(tokens as u32),
             Arg::U32(width as u32),
             Arg::U32(op.rows.shape.last() as u32),
+            Arg::U32(op.input.shape.rows() as u32),
         ],
     )
 }

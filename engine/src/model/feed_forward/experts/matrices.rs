@@ -1,55 +1,49 @@
 //! The matrices of all experts, and their products.
 
-use device::ops::{ExpertRows, Fp8Matrix, GatherRows, GroupedGemm, GroupedProduct, QuantizeSource};
+use device::ops::{ExpertRows, Fp8Matrix, GroupedGemm, GroupedProduct, QuantizeSource};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use super::dispatch::{Dispatch, Way};
 use crate::fp8::{Copies, Operand, QuantizeAs};
 use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::step_policy::StepContext;
 
-/// The rows of experts `(rows, width)` from those of tokens `(batch, seq, width)`.
-pub(super) fn gather(
+/// The rows of experts in 8 bits. Tokens are quantised first: they are fewer than rows.
+fn rows_8_bits(
     cx: &mut StepContext<'_>,
     name: &'static str,
-    input: Tensor,
-    order: &ExpertRows,
-) -> Result<Tensor> {
-    let rows = order.rows;
-    let output = cx.tensor(name, [rows.elements(), input.shape.last()], input.dtype)?;
-    cx.run(GatherRows { input, rows, output })?;
-    Ok(output)
-}
-
-/// The same in 8 bits. Tokens are quantised first: they are fewer than rows.
-fn gather_8_bits(
-    cx: &mut StepContext<'_>,
-    name: &'static str,
-    input: Tensor,
-    order: &ExpertRows,
+    tokens: Tensor,
+    (dispatch, way): (&Dispatch, &Way),
     quantize_as: QuantizeAs<'_>,
 ) -> Result<Operand> {
-    let source = QuantizeSource::Stored(input);
+    let source = QuantizeSource::Stored(tokens);
     let of_tokens = Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows();
-    let values = gather(cx, name, of_tokens.values, order)?;
+    let values = dispatch.rows(cx, name, of_tokens.values, way)?;
     Ok(Operand::of_rows(Fp8Matrix { values, ..of_tokens }))
 }
 
 /// A matrix `(n, k)` of each expert. In 8 bits, outputs and input gradients have factors of 8 bits with one scale a tensor;
 /// weight gradients have factors of 16.
 pub(super) struct Matrices {
-    /// `(experts * n, k)`.
+    /// `(experts * n, k)`, with the experts of this rank.
     pub(super) param: Param,
     pub(super) experts: usize,
 }
 
 impl Matrices {
     /// The inputs of experts, from those of tokens.
-    pub(super) fn input(&self, cx: &mut StepContext<'_>, tokens: Tensor, order: &ExpertRows) -> Result<Operand> {
+    pub(super) fn input(
+        &self,
+        cx: &mut StepContext<'_>,
+        tokens: Tensor,
+        dispatch: &Dispatch,
+        way: &Way,
+    ) -> Result<Operand> {
         match &self.param.fp8 {
-            Some(fp8) => gather_8_bits(cx, "expert_inputs_8bit", tokens, order, fp8.input_as(cx)),
-            None => Ok(Operand::Plain(gather(cx, "expert_inputs", tokens, order)?)),
+            Some(fp8) => rows_8_bits(cx, "expert_inputs_8bit", tokens, (dispatch, way), fp8.input_as(cx)),
+            None => Ok(Operand::Plain(dispatch.rows(cx, "expert_inputs", tokens, way)?)),
         }
     }
 
@@ -64,10 +58,13 @@ impl Matrices {
         cx: &mut StepContext<'_>,
         tokens: Tensor,
         rows: Tensor,
-        order: &ExpertRows,
+        dispatch: &Dispatch,
+        way: &Way,
     ) -> Result<Operand> {
         match &self.param.fp8 {
-            Some(fp8) => gather_8_bits(cx, "grad_expert_outputs_8bit", tokens, order, fp8.grad_output_as()),
+            Some(fp8) => {
+                rows_8_bits(cx, "grad_expert_outputs_8bit", tokens, (dispatch, way), fp8.grad_output_as())
+            }
             None => Ok(Operand::Plain(rows)),
         }
     }

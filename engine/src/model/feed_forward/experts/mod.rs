@@ -6,21 +6,22 @@
 //!
 //! The layer has two halves: the router and the shared expert, and the experts. Graphs may have the first alone.
 
+mod dispatch;
 mod matrices;
 mod router;
 mod sizes;
 
 use device::Tensor;
-use device::ops::{Add, CombineRows, DropoutSite, ExpertGlu, ExpertGluBackward, ExpertRows, Gate};
+use device::ops::{Add, DropoutSite, ExpertGlu, ExpertGluBackward, Gate};
 use graph_manager::Result;
 
-use self::matrices::{Matrices, gather};
+use self::dispatch::{Dispatch, Way};
+use self::matrices::Matrices;
 use self::router::{Routed, RouterLayer, router_params};
 pub(crate) use self::router::{router_terms, selection_biases};
 pub use self::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 use super::dense::{DenseFeedForward, DenseSpec};
 use crate::graph_options::GraphModule;
-use crate::model::buffers::all_rows;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use crate::model::hidden::Samples;
@@ -61,16 +62,21 @@ impl PartSpec for ExpertSpec {
         // An expert's gate, then its gated values.
         let up = of_experts(up, 2 * count * ffn, hidden, of.shape.matrix_init());
         let down = of_experts(down, count * hidden, ffn, of.shape.residual_init());
-        let sharded = [of.parallel.channels_of_experts(up, count, ffn), of.parallel.columns(down, vec![count, hidden])];
+        let sharded = [
+            of.parallel.channels_of_experts(up, vec![count, 2, ffn], 2),
+            of.parallel.channels_of_experts(down, vec![count, hidden], 2),
+        ];
         let shared = self.shared.iter().flat_map(|shared| shared.params(of, block, layer));
         router_params(&self.experts, of, block, layer).chain(sharded).chain(shared).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let experts = self.experts.count;
+        let dispatch = Dispatch { experts: self.experts.count, ranks: builder.of.parallel.expert_group() };
+        let experts = dispatch.own();
         let [up, down] = weight_names(block).map(|name| Matrices { param: builder.params.get(&name), experts });
         Box::new(ExpertFeedForward {
             router: RouterLayer::build(&self.experts, builder, block),
+            dispatch,
             gate: self.gate,
             up,
             down,
@@ -98,6 +104,7 @@ impl PartSpec for ExpertSpec {
 /// A feed-forward layer of experts over its parameters.
 struct ExpertFeedForward {
     router: RouterLayer,
+    dispatch: Dispatch,
     gate: Gate,
     /// `(experts * 2 ffn, hidden)`: of each expert the rows of its gate, then those of its gated values.
     up: Matrices,
@@ -114,14 +121,14 @@ struct FirstHalf {
     input: Tensor,
     routed: Routed,
     /// `None` if the second half computes it.
-    order: Option<ExpertRows>,
+    way: Option<Way>,
     /// Its output, unless only backward comes after, and the values that its backward needs.
     shared: Option<(Option<Tensor>, Saved)>,
 }
 
 struct SavedExperts {
     routed: Routed,
-    order: ExpertRows,
+    way: Way,
     /// `(rows, 2 ffn)`.
     pre: Tensor,
     output: Option<DropoutSite>,
@@ -149,8 +156,8 @@ impl ExpertFeedForward {
         let input = self.ranks.gather_rows(cx, "all_normed", stored(&normed))?;
         let routed = self.router.forward(cx, input, samples)?;
         // If graphs have this half, they have the order of rows only if it is named too.
-        let order = match cx.policy().names(GraphModule::ROW_ORDER) {
-            true => Some(self.router.sort(cx, &routed)?),
+        let way = match cx.policy().names(GraphModule::ROW_ORDER) {
+            true => Some(self.dispatch.way(cx, &routed)?),
             false => None,
         };
         let shared = match &self.shared {
@@ -161,7 +168,7 @@ impl ExpertFeedForward {
             Some(shared) => Some((None, shared.prepare_backward(cx, normed, samples)?)),
             None => None,
         };
-        Ok(FirstHalf { input, routed, order, shared })
+        Ok(FirstHalf { input, routed, way, shared })
     }
 
     /// The second half up to the activation: the values that backward needs, and the shared expert's output.
@@ -171,19 +178,19 @@ impl ExpertFeedForward {
         half: &FirstHalf,
         samples: Samples,
     ) -> Result<(SavedExperts, Option<Tensor>)> {
-        let FirstHalf { input, routed, order, shared } = half;
-        let order = match order {
-            Some(order) => *order,
-            None => self.router.sort(cx, routed)?,
+        let FirstHalf { input, routed, way, shared } = half;
+        let way = match way {
+            Some(way) => *way,
+            None => self.dispatch.way(cx, routed)?,
         };
-        let rows = self.up.input(cx, *input, &order)?;
-        let pre = self.up.forward(cx, "expert_pre_activation", rows, &order)?;
+        let rows = self.up.input(cx, *input, &self.dispatch, &way)?;
+        let pre = self.up.forward(cx, "expert_pre_activation", rows, &way.order)?;
         let output = self.output.site(cx, samples.record);
         let (also, shared) = match shared {
             Some((output, saved)) => (*output, Some(saved.clone())),
             None => (None, None),
         };
-        Ok((SavedExperts { routed: *routed, order, pre, output, samples, shared }, also))
+        Ok((SavedExperts { routed: *routed, way, pre, output, samples, shared }, also))
     }
 
     /// A buffer for the activated rows `(rows, ffn)`.
@@ -225,14 +232,12 @@ impl Halves for ExpertFeedForward {
     fn forward_second(&self, cx: &mut StepContext<'_>, first: Saved, samples: Samples) -> Result<(Tensor, Saved)> {
         let half: &FirstHalf = first.get();
         let (saved, also) = self.to_pre(cx, half, samples)?;
-        let (order, input) = (&saved.order, saved.pre);
+        let (Way { order, weights, .. }, input) = (&saved.way, saved.pre);
         let output = self.activated(cx, &input)?;
-        let (weights, pairs) = (saved.routed.weights, order.pairs);
-        cx.run(ExpertGlu { gate: self.gate, input, weights, pairs, output })?;
+        cx.run(ExpertGlu { gate: self.gate, input, weights: *weights, pairs: order.pairs, output })?;
         let output = self.down.input_of_rows(cx, output)?;
         let rows = self.down.forward(cx, "expert_outputs", output, order)?;
-        let delta = cx.tensor("ffn_out", half.input.shape, rows.dtype)?;
-        cx.run(CombineRows { input: rows, rows: order.rows, also: None, output: delta })?;
+        let delta = self.dispatch.sums(cx, "ffn_out", rows, None, &saved.way)?;
         let mut delta = self.ranks.reduce(cx, "ffn_out_here", delta)?;
         if let Some(also) = also {
             let output = cx.tensor("ffn_out_with_shared", delta.shape, delta.dtype)?;
@@ -251,27 +256,29 @@ impl Halves for ExpertFeedForward {
         saved: &Saved,
     ) -> Result<Vec<Tensor>> {
         let saved: &SavedExperts = saved.get();
-        let (weights, order, pre) = (saved.routed.weights, &saved.order, saved.pre);
+        let (way, pre) = (&saved.way, saved.pre);
+        let &Way { order, weights, .. } = way;
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
         let normed = stored(&input.read(cx)?);
         let input = self.ranks.gather_rows(cx, "all_normed_2", normed)?;
 
         // Through the down projection, by the row: the router's weight is part of its input.
         let grad_tokens = self.ranks.gather_rows(cx, "all_grad_ffn_out", grad_delta)?;
-        let grad_rows = gather(cx, "grad_expert_outputs", grad_tokens, order)?;
-        let grad_here = self.down.grad(cx, grad_tokens, grad_rows, order)?;
-        let grad_output = self.down.input_gradient(cx, "grad_expert_activated", grad_here, order)?;
+        let grad_rows = self.dispatch.rows(cx, "grad_expert_outputs", grad_tokens, way)?;
+        let grad_here = self.down.grad(cx, grad_tokens, grad_rows, &self.dispatch, way)?;
+        let grad_output = self.down.input_gradient(cx, "grad_expert_activated", grad_here, &order)?;
         let grad_input = cx.tensor("grad_expert_pre_activation", pre.shape, pre.dtype)?;
         let output = self.activated(cx, &pre)?;
         let grad_weights = cx.tensor("grad_expert_weights", weights.shape, weights.dtype)?;
         let (pairs, gate) = (order.pairs, self.gate);
         cx.run(ExpertGluBackward { gate, input: pre, weights, pairs, grad_output, grad_input, output, grad_weights })?;
-        self.down.weight_gradient(cx, grad_rows, output, order)?;
+        self.down.weight_gradient(cx, grad_rows, output, &order)?;
 
-        let rows = gather(cx, "expert_inputs_2", input, order)?;
-        self.up.weight_gradient(cx, grad_input, rows, order)?;
+        let rows = self.dispatch.rows(cx, "expert_inputs_2", input, way)?;
+        self.up.weight_gradient(cx, grad_input, rows, &order)?;
         let grad_here = self.up.grad_of_rows(cx, grad_input)?;
-        let grad_rows = self.up.input_gradient(cx, "grad_expert_inputs", grad_here, order)?;
+        let grad_rows = self.up.input_gradient(cx, "grad_expert_inputs", grad_here, &order)?;
+        let grad_weights = self.dispatch.grad_weights(cx, &saved.routed, grad_weights, way)?;
         Ok(vec![normed, input, grad_delta, grad_weights, grad_rows])
     }
 
@@ -281,10 +288,8 @@ impl Halves for ExpertFeedForward {
             unreachable!("the second half leaves five tensors")
         };
         let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.samples)?;
-        let grad_normed = all_rows(cx, "grad_normed_2", input.shape.last(), input.dtype)?;
         // One sum of both, rounded once.
-        let rows = saved.order.rows;
-        cx.run(CombineRows { input: grad_rows, rows, also: Some(of_router), output: grad_normed })?;
+        let grad_normed = self.dispatch.sums(cx, "grad_normed_2", grad_rows, Some(of_router), &saved.way)?;
         let grad_normed = self.ranks.reduce(cx, "grad_normed_2_here", grad_normed)?;
         let (Some(shared), Some(saved)) = (&self.shared, &saved.shared) else { return Ok(grad_normed) };
         let also = shared.backward(cx, grad_delta, SavedInput::Stored(&Normed::Stored(normed)), saved)?;

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use device::ops::{
-    Balance, Collective, CollectiveKind, Copy, CountLoad, Epilogue, ExpertRows, Gemm, LimitLoad, Route, RouteBackward,
-    Router, SortByExpert, SumInto, ZLoss,
+    Balance, Collective, CollectiveKind, Copy, CountLoad, Epilogue, Gemm, LimitLoad, Route, RouteBackward,
+    Router, SumInto, ZLoss,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
@@ -105,7 +105,7 @@ pub(super) struct Routed {
     /// `(tokens, per_token)`, f32.
     pub(super) weights: Tensor,
     /// `(tokens, per_token)`, i32: `chosen` without the choices that are dropped; see [`LimitLoad`].
-    kept: Tensor,
+    pub(super) kept: Tensor,
 }
 
 impl RouterLayer {
@@ -150,19 +150,6 @@ impl RouterLayer {
             None => chosen,
         };
         Ok(Routed { logits, chosen, weights, kept })
-    }
-
-    /// The rows of each expert.
-    pub(super) fn sort(&self, cx: &mut StepContext<'_>, routed: &Routed) -> Result<ExpertRows> {
-        let (chosen, experts) = (routed.kept, self.weight.weight.shape.rows());
-        let (tokens, k) = (chosen.shape.rows(), self.per_token);
-        let order = ExpertRows {
-            offsets: cx.tensor("expert_offsets", [experts + 1], DType::I32)?,
-            pairs: cx.tensor("expert_pairs", [tokens * k], DType::I32)?,
-            rows: cx.tensor("expert_rows", [tokens, k], DType::I32)?,
-        };
-        cx.run(SortByExpert { chosen, order })?;
-        Ok(order)
     }
 
     /// The gradient of the input by way of the choice, `(tokens, hidden)` in f32, from `grad_weights`, that of

@@ -1,0 +1,56 @@
+// The rows that ranks with other experts exchange. Whole numbers only, each written by one thread.
+#include "common.cuh"
+
+struct SlotsOfPairs {
+    const int* chosen;  // (count)
+    const int* offsets; // (experts + 1)
+    const int* rows;    // (count); -1 if the pair is dropped
+    int* slots;         // (count)
+    u32 count;
+    u32 experts;
+    u32 ranks;
+    u32 room;
+};
+
+// The pair's place among those of the rank that has its expert.
+KERNEL(slots_of_pairs)(const SlotsOfPairs op) {
+    begin_kernel();
+    const u32 of_rank = op.experts / op.ranks, stride = gridDim.x * blockDim.x;
+    for (u32 pair = blockIdx.x * blockDim.x + threadIdx.x; pair < op.count; pair += stride) {
+        int row = op.rows[pair], slot = -1;
+        if (row >= 0) {
+            u32 rank = min((u32)op.chosen[pair], op.experts - 1) / of_rank, at = row - op.offsets[rank * of_rank];
+            if (at < op.room) slot = (int)(rank * op.room + at);
+        }
+        op.slots[pair] = slot;
+    }
+}
+
+struct ExpertsOfSlots {
+    const int* offsets; // (ranks, ranks * experts + 1)
+    int* chosen;        // (ranks * room)
+    u32 ranks;
+    u32 rank;
+    u32 experts; // of this rank
+    u32 room;
+};
+
+// The number of this rank's experts whose rows end before the slot's.
+KERNEL(experts_of_slots)(const ExpertsOfSlots op) {
+    begin_kernel();
+    const u32 slots = op.ranks * op.room, stride = gridDim.x * blockDim.x;
+    for (u32 slot = blockIdx.x * blockDim.x + threadIdx.x; slot < slots; slot += stride) {
+        const int* offsets = op.offsets + (u64)(slot / op.room) * (op.ranks * op.experts + 1) + op.rank * op.experts;
+        const int row = offsets[0] + (int)(slot % op.room);
+        u32 first = 0, end = op.experts;
+        while (first < end) {
+            u32 middle = (first + end) / 2;
+            if (offsets[middle + 1] <= row) {
+                first = middle + 1;
+            } else {
+                end = middle;
+            }
+        }
+        op.chosen[slot] = (int)first;
+    }
+}
