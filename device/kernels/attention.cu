@@ -4,8 +4,11 @@
 // For the cases that cuDNN does not do: f32, dropout with our masks, soft caps, odd head sizes. It multiplies in f32 on
 // the CUDA cores.
 //
+// A rank may have some queries of a sequence only: its first `part` ones follow each other, and so do the others. Keys and
+// values of whole sequences then lie in rows of their own.
+//
 // Memory: qkv and grad_qkv (batch, seq, (heads + 2 kv_heads) dim), output and grad_output (batch, seq, heads dim),
-// stats and delta (batch, heads, seq). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared
+// stats and delta (batch, heads, seq), keys and grad_keys (batch, key_seq, 2 kv_heads dim). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared
 // memory as f32. Thread (ty, tx) computes the scores of rows ty + 16 i and columns tx + 16 j, and of a result the rows
 // ty + 16 i and the columns 4 (tx + 16 j) .. + 4.
 //
@@ -15,14 +18,20 @@
 
 struct Arguments {
     const void* qkv;
+    const void* keys; // of whole sequences, and values; null if qkv has them
     void* output;
     float* stats;
     const void* grad_output;
     void* grad_qkv;
+    void* grad_keys;
     float* delta;       // row sums of output * grad_output, written by the queries' kernel, read by the keys'
     const void* record; // the dropout's step and first sample; null without dropout
-    const int* position_ids; // (batch, seq): of each token in its document; null if a sample is one document
+    const int* position_ids; // (batch, key_seq): of each token in its document; null if a sample is one document
     int seq;
+    int key_seq;
+    int part; // queries that follow each other; seq if all do
+    int first_shift; // added to the number of such a query to get its position
+    int second_shift; // and of the others
     int heads;
     int kv_heads;
     int dim;
@@ -42,11 +51,22 @@ constexpr int THREADS = 256;
 
 // --------------------------------------------------------------------------------------------------------------- mask
 
+// The position of a query in its sequence. A later query's is later.
+__device__ inline int position_of(const Arguments& a, int row) {
+    return row + (row < a.part ? a.first_shift : a.second_shift);
+}
+
 // The first key that a query sees: it sees all from there to its own. A later query's is the same or a later one.
 __device__ inline int first_key(const Arguments& a, int batch, int row) {
-    int first = max(row - a.window + 1, 0);
-    if (a.position_ids && row < a.seq) first = max(first, row - max(a.position_ids[(u64)batch * a.seq + row], 0));
+    int position = position_of(a, row), first = max(position - a.window + 1, 0);
+    if (a.position_ids && row < a.seq)
+        first = max(first, position - max(a.position_ids[(u64)batch * a.key_seq + position], 0));
     return first;
+}
+
+// The position of the last query of a tile.
+template <int TILE> __device__ inline int last_position(const Arguments& a, int first) {
+    return position_of(a, min(first + TILE, a.seq) - 1);
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores
@@ -111,6 +131,14 @@ __device__ inline Rows<T> packed(T* qkv, const Arguments& a, int batch, int grou
     return {qkv + (u64)batch * a.seq * width + (u64)group * a.dim, width};
 }
 
+// Of keys, then values, with their gradients: a head of each is a group.
+template <class T>
+__device__ inline Rows<T> of_keys(T* keys, T* qkv, const Arguments& a, int batch, int group) {
+    if (!keys) return packed(qkv, a, batch, a.heads + group);
+    u64 width = (u64)2 * a.kv_heads * a.dim;
+    return {keys + (u64)batch * a.key_seq * width + (u64)group * a.dim, width};
+}
+
 // Of output or grad_output.
 template <class T>
 __device__ inline Rows<T> of_head(T* output, const Arguments& a, int batch, int head) {
@@ -135,14 +163,14 @@ __device__ inline void store4(T* to, float4 x) {
 __device__ inline int padded(const Arguments& a) { return (a.dim + 3) / 4 * 4; }
 __device__ inline int pitch_of(const Arguments& a) { return padded(a) + 4; }
 
-// Copies rows first .. first + TILE to shared memory. Outside of the matrix values are 0.
+// Copies rows first .. first + TILE of `rows` to shared memory. Outside of the matrix values are 0.
 template <int TILE, class T>
-__device__ void load_tile(float* tile, Rows<const T> from, int first, const Arguments& a) {
+__device__ void load_tile(float* tile, Rows<const T> from, int first, int rows, const Arguments& a) {
     int chunks = padded(a) / 4, pitch = pitch_of(a);
     for (int i = threadIdx.x; i < TILE * chunks; i += THREADS) {
         int row = i / chunks, column = i % chunks * 4;
         float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + row < a.seq) {
+        if (first + row < rows) {
             const T* at = from.row(first + row) + column;
             if (a.vector) {
                 x = load4(at);
@@ -216,12 +244,13 @@ __device__ inline void clear(float4 (&sums)[R][C]) {
 
 // Writes the block's rows, each times its factor.
 template <class T, int R, int C>
-__device__ void store_tile(Rows<T> to, int first, const float4 (&sums)[R][C], const float (&factors)[R], const Arguments& a) {
+__device__ void store_tile(Rows<T> to, int first, int rows, const float4 (&sums)[R][C], const float (&factors)[R],
+                           const Arguments& a) {
     int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll
     for (int i = 0; i < R; i++) {
         int row = first + ty + 16 * i;
-        if (row >= a.seq) continue;
+        if (row >= rows) continue;
 #pragma unroll
         for (int j = 0; j < C; j++) {
             int column = 4 * (tx + 16 * j);
@@ -262,13 +291,14 @@ __device__ void forward(const Arguments& a) {
     int head = blockIdx.x % a.heads, batch = blockIdx.x / a.heads, kv = head / (a.heads / a.kv_heads);
     int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
     const T* qkv = (const T*)a.qkv;
-    auto keys = packed(qkv, a, batch, a.heads + kv), values = packed(qkv, a, batch, a.heads + a.kv_heads + kv);
+    const T* whole = (const T*)a.keys;
+    auto keys = of_keys(whole, qkv, a, batch, kv), values = of_keys(whole, qkv, a, batch, a.kv_heads + kv);
     Sample sample = read_sample(a, batch);
 
     float* queries = (float*)shared_memory;
     float* other = queries + TILE * pitch_of(a);
     float* weights = other + TILE * pitch_of(a);
-    load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a);
+    load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a.seq, a);
 
     float highest[R], total[R];
     int seen_from[R];
@@ -279,22 +309,23 @@ __device__ void forward(const Arguments& a) {
         highest[i] = -infinity();
         total[i] = 0.0f;
     }
-    for (int start = first_key(a, batch, first) / TILE * TILE; start <= first; start += TILE) {
+    int last = last_position<TILE>(a, first);
+    for (int start = first_key(a, batch, first) / TILE * TILE; start <= last; start += TILE) {
         __syncthreads(); // the pass before is done with `other` and `weights`
-        load_tile<TILE>(other, keys, start, a);
+        load_tile<TILE>(other, keys, start, a.key_seq, a);
         __syncthreads();
         float scores[R][R];
         multiply(scores, queries, other, a);
         __syncthreads(); // nobody reads the keys any more
-        load_tile<TILE>(other, values, start, a);
+        load_tile<TILE>(other, values, start, a.key_seq, a);
 #pragma unroll
         for (int i = 0; i < R; i++) {
-            int row = first + ty + 16 * i;
+            int row = first + ty + 16 * i, position = position_of(a, row);
             float top = highest[i];
 #pragma unroll
             for (int j = 0; j < R; j++) {
                 int column = start + tx + 16 * j;
-                bool seen = column <= row && column >= seen_from[i];
+                bool seen = column <= position && column >= seen_from[i];
                 scores[i][j] = seen ? score_of(a, scores[i][j]) : -infinity();
                 top = fmaxf(top, scores[i][j]);
             }
@@ -305,7 +336,7 @@ __device__ void forward(const Arguments& a) {
 #pragma unroll
             for (int j = 0; j < R; j++) {
                 int column = start + tx + 16 * j;
-                float p = column <= row && column >= seen_from[i] ? expf(scores[i][j] - base) : 0.0f;
+                float p = column <= position && column >= seen_from[i] ? expf(scores[i][j] - base) : 0.0f;
                 sum += p;
                 if (a.record) p *= mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
                 weights[(ty + 16 * i) * (TILE + 4) + tx + 16 * j] = p;
@@ -330,7 +361,7 @@ __device__ void forward(const Arguments& a) {
         if (tx == 0 && row < a.seq)
             a.stats[((u64)batch * a.heads + head) * a.seq + row] = highest[i] + logf(total[i]);
     }
-    store_tile(of_head((T*)a.output, a, batch, head), first, sums, factors, a);
+    store_tile(of_head((T*)a.output, a, batch, head), first, a.seq, sums, factors, a);
 }
 
 // ----------------------------------------------------------------------------------------------------------- backward
@@ -343,7 +374,7 @@ struct ScoreGrad {
 
 __device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int head, int row, int seen_from, int column,
                                        float product, float grad, float stat, float delta) {
-    if (column > row || column < seen_from || row >= a.seq) return {0.0f, 0.0f};
+    if (column > position_of(a, row) || column < seen_from || row >= a.seq) return {0.0f, 0.0f};
     float score = score_of(a, product), p = expf(score - stat), factor = 1.0f;
     if (a.record) factor = mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
     return {p * factor, p * (grad * factor - delta) * score_slope(a, score)};
@@ -358,7 +389,8 @@ __device__ void backward_queries(const Arguments& a) {
     int head = blockIdx.x % a.heads, batch = blockIdx.x / a.heads, kv = head / (a.heads / a.kv_heads);
     int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
     const T* qkv = (const T*)a.qkv;
-    auto all_keys = packed(qkv, a, batch, a.heads + kv), all_values = packed(qkv, a, batch, a.heads + a.kv_heads + kv);
+    const T* whole = (const T*)a.keys;
+    auto all_keys = of_keys(whole, qkv, a, batch, kv), all_values = of_keys(whole, qkv, a, batch, a.kv_heads + kv);
     Sample sample = read_sample(a, batch);
 
     int size = TILE * pitch_of(a);
@@ -367,8 +399,8 @@ __device__ void backward_queries(const Arguments& a) {
     float* keys = grads + size;
     float* values = keys + size;
     float* weights = values + size;
-    load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a);
-    load_tile<TILE>(grads, of_head((const T*)a.grad_output, a, batch, head), first, a);
+    load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a.seq, a);
+    load_tile<TILE>(grads, of_head((const T*)a.grad_output, a, batch, head), first, a.seq, a);
     __syncthreads();
 
     float stat[R], delta[R];
@@ -388,10 +420,11 @@ __device__ void backward_queries(const Arguments& a) {
 
     float4 sums[R][C];
     clear(sums);
-    for (int start = first_key(a, batch, first) / TILE * TILE; start <= first; start += TILE) {
+    int last = last_position<TILE>(a, first);
+    for (int start = first_key(a, batch, first) / TILE * TILE; start <= last; start += TILE) {
         __syncthreads(); // the pass before is done with keys, values and weights
-        load_tile<TILE>(keys, all_keys, start, a);
-        load_tile<TILE>(values, all_values, start, a);
+        load_tile<TILE>(keys, all_keys, start, a.key_seq, a);
+        load_tile<TILE>(values, all_values, start, a.key_seq, a);
         __syncthreads();
         float scores[R][R], probability_grads[R][R];
         multiply(scores, queries, keys, a);
@@ -410,7 +443,7 @@ __device__ void backward_queries(const Arguments& a) {
     }
     float ones[R];
     for (int i = 0; i < R; i++) ones[i] = 1.0f;
-    store_tile(packed((T*)a.grad_qkv, a, batch, head), first, sums, ones, a);
+    store_tile(packed((T*)a.grad_qkv, a, batch, head), first, a.seq, sums, ones, a);
 }
 
 // The gradients of one tile of keys and values of one key head, over its query heads in order; reads delta. Shared: as
@@ -430,8 +463,9 @@ __device__ void backward_keys(const Arguments& a) {
     float* keys = grads + size;
     float* values = keys + size;
     float* weights = values + size;
-    load_tile<TILE>(keys, packed(qkv, a, batch, a.heads + kv), first, a);
-    load_tile<TILE>(values, packed(qkv, a, batch, a.heads + a.kv_heads + kv), first, a);
+    const T* whole = (const T*)a.keys;
+    load_tile<TILE>(keys, of_keys(whole, qkv, a, batch, kv), first, a.key_seq, a);
+    load_tile<TILE>(values, of_keys(whole, qkv, a, batch, a.kv_heads + kv), first, a.key_seq, a);
 
     float4 key_sums[R][C], value_sums[R][C];
     clear(key_sums);
@@ -440,10 +474,11 @@ __device__ void backward_keys(const Arguments& a) {
         auto all_queries = packed(qkv, a, batch, head);
         auto all_grads = of_head((const T*)a.grad_output, a, batch, head);
         // Until no query sees the tile's last key any more.
-        for (int start = first; start < a.seq && first_key(a, batch, start) < first + TILE; start += TILE) {
+        for (int start = 0; start < a.seq && first_key(a, batch, start) < first + TILE; start += TILE) {
+            if (last_position<TILE>(a, start) < first) continue; // these queries come before its first key
             __syncthreads(); // the pass before is done with queries and weights
-            load_tile<TILE>(queries, all_queries, start, a);
-            load_tile<TILE>(grads, all_grads, start, a);
+            load_tile<TILE>(queries, all_queries, start, a.seq, a);
+            load_tile<TILE>(grads, all_grads, start, a.seq, a);
             __syncthreads();
             float scores[R][R], probability_grads[R][R];
             multiply(scores, queries, keys, a);
@@ -476,8 +511,9 @@ __device__ void backward_keys(const Arguments& a) {
     }
     float ones[R];
     for (int i = 0; i < R; i++) ones[i] = 1.0f;
-    store_tile(packed((T*)a.grad_qkv, a, batch, a.heads + kv), first, key_sums, ones, a);
-    store_tile(packed((T*)a.grad_qkv, a, batch, a.heads + a.kv_heads + kv), first, value_sums, ones, a);
+    T *grad_keys = (T*)a.grad_keys, *grad_qkv = (T*)a.grad_qkv;
+    store_tile(of_keys(grad_keys, grad_qkv, a, batch, kv), first, a.key_seq, key_sums, ones, a);
+    store_tile(of_keys(grad_keys, grad_qkv, a, batch, a.kv_heads + kv), first, a.key_seq, value_sums, ones, a);
 }
 
 // A name has the type and the widest head that the kernel takes. The host knows the tiles.

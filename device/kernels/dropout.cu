@@ -2,15 +2,17 @@
 #include "philox.cuh"
 
 // Rows are (sample, token), with `tokens` rows per sample. The first row here is row `first_row` of the batch, and the
-// first channel is `first_channel` of the whole row. One Philox call serves channels 4 k to 4 k + 3 of the whole row.
+// first channel is `first_channel` of the whole row. A sample's first `first_part` tokens here lie `first_shift` behind
+// its beginning, and the others `second_shift` behind their numbers. One Philox call serves channels 4 k to 4 k + 3 of the whole row.
 template <bool relu, class T, int N>
-void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 channels, u32 key_low,
+void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 first_part, u32 first_shift, u32 second_shift, u32 channels, u32 key_low,
              u32 key_high, u32 threshold, float scale) {
     u32 channel = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (channel >= channels) return;
     u32 first_sample = (u32)record->first_sample, step = record->step;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
         u32 at = first_row + (u32)row, sample = first_sample + at / tokens, token = at % tokens;
+        token += token < first_part ? first_shift : second_shift;
         float x[N];
         load<N>(input + row * channels + channel, x);
         if constexpr (relu) {
@@ -52,16 +54,16 @@ void relu_dropout_backward(const T* output, const T* grad_output, T* grad_input,
 
 #define DROPOUT(T, N, suffix)                                                                                          \
     KERNEL(dropout_##suffix)                                                                                           \
-    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 channels, u32 key_low,           \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 first_part, u32 first_shift, u32 second_shift, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
         begin_kernel();                                                                                                \
-        dropout<false, T, N>(input, output, record, rows, first_row, first_channel, tokens, channels, key_low, key_high, threshold, scale);      \
+        dropout<false, T, N>(input, output, record, rows, first_row, first_channel, tokens, first_part, first_shift, second_shift, channels, key_low, key_high, threshold, scale);      \
     }                                                                                                                  \
     KERNEL(relu_dropout_##suffix)                                                                                      \
-    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 channels, u32 key_low,           \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 first_channel, u32 tokens, u32 first_part, u32 first_shift, u32 second_shift, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
         begin_kernel();                                                                                                \
-        dropout<true, T, N>(input, output, record, rows, first_row, first_channel, tokens, channels, key_low, key_high, threshold, scale);       \
+        dropout<true, T, N>(input, output, record, rows, first_row, first_channel, tokens, first_part, first_shift, second_shift, channels, key_low, key_high, threshold, scale);       \
     }                                                                                                                  \
     KERNEL(relu_dropout_backward_##suffix)                                                                             \
     (const T* output, const T* grad_output, T* grad_input, u64 count, float scale) {                                   \

@@ -87,33 +87,89 @@ KERNEL(convert_bf16_f32_scalar)(const bf16* input, float* output, u64 count) {
     convert<bf16, float, 1>(input, output, count);
 }
 
-// a[row, c] = input[row, a_first + c] for `a_columns` columns, b likewise. `input` is (rows, width) of `count` values.
-// Each is read once.
+// `columns` columns of a matrix: `part` from the column `first` on, and the others from `second` on.
+struct ColumnRange {
+    u32 first;
+    u32 second;
+    u32 part;
+    u32 columns;
+};
+
+template <class T>
+__device__ inline void copy_column(T* to, const ColumnRange& range, u64 row, u32 column, T x) {
+    // Before the first column the difference wraps around, to more than any number of columns.
+    u32 in_first = column - range.first, in_second = column - range.second;
+    if (in_first < range.part) to[row * range.columns + in_first] = x;
+    if (in_second < range.columns - range.part) to[row * range.columns + range.part + in_second] = x;
+}
+
+// Columns of `input` to `a` and to `b`. `input` is (rows, width) of `count` values. Each is read once.
 template <class From, class To, class Convert>
-void copy_columns(const From* input, To* a, u32 a_first, u32 a_columns, To* b, u32 b_first, u32 b_columns, u64 count,
-                  u32 width, Convert convert) {
+void copy_columns(const From* input, To* a, ColumnRange of_a, To* b, ColumnRange of_b, u64 count, u32 width,
+                  Convert convert) {
     for_each<1>(count, [&](u64 at) {
         u64 row = at / width;
         u32 column = (u32)(at - row * width);
         To x = convert(input[at]);
-        // Before the first column the difference wraps around, to more than any number of columns.
-        u32 in_a = column - a_first, in_b = column - b_first;
-        if (in_a < a_columns) a[row * a_columns + in_a] = x;
-        if (in_b < b_columns) b[row * b_columns + in_b] = x;
+        copy_column(a, of_a, row, column, x);
+        copy_column(b, of_b, row, column, x);
     });
 }
 // i32 and f32 as they lie in memory.
-KERNEL(copy_columns_words)(const u32* input, u32* a, u32 a_first, u32 a_columns, u32* b, u32 b_first, u32 b_columns,
-                           u64 count, u32 width) {
+KERNEL(copy_columns_words)(const u32* input, u32* a, u32 a_first, u32 a_second, u32 a_part, u32 a_columns, u32* b,
+                           u32 b_first, u32 b_second, u32 b_part, u32 b_columns, u64 count, u32 width) {
     begin_kernel();
-    copy_columns(input, a, a_first, a_columns, b, b_first, b_columns, count, width, [](u32 x) { return x; });
+    ColumnRange of_a = {a_first, a_second, a_part, a_columns}, of_b = {b_first, b_second, b_part, b_columns};
+    copy_columns(input, a, of_a, b, of_b, count, width, [](u32 x) { return x; });
 }
-KERNEL(copy_columns_bf16)(const float* input, bf16* a, u32 a_first, u32 a_columns, bf16* b, u32 b_first, u32 b_columns,
-                          u64 count, u32 width) {
+KERNEL(copy_columns_bf16)(const float* input, bf16* a, u32 a_first, u32 a_second, u32 a_part, u32 a_columns, bf16* b,
+                          u32 b_first, u32 b_second, u32 b_part, u32 b_columns, u64 count, u32 width) {
     begin_kernel();
-    copy_columns(input, a, a_first, a_columns, b, b_first, b_columns, count, width, [](float x) {
+    ColumnRange of_a = {a_first, a_second, a_part, a_columns}, of_b = {b_first, b_second, b_part, b_columns};
+    copy_columns(input, a, of_a, b, of_b, count, width, [](float x) {
         bf16 rounded;
         set(&rounded, x);
         return rounded;
+    });
+}
+
+// Rows of `width` values between the order (ranks, batch, tokens, width) and (batch, ranks * tokens, width). A rank has
+// `part` tokens from the beginning of a sequence, and the others from the mirrored part at its end.
+template <class T, bool to_positions>
+void order_rows(const T* input, T* output, u64 count, u32 ranks, u32 batch, u32 tokens, u32 width, u32 part) {
+    for_each<1>(count, [&](u64 at) {
+        u64 row = at / width, column = at - row * width;
+        u32 position = (u32)(row % ((u64)ranks * tokens)), sample = (u32)(row / ((u64)ranks * tokens));
+        u32 number = position / part, mirrored = 2 * ranks - 1 - number, in_part = position - number * part;
+        u32 rank = number < ranks ? number : mirrored, token = number < ranks ? in_part : part + in_part;
+        u64 by_rank = (((u64)rank * batch + sample) * tokens + token) * width + column;
+        if (to_positions) output[at] = input[by_rank];
+        else output[by_rank] = input[at];
+    });
+}
+#define ORDER_ROWS(T, suffix)                                                                                          \
+    KERNEL(order_rows_by_position_##suffix)(const T* input, T* output, u64 count, u32 ranks, u32 batch, u32 tokens,    \
+                                            u32 width, u32 part) {                                                     \
+        begin_kernel();                                                                                                \
+        order_rows<T, true>(input, output, count, ranks, batch, tokens, width, part);                                  \
+    }                                                                                                                  \
+    KERNEL(order_rows_by_rank_##suffix)(const T* input, T* output, u64 count, u32 ranks, u32 batch, u32 tokens,        \
+                                        u32 width, u32 part) {                                                         \
+        begin_kernel();                                                                                                \
+        order_rows<T, false>(input, output, count, ranks, batch, tokens, width, part);                                 \
+    }
+ORDER_ROWS(uint4, words)
+ORDER_ROWS(float, f32)
+ORDER_ROWS(bf16, bf16)
+
+// Adds `other` to the first `seen_other` of `whole` rows of each sequence of `grad`, (.., whole, width). Rows from `seen`
+// on become 0.
+KERNEL(join_key_gradients)(bf16* grad, const bf16* other, u64 count, u32 width, u32 whole, u32 seen_other, u32 seen) {
+    begin_kernel();
+    for_each<1>(count, [&](u64 at) {
+        u32 position = (u32)(at / width % whole);
+        float sum = position < seen ? value(grad + at) : 0.0f;
+        if (position < seen_other) sum += value(other + at);
+        set(grad + at, sum);
     });
 }

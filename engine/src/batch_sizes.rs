@@ -1,8 +1,8 @@
 //! The sizes of a microbatch: what the data decide of the shapes of tensors. Models have none of them.
 
 use device::Shape;
-use device::ops::DropoutPart;
-use parallel::Place;
+use device::ops::{DropoutPart, SequenceShare};
+use parallel::{Axis, Place, Ranks};
 
 /// The sizes of a microbatch on this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,4 +33,10 @@ impl BatchSizes {
         let first_row = share.index * (self.tokens() / share.count);
         DropoutPart { first_row, tokens: self.tokens_per_sample, ..DropoutPart::default() }
     }
+}
+
+/// The tokens of a sample that this rank has.
+pub(crate) fn sequence_share(ranks: &Ranks) -> SequenceShare {
+    let Place { index: rank, count: ranks } = ranks.at(Axis::Context);
+    SequenceShare { rank, ranks }
 }

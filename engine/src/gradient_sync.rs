@@ -79,7 +79,7 @@ impl GradientSync {
 
     /// The communicators of the ranks with other tokens. None if this rank has all tokens.
     pub fn communicators(&self) -> Vec<Rc<dyn Communicator>> {
-        self.ranks.chain(self.ranks.axes(Axis::Data) | self.ranks.axes(Axis::Context))
+        self.ranks.chain(self.ranks.axes(Axis::Tokens))
     }
 
     /// The operations that sum a small tensor over the ranks with other tokens.

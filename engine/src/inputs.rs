@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use device::ops::{ColumnRange, Copy, CopyColumns, Documents, SampleRecord, WriteSampleRecord};
+use device::ops::{ColumnRange, Copy, CopyColumns, Documents, SampleRecord, SequenceShare, WriteSampleRecord};
 use device::{ALIGNMENT, Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
 
-use crate::batch_sizes::BatchSizes;
+use crate::batch_sizes::{BatchSizes, sequence_share};
 use crate::graph_options::Scope;
 use crate::model::{Architecture, Chunk, DocumentColumns, Hidden, Model, Restart, SampleRow, Samples};
 use crate::pipeline::Transfers;
@@ -27,6 +27,8 @@ pub(crate) struct Inputs {
     drops: bool,
     /// The column of the number of tokens that are no padding, if layers ask for it.
     real: Option<usize>,
+    /// The tokens of a sample that this rank has.
+    sequence: SequenceShare,
     _areas: Vec<Area>,
 }
 
@@ -76,7 +78,8 @@ impl Inputs {
             });
         }
         let &Model { values: dtype, drops, .. } = model;
-        Ok(Inputs { samples, row, dtype, control, drops, real, _areas: areas })
+        let sequence = sequence_share(&architecture.ranks);
+        Ok(Inputs { samples, row, dtype, control, drops, real, sequence, _areas: areas })
     }
 
     /// Whether the stage needs a step's samples.
@@ -152,6 +155,7 @@ impl Inputs {
                 _ => self.columns(cx, received, chunk, microbatch)?,
             };
             let (documents, real) = (self.documents(cx, microbatch)?, self.real(cx, microbatch)?);
+            let positions_here = self.positions_here(cx, documents, microbatch)?;
             let mut record = None;
             if self.drops && cx.mode().trains() {
                 let output = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
@@ -159,7 +163,7 @@ impl Inputs {
                 cx.run(WriteSampleRecord { control: self.control, offset, record: output })?;
                 record = Some(output);
             }
-            Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents, real } })
+            Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents, positions_here, real } })
         })
     }
 
@@ -197,7 +201,7 @@ impl Inputs {
         if let Some(input) = received {
             cx.run(Copy { input, output: x })?;
         }
-        let columns = |first: usize, output| ColumnRange { first, output };
+        let columns = |first: usize, output| ColumnRange { first, share: self.sequence, output };
         let of_inputs = received.is_none().then(|| columns(self.row.inputs.start, x));
         let of_targets = targets.map(|targets| columns(self.row.targets.start, targets));
         if let (Some(input), parts @ ([Some(_), _] | [_, Some(_)])) = (self.rows(microbatch), [of_inputs, of_targets]) {
@@ -210,16 +214,36 @@ impl Inputs {
     fn real(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
         let (Some(input), Some(first)) = (self.rows(microbatch), self.real) else { return Ok(None) };
         let output = cx.tensor("real_tokens", [BatchSizes::of(cx).samples, 1], DType::I32)?;
-        cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, output }), None] })?;
+        let column = ColumnRange { first, share: SequenceShare::WHOLE, output };
+        cx.run(CopyColumns { input, parts: [Some(column), None] })?;
         Ok(Some(output))
     }
 
-    /// See [`Samples::documents`].
+    /// See [`Samples::positions_here`].
+    fn positions_here(
+        &self,
+        cx: &mut StepContext<'_>,
+        documents: Option<(Documents, Restart)>,
+        microbatch: usize,
+    ) -> Result<Option<Tensor>> {
+        let restarts = documents.is_some_and(|(_, restart)| restart != Restart::Attention);
+        let columns = self.row.documents.as_ref().filter(|_| restarts && self.sequence != SequenceShare::WHOLE);
+        let (Some(input), Some(DocumentColumns { position_ids, .. })) = (self.rows(microbatch), columns) else {
+            return Ok(None);
+        };
+        let output = cx.tensor("positions_here", self.shape(cx, position_ids), DType::I32)?;
+        let part = ColumnRange { first: position_ids.start, share: self.sequence, output };
+        cx.run(CopyColumns { input, parts: [Some(part), None] })?;
+        Ok(Some(output))
+    }
+
+    /// See [`Samples::documents`]. Attention is about whole samples, also if ranks divide them.
     fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<(Documents, Restart)>> {
         let (Some(input), Some(columns)) = (self.rows(microbatch), &self.row.documents) else { return Ok(None) };
         let DocumentColumns { position_ids: columns, most, restart } = columns;
-        let position_ids = cx.tensor("position_ids", self.shape(cx, columns), DType::I32)?;
-        let part = ColumnRange { first: columns.start, output: position_ids };
+        let [samples, tokens] = [BatchSizes::of(cx).samples, BatchSizes::of(cx).tokens_per_sample];
+        let position_ids = cx.tensor("position_ids", [samples, tokens * self.sequence.ranks], DType::I32)?;
+        let part = ColumnRange { first: columns.start, share: SequenceShare::WHOLE, output: position_ids };
         cx.run(CopyColumns { input, parts: [Some(part), None] })?;
         Ok(Some((Documents { position_ids, most: *most }, *restart)))
     }

@@ -18,7 +18,9 @@ mod verify;
 use device::ops::WriteControl;
 use device::{Area, Device, HostValues, Readback, Staging, Stream};
 use graph_manager::{CudaGraphManager, Result};
+use parallel::Axis;
 
+use crate::batch_sizes::BatchSizes;
 use crate::fp8::PendingCounts;
 use crate::optimizer::Optimizer;
 use crate::params::Params;
@@ -41,8 +43,6 @@ pub struct Stage {
     copies: Option<Stream>,
     /// Names of the parameters that only other stages have.
     params_elsewhere: Vec<String>,
-    /// Data-parallel ranks.
-    data_ranks: usize,
     /// Steps that measure were recorded.
     measures: bool,
     _areas: Vec<Area>,
@@ -130,8 +130,10 @@ impl Stage {
     /// step.
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
         let StepProgram { control, inputs, .. } = &self.program;
-        let microbatch = self.graphs.policy().sizes(settings.length);
-        let batch_form = GlobalBatch { ranks: self.data_ranks, microbatch };
+        let (here, ranks) = (self.graphs.policy().sizes(settings.length), self.params().ranks());
+        let tokens_per_sample = here.tokens_per_sample * ranks.at(Axis::Context).count;
+        let microbatch = BatchSizes { tokens_per_sample, ..here };
+        let batch_form = GlobalBatch { ranks: ranks.at(Axis::Data).count, microbatch };
         self.compute.submit(WriteControl { control: *control, value: settings.control(batch_form) })?;
         if let Some(batch) = batch {
             inputs.fill(&self.compute, batch, settings.microbatches)?;

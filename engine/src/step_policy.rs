@@ -27,6 +27,8 @@ pub struct StepShape {
     pub hooks: Hooks,
     /// The sizes of a microbatch with samples of the whole length.
     pub microbatch: BatchSizes,
+    /// Ranks that divide each sample.
+    pub context_ranks: usize,
 }
 
 /// Selects the regions that become graphs, and tells the manager which regions differ only in their microbatch.
@@ -144,7 +146,8 @@ impl StepPolicy {
     /// The sizes of a microbatch with samples of that length; `None`: the whole one.
     pub(crate) fn sizes(&self, length: Option<usize>) -> BatchSizes {
         let whole = self.shape.microbatch;
-        BatchSizes { tokens_per_sample: length.unwrap_or(whole.tokens_per_sample), ..whole }
+        let here = length.map(|length| length / self.shape.context_ranks);
+        BatchSizes { tokens_per_sample: here.unwrap_or(whole.tokens_per_sample), ..whole }
     }
 
     /// The user's code in forward.

@@ -53,11 +53,13 @@ pub enum Axis {
     ExpertData,
     /// Ranks with other layers: the stages of a pipeline.
     Pipeline,
+    /// Ranks with the same weights and other tokens: those of context and data together.
+    Tokens,
 }
 
 impl Axis {
     /// All axes. Of axes with the same ranks the first one names them.
-    pub const ALL: [Axis; 8] = [
+    pub const ALL: [Axis; 9] = [
         Axis::Tensor,
         Axis::Context,
         Axis::Data,
@@ -66,11 +68,11 @@ impl Axis {
         Axis::ExpertTensor,
         Axis::Expert,
         Axis::ExpertData,
+        Axis::Tokens,
     ];
 
-    /// The axes that layouts have, nearest neighbours first. Without context ranks their sizes multiply to the number of
-    /// ranks.
-    pub const DENSE: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
+    /// The axes that layouts have, nearest neighbours first. Their sizes multiply to the number of ranks.
+    pub const DENSE: [Axis; 4] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline];
 
     /// The axis's name in messages and logs.
     pub fn name(self) -> &'static str {
@@ -83,6 +85,7 @@ impl Axis {
             Axis::Expert => "expert",
             Axis::ExpertData => "expert data",
             Axis::Pipeline => "pipeline",
+            Axis::Tokens => "data x context",
         }
     }
 }
@@ -240,6 +243,7 @@ impl Mesh {
             Axis::Expert => (expert_tensor, expert_tensor * expert),
             Axis::ExpertData => (expert_tensor * expert, stage),
             Axis::Pipeline => (stage, ranks),
+            Axis::Tokens => (tensor, stage),
         };
         let within = |digit: usize| (first..end).contains(&self.stride(digit)) && self.digits[digit] > 1;
         Axes((0..DIGITS).filter(|&digit| within(digit)).fold(0, |set, digit| set | 1 << digit))

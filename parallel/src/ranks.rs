@@ -18,6 +18,8 @@ pub enum Lane {
     Aside,
     /// Sums of the loads of experts.
     Loads,
+    /// Gathers of keys and values of sequences that ranks divide.
+    Keys,
 }
 
 /// The communicators of a run: groups of ranks, and the neighbours in a pipeline.
@@ -36,12 +38,13 @@ pub struct Connections {
 impl Connections {
     /// The groups that every run needs, without microbatches beside each other and losses over the loads of all ranks.
     pub fn new(mesh: Mesh, placement: Placement) -> Connections {
-        let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Context, Axis::Data, Axis::Pipeline];
+        let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Tokens, Axis::Pipeline];
         // Where each rank has all experts, their groups are those of other layers.
         let divides = mesh.sizes().expert > 1;
         let of_experts = [Axis::ExpertTensor, Axis::Expert, Axis::ExpertData].into_iter().filter(|_| divides);
         let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
-        axes.into_iter().chain(of_experts).fold(none, |all, axis| all.with(axis, Lane::Main))
+        let all = axes.into_iter().chain(of_experts).fold(none, |all, axis| all.with(axis, Lane::Main));
+        all.with(Axis::Context, Lane::Keys)
     }
 
     /// The number of communicators of a rank; with several stages those of a stage in the middle.
@@ -153,14 +156,16 @@ impl Ranks {
     /// small tensors, so that unions of groups need no communicators.
     ///
     /// # Panics
-    /// If the group is no union of the axes of data, context, tensor, pipeline and experts, or one of them was not connected.
+    /// If the group is no union of the axes of tokens, data, context, tensor, pipeline and experts, or one of them was not
+    /// connected.
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
         let mut left = axes;
         let mut chain = Vec::new();
         let of_experts = [Axis::ExpertData, Axis::Expert, Axis::ExpertTensor];
-        for axis in [Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline].into_iter().chain(of_experts) {
+        let dense = [Axis::Tokens, Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline];
+        for axis in dense.into_iter().chain(of_experts) {
             let these = self.axes(axis);
-            if (these - left).is_empty() && !these.is_empty() {
+            if !these.is_empty() && (these - left).is_empty() {
                 chain.extend(self.over(these).cloned());
                 left = left - these;
             }
@@ -182,5 +187,6 @@ fn name(mesh: &Mesh, axes: Axes, lane: Lane) -> String {
         Lane::Main => group,
         Lane::Aside => format!("{group}, aside"),
         Lane::Loads => format!("{group}, loads"),
+        Lane::Keys => format!("{group}, keys"),
     }
 }

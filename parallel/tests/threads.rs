@@ -42,10 +42,10 @@ fn groups_of_a_mesh_do_not_hear_each_other() {
     let mesh = Mesh::new(MeshSizes { tensor: 2, pipeline: 3, ..MeshSizes::of(12) }).unwrap();
     on_ranks(12, LONG, |place| {
         let group = |axis: Axis| place.split(axis.name(), &mesh.members(place.rank(), mesh.axes(axis)));
-        let [tensor, data, pipeline] = Axis::DENSE.map(group);
-        assert_eq!((tensor.size(), data.size(), pipeline.size()), (2, 2, 3));
+        let [tensor, context, data, pipeline] = Axis::DENSE.map(group);
+        assert_eq!((tensor.size(), context.size(), data.size(), pipeline.size()), (2, 1, 2, 3));
         let positions = Axis::DENSE.map(|axis| mesh.position(place.rank(), axis));
-        assert_eq!([tensor.rank(), data.rank(), pipeline.rank()], positions);
+        assert_eq!([tensor.rank(), context.rank(), data.rank(), pipeline.rank()], positions);
         for group in [&*pipeline, &*data, &*tensor, &*data] {
             assert_right(group);
         }

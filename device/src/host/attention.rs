@@ -1,13 +1,15 @@
 //! Attention: one task per head, one block of queries at a time. Only the scores of one block are in memory, for the keys that
 //! some query of the block sees.
 
+use std::borrow::Cow;
+
 use super::Pool;
 use super::dropout_mask::DropoutMask;
 use super::math::{exp, max, sum};
 use super::small_gemm::{Matrix, multiply};
 use super::soft_cap::{Bound, with_bound};
 use super::view::{self, to_f32};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, Mask};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, Mask, WholeKeys};
 use crate::{DType, Float, Tensor, bf16};
 
 /// Queries of a block.
@@ -17,6 +19,46 @@ const BLOCK: usize = 64;
 fn packed_head<'a>(sizes: &AttentionSizes, qkv: &'a [f32], batch: usize, group: usize) -> Matrix<'a> {
     let width = sizes.packed_width();
     Matrix { data: qkv, offset: batch * sizes.seq * width + group * sizes.dim, row_stride: width, column_stride: 1 }
+}
+
+/// The rows that have keys and values: those of whole sequences, or packed ones.
+struct KeyRows<'a> {
+    data: Option<Cow<'a, [f32]>>,
+    /// Elements of a row.
+    width: usize,
+    /// Groups of channels before the keys.
+    queries: usize,
+}
+
+impl<'k> KeyRows<'k> {
+    fn new(sizes: &AttentionSizes, keys: Option<WholeKeys>) -> KeyRows<'k> {
+        let (width, queries) = match keys {
+            Some(_) => (2 * sizes.kv_heads * sizes.dim, 0),
+            None => (sizes.packed_width(), sizes.heads),
+        };
+        KeyRows { data: keys.map(|keys| to_f32(&keys.rows)), width, queries }
+    }
+
+    /// The elements before a key head, or a value head that is counted behind all key heads.
+    fn start(&self, sizes: &AttentionSizes, batch: usize, head: usize) -> usize {
+        batch * sizes.keys * self.width + (self.queries + head) * sizes.dim
+    }
+
+    /// The `(keys, dim)` matrices of the keys and of the values of a key head.
+    fn heads<'a>(&'a self, sizes: &AttentionSizes, qkv: &'a [f32], batch: usize, kv: usize) -> [Matrix<'a>; 2] {
+        let data = self.data.as_deref().unwrap_or(qkv);
+        [kv, sizes.kv_heads + kv].map(|head| {
+            let offset = self.start(sizes, batch, head);
+            Matrix { data, offset, row_stride: self.width, column_stride: 1 }
+        })
+    }
+}
+
+/// Blocks of neighbouring queries: the first of each, and their number.
+fn blocks(sizes: &AttentionSizes) -> impl Iterator<Item = (usize, usize)> {
+    let part = sizes.share.first_part(sizes.seq);
+    let of_part = |first: usize, end: usize| (first..end).step_by(BLOCK).map(move |at| (at, BLOCK.min(end - at)));
+    of_part(0, part).chain(of_part(part, sizes.seq))
 }
 
 /// The `(seq, dim)` matrix of a head of a `(batch, seq, heads * dim)` tensor.
@@ -49,33 +91,35 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
 #[derive(Clone, Copy)]
 struct Seen<'a> {
     mask: Mask,
-    /// `(batch, seq)`: the position of each token in its document; `None` if each sample is one document.
+    /// `(batch, keys)`: the position of each token in its document; `None` if each sample is one document.
     position_ids: Option<&'a [i32]>,
-    seq: usize,
+    keys: usize,
 }
 
 impl<'a> Seen<'a> {
-    fn new(mask: Mask, documents: Option<&'a Documents>, seq: usize) -> Seen<'a> {
-        Seen { mask, position_ids: documents.map(|documents| view::read::<i32>(&documents.position_ids)), seq }
+    fn new(mask: Mask, documents: Option<&'a Documents>, keys: usize) -> Seen<'a> {
+        Seen { mask, position_ids: documents.map(|documents| view::read::<i32>(&documents.position_ids)), keys }
     }
 
     /// The first key that the query at `position` sees. It sees all from there to its own.
     fn first_key(&self, batch: usize, position: usize) -> usize {
-        let in_document = self.position_ids.map_or(position, |ids| ids[batch * self.seq + position].max(0) as usize);
+        let in_document = self.position_ids.map_or(position, |ids| ids[batch * self.keys + position].max(0) as usize);
         self.mask.first_key(position).max(position.saturating_sub(in_document))
     }
 }
 
 /// See [`Attention`].
 pub(super) fn attention(op: &Attention, pool: &Pool) {
-    let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
-    let qkv = to_f32(&op.qkv);
+    let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads).with_keys(op.keys);
+    let (qkv, keys) = (to_f32(&op.qkv), KeyRows::new(&p, op.keys));
     let dropout = op.dropout.as_ref().map(DropoutMask::new);
-    let seen = Seen::new(op.mask, op.documents.as_ref(), p.seq);
+    let seen = Seen::new(op.mask, op.documents.as_ref(), p.keys);
     let results = pool.map(p.batch * p.heads, |task| {
         let (batch, head) = (task / p.heads, task % p.heads);
         with_bound!(op.scores.soft_cap, bound => {
-            forward_head(&p, &qkv, (batch, head), (op.scores.scale(p.dim), bound), seen, dropout.as_ref())
+            let [key, value] = keys.heads(&p, &qkv, batch, head / (p.heads / p.kv_heads));
+            let query = packed_head(&p, &qkv, batch, head);
+            forward_head(&p, [query, key, value], (batch, head), (op.scores.scale(p.dim), bound), seen, dropout.as_ref())
         })
     });
     let stats = view::write::<f32>(&op.stats);
@@ -90,29 +134,25 @@ pub(super) fn attention(op: &Attention, pool: &Pool) {
 /// One head's output `(seq, dim)` and log-sum-exp `(seq)`.
 fn forward_head(
     p: &AttentionSizes,
-    qkv: &[f32],
+    [query, key, value]: [Matrix<'_>; 3],
     (batch, head): (usize, usize),
     (scale, bound): (f32, impl Bound),
     sees: Seen<'_>,
     dropout: Option<&DropoutMask>,
 ) -> (Vec<f32>, Vec<f32>) {
-    let kv = head / (p.heads / p.kv_heads);
-    let query = packed_head(p, qkv, batch, head);
-    let key = packed_head(p, qkv, batch, p.heads + kv);
-    let value = packed_head(p, qkv, batch, p.heads + p.kv_heads + kv);
     let mut output = vec![0.0; p.seq * p.dim];
     let mut lse = vec![0.0; p.seq];
-    let mut scores = vec![0.0; BLOCK * p.seq];
-    for start in (0..p.seq).step_by(BLOCK) {
-        let rows = BLOCK.min(p.seq - start);
+    let mut scores = vec![0.0; BLOCK * p.keys];
+    for (start, rows) in blocks(p) {
         // The keys that some query of the block sees.
-        let first = sees.first_key(batch, start);
-        let keys = start + rows - first;
+        let begin = p.share.position(start, p.seq);
+        let first = sees.first_key(batch, begin);
+        let keys = begin + rows - first;
         let scores = &mut scores[..rows * keys];
         let (key, value) = (below(key, first), below(value, first));
         multiply((rows, keys, p.dim), scale, below(query, start), key.transposed(), scores, keys, false);
         for (i, row) in scores.chunks_mut(keys).enumerate() {
-            let position = start + i;
+            let position = begin + i;
             let seen_from = sees.first_key(batch, position);
             let (past, rest) = row.split_at_mut(seen_from - first);
             let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
@@ -123,9 +163,9 @@ fn forward_head(
             seen.iter_mut().for_each(|x| *x /= total);
             past.fill(0.0);
             future.fill(0.0);
-            lse[position] = highest + total.ln();
+            lse[start + i] = highest + total.ln();
             if let Some(dropout) = dropout {
-                let channel = (dropout.first_head + head) * p.seq + seen_from;
+                let channel = (dropout.first_head + head) * p.keys + seen_from;
                 dropout.for_each(batch, position, channel, seen.len(), |j, factor| seen[j] *= factor);
             }
         }
@@ -137,13 +177,15 @@ fn forward_head(
 
 /// See [`AttentionBackward`]. One task per key head, so that the query heads that share it add up in order.
 pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
-    let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
+    let whole = op.keys.map(|keys| keys.keys);
+    let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads).with_keys(whole);
     let inputs = Inputs {
         qkv: &to_f32(&op.qkv),
+        keys: KeyRows::new(&p, whole),
         output: &to_f32(&op.output),
         grad_output: &to_f32(&op.grad_output),
         stats: view::read::<f32>(&op.stats),
-        sees: Seen::new(op.mask, op.documents.as_ref(), p.seq),
+        sees: Seen::new(op.mask, op.documents.as_ref(), p.keys),
         dropout: op.dropout.as_ref().map(DropoutMask::new),
         scale: op.scores.scale(p.dim),
     };
@@ -157,13 +199,15 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         for (i, grad_query) in grads.query.iter().enumerate() {
             scatter(&op.grad_qkv, start(kv * group + i), p.packed_width(), p.dim, grad_query);
         }
-        scatter(&op.grad_qkv, start(p.heads + kv), p.packed_width(), p.dim, &grads.key);
-        scatter(&op.grad_qkv, start(p.heads + p.kv_heads + kv), p.packed_width(), p.dim, &grads.value);
+        let (rows, to) = (&inputs.keys, op.keys.map_or(op.grad_qkv, |keys| keys.grad));
+        scatter(&to, rows.start(&p, batch, kv), rows.width, p.dim, &grads.key);
+        scatter(&to, rows.start(&p, batch, p.kv_heads + kv), rows.width, p.dim, &grads.value);
     }
 }
 
 struct Inputs<'a> {
     qkv: &'a [f32],
+    keys: KeyRows<'a>,
     output: &'a [f32],
     grad_output: &'a [f32],
     stats: &'a [f32],
@@ -173,7 +217,7 @@ struct Inputs<'a> {
     scale: f32,
 }
 
-/// Gradients of one key head and its query heads, `(seq, dim)` each.
+/// Gradients of one key head, `(keys, dim)`, and of its query heads, `(seq, dim)` each.
 struct Grads {
     query: Vec<Vec<f32>>,
     key: Vec<f32>,
@@ -182,26 +226,25 @@ struct Grads {
 
 fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, bound: impl Bound, batch: usize, kv: usize) -> Grads {
     let group = p.heads / p.kv_heads;
-    let key = packed_head(p, inputs.qkv, batch, p.heads + kv);
-    let value = packed_head(p, inputs.qkv, batch, p.heads + p.kv_heads + kv);
+    let [key, value] = inputs.keys.heads(p, inputs.qkv, batch, kv);
     let scale = inputs.scale;
-    let zeros = || vec![0.0; p.seq * p.dim];
-    let mut grads = Grads { query: Vec::with_capacity(group), key: zeros(), value: zeros() };
-    let mut probabilities = vec![0.0; BLOCK * p.seq];
-    let mut dropped = vec![0.0; BLOCK * p.seq];
-    let mut grad_scores = vec![0.0; BLOCK * p.seq];
+    let zeros = |rows: usize| vec![0.0; rows * p.dim];
+    let mut grads = Grads { query: Vec::with_capacity(group), key: zeros(p.keys), value: zeros(p.keys) };
+    let mut probabilities = vec![0.0; BLOCK * p.keys];
+    let mut dropped = vec![0.0; BLOCK * p.keys];
+    let mut grad_scores = vec![0.0; BLOCK * p.keys];
     // Of one row.
-    let mut slopes = vec![0.0; p.seq];
+    let mut slopes = vec![0.0; p.keys];
     for head in kv * group..(kv + 1) * group {
         let query = packed_head(p, inputs.qkv, batch, head);
         let output = plain_head(p, inputs.output, batch, head);
         let grad_output = plain_head(p, inputs.grad_output, batch, head);
         let stats = &inputs.stats[(batch * p.heads + head) * p.seq..][..p.seq];
-        let mut grad_query = zeros();
-        for start in (0..p.seq).step_by(BLOCK) {
-            let rows = BLOCK.min(p.seq - start);
-            let first = inputs.sees.first_key(batch, start);
-            let keys = start + rows - first;
+        let mut grad_query = zeros(p.seq);
+        for (start, rows) in blocks(p) {
+            let begin = p.share.position(start, p.seq);
+            let first = inputs.sees.first_key(batch, begin);
+            let keys = begin + rows - first;
             let (key, value) = (below(key, first), below(value, first));
             let probabilities = &mut probabilities[..rows * keys];
             let dropped = &mut dropped[..rows * keys];
@@ -211,21 +254,21 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, bound: impl Bound, ba
             // The gradient of the (dropped) probabilities, turned into that of the scores row by row.
             multiply((rows, keys, p.dim), 1.0, grad_output, value.transposed(), grad_scores, keys, false);
             for i in 0..rows {
-                let position = start + i;
+                let position = begin + i;
                 let seen_from = inputs.sees.first_key(batch, position);
                 let row = i * keys + seen_from - first..i * keys + position + 1 - first;
                 let at = |m: Matrix<'_>, r: usize, c: usize| m.data[m.offset + r * m.row_stride + c];
-                let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, position, c));
+                let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, start + i, c));
                 let (seen, grad) = (&mut probabilities[row.clone()], &mut grad_scores[row.clone()]);
                 for (x, slope) in seen.iter_mut().zip(&mut slopes) {
                     let score = bound.value(*x);
                     *slope = bound.slope(score);
-                    *x = exp(score - stats[position]);
+                    *x = exp(score - stats[start + i]);
                 }
                 let after = &mut dropped[row.clone()];
                 after.copy_from_slice(seen);
                 if let Some(dropout) = &inputs.dropout {
-                    let channel = (dropout.first_head + head) * p.seq + seen_from;
+                    let channel = (dropout.first_head + head) * p.keys + seen_from;
                     dropout.for_each(batch, position, channel, seen.len(), |j, factor| {
                         after[j] *= factor;
                         grad[j] *= factor;

@@ -39,7 +39,8 @@ fn apply<T: Float>(op: &Dropout, pool: &Pool, before: impl Fn(f32) -> f32 + Send
             out.copy_from_slice(&input[row * channels..(row + 1) * channels]);
         }
         let row = part.first_row + row;
-        mask.for_each(row / tokens, row % tokens, part.first_channel, channels, |channel, factor| {
+        let token = part.share.position(row % tokens, tokens);
+        mask.for_each(row / tokens, token, part.first_channel, channels, |channel, factor| {
             out[channel] = T::from_f32(before(out[channel].to_f32()) * factor);
         });
     });

@@ -1,7 +1,10 @@
 //! Copies, sums and constants.
 
 use super::{Pool, view};
-use crate::ops::{Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Multiply, PartialColumns, Poison};
+use crate::ops::{
+    Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Multiply, OrderRows, PartialColumns, Poison, RowOrder,
+    SequenceShare,
+};
 use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
 /// Elements of one task.
@@ -106,10 +109,33 @@ fn columns<A: Element, B: Element>(op: &CopyColumns, pool: &Pool, convert: impl 
     for part in op.parts.iter().flatten() {
         let count = part.output.shape.last();
         pool.for_each_chunk(view::write::<B>(&part.output), count.max(1), |row, out| {
-            let from = &input[row * width + part.first..][..count];
-            out.iter_mut().zip(from).for_each(|(out, x)| *out = convert(*x));
+            let from = &input[row * width + part.first..];
+            out.iter_mut().enumerate().for_each(|(at, out)| *out = convert(from[part.share.position(at, count)]));
         });
     }
+}
+
+/// See [`OrderRows`].
+pub(super) fn order_rows(op: &OrderRows, pool: &Pool) {
+    let [from, to] = op.from_and_to();
+    let &[ranks, batch, tokens, width] = op.by_rank.shape.sizes() else { return };
+    let bytes = width * from.dtype.size();
+    let (input, row_of) = (view::read::<u8>(&from.as_bytes()), |rank: usize, sample: usize, token: usize| {
+        let position = SequenceShare { rank, ranks }.position(token, tokens);
+        [(rank * batch + sample) * tokens + token, sample * ranks * tokens + position]
+    });
+    // For each row that is written, the one that is read.
+    let mut sources = vec![0; ranks * batch * tokens];
+    for at in 0..sources.len() {
+        let [by_rank, by_position] = row_of(at / tokens / batch, at / tokens % batch, at % tokens);
+        match op.to {
+            RowOrder::ByPosition => sources[by_position] = by_rank,
+            RowOrder::ByRank => sources[by_rank] = by_position,
+        }
+    }
+    pool.for_each_chunk(view::write::<u8>(&to.as_bytes()), bytes.max(1), |row, out| {
+        out.copy_from_slice(&input[sources[row] * bytes..][..bytes]);
+    });
 }
 
 /// See [`Fill`].

@@ -48,6 +48,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::Multiply(op) => elementwise::multiply(op, pool),
         Op::Copy(op) => elementwise::copy(op, pool),
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
+        Op::OrderRows(op) => elementwise::order_rows(op, pool),
         Op::Select(op) => select::select(op, pool),
         Op::Fill(op) => elementwise::fill(op, pool),
         Op::FirstValues(op) => first_values::first_values(op, pool),

@@ -1,8 +1,8 @@
 //! Causal attention over packed QKV.
 
 use super::{
-    Accesses, DropoutSite, Mask, Operation, Scores, Visit, ensure, ensure_dtype, ensure_elements, ensure_float,
-    ensure_heads, visit_all,
+    Accesses, DropoutSite, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements,
+    ensure_float, ensure_heads, ensure_shape, visit_all,
 };
 use crate::{DType, Result, Tensor};
 
@@ -15,6 +15,8 @@ use crate::{DType, Result, Tensor};
 pub struct Attention {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
     pub qkv: Tensor,
+    /// The keys and values of whole sequences, if `qkv` has a share of each. Those in `qkv` are not read then.
+    pub keys: Option<WholeKeys>,
     /// `(batch, seq, heads * head_dim)`.
     pub output: Tensor,
     /// `(batch, heads, seq)`, f32, written: log-sum-exp of each row of scores.
@@ -30,14 +32,46 @@ pub struct Attention {
     /// The documents of the samples; `None` if each sample is one document.
     pub documents: Option<Documents>,
     /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
-    /// counted over all ranks.
+    /// counted over all ranks. Not with `keys`.
     pub dropout: Option<DropoutSite>,
+}
+
+/// The keys and values of whole sequences, of which a rank has some queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeKeys {
+    /// `(batch, ranks * seq, 2 * kv_heads * head_dim)`, of the queries' type: in the order of positions, with rows
+    /// `[key heads | value heads]`.
+    pub rows: Tensor,
+    /// The queries here.
+    pub share: SequenceShare,
+}
+
+impl Visit for WholeKeys {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.rows);
+    }
+}
+
+/// The keys and values of whole sequences, and their gradients from the queries here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeKeysBackward {
+    /// The forward's.
+    pub keys: WholeKeys,
+    /// With the sizes of the keys, written: the gradients from the queries here. Other ranks have the other summands.
+    pub grad: Tensor,
+}
+
+impl Visit for WholeKeysBackward {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.keys, &mut self.grad]);
+    }
 }
 
 /// The documents of samples that hold several, one after the other. A query sees only keys of its own document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Documents {
-    /// `(batch, seq)`, i32: the position of each token in its document; 0 begins a document.
+    /// `(batch, seq)`, i32: the position of each token in its document; 0 begins a document. Of whole sequences, also if
+    /// a rank has some of the queries.
     pub position_ids: Tensor,
     /// No sample has more documents; at most [`Documents::MOST`].
     pub most: usize,
@@ -71,13 +105,24 @@ pub(crate) struct AttentionSizes {
     pub(crate) kv_heads: usize,
     /// Channels of a head.
     pub(crate) dim: usize,
+    /// Tokens of a whole sequence.
+    pub(crate) keys: usize,
+    /// The queries of it that are here.
+    pub(crate) share: SequenceShare,
 }
 
 impl AttentionSizes {
     /// The sizes of a checked `qkv`, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
     pub(crate) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> AttentionSizes {
         let sizes = qkv.shape.sizes();
-        AttentionSizes { batch: sizes[0], seq: sizes[1], heads, kv_heads, dim: sizes[2] / (heads + 2 * kv_heads) }
+        let (batch, seq, dim) = (sizes[0], sizes[1], sizes[2] / (heads + 2 * kv_heads));
+        AttentionSizes { batch, seq, heads, kv_heads, dim, keys: seq, share: SequenceShare::WHOLE }
+    }
+
+    /// The same queries with these keys.
+    pub(crate) fn with_keys(self, keys: Option<WholeKeys>) -> AttentionSizes {
+        let share = keys.map_or(SequenceShare::WHOLE, |keys| keys.share);
+        AttentionSizes { keys: self.seq * share.ranks, share, ..self }
     }
 
     /// Elements of a row of `qkv`.
@@ -96,7 +141,7 @@ fn check_packed(
     op: &'static str,
     [qkv, output, stats]: [&Tensor; 3],
     (heads, kv_heads): (usize, usize),
-    documents: Option<Documents>,
+    (keys, documents, dropout): (Option<WholeKeys>, Option<Documents>, Option<DropoutSite>),
 ) -> Result<()> {
     ensure_heads(op, heads, kv_heads)?;
     let sizes = qkv.shape.sizes();
@@ -107,18 +152,28 @@ fn check_packed(
     let (batch, seq, head_dim) = (sizes[0], sizes[1], sizes[2] / groups);
     ensure_float(op, &[("qkv", *qkv), ("output", *output)])?;
     ensure_elements(op, "output", output, batch * seq * heads * head_dim)?;
-    documents.map_or(Ok(()), |documents| documents.check(op, batch * seq))?;
+    let mut whole = seq;
+    if let Some(WholeKeys { rows, share: SequenceShare { rank, ranks } }) = keys {
+        ensure(op, rank < ranks && (ranks == 1 || seq.is_multiple_of(2)) && dropout.is_none(), || {
+            format!("rank {rank} of {ranks} with {seq} queries: they are an even number, without dropout")
+        })?;
+        whole = ranks * seq;
+        ensure_dtype(op, "keys", &rows, qkv.dtype)?;
+        ensure_shape(op, "keys", &rows, &[batch, whole, 2 * kv_heads * head_dim])?;
+    }
+    documents.map_or(Ok(()), |documents| documents.check(op, batch * whole))?;
     ensure_dtype(op, "stats", stats, DType::F32)?;
     ensure_elements(op, "stats", stats, batch * heads * seq)
 }
 
 impl Attention {
-    /// The backward of this forward. `grad_output` `(batch, seq, heads * head_dim)` is read, `grad_qkv` with the sizes of `qkv`
-    /// is written.
+    /// The backward of this forward, of which `qkv` has whole sequences. `grad_output` `(batch, seq, heads * head_dim)` is
+    /// read, `grad_qkv` with the sizes of `qkv` is written.
     pub fn backward(&self, grad_output: Tensor, grad_qkv: Tensor) -> AttentionBackward {
-        let Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents, dropout } = *self;
+        let Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents, dropout, .. } = *self;
         AttentionBackward {
             qkv,
+            keys: None,
             output,
             stats,
             grad_output,
@@ -140,17 +195,21 @@ impl Operation for Attention {
         self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
-        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.documents)
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), (self.keys, self.documents, self.dropout))
     }
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv], [self.output, self.stats])
+            .reads(self.keys.map(|keys| keys.rows))
             .reads(self.documents.map(|documents| documents.position_ids))
             .reads(self.dropout.map(|site| site.record))
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.qkv, &mut self.output, &mut self.stats, &mut self.documents, &mut self.dropout]);
+        visit_all(
+            visit,
+            [&mut self.qkv, &mut self.keys, &mut self.output, &mut self.stats, &mut self.documents, &mut self.dropout],
+        );
     }
 }
 
@@ -159,13 +218,15 @@ impl Operation for Attention {
 pub struct AttentionBackward {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
     pub qkv: Tensor,
+    /// The forward's, and their gradients.
+    pub keys: Option<WholeKeysBackward>,
     /// `(batch, seq, heads * head_dim)`, the forward's output.
     pub output: Tensor,
     /// `(batch, heads, seq)`, f32, the forward's.
     pub stats: Tensor,
     /// `(batch, seq, heads * head_dim)`.
     pub grad_output: Tensor,
-    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`. With `keys` only the queries' columns are written.
     pub grad_qkv: Tensor,
     /// Query heads.
     pub heads: usize,
@@ -188,7 +249,12 @@ impl Operation for AttentionBackward {
         self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
-        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.documents)?;
+        let keys = self.keys.map(|keys| keys.keys);
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), (keys, self.documents, self.dropout))?;
+        if let Some(WholeKeysBackward { keys, grad }) = self.keys {
+            ensure_dtype(Self::NAME, "the gradient of keys", &grad, self.grad_qkv.dtype)?;
+            ensure_elements(Self::NAME, "the gradient of keys", &grad, keys.rows.elements())?;
+        }
         ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;
         ensure_elements(Self::NAME, "grad_qkv", &self.grad_qkv, self.qkv.elements())
@@ -196,6 +262,8 @@ impl Operation for AttentionBackward {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv, self.output, self.stats, self.grad_output], [self.grad_qkv])
+            .reads(self.keys.map(|keys| keys.keys.rows))
+            .writes(self.keys.map(|keys| keys.grad))
             .reads(self.documents.map(|documents| documents.position_ids))
             .reads(self.dropout.map(|site| site.record))
     }
@@ -205,6 +273,7 @@ impl Operation for AttentionBackward {
             visit,
             [
                 &mut self.qkv,
+                &mut self.keys,
                 &mut self.output,
                 &mut self.stats,
                 &mut self.grad_output,

@@ -1,6 +1,8 @@
 //! Dropout. Its mask is a function of position and step, not of the state of a generator.
 
-use super::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use super::{
+    Accesses, Operation, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+};
 use crate::{DType, Result, Tensor};
 
 /// A place in the model at which a mask is drawn. Together with the step and the global sample number, which are read
@@ -55,8 +57,10 @@ impl DropoutSite {
 pub struct DropoutPart {
     /// Rows `(sample, token)` of the batch before the first one here.
     pub first_row: usize,
-    /// Tokens of a sample; 0 takes them from the tensor's shape.
+    /// Tokens of a sample that are here; 0 takes them from the tensor's shape.
     pub tokens: usize,
+    /// The tokens of a sample that are here.
+    pub share: SequenceShare,
     /// Channels of the whole rows before the first one here.
     pub first_channel: usize,
     /// Attention heads before the first one here.

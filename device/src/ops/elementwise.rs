@@ -1,6 +1,8 @@
 //! Copies, sums and constants.
 
-use super::{Accesses, Operation, Visit, ensure, ensure_apart, ensure_elements, ensure_float, visit_all};
+use super::{
+    Accesses, Operation, SequenceShare, Visit, ensure, ensure_apart, ensure_elements, ensure_float, visit_all,
+};
 use crate::{DType, Result, Tensor};
 
 /// `output = a + b`, elementwise. `output` may be `a`, and must not overlap with `a` or `b` otherwise.
@@ -103,8 +105,8 @@ impl Operation for Copy {
     }
 }
 
-/// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`. Ranges may overlap. For bf16 outputs
-/// f32 is converted (round to nearest even).
+/// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`, or of each range a share. Ranges may
+/// overlap. For bf16 outputs f32 is converted (round to nearest even).
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyColumns {
     /// `(rows, width)`, i32 or f32.
@@ -118,6 +120,8 @@ pub struct CopyColumns {
 pub struct ColumnRange {
     /// First column in the input.
     pub first: usize,
+    /// The columns of the range that are copied, if a range is a sequence.
+    pub share: SequenceShare,
     /// `(rows, columns)`.
     pub output: Tensor,
 }
@@ -143,9 +147,9 @@ impl Operation for CopyColumns {
         let (from, to) = (self.input.dtype, self.output_dtype());
         let known = matches!((from, to), (DType::I32, DType::I32) | (DType::F32, DType::F32 | DType::Bf16));
         ensure(Self::NAME, known, || format!("copies i32, f32, and f32 to bf16, not {from} to {to}"))?;
-        for ColumnRange { first, output } in self.parts.iter().flatten() {
+        for ColumnRange { first, share, output } in self.parts.iter().flatten() {
             super::ensure_dtype(Self::NAME, "output", output, to)?;
-            let columns = output.shape.last();
+            let columns = share.ranks * output.shape.last();
             ensure(Self::NAME, output.shape.rows() == rows && first + columns <= width, || {
                 let range = format!("columns {first} to {}", first + columns);
                 format!("`output` is {:?}, {range} of an `input` of {:?}", output.shape, self.input.shape)

@@ -1,6 +1,6 @@
 //! The amount of work of an operation, on any device.
 
-use super::{Attention, AttentionBackward, Epilogue, Gemm, Mask, MatrixPlace};
+use super::{Attention, AttentionBackward, AttentionSizes, Epilogue, Gemm, Mask, MatrixPlace};
 use crate::{DType, Op, Tensor};
 
 impl Op {
@@ -16,9 +16,12 @@ impl Op {
                 let [rows, n, k] = gemm.sizes().map(|size| size as f64);
                 2.0 * rows * n * k
             }
-            Op::Attention(Attention { qkv, heads, kv_heads, mask, .. }) => scores(qkv, *heads, *kv_heads, *mask) * 2.0,
-            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, mask, .. }) => {
-                scores(qkv, *heads, *kv_heads, *mask) * 5.0
+            Op::Attention(Attention { qkv, heads, kv_heads, mask, keys, .. }) => {
+                scores(AttentionSizes::new(qkv, *heads, *kv_heads).with_keys(*keys), *mask) * 2.0
+            }
+            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, mask, keys, .. }) => {
+                let keys = keys.map(|keys| keys.keys);
+                scores(AttentionSizes::new(qkv, *heads, *kv_heads).with_keys(keys), *mask) * 5.0
             }
             // As if it ran.
             Op::When(when) => when.body.iter().map(Op::flops).sum(),
@@ -100,11 +103,11 @@ impl Gemm {
     }
 }
 
-/// Channels times pairs of positions (a query and a key that it sees), over all heads: half of a product's FLOPs.
-fn scores(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> f64 {
-    let sizes = qkv.shape.sizes();
-    let channels = sizes[2] / (heads + 2 * kv_heads);
-    sizes[0] as f64 * mask.doubled_pairs(sizes[1]) as f64 * (heads * channels) as f64
+/// Channels times pairs of positions (a query and a key that it sees), over all heads: half of a product's FLOPs. Ranks
+/// that divide sequences have equally many pairs, but for the ends of windows.
+fn scores(sizes: AttentionSizes, mask: Mask) -> f64 {
+    let pairs = mask.doubled_pairs(sizes.keys) as f64 / sizes.share.ranks as f64;
+    sizes.batch as f64 * pairs * (sizes.heads * sizes.dim) as f64
 }
 
 #[cfg(test)]

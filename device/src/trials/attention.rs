@@ -46,7 +46,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
             let dropout = if drops { Some(site(b)?) } else { None };
-            Ok(Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout })
+            Ok(Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout })
         };
         add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.into())));
         add(

@@ -4,7 +4,7 @@ use super::fp8_products::{self, Scales};
 use super::sizes::Sizes;
 use super::workbench::Make;
 use super::{
-    attention, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, norms, products,
+    attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, norms, products,
     updates,
 };
 use crate::DType;
@@ -35,6 +35,7 @@ pub fn all(hopper: bool) -> Vec<Case> {
             norms::trials(sizes.rows(), sizes.hidden(), dtype, &mut add);
             attention::trials(sizes, dtype, &mut add);
             documents::trials(sizes, dtype, &mut add);
+            divided::trials(sizes, dtype, &mut add);
             embedding_and_loss::trials(sizes, dtype, &mut add);
             experts::trials(sizes, dtype, &mut add);
             if label.is_empty() {

@@ -28,6 +28,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         let forward = move |b: &mut Workbench| -> Result<Attention> {
             Ok(Attention {
                 qkv: b.input([batch, seq, (heads + 2 * kv_heads) * head_dim], dtype)?,
+                keys: None,
                 output: b.output([batch, seq, heads * head_dim], dtype)?,
                 stats: b.output([batch, heads, seq], DType::F32)?,
                 heads,

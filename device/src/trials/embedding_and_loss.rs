@@ -2,7 +2,7 @@
 
 use crate::ops::{
     ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, Mse, VocabPart, ZLoss,
+    EmbeddingBackward, FirstValues, Mse, SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -16,7 +16,7 @@ fn tokens(s: Sizes) -> Vec<i32> {
 }
 
 fn columns(first: usize, output: Tensor) -> Option<ColumnRange> {
-    Some(ColumnRange { first, output })
+    Some(ColumnRange { first, share: SequenceShare::WHOLE, output })
 }
 
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cases;
+mod divided;
 mod documents;
 mod elementwise;
 mod embedding_and_loss;

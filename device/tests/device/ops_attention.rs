@@ -2,9 +2,9 @@
 
 use crate::common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers};
 use crate::ops_dropout::{PLACE, Place};
-use device::DType;
 use device::DType::{Bf16, F32};
 use device::ops::*;
+use device::{DType, Tensor};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,8 @@ fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
     let qkv_t = t.put(&[batch, seq, h.width()], dtype, &qkv);
     let (output, stats) = (t.empty(&[batch, seq, heads * dim], dtype), t.empty(&[batch, heads, seq], F32));
     let site = dropout.map(|place| place.on(t));
-    let op = Attention { qkv: qkv_t, output, stats, heads, kv_heads, scores, mask, documents, dropout: site };
+    let op =
+        Attention { qkv: qkv_t, keys: None, output, stats, heads, kv_heads, scores, mask, documents, dropout: site };
     t.run(op.clone());
     let (truth, lse) = attention(h, &qkv, dropout);
     assert_close("output", dtype, &t.get(&output), &truth);
@@ -155,6 +156,93 @@ fn attention_agrees_with_f64_at_the_borders_of_its_blocks() {
     }
 }
 
+/// The rows `(batch, seq)` of a matrix that a rank has.
+fn rows_of(values: &[f64], h: Heads, width: usize, share: SequenceShare) -> Vec<f64> {
+    let tokens = h.seq / share.ranks;
+    let rows = (0..h.batch * tokens).map(|row| row / tokens * h.seq + share.position(row % tokens, tokens));
+    rows.flat_map(|row| values[row * width..(row + 1) * width].to_vec()).collect()
+}
+
+/// Ranks that divide sequences have the results of one rank: of their own queries, and of keys together.
+fn check_divided(t: &Bench, h: Heads, ranks: usize, dtype: DType) {
+    let Heads { batch, seq, heads, kv_heads, dim, mask, scores, .. } = h;
+    let (width, queries, tokens) = (h.width(), heads * dim, seq / ranks);
+    let (qkv, dy) = (numbers(1, batch * seq * width, dtype), numbers(2, batch * seq * queries, dtype));
+    let columns = |values: &[f64], range: std::ops::Range<usize>| -> Vec<f64> {
+        values.chunks(width).flat_map(|row| row[range.clone()].to_vec()).collect()
+    };
+    let documents = (!h.documents.is_empty()).then(|| h.documents(t));
+    let run = |rank: usize, ranks: usize, keys: Option<Tensor>| -> [Vec<f64>; 4] {
+        let (share, tokens) = (SequenceShare { rank, ranks }, seq / ranks);
+        let mut here = rows_of(&qkv, h, width, share);
+        if keys.is_some() {
+            // They are in rows of their own.
+            here.chunks_mut(width).for_each(|row| row[queries..].fill(f64::NAN));
+        }
+        let here = t.put(&[batch, tokens, width], dtype, &here);
+        let (output, stats) = (t.empty(&[batch, tokens, queries], dtype), t.empty(&[batch, heads, tokens], F32));
+        let keys = keys.map(|rows| WholeKeys { rows, share });
+        let (qkv, dropout) = (here, None);
+        let op = Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents, dropout };
+        t.run(op.clone());
+        let grad_output = t.put(&[batch, tokens, queries], dtype, &rows_of(&dy, h, queries, share));
+        let grad_qkv = t.put(&[batch, tokens, width], dtype, &vec![0.0; batch * tokens * width]);
+        let keys = keys.map(|keys| WholeKeysBackward { keys, grad: t.empty(keys.rows.shape.sizes(), dtype) });
+        t.run(AttentionBackward { keys, ..op.backward(grad_output, grad_qkv) });
+        let of_qkv = t.get(&grad_qkv);
+        let of_keys = keys.map_or_else(|| columns(&of_qkv, queries..width), |keys| t.get(&keys.grad));
+        [t.get(&output), t.get(&stats), columns(&of_qkv, 0..queries), of_keys]
+    };
+    // One rank's are compared with f64 elsewhere.
+    let [output, stats, of_queries, of_keys] = run(0, 1, None);
+    let near = |what: &str, ours: &[f64], truth: &[f64]| {
+        let length = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let apart = length(&mut ours.iter().zip(truth).map(|(a, b)| a - b));
+        let limit = if dtype == Bf16 { 1e-2 } else { 1e-6 } * length(&mut truth.iter().copied());
+        assert!(ours.len() == truth.len() && apart <= limit, "{what} of {ranks} ranks, {h:?}: {apart} above {limit}");
+    };
+    let keys = t.put(&[batch, seq, width - queries], dtype, &columns(&qkv, queries..width));
+    let mut sum = vec![0.0; of_keys.len()];
+    for rank in 0..ranks {
+        let share = SequenceShare { rank, ranks };
+        let [own_output, own_stats, own_queries, own_keys] = run(rank, ranks, Some(keys));
+        near("output", &own_output, &rows_of(&output, h, queries, share));
+        near("gradient of queries", &own_queries, &rows_of(&of_queries, h, queries, share));
+        let at = |row: usize| row / tokens * seq + share.position(row % tokens, tokens);
+        near("stats", &own_stats, &(0..batch * heads * tokens).map(|row| stats[at(row)]).collect::<Vec<f64>>());
+        sum.iter_mut().zip(&own_keys).for_each(|(sum, own)| *sum += own);
+    }
+    near("gradient of keys", &sum, &of_keys);
+}
+
+#[test]
+fn ranks_that_divide_sequences_have_the_attention_of_one() {
+    let base = |seq, mask, scores, documents| {
+        let (batch, heads, kv_heads, dim) = (2, 4, 2, 8);
+        Heads { batch, seq, heads, kv_heads, dim, mask, scores, documents }
+    };
+    let window = |window| Mask { window: Some(window) };
+    for (seq, ranks, mask, scores, documents) in [
+        (24, 2, Mask::CAUSAL, SCORES[0], &[] as &[usize]),
+        (24, 4, Mask::CAUSAL, SCORES[1], &[]),
+        (24, 3, window(5), SCORES[2], &[]),
+        (32, 2, Mask::CAUSAL, SCORES[0], &[5, 9, 1]),
+        (32, 8, window(6), SCORES[3], &[7, 20]),
+        // Parts that are no multiple of a tile.
+        (280, 2, Mask::CAUSAL, SCORES[0], &[]),
+        (280, 2, window(75), SCORES[0], &[100, 3, 60]),
+    ] {
+        for dtype in FLOATS {
+            check_divided(&bench(1), base(seq, mask, scores, documents), ranks, dtype);
+        }
+    }
+    // Heads that cuDNN takes.
+    let wide = Heads { batch: 1, dim: 64, ..base(512, Mask::CAUSAL, SCORES[0], &[]) };
+    for mask in [Mask::CAUSAL, window(100)] {
+        check_divided(&bench(1), Heads { mask, ..wide }, 2, Bf16);
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| -> Vec<Vec<f64>> {
@@ -168,7 +256,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let grad_qkv = t.empty(&[3, 70, h.width()], F32);
         let (dropout, documents) = (Some(PLACE.on(&t)), Some(h.documents(&t)));
         let (heads, kv_heads, grad_output) = (4, 2, dy);
-        let op = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents, dropout };
+        let op = Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents, dropout };
         t.run(op.clone());
         t.run(op.backward(grad_output, grad_qkv));
         let tokens: Vec<i32> = (0..210).map(|i| i * 7 % 100).collect();

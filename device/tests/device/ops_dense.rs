@@ -344,7 +344,9 @@ fn columns_of_a_matrix_are_copied_in_overlapping_ranges_and_converted_as_a_copy_
             t.ints(&[rows, first.len()], &vec![-7; rows * first.len()]),
             t.ints(&[rows, second.len()], &vec![-7; rows * second.len()]),
         );
-        let part = |range: &std::ops::Range<usize>, output| Some(ColumnRange { first: range.start, output });
+        let part = |range: &std::ops::Range<usize>, output| {
+            Some(ColumnRange { first: range.start, share: SequenceShare::WHOLE, output })
+        };
         t.run(CopyColumns { input, parts: [part(&first, a), part(&second, b)] });
         for (range, output) in [(&first, a), (&second, b)] {
             let wanted: Vec<i32> = picked(range).into_iter().map(|at| ids[at]).collect();
@@ -362,6 +364,21 @@ fn columns_of_a_matrix_are_copied_in_overlapping_ranges_and_converted_as_a_copy_
                 assert_eq!(t.get(&output), wanted, "{range:?} of ({rows}, {width}) to {to}");
             }
         }
+    }
+}
+
+#[test]
+fn columns_of_a_share_are_a_part_of_the_range_and_its_mirror() {
+    let t = bench(1);
+    let (rows, width) = (3, 20);
+    let ids: Vec<i32> = (0..rows * width).collect();
+    let input = t.ints(&[rows as usize, width as usize], &ids);
+    for (rank, wanted) in [(0, [2, 3, 12, 13]), (1, [4, 5, 10, 11]), (2, [6, 7, 8, 9])] {
+        let output = t.ints(&[rows as usize, 4], &[-7; 12]);
+        let part = ColumnRange { first: 2, share: SequenceShare { rank, ranks: 3 }, output };
+        t.run(CopyColumns { input, parts: [None, Some(part)] });
+        let wanted: Vec<i32> = (0..rows).flat_map(|row| wanted.map(|column| row * width + column)).collect();
+        assert_eq!(t.get_ints(&output), wanted, "rank {rank}");
     }
 }
 
@@ -467,7 +484,10 @@ fn shapes_that_do_not_fit_are_refused_with_both_shapes() {
         (0, t.ints(&[3, 2], &[0; 6]), "`output` is (3, 2)"),
         (0, tensor(2, 2), "not i32 to f32"),
     ] {
-        let copy = CopyColumns { input: tokens, parts: [Some(ColumnRange { first, output }), None] };
+        let copy = CopyColumns {
+            input: tokens,
+            parts: [Some(ColumnRange { first, share: SequenceShare::WHOLE, output }), None],
+        };
         let message = t.stream.submit(copy).unwrap_err().to_string();
         assert!(message.starts_with("copy_columns:") && message.contains(needle), "{message}");
     }

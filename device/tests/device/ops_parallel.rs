@@ -152,6 +152,53 @@ fn dropout_of_a_part_of_the_rows_is_that_part_of_the_whole() {
 }
 
 #[test]
+fn dropout_of_a_share_of_sequences_is_that_share_of_the_whole() {
+    let t = bench(1);
+    let (batch, seq, hidden, ranks) = (2, 8, 10, 2);
+    let values = numbers(1, batch * seq * hidden, F32);
+    let whole = t.empty(&[batch, seq, hidden], F32);
+    let input = t.put(&[batch, seq, hidden], F32, &values);
+    t.run(Dropout { input, output: whole, site: site(&t, DropoutPart::default()) });
+    let whole = t.get(&whole);
+    for rank in 0..ranks {
+        let (share, tokens) = (SequenceShare { rank, ranks }, seq / ranks);
+        let rows: Vec<usize> =
+            (0..batch * tokens).map(|row| row / tokens * seq + share.position(row % tokens, tokens)).collect();
+        let here = |values: &[f64]| -> Vec<f64> {
+            rows.iter().flat_map(|row| values[row * hidden..(row + 1) * hidden].to_vec()).collect()
+        };
+        let input = t.put(&[batch, tokens, hidden], F32, &here(&values));
+        let output = t.empty(&[batch, tokens, hidden], F32);
+        t.run(Dropout { input, output, site: site(&t, DropoutPart { share, ..Default::default() }) });
+        assert_eq!(t.get(&output), here(&whole), "rank {rank}");
+    }
+}
+
+#[test]
+fn rows_of_ranks_come_into_the_order_of_positions_and_back() {
+    let t = bench(2);
+    for (ranks, batch, tokens, width) in [(1, 2, 3, 4), (2, 1, 4, 8), (3, 2, 2, 5), (4, 3, 6, 16)] {
+        let count = ranks * batch * tokens * width;
+        for dtype in [F32, DType::Bf16] {
+            let values: Vec<f64> = (0..count).map(|at| (at % 250) as f64).collect();
+            let by_position = t.put(&[batch, ranks * tokens, width], dtype, &values);
+            let by_rank = t.empty(&[ranks, batch, tokens, width], dtype);
+            t.run(OrderRows { by_rank, by_position, to: RowOrder::ByRank });
+            let wanted = (0..ranks * batch * tokens).flat_map(|row| {
+                let (rank, sample) = (row / tokens / batch, row / tokens % batch);
+                let position = SequenceShare { rank, ranks }.position(row % tokens, tokens);
+                let first = (sample * ranks * tokens + position) * width;
+                values[first..first + width].to_vec()
+            });
+            assert_eq!(t.get(&by_rank), wanted.collect::<Vec<f64>>(), "{ranks} ranks, {dtype}");
+            let back = t.empty(&[batch, ranks * tokens, width], dtype);
+            t.run(OrderRows { by_rank, by_position: back, to: RowOrder::ByPosition });
+            assert_eq!(t.get(&back), values, "{ranks} ranks, {dtype}");
+        }
+    }
+}
+
+#[test]
 fn dropout_of_a_part_of_the_channels_is_that_part_of_the_whole() {
     let t = bench(1);
     let (rows, channels) = (6, 48);
@@ -187,8 +234,18 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
         let (output, stats) = (t.empty(&[1, seq, count * dim], F32), t.empty(&[1, count, seq], F32));
         let dropout = Some(site(&t, DropoutPart { first_head: first, ..Default::default() }));
         let (scores, mask) = (Scores::default(), Mask::CAUSAL);
-        let op =
-            Attention { qkv, output, stats, heads: count, kv_heads: count, scores, mask, documents: None, dropout };
+        let op = Attention {
+            qkv,
+            keys: None,
+            output,
+            stats,
+            heads: count,
+            kv_heads: count,
+            scores,
+            mask,
+            documents: None,
+            dropout,
+        };
         t.run(op.clone());
         let grad_output = t.put(&[1, seq, count * dim], F32, &vec![1.0; seq * count * dim]);
         let grad_qkv = t.empty(&shape, F32);

@@ -452,6 +452,7 @@ fn a_product_and_an_attention_that_no_other_work_warms_up_run_in_a_body() {
     let input = output.reshape([tokens, heads * dim]);
     let attention = Attention {
         qkv,
+        keys: None,
         output,
         stats,
         heads,

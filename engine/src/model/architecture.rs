@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use device::{DType, Shape, Tensor};
-use parallel::{Place, Ranks};
+use parallel::{Axis, Place, Ranks};
 
 use super::expert_loads::{ExpertLoads, SelectionBias};
 use super::layer::{Layer, LossHead};
@@ -24,8 +24,11 @@ pub struct StepTensors {
     pub losses: TermSums,
     /// The loads of the step's experts on this rank, if the model has experts.
     pub expert_loads: Option<ExpertLoads>,
-    /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables.
+    /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables. If ranks divide samples, a row for each
+    /// token here.
     pub rotary: RotaryTables<Tensor>,
+    /// `(samples, tokens)`, i32: the positions of the tokens here, if ranks divide samples.
+    pub positions: Option<Tensor>,
 }
 
 /// Consecutive layers of a model.
@@ -88,8 +91,8 @@ pub struct ExpertBlocks {
     pub experts: usize,
     /// Choices beyond a capacity are dropped, and counted.
     pub drops: bool,
-    /// A loss is about the loads of all ranks.
-    pub balances_globally: bool,
+    /// The ranks over which a loss sums loads, if one does.
+    pub loads_over: Option<Axis>,
 }
 
 /// Builds a model's layers over its parameters, once these have memory.

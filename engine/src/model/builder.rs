@@ -6,6 +6,7 @@ use super::architecture::StepTensors;
 use super::dropout::DropoutLayer;
 use super::shape::GptShape;
 use super::tensor_parallel::{Packed, TensorParallel};
+use crate::batch_sizes::sequence_share;
 use crate::params::{ParamSpec, Params};
 
 /// A shape, and the ranks that share its layers.
@@ -36,7 +37,8 @@ impl ShardedShape<'_> {
 
     /// The dropout at a site of a layer, in all rows of the microbatch, or in a part of them.
     pub(crate) fn dropout(&self, rate: f64, layer: usize, site: u16, part: DropoutPart) -> DropoutLayer {
-        DropoutLayer { rate: rate as f32, seed: self.shape.seed, layer: layer as u16, site, part, rows: None }
+        let (seed, sequence) = (self.shape.seed, sequence_share(&self.parallel.ranks));
+        DropoutLayer { rate: rate as f32, seed, layer: layer as u16, site, part, rows: None, sequence }
     }
 
     /// The dropout of values that are added to this rank's rows of the residual stream.

@@ -1,7 +1,7 @@
 //! Dropout of one place in a model.
 
 use device::Tensor;
-use device::ops::{Dropout, DropoutPart, DropoutSite};
+use device::ops::{Dropout, DropoutPart, DropoutSite, SequenceShare};
 use graph_manager::Result;
 use parallel::Place;
 
@@ -20,6 +20,8 @@ pub(crate) struct DropoutLayer {
     pub(crate) part: DropoutPart,
     /// The rows here, if they are those of the residual stream. `None`: all rows of the microbatch.
     pub(crate) rows: Option<Place>,
+    /// The tokens of a sample here.
+    pub(crate) sequence: SequenceShare,
 }
 
 impl DropoutLayer {
@@ -34,8 +36,9 @@ impl DropoutLayer {
             return None;
         }
         let Some(record) = record else { unreachable!("a model that drops says so: Model::drops") };
-        let DropoutLayer { rate, seed, layer, site, part, rows } = *self;
+        let DropoutLayer { rate, seed, layer, site, part, rows, sequence } = *self;
         let part = rows.map_or(part, |rows| BatchSizes::of(cx).dropout_part(rows));
+        let part = DropoutPart { share: sequence, ..part };
         Some(DropoutSite { rate, seed, layer, site, record, part })
     }
 }

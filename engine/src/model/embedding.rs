@@ -1,6 +1,6 @@
 //! The first layer: tokens to hidden states.
 
-use device::ops::{DropoutSite, Embedding, EmbeddingBackward};
+use device::ops::{DropoutSite, Embedding, EmbeddingBackward, SequenceShare};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -11,7 +11,7 @@ use super::hidden::Hidden;
 use super::layer::Layer;
 use super::saved::Saved;
 use super::tensor_parallel::TensorParallel;
-use crate::batch_sizes::BatchSizes;
+use crate::batch_sizes::{BatchSizes, sequence_share};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -47,6 +47,9 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) scale: f32,
     /// `(positions, hidden)`: a sample takes the first of them; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
+    /// `(samples, tokens)`, i32: the positions of the tokens here, if ranks divide samples.
+    pub(crate) own_positions: Option<Tensor>,
+    pub(crate) sequence: SequenceShare,
     pub(crate) dropout: DropoutLayer,
     pub(crate) dtype: DType,
     pub(crate) ranks: TensorParallel,
@@ -62,8 +65,10 @@ struct SavedTokens {
 impl EmbeddingLayer {
     /// The layer over its parameters.
     pub(crate) fn build(builder: &LayerBuilder<'_>) -> EmbeddingLayer {
-        let LayerBuilder { of, params, .. } = builder;
+        let LayerBuilder { of, params, step } = builder;
         EmbeddingLayer {
+            own_positions: step.positions,
+            sequence: sequence_share(&of.parallel.ranks),
             table: params.get(TOKEN_TABLE),
             positions: of.shape.position.learned().map(|_| params.get(POSITION_TABLE)),
             dropout: of.hidden_dropout(0, 0),
@@ -75,10 +80,12 @@ impl EmbeddingLayer {
     }
 }
 
-/// The rows of a table of positions that the samples of the step take. Training steps set the gradients of the others
-/// to 0.
-fn in_use(cx: &StepContext<'_>, table: Option<Tensor>) -> Option<Tensor> {
-    table.map(|table| table.narrow(0, BatchSizes::of(cx).tokens_per_sample))
+impl EmbeddingLayer {
+    /// The rows of a table of positions that the samples of the step take. Training steps set the gradients of the
+    /// others to 0.
+    fn in_use(&self, cx: &StepContext<'_>, table: Option<Tensor>) -> Option<Tensor> {
+        table.map(|table| table.narrow(0, BatchSizes::of(cx).tokens_per_sample * self.sequence.ranks))
+    }
 }
 
 impl Layer for EmbeddingLayer {
@@ -86,8 +93,8 @@ impl Layer for EmbeddingLayer {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let all = all_rows(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);
-        let position_ids = input.samples.position_ids();
-        let positions = in_use(cx, self.positions.map(|positions| positions.weight));
+        let position_ids = input.samples.position_ids().or(self.own_positions.filter(|_| self.positions.is_some()));
+        let positions = self.in_use(cx, self.positions.map(|positions| positions.weight));
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,
@@ -108,7 +115,7 @@ impl Layer for EmbeddingLayer {
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
         let saved: &SavedTokens = saved.get();
         let grad_table = self.table.grad;
-        let grad_positions = in_use(cx, self.positions.and_then(|positions| positions.grad));
+        let grad_positions = self.in_use(cx, self.positions.and_then(|positions| positions.grad));
         if grad_table.is_none() && grad_positions.is_none() {
             return Ok(grad);
         }

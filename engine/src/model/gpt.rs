@@ -81,7 +81,7 @@ fn expert_blocks(shape: &GptShape) -> Option<ExpertBlocks> {
         blocks,
         experts: of.count,
         drops: of.capacity.is_some(),
-        balances_globally: of.balances_globally(),
+        loads_over: of.loads_over(),
     })
 }
 

@@ -13,6 +13,9 @@ pub struct Samples {
     pub record: Option<Tensor>,
     /// Their documents, and what begins anew with each; `None` if a sample is one document.
     pub documents: Option<(Documents, Restart)>,
+    /// `(batch, seq)`, i32: the positions in documents of the tokens here, if learned positions begin anew with each and
+    /// ranks divide samples. `None`: those of `documents`.
+    pub positions_here: Option<Tensor>,
     /// `(batch, 1)`, i32: of each sample the tokens that are no padding, for layers that ask. `None` if there is no
     /// padding.
     pub real: Option<Tensor>,
@@ -41,9 +44,8 @@ impl Samples {
 
     /// `(batch, seq)`, i32: positions that begin anew with each document; `None` if they count through the sample.
     pub(crate) fn position_ids(&self) -> Option<Tensor> {
-        self.documents
-            .filter(|(_, restart)| *restart != Restart::Attention)
-            .map(|(documents, _)| documents.position_ids)
+        let (documents, restart) = self.documents?;
+        (restart != Restart::Attention).then_some(self.positions_here.unwrap_or(documents.position_ids))
     }
 }
 
@@ -58,6 +60,7 @@ impl TensorTree for Samples {
                 }
                 None => None,
             },
+            positions_here: self.positions_here.map(|ids| f("positions_here", ids)).transpose()?,
             real: self.real.map(|real| f("real", real)).transpose()?,
         })
     }

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use device::Tensor;
-use device::ops::{Activation, ActivationKind, DropoutPart, DropoutSite, Epilogue, ReluDropout, ReluDropoutBackward};
+use device::ops::{
+    Activation, ActivationKind, DropoutPart, DropoutSite, Epilogue, ReluDropout, ReluDropoutBackward, SequenceShare,
+};
 use graph_manager::Result;
 use parallel::Ranks;
 
@@ -90,6 +92,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
                 site: 0,
                 part: DropoutPart::default(),
                 rows: None,
+                sequence: SequenceShare::WHOLE,
             },
         }));
     }

@@ -81,7 +81,7 @@ pub(crate) trait BlockPart {
     /// # Errors
     /// Errors of the device.
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, _step: &DecodeStep) -> Result<Tensor> {
-        let samples = Samples { record: None, documents: None, real: None };
+        let samples = Samples { record: None, documents: None, positions_here: None, real: None };
         self.forward(cx, Normed::Stored(normed), samples).map(|(output, _)| output)
     }
 

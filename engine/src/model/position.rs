@@ -2,8 +2,8 @@
 
 use std::f64::consts::TAU;
 
-use device::ops::Mask;
-use device::{Area, DType, Device, Shape, Tensor};
+use device::ops::{Mask, SequenceShare};
+use device::{Area, DType, Device, Tensor};
 
 /// How a model knows the order of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,15 +66,24 @@ impl<T> RotaryTables<T> {
 }
 
 impl RotaryTables<RotaryTable> {
-    /// The tables in memory that is added to `areas`: `(positions, head_dim / 2, 2)`, f32.
+    /// The tables in memory that is added to `areas`: `(positions, head_dim / 2, 2)`, f32. With a share of samples, the
+    /// rows of the `tokens` here.
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn uploaded(&self, device: &Device, areas: &mut Vec<Area>) -> device::Result<RotaryTables<Tensor>> {
+    pub(crate) fn uploaded(
+        &self,
+        device: &Device,
+        areas: &mut Vec<Area>,
+        share: SequenceShare,
+        tokens: usize,
+    ) -> device::Result<RotaryTables<Tensor>> {
         self.try_map(|table| -> device::Result<Tensor> {
-            let tensor = device.allocate_tensor(areas, "rotary_table", table.shape(), DType::F32)?;
+            let rows = if share == SequenceShare::WHOLE { table.positions } else { tokens };
+            let shape = [rows, table.head_dim / 2, 2];
+            let tensor = device.allocate_tensor(areas, "rotary_table", shape, DType::F32)?;
             if !device.is_dry() {
-                device.upload(&tensor, &table.values())?;
+                device.upload(&tensor, &table.values((0..rows).map(|row| share.position(row, rows))))?;
             }
             Ok(tensor)
         })
@@ -164,21 +173,16 @@ impl Scaling {
 }
 
 impl RotaryTable {
-    /// `(positions, head_dim / 2, 2)`.
-    pub fn shape(&self) -> Shape {
-        [self.positions, self.head_dim / 2, 2].into()
-    }
-
-    /// Cosine and sine of each position and channel pair, in the order of [`RotaryTable::shape`]; computed in f64.
-    pub fn values(&self) -> Vec<f32> {
+    /// `(positions, head_dim / 2, 2)`: cosine and sine of each of these positions and channel pair; computed in f64.
+    pub fn values(&self, positions: impl Iterator<Item = usize>) -> Vec<f32> {
         let frequency = |pair: usize| {
             let plain = self.base.powf(-((2 * pair) as f64) / self.head_dim as f64);
             self.scaling.map_or(plain, |scaling| scaling.apply(plain, pair, self.base, self.head_dim))
         };
         let factor = self.scaling.map_or(1.0, |scaling| scaling.attention_factor());
         let frequencies: Vec<f64> = (0..self.head_dim / 2).map(frequency).collect();
-        let mut values = Vec::with_capacity(self.shape().elements());
-        for position in 0..self.positions {
+        let mut values = Vec::new();
+        for position in positions {
             for frequency in &frequencies {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 values.extend([(factor * cos) as f32, (factor * sin) as f32]);

@@ -175,7 +175,7 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
 
 /// For each matrix, whether this rank makes it orthogonal. The dearest goes first, to the data-parallel rank with the least work.
 fn assigned(matrices: Vec<Matrix>, ranks: &Ranks) -> Vec<(Matrix, bool)> {
-    let Place { index: rank, count: ranks } = ranks.at(Axis::Data);
+    let Place { index: rank, count: ranks } = ranks.at(Axis::Tokens);
     let cost = |matrix: &Matrix| cost(matrix.rows, matrix.columns);
     let mut order: Vec<usize> = (0..matrices.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(cost(&matrices[index])));
@@ -203,7 +203,7 @@ impl Exchange {
             updates.iter().any(|update| (bucket.grads.address..end).contains(&update.whole_grad.address))
         };
         let buckets = params.buckets().filter(has_matrix).map(|bucket| (bucket.grads, bucket.owned_grads)).collect();
-        Exchange { group: params.ranks().along(Axis::Data).cloned(), buckets }
+        Exchange { group: params.ranks().along(Axis::Tokens).cloned(), buckets }
     }
 
     /// Every rank receives the directions that the others made.

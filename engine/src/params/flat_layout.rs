@@ -181,8 +181,7 @@ impl FlatLayout {
 /// The ranks over which a parameter's gradient is summed once it is complete: those with other tokens that do not divide the
 /// parameter.
 fn sums(spec: &ParamSpec, ranks: &Ranks) -> Axes {
-    let tokens = ranks.axes(Axis::Data) | ranks.axes(Axis::Context);
-    spec.spread.parts.iter().fold(tokens, |sums, part| sums - part.cut_over())
+    spec.spread.parts.iter().fold(ranks.axes(Axis::Tokens), |sums, part| sums - part.cut_over())
 }
 
 impl Bucket {

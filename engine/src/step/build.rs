@@ -1,7 +1,7 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
-use device::ops::{Control, Rule};
-use device::{DType, Device};
+use device::ops::{Control, Rule, SequenceShare};
+use device::{Area, DType, Device, Tensor};
 use graph_manager::{Error, Result, SideStream};
 use parallel::{Axes, Axis, Lane, PipelineStage};
 
@@ -9,7 +9,7 @@ use super::Stage;
 use super::lengths::check_lengths;
 use super::metrics::StepNumbers;
 use super::program::StepProgram;
-use crate::batch_sizes::BatchSizes;
+use crate::batch_sizes::{BatchSizes, sequence_share};
 use crate::gradient_sync::GradientSync;
 use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
@@ -94,19 +94,21 @@ impl Stage {
         check_ranks(&options, architecture)?;
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
-        let rest = if options.distributed_optimizer { ranks.axes(Axis::Data) } else { Axes::NONE };
+        let rest = if options.distributed_optimizer { ranks.axes(Axis::Tokens) } else { Axes::NONE };
         let (specs, bucket_bytes) = (architecture.specs.clone(), options.bucket_bytes);
         let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
-        let rotary = architecture.rotary.uploaded(device, &mut areas)?;
+        let sequence = sequence_share(ranks);
+        let (microbatches, samples) = (options.microbatches, options.micro_batch_size);
+        let sizes = BatchSizes { samples, tokens_per_sample: architecture.sample.length() / sequence.ranks };
+        let rotary = architecture.rotary.uploaded(device, &mut areas, sequence, sizes.tokens_per_sample)?;
+        let positions = positions(device, &mut areas, sequence, sizes)?;
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
-        let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary };
+        let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary, positions };
         let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
-        let (microbatches, samples) = (options.microbatches, options.micro_batch_size);
-        let sizes = BatchSizes { samples, tokens_per_sample: architecture.sample.length() };
         let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples)?;
         let kept_losses = (options.keeps_losses && layers.has_last()).then_some([microbatches, sizes.tokens()]);
         let kept_losses =
@@ -137,7 +139,6 @@ impl Stage {
         Ok(Stage {
             graphs,
             measures: false,
-            data_ranks: ranks.at(Axis::Data).count,
             program: StepProgram {
                 model,
                 inputs,
@@ -159,6 +160,25 @@ impl Stage {
     }
 }
 
+/// `(samples, tokens)`, i32: the positions of the tokens here; `None` if they count from 0.
+fn positions(
+    device: &Device,
+    areas: &mut Vec<Area>,
+    sequence: SequenceShare,
+    sizes: BatchSizes,
+) -> Result<Option<Tensor>> {
+    if sequence == SequenceShare::WHOLE {
+        return Ok(None);
+    }
+    let tokens = sizes.tokens_per_sample;
+    let tensor = device.allocate_tensor(areas, "positions", [sizes.samples, tokens], DType::I32)?;
+    if !device.is_dry() {
+        let here: Vec<i32> = (0..sizes.tokens()).map(|at| sequence.position(at % tokens, tokens) as i32).collect();
+        device.upload(&tensor, &here)?;
+    }
+    Ok(Some(tensor))
+}
+
 /// What the policy of graphs knows of the model and the data.
 fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes) -> StepShape {
     let layers = &architecture.layers;
@@ -169,6 +189,7 @@ fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes)
         chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
         hooks,
         microbatch,
+        context_ranks: architecture.ranks.at(Axis::Context).count,
     }
 }
 
@@ -176,19 +197,24 @@ fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes)
 fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()> {
     let ranks = &architecture.ranks;
     let overlaps = options.pipeline.schedule().overlaps();
-    let balances = architecture.experts.as_ref().is_some_and(|experts| experts.balances_globally);
+    let loads = architecture.experts.as_ref().and_then(|experts| experts.loads_over);
     let divides = ranks.at(Axis::Expert).has_others();
     let needed = [
         (Axis::Tensor, Lane::Main, true, "ranks share layers"),
         (Axis::KeyHeadCopies, Lane::Main, true, "ranks store copies of key heads"),
-        (Axis::Context, Lane::Main, true, "ranks have other tokens"),
-        (Axis::Data, Lane::Main, true, "ranks have other samples"),
+        (Axis::Context, Lane::Keys, true, "ranks divide sequences"),
+        (Axis::Tokens, Lane::Main, true, "ranks have other tokens"),
         (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
         (Axis::Expert, Lane::Main, true, "ranks have other experts"),
         (Axis::ExpertData, Lane::Main, divides, "ranks have the same experts and other tokens"),
         (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
         (Axis::Expert, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that have other experts"),
-        (Axis::Data, Lane::Loads, balances, "a loss is about the loads of experts on all data-parallel ranks"),
+        (
+            loads.unwrap_or(Axis::Tokens),
+            Lane::Loads,
+            loads.is_some(),
+            "a loss is about the loads of experts on all ranks",
+        ),
     ];
     match needed.into_iter().find(|&(axis, lane, asks, _)| asks && ranks.lacks(ranks.axes(axis), lane)) {
         Some((axis, lane, _, why)) => Err(Error::Usage {

@@ -32,9 +32,9 @@ pub struct StepSettings {
 /// The form of the batch of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GlobalBatch {
-    /// Ranks that have a share of the batch.
+    /// Ranks with other samples.
     pub(super) ranks: usize,
-    /// The sizes of a microbatch.
+    /// The sizes of a microbatch, of which ranks may divide the samples.
     pub(super) microbatch: BatchSizes,
 }
 

@@ -10,6 +10,7 @@ mod models;
 mod answers;
 mod beside;
 mod bound_list;
+mod context;
 mod copied_state;
 mod digests;
 mod distributed_optimizer;

@@ -134,8 +134,11 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
     let parallel = &config.parallel;
     let mut layouts = Vec::new();
     for tensor in given_or("parallel.tensor", parallel.tensor, powers(node.min(ranks)).collect()) {
-        for pipeline in given_or("parallel.pipeline", parallel.pipeline, divisors(ranks / tensor, config.model.layers))
-        {
+        for pipeline in given_or(
+            "parallel.pipeline",
+            parallel.pipeline,
+            divisors(ranks / (tensor * parallel.context).max(1), config.model.layers),
+        ) {
             let mut with = config.clone();
             (with.parallel.tensor, with.parallel.pipeline) = (tensor, pipeline);
             layouts.push(with);
@@ -163,7 +166,8 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
         words.iter().map(|word| with(config, |c| c.parallel.sequence_parallel = *word)).collect()
     });
     let layouts = vary(layouts, "parallel.distributed_optimizer", &|config| {
-        vec![with(config, |c| c.parallel.distributed_optimizer = data_ranks(config, ranks) > 1)]
+        let divides = |c: &RunConfig| data_ranks(c, ranks) * c.parallel.context > 1;
+        vec![with(config, |c| c.parallel.distributed_optimizer = divides(c))]
     });
     let layouts = vary(layouts, "train.micro_batch_size", &|config| {
         let most = config.train.global_batch_size / data_ranks(config, ranks);
@@ -194,7 +198,7 @@ fn may_overlap(config: &RunConfig, ranks: usize) -> bool {
     let in_turn = parallel.pipeline_schedule == PipelineSchedule::OneForwardOneBackward;
     let waits = parallel.tensor > 1 || parallel.pipeline > 1 && parallel.virtual_pipeline == 1;
     let several = config.train.global_batch_size > config.train.micro_batch_size * data_ranks(config, ranks);
-    config.cuda_graph.enable && in_turn && waits && several
+    config.cuda_graph.enable && in_turn && waits && several && parallel.context == 1
 }
 
 fn with(config: &RunConfig, change: impl FnOnce(&mut RunConfig)) -> RunConfig {

@@ -32,7 +32,7 @@ pub(super) struct Roughly {
 
 /// A way to compute a block: ranks that share it, whether they divide its tokens, samples, the extent of recomputation,
 /// whether attention is left out of it.
-type Way = (usize, bool, usize, &'static str, bool);
+type Way = ([usize; 2], bool, usize, &'static str, bool);
 
 /// Estimates layouts of one run.
 pub(super) struct Rough {
@@ -74,7 +74,7 @@ impl Rough {
         let costs = self.costs(&plan.config)?;
         let parallel = &plan.parallel;
         let (mesh, blocks) = (parallel.mesh, &parallel.blocks);
-        let (stages, data) = (mesh.size(Axis::Pipeline), mesh.size(Axis::Data) as f64);
+        let (stages, data) = (mesh.size(Axis::Pipeline), mesh.size(Axis::Tokens) as f64);
         let microbatches = plan.batch.microbatches() as f64;
         let chunks = (blocks.len() / stages).max(1) as f64;
         let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
@@ -101,7 +101,7 @@ impl Rough {
         let taken = self.network.card.taken(plan.connections().communicators()) as f64;
         let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
         let gradients = blocks_of(0) * costs.block.memory[1] + costs.rest.memory[1];
-        let ranks = mesh.members_along(0, Axis::Data);
+        let ranks = mesh.members_along(0, Axis::Tokens);
         let reduced = match ranks.len() {
             1 => 0.0,
             _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),
@@ -115,7 +115,7 @@ impl Rough {
     fn costs(&self, config: &RunConfig) -> Result<Costs, RunError> {
         let parallel = &config.parallel;
         let way = (
-            parallel.tensor,
+            [parallel.tensor, parallel.context],
             parallel.sequence_parallel,
             config.train.micro_batch_size,
             config.recompute.granularity.word(),
@@ -157,7 +157,7 @@ impl Rough {
         (parallel.pipeline, parallel.virtual_pipeline, parallel.microbatch_group) = (1, 1, None);
         (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
-        let plan = RunPlan::new(small, config.parallel.tensor)?;
+        let plan = RunPlan::new(small, config.parallel.tensor * config.parallel.context)?;
         let step = paper::steps(&plan, &[0], &self.network)?.remove(0);
         let simulation = simulate(&[step.nodes], self.network.card.overlap.transfer_share);
         let spans = simulation.ranks.iter().flat_map(|rank| &rank.spans);

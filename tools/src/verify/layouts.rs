@@ -21,8 +21,8 @@ pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
         of_sizes(Axis::DENSE.map(of))
     };
     let twos = of_sizes(Axis::DENSE.map(|axis| size(axis, 2)));
-    let [tensor, data, pipeline] = Axis::DENSE;
-    let pairs = [[tensor, data], [tensor, pipeline], [data, pipeline]].map(|pair| at(&pair));
+    let with_later = |first: usize| (first + 1..Axis::DENSE.len()).map(move |second| [first, second]);
+    let pairs = (0..Axis::DENSE.len()).flat_map(with_later).map(|pair| at(&pair.map(|axis| Axis::DENSE[axis])));
     let mut all: Vec<Mesh> = Vec::new();
     for mesh in [twos].into_iter().chain(pairs) {
         // A layout that lies within another one shows nothing more.
@@ -35,8 +35,8 @@ pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
 }
 
 /// The mesh with these sizes along the axes of [`Axis::DENSE`].
-pub(super) fn of_sizes([tensor, data, pipeline]: [usize; 3]) -> Mesh {
-    match Mesh::new(MeshSizes { tensor, pipeline, ..MeshSizes::of(tensor * data * pipeline) }) {
+pub(super) fn of_sizes([tensor, context, data, pipeline]: [usize; 4]) -> Mesh {
+    match Mesh::new(MeshSizes { tensor, context, pipeline, ..MeshSizes::of(tensor * context * data * pipeline) }) {
         Ok(mesh) => mesh,
         Err(_) => unreachable!("the sizes are above 0 and make up the ranks"),
     }
@@ -50,8 +50,9 @@ pub(super) fn with_size(mesh: Mesh, axis: Axis, size: usize) -> Option<Mesh> {
 
 /// A layout in words.
 pub(crate) fn words(mesh: Mesh) -> String {
-    let [tensor, pipeline, data] = [Axis::Tensor, Axis::Pipeline, Axis::Data].map(|axis| mesh.size(axis));
-    format!("tensor {tensor} x pipeline {pipeline} x data {data}")
+    let [tensor, context, data, pipeline] = Axis::DENSE.map(|axis| mesh.size(axis));
+    let context = if context > 1 { format!(" x context {context}") } else { String::new() };
+    format!("tensor {tensor}{context} x pipeline {pipeline} x data {data}")
 }
 
 #[cfg(test)]
@@ -60,13 +61,15 @@ mod tests {
 
     #[test]
     fn a_large_layout_becomes_small_ones_in_which_every_two_axes_of_three_ranks_and_more_meet() {
-        let sizes = |sizes: [usize; 3]| {
+        let sizes = |sizes: [usize; 4]| {
             let of = |mesh: Mesh| Axis::DENSE.map(|axis| mesh.size(axis));
             layouts(of_sizes(sizes)).into_iter().map(of).collect::<Vec<_>>()
         };
-        assert_eq!(sizes([2, 4, 2]), [[2, 4, 2]]);
-        assert_eq!(sizes([8, 8, 4]), [[2, 2, 2], [4, 4, 1], [4, 1, 4], [1, 4, 4]]);
-        assert_eq!(sizes([2, 9, 6]), [[2, 2, 2], [2, 3, 1], [2, 1, 4], [1, 3, 4]]);
-        assert_eq!(sizes([1, 64, 1]), [[1, 2, 1], [1, 4, 1]]);
+        assert_eq!(sizes([2, 1, 4, 2]), [[2, 1, 4, 2]]);
+        assert_eq!(sizes([8, 1, 8, 4]), [[2, 1, 2, 2], [4, 1, 4, 1], [4, 1, 1, 4], [1, 1, 4, 4]]);
+        assert_eq!(sizes([2, 1, 9, 6]), [[2, 1, 2, 2], [2, 1, 3, 1], [2, 1, 1, 4], [1, 1, 3, 4]]);
+        assert_eq!(sizes([1, 1, 64, 1]), [[1, 1, 2, 1], [1, 1, 4, 1]]);
+        let all = [[2, 2, 2, 2], [4, 4, 1, 1], [4, 1, 4, 1], [4, 1, 1, 4], [1, 4, 4, 1], [1, 4, 1, 4], [1, 1, 4, 4]];
+        assert_eq!(sizes([8, 8, 8, 8]), all);
     }
 }

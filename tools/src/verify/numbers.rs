@@ -1,12 +1,13 @@
 //! The numbers of a run's first steps, on all ranks. Ranks are threads of this host.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 use common::panic_text;
 use device::{Device, HostOptions};
 use engine::step::{BlockLoad, StepSettings};
-use parallel::{ThreadRank, ThreadWorld};
+use parallel::{Connections, Ranks, ThreadRank, ThreadWorld};
 use trainer::checkpoint::Writers;
 use trainer::config::RunConfig;
 use trainer::config::plan::RunPlan;
@@ -55,11 +56,22 @@ pub(super) struct Numbers {
     pub(super) loaded: Option<Vec<Shard>>,
 }
 
+/// Connects a rank with the others.
+pub(super) type Connect = fn(&ThreadRank, &Connections) -> device::Result<Rc<Ranks>>;
+
 /// The numbers of every rank.
 ///
 /// # Errors
 /// A configuration that breaks a rule; a step that fails; a checkpoint that cannot be saved, or does not load on one rank.
 pub(super) fn numbers(config: &RunConfig, ranks: usize) -> Result<Numbers, RunError> {
+    connected_numbers(config, ranks, ThreadRank::connect)
+}
+
+/// As [`numbers`], of ranks that are connected so.
+///
+/// # Errors
+/// As [`numbers`].
+pub(super) fn connected_numbers(config: &RunConfig, ranks: usize, connect: Connect) -> Result<Numbers, RunError> {
     RunPlan::new(config.clone(), ranks)?;
     let made = (ranks > 1).then(tempfile::tempdir).transpose();
     let folder = made.map_err(file_error("a temporary folder for a checkpoint".into()))?;
@@ -67,7 +79,7 @@ pub(super) fn numbers(config: &RunConfig, ranks: usize) -> Result<Numbers, RunEr
     let results: Vec<Result<(RankNumbers, Option<PathBuf>), RunError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = ThreadWorld::ranks(ranks, TIMEOUT)
             .into_iter()
-            .map(|rank| scope.spawn(move || on_rank(config, ranks, &rank, path)))
+            .map(|rank| scope.spawn(move || on_rank(config, ranks, (&rank, connect), path)))
             .collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|end| end.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))).collect()
@@ -91,7 +103,7 @@ pub(super) fn host() -> device::Result<Device> {
 fn on_rank(
     config: &RunConfig,
     ranks: usize,
-    rank: &ThreadRank,
+    (rank, connect): (&ThreadRank, Connect),
     folder: Option<&Path>,
 ) -> Result<(RankNumbers, Option<PathBuf>), RunError> {
     let mut plan = RunPlan::new(config.clone(), ranks)?;
@@ -99,7 +111,7 @@ fn on_rank(
     // What reads memory after its last use reads no number.
     plan.graphs.poison = true;
     let device = host()?;
-    let group = ProcessGroup::of(rank.connect(&plan.connections())?);
+    let group = ProcessGroup::of(connect(rank, &plan.connections())?);
     let mut stage = recorded_stage(&plan, &device, &group, Some(config.train.seed))?;
     let samples = Samples::of(&plan);
     let mut before = Before::new(&stage)?;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use parallel::Axis;
-use trainer::config::{ConfigSources, RunConfig};
+use trainer::config::{ConfigSources, ParallelConfig, RunConfig};
 
 use super::{Trial, Verdict, trials};
 
@@ -13,6 +13,7 @@ use super::{Trial, Verdict, trials};
 const FEATURES: &[&[&str]] = &[
     &["data 1", "data 2", "data 3"],
     &["parallel.tensor=1", "parallel.tensor=2", "parallel.tensor=4"],
+    &["parallel.context=1", "parallel.context=2", "parallel.context=4"],
     &[
         "parallel.pipeline=1",
         "parallel.pipeline=2",
@@ -94,7 +95,8 @@ fn config(case: &Case) -> RunConfig {
 /// The layout of a case. `None` if it has more than 16 ranks, or breaks a rule.
 fn trial(case: &Case) -> Option<Trial> {
     let config = config(case);
-    let ranks = config.parallel.tensor * config.parallel.pipeline * (case[0] + 1);
+    let ParallelConfig { tensor, context, pipeline, .. } = config.parallel;
+    let ranks = tensor * context * pipeline * (case[0] + 1);
     let trials = (ranks <= 16).then(|| trials(&config, ranks).ok()).flatten();
     trials.and_then(|trials| trials.into_iter().next())
 }
@@ -156,7 +158,10 @@ fn all_pairs_meet_but_those_that_a_rule_excludes() {
     let (cases, never) = cases();
     let axes = |case: &Case| trial(case).map(|trial| Axis::DENSE.map(|axis| trial.mesh.size(axis)));
     let layouts: BTreeSet<_> = cases.iter().filter_map(axes).collect();
-    assert!(layouts.contains(&[2, 2, 2]) && layouts.contains(&[1, 3, 2]), "{layouts:?}");
+    assert!(
+        layouts.contains(&[2, 1, 2, 2]) && layouts.contains(&[1, 1, 3, 2]) && layouts.contains(&[2, 2, 2, 1]),
+        "{layouts:?}"
+    );
     let excluded = [
         ["parallel.pipeline_schedule=zero_bubble", "cuda_graph.overlap_microbatches=true"],
         ["model.expert_capacity_factor=0.75", "data.seq_length_buckets=[64,128]"],

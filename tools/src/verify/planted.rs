@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::ops::AddAssign;
 
 use engine::precision::Precision;
-use parallel::{Axis, Mesh};
-use trainer::config::{ConfigSources, RunConfig};
+use parallel::{Axis, Mesh, Ranks};
+use trainer::config::{ConfigSources, ParallelConfig, RunConfig};
 use trainer::error::RunError;
 
 use super::layouts::of_sizes;
-use super::numbers::{Numbers, RankNumbers, numbers};
+use super::numbers::{Connect, Numbers, RankNumbers, connected_numbers, numbers};
 use super::values::{Shard, Values};
 use super::{Trial, Verdict, trials};
 use Plant::{Changed, Counted, Divided, Summed};
@@ -179,6 +179,59 @@ fn planted_faults_are_found_with_muon() {
     assert_found(&format!("{GPT} optimizer.kind=muon"), [2, 1, 2], &of_muon);
 }
 
+const CONTEXT: &str = "model.layers=2 train.global_batch_size=8 parallel.context=2";
+
+#[test]
+fn planted_faults_are_found_over_the_ranks_that_divide_sequences() {
+    let of_context: [Fault; 3] = [
+        (
+            "h.1.ln_1.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Context) as f32)),
+            ["is 2 times", "over the 2 ranks of the context axis: it is counted once a rank"],
+        ),
+        (
+            "h.0.mlp.c_fc.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Context) as f32)),
+            ["is 1/2 of", "over the 2 ranks of the context axis: it is divided by their number"],
+        ),
+        // The gradients of keys, the second third, are not summed.
+        (
+            "h.0.attn.c_attn.weight",
+            |mesh, all| {
+                for one in all.iter_mut().filter(|_| mesh.size(Axis::Context) > 1) {
+                    let third = one.here.len() / 3;
+                    one.here[third..2 * third].iter_mut().for_each(|value| *value *= 0.5);
+                }
+            },
+            ["by no constant factor", "over the 2 ranks of the context axis"],
+        ),
+    ];
+    assert_found(CONTEXT, [1, 1, 2], &of_context);
+    let planted = Planted::new(CONTEXT, [1, 1, 2]);
+    let own_tokens = planted.verdict(&mut |_, mesh, numbers| {
+        let steps = numbers.ranks.iter_mut().flat_map(|rank| &mut rank.steps);
+        steps.for_each(|step| step.losses[0].1 *= mesh.size(Axis::Context) as f64);
+    });
+    let Verdict::Differs(text) = own_tokens else { panic!("a loss divided by a rank's own tokens: not found") };
+    assert!(text.contains("loss") && text.contains("over the 2 ranks of the context axis"), "{text}");
+}
+
+#[test]
+fn keys_at_the_positions_of_other_parts_are_found() {
+    let reversed: Connect = |rank, connections| {
+        Ranks::connect(connections, rank.rank(), &mut |name, mut group| {
+            if name.ends_with("keys") {
+                group.reverse();
+            }
+            Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1))
+        })
+    };
+    let planted = Planted::new(CONTEXT, [1, 1, 1]);
+    let verdict = planted.trial.verdict_of(&mut |config, ranks| connected_numbers(config, ranks, reversed)).unwrap();
+    let Verdict::Differs(text) = verdict else { panic!("not found") };
+    assert!(text.contains("step 1") && text.contains("over the 2 ranks of the context axis"), "{text}");
+}
+
 /// A factor shows through the rounding of the run's own format, where f32 has the right numbers.
 #[test]
 fn planted_faults_are_found_in_the_formats_that_round() {
@@ -233,7 +286,7 @@ struct Planted {
 impl Planted {
     fn new(settings: &str, [tensor, pipeline, data]: [usize; 3]) -> Planted {
         let config = config(settings, [tensor, pipeline]);
-        let [trial] = trials(&config, tensor * pipeline * data).unwrap().try_into().ok().unwrap();
+        let [trial] = trials(&config, tensor * config.parallel.context * pipeline * data).unwrap().try_into().ok().unwrap();
         Planted { trial, known: RefCell::default() }
     }
 
@@ -245,8 +298,8 @@ impl Planted {
                 self.known.borrow_mut().insert(key.clone(), numbers(config, ranks)?);
             }
             let mut all = self.known.borrow()[&key].clone();
-            let [tensor, pipeline] = [config.parallel.tensor, config.parallel.pipeline];
-            plant(config, of_sizes([tensor, ranks / tensor / pipeline, pipeline]), &mut all);
+            let ParallelConfig { tensor, context, pipeline, .. } = config.parallel;
+            plant(config, of_sizes([tensor, context, ranks / tensor / context / pipeline, pipeline]), &mut all);
             Ok(all)
         });
         verdict.unwrap()

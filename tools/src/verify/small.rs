@@ -81,7 +81,8 @@ impl Small {
 pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     let mut config = plan.config.clone();
     let mut replaced = Vec::new();
-    shrink_model(&mut config, plan.parallel.mesh.size(Axis::Tensor), mesh.size(Axis::Tensor));
+    let of_context = mesh.size(Axis::Context);
+    shrink_model(&mut config, plan.parallel.mesh.size(Axis::Tensor), mesh.size(Axis::Tensor), of_context);
     shrink_layout(&mut config, plan, mesh);
     if !config.cuda_graph.layers.is_empty() {
         replaced.push(format!("cuda_graph.layers = {:?}: all layers", config.cuda_graph.layers));
@@ -124,7 +125,7 @@ fn keep_what_fits(config: &mut RunConfig, mesh: Mesh, replaced: &mut Vec<String>
     })
 }
 
-fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize) {
+fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize, context: usize) {
     let has_8_bits = config.precision.fp8 != Fp8Choice::None;
     let has_blocks = has_8_bits && config.precision.fp8_recipe == Fp8Recipe::Blockwise;
     let RunConfig { model, data, .. } = config;
@@ -161,7 +162,9 @@ fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize) {
     let rows = 128 * small_ranks;
     model.vocab = if model.vocab.is_multiple_of(128 * ranks) { rows } else { rows - 31 };
     let lengths = data.seq_length_buckets.len().min(2);
-    let seq = (4 * small_ranks).max(12).next_multiple_of(unit * lengths.max(1));
+    // Ranks that divide sequences have two parts of each, of two tokens and more.
+    let parts = 2 * context;
+    let seq = (4 * small_ranks * context).max(12).max(4 * context).next_multiple_of(parts * unit * lengths.max(1));
     data.seq_length_buckets = [seq / 2, seq][2 - lengths..].to_vec();
     model.max_position_embeddings =
         model.max_position_embeddings.map(|most| if most > model.seq_length { seq + 4 } else { seq });
@@ -307,6 +310,7 @@ pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
     let mut config = config.clone();
     let parallel = &mut config.parallel;
     (parallel.tensor, parallel.pipeline) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
+    parallel.context = mesh.size(Axis::Context);
     if parallel.pipeline == 1 {
         (parallel.virtual_pipeline, parallel.microbatch_group) = (1, None);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
@@ -334,14 +338,15 @@ mod tests {
     use crate::verify::layouts::of_sizes;
 
     /// The small model of a run, in a layout of these sizes along tensor, data and pipeline.
-    fn of(settings: &str, mesh: [usize; 3]) -> Small {
+    fn of(settings: &str, [tensor, data, pipeline]: [usize; 3]) -> Small {
         let mut sources = ConfigSources::default();
         for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
             sources.set(key, value, "test").unwrap();
         }
         let config = sources.resolve();
         let ranks = config.parallel.tensor * config.parallel.pipeline;
-        small(&RunPlan::new(config, ranks).unwrap(), of_sizes(mesh)).unwrap_or_else(|error| panic!("{error}"))
+        small(&RunPlan::new(config, ranks).unwrap(), of_sizes([tensor, 1, data, pipeline]))
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     #[test]

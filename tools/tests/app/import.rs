@@ -193,9 +193,9 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     assert_values(&table, "[data]\nsplit = 0.949\n");
     assert_comments(&said, &[&["--split 949,50,1", "test data, is for validation"]]);
     let (table, said) =
-        page("--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --context-parallel-size 2", 2);
-    assert_values(&table, "[parallel]\ntensor = 2\n");
-    assert_comments(&said, &[&["--expert-tensor-parallel-size 4", "parallel.tensor"], &["--context-parallel-size 2"]]);
+        page("--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --context-parallel-size 2", 4);
+    assert_values(&table, "[parallel]\ntensor = 2\ncontext = 2\n");
+    assert_comments(&said, &[&["--expert-tensor-parallel-size 4", "parallel.tensor"]]);
     // A share of warm-up is one of the decay's 400 steps.
     let (table, _) = page("--lr-warmup-fraction 0.1 --lr-decay-iters 400", 1);
     assert_values(&table, "[optimizer]\nwarmup_steps = 40\n");
@@ -278,18 +278,17 @@ fn a_job_of_torchtitan_becomes_a_configuration() {
     assert_values(
         &table,
         "[model]\npreset = \"llama-8b\"\nseq_length = 8192\n[data]\ntokenizer = \"./assets/hf/Llama-3.1-8B\"\n\
-         [train]\nmicro_batch_size = 1\nglobal_batch_size = 4\nsteps = 1000\n[optimizer]\nkind = \"adamw\"\nlr = 3e-4\n\
+         [train]\nmicro_batch_size = 1\nglobal_batch_size = 2\nsteps = 1000\n[optimizer]\nkind = \"adamw\"\nlr = 3e-4\n\
          min_lr = 3e-5\nclip = 0.5\nschedule = \"wsd\"\ndecay_steps = 500\nbetas = [0.9, 0.95]\n[parallel]\ntensor = 2\n\
-         distributed_optimizer = true\n[checkpoint]\ndir = \"checkpoint\"\nkeep = 10\nasync_save = true\n[cuda_graph]\nenable = true\n\
+         context = 2\ndistributed_optimizer = true\n[checkpoint]\ndir = \"checkpoint\"\nkeep = 10\nasync_save = true\n[cuda_graph]\nenable = true\n\
          [recompute]\ngranularity = \"selective\"\n[precision]\ncompute = \"bf16\"\n",
     );
     assert_comments(
         &page,
         &[
-            &["global_batch_size = 4", "local_batch_size 1 x 4 data-parallel ranks"],
+            &["global_batch_size = 2", "local_batch_size 1 x 2 data-parallel ranks"],
             &["decay_steps = 500", "decay_ratio 0.5 x 1000 steps"],
             &["training.dataset", "files or folders"],
-            &["parallelism.context_parallel_degree = 2", "tensor, pipeline and data"],
             &["wombat.eats", "no setting of this name is known"],
         ],
     );

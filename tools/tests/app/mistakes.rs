@@ -125,9 +125,9 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["model.seq_length = 64 with model.max_position_embeddings = 48", "set model.seq_length = 48 or less"],
     ),
     (
-        "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
+        "--expert-model-parallel-size 2 --rotary-percent=0.5 --fp16",
         &[
-            "3 flags are not accepted: --context-parallel-size 2, --rotary-percent 0.5, --fp16. Rule: ",
+            "3 flags are not accepted: --expert-model-parallel-size 2, --rotary-percent 0.5, --fp16. Rule: ",
             "\n  --rotary-percent 0.5: rotary positions turn all channels of a head. Fix: ",
         ],
     ),

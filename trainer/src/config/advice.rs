@@ -45,7 +45,7 @@ fn forced_balance(plan: &RunPlan) -> Option<String> {
 fn faster(plan: &RunPlan, env: &RankEnv) -> Option<String> {
     let (graph, mesh) = (&plan.config.cuda_graph, &plan.parallel.mesh);
     let in_parts = graph.enable && matches!(graph.scope, GraphScope::PerLayer | GraphScope::PerChunk);
-    let (tensor, data) = (mesh.size(Axis::Tensor), mesh.size(Axis::Data));
+    let (tensor, data) = (mesh.size(Axis::Tensor), mesh.size(Axis::Tokens));
     // Ranks along these axes are neighbours, and nodes have neighbours.
     let between_nodes = data > 1 && tensor * data > env.local_size;
     (in_parts && between_nodes && mesh.size(Axis::Pipeline) > 1).then(|| {

@@ -5,6 +5,7 @@ use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::precision::Precision;
 
 use crate::config::checks::{at_least, at_most, require};
+use crate::config::context_plan::tokens_here;
 use crate::config::{AmaxAlgo, Fp8Choice, RunConfig};
 
 /// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
@@ -53,7 +54,7 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize, head_dim: usize
         ("queries, keys and values of a rank", (share(model.heads) + 2 * share(kv_heads).max(1)) * head_dim),
         ("heads x head size of a rank", share(model.heads * head_dim)),
         ("model.ffn of a rank", share(ffn)),
-        ("tokens of a microbatch", config.train.micro_batch_size * model.seq_length),
+        ("tokens of a microbatch", tokens_here(config)),
     ] {
         require(size.is_multiple_of(MULTIPLE), || {
             UserError::new(

@@ -4,6 +4,7 @@ use common::UserError;
 
 use crate::config::RunConfig;
 use crate::config::checks::require;
+use crate::config::context_plan::tokens_here;
 
 /// A piece's logits may take the memory of this many tensors of (tokens, hidden) for each block. A block keeps 16 and
 /// more of them for backward, if nothing is recomputed.
@@ -14,7 +15,7 @@ const LOGIT_TENSORS_PER_BLOCK: usize = 3;
 /// The number determines the order in which that gradient is summed. So it does not depend on the GPU, on stages,
 /// graphs or recomputation.
 pub(super) fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
-    let rows = config.train.micro_batch_size * config.model.seq_length;
+    let rows = tokens_here(config);
     if let Some(pieces) = config.model.loss_pieces {
         require(pieces > 0 && rows.is_multiple_of(pieces), || {
             UserError::new(

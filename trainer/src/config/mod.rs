@@ -10,6 +10,7 @@ pub mod batch_plan;
 pub mod bucket_plan;
 pub mod bucket_shares;
 pub mod checks;
+mod context_plan;
 pub mod epochs;
 mod evaluation_plan;
 mod experts_plan;

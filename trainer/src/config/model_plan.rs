@@ -7,7 +7,7 @@ use engine::model::{
     Architecture, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel,
     Windows, gpt, gpt_part, mlp,
 };
-use parallel::Ranks;
+use parallel::{Axis, Ranks};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::experts_plan::experts_plan;
@@ -31,11 +31,11 @@ pub enum ModelPlan {
 }
 
 impl ModelPlan {
-    /// Whether a loss is about the loads of experts on all data-parallel ranks.
-    pub fn balances_globally(&self) -> bool {
+    /// The ranks over which a loss sums the loads of experts, if one does.
+    pub fn loads_over(&self) -> Option<Axis> {
         match self {
-            ModelPlan::Gpt(shape) => shape.experts.as_ref().is_some_and(Experts::balances_globally),
-            ModelPlan::Mlp(_) => false,
+            ModelPlan::Gpt(shape) => shape.experts.as_ref().and_then(Experts::loads_over),
+            ModelPlan::Mlp(_) => None,
         }
     }
 

@@ -76,7 +76,7 @@ impl ParallelPlan {
 
     /// The ranks that divide master weights and optimizer state beyond the parameters.
     pub fn rest(&self) -> Axes {
-        if self.distributed_optimizer { self.mesh.axes(Axis::Data) } else { Axes::NONE }
+        if self.distributed_optimizer { self.mesh.axes(Axis::Tokens) } else { Axes::NONE }
     }
 
     /// The pipeline stage of a rank.

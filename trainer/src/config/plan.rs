@@ -165,8 +165,8 @@ impl RunPlan {
         if schedule.overlaps() {
             all = all.with(Axis::Tensor, Lane::Aside);
         }
-        if self.model.balances_globally() {
-            all = all.with(Axis::Data, Lane::Loads);
+        if let Some(axis) = self.model.loads_over() {
+            all = all.with(axis, Lane::Loads);
         }
         all
     }

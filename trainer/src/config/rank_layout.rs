@@ -7,6 +7,7 @@ use engine::model::GptShape;
 use parallel::{Axis, Mesh, MeshSizes, Schedule};
 
 use crate::config::checks::at_least;
+use crate::config::context_plan::check_context;
 use crate::config::{
     GraphMempool, GraphScope, ModelKind, ParallelConfig, PipelineSchedule, RecomputeGranularity, RunConfig,
 };
@@ -16,15 +17,16 @@ use crate::config::{
 /// # Errors
 /// A model with layers that ranks cannot share, or a number of ranks that the settings do not divide.
 pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
-    let (tensor, pipeline) = (config.parallel.tensor, config.parallel.pipeline);
+    let ParallelConfig { tensor, context, pipeline, .. } = config.parallel;
     for (key, value) in [
         ("parallel.tensor", tensor),
+        ("parallel.context", context),
         ("parallel.pipeline", pipeline),
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline),
     ] {
         at_least(key, value, 1)?;
     }
-    for (key, value) in [("parallel.tensor", tensor), ("parallel.pipeline", pipeline)] {
+    for (key, value) in [("parallel.tensor", tensor), ("parallel.context", context), ("parallel.pipeline", pipeline)] {
         if value > 1 && config.model.kind == ModelKind::Mlp {
             return Err(UserError::new(
                 format!("{key} = {value} with model.kind = \"mlp\""),
@@ -33,7 +35,18 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
             ));
         }
     }
-    Mesh::new(MeshSizes { tensor, pipeline, ..MeshSizes::of(ranks) }).map_err(|_| {
+    Mesh::new(MeshSizes { tensor, context, pipeline, ..MeshSizes::of(ranks) }).map_err(|_| {
+        if context > 1 {
+            let needed = tensor.saturating_mul(context).saturating_mul(pipeline);
+            return UserError::new(
+                format!(
+                    "parallel.tensor = {tensor} with parallel.context = {context} and parallel.pipeline = {pipeline} on {}",
+                    counted(ranks, "rank")
+                ),
+                "the number of ranks is a multiple of parallel.tensor x parallel.context x parallel.pipeline",
+                format!("start a multiple of {needed} ranks, or set another parallel.context"),
+            );
+        }
         let divisor = |most: usize, of: usize| (1..=most.min(of)).rev().find(|&fewer| of.is_multiple_of(fewer));
         if pipeline == 1 {
             let divisor = divisor(tensor, ranks).unwrap_or(1);
@@ -243,6 +256,7 @@ pub fn check_shape(config: &RunConfig, shape: &GptShape) -> Result<(), UserError
             format!("set model.kv_heads = {}, or another parallel.tensor", kv_heads.next_multiple_of(tensor)),
         ));
     }
+    check_context(config, shape)?;
     let tokens = config.train.micro_batch_size * config.model.seq_length;
     if config.parallel.sequence_parallel && !tokens.is_multiple_of(tensor) {
         return Err(UserError::new(

@@ -393,6 +393,7 @@ section!(ParallelConfig {
     tensor: usize,
     sequence_parallel: bool,
     tensor_transfers: TensorTransfers,
+    context: usize,
     pipeline: usize,
     pipeline_schedule: PipelineSchedule,
     virtual_pipeline: usize,

@@ -109,7 +109,7 @@ const RULES: &[(&[&str], When, &str)] = &[
 const WITHOUT_VALUE: &[&str] = &["model.rope_window_base", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"];
 
 fn has_one_data_rank(run: &RunPlan) -> bool {
-    run.parallel.mesh.size(Axis::Data) == 1
+    run.parallel.mesh.size(Axis::Tokens) == 1
 }
 
 impl When {

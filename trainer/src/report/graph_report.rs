@@ -16,6 +16,7 @@ use crate::report::replay_picture::{replay_picture, stage_part};
 struct RankReport<'r> {
     rank: usize,
     tensor: usize,
+    context: usize,
     pipeline: usize,
     data: usize,
     #[serde(flatten)]
@@ -36,9 +37,9 @@ pub(crate) fn write_graph_report(
     path: &Path,
 ) -> Result<(), RunError> {
     let (report, rank) = (stage.graphs().report(), group.rank());
-    let [tensor, pipeline, data] = [Axis::Tensor, Axis::Pipeline, Axis::Data].map(|axis| mesh.position(rank, axis));
+    let [tensor, context, data, pipeline] = Axis::DENSE.map(|axis| mesh.position(rank, axis));
     let failed = |what: &Path| file_error(format!("the graph report, {}", what.display()));
-    let of_rank = RankReport { rank, tensor, pipeline, data, report: &report };
+    let of_rank = RankReport { rank, tensor, context, pipeline, data, report: &report };
     let own = serde_json::to_string(&of_rank).map_err(std::io::Error::from).map_err(failed(path))?;
     let part = stage_part(&format!("stage {pipeline}, rank {rank}"), &report);
     let from_all = |text: String| move |rank| group.control.broadcast_text(rank, text.clone());

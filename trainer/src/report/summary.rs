@@ -86,9 +86,13 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
         (tensor, false) => format!("; {tensor} ranks share each layer{by}"),
         (tensor, true) => format!("; {tensor} ranks share each layer and its tokens{by}"),
     };
+    let divided = match plan.parallel.mesh.size(Axis::Context) {
+        1 => String::new(),
+        context => format!("; {context} ranks divide each sequence"),
+    };
     let ramp = batch.describe_ramp().map_or(String::new(), |ramp| format!("; {ramp}"));
     format!(
-        "{} = {} x {} x {}, {} tokens a step{shared}{ramp}",
+        "{} = {} x {} x {}, {} tokens a step{shared}{divided}{ramp}",
         counted(batch.global, "sample"),
         counted(data, "rank"),
         counted(batch.microbatches(), "microbatch"),

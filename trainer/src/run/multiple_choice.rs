@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use data::{Accuracy, Asked, MultipleChoice};
 use device::HostValues;
+use device::ops::SequenceShare;
 use engine::step::{Stage, StepSettings};
+use parallel::{Axis, Place};
 use serde::Serialize;
 
 use crate::config::batch_plan::BatchShare;
@@ -109,6 +111,8 @@ fn own_sums(
 ) -> Result<Option<Vec<(usize, f64)>>, RunError> {
     let data_rank = plan.parallel.data_rank(group.rank());
     let width = plan.sample_row().width;
+    let Place { index: rank, count: ranks } = group.ranks.at(Axis::Context);
+    let (sequence, tokens) = (SequenceShare { rank, ranks }, width / 2 / ranks);
     let mut sums = Vec::new();
     for (index, first) in (0..rows).step_by(plan.batch.global).enumerate() {
         if group.control.any(group.stop.is_asked()) {
@@ -130,9 +134,10 @@ fn own_sums(
         let losses = stage.losses(share.microbatches)?;
         pending.wait()?;
         let Some(losses) = losses.map(|losses| losses.wait()).transpose()? else { continue };
-        for (number, losses) in own.zip(losses.chunks(width / 2)) {
-            let counted = &losses[questions.counted(number)];
-            sums.push((number, -counted.iter().map(|&loss| f64::from(loss)).sum::<f64>()));
+        for (number, losses) in own.zip(losses.chunks(tokens)) {
+            let counted = questions.counted(number);
+            let here = (0..tokens).filter(|&token| counted.contains(&sequence.position(token, tokens)));
+            sums.push((number, -here.map(|token| f64::from(losses[token])).sum::<f64>()));
         }
     }
     Ok(Some(sums))
@@ -145,12 +150,14 @@ fn rows_of(share: BatchShare, end: usize) -> Range<usize> {
 }
 
 /// The log-likelihoods of all rows, on all ranks. Each part of the batch comes from the first rank that has it and the head.
+/// Ranks that divide sequences have a summand each.
 fn all_sums(plan: &RunPlan, group: &ProcessGroup, own: &[(usize, f64)], rows: usize) -> Vec<f64> {
     let mut sums = vec![0.0; rows];
     let ranks = 0..plan.parallel.mesh.ranks();
     let with_head: Vec<usize> = ranks.filter(|rank| plan.layers(*rank).has_last()).collect();
-    for part in 0..plan.parallel.mesh.size(parallel::Axis::Data) {
-        let Some(rank) = with_head.iter().find(|rank| plan.parallel.data_rank(**rank) == part) else { continue };
+    let mesh = &plan.parallel.mesh;
+    for part in 0..mesh.size(Axis::Tokens) {
+        let Some(rank) = with_head.iter().find(|rank| mesh.position(**rank, Axis::Tokens) == part) else { continue };
         // As bits: no digit is lost.
         let text = match *rank == group.rank() {
             true => own.iter().map(|(number, sum)| format!("{number} {}\n", sum.to_bits())).collect(),
@@ -159,7 +166,7 @@ fn all_sums(plan: &RunPlan, group: &ProcessGroup, own: &[(usize, f64)], rows: us
         for line in group.control.broadcast_text(*rank, text).lines() {
             let mut words = line.split(' ').map(str::parse::<u64>);
             if let (Some(Ok(number)), Some(Ok(bits))) = (words.next(), words.next()) {
-                sums[number as usize] = f64::from_bits(bits);
+                sums[number as usize] += f64::from_bits(bits);
             }
         }
     }

@@ -41,6 +41,8 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const STATS_OFFSETS: i64 = 22;
     /// bf16, scratch: the gradients of keys and of values, for each query head.
     pub(in crate::cuda::cudnn) const HEAD_GRADS: [i64; 2] = [23, 24];
+    /// Host scalars, i32: the numbers of keys and of queries.
+    pub(in crate::cuda::cudnn) const KEYS_AND_QUERIES: [i64; 2] = [25, 26];
 }
 
 /// The sizes of a packed attention.
@@ -56,6 +58,19 @@ pub(super) struct GraphSizes {
     /// The largest number of documents in a sample. Tensors are then ragged, and each document is an item of their first
     /// axis. `None` if a sample is one document.
     pub(super) documents: Option<i64>,
+    /// The queries are a part of a sequence, whose keys and values lie in rows of their own.
+    pub(super) part: Option<PartSizes>,
+}
+
+/// The sizes of an attention of a part of the queries. It sees the keys up to its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PartSizes {
+    /// Tokens of a sample in the rows of queries.
+    pub(super) tokens: i64,
+    /// Tokens of a sample in the rows of keys.
+    pub(super) whole: i64,
+    /// The first keys of a sample: those up to the last query's own.
+    pub(super) keys: i64,
 }
 
 /// The lengths of all documents, and their offsets in the ragged tensors, in elements.
@@ -111,8 +126,28 @@ impl GraphSizes {
     fn in_rows_of(&self, heads: i64, width: i64) -> TensorLayout {
         TensorLayout {
             sizes: [self.items(), heads, self.seq, self.dim],
-            strides: [self.seq * width, self.dim, width, 1],
+            strides: [self.tokens() * width, self.dim, width, 1],
         }
+    }
+
+    /// Tokens of a sample in the rows of queries.
+    pub(super) fn tokens(&self) -> i64 {
+        self.part.map_or(self.seq, |part| part.tokens)
+    }
+
+    /// The keys that some query sees.
+    pub(super) fn seen_keys(&self) -> i64 {
+        self.part.map_or(self.seq, |part| part.keys)
+    }
+
+    /// Whether the first query sees keys before its own.
+    pub(super) fn begins_later(&self) -> bool {
+        self.seen_keys() > self.seq
+    }
+
+    /// The window as a graph takes it: its mask counts columns from the first key, and rows from the first query.
+    pub(super) fn shifted_window(&self) -> Option<i64> {
+        self.window.map(|window| window - (self.seen_keys() - self.seq))
     }
 
     /// Items of the first axis: samples, or places for documents.
@@ -125,9 +160,16 @@ impl GraphSizes {
         self.in_rows_of(self.heads, self.packed_width())
     }
 
-    /// Keys or values within packed QKV.
+    /// Keys or values within packed QKV, or in rows of their own.
     fn keys(&self) -> TensorLayout {
-        self.in_rows_of(self.kv_heads, self.packed_width())
+        let Some(PartSizes { whole, keys, .. }) = self.part else {
+            return self.in_rows_of(self.kv_heads, self.packed_width());
+        };
+        let width = 2 * self.kv_heads * self.dim;
+        TensorLayout {
+            sizes: [self.items(), self.kv_heads, keys, self.dim],
+            strides: [whole * width, self.dim, width, 1],
+        }
     }
 
     fn output(&self) -> TensorLayout {
@@ -140,19 +182,20 @@ impl GraphSizes {
     }
 
     fn scores(&self) -> TensorLayout {
-        TensorLayout::dense([self.items(), self.heads, self.seq, self.seq])
+        TensorLayout::dense([self.items(), self.heads, self.seq, self.seen_keys()])
     }
 
     /// One number per row of scores.
     fn rows(&self) -> TensorLayout {
-        TensorLayout::dense([self.items(), self.heads, self.seq, 1])
+        let tokens = self.tokens();
+        TensorLayout { sizes: [self.items(), self.heads, self.seq, 1], strides: [self.heads * tokens, tokens, 1, 1] }
     }
 
     /// The gradients of keys or values by query head, before each group of query heads is summed. With documents they lie in
     /// memory. Their offsets are then those of packed rows, so a row is as many packed rows long as a group has heads.
     fn key_grads_of_query_heads(&self) -> TensorLayout {
         match self.documents {
-            None => self.dense_queries(),
+            None => TensorLayout::dense([self.items(), self.heads, self.seen_keys(), self.dim]),
             Some(_) => self.in_rows_of(self.heads, self.head_grads_width()),
         }
     }
@@ -172,9 +215,10 @@ impl GraphSizes {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
 
-    /// The offsets of queries, keys and values in a row of packed QKV, in elements.
-    pub(super) fn packed_offsets(&self) -> [u64; 3] {
-        [0, self.heads * self.dim, (self.heads + self.kv_heads) * self.dim].map(|offset| offset as u64)
+    /// The offsets of keys and values in their rows, in elements.
+    pub(super) fn key_offsets(&self) -> [u64; 2] {
+        let queries = if self.part.is_some() { 0 } else { self.heads };
+        [queries * self.dim, (queries + self.kv_heads) * self.dim].map(|offset| offset as u64)
     }
 }
 
@@ -305,7 +349,11 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
 fn mask(g: &mut OperationGraph, sizes: &GraphSizes, scores: GraphTensor, masked: GraphTensor) -> Result<GraphTensor> {
     let layout = sizes.scores();
     let causal = g.inner(F32, layout)?;
-    g.causal(layout, scores, masked, causal)?;
+    let lengths = match sizes.begins_later() {
+        true => Some([g.integer(number::KEYS_AND_QUERIES[0])?, g.integer(number::KEYS_AND_QUERIES[1])?]),
+        false => None,
+    };
+    g.causal(layout, scores, lengths, masked, causal)?;
     if sizes.window.is_none() {
         return Ok(causal);
     }
@@ -357,12 +405,21 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_packed_rows() {
-        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8, window: None, documents: None };
-        assert_eq!(sizes.packed_offsets(), [0, 32, 48]);
+        let (window, documents) = (None, None);
+        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8, window, documents, part: None };
+        assert_eq!(sizes.key_offsets(), [32, 48]);
         assert_eq!(sizes.queries(), TensorLayout { sizes: [2, 4, 5, 8], strides: [5 * 64, 8, 64, 1] });
         assert_eq!(sizes.keys().transposed(), TensorLayout { sizes: [2, 2, 8, 5], strides: [5 * 64, 8, 1, 64] });
         assert_eq!(sizes.output(), TensorLayout { sizes: [2, 4, 5, 8], strides: [5 * 32, 8, 32, 1] });
         assert_eq!(sizes.rows(), TensorLayout { sizes: [2, 4, 5, 1], strides: [20, 5, 1, 1] });
         assert_eq!(sizes.scores().transposed(), TensorLayout { sizes: [2, 4, 5, 5], strides: [100, 25, 1, 5] });
+        // The third of four parts of 20 tokens.
+        let part = Some(PartSizes { tokens: 10, whole: 20, keys: 15 });
+        let sizes = GraphSizes { part, window: Some(4), ..sizes };
+        assert_eq!((sizes.key_offsets(), sizes.shifted_window()), ([0, 16], Some(-6)));
+        assert_eq!(sizes.queries(), TensorLayout { sizes: [2, 4, 5, 8], strides: [10 * 64, 8, 64, 1] });
+        assert_eq!(sizes.keys(), TensorLayout { sizes: [2, 2, 15, 8], strides: [20 * 32, 8, 32, 1] });
+        assert_eq!(sizes.rows(), TensorLayout { sizes: [2, 4, 5, 1], strides: [40, 10, 1, 1] });
+        assert_eq!(sizes.scores(), TensorLayout { sizes: [2, 4, 5, 15], strides: [300, 75, 15, 1] });
     }
 }

@@ -134,6 +134,11 @@ impl OperationGraph {
         self.tensor(number, F32, TensorLayout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE), None)
     }
 
+    /// An i32 on the host, likewise.
+    pub(super) fn integer(&mut self, number: i64) -> Result<GraphTensor> {
+        self.tensor(number, I32, TensorLayout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE), None)
+    }
+
     fn pointwise(
         &mut self,
         mode: (Pointwise, cudnnDataType_t, Option<i64>),
@@ -175,18 +180,26 @@ impl OperationGraph {
         self.pointwise((mode, F32, None), x, Some(b), None, y)
     }
 
-    /// `y = x` if row >= column, else `otherwise`. All have the layout `scores`.
+    /// `y = x` if row >= column, else `otherwise`. All have the layout `scores`. With `lengths`, the host scalars of the
+    /// numbers of keys and of queries, the last query sees the last key.
     pub(super) fn causal(
         &mut self,
         scores: TensorLayout,
         x: GraphTensor,
+        lengths: Option<[GraphTensor; 2]>,
         otherwise: GraphTensor,
         y: GraphTensor,
     ) -> Result<()> {
-        let (row, column) = (self.inner(I32, scores)?, self.inner(I32, scores)?);
+        let (mut row, column) = (self.inner(I32, scores)?, self.inner(I32, scores)?);
         let mask = self.inner(BOOLEAN, scores)?;
         self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(2)), x, None, None, row)?;
         self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(3)), x, None, None, column)?;
+        let shifts = [Pointwise::CUDNN_POINTWISE_ADD, Pointwise::CUDNN_POINTWISE_SUB];
+        for (mode, length) in shifts.into_iter().zip(lengths.into_iter().flatten()) {
+            let shifted = self.inner(I32, scores)?;
+            self.pointwise((mode, I32, None), row, Some(length), None, shifted)?;
+            row = shifted;
+        }
         self.pointwise((Pointwise::CUDNN_POINTWISE_CMP_GE, BOOLEAN, None), row, Some(column), None, mask)?;
         let select = (Pointwise::CUDNN_POINTWISE_BINARY_SELECT, F32, None);
         self.pointwise(select, x, Some(otherwise), Some(mask), y)

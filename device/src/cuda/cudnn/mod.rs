@@ -10,14 +10,15 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use attention_graph::{GraphSizes, number};
+use attention_graph::{GraphSizes, PartSizes, number};
 use descriptor::CudnnHandle;
 use plan::Plans;
 
 use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels, Queue};
-use crate::ops::{Attention, AttentionBackward, Documents, Mask, Scores};
+use crate::cuda::kernels::{Arg, Grid};
+use crate::ops::{Attention, AttentionBackward, Documents, Mask, Scores, SequenceShare};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
@@ -25,6 +26,10 @@ use crate::{DType, Result, Shape, Tensor};
 const FIRST_IS_BEST: usize = 91900;
 /// The widest head that cuDNN is given. If a GPU has no plan for wide heads, our own kernels run.
 const WIDEST_HEAD: usize = 256;
+/// From this version on lengths of queries and keys that differ may be any.
+const ANY_LENGTHS: usize = 90700;
+/// Threads of a block that adds gradients of keys.
+const JOIN_THREADS: usize = 256;
 /// How many plans are timed against each other before that version.
 const CANDIDATES: usize = 3;
 
@@ -47,6 +52,8 @@ struct Asked {
     mask: Mask,
     documents: Option<Documents>,
     drops: bool,
+    /// The queries of whole sequences that are here, if ranks divide them.
+    share: Option<SequenceShare>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +67,36 @@ struct AttentionProblem {
 impl AttentionProblem {
     fn new(sizes: GraphSizes, scores: Scores, backward: bool) -> AttentionProblem {
         AttentionProblem { sizes, scale: scores.scale(sizes.dim as usize).to_bits(), backward }
+    }
+}
+
+/// The plans for the queries of an attention: for all together, or for each of two parts that follow each other.
+pub(crate) struct PlannedParts(Vec<(QueryPart, Rc<AttentionPlan>)>);
+
+/// Queries of a sample that follow each other.
+#[derive(Clone, Copy)]
+struct QueryPart {
+    /// Queries of a sample before them.
+    first: usize,
+    sizes: GraphSizes,
+}
+
+impl PlannedParts {
+    /// Bytes of scratch that the operation needs: of the part that needs most, and for the gradients of keys from the first
+    /// of two parts.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        let most = self.0.iter().map(|(_, plan)| plan.scratch_bytes()).max().unwrap_or(0);
+        let [(first, plan), _] = &self.0[..] else { return most };
+        most.next_multiple_of(256) + if plan.problem.backward { first.key_bytes() } else { 0 }
+    }
+}
+
+impl QueryPart {
+    /// Bytes from the first to the last gradient of keys.
+    fn key_bytes(&self) -> usize {
+        let GraphSizes { batch, kv_heads, dim, part, .. } = self.sizes;
+        let rows = part.map_or(0, |part| (batch - 1) * part.whole + part.keys);
+        (rows * 2 * kv_heads * dim) as usize * DType::Bf16.size()
     }
 }
 
@@ -77,34 +114,58 @@ pub(crate) struct AttentionPlan {
 #[derive(Clone, Copy)]
 struct TensorAddresses {
     qkv: u64,
+    /// Of the rows that have keys and values.
+    keys: u64,
     output: u64,
     stats: u64,
     grad_output: u64,
     grad_qkv: u64,
+    grad_keys: u64,
     position_ids: u64,
 }
 
 impl TensorAddresses {
     fn forward(op: &Attention) -> TensorAddresses {
         let (qkv, output, stats) = (op.qkv.address, op.output.address, op.stats.address);
-        let position_ids = address(op.documents);
-        TensorAddresses { qkv, output, stats, grad_output: 0, grad_qkv: 0, position_ids }
+        let (keys, position_ids) = (op.keys.map_or(qkv, |keys| keys.rows.address), address(op.documents));
+        TensorAddresses { qkv, keys, output, stats, grad_output: 0, grad_qkv: 0, grad_keys: 0, position_ids }
     }
 
     fn backward(op: &AttentionBackward) -> TensorAddresses {
+        let (qkv, grad_qkv) = (op.qkv.address, op.grad_qkv.address);
         TensorAddresses {
-            qkv: op.qkv.address,
+            qkv,
+            keys: op.keys.map_or(qkv, |keys| keys.keys.rows.address),
             output: op.output.address,
             stats: op.stats.address,
             grad_output: op.grad_output.address,
-            grad_qkv: op.grad_qkv.address,
+            grad_qkv,
+            grad_keys: op.keys.map_or(grad_qkv, |keys| keys.grad.address),
             position_ids: address(op.documents),
         }
     }
 
+    /// Those of a part of the queries.
+    fn of_part(self, part: &QueryPart) -> TensorAddresses {
+        let GraphSizes { heads, dim, .. } = part.sizes;
+        let row = |width: i64, dtype: DType| (part.first * width as usize * dtype.size()) as u64;
+        let packed = row(part.sizes.packed_width(), DType::Bf16);
+        let output = row(heads * dim, DType::Bf16);
+        let moved = |address: u64, by: u64| if address == 0 { 0 } else { address + by };
+        TensorAddresses {
+            qkv: self.qkv + packed,
+            output: self.output + output,
+            stats: self.stats + row(1, DType::F32),
+            grad_output: moved(self.grad_output, output),
+            grad_qkv: moved(self.grad_qkv, packed),
+            ..self
+        }
+    }
+
     fn are_aligned(&self) -> bool {
-        let TensorAddresses { qkv, output, stats, grad_output, grad_qkv, .. } = *self;
-        [qkv, output, stats, grad_output, grad_qkv].iter().all(|address| address.is_multiple_of(graph::ALIGNMENT))
+        let TensorAddresses { qkv, keys, output, stats, grad_output, grad_qkv, grad_keys, .. } = *self;
+        let all = [qkv, keys, output, stats, grad_output, grad_qkv, grad_keys];
+        all.iter().all(|address| address.is_multiple_of(graph::ALIGNMENT))
     }
 }
 
@@ -125,39 +186,77 @@ impl Cudnn {
         })
     }
 
-    /// The plan for a forward. The first call for a shape makes the plan and must not be during a capture. `None` if
-    /// cuDNN is not used for it.
-    pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
+    /// The plans for a forward. The first call for a shape makes them and must not be during a capture. `None` if cuDNN is
+    /// not used for it.
+    pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<PlannedParts> {
         let Attention { qkv, heads, kv_heads, scores, mask, documents, .. } = *op;
-        let drops = op.dropout.is_some();
-        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops };
-        let sizes = self.sizes(&asked).filter(|_| TensorAddresses::forward(op).are_aligned())?;
-        self.plan(AttentionProblem::new(sizes, scores, false), kernels)
+        let (drops, share) = (op.dropout.is_some(), op.keys.map(|keys| keys.share));
+        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops, share };
+        self.planned(&asked, TensorAddresses::forward(op), false, kernels)
     }
 
-    /// The plan for a backward, as [`Cudnn::forward`].
-    pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
+    /// The plans for a backward, as [`Cudnn::forward`].
+    pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<PlannedParts> {
         let AttentionBackward { qkv, heads, kv_heads, scores, mask, documents, .. } = *op;
-        let drops = op.dropout.is_some();
-        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops };
-        let sizes = self.sizes(&asked).filter(|_| TensorAddresses::backward(op).are_aligned())?;
-        self.plan(AttentionProblem::new(sizes, scores, true), kernels)
+        let (drops, share) = (op.dropout.is_some(), op.keys.map(|keys| keys.keys.share));
+        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops, share };
+        self.planned(&asked, TensorAddresses::backward(op), true, kernels)
+    }
+
+    fn planned(
+        &self,
+        asked: &Asked,
+        addresses: TensorAddresses,
+        backward: bool,
+        kernels: &Kernels,
+    ) -> Option<PlannedParts> {
+        let parts = self.parts(asked)?;
+        let plan = |part: QueryPart| {
+            let aligned = addresses.of_part(&part).are_aligned();
+            let problem = AttentionProblem::new(part.sizes, asked.scores, backward);
+            Some((part, self.plan(problem, kernels).filter(|_| aligned)?))
+        };
+        parts.into_iter().map(plan).collect::<Option<_>>().map(PlannedParts)
     }
 
     /// Submits a forward, or records it while the stream captures.
     ///
     /// # Errors
     /// cuDNN's.
-    pub(crate) fn run_forward(&self, plan: &AttentionPlan, op: &Attention, queue: &Queue<'_>) -> Result<()> {
-        self.run(plan, plan.chosen, TensorAddresses::forward(op), queue)
+    pub(crate) fn run_forward(&self, parts: &PlannedParts, op: &Attention, queue: &Queue<'_>) -> Result<()> {
+        let addresses = TensorAddresses::forward(op);
+        parts.0.iter().try_for_each(|(part, plan)| self.run(plan, plan.chosen, addresses.of_part(part), queue))
     }
 
-    /// Submits a backward, or records it while the stream captures.
+    /// Submits a backward, or records it while the stream captures. Of two parts the second sees the first one's keys too.
+    /// Its gradients of keys are written in place, and then those from the first part are added.
     ///
     /// # Errors
     /// cuDNN's.
-    pub(crate) fn run_backward(&self, plan: &AttentionPlan, op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> {
-        self.run(plan, plan.chosen, TensorAddresses::backward(op), queue)
+    pub(crate) fn run_backward(&self, parts: &PlannedParts, op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> {
+        let addresses = TensorAddresses::backward(op);
+        let [(first, of_first), (second, of_second)] = &parts.0[..] else {
+            return parts.0.iter().try_for_each(|(_, plan)| self.run(plan, plan.chosen, addresses, queue));
+        };
+        let grad_keys = queue.scratch + (parts.scratch_bytes() - first.key_bytes()) as u64;
+        let to_scratch = TensorAddresses { grad_keys, ..addresses.of_part(first) };
+        self.run(of_first, of_first.chosen, to_scratch, queue)?;
+        self.run(of_second, of_second.chosen, addresses.of_part(second), queue)?;
+        let GraphSizes { batch, kv_heads, dim, .. } = first.sizes;
+        let [seen_first, seen_second] = [first, second].map(|part| part.sizes.seen_keys() as u32);
+        let (width, whole) = (2 * kv_heads * dim, first.sizes.part.map_or(0, |part| part.whole));
+        let count = (batch * whole * width) as usize;
+        let arguments = [
+            Arg::U64(addresses.grad_keys),
+            Arg::U64(grad_keys),
+            Arg::U64(count as u64),
+            Arg::U32(width as u32),
+            Arg::U32(whole as u32),
+            Arg::U32(seen_first),
+            Arg::U32(seen_second),
+        ];
+        let blocks = count.div_ceil(JOIN_THREADS).min(queue.multiprocessors() * 8);
+        queue.launch("join_key_gradients", Grid::line(blocks, JOIN_THREADS as u32), &arguments)
     }
 
     fn plan(&self, problem: AttentionProblem, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
@@ -175,7 +274,8 @@ impl Cudnn {
 
     fn make(&self, problem: AttentionProblem, kernels: &Kernels) -> Result<AttentionPlan> {
         let has_documents = problem.sizes.documents.is_some();
-        let timed = !self.deterministic && !has_documents && self.handle.version() < FIRST_IS_BEST;
+        let is_packed = !has_documents && problem.sizes.part.is_none();
+        let timed = !self.deterministic && is_packed && self.handle.version() < FIRST_IS_BEST;
         let graph = match problem.backward {
             false => attention_graph::forward(&problem.sizes)?,
             true => attention_graph::backward(&problem.sizes, self.deterministic)?,
@@ -210,7 +310,8 @@ impl Cudnn {
         };
         let most = (0..plan.plans.plans.len()).map(|candidate| plan.layout(candidate).bytes).max();
         let Some(scratch) = memory.scratch(most.unwrap_or(0))? else { return Ok(None) };
-        let tensors = TensorAddresses { qkv, output, stats, grad_output, grad_qkv, position_ids: 0 };
+        let (keys, grad_keys, position_ids) = (qkv, grad_qkv, 0);
+        let tensors = TensorAddresses { qkv, keys, output, stats, grad_output, grad_qkv, grad_keys, position_ids };
         let queue = Queue { kernels, stream: &stream, scratch };
         let times = medians(&stream, plan.plans.plans.len(), |candidate| self.run(plan, candidate, tensors, &queue))?;
         stream.synchronize()?;
@@ -220,8 +321,8 @@ impl Cudnn {
 
     fn run(&self, plan: &AttentionPlan, candidate: usize, tensors: TensorAddresses, queue: &Queue<'_>) -> Result<()> {
         let (sizes, scratch) = (&plan.problem.sizes, queue.scratch);
-        let packed = |start: u64| sizes.packed_offsets().map(|offset| start + offset * DType::Bf16.size() as u64);
-        let [query, key, value] = packed(tensors.qkv);
+        let keys = |start: u64| sizes.key_offsets().map(|offset| start + offset * DType::Bf16.size() as u64);
+        let (query, [key, value]) = (tensors.qkv, keys(tensors.keys));
         let mut pointers = vec![
             (number::QUERY, query),
             (number::KEY, key),
@@ -229,16 +330,19 @@ impl Cudnn {
             (number::OUTPUT, tensors.output),
             (number::STATS, tensors.stats),
         ];
-        let mut scalars =
-            vec![(number::SCALE, f32::from_bits(plan.problem.scale)), (number::MASKED, f32::NEG_INFINITY)];
-        scalars.extend(sizes.window.map(|window| (number::WINDOW, window as f32)));
+        let mut scalars = vec![(number::SCALE, plan.problem.scale), (number::MASKED, f32::NEG_INFINITY.to_bits())];
+        scalars.extend(sizes.shifted_window().map(|window| (number::WINDOW, (window as f32).to_bits())));
+        if sizes.begins_later() {
+            let lengths = [sizes.seen_keys(), sizes.seq].map(|length| length as u32);
+            scalars.extend(number::KEYS_AND_QUERIES.into_iter().zip(lengths));
+        }
         let layout = plan.layout(candidate);
         if let Some(most) = sizes.documents {
             let lists = scratch + layout.documents as u64;
             pointers.extend(documents::write(sizes, most, tensors.position_ids, lists, queue)?);
         }
         if plan.problem.backward {
-            let [grad_query, grad_key, grad_value] = packed(tensors.grad_qkv);
+            let (grad_query, [grad_key, grad_value]) = (tensors.grad_qkv, keys(tensors.grad_keys));
             pointers.extend([
                 (number::GRAD_OUTPUT, tensors.grad_output),
                 (number::GRAD_QUERY, grad_query),
@@ -246,7 +350,7 @@ impl Cudnn {
                 (number::GRAD_VALUE, grad_value),
                 (number::DELTA, scratch + layout.delta as u64),
             ]);
-            scalars.push((number::ONE, 1.0));
+            scalars.push((number::ONE, 1.0_f32.to_bits()));
         }
         if plan.sums_queries {
             pointers.push((number::GRAD_QUERY_SUM, scratch + layout.query_sums as u64));
@@ -257,9 +361,9 @@ impl Cudnn {
         plan.plans.plans[candidate].execute(&self.handle, &pointers, &scalars, scratch, queue.stream)
     }
 
-    /// The sizes of an attention. `None` if cuDNN is not used for it: in 16 bits the log says why, once.
-    fn sizes(&self, asked: &Asked) -> Option<GraphSizes> {
-        let &Asked { qkv, heads, kv_heads, scores, mask, documents, drops } = asked;
+    /// The parts of an attention's queries. `None` if cuDNN is not used for it: in 16 bits the log says why, once.
+    fn parts(&self, asked: &Asked) -> Option<Vec<QueryPart>> {
+        let &Asked { qkv, heads, kv_heads, scores, mask, documents, drops, share } = asked;
         let packed = qkv.shape.sizes();
         let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
         if qkv.dtype != DType::Bf16 || batch == 0 || seq < 2 || dim == 0 {
@@ -269,6 +373,11 @@ impl Cudnn {
         let offsets = batch * seq * packed[2] * (heads / kv_heads);
         let reasons = [
             (drops, "it has dropout"),
+            (share.is_some() && documents.is_some(), "samples hold documents, and ranks divide them"),
+            (
+                share.is_some() && self.handle.version() < ANY_LENGTHS && !(seq / 2).is_multiple_of(64),
+                "64 does not divide the parts of sequences that ranks have, and cuDNN is older than 9.7",
+            ),
             (scores.soft_cap.is_some(), "its scores have a soft cap"),
             (dim > WIDEST_HEAD, "its heads have more than 256 channels"),
             (!dim.is_multiple_of(8), "8 does not divide the channels of its heads"),
@@ -290,10 +399,21 @@ impl Cudnn {
             }
             return None;
         }
-        let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
-        let window = mask.within(packed[1]).window.map(|window| window as i64);
+        let ranks = share.map_or(1, |share| share.ranks);
+        let window = mask.within(seq * ranks).window.map(|window| window as i64);
         let documents = documents.map(|documents| documents.most as i64);
-        Some(GraphSizes { batch, seq, heads, kv_heads, dim, window, documents })
+        let [batch, tokens, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
+        let whole = GraphSizes { batch, seq: tokens, heads, kv_heads, dim, window, documents, part: None };
+        let Some(share) = share else { return Some(vec![QueryPart { first: 0, sizes: whole }]) };
+        let queries = share.first_part(seq);
+        let part = |(at, begin): (usize, usize)| {
+            let part = PartSizes { tokens, whole: tokens * ranks as i64, keys: (begin + queries) as i64 };
+            // A window that no query's view reaches beyond is none.
+            let window = window.filter(|window| *window < part.keys);
+            let sizes = GraphSizes { seq: queries as i64, window, part: Some(part), ..whole };
+            QueryPart { first: at * queries, sizes }
+        };
+        Some(share.begins(seq).into_iter().enumerate().map(part).collect())
     }
 }
 
@@ -322,8 +442,8 @@ impl AttentionPlan {
 
     fn layout(&self, candidate: usize) -> ScratchLayout {
         let sizes = &self.problem.sizes;
-        let GraphSizes { batch, seq, heads, dim, .. } = *sizes;
-        let tokens = (batch * seq) as usize;
+        let GraphSizes { batch, heads, dim, .. } = *sizes;
+        let tokens = (batch * sizes.tokens()) as usize;
         // For documents the sums lie in rows like those of queries.
         let sums_width = if sizes.documents.is_some() { sizes.packed_width() } else { heads * dim } as usize;
         let part = |used: bool, bytes: usize| if used { bytes.next_multiple_of(256) } else { 0 };

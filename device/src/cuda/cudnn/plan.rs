@@ -73,7 +73,7 @@ impl Plan {
     }
 
     /// Submits the plan, or records it while the stream captures. `pointers` are the numbers and addresses of tensors,
-    /// `scalars` the numbers and values of host scalars.
+    /// `scalars` the numbers of host scalars and their values, f32 or i32, as bits.
     ///
     /// # Errors
     /// cuDNN's.
@@ -81,7 +81,7 @@ impl Plan {
         &self,
         handle: &CudnnHandle,
         pointers: &[(i64, u64)],
-        scalars: &[(i64, f32)],
+        scalars: &[(i64, u32)],
         workspace: u64,
         stream: &RawStream,
     ) -> Result<()> {

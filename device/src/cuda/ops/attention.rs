@@ -3,7 +3,7 @@
 use crate::cuda::Queue;
 use crate::cuda::cudnn::Cudnn;
 use crate::cuda::kernels::{Grid, Kernels};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, Scores};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, Scores, WholeKeys};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.
@@ -11,14 +11,20 @@ use crate::{DType, Error, Result, Tensor};
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct AttentionArguments {
     qkv: u64,
+    keys: u64,
     output: u64,
     stats: u64,
     grad_output: u64,
     grad_qkv: u64,
+    grad_keys: u64,
     delta: u64,
     record: u64,
     position_ids: u64,
     seq: i32,
+    key_seq: i32,
+    part: u32,
+    first_shift: u32,
+    second_shift: u32,
     heads: i32,
     kv_heads: i32,
     dim: i32,
@@ -34,28 +40,46 @@ struct AttentionArguments {
     reserved: u32,
 }
 
-/// The arguments of both directions' kernels. In the forward the backward's pointers are null.
+/// The tensors of a backward alone; null in the forward.
+#[derive(Default)]
+struct BackwardPointers {
+    grad_output: u64,
+    grad_qkv: u64,
+    grad_keys: u64,
+    delta: u64,
+}
+
+/// The arguments of both directions' kernels.
 fn arguments(
     sizes: &AttentionSizes,
-    tensors: [Tensor; 3],
-    backward: Option<(Tensor, Tensor, u64)>,
+    [qkv, output, stats]: [Tensor; 3],
+    keys: Option<WholeKeys>,
+    backward: BackwardPointers,
     scores: Scores,
     (mask, documents, dropout): (Mask, Option<Documents>, Option<DropoutSite>),
 ) -> AttentionArguments {
-    let [qkv, output, stats] = tensors;
-    let (grad_output, grad_qkv, delta) = backward.map_or((0, 0, 0), |(a, b, c)| (a.address, b.address, c));
-    let aligned = [qkv.address, output.address, grad_output, grad_qkv].iter().all(|a| a.is_multiple_of(16));
+    let BackwardPointers { grad_output, grad_qkv, grad_keys, delta } = backward;
+    let keys = keys.map_or(0, |keys| keys.rows.address);
+    let pointers = [qkv.address, keys, output.address, grad_output, grad_qkv, grad_keys];
+    let aligned = pointers.iter().all(|address| address.is_multiple_of(16));
+    let [part, first_shift, second_shift] = sizes.share.shifts(sizes.seq);
     let [key_low, key_high] = dropout.map_or([0; 2], |site| site.key());
     AttentionArguments {
         qkv: qkv.address,
+        keys,
         output: output.address,
         stats: stats.address,
         grad_output,
         grad_qkv,
+        grad_keys,
         delta,
         record: dropout.map_or(0, |site| site.record.address),
         position_ids: documents.map_or(0, |documents| documents.position_ids.address),
         seq: sizes.seq as i32,
+        key_seq: sizes.keys as i32,
+        part,
+        first_shift,
+        second_shift,
         heads: sizes.heads as i32,
         kv_heads: sizes.kv_heads as i32,
         dim: sizes.dim as i32,
@@ -72,13 +96,13 @@ fn arguments(
     }
 }
 
-/// Launches `kernel` with one block per head and tile of rows. `tiles` are the rows of a tile for heads of up to 64,
+/// Launches `kernel` with one block per head and tile of `rows` rows. `tiles` are the rows of a tile for heads of up to 64,
 /// 128 and 256 channels, as the kernels are compiled. `matrices` is the number of channel tiles that a block holds in
 /// shared memory; it holds one tile of weights besides.
 fn launch(
     sizes: &AttentionSizes,
     kernel: &str,
-    heads: usize,
+    (heads, rows): (usize, usize),
     (tiles, matrices): ([usize; 3], usize),
     arguments: &AttentionArguments,
     (dtype, queue): (DType, &Queue<'_>),
@@ -90,7 +114,7 @@ fn launch(
     };
     let (tile, pitch) = (tiles[at], sizes.dim.next_multiple_of(4) + 4);
     let shared = 4 * (matrices * tile * pitch + tile * (tile + 4));
-    let blocks = ((sizes.batch * heads) as u32, sizes.seq.div_ceil(tile) as u32, 1);
+    let blocks = ((sizes.batch * heads) as u32, rows.div_ceil(tile) as u32, 1);
     let grid = Grid { blocks, threads: 256, shared: shared as u32 };
     queue.launch_block(&format!("{kernel}_{dtype}_{}", widths[at]), grid, arguments)
 }
@@ -106,13 +130,13 @@ pub(super) fn forward(op: &Attention, cudnn: Option<&Cudnn>, queue: &Queue<'_>) 
     {
         return cudnn.run_forward(&plan, op, queue);
     }
-    let sizes = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
+    let sizes = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads).with_keys(op.keys);
     if sizes.is_empty() {
         return Ok(());
     }
-    let seen = (op.mask, op.documents, op.dropout);
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, op.scores, seen);
-    launch(&sizes, "attention", op.heads, FORWARD, &arguments, (op.qkv.dtype, queue))
+    let (tensors, seen) = ([op.qkv, op.output, op.stats], (op.mask, op.documents, op.dropout));
+    let arguments = arguments(&sizes, tensors, op.keys, BackwardPointers::default(), op.scores, seen);
+    launch(&sizes, "attention", (op.heads, sizes.seq), FORWARD, &arguments, (op.qkv.dtype, queue))
 }
 
 /// See [`AttentionBackward`].
@@ -122,16 +146,22 @@ pub(super) fn backward(op: &AttentionBackward, cudnn: Option<&Cudnn>, queue: &Qu
     {
         return cudnn.run_backward(&plan, op, queue);
     }
-    let sizes = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
+    let keys = op.keys.map(|keys| keys.keys);
+    let sizes = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads).with_keys(keys);
     if sizes.is_empty() {
         return Ok(());
     }
-    let backward = Some((op.grad_output, op.grad_qkv, queue.scratch));
-    let seen = (op.mask, op.documents, op.dropout);
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, op.scores, seen);
+    let backward = BackwardPointers {
+        grad_output: op.grad_output.address,
+        grad_qkv: op.grad_qkv.address,
+        grad_keys: op.keys.map_or(0, |keys| keys.grad.address),
+        delta: queue.scratch,
+    };
+    let (tensors, seen) = ([op.qkv, op.output, op.stats], (op.mask, op.documents, op.dropout));
+    let arguments = arguments(&sizes, tensors, keys, backward, op.scores, seen);
     let to = (op.qkv.dtype, queue);
-    launch(&sizes, "attention_backward_queries", op.heads, BACKWARD, &arguments, to)?;
-    launch(&sizes, "attention_backward_keys", op.kv_heads, BACKWARD, &arguments, to)
+    launch(&sizes, "attention_backward_queries", (op.heads, sizes.seq), BACKWARD, &arguments, to)?;
+    launch(&sizes, "attention_backward_keys", (op.kv_heads, sizes.keys), BACKWARD, &arguments, to)
 }
 
 /// Scratch of the forward, in bytes.

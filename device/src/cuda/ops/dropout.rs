@@ -19,6 +19,7 @@ pub(super) fn relu_dropout(op: &ReluDropout, queue: &Queue<'_>) -> Result<()> {
 fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
     let (rows, channels, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let site = &op.site;
+    let [first_part, first_shift, second_shift] = site.part.share.shifts(op.tokens());
     let [key_low, key_high] = site.key();
     // A thread with a whole vector takes words from the beginning of a Philox block.
     let load = match site.part.first_channel.is_multiple_of(4) {
@@ -37,6 +38,9 @@ fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(site.part.first_row as u32),
             Arg::U32(site.part.first_channel as u32),
             Arg::U32(op.tokens() as u32),
+            Arg::U32(first_part),
+            Arg::U32(first_shift),
+            Arg::U32(second_shift),
             Arg::U32(channels as u32),
             Arg::U32(key_low),
             Arg::U32(key_high),

@@ -3,7 +3,9 @@
 use super::shape::{LoadWidth, over_packs};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Multiply, Poison, SoftCap};
+use crate::ops::{
+    Add, ColumnRange, Copy, CopyColumns, Fill, Multiply, OrderRows, Poison, RowOrder, SequenceShare, SoftCap,
+};
 use crate::{DType, Result, Tensor};
 
 /// See [`Fill`]. The driver sets zeros.
@@ -83,8 +85,16 @@ pub(super) fn copy(op: &Copy, queue: &Queue<'_>) -> Result<()> {
 pub(super) fn copy_columns(op: &CopyColumns, queue: &Queue<'_>) -> Result<()> {
     let count = op.input.elements();
     let [a, b] = op.parts;
-    let first = |part: Option<ColumnRange>| Arg::U32(part.map_or(0, |part| part.first as u32));
-    let columns = |part: Option<ColumnRange>| Arg::U32(part.map_or(0, |part| part.output.shape.last() as u32));
+    // Where the two parts of the columns begin, and how many are in the first, and in both.
+    let range = |part: Option<ColumnRange>| {
+        part.map_or([0; 4], |ColumnRange { first, share, output }| {
+            let columns = output.shape.last();
+            let [begin, second] = share.begins(columns);
+            [first + begin, first + second, share.first_part(columns), columns].map(|number| number as u32)
+        })
+        .map(Arg::U32)
+    };
+    let ([a_first, a_second, a_part, a_columns], [b_first, b_second, b_part, b_columns]) = (range(a), range(b));
     let output = |part: Option<ColumnRange>| part.map(|part| part.output).into();
     // Values of four bytes are copied as they are.
     let name = if op.output_dtype() == DType::Bf16 { "copy_columns_bf16" } else { "copy_columns_words" };
@@ -94,13 +104,38 @@ pub(super) fn copy_columns(op: &CopyColumns, queue: &Queue<'_>) -> Result<()> {
         &[
             op.input.into(),
             output(a),
-            first(a),
-            columns(a),
+            a_first,
+            a_second,
+            a_part,
+            a_columns,
             output(b),
-            first(b),
-            columns(b),
+            b_first,
+            b_second,
+            b_part,
+            b_columns,
             Arg::U64(count as u64),
             Arg::U32(op.input.shape.last() as u32),
         ],
     )
+}
+
+/// See [`OrderRows`].
+pub(super) fn order_rows(op: &OrderRows, queue: &Queue<'_>) -> Result<()> {
+    let [from, to] = op.from_and_to();
+    let &[ranks, batch, tokens, width] = op.by_rank.shape.sizes() else { return Ok(()) };
+    // Whole vectors are copied as they are.
+    let load = LoadWidth::of(width, [from, to]);
+    let (values, suffix) = match load {
+        LoadWidth::Vector => (load.values(from.dtype), "words".into()),
+        LoadWidth::Scalar => (1, from.dtype.to_string()),
+    };
+    let name = match op.to {
+        RowOrder::ByPosition => "order_rows_by_position",
+        RowOrder::ByRank => "order_rows_by_rank",
+    };
+    let part = SequenceShare { rank: 0, ranks }.first_part(tokens);
+    let count = from.elements() / values;
+    let sizes = [ranks, batch, tokens, width / values, part].map(|size| Arg::U32(size as u32));
+    let arguments: Vec<Arg> = [from.into(), to.into(), Arg::U64(count as u64)].into_iter().chain(sizes).collect();
+    queue.launch(&format!("{name}_{suffix}"), over_packs(count, queue), &arguments)
 }

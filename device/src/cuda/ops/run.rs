@@ -29,6 +29,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Multiply(op) => elementwise::multiply(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
+        Op::OrderRows(op) => elementwise::order_rows(op, queue),
         Op::Select(op) => select::select(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::FirstValues(op) => first_values::first_values(op, queue),

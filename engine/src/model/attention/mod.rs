@@ -1,6 +1,7 @@
 //! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
 
 mod cached;
+mod context;
 mod head_norms;
 mod joint_norms;
 mod ready;
@@ -9,6 +10,7 @@ use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutS
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use self::context::ContextRanks;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
 use super::adapter::SavedAdapter;
 use super::buffers::tensor_like;
@@ -75,6 +77,7 @@ impl PartSpec for CausalAttentionSpec {
             rotary: builder.step.rotary.of(shape.mask(block)).copied(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
+            context: ContextRanks::new(&parallel.ranks, heads * shape.head_dim()),
             ranks: builder.of.parallel.clone(),
             recompute: shape.recompute,
         })
@@ -107,10 +110,13 @@ struct CausalAttention {
     /// The tokens that a token sees.
     mask: Mask,
     norms: QkNorms,
-    /// `(max_seq_len, head_dim / 2, 2)`, f32: cosines and sines; `None` if positions are not rotary.
+    /// `(max_seq_len, head_dim / 2, 2)`, f32: cosines and sines, or those of the tokens here if ranks divide sequences.
+    /// `None` if positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
     output: DropoutLayer,
+    /// The ranks that divide sequences, if there are several.
+    context: Option<ContextRanks>,
     ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
@@ -170,7 +176,8 @@ impl CausalAttention {
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask) = (self.scores, self.mask);
-        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
+        let keys = self.context.as_ref().map(|context| context.gather(cx, qkv)).transpose()?;
+        cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
         Ok(Attended { context, stats })
     }
 
@@ -243,8 +250,14 @@ impl BlockPart for CausalAttention {
         };
         let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
+        let mut keys = None;
+        if let Some(context) = &self.context {
+            let whole = context.gather(cx, qkv)?;
+            keys = Some(context.with_gradient(cx, whole)?);
+        }
         cx.run(AttentionBackward {
             qkv,
+            keys,
             output: saved.attended.context,
             stats: saved.attended.stats,
             grad_output: grad_context,
@@ -256,6 +269,9 @@ impl BlockPart for CausalAttention {
             documents: saved.documents,
             dropout: saved.probabilities,
         })?;
+        if let (Some(context), Some(keys)) = (&self.context, keys) {
+            context.scatter(cx, keys, grad_qkv)?;
+        }
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;

@@ -91,7 +91,10 @@ pub fn cases() -> Vec<Case> {
     let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
     let overlap = |run: Run| Run { overlaps: true, ..run };
-    let cases: [(&str, Layout, Change); 62] = [
+    let context = |context: usize, layout: Layout| Layout { context, ..layout };
+    // No rank has all probabilities of a sequence.
+    let long: Change = |run| reshaped(run, |shape| GptShape { attention_dropout: 0.0, ..shape });
+    let cases: [(&str, Layout, Change); 67] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
@@ -109,6 +112,11 @@ pub fn cases() -> Vec<Case> {
         ("stages 2, data 2", Layout::new(1, 2, 1, 2), divided),
         ("tensor 2, stages 2", Layout::new(2, 2, 1, 1), |run| run),
         ("tensor 2, stages 2, zero bubble, data 2", zero_bubble(Layout::new(2, 2, 1, 2)), divided),
+        ("context 2", context(2, one), long),
+        ("context 2, tensor 2, sequence, data 2", context(2, Layout::new(2, 1, 1, 2)), |run| divided(long(run))),
+        ("context 2, stages 2, zero bubble", context(2, zero_bubble(stages)), long),
+        ("context 2, recompute of two blocks", context(2, one), |run| Run { recompute: Some(2), ..long(run) }),
+        ("experts, context 2, data 2", context(2, data), |run| of(run, tiny_experts(Precision::F32))),
         ("MLP", one, |run| Run { kind: Kind::Mlp, shape: None, ..run }),
         ("MLP, data 2", data, |run| Run { kind: Kind::Mlp, shape: None, ..run }),
         ("Llama", one, |run| of(run, tiny_llama(0.1, Precision::Bf16))),

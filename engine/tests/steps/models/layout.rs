@@ -12,6 +12,8 @@ use super::Run;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub tensor: usize,
+    /// Ranks that divide each sequence.
+    pub context: usize,
     pub stages: usize,
     pub chunks: usize,
     pub data: usize,
@@ -28,18 +30,27 @@ pub struct Layout {
 impl Layout {
     /// Groups of as many microbatches as there are stages, and rows shared if layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
-        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false, expert: 1 }
+        let (context, group, sequence, zero_bubble, expert) = (1, stages, tensor > 1, false, 1);
+        Layout { tensor, context, stages, chunks, data, group, sequence, zero_bubble, expert }
     }
 
     /// The ranks. So many of those that share layers store copies of a key head.
     pub fn mesh(&self, key_head_copies: usize) -> Mesh {
-        let Layout { tensor, stages: pipeline, expert, .. } = *self;
-        let sizes = MeshSizes { tensor, key_head_copies, pipeline, expert, expert_tensor: tensor, ..MeshSizes::of(self.ranks()) };
+        let Layout { tensor, context, stages: pipeline, expert, .. } = *self;
+        let sizes = MeshSizes {
+            tensor,
+            key_head_copies,
+            context,
+            pipeline,
+            expert,
+            expert_tensor: tensor,
+            ..MeshSizes::of(self.ranks())
+        };
         Mesh::new(sizes).unwrap()
     }
 
     pub fn ranks(&self) -> usize {
-        self.tensor * self.stages * self.data
+        self.tensor * self.context * self.stages * self.data
     }
 
     /// The position of a rank on an axis.
@@ -65,8 +76,8 @@ impl Layout {
         if run.overlaps {
             connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::Aside);
         }
-        if experts.is_some_and(Experts::balances_globally) {
-            connections = connections.with(Axis::Data, Lane::Loads);
+        if let Some(axis) = experts.and_then(Experts::loads_over) {
+            connections = connections.with(axis, Lane::Loads);
         }
         let ranks = rank.connect(&connections).unwrap();
         let stage = PipelineStage::new(schedule, ranks.at(Axis::Pipeline).index);

@@ -83,7 +83,8 @@ fn attention_tflops(
     let (grad_output, grad_qkv) =
         (bench.input([batch, seq, width], DType::Bf16)?, bench.output(qkv.shape, DType::Bf16)?);
     let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
-    let forward = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
+    let forward =
+        Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
     let backward: Op = forward.backward(grad_output, grad_qkv).into();
     let rate = |op: &Op| -> Result<f64> { Ok(op.flops() / settled_seconds(bench, op)? / 1e12) };
     Ok([rate(&forward.into())?, rate(&backward)?])

@@ -60,7 +60,8 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
     let stats = bench.output([batch, heads, seq], DType::F32)?;
     let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
-    let forward = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
+    let forward =
+        Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
     let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
     let seconds = self::seconds(bench, &forward.clone().into())?;

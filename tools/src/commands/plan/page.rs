@@ -42,6 +42,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
     };
     json!({
         "tensor": mesh.size(Axis::Tensor),
+        "context": mesh.size(Axis::Context),
         "pipeline": mesh.size(Axis::Pipeline),
         "virtual_pipeline": config.parallel.virtual_pipeline,
         "pipeline_schedule": config.parallel.pipeline_schedule,
@@ -190,7 +191,9 @@ fn options(plan: &RunPlan) -> String {
         (config.recompute.granularity == RecomputeGranularity::Full, "full"),
         (keeps_attention(plan), "ka"),
     ];
-    let words: Vec<&str> = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word).collect();
+    let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
+    let context = plan.parallel.mesh.size(Axis::Context);
+    let words: Vec<String> = (context > 1).then(|| format!("cp {context}")).into_iter().chain(words).collect();
     if words.is_empty() { "-".into() } else { words.join(" ") }
 }
 
@@ -205,6 +208,7 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     let mut flags = vec![format!("--micro-batch-size {}", config.train.micro_batch_size)];
     for (flag, value) in [
         ("--tensor-model-parallel-size", mesh.size(Axis::Tensor)),
+        ("--context-parallel-size", mesh.size(Axis::Context)),
         ("--pipeline-model-parallel-size", mesh.size(Axis::Pipeline)),
         ("--set parallel.virtual_pipeline=", config.parallel.virtual_pipeline),
     ] {

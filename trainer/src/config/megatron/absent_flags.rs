@@ -5,7 +5,6 @@ use super::meaning::Meaning::{self, Ignored, Refused};
 use super::meaning::Takes::{Nothing, Value, Values};
 
 const OUT: &str = "leave it out";
-const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 
 /// The flags of each group, without dashes in front.
 #[rustfmt::skip]
@@ -82,7 +81,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&["fp32"], "master weights are f32, and gradients accumulate in f32", OUT), &[
         "main-grads-dtype", "main-params-dtype",
     ]),
-    (Refused(&[], "samples are whole on a rank", TOGETHER), &[
+    (Refused(&[], "ranks divide all sequences alike, and gather keys in one way", "--context-parallel-size"), &[
         "hierarchical-context-parallel-sizes", "hybrid-context-parallel", "max-seqlen-per-dp-cp-rank",
     ]),
     (Refused(&[], "the blocks of the stages are one list", "--pipeline-layers"), &[
@@ -221,7 +220,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "sharp-enabled-group", "local-rank", "distributed-timeout-seconds-after-init", "flight-recorder-dump-path",
         "flight-recorder-trace-buffer-size",
     ]),
-    (Ignored(Values, "ranks talk over NCCL on GPUs, set up in one way, and over MPI on the host"), &["cp-comm-type"]),
+    (Ignored(Values, "each rank gathers the keys and values of the whole sequence (all_gather), a layer at a time"), &["cp-comm-type"]),
     (Ignored(Nothing, "gradients are always reduced in buckets, during backward"), &[
         "ddp-pad-buckets-for-high-nccl-busbw", "ddp-reduce-scatter-with-fp32-accumulation",
         "ddp-average-in-collective", "overlap-param-gather-with-optimizer-step", "no-align-param-gather",

@@ -9,7 +9,7 @@ use crate::config::RunConfig;
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
 const TOKENIZERS: &str = "a tokenizer is `byte`, a Hugging Face tokenizer.json, or a folder with one";
-const GRID: &str = "ranks are divided into tensor, pipeline and data parallelism";
+const GRID: &str = "ranks are divided into tensor, context, pipeline and data parallelism";
 const WEIGHTS_TOGETHER: &str = "resuming restores all of a checkpoint's state; a new run can start from weights alone";
 const ONE_WAY: &str = "the trainer has one way to do this";
 const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
@@ -22,7 +22,6 @@ const RATE_OF_GROUPS: &str = "parameters of their own rate have a multiple of th
 const DECOUPLED: &str =
     "--param-groups wte.*=M lm_head.*=M, with M its value over --lr; without lm_head where it is tied";
 const ONE_DECAY: &str = "weight decay stays the same";
-const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 
 const GRAPH_IMPL: &[(&str, &[(&str, &str)])] = &[
     ("none", &[("cuda_graph.enable", "false")]),
@@ -84,7 +83,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("profile-step-end", Computes("logging.trace_steps", "VALUE - logging.trace_after", |end, run| Some(end - run.logging.trace_after? as f64))),
 
 
-    ("context-parallel-size", Refused(&["1"], GRID, TOGETHER)),
     ("fp8-interval", Refused(&["1"], "scales are made in every step", "leave it out")),
     ("tokenizer-type", Refused(&["HuggingFaceTokenizer", "NullTokenizer"], TOKENIZERS, "--tokenizer; token files need none")),
     ("rotary-percent", Refused(&["1"], "rotary positions turn all channels of a head", "leave it out")),

@@ -91,13 +91,23 @@ pub(super) const NAMES: &[OtherName] = &[
         "the option has the blocks of each stage",
         "--pipeline-layers",
     ),
-    becomes("parallelism.context_parallel_degree", "--tensor-model-parallel-size with --sequence-parallel", only_one),
+    same("parallelism.context_parallel_degree", "parallel.context").by_default("1"),
+    without(
+        "parallelism.context_parallel_rotate_method",
+        "each rank gathers the keys and values of the whole sequence, a layer at a time",
+        OUT,
+    ),
+    without(
+        "parallelism.context_parallel_load_balancer",
+        "a rank has a part of each sequence from its beginning, and the mirrored one from its end",
+        OUT,
+    ),
     becomes("parallelism.expert_parallel_degree", "--tensor-model-parallel-size, which divides each expert", only_one),
     without("parallelism.fsdp_reshard_after_forward", WEIGHTS, OUT),
     without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
     without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
     without("parallelism.enable_compiled_autograd", "there is no autograd", OUT),
-    without("parallelism.*", "ranks are divided into tensor, pipeline and data parallelism", OUT),
+    without("parallelism.*", "ranks are divided into tensor, context, pipeline and data parallelism", OUT),
     with("checkpoint.enable", "checkpoint.folder", "--save"),
     with("checkpoint.enable_checkpoint", "checkpoint.folder", "--save"),
     becomes("checkpoint.folder", "--save", checkpoints).by_default("\"checkpoint\""),
@@ -196,7 +206,8 @@ fn dataset(value: &Value, _: &Settings) -> Made {
 
 /// The ranks of a job, as far as its degrees say it.
 pub(super) fn ranks(settings: &Settings) -> usize {
-    let degrees = ["data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "pipeline_parallel"];
+    let degrees =
+        ["data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"];
     let number = |name: &str| settings.number(&format!("parallelism.{name}_degree")).unwrap_or(1.0).max(1.0);
     degrees.into_iter().map(number).product::<f64>().min(f64::from(1 << 17)) as usize
 }
@@ -204,8 +215,8 @@ pub(super) fn ranks(settings: &Settings) -> usize {
 /// The number of ranks that divide the batch; 1 if the degrees do not divide the ranks.
 fn data_ranks(settings: &Settings) -> usize {
     let degree = |name: &str| settings.number(&format!("parallelism.{name}_degree")).unwrap_or(1.0).max(1.0) as usize;
-    let (tensor, pipeline) = (degree("tensor_parallel"), degree("pipeline_parallel"));
-    let mesh = Mesh::new(MeshSizes { tensor, pipeline, ..MeshSizes::of(settings.ranks) });
+    let [tensor, context, pipeline] = ["tensor_parallel", "context_parallel", "pipeline_parallel"].map(degree);
+    let mesh = Mesh::new(MeshSizes { tensor, context, pipeline, ..MeshSizes::of(settings.ranks) });
     mesh.map_or(1, |mesh| mesh.size(Axis::Data))
 }
 

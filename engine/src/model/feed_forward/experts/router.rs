@@ -81,8 +81,10 @@ pub(super) struct RouterLayer {
     bias: Option<Tensor>,
     /// The load of the step, in a model that trains: see [`ExpertLoads::of`](crate::model::ExpertLoads).
     load: Option<Tensor>,
-    /// The ranks that share the batch, if a loss is about all their loads.
+    /// The ranks over which the balance loss sums loads.
     load_ranks: Option<Rc<dyn Communicator>>,
+    /// Ranks that divide a sample.
+    context_ranks: usize,
     router: Router,
     capacity: Option<Capacity>,
     per_token: usize,
@@ -116,10 +118,8 @@ impl RouterLayer {
             weight: params.get(&weight_name(block)),
             bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
             load: step.expert_loads.as_ref().map(|loads| loads.of(block)),
-            load_ranks: ranks
-                .in_lane(ranks.axes(Axis::Data), Lane::Loads)
-                .cloned()
-                .filter(|_| experts.balances_globally()),
+            load_ranks: experts.loads_over().and_then(|axis| ranks.in_lane(ranks.axes(axis), Lane::Loads).cloned()),
+            context_ranks: ranks.at(Axis::Context).count,
             router: experts.router,
             capacity: experts.capacity,
             per_token: experts.per_token,
@@ -212,14 +212,16 @@ impl RouterLayer {
             // This microbatch has been counted, like those before it.
             (BalanceGroup::GlobalBatch, Some(of_step)) => {
                 cx.run(Copy { input: of_step, output: load })?;
-                if let Some(ranks) = &self.load_ranks {
-                    cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ranks.clone(), load))?;
-                }
             }
             _ => cx.run(CountLoad { chosen, real: samples.real, position_ids, load, accumulate: false })?,
         }
+        if let Some(ranks) = &self.load_ranks {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ranks.clone(), load))?;
+        }
         let losses = cx.tensor("balance_losses", [tokens], DType::F32)?;
-        Ok(Some(Balance { load, position_ids, multiplier: multiplier as f32, losses }))
+        // A token's share of the mean over its group, of which a rank has some tokens.
+        let multiplier = (multiplier / self.context_ranks as f64) as f32;
+        Ok(Some(Balance { load, position_ids, multiplier, losses }))
     }
 
     fn z_loss(&self, cx: &mut StepContext<'_>, tokens: usize) -> Result<Option<ZLoss>> {

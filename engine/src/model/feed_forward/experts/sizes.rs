@@ -1,6 +1,7 @@
 //! The sizes and choices of a feed-forward layer of experts.
 
 use device::ops::Router;
+use parallel::Axis;
 
 /// Feed-forward layers of many experts, of which each token passes a few (Shazeer et al., 2017).
 #[derive(Clone, Debug, PartialEq)]
@@ -29,9 +30,12 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Whether the balance loss is about the loads of all ranks.
-    pub fn balances_globally(&self) -> bool {
-        self.balance.is_some_and(|balance| balance.over == BalanceGroup::GlobalBatch)
+    /// The ranks over which the balance loss sums loads: those with the other tokens of a microbatch, or of the batch.
+    pub fn loads_over(&self) -> Option<Axis> {
+        self.balance.map(|BalanceLoss { over, .. }| match over {
+            BalanceGroup::GlobalBatch => Axis::Tokens,
+            BalanceGroup::Microbatch | BalanceGroup::Sequence => Axis::Context,
+        })
     }
 }
 

@@ -1,0 +1,59 @@
+//! Rows of sequences that ranks divide, in the order of ranks or of positions.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_shape, visit_all};
+use crate::{Result, Tensor};
+
+/// Copies the rows of sequences from one order to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OrderRows {
+    /// `(ranks, batch, tokens, width)`, f32 or bf16: of each rank the tokens of its [`SequenceShare`](super::SequenceShare).
+    pub by_rank: Tensor,
+    /// `(batch, ranks * tokens, width)`, of the same type: the sequences.
+    pub by_position: Tensor,
+    /// The order that is written. The other is read.
+    pub to: RowOrder,
+}
+
+/// An order of the rows of sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowOrder {
+    /// Those of one rank after those of another, as ranks gather them.
+    ByRank,
+    /// By their positions.
+    ByPosition,
+}
+
+impl OrderRows {
+    /// The tensor that is read, and the one that is written.
+    pub(crate) fn from_and_to(&self) -> [Tensor; 2] {
+        match self.to {
+            RowOrder::ByPosition => [self.by_rank, self.by_position],
+            RowOrder::ByRank => [self.by_position, self.by_rank],
+        }
+    }
+}
+
+impl Operation for OrderRows {
+    const NAME: &'static str = "order_rows";
+
+    fn check(&self) -> Result<()> {
+        let sizes = self.by_rank.shape.sizes();
+        let is_even = |tokens: usize| sizes[0] == 1 || tokens.is_multiple_of(2);
+        ensure(Self::NAME, sizes.len() == 4 && is_even(sizes[2]), || {
+            format!("`by_rank` is {:?}, needs (ranks, batch, tokens, width) with an even number of tokens", sizes)
+        })?;
+        super::ensure_float(Self::NAME, &[("by_rank", self.by_rank)])?;
+        ensure_dtype(Self::NAME, "by_position", &self.by_position, self.by_rank.dtype)?;
+        let whole = [sizes[1], sizes[0] * sizes[2], sizes[3]];
+        ensure_shape(Self::NAME, "by_position", &self.by_position, &whole)
+    }
+
+    fn accesses(&self) -> Accesses {
+        let [from, to] = self.from_and_to();
+        Accesses::new([from], [to])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.by_rank, &mut self.by_position]);
+    }
+}

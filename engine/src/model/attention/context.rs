@@ -1,0 +1,77 @@
+//! Ranks that divide sequences: each has all heads of its tokens, and gathers the keys and values of the others (Llama
+//! Team, 2024).
+
+use std::rc::Rc;
+
+use device::ops::{
+    Collective, CollectiveKind, Corner, OrderRows, RowOrder, ScaleBlock, SequenceShare, WholeKeys, WholeKeysBackward,
+};
+use device::{Communicator, Tensor};
+use graph_manager::Result;
+use parallel::{Axis, Lane, Ranks};
+
+use crate::batch_sizes::sequence_share;
+use crate::step_policy::StepContext;
+
+/// The ranks that divide the sequences of an attention.
+pub(super) struct ContextRanks {
+    share: SequenceShare,
+    communicator: Rc<dyn Communicator>,
+    /// The column of packed queries, keys and values at which the keys begin. The values follow them, to the end.
+    keys: usize,
+}
+
+impl ContextRanks {
+    /// `None` if a rank has whole sequences.
+    pub(super) fn new(ranks: &Ranks, keys: usize) -> Option<ContextRanks> {
+        let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
+        Some(ContextRanks { share: sequence_share(ranks), communicator, keys })
+    }
+
+    /// Gathers the keys and values of whole sequences from `qkv` of all ranks, `(batch, tokens, width)`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn gather(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<WholeKeys> {
+        let &[batch, tokens, all] = qkv.shape.sizes() else { unreachable!("packed queries have three dimensions") };
+        let (ranks, width) = (self.share.ranks, all - self.keys);
+        let own = cx.tensor("own_keys", [batch, tokens, width], qkv.dtype)?;
+        let from = Corner { matrix: qkv, row: 0, column: self.keys };
+        cx.run(block(from, Corner::first(own), width))?;
+        let by_rank = cx.tensor("gathered_keys", [ranks, batch, tokens, width], qkv.dtype)?;
+        let (kind, communicator) = (CollectiveKind::AllGather, self.communicator.clone());
+        cx.run(Collective { kind, communicator, input: own, output: by_rank })?;
+        let by_position = cx.tensor("whole_keys", [batch, ranks * tokens, width], qkv.dtype)?;
+        cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })?;
+        Ok(WholeKeys { rows: by_position, share: self.share })
+    }
+
+    /// The same keys with memory for the gradients from the queries here.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(super) fn with_gradient(&self, cx: &mut StepContext<'_>, keys: WholeKeys) -> Result<WholeKeysBackward> {
+        Ok(WholeKeysBackward { keys, grad: cx.tensor("grad_whole_keys", keys.rows.shape, keys.rows.dtype)? })
+    }
+
+    /// Writes the gradients of the keys and values here to their columns of `grad_qkv`: the sums over all ranks' queries.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn scatter(&self, cx: &mut StepContext<'_>, keys: WholeKeysBackward, grad_qkv: Tensor) -> Result<()> {
+        let &[batch, tokens, all] = grad_qkv.shape.sizes() else { unreachable!("as for the queries") };
+        let (ranks, width, by_position) = (self.share.ranks, all - self.keys, keys.grad);
+        let by_rank = cx.tensor("grad_keys_by_rank", [ranks, batch, tokens, width], by_position.dtype)?;
+        cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByRank })?;
+        let own = cx.tensor("grad_own_keys", [batch, tokens, width], by_position.dtype)?;
+        let (kind, communicator) = (CollectiveKind::ReduceScatterSum, self.communicator.clone());
+        cx.run(Collective { kind, communicator, input: by_rank, output: own })?;
+        let to = Corner { matrix: grad_qkv, row: 0, column: self.keys };
+        cx.run(block(Corner::first(own), to, width))
+    }
+}
+
+/// A copy of all rows of `columns` columns.
+fn block(from: Corner, to: Corner, columns: usize) -> ScaleBlock {
+    ScaleBlock { from, to, rows: from.matrix.shape.rows(), columns, factor: 1.0, square_sum: None }
+}

@@ -1,0 +1,138 @@
+//! Checks of settings with ranks that divide sequences.
+
+use common::UserError;
+use engine::model::GptShape;
+
+use crate::config::checks::require;
+use crate::config::{BalanceLossOver, RunConfig};
+
+/// Tokens of a microbatch that a rank has.
+pub(super) fn tokens_here(config: &RunConfig) -> usize {
+    config.train.micro_batch_size * config.model.seq_length / config.parallel.context.max(1)
+}
+
+/// Fails unless ranks can divide the sequences of a transformer as the configuration asks.
+///
+/// # Errors
+/// The first rule that is broken.
+pub(super) fn check_context(config: &RunConfig, shape: &GptShape) -> Result<(), UserError> {
+    let context = config.parallel.context;
+    if context == 1 {
+        return Ok(());
+    }
+    check_length(config)?;
+    let with = |what: String| format!("{what} with parallel.context = {context}");
+    require(shape.attention_dropout == 0.0, || {
+        UserError::new(
+            with(format!("model.attention_dropout = {}", shape.attention_dropout)),
+            "no rank has all probabilities of a sequence",
+            "set model.attention_dropout = 0; model.hidden_dropout is not restricted",
+        )
+    })?;
+    require(config.data.seq_length_buckets.len() < 2, || {
+        UserError::new(
+            with(format!("data.seq_length_buckets = {:?}", config.data.seq_length_buckets)),
+            "ranks divide sequences of one length",
+            "leave data.seq_length_buckets out, or set parallel.context = 1",
+        )
+    })?;
+    require(!(config.cuda_graph.enable && config.cuda_graph.overlap_microbatches), || {
+        UserError::new(
+            with("cuda_graph.overlap_microbatches = true".into()),
+            "the microbatches would gather keys over the same ranks at once",
+            "set cuda_graph.overlap_microbatches = false",
+        )
+    })?;
+    if shape.experts.is_some() { check_experts(config, with) } else { Ok(()) }
+}
+
+fn check_length(config: &RunConfig) -> Result<(), UserError> {
+    let (context, length) = (config.parallel.context, config.model.seq_length);
+    let works = |length: usize, context: usize| {
+        let of_tensor = if config.parallel.sequence_parallel { config.parallel.tensor } else { 1 };
+        let even = length.is_multiple_of(2 * context);
+        even && (config.train.micro_batch_size * length / context).is_multiple_of(of_tensor)
+    };
+    require(works(length, context), || {
+        let longer = (length..).find(|&length| works(length, context)).unwrap_or(length);
+        let fewer = (1..context).rev().filter(|fewer| context.is_multiple_of(*fewer));
+        let fewer = fewer.into_iter().find(|&fewer| fewer == 1 || works(length, fewer)).unwrap_or(1);
+        UserError::new(
+            format!("model.seq_length = {length} with parallel.context = {context}"),
+            "a rank has two equal parts of each sequence, and with parallel.sequence_parallel tensor ranks divide them",
+            format!("set model.seq_length = {longer}, or parallel.context = {fewer}"),
+        )
+    })
+}
+
+/// Fails on settings of experts that are about all tokens of a microbatch, of which a rank has some.
+fn check_experts(config: &RunConfig, with: impl Fn(String) -> String) -> Result<(), UserError> {
+    require(config.model.expert_capacity_factor.is_none(), || {
+        UserError::new(
+            with("model.expert_capacity_factor".into()),
+            "the capacity of experts is a share of a microbatch's tokens, of which a rank has some",
+            "leave the capacity out, or set parallel.context = 1",
+        )
+    })?;
+    require(!config.data.sft, || {
+        UserError::new(
+            with("data.sft = true and model.experts".into()),
+            "routers leave out padding by its place in whole samples",
+            "set parallel.context = 1",
+        )
+    })?;
+    let divides = config.train.balance_loss_over == BalanceLossOver::Sequence && config.data.reset_attention_mask;
+    require(!divides || config.train.balance_loss_multiplier == 0.0, || {
+        UserError::new(
+            with("train.balance_loss_over = \"sequence\" and data.reset_attention_mask = true".into()),
+            "the loads of a document are counted where all of it is",
+            "set train.balance_loss_over = \"microbatch\"",
+        )
+    })?;
+    require(!config.train.force_expert_balance, || {
+        UserError::new(
+            with("train.force_expert_balance = true".into()),
+            "tokens take experts in turn, by their number in the microbatch",
+            "leave it out, or set parallel.context = 1",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::ConfigSources;
+    use crate::config::plan::RunPlan;
+
+    #[test]
+    fn sequences_that_ranks_cannot_divide_are_refused_with_sizes_that_work() {
+        let problem = |settings: &str, ranks: usize| {
+            let mut sources = ConfigSources::default();
+            for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+                sources.set(key, value, "test").unwrap();
+            }
+            RunPlan::new(sources.resolve(), ranks).err().map(|error| error.to_string())
+        };
+        let experts = "model.preset=tiny-llama model.experts=4 model.experts_per_token=2";
+        for (settings, ranks, words) in [
+            ("model.seq_length=60 parallel.context=4", 4, "set model.seq_length = 64, or parallel.context = 2"),
+            ("model.seq_length=63 parallel.context=2", 2, "set model.seq_length = 64, or parallel.context = 1"),
+            (
+                "model.seq_length=12 parallel.context=2 parallel.tensor=4 parallel.sequence_parallel=true",
+                8,
+                "set model.seq_length = 16, or parallel.context = 1",
+            ),
+            ("parallel.context=2 model.attention_dropout=0.1", 2, "set model.attention_dropout = 0"),
+            ("parallel.context=3 parallel.pipeline=2", 8, "start a multiple of 6 ranks"),
+            ("parallel.context=2 model.kind=mlp model.layer_sizes=[4,4]", 2, "set parallel.context = 1"),
+            ("parallel.context=2 data.sft=true data.seq_length_buckets=[32,64] model.seq_length=64", 2, "one length"),
+            (&format!("{experts} parallel.context=2 model.expert_capacity_factor=1.0"), 2, "leave the capacity out"),
+            (&format!("{experts} parallel.context=2 train.force_expert_balance=true"), 2, "leave it out"),
+        ] {
+            let told = problem(&format!("{settings} train.global_batch_size=8"), ranks);
+            assert!(told.as_ref().is_some_and(|told| told.contains(words)), "{settings}: {told:?}");
+        }
+        let works = "model.seq_length=64 model.hidden_dropout=0.1 parallel.context=4 train.global_batch_size=8";
+        assert_eq!(problem(works, 4), None);
+        assert_eq!(problem(&format!("{experts} parallel.context=2 train.global_batch_size=8"), 4), None);
+    }
+}
