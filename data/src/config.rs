@@ -21,6 +21,7 @@ pub struct DataConfig {
     pub eod_mask_loss: bool,
     pub documents_per_sample: usize,
     pub sft: bool,
+    pub dpo: bool,
     pub sft_packing: usize,
     pub seq_length_buckets: Vec<usize>,
     pub group_by_length: bool,
@@ -31,7 +32,32 @@ pub struct DataConfig {
     pub seed: u64,
 }
 
+/// What the records of text are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// Documents: every token is learned.
+    Documents,
+    /// Conversations: answers are learned.
+    Conversations,
+    /// Pairs of answers: the model learns to prefer the chosen one.
+    Pairs,
+}
+
 impl DataConfig {
+    /// What the records of text are.
+    pub fn kind(&self) -> RecordKind {
+        match (self.dpo, self.sft) {
+            (true, _) => RecordKind::Pairs,
+            (false, true) => RecordKind::Conversations,
+            (false, false) => RecordKind::Documents,
+        }
+    }
+
+    /// The option that says what the answers in records are for.
+    pub(crate) fn answers(&self) -> &'static str {
+        if self.dpo { "dpo" } else { "sft" }
+    }
+
     /// The first option that is set of those about documents within samples of text.
     pub fn divides(&self) -> Option<&'static str> {
         let all = [
@@ -71,6 +97,7 @@ impl DataConfig {
             eod_mask_loss: false,
             documents_per_sample: 256,
             sft: false,
+            dpo: false,
             sft_packing: 1,
             seq_length_buckets: Vec::new(),
             group_by_length: false,

@@ -7,7 +7,7 @@ use common::escape::one_line;
 use common::format::{bytes, count, counted};
 use common::{Stop, UserError};
 
-use crate::config::RawTokens;
+use crate::config::{RawTokens, RecordKind};
 use crate::error::DataError;
 use crate::formats::token_file::token_file;
 use crate::formats::tokens::Tokens;
@@ -46,14 +46,30 @@ pub struct InspectRequest {
     pub text_key: String,
     /// The type of tokens in files without a header.
     pub raw_tokens: RawTokens,
-    /// Whether the paths have conversations.
-    pub sft: bool,
+    /// What the records of text are.
+    pub kind: RecordKind,
     /// The template of conversations: see [`ChatTemplate::open`].
     pub chat_template: Option<String>,
     /// Whether the markers of the template become tokens, as with `data.add_special_tokens`.
     pub add_special_tokens: bool,
     /// For each path, the number of documents or conversations whose beginning is shown.
     pub samples: usize,
+}
+
+impl InspectRequest {
+    /// The records of the paths.
+    fn records(&self) -> Records<'_> {
+        Records::of(self.kind, &self.text_key)
+    }
+
+    /// The name of a record.
+    fn unit(&self) -> &'static str {
+        match self.kind {
+            RecordKind::Pairs => "pair",
+            RecordKind::Conversations => "conversation",
+            RecordKind::Documents => "document",
+        }
+    }
 }
 
 /// A summary of each path of a request, and of all if there are several, as text to print. Reads all files. Ends early when `stop` is asked for.
@@ -65,14 +81,16 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
     let (mut report, mut total) = (String::new(), Total::default());
     let paths = expanded("PATH", &paths)?;
     for path in &paths {
-        let records = if request.sft { Records::Conversations } else { Records::Documents(&request.text_key) };
+        let records = request.records();
+        let is_text = request.kind == RecordKind::Documents;
         let (summary, of_path) = match found("PATH", path, records, Purpose::Train)? {
-            Found::Tokens(_) if request.sft => {
-                let what = format!("--sft with PATH = `{path}`, which has tokens");
-                let rule = "conversations are records of JSON or Parquet";
-                return Err(UserError::new(what, rule, "leave --sft out").into());
+            Found::Tokens(_) if !is_text => {
+                let flag = if request.kind == RecordKind::Pairs { "--dpo" } else { "--sft" };
+                let what = format!("{flag} with PATH = `{path}`, which has tokens");
+                let rule = "conversations and pairs are records of JSON or Parquet";
+                return Err(UserError::new(what, rule, format!("leave {flag} out")).into());
             }
-            Found::Text(texts) if request.sft => conversations(request, stop, path, texts)?,
+            Found::Text(texts) if !is_text => conversations(request, stop, path, texts)?,
             Found::Tokens(bins) => tokens(request, stop, path, bins)?,
             Found::Text(texts) => text(request, stop, path, texts)?,
         };
@@ -80,7 +98,7 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
         total.add(of_path);
     }
     if paths.len() > 1 {
-        report += &total.describe(if request.sft { "conversation" } else { "document" });
+        report += &total.describe(request.unit());
     }
     Ok(report)
 }
@@ -281,12 +299,20 @@ fn conversations(
         Ok(Rc::new(template))
     };
     let (mut lengths, mut counted_tokens, mut shown) = (Vec::new(), 0, String::new());
-    let read = encode_conversations(&files, &tokenizer, template, |conversation| {
+    let mut all = 0;
+    let read = encode_conversations(&files, request.records(), &tokenizer, template, |conversations| {
         ensure_goes_on(stop)?;
-        lengths.push(conversation.tokens.len());
-        counted_tokens += conversation.counts.iter().filter(|counts| **counts).count();
-        if lengths.len() <= request.samples {
-            shown += &format!("  conversation {}: {}\n", lengths.len(), marked(&conversation, &tokenizer));
+        all += 1;
+        let names = match request.kind {
+            RecordKind::Pairs => ["chosen", "rejected"].map(|name| format!("pair {all}, {name}")).to_vec(),
+            _ => vec![format!("conversation {all}")],
+        };
+        for (name, conversation) in names.into_iter().zip(&conversations) {
+            lengths.push(conversation.tokens.len());
+            counted_tokens += conversation.counts.iter().filter(|counts| **counts).count();
+            if all <= request.samples {
+                shown += &format!("  {name}: {}\n", marked(conversation, &tokenizer));
+            }
         }
         Ok::<(), TokenizeError>(())
     })?;
@@ -296,11 +322,11 @@ fn conversations(
     let notices = indented(form.into_iter().chain(lines).chain(lost).chain(notices.lines()).collect());
     lengths.sort_unstable();
     let at = |share: usize| lengths.get(lengths.len().saturating_sub(1) * share / 100).copied().unwrap_or(0);
-    let (all, tokens) = (lengths.len(), lengths.iter().sum::<usize>());
+    let tokens = lengths.iter().sum::<usize>();
     let summary = format!(
         "{path}: {}, {} tokens; the loss is on {} of them, which stand between » and «\n  lengths: half have up to {} tokens, \
          90 % up to {}, the longest has {}\n  tokenizer: {name}\n{notices}{shown}",
-        counted(all, "conversation"),
+        counted(all, request.unit()),
         count(tokens as f64),
         count(counted_tokens as f64),
         at(50),

@@ -20,7 +20,7 @@ mod text;
 mod unused;
 mod vocabulary;
 
-pub use config::{DataConfig, RawTokens};
+pub use config::{DataConfig, RawTokens, RecordKind};
 pub use error::DataError;
 pub use formats::llmc;
 pub use formats::tokens::TokenType;
@@ -31,6 +31,7 @@ pub use open::{forms, missing_files, open, open_to_evaluate};
 pub use paths::{PathItem, Paths};
 pub use prefetch::{BATCHES_IN_MEMORY, Prefetch};
 pub use source::{Displaced, Epoch, SampleCounts, Source, Split};
+pub use sources::conversations::{Conversations, ReferenceLogps};
 pub use sources::markov::MarkovSource;
 pub use sources::missing::Missing;
 pub use sources::multiple_choice::{Accuracy, Asked, MultipleChoice};

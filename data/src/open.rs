@@ -6,7 +6,7 @@ use std::rc::Rc;
 use common::UserError;
 use common::format::{count, counted};
 
-use crate::config::DataConfig;
+use crate::config::{DataConfig, RecordKind};
 use crate::file_notices::{FileNotices, Told};
 use crate::formats::token_file::token_file;
 use crate::formats::tokens::{Storage, TokenType, Tokens};
@@ -14,7 +14,7 @@ use crate::found::{Found, expanded, found};
 use crate::one_tokenizer::OneTokenizer;
 use crate::paths::Paths;
 use crate::sources::blend::Blend;
-use crate::sources::conversations::{Builder, Conversations};
+use crate::sources::conversations::{Builder, Conversations, Unit};
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::dataset::Dataset;
 use crate::sources::document_ends::DocumentEnds;
@@ -107,7 +107,7 @@ pub fn missing_files(data: &DataConfig) -> Vec<UserError> {
 
 /// The records of text to train on.
 fn records(data: &DataConfig) -> Records<'_> {
-    if data.sft { Records::Conversations } else { Records::Documents(&data.text_key) }
+    Records::of(data.kind(), &data.text_key)
 }
 
 /// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
@@ -246,9 +246,11 @@ impl<'d> Reader<'d> {
         let weights: Vec<f64> = datasets.iter().map(|(weight, _)| *weight).collect();
         // Weights are checked first: reading files takes longer.
         Blend::new(&weights, key)?;
-        let opened = datasets.iter().map(|(_, paths)| match self.data.sft {
-            true => Ok(self.conversations(key, paths, purpose)?.map(Dataset::Conversations)),
-            false => Ok(self.windows(key, paths, purpose)?.map(Dataset::Windows)),
+        let opened = datasets.iter().map(|(_, paths)| match self.data.kind() {
+            RecordKind::Conversations | RecordKind::Pairs => {
+                Ok(self.conversations(key, paths, purpose)?.map(Dataset::Conversations))
+            }
+            RecordKind::Documents => Ok(self.windows(key, paths, purpose)?.map(Dataset::Windows)),
         });
         Ok((weights, opened.collect::<Result<_, _>>()?))
     }
@@ -321,11 +323,11 @@ impl<'d> Reader<'d> {
         let tokenizer = self.configured()?;
         let (mut files, mut validation) = (Vec::new(), Vec::new());
         for path in self.paths(key, paths, purpose)? {
-            let Found::Text(texts) = found(key, &path, Records::Conversations, purpose)? else {
+            let Found::Text(texts) = found(key, &path, records(self.data), purpose)? else {
                 return Err(UserError::new(
-                    format!("{key} = `{path}` has tokens, with data.sft"),
-                    "conversations are records of JSON or Parquet: tokens do not say which of them are answers",
-                    "name .jsonl, .json or .parquet files, or leave --sft out",
+                    format!("{key} = `{path}` has tokens, with data.{}", self.data.answers()),
+                    "answers are in records of JSON or Parquet: tokens do not say which of them are answers",
+                    format!("name .jsonl, .json or .parquet files, or leave --{} out", self.data.answers()),
                 ));
             };
             self.of_files.extend(texts.notices);
@@ -343,20 +345,22 @@ impl<'d> Reader<'d> {
     /// All conversations of files. `name` stands for them in messages.
     fn talks(&mut self, key: &str, name: &str, files: &[TextFile]) -> Result<Conversations, UserError> {
         let tokenizer = self.configured()?;
-        let mut all = Builder::new(self.seq, self.data.sft_packing, tokenizer.end_of_text());
+        let unit = if self.data.dpo { Unit::Pair } else { Unit::Conversation };
+        let mut all = Builder::new(unit, self.seq, self.data.sft_packing, tokenizer.end_of_text());
         let read = encode_conversations(
             files,
+            records(self.data),
             &tokenizer,
             || self.template(),
-            |conversation| {
-                all.push(&conversation);
+            |conversations| {
+                all.push(&conversations);
                 Ok::<(), UserError>(())
             },
         )?;
         let ReadConversations { form, notices, lost } = read;
         self.of_files.extend(notices);
         if all.counts.targets == 0 {
-            let of = counted(all.counts.read as usize, "conversation");
+            let of = counted(all.counts.read as usize, unit.name());
             return Err(match all.counts.needed {
                 0 => UserError::new(
                     format!("{key} = `{name}` has {of}, and no answer that is learned"),
@@ -384,7 +388,7 @@ impl<'d> Reader<'d> {
         let conversations = all.finish();
         self.notices.extend(form.map(|form| format!("{name}: read as {}", form.describe())));
         self.notices.extend(lost.map(|lost| format!("{name}: {lost}")));
-        self.notices.push(format!("{name}: {}", counts.describe(conversations.count(), self.seq)));
+        self.notices.push(format!("{name}: {}", counts.describe(unit, conversations.count(), self.seq)));
         Ok(conversations)
     }
 

@@ -9,6 +9,7 @@ use device::{Element, HostArray, HostValues, Staging};
 use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
+use crate::sources::conversations::Conversations;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer_copy::TokenizerCopy;
@@ -71,7 +72,8 @@ pub trait Source: Send + Sync {
     /// - If documents in them are told apart, a row is `seq` inputs, then `seq` targets, of which those without loss are
     ///   -1. If attention or positions begin anew with each, the position of each token in its document comes after.
     /// - For conversations a row is `seq` inputs, then `seq` targets. A target without loss is -1. If several
-    ///   conversations are packed into a sample, the row ends with the position of each token in its conversation.
+    ///   conversations are packed into a sample, the position of each token in its conversation comes after. For pairs of
+    ///   answers see [`Conversations::width`].
     /// - For a regression a row is the features, then the outputs.
     ///
     /// A row beyond the last sample to evaluate on has no target with a loss.
@@ -165,6 +167,11 @@ pub trait Source: Send + Sync {
     /// The data changed since they were opened, or cannot be read any more.
     fn identities(&self) -> Result<Identities, DataError> {
         Ok(Identities::new())
+    }
+
+    /// The parts of the source that have pairs of answers: those to train on, then those to evaluate on.
+    fn parts_with_pairs(&self) -> Vec<&Conversations> {
+        Vec::new()
     }
 
     /// A description of the source for the plan box.

@@ -2,7 +2,7 @@
 
 use common::UserError;
 
-use crate::config::{DataConfig, RawTokens};
+use crate::config::{DataConfig, RawTokens, RecordKind};
 
 /// Fails if an option is set that the run would ignore: an MLP (`mlp`) reads no data, and without `data.path` no files
 /// are read.
@@ -35,6 +35,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.eod_mask_loss", data.eod_mask_loss),
         ("data.documents_per_sample", data.documents_per_sample != 256),
         ("data.sft", data.sft),
+        ("data.dpo", data.dpo),
         ("data.sft_packing", data.sft_packing != 1),
         ("data.seq_length_buckets", !data.seq_length_buckets.is_empty()),
         ("data.group_by_length", data.group_by_length),
@@ -50,32 +51,34 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
 
 /// Fails if an option of conversations is set for text, or one of text for conversations.
 fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
-    if !data.sft && data.chat_template.is_some() {
-        let rule = "a chat template makes text of conversations";
-        let fix = "add --sft to train on conversations, or leave it out";
-        return Err(UserError::new("data.chat_template without data.sft", rule, fix));
+    let needs_answers = [
+        ("data.chat_template", data.chat_template.is_some(), "a chat template makes text of conversations"),
+        ("data.add_special_tokens", data.add_special_tokens, "it adds the markers of a chat template to the tokenizer"),
+        ("data.sft_packing", data.sft_packing != 1, "conversations are packed into samples"),
+    ];
+    let answers = data.answers();
+    if data.kind() == RecordKind::Documents {
+        let given = needs_answers.into_iter().find(|(_, given, _)| *given);
+        return given.map_or(Ok(()), |(key, _, rule)| {
+            let fix = "add --sft to train on conversations, or leave it out";
+            Err(UserError::new(format!("{key} without data.sft"), rule, fix))
+        });
     }
-    if !data.sft && data.add_special_tokens {
-        let rule = "it adds the markers of a chat template to the tokenizer";
-        let fix = "add --sft to train on conversations, or leave it out";
-        return Err(UserError::new("data.add_special_tokens without data.sft", rule, fix));
+    if data.sft && data.dpo {
+        let rule = "data.path has conversations to learn from, or pairs of answers of which one is preferred";
+        return Err(UserError::new("data.sft with data.dpo", rule, "leave one of them out: --sft or --dpo"));
     }
-    if !data.sft && data.sft_packing != 1 {
-        let rule = "conversations are packed into samples";
-        let fix = "add --sft to train on conversations, or leave it out";
-        return Err(UserError::new("data.sft_packing without data.sft", rule, fix));
-    }
-    if let (true, Some(key)) = (data.sft, data.divides()) {
+    let out = format!("leave it out, or leave --{answers} out");
+    if let Some(key) = data.divides() {
         let rule = "a conversation is one document: packed ones have attention and positions of their own";
-        return Err(UserError::new(format!("{key} with data.sft"), rule, "leave it out, or leave --sft out"));
+        return Err(UserError::new(format!("{key} with data.{answers}"), rule, out));
     }
     let of_text = [("data.text_key", data.text_key != "text"), ("data.raw_tokens", data.raw_tokens != RawTokens::None)];
-    match of_text.iter().find(|(_, given)| data.sft && *given) {
-        Some((key, _)) => Err(UserError::new(
-            format!("{key} with data.sft"),
-            "conversations are JSON lines with `messages`",
-            "leave it out, or leave --sft out",
-        )),
+    match of_text.iter().find(|(_, given)| *given) {
+        Some((key, _)) => {
+            let rule = "conversations are JSON lines with `messages`";
+            Err(UserError::new(format!("{key} with data.{answers}"), rule, out))
+        }
         None => Ok(()),
     }
 }

@@ -124,6 +124,11 @@ template <class T, int N> void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab
     ::pack(raw, x);
 }
 
+// The factor of the gradient of the block's row.
+inline float row_scale(const Control* control, const float* weights) {
+    return weights ? control->grad_scale * weights[blockIdx.x] : control->grad_scale;
+}
+
 // Softmax and cross-entropy, one block per row, in the online form (Milakov and Gimelshein, 2018). Without `control`
 // only the loss is written. Columns from `vocab` on are padding.
 struct CrossEntropy {
@@ -132,6 +137,7 @@ struct CrossEntropy {
     float* losses;
     const Control* control; // or null
     float* z_losses;        // or null
+    const float* weights;   // or null
     float z_multiplier;
     float soft_cap; // of logits, or 0
     u32 columns;
@@ -182,7 +188,7 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
     state = block_online<T>(state);
     if (threadIdx.x == 0) put_losses(op, state, at_target);
     if (!op.control) return;
-    Gradient of = gradient<T>(state, at_target, op.control->grad_scale, op.z(), op.soft_cap);
+    Gradient of = gradient<T>(state, at_target, row_scale(op.control, op.weights), op.z(), op.soft_cap);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         u32 column = pack * N;
         Raw<T, N> raw = {};
@@ -221,7 +227,8 @@ template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
         return ignore<T, N>(op, logits);
     }
     // Read before any thread overwrites it.
-    float at_target = bounded<T>(value(logits + target), op.soft_cap), scale = op.control->grad_scale;
+    float at_target = bounded<T>(value(logits + target), op.soft_cap);
+    float scale = row_scale(op.control, op.weights);
     Online state = {LOWEST, 0.0f};
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
@@ -288,8 +295,8 @@ FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
 // The loss of a row from the numbers of all ranks, stats (ranks, 3, rows). With `control` the logits are overwritten by
 // their gradient.
 template <class T, int N>
-void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control, ZLoss z,
-                        u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks, float cap) {
+void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control,
+                        const float* weights, ZLoss z, u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks, float cap) {
     const u64 row = blockIdx.x;
     logits += row * columns;
     stats += row;
@@ -308,7 +315,7 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
         if (z.losses) z.losses[row] = counts ? z_loss(state, z.multiplier) : 0.0f;
     }
     if (!control) return;
-    Gradient of = gradient<T>(state, at_target, control->grad_scale, z, cap);
+    Gradient of = gradient<T>(state, at_target, row_scale(control, weights), z, cap);
     for (u32 column = threadIdx.x * N; column < columns; column += blockDim.x * N) {
         float x[N];
         load<N>(logits + column, x);
@@ -324,12 +331,12 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
 }
 #define CROSS_ENTROPY_JOIN(T, N, suffix)                                                                               \
     KERNEL(cross_entropy_join_##suffix)                                                                                \
-    (T* logits, const int* targets, const float* stats, float* losses, const Control* control, float* z_losses,        \
-     float multiplier, u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks, float cap) {                  \
+    (T* logits, const int* targets, const float* stats, float* losses, const Control* control, const float* weights,   \
+     float* z_losses, float multiplier, u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks, float cap) {                  \
         begin_kernel();                                                                                                \
         ZLoss z = {z_losses, multiplier};                                                                              \
-        cross_entropy_join<T, N>(logits, targets, stats, losses, control, z, rows, columns, real, first, vocab, ranks, \
-                                 cap);                                                                                 \
+        cross_entropy_join<T, N>(logits, targets, stats, losses, control, weights, z, rows, columns, real, first,      \
+                                 vocab, ranks, cap);                                                                                 \
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_JOIN)
 

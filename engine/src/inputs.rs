@@ -156,6 +156,7 @@ impl Inputs {
             };
             let (documents, real) = (self.documents(cx, microbatch)?, self.real(cx, microbatch)?);
             let positions_here = self.positions_here(cx, documents, microbatch)?;
+            let pairs = if chunk.head.is_some() { self.pairs(cx, microbatch)? } else { None };
             let mut record = None;
             if self.drops && cx.mode().trains() {
                 let output = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
@@ -163,7 +164,8 @@ impl Inputs {
                 cx.run(WriteSampleRecord { control: self.control, offset, record: output })?;
                 record = Some(output);
             }
-            Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents, positions_here, real } })
+            let samples = Samples { record, documents, positions_here, real };
+            Ok(Hidden { x, delta: None, targets, pairs, samples })
         })
     }
 
@@ -208,6 +210,15 @@ impl Inputs {
             cx.run(CopyColumns { input, parts })?;
         }
         Ok((x, targets))
+    }
+
+    /// See [`Hidden::pairs`].
+    fn pairs(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
+        let (Some(input), Some(pairs)) = (self.rows(microbatch), &self.row.pairs) else { return Ok(None) };
+        let (samples, first) = (BatchSizes::of(cx).samples, pairs.columns.start);
+        let output = cx.tensor("pairs", [samples, pairs.columns.len()], DType::I32)?;
+        cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, output }), None] })?;
+        Ok(Some(output))
     }
 
     /// See [`Samples::real`].

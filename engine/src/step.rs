@@ -115,7 +115,8 @@ impl Stage {
     }
 
     /// Begins to read back the losses of this rank's samples in the evaluation of `microbatches` microbatches that was
-    /// submitted last: `(microbatches, losses of a microbatch)`. A target without a loss has 0. `None` on stages
+    /// submitted last: `(microbatches, losses of a microbatch)`. A target without a loss has 0. If samples have pairs of
+    /// answers it is the results of a [`PairLoss`](device::ops::PairLoss). `None` on stages
     /// without the head, and unless [`StageOptions::keeps_losses`] is set.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
-//! Conversations as samples: each has a row of its own, or several are packed into one. Only the tokens of answers are targets.
+//! Conversations as samples: each has a row of its own, or several are packed into one. Only the tokens of answers are
+//! targets. The two conversations of a pair of answers are packed one after the other.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use common::format::{count, counted};
 use sha2::{Digest, Sha256};
@@ -15,26 +16,62 @@ use crate::text::conversation::Conversation;
 #[derive(Clone)]
 pub struct Conversations {
     all: Arc<All>,
-    /// Their numbers in `all`.
+    /// The numbers of their units in `all`.
     range: Range<usize>,
-    /// The conversations of each sample, numbered from the start of `range`. `None` if a sample is one conversation.
+    /// The units of each sample, numbered from the start of `range`. `None` if a sample is one conversation.
     packs: Option<Arc<Packs>>,
+    /// For each pair, once they are known.
+    references: Arc<OnceLock<Vec<ReferenceLogps>>>,
 }
+
+/// What a sample has one or several of. It stays whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// A conversation. Each of its targets has a loss.
+    Conversation,
+    /// Two conversations, with the chosen and the rejected answer. The pair has one loss.
+    Pair,
+}
+
+impl Unit {
+    /// Its conversations.
+    fn conversations(self) -> usize {
+        match self {
+            Unit::Conversation => 1,
+            Unit::Pair => 2,
+        }
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Unit::Conversation => "conversation",
+            Unit::Pair => "pair",
+        }
+    }
+}
+
+/// The log-probabilities of the chosen and the rejected answer of a pair under the reference model.
+pub type ReferenceLogps = [f32; 2];
+
+/// Values of a pair in a row.
+const PAIR_COLUMNS: usize = 4;
 
 /// All conversations of a dataset, in memory, as far as they fit a sample.
 struct All {
+    unit: Unit,
     /// The tokens, one conversation after the other. A token that is no target is stored as `!token`, a negative
     /// number.
     tokens: Vec<i32>,
     /// The position behind the last token of each conversation.
     ends: Vec<usize>,
-    /// For each conversation, the number of targets up to its end, over all conversations before it too.
-    targets: Vec<u64>,
+    /// For each unit, the number of losses up to its end, over all units before it too.
+    losses: Vec<u64>,
     /// The token that fills a row.
     padding: i32,
     /// Inputs of a sample.
     seq: usize,
-    /// Conversations of a sample, at most.
+    /// Units of a sample, at most.
     most: usize,
 }
 
@@ -44,7 +81,7 @@ pub(crate) struct Builder {
     pub(crate) counts: Counts,
 }
 
-/// Counts of conversations and their tokens.
+/// Counts of units and their tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) read: u64,
@@ -64,10 +101,12 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// The counts in words, for `samples` samples of `seq` inputs.
-    pub(crate) fn describe(self, samples: u64, seq: usize) -> String {
+    pub(crate) fn describe(self, unit: Unit, samples: u64, seq: usize) -> String {
         let Counts { read, cut, beyond, unlearned, needed, tokens, targets } = self;
         let kept = read - beyond - unlearned;
-        let filled = tokens.saturating_sub(kept) as f64 / (samples * seq as u64).max(1) as f64;
+        // The two of a pair share a sample.
+        let (longest, answers) = (seq / unit.conversations(), unit.conversations() as u64);
+        let filled = tokens.saturating_sub(answers * kept) as f64 / (samples * seq as u64).max(1) as f64;
         let packed = match samples < kept {
             true => format!(", packed into {}", counted(samples as usize, "sample")),
             false => String::new(),
@@ -83,8 +122,8 @@ impl Counts {
             false => String::new(),
         };
         format!(
-            "{}, {cut} cut to {seq} tokens{longer}{beyond}{unlearned}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
-            counted(read as usize, "conversation"),
+            "{}, {cut} cut to {longest} tokens{longer}{beyond}{unlearned}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
+            counted(read as usize, unit.name()),
             100.0 * (1.0 - filled),
             count(targets as f64),
             count(tokens as f64),
@@ -93,35 +132,46 @@ impl Counts {
 }
 
 impl Builder {
-    /// For samples of `seq` inputs and at most `most` conversations. `padding` fills the rest of a sample.
-    pub(crate) fn new(seq: usize, most: usize, padding: u32) -> Builder {
-        let (tokens, ends, targets) = (Vec::new(), Vec::new(), Vec::new());
-        let all = All { tokens, ends, targets, padding: padding as i32, seq, most };
+    /// For samples of `seq` inputs and at most `most` units. `padding` fills the rest of a sample.
+    pub(crate) fn new(unit: Unit, seq: usize, most: usize, padding: u32) -> Builder {
+        let (tokens, ends, losses) = (Vec::new(), Vec::new(), Vec::new());
+        let all = All { unit, tokens, ends, losses, padding: padding as i32, seq, most };
         Builder { all, counts: Counts::default() }
     }
 
-    /// Adds a conversation: its first `seq + 1` tokens, if a target is among them.
-    pub(crate) fn push(&mut self, conversation: &Conversation) {
+    /// Adds the conversations of a unit, if each has a target: of each the first tokens, as many as fit an equal share of a
+    /// sample.
+    pub(crate) fn push(&mut self, unit: &[Conversation]) {
         let Builder { all, counts, .. } = self;
-        let kept = conversation.tokens.len().min(all.seq + 1);
+        let shares = all.unit.conversations();
+        let most = all.seq / shares + 1;
         // The first token of a row is no target: nothing stands before it.
-        let is_target = |at: usize| at > 0 && conversation.counts[at];
-        let targets = (0..kept).filter(|&at| is_target(at)).count() as u64;
-        counts.read += 1;
+        let is_target = |of: &Conversation, at: usize| at > 0 && of.counts[at];
         // A target is behind as many inputs as its place says.
-        let needed = (0..conversation.tokens.len()).rfind(|&at| is_target(at)).unwrap_or(0) as u64;
-        counts.needed = counts.needed.max(needed);
-        if targets == 0 {
-            *if needed == 0 { &mut counts.unlearned } else { &mut counts.beyond } += 1;
+        let needed = |of: &Conversation| (0..of.tokens.len()).rfind(|&at| is_target(of, at)).unwrap_or(0);
+        let targets = |of: &Conversation| (0..of.tokens.len().min(most)).filter(|&at| is_target(of, at)).count() as u64;
+        counts.read += 1;
+        let longest = unit.iter().map(needed).max().unwrap_or(0);
+        counts.needed = counts.needed.max((longest * shares) as u64);
+        if unit.iter().any(|of| targets(of) == 0) {
+            *if unit.iter().any(|of| needed(of) == 0) { &mut counts.unlearned } else { &mut counts.beyond } += 1;
             return;
         }
-        counts.cut += u64::from(kept < conversation.tokens.len());
-        counts.tokens += kept as u64;
-        counts.targets += targets;
-        let stored = conversation.tokens[..kept].iter().enumerate();
-        all.tokens.extend(stored.map(|(at, &token)| if is_target(at) { token as i32 } else { !(token as i32) }));
-        all.ends.push(all.tokens.len());
-        all.targets.push(counts.targets);
+        counts.cut += u64::from(unit.iter().any(|of| of.tokens.len() > most));
+        for of in unit {
+            let kept = of.tokens.len().min(most);
+            counts.tokens += kept as u64;
+            counts.targets += targets(of);
+            let stored = of.tokens[..kept].iter().enumerate();
+            all.tokens
+                .extend(stored.map(|(at, &token)| if is_target(of, at) { token as i32 } else { !(token as i32) }));
+            all.ends.push(all.tokens.len());
+        }
+        let before = all.losses.last().copied().unwrap_or(0);
+        all.losses.push(match all.unit {
+            Unit::Conversation => counts.targets,
+            Unit::Pair => before + 1,
+        });
     }
 
     /// The largest token.
@@ -131,7 +181,7 @@ impl Builder {
 
     /// The conversations that were added.
     pub(crate) fn finish(self) -> Conversations {
-        let range = 0..self.all.ends.len();
+        let range = 0..self.all.losses.len();
         Conversations::new(Arc::new(self.all), range)
     }
 }
@@ -143,9 +193,20 @@ impl All {
         begin..self.ends[at]
     }
 
-    /// The number of targets in a range of conversations.
-    fn targets_of(&self, range: Range<usize>) -> u64 {
-        let before = |at: usize| if at == 0 { 0 } else { self.targets[at - 1] };
+    /// The conversations of a unit.
+    fn unit(&self, at: usize) -> Range<usize> {
+        let conversations = self.unit.conversations();
+        at * conversations..(at + 1) * conversations
+    }
+
+    /// The inputs of a unit that are no padding.
+    fn inputs_of(&self, unit: usize) -> usize {
+        self.unit(unit).map(|at| self.tokens_of(at).len() - 1).sum()
+    }
+
+    /// The number of losses in a range of units.
+    fn losses_of(&self, range: Range<usize>) -> u64 {
+        let before = |at: usize| if at == 0 { 0 } else { self.losses[at - 1] };
         before(range.end) - before(range.start)
     }
 
@@ -162,10 +223,11 @@ impl All {
 
 impl Conversations {
     fn new(all: Arc<All>, range: Range<usize>) -> Conversations {
-        let item = |at: usize| Item { inputs: all.tokens_of(at).len() - 1, targets: all.targets_of(at..at + 1) };
-        let items: Vec<Item> = if all.most > 1 { range.clone().map(item).collect() } else { Vec::new() };
-        let packs = (all.most > 1).then(|| Arc::new(Packs::new(&items, all.seq, all.most)));
-        Conversations { all, range, packs }
+        let item = |at: usize| Item { inputs: all.inputs_of(at), targets: all.losses_of(at..at + 1) };
+        let packed = all.most > 1 || all.unit == Unit::Pair;
+        let items: Vec<Item> = if packed { range.clone().map(item).collect() } else { Vec::new() };
+        let packs = packed.then(|| Arc::new(Packs::new(&items, all.seq, all.most)));
+        Conversations { all, range, packs, references: Arc::default() }
     }
 
     /// Number of samples.
@@ -173,7 +235,7 @@ impl Conversations {
         self.packs.as_ref().map_or(self.range.len(), |packs| packs.count()) as u64
     }
 
-    /// Number of conversations.
+    /// Number of units.
     pub(crate) fn conversations(&self) -> u64 {
         self.range.len() as u64
     }
@@ -196,25 +258,26 @@ impl Conversations {
         Some(Identity { tokens: self.all.tokens.len() as u64, sha256: format!("{:x}", hash.finalize()) })
     }
 
-    /// The number of targets in a range of samples.
+    /// The number of losses in a range of samples.
     pub fn targets(&self, samples: Range<u64>) -> u64 {
         let (start, end) = (samples.start as usize, samples.end as usize);
         match &self.packs {
             Some(packs) => packs.targets(start..end),
-            None => self.all.targets_of(self.range.start + start..self.range.start + end),
+            None => self.all.losses_of(self.range.start + start..self.range.start + end),
         }
     }
 
     /// The counts of a sample.
     pub(crate) fn counts(&self, number: u64) -> SampleCounts {
-        let inputs = |at: usize| self.all.tokens_of(self.range.start + at).len() as u64 - 1;
+        let inputs = |at: usize| self.all.inputs_of(self.range.start + at) as u64;
         let targets = self.targets(number..number + 1);
         match &self.packs {
             None => SampleCounts { targets, tokens: inputs(number as usize), documents: 1 },
             Some(packs) => {
                 let members = packs.members(number as usize);
                 let tokens = members.iter().map(|member| inputs(*member as usize)).sum();
-                SampleCounts { targets, tokens, documents: members.len() as u64 }
+                let documents = (members.len() * self.all.unit.conversations()) as u64;
+                SampleCounts { targets, tokens, documents }
             }
         }
     }
@@ -222,48 +285,110 @@ impl Conversations {
     /// Inputs of a sample that are no padding. `None` if samples are packed.
     pub(crate) fn length(&self, number: u64) -> Option<usize> {
         let at = self.range.start + number as usize;
-        self.packs.is_none().then(|| self.all.tokens_of(at).len() - 1)
+        self.packs.is_none().then(|| self.all.inputs_of(at))
+    }
+
+    /// The values of a row that are about its pairs.
+    fn of_pairs(&self) -> usize {
+        match self.all.unit {
+            Unit::Conversation => 0,
+            Unit::Pair => self.all.most * PAIR_COLUMNS,
+        }
     }
 
     /// Values of a row: `seq` inputs and `seq` targets, of a packed sample also `seq` positions, of each token in its
-    /// conversation. The last value is the number of inputs that are no padding.
+    /// conversation. For each pair that a sample may have four values follow: the places behind its chosen and its
+    /// rejected answer, and the bits of their log-probabilities under the reference model; 0 until these are known. The
+    /// last value is the number of inputs that are no padding.
     pub fn width(&self) -> usize {
-        self.all.seq * if self.packs.is_some() { 3 } else { 2 } + 1
+        self.all.seq * if self.packs.is_some() { 3 } else { 2 } + self.of_pairs() + 1
     }
 
     /// Writes a row of padding.
     pub(crate) fn clear(&self, row: &mut [i32]) {
         let Some((real, row)) = row.split_last_mut() else { return };
         let (inputs, rest) = row.split_at_mut(self.all.seq);
-        let (targets, positions) = rest.split_at_mut(self.all.seq);
+        let (targets, rest) = rest.split_at_mut(self.all.seq);
+        let (positions, pairs) = rest.split_at_mut(rest.len() - self.of_pairs());
         inputs.fill(self.all.padding);
         targets.fill(-1);
         count_up(positions);
+        pairs.fill(0);
         *real = 0;
     }
 
-    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a packed
-    /// sample is a conversation of its own.
+    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a
+    /// packed sample is a conversation of its own.
     pub fn read(&self, number: u64, row: &mut [i32]) {
         self.clear(row);
         let Some((real, row)) = row.split_last_mut() else { return };
         let (inputs, rest) = row.split_at_mut(self.all.seq);
-        let (targets, positions) = rest.split_at_mut(self.all.seq);
+        let (targets, rest) = rest.split_at_mut(self.all.seq);
         let Some(packs) = &self.packs else {
             *real = self.all.read(self.range.start + number as usize, inputs, targets) as i32;
             return;
         };
+        let (positions, pairs) = rest.split_at_mut(rest.len() - self.of_pairs());
+        let mut pairs = pairs.chunks_mut(PAIR_COLUMNS);
         let mut begin = 0;
         for &member in packs.members(number as usize) {
-            let at = self.range.start + member as usize;
-            let end = begin + self.all.read(at, &mut inputs[begin..], &mut targets[begin..]);
-            count_up(&mut positions[begin..end]);
-            // The last token of a conversation is no input.
-            inputs[end..].iter_mut().take(1).for_each(|input| *input = self.all.padding);
-            begin = end;
+            let unit = self.range.start + member as usize;
+            let mut ends = Vec::new();
+            for at in self.all.unit(unit) {
+                let end = begin + self.all.read(at, &mut inputs[begin..], &mut targets[begin..]);
+                count_up(&mut positions[begin..end]);
+                // The last token of a conversation is no input.
+                inputs[end..].iter_mut().take(1).for_each(|input| *input = self.all.padding);
+                begin = end;
+                ends.push(end as i32);
+            }
+            if let Some(pair) = pairs.next() {
+                let references = self.references.get().map_or([0.0; 2], |references| references[member as usize]);
+                pair.copy_from_slice(&[&ends[..], &references.map(|logp| logp.to_bits() as i32)].concat());
+            }
         }
         count_up(&mut positions[begin..]);
         *real = begin as i32;
+    }
+
+    /// The rows of samples from `first` on, as many; those beyond the last are padding.
+    pub fn rows(&self, first: u64, count: usize) -> Vec<i32> {
+        let width = self.width();
+        let mut rows = vec![0; count * width];
+        for (number, row) in (first..).zip(rows.chunks_mut(width)) {
+            if number < self.count() { self.read(number, row) } else { self.clear(row) }
+        }
+        rows
+    }
+
+    /// The number of pairs; 0 if it has conversations.
+    pub fn pairs(&self) -> usize {
+        if self.all.unit == Unit::Pair { self.range.len() } else { 0 }
+    }
+
+    /// The pairs of a sample, in its order.
+    pub fn pairs_of(&self, number: u64) -> &[u32] {
+        self.packs.as_ref().map_or(&[], |packs| packs.members(number as usize))
+    }
+
+    /// SHA-256 in hexadecimal over the tokens of all pairs, in order.
+    pub fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for at in self.range.clone().flat_map(|unit| self.all.unit(unit)) {
+            let tokens = &self.all.tokens[self.all.tokens_of(at)];
+            hash.update((tokens.len() as u64).to_le_bytes());
+            tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        }
+        format!("{:x}", hash.finalize())
+    }
+
+    /// Sets the log-probabilities of all pairs under the reference model, in their order. They are set once.
+    ///
+    /// # Panics
+    /// If they are set already, or are not as many as the pairs.
+    pub fn set_references(&self, references: Vec<ReferenceLogps>) {
+        assert_eq!(references.len(), self.pairs(), "log-probabilities of all pairs");
+        assert!(self.references.set(references).is_ok(), "references are set once");
     }
 }
 
@@ -278,10 +403,10 @@ mod tests {
 
     /// Conversations of these tokens; those of 100 and more are answers.
     fn made(all: &[&[u32]], seq: usize) -> (Conversations, Counts) {
-        let mut builder = Builder::new(seq, 1, 7);
+        let mut builder = Builder::new(Unit::Conversation, seq, 1, 7);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
-            builder.push(&Conversation { tokens: tokens.to_vec(), counts, lost: None });
+            builder.push(&[Conversation { tokens: tokens.to_vec(), counts, lost: None }]);
         }
         let counts = builder.counts;
         (builder.finish(), counts)
@@ -293,7 +418,7 @@ mod tests {
             [&[1, 2, 100, 3, 101], &[1, 2, 3, 4, 5, 100], &[100, 101], &[0, 1, 2, 100, 101, 102, 103]];
         let (conversations, counts) = made(&all, 4);
         assert_eq!(counts, Counts { read: 4, cut: 1, beyond: 1, unlearned: 0, needed: 6, tokens: 12, targets: 5 });
-        let said = counts.describe(3, 4);
+        let said = counts.describe(Unit::Conversation, 3, 4);
         assert!(
             said.contains("1 cut to 4 tokens (--seq-length 6 keeps all answers), 1 left out because no answer"),
             "{said}"
@@ -302,7 +427,10 @@ mod tests {
         assert_eq!((longer.cut, longer.beyond, longer.targets), (0, 0, 8));
         let (_, read) = made(&[&[1, 2, 100], &[1, 2, 3, 4]], 2);
         assert_eq!((read.beyond, read.unlearned, read.needed), (0, 1, 2));
-        assert!(read.describe(1, 2).contains("0 cut to 2 tokens, 1 left out because none of its answers is learned"));
+        assert!(
+            read.describe(Unit::Conversation, 1, 2)
+                .contains("0 cut to 2 tokens, 1 left out because none of its answers is learned")
+        );
         let row = |number| {
             let mut row = [0; 9];
             conversations.read(number, &mut row);
@@ -333,10 +461,10 @@ mod tests {
     #[test]
     fn packed_conversations_follow_each_other_and_each_counts_its_positions() {
         let all: [&[u32]; 4] = [&[1, 2, 100, 3, 101], &[4, 100], &[5, 6, 102], &[7, 101, 8, 103]];
-        let mut builder = Builder::new(6, 4, 9);
+        let mut builder = Builder::new(Unit::Conversation, 6, 4, 9);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
-            builder.push(&Conversation { tokens: tokens.to_vec(), counts, lost: None });
+            builder.push(&[Conversation { tokens: tokens.to_vec(), counts, lost: None }]);
         }
         let counts = builder.counts;
         let packed = builder.finish();
@@ -354,12 +482,60 @@ mod tests {
         assert_eq!([0..1, 1..2, 0..2].map(|range| packed.targets(range)), [3, 3, 6]);
         assert_eq!(packed.counts(0), SampleCounts { targets: 3, tokens: 6, documents: 2 });
         assert_eq!(packed.counts(1), SampleCounts { targets: 3, tokens: 4, documents: 2 });
-        let said = counts.describe(packed.count(), 6);
+        let said = counts.describe(Unit::Conversation, packed.count(), 6);
         assert!(
             said.contains("4 conversations, 0 cut to 6 tokens, packed into 2 samples; 17 % of a sample is padding"),
             "{said}"
         );
         let (train, rest) = packed.split(0.5);
         assert_eq!((train.count(), train.targets(0..1), rest.count(), rest.targets(0..1)), (1, 3, 1, 3));
+    }
+    #[test]
+    fn the_two_of_a_pair_stay_together_and_bring_their_places_and_references() {
+        let conversation = |tokens: &[u32]| Conversation {
+            tokens: tokens.to_vec(),
+            counts: tokens.iter().map(|&token| token >= 100).collect(),
+            lost: None,
+        };
+        let mut builder = Builder::new(Unit::Pair, 8, 2, 9);
+        let pairs: [[&[u32]; 2]; 4] = [
+            [&[1, 100], &[1, 2, 101]],
+            // Each is cut to half of a sample: no answer is left of the second.
+            [&[1, 100], &[1, 2, 3, 4, 5, 101]],
+            [&[5, 100, 101, 102, 103, 104], &[5, 105]],
+            [&[6, 106, 107], &[6, 108]],
+        ];
+        pairs.iter().for_each(|pair| builder.push(&pair.map(conversation)));
+        let counts = builder.counts;
+        assert_eq!((counts.read, counts.beyond, counts.cut, counts.needed), (4, 1, 1, 10));
+        let packed = builder.finish();
+        assert!(
+            counts.describe(Unit::Pair, packed.count(), 8).starts_with("4 pairs, 1 cut to 4 tokens (--seq-length 10")
+        );
+        let digest = packed.digest();
+        packed.set_references(vec![[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]]);
+        // Inputs that they take: 3, 5 and 3.
+        assert_eq!((packed.count(), packed.pairs(), packed.width()), (2, 3, 33));
+        assert_eq!((packed.pairs_of(0), packed.pairs_of(1)), (&[0, 1][..], &[2][..]));
+        let row = |of: &Conversations, number| {
+            let mut row = [0; 33];
+            of.read(number, &mut row);
+            row
+        };
+        let bits = |logp: f32| logp.to_bits() as i32;
+        let rows: [&[i32]; 5] = [
+            &[1, 1, 2, 5, 100, 101, 102, 5],
+            &[100, -1, 101, 100, 101, 102, 103, 105],
+            &[0, 0, 1, 0, 1, 2, 3, 0],
+            &[1, 3, bits(-1.0), bits(-2.0), 7, 8, bits(-3.0), bits(-4.0)],
+            &[8],
+        ];
+        assert_eq!(row(&packed, 0)[..], rows.concat());
+        assert_eq!(row(&packed, 1)[24..], [2, 3, bits(-5.0), bits(-6.0), 0, 0, 0, 0, 3]);
+        assert_eq!(packed.counts(0), SampleCounts { targets: 2, tokens: 8, documents: 4 });
+        let (train, rest) = packed.split(0.4);
+        assert_eq!((train.pairs(), rest.pairs(), rest.targets(0..1)), (1, 2, 2));
+        assert!(train.digest() != digest && rest.digest() != train.digest());
+        assert_eq!(row(&train, 0)[24..28], [1, 3, 0, 0], "of a part they are set anew");
     }
 }

@@ -12,6 +12,7 @@ use crate::error::DataError;
 use crate::identity::Identities;
 use crate::source::{Displaced, Epoch, SampleCounts, Source, Split, rows};
 use crate::sources::blend::Blend;
+use crate::sources::conversations::Conversations;
 use crate::sources::dataset::Dataset;
 use crate::sources::document_ends::DocumentEnds;
 use crate::sources::order::Order;
@@ -252,6 +253,14 @@ impl Source for TokenSource {
     ) -> Result<Option<Displaced>, UserError> {
         let before = Order::of(before, grouped)?;
         Ok(Some(self.order.displaced(&before, &self.training, position)))
+    }
+
+    fn parts_with_pairs(&self) -> Vec<&Conversations> {
+        let parts = self.datasets().filter_map(|dataset| match dataset {
+            Dataset::Conversations(conversations) => Some(conversations),
+            Dataset::Windows(_) => None,
+        });
+        parts.filter(|part| part.pairs() > 0).collect()
     }
 
     fn describe(&self) -> String {

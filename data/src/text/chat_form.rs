@@ -38,6 +38,10 @@ pub(crate) enum ChatForm {
     PromptText,
     /// `instruction`, often an `input`, and `output`.
     Alpaca,
+    /// Two answers, `chosen` and `rejected`, as lists of messages. They have the `prompt` in front, or begin alike.
+    PairMessages,
+    /// The same as texts. No template has a part in it.
+    PairTexts,
 }
 
 /// A conversation as a record has it.
@@ -76,6 +80,13 @@ impl Talk {
 }
 
 impl ChatForm {
+    /// What a record needs to be a pair of answers, for rules.
+    pub(crate) const RULE_OF_PAIRS: &'static str = "a pair is `prompt`, `chosen` and `rejected`, each text or a list of \
+        messages ([{\"role\": ..., \"content\": ...}, ...]); without `prompt` it is what both answers begin with";
+
+    /// All fields of pairs.
+    pub(crate) const FIELDS_OF_PAIRS: [&'static str; 4] = ["prompt", "chosen", "rejected", "tools"];
+
     /// What a record needs to be a conversation, for rules.
     pub(crate) const RULE: &'static str = "a conversation is `messages` ([{\"role\": ..., \"content\": ...}, ...]), \
         `conversations` ([{\"from\": ..., \"value\": ...}, ...], as ShareGPT has it), `prompt` and `completion`, or \
@@ -95,6 +106,32 @@ impl ChatForm {
         "tools",
         "weight",
     ];
+
+    /// Whether a record with these fields is a pair of answers.
+    pub(crate) fn is_pair(fields: &[String]) -> bool {
+        ["chosen", "rejected"].iter().all(|name| fields.iter().any(|field| field == name))
+    }
+
+    /// The form of a record that is a pair of answers, which has these fields.
+    ///
+    /// # Errors
+    /// It has none, as the end of a sentence that begins with the record's name.
+    pub(crate) fn of_pair(record: &str, fields: &[String]) -> Result<ChatForm, String> {
+        if !ChatForm::is_pair(fields) {
+            return Err(match fields {
+                [] => "has no fields".into(),
+                fields => format!("has the fields {}", fields.join(", ")),
+            });
+        }
+        let Pair { chosen, rejected, .. } = read(record)?;
+        match [chosen.kind(), rejected.kind()] {
+            [ValueKind::String, ValueKind::String] => Ok(ChatForm::PairTexts),
+            [ValueKind::Seq, ValueKind::Seq] => Ok(ChatForm::PairMessages),
+            [chosen, rejected] => Err(format!(
+                "has a {chosen} as `chosen` and a {rejected} as `rejected`: both are texts, or both lists of messages"
+            )),
+        }
+    }
 
     /// Whether a record with these fields is a conversation.
     pub(crate) fn is_in(fields: &[String]) -> bool {
@@ -120,13 +157,13 @@ impl ChatForm {
     /// It has none, as the end of a sentence that begins with the record's name.
     pub(crate) fn of(record: &str, fields: &[String]) -> Result<ChatForm, String> {
         #[derive(Deserialize)]
-        struct Pair {
+        struct Completed {
             prompt: Value,
             completion: Value,
         }
         match ChatForm::of_fields(fields) {
             Some(ChatForm::PromptText) => {
-                let Pair { prompt, completion } = read(record)?;
+                let Completed { prompt, completion } = read(record)?;
                 match [prompt.kind(), completion.kind()] {
                     [ValueKind::String, ValueKind::String] => Ok(ChatForm::PromptText),
                     [ValueKind::Seq, ValueKind::Seq] => Ok(ChatForm::PromptMessages),
@@ -151,6 +188,10 @@ impl ChatForm {
                 "prompt and completion, texts: `completion` is learned, and no chat template has a part in it"
             }
             ChatForm::Alpaca => "Alpaca: `instruction` and `input` are the question, `output` is the answer",
+            ChatForm::PairMessages => "pairs of answers, lists of messages: `chosen` is preferred to `rejected`",
+            ChatForm::PairTexts => {
+                "pairs of answers, texts: `chosen` is preferred to `rejected`, and no chat template has a part in it"
+            }
         }
     }
 
@@ -162,19 +203,22 @@ impl ChatForm {
             ChatForm::PromptMessages => "prompt and completion as messages",
             ChatForm::PromptText => "prompt and completion as texts",
             ChatForm::Alpaca => "Alpaca",
+            ChatForm::PairMessages => "a pair of messages",
+            ChatForm::PairTexts => "a pair of texts",
         }
     }
 
     /// Whether a chat template makes text of it.
     pub(crate) fn needs_template(self) -> bool {
-        self != ChatForm::PromptText
+        !matches!(self, ChatForm::PromptText | ChatForm::PairTexts)
     }
 
-    /// The conversation of a record of this form.
+    /// The conversation of a record of this form; of a pair the one with the chosen answer, then that with the rejected
+    /// one.
     ///
     /// # Errors
     /// The mistake in the record, as the end of a sentence that begins with its name.
-    pub(crate) fn read(self, record: &str) -> Result<Talk, String> {
+    pub(crate) fn read(self, record: &str) -> Result<Vec<Talk>, String> {
         let Common { tools, weight } = read(record)?;
         if let Some(weight) = weight {
             let beside = "beside the messages: a weight is a part of a message";
@@ -190,10 +234,23 @@ impl ChatForm {
             }
             ChatForm::PromptText => {
                 let PromptText { prompt, completion } = read(record)?;
-                return Ok(Talk::Text { prompt, completion });
+                return Ok(vec![Talk::Text { prompt, completion }]);
             }
             ChatForm::Alpaca => (alpaca(read(record)?), 0),
+            ChatForm::PairTexts => return texts_of_pair(read(record)?),
+            ChatForm::PairMessages => {
+                let tools = tools.map(described).transpose()?;
+                let of_answer = |(messages, only_read)| Talk::of_messages(messages, only_read, tools.clone());
+                return messages_of_pair(read(record)?)?.into_iter().map(of_answer).collect();
+            }
         };
+        Ok(vec![Talk::of_messages(messages, only_read, tools.map(described).transpose()?)?])
+    }
+}
+
+impl Talk {
+    /// The conversation of messages, of which the first so many are only read.
+    fn of_messages(messages: Vec<Value>, only_read: usize, tools: Option<Value>) -> Result<Talk, String> {
         let (mut learned, mut answers, mut checked) = (Vec::new(), Vec::new(), Vec::new());
         for (number, message) in messages.into_iter().enumerate() {
             let wrong = |problem| format!("has a message, number {}, {problem}", number + 1);
@@ -207,7 +264,7 @@ impl ChatForm {
             learned.extend(answer);
             checked.push(message.clone());
         }
-        Ok(Talk::Messages { messages: checked, tools: tools.map(described).transpose()?, learned, answers })
+        Ok(Talk::Messages { messages: checked, tools, learned, answers })
     }
 }
 
@@ -249,6 +306,47 @@ struct Alpaca {
     instruction: String,
     input: Option<String>,
     output: String,
+}
+
+#[derive(Deserialize)]
+struct Pair {
+    prompt: Option<Value>,
+    chosen: Value,
+    rejected: Value,
+}
+
+/// The texts of a pair. A prompt of another kind than the answers is left out, as in TRL: the answers then have it.
+fn texts_of_pair(Pair { prompt, chosen, rejected }: Pair) -> Result<Vec<Talk>, String> {
+    let [chosen, rejected] = [&chosen, &rejected].map(|text| text.as_str().unwrap_or_default());
+    let talk = |prompt: &str, completion: &str| Talk::Text { prompt: prompt.into(), completion: completion.into() };
+    if let Some(prompt) = prompt.as_ref().and_then(Value::as_str) {
+        return Ok(vec![talk(prompt, chosen), talk(prompt, rejected)]);
+    }
+    let same = chosen.char_indices().zip(rejected.chars()).take_while(|((_, a), b)| a == b).last();
+    let mut end = same.map_or(0, |((at, a), _)| at + a.len_utf8());
+    if end == chosen.len() && end == rejected.len() {
+        return Err("has the same text as `chosen` and as `rejected`".into());
+    }
+    // A space belongs to the word behind it.
+    end -= usize::from(chosen[..end].ends_with(' '));
+    Ok([chosen, rejected].map(|text| talk(&text[..end], &text[end..])).into())
+}
+
+/// The messages of a pair's two conversations, each with the number of those that are only read. A prompt of another kind
+/// than the answers is left out, as in TRL: the answers then have it.
+fn messages_of_pair(Pair { prompt, chosen, rejected }: Pair) -> Result<[(Vec<Value>, usize); 2], String> {
+    let list = |value: &Value| -> Vec<Value> { value.try_iter().into_iter().flatten().collect() };
+    let [chosen, rejected] = [list(&chosen), list(&rejected)];
+    if let Some(prompt) = prompt.filter(|prompt| prompt.kind() == ValueKind::Seq) {
+        let prompt = list(&prompt);
+        let with = |answer: Vec<Value>| ([prompt.clone(), answer].concat(), prompt.len());
+        return Ok([with(chosen), with(rejected)]);
+    }
+    let same = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+    match same == chosen.len() && same == rejected.len() {
+        true => Err("has the same messages as `chosen` and as `rejected`".into()),
+        false => Ok([(chosen, same), (rejected, same)]),
+    }
 }
 
 fn read<T: DeserializeOwned>(record: &str) -> Result<T, String> {

@@ -23,7 +23,7 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// The conversation of a record of this form. `template` makes text of messages.
+    /// The conversation of a record of this form, or the two of a pair. `template` makes text of messages.
     ///
     /// # Errors
     /// The mistake in the record, as the end of a sentence that begins with its name.
@@ -32,8 +32,11 @@ impl Conversation {
         form: ChatForm,
         template: Option<&ChatTemplate>,
         tokenizer: &Tokenizer,
-    ) -> Result<Conversation, String> {
-        let talk = form.read(record)?;
+    ) -> Result<Vec<Conversation>, String> {
+        form.read(record)?.into_iter().map(|talk| Conversation::of_talk(talk, template, tokenizer)).collect()
+    }
+
+    fn of_talk(talk: Talk, template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Result<Conversation, String> {
         if matches!(tokenizer, Tokenizer::Bytes) && talk.has_nul() {
             return Err("has a NUL character, and the tokenizer is bytes: among them NUL ends a document".into());
         }
@@ -125,7 +128,7 @@ pub(crate) mod tests {
         let template = ChatTemplate::open(Some(name), None, tokenizer).unwrap();
         let Conversation { tokens, counts, .. } = {
             let form = ChatForm::of(line, &JsonLine::read(line.as_bytes(), None).unwrap().fields).unwrap();
-            Conversation::of_record(line, form, Some(&template), tokenizer)?
+            Conversation::of_record(line, form, Some(&template), tokenizer)?.remove(0)
         };
         let mut text = String::new();
         for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {

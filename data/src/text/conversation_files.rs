@@ -34,32 +34,33 @@ struct Form {
     template: Option<Rc<ChatTemplate>>,
 }
 
-/// Tokenises the conversations of files in order, and passes each to `sink`. `template` is called if they need one.
+/// Tokenises the conversations of files in order, and passes each to `sink`; of a pair of answers both at once. `template` is called if they need one.
 ///
 /// # Errors
 /// A file that cannot be read or has no records; a record that is not a conversation, or one of another form than the
 /// first, or has answers that cannot be told apart; an error of `template` or `sink`.
 pub(crate) fn encode_conversations<E: From<UserError> + Send>(
     files: &[TextFile],
+    records: Records<'_>,
     tokenizer: &Tokenizer,
     mut template: impl FnMut() -> Result<Rc<ChatTemplate>, UserError>,
-    mut sink: impl FnMut(Conversation) -> Result<(), E>,
+    mut sink: impl FnMut(Vec<Conversation>) -> Result<(), E>,
 ) -> Result<ReadConversations, E> {
     let mut known: Option<Form> = None;
     let mut lost = LostAnswers::default();
-    let notices = read_files(files, tokenizer, Records::Conversations, |pieces| {
+    let notices = read_files(files, tokenizer, records, |pieces| {
         let Some(first) = pieces.first() else { return Ok(()) };
         if known.is_none() {
-            let form = form_of(first)?;
+            let form = form_of(first, records)?;
             let template = form.needs_template().then(&mut template).transpose()?;
             known = Some(Form { form, first: first.name(), template });
         }
         let Some(Form { form, first, template }) = &known else { return Ok(()) };
         let (form, template) = (*form, template.as_deref());
-        let encoded = in_parallel(pieces, |piece| encoded(piece, (form, first), template, tokenizer))?;
-        pieces.iter().zip(encoded).try_for_each(|(piece, conversation)| {
-            lost.add(piece, &conversation, template)?;
-            sink(conversation)
+        let encoded = in_parallel(pieces, |piece| encoded(piece, records, (form, first), template, tokenizer))?;
+        pieces.iter().zip(encoded).try_for_each(|(piece, conversations)| {
+            conversations.iter().try_for_each(|conversation| lost.add(piece, conversation, template))?;
+            sink(conversations)
         })
     })?;
     let (form, template) = known.map_or((None, None), |known| (Some(known.form), known.template));
@@ -133,29 +134,40 @@ impl LostAnswers {
     }
 }
 
-fn wrong(piece: &Piece, what: &str, fix: &str) -> UserError {
-    UserError::new(format!("{} {what}", piece.name()), ChatForm::RULE, fix)
+fn wrong(piece: &Piece, records: Records<'_>, what: &str, fix: &str) -> UserError {
+    UserError::new(format!("{} {what}", piece.name()), records.rule(), fix)
 }
 
 /// The form of a record.
-fn form_of(piece: &Piece) -> Result<ChatForm, UserError> {
+fn form_of(piece: &Piece, records: Records<'_>) -> Result<ChatForm, UserError> {
+    let wrong = |what: &str, fix: &str| wrong(piece, records, what, fix);
     if piece.holds != Holds::Json {
-        return Err(wrong(piece, "has no JSON lines", "name a .jsonl, .json or .parquet file with conversations"));
+        return Err(wrong("has no JSON lines", "name a .jsonl, .json or .parquet file with such records"));
     }
-    piece.ensure_record().map_err(|what| wrong(piece, &what, "break it into several"))?;
-    let line = JsonLine::of_record(&piece.text, None).map_err(|what| wrong(piece, &what, "correct it"))?;
-    ChatForm::of(&piece.text, &line.fields)
-        .map_err(|what| wrong(piece, &what, "rename its fields, or leave --sft out to train on documents"))
+    piece.ensure_record().map_err(|what| wrong(&what, "break it into several"))?;
+    let line = JsonLine::of_record(&piece.text, None).map_err(|what| wrong(&what, "correct it"))?;
+    match records {
+        Records::Pairs => ChatForm::of_pair(&piece.text, &line.fields)
+            .map_err(|what| wrong(&what, "rename its fields, or train on conversations: --sft in place of --dpo")),
+        _ => ChatForm::of(&piece.text, &line.fields).map_err(|what| {
+            let fix = match ChatForm::is_pair(&line.fields) {
+                true => "for pairs of answers give --dpo in place of --sft",
+                false => "rename its fields, or leave --sft out to train on documents",
+            };
+            wrong(&what, fix)
+        }),
+    }
 }
 
-/// The conversation of a record. The data set has a form, which its first record has.
+/// The conversations of a record. The data set has a form, which its first record has.
 fn encoded(
     piece: &Piece,
+    records: Records<'_>,
     (form, first): (ChatForm, &str),
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
-) -> Result<Conversation, UserError> {
-    let found = form_of(piece)?;
+) -> Result<Vec<Conversation>, UserError> {
+    let found = form_of(piece, records)?;
     if found != form {
         return Err(UserError::new(
             format!("{} is {}, and {first} is {}", piece.name(), found.name(), form.name()),
@@ -164,7 +176,7 @@ fn encoded(
         ));
     }
     Conversation::of_record(&piece.text, form, template, tokenizer)
-        .map_err(|what| wrong(piece, &what, "correct it, or name a template: --chat-template FILE"))
+        .map_err(|what| wrong(piece, records, &what, "correct it, or name a template: --chat-template FILE"))
 }
 
 #[cfg(test)]
@@ -178,20 +190,22 @@ mod tests {
     use crate::text::text_files::text_files;
 
     /// The form of the conversations of a path, and their texts with `[` and `]` around what is learned.
-    fn read(path: &std::path::Path) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
-        let files = text_files("x", path, Records::Conversations, Purpose::Train)?.files;
+    fn read(path: &std::path::Path, records: Records<'_>) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
+        let files = text_files("x", path, records, Purpose::Train)?.files;
         let template = || Ok(Rc::new(ChatTemplate::open(Some("chatml"), None, &Tokenizer::Bytes)?));
         let mut shown = Vec::new();
-        let read =
-            encode_conversations(&files, &Tokenizer::Bytes, template, |Conversation { tokens, counts, .. }| {
+        let read = encode_conversations(&files, records, &Tokenizer::Bytes, template, |all| {
+            for Conversation { tokens, counts, .. } in all {
                 let mut text = String::new();
                 for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
-                    let part_text = Tokenizer::Bytes.decode(&part.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+                    let tokens: Vec<u32> = part.iter().map(|(token, _)| *token).collect();
+                    let part_text = Tokenizer::Bytes.decode(&tokens);
                     text += &if part[0].1 { format!("[{part_text}]") } else { part_text };
                 }
                 shown.push(text);
-                Ok::<(), UserError>(())
-            })?;
+            }
+            Ok::<(), UserError>(())
+        })?;
         Ok((read.form, shown))
     }
 
@@ -200,7 +214,50 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
-        read(&path)
+        read(&path, Records::Conversations)
+    }
+
+    /// The same for a file of pairs.
+    fn read_pairs(content: &str) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.jsonl");
+        std::fs::write(&path, content).unwrap();
+        read(&path, Records::Pairs)
+    }
+
+    #[test]
+    fn pairs_are_read_in_the_forms_of_trl() {
+        let (user, bye) = (r#"{"role": "user", "content": "Hi"}"#, HELLO.replace("Hello", "Bye"));
+        let said = |text: &str| format!(r#"{{"role": "assistant", "content": "{text}"}}"#);
+        let (hello, no) = (said("Hello"), said("Bye"));
+        for record in [
+            format!(r#"{{"prompt": [{user}], "chosen": [{hello}], "rejected": [{no}]}}"#),
+            format!(r#"{{"chosen": [{user}, {hello}], "rejected": [{user}, {no}], "score": 3}}"#),
+            // As UltraFeedback has it: the answers have the prompt too.
+            format!(r#"{{"prompt": "Hi", "chosen": [{user}, {hello}], "rejected": [{user}, {no}]}}"#),
+        ] {
+            let (form, shown) = read_pairs(&record).unwrap();
+            assert_eq!((form, &shown[..]), (Some(ChatForm::PairMessages), &[HELLO.to_string(), bye.clone()][..]));
+        }
+        for record in [
+            r#"{"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}"#,
+            r#"{"chosen": "The sky is blue.", "rejected": "The sky is green."}"#,
+        ] {
+            let (form, shown) = read_pairs(record).unwrap();
+            let expected = ["The sky is[ blue.\0]", "The sky is[ green.\0]"].map(String::from);
+            assert_eq!((form, shown), (Some(ChatForm::PairTexts), expected.to_vec()), "{record}");
+        }
+        for (record, says) in [
+            (r#"{"prompt": "a", "chosen": "b"}"#, "has the fields prompt, chosen"),
+            (r#"{"chosen": "b", "rejected": ["c"]}"#, "has a string as `chosen` and a sequence as `rejected`"),
+            (r#"{"chosen": "b", "rejected": "b"}"#, "has the same text as `chosen` and as `rejected`"),
+            (MESSAGES, "train on conversations: --sft in place of --dpo"),
+        ] {
+            let problem = read_pairs(record).unwrap_err().to_string();
+            assert!(problem.contains(says) && problem.contains("a pair is"), "{problem}");
+        }
+        let problem = read_file("x.jsonl", r#"{"chosen": "b", "rejected": "c"}"#).unwrap_err().to_string();
+        assert!(problem.contains("give --dpo in place of --sft"), "{problem}");
     }
 
     const HELLO: &str = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Hello<|im_end|>\n]";
@@ -287,7 +344,7 @@ mod tests {
         {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
-        assert_eq!(read(folder.path()).unwrap().1, [HELLO]);
+        assert_eq!(read(folder.path(), Records::Conversations).unwrap().1, [HELLO]);
         for (content, says) in [
             (format!("[{MESSAGES}"), "line 1 ends inside of its list"),
             (format!("[\n{MESSAGES}\n{MESSAGES}]"), "line 3 is no list of JSON"),
@@ -348,7 +405,7 @@ mod tests {
         write("data/train-00000-of-00002.parquet", parquet_of_messages(&[hello, other, hello]));
         write("data/train-00001-of-00002.parquet", parquet_of_messages(&[other]));
         write("data/test-00000-of-00001.parquet", parquet_of_messages(&[hello; 9]));
-        let (form, shown) = read(folder.path()).unwrap();
+        let (form, shown) = read(folder.path(), Records::Conversations).unwrap();
         assert_eq!((form, shown.len()), (Some(ChatForm::Messages), 4));
         assert_eq!([&shown[0], &shown[2]], [HELLO; 2]);
         assert!(shown[1].contains("[b<|im_end|>\n]<|im_start|>user\nc<|") && shown[1] == shown[3], "{}", shown[1]);

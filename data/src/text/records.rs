@@ -1,5 +1,6 @@
 //! The kinds of records that are read from files.
 
+use crate::config::RecordKind;
 use crate::text::chat_form::ChatForm;
 use crate::text::json_line::JsonLine;
 use crate::text::question::Question;
@@ -11,16 +12,28 @@ pub(crate) enum Records<'k> {
     Documents(&'k str),
     /// Conversations, in one of the forms of [`ChatForm`].
     Conversations,
+    /// Pairs of answers, likewise.
+    Pairs,
     /// Multiple-choice questions.
     Questions,
 }
 
 impl<'k> Records<'k> {
+    /// Records of that kind; documents have their text under `key`.
+    pub(crate) fn of(kind: RecordKind, key: &'k str) -> Records<'k> {
+        match kind {
+            RecordKind::Documents => Records::Documents(key),
+            RecordKind::Conversations => Records::Conversations,
+            RecordKind::Pairs => Records::Pairs,
+        }
+    }
+
     /// Whether a line of JSON is one of these.
     pub(crate) fn include(self, line: &JsonLine) -> bool {
         match self {
             Records::Documents(_) => line.text.is_some() || line.is_null,
             Records::Conversations => ChatForm::is_in(&line.fields),
+            Records::Pairs => ChatForm::is_pair(&line.fields),
             Records::Questions => Question::is_in(&line.fields),
         }
     }
@@ -29,7 +42,7 @@ impl<'k> Records<'k> {
     pub(crate) fn text_key(self) -> Option<&'k str> {
         match self {
             Records::Documents(key) => Some(key),
-            Records::Conversations | Records::Questions => None,
+            Records::Conversations | Records::Pairs | Records::Questions => None,
         }
     }
 
@@ -38,6 +51,7 @@ impl<'k> Records<'k> {
         match self {
             Records::Documents(_) => "a document is text",
             Records::Conversations => ChatForm::RULE,
+            Records::Pairs => ChatForm::RULE_OF_PAIRS,
             Records::Questions => Question::RULE,
         }
     }
@@ -47,6 +61,7 @@ impl<'k> Records<'k> {
         match self {
             Records::Documents(_) => &[],
             Records::Conversations => &ChatForm::FIELDS,
+            Records::Pairs => &ChatForm::FIELDS_OF_PAIRS,
             Records::Questions => &Question::FIELDS,
         }
     }

@@ -44,6 +44,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("norm.cu"),
     kernel_file!("norm_backward.cu"),
     kernel_file!("optimizer.cu"),
+    kernel_file!("pair_loss.cu"),
     kernel_file!("peers.cu"),
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),

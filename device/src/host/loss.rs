@@ -73,6 +73,13 @@ pub(super) fn store(rows: &[RowLosses], losses: &Tensor, z_loss: Option<ZLoss>) 
     }
 }
 
+/// The factor of a row's gradient.
+pub(super) fn row_scale(control: &Tensor, weights: Option<Tensor>) -> impl Fn(usize) -> f32 {
+    let scale = view::read_block::<Control>(control).grad_scale;
+    let weights = weights.map(|weights| view::read::<f32>(&weights));
+    move |row| weights.map_or(scale, |weights| scale * weights[row])
+}
+
 /// See [`CrossEntropy`].
 pub(super) fn cross_entropy(op: &CrossEntropy, pool: &Pool) {
     with_float!(op.logits.dtype, T => with_bound!(op.soft_cap, bound => rows::<T>(op, bound, pool)));
@@ -100,9 +107,9 @@ fn rows<T: Float>(op: &CrossEntropy, bound: impl Bound, pool: &Pool) {
         });
         return store(&losses, &op.losses, op.z_loss);
     };
-    let scale = view::read_block::<Control>(control).grad_scale;
+    let scale = row_scale(control, op.weights);
     pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (&mut losses, 1), |row, logits, out| {
-        let of = exponentials(logits);
+        let (of, scale) = (exponentials(logits), scale(row));
         out[0] = of_row(row, logits, of);
         let Some(target) = target(row) else {
             logits.fill(T::from_f32(0.0));

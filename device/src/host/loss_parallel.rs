@@ -1,12 +1,12 @@
 //! Cross-entropy over a vocabulary that is split across ranks.
 
 use super::elementwise::with_float;
-use super::loss::{Exponentials, RowLosses, store};
+use super::loss::{Exponentials, RowLosses, row_scale, store};
 use super::math::{exp, max, sum};
 use super::soft_cap::{Bound, with_bound};
 use super::{Pool, view};
 use crate::Float;
-use crate::ops::{Control, CrossEntropyJoin, CrossEntropyPart, VocabPart};
+use crate::ops::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 
 /// The column of a target, if this rank has it.
 fn column(part: VocabPart, target: i32, real: usize) -> Option<usize> {
@@ -62,9 +62,9 @@ fn join_rows<T: Float>(op: &CrossEntropyJoin, bound: impl Bound, pool: &Pool) {
         pool.for_each_chunk(&mut losses, 1, |row, out| out[0] = of_row(row, exponentials(row)));
         return store(&losses, &op.losses, op.z_loss);
     };
-    let scale = view::read_block::<Control>(control).grad_scale;
+    let scale = row_scale(control, op.weights);
     pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (&mut losses, 1), |row, logits, out| {
-        let of = exponentials(row);
+        let (of, scale) = (exponentials(row), scale(row));
         out[0] = of_row(row, of);
         if !counts(row) {
             return logits.fill(T::from_f32(0.0));

@@ -20,6 +20,7 @@ mod math;
 mod muon;
 mod norm;
 mod optimizer;
+mod pair_loss;
 mod pool;
 mod quantize;
 mod quantize_blocks;

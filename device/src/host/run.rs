@@ -2,8 +2,8 @@
 
 use super::{
     Pool, activation, attention, cache, custom, declared, dropout, elementwise, embedding, experts, first_values, gemm,
-    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, select,
-    skip_step, soft_cap, transpose_fp8, update, view,
+    head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, pair_loss, quantize, quantize_counts, rotary,
+    select, skip_step, soft_cap, transpose_fp8, update, view,
 };
 use crate::ops::{Control, SampleRecord, When, WriteControl, WriteSampleRecord};
 use crate::{Error, Op, Result};
@@ -96,6 +96,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::CrossEntropy(op) => loss::cross_entropy(op, pool),
         Op::CrossEntropyPart(op) => loss_parallel::part(op, pool),
         Op::CrossEntropyJoin(op) => loss_parallel::join(op, pool),
+        Op::PairLoss(op) => pair_loss::pair_loss(op, pool),
         Op::SoftCap(op) => soft_cap::soft_cap(op, pool),
         Op::Mse(op) => loss::mse(op, pool),
         Op::SumInto(op) => loss::sum_into(op, pool),

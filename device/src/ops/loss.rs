@@ -27,12 +27,19 @@ impl ZLoss {
     }
 }
 
+/// Fails unless the factors of gradients, if there are some, are one for each row.
+pub(super) fn check_weights(op: &'static str, weights: Option<Tensor>, rows: usize) -> Result<()> {
+    let Some(weights) = weights else { return Ok(()) };
+    ensure_dtype(op, "weights", &weights, DType::F32)?;
+    ensure_elements(op, "weights", &weights, rows)
+}
+
 /// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
 ///
 /// With a `soft_cap` the loss is that of `cap * tanh(logit / cap)` (Gemma Team, 2024). These logits are never stored.
 ///
 /// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
-/// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row with a negative
+/// the control block, times the row's weight if rows have some. Columns from `vocab` on are padding: their probability and gradient are 0. A row with a negative
 /// target has loss and gradient 0. So has a row with a target of `vocab` or more: that is a mistake of the data reader.
 /// Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +56,8 @@ pub struct CrossEntropy {
     pub soft_cap: Option<f32>,
     /// The z-loss, if there is one.
     pub z_loss: Option<ZLoss>,
+    /// `(rows)`, f32: factors of the rows' gradients.
+    pub weights: Option<Tensor>,
     /// u8, a [`super::Control`]; absent in evaluation.
     pub control: Option<Tensor>,
 }
@@ -64,6 +73,7 @@ impl Operation for CrossEntropy {
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
         ZLoss::check(self.z_loss, Self::NAME, rows)?;
+        check_weights(Self::NAME, self.weights, rows)?;
         check_cap(Self::NAME, self.soft_cap)?;
         ensure(Self::NAME, (1..=self.logits.shape.last()).contains(&self.vocab), || {
             format!("vocab {} is not within the {} columns of `logits`", self.vocab, self.logits.shape.last())
@@ -73,12 +83,23 @@ impl Operation for CrossEntropy {
     fn accesses(&self) -> Accesses {
         Accesses::new([self.logits, self.targets], [self.losses])
             .reads(self.control)
+            .reads(self.weights)
             .writes(self.control.map(|_| self.logits))
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.logits, &mut self.targets, &mut self.losses, &mut self.z_loss, &mut self.control]);
+        visit_all(
+            visit,
+            [
+                &mut self.logits,
+                &mut self.targets,
+                &mut self.losses,
+                &mut self.z_loss,
+                &mut self.weights,
+                &mut self.control,
+            ],
+        );
     }
 }
 

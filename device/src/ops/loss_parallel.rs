@@ -2,7 +2,7 @@
 //! reduces its own columns to three numbers per row. These are gathered, and from them each rank computes the loss and
 //! the gradient of its columns.
 
-use super::loss::ZLoss;
+use super::loss::{ZLoss, check_weights};
 use super::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
@@ -57,6 +57,8 @@ pub struct CrossEntropyJoin {
     pub soft_cap: Option<f32>,
     /// The z-loss, if there is one; the same on every rank.
     pub z_loss: Option<ZLoss>,
+    /// As in [`CrossEntropy`](super::CrossEntropy).
+    pub weights: Option<Tensor>,
     /// u8, a [`super::Control`]; absent in evaluation.
     pub control: Option<Tensor>,
 }
@@ -99,12 +101,14 @@ impl Operation for CrossEntropyJoin {
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
         check_cap(Self::NAME, self.soft_cap)?;
+        check_weights(Self::NAME, self.weights, rows)?;
         ZLoss::check(self.z_loss, Self::NAME, rows)
     }
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.targets, self.stats], [self.losses])
             .reads(self.control)
+            .reads(self.weights)
             .reads(self.control.map(|_| self.logits))
             .writes(self.control.map(|_| self.logits))
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
@@ -119,6 +123,7 @@ impl Operation for CrossEntropyJoin {
                 &mut self.stats,
                 &mut self.losses,
                 &mut self.z_loss,
+                &mut self.weights,
                 &mut self.control,
             ],
         );

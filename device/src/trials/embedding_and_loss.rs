@@ -2,7 +2,7 @@
 
 use crate::ops::{
     ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, Mse, SequenceShare, VocabPart, ZLoss,
+    EmbeddingBackward, FirstValues, Mse, PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -92,6 +92,9 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     );
     cross_entropies(s, dtype, &mut *add);
     parallel_cross_entropies(s, dtype, &mut *add);
+    if dtype == DType::F32 {
+        pair_losses(s, &mut *add);
+    }
     for train in [true, false] {
         add(
             if train { "mse and gradient" } else { "mse" },
@@ -112,7 +115,7 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         (" and gradient with a z-loss", true, Some(1e-3), None),
         ("", false, None, None),
         (" and gradient, soft cap", true, None, Some(4.0)),
-        (" and gradient with a z-loss, soft cap", true, Some(1e-3), Some(4.0)),
+        (" and gradient with a z-loss, soft cap, weights", true, Some(1e-3), Some(4.0)),
     ] {
         add(
             &format!("cross_entropy{label}"),
@@ -127,7 +130,30 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     Some(multiplier) => Some(ZLoss { multiplier, losses: b.output([rows], DType::F32)? }),
                     None => None,
                 };
-                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, soft_cap, z_loss, control }.into())
+                let weights = if label.ends_with("weights") { Some(b.input([rows], DType::F32)?) } else { None };
+                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, soft_cap, z_loss, weights, control }.into())
+            }),
+        );
+    }
+}
+
+/// Two pairs in each sample, and places behind them. Half of the targets have no loss.
+fn pair_losses(s: Sizes, add: AddTrial<'_>) {
+    let (sigmoid, ipo) = (Preference::Sigmoid { beta: 0.1, label_smoothing: 0.2 }, Preference::Ipo { beta: 0.1 });
+    for (label, preference, train) in [(" and gradient", sigmoid, true), ("", sigmoid, false), (" of IPO", ipo, true)] {
+        add(
+            &format!("pair_loss{label}"),
+            Box::new(move |b| {
+                let Sizes { batch, seq, .. } = s;
+                let reference = |logp: f32| logp.to_bits() as i32;
+                let places = [seq / 4, seq / 2, seq * 3 / 4, seq - 1].map(|place| place as i32);
+                let pair = |at: usize| [places[2 * at], places[2 * at + 1], reference(-3.0), reference(-2.5)];
+                let pairs = b.integers([batch, 8], &[pair(0), pair(1)].concat().repeat(batch))?;
+                let targets: Vec<i32> = (0..s.rows()).map(|at| at as i32 % 2 - 1).collect();
+                let (losses, targets) = (b.input([batch, seq], DType::F32)?, b.integers([batch, seq], &targets)?);
+                let results = b.output([batch, 2, PairLoss::RESULTS], DType::F32)?;
+                let weights = if train { Some(b.output([batch, seq], DType::F32)?) } else { None };
+                Ok(PairLoss { losses, targets, pairs, preference, results, weights }.into())
             }),
         );
     }
@@ -152,7 +178,7 @@ fn parallel_cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         ("", false, None, None),
         (" with a z-loss", false, Some(1e-3), None),
         (" and gradient", true, None, None),
-        (" and gradient with a z-loss, soft cap", true, Some(1e-3), Some(4.0)),
+        (" and gradient with a z-loss, soft cap, weights", true, Some(1e-3), Some(4.0)),
     ] {
         add(
             &format!("cross_entropy_join{label}"),
@@ -170,7 +196,9 @@ fn parallel_cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     None => None,
                 };
                 let part = part[1];
-                Ok(CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control }.into())
+                let weights = if label.ends_with("weights") { Some(b.input([rows], DType::F32)?) } else { None };
+                let op = CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, weights, control };
+                Ok(op.into())
             }),
         );
     }

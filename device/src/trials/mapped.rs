@@ -21,7 +21,8 @@ fn others(b: &mut Workbench) -> Result<[Op; 5]> {
     let control = Some(b.output([32], DType::U8)?);
     Ok([
         CrossEntropyPart { logits, targets, stats, part, soft_cap }.into(),
-        CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control }.into(),
+        CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, weights: Some(losses), control }
+            .into(),
         Poison { output: losses }.into(),
         When {
             flag: b.integers([1], &[1])?,

@@ -77,7 +77,7 @@ fn check_shifted_logits(t: &Bench, shift: f64, dtype: DType) {
     let control = Some(t.block(&Control { grad_scale: SCALE as f32, ..Control::default() }));
     let (logits, losses) = (t.put(&[rows, PADDED], dtype, &truth.logits), t.empty(&[rows], DType::F32));
     let vocab = VOCAB;
-    t.run(CrossEntropy { logits, targets, losses, vocab, soft_cap: None, z_loss: None, control });
+    t.run(CrossEntropy { logits, targets, losses, vocab, soft_cap: None, z_loss: None, weights: None, control });
     let what = format!("of logits shifted by {shift} ({dtype})");
     truth.assert_close(&what, dtype, 0..PADDED, &t.get(&losses), &t.get(&logits));
 
@@ -96,7 +96,17 @@ fn check_shifted_logits(t: &Bench, shift: f64, dtype: DType) {
         for (rank, logits) in parts.into_iter().enumerate() {
             let losses = t.empty(&[rows], DType::F32);
             let part = part(rank);
-            t.run(CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap: None, z_loss: None, control });
+            t.run(CrossEntropyJoin {
+                logits,
+                targets,
+                stats,
+                losses,
+                part,
+                soft_cap: None,
+                z_loss: None,
+                weights: None,
+                control,
+            });
             let what = format!("{what} on rank {rank} of {ranks}");
             truth.assert_close(&what, dtype, columns(rank), &t.get(&losses), &t.get(&logits));
         }

@@ -33,6 +33,7 @@ mod ops_joint_norm;
 mod ops_muon;
 mod ops_norm;
 mod ops_optimizer;
+mod ops_pair_loss;
 mod ops_parallel;
 mod ops_quantize;
 mod ops_quantize_blocks;

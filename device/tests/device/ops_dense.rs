@@ -180,14 +180,14 @@ fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, sof
     let truth: Vec<f64> = logits.chunks(columns).enumerate().map(|(row, logits)| loss(row, logits)).collect();
     let evaluated = t.put(&[rows, columns], dtype, &logits);
     let (targets, z_loss) = (targets_t, None);
-    t.run(CrossEntropy { logits: evaluated, targets, losses, vocab, soft_cap, z_loss, control: None });
+    t.run(CrossEntropy { logits: evaluated, targets, losses, vocab, soft_cap, z_loss, weights: None, control: None });
     assert_close("losses", F32, &t.get(&losses), &truth);
     assert_close("logits, left alone", dtype, &t.get(&evaluated), &logits);
 
     let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
     let (trained, losses) = (t.put(&[rows, columns], dtype, &logits), t.empty(&[rows], F32));
     let control = Some(control);
-    t.run(CrossEntropy { logits: trained, targets, losses, vocab, soft_cap, z_loss, control });
+    t.run(CrossEntropy { logits: trained, targets, losses, vocab, soft_cap, z_loss, weights: None, control });
     assert_close("losses in training", F32, &t.get(&losses), &truth);
     let gradient: Vec<f64> = logits
         .chunks(columns)
@@ -214,7 +214,7 @@ fn check_z_loss(t: &Bench, rows: usize, vocab: usize, padding: usize, soft_cap: 
         let (targets, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
         let (logits, z_losses) = (t.put(&[rows, columns], dtype, &logits), t.put(&[rows], F32, &vec![7.0; rows]));
         let z_loss = Some(ZLoss { multiplier, losses: z_losses }).filter(|_| z_loss);
-        t.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, control });
+        t.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, weights: None, control });
         [t.get(&losses), t.get(&z_losses), t.get(&logits)]
     };
     let rows_of = |which: usize| -> Vec<f64> {
@@ -458,7 +458,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let targets = t.ints(&[rows], &vec![3; rows]);
         let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));
         let (soft_cap, z_loss, control) = (Some(20.0), None, None);
-        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, soft_cap, z_loss, control });
+        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, soft_cap, z_loss, weights: None, control });
         t.run(SumInto { input: product, total, accumulate: false });
         [product, column, normed, grad, grad_weight, losses, total].iter().map(|tensor| t.get(tensor)).collect()
     };

@@ -23,11 +23,13 @@ fn check_cross_entropy(
     // Among them are a target that does not count, one beyond the vocabulary, and the first and last tokens of ranks.
     let targets = [0, vocab as i32 - 1, -1, padded as i32 / ranks as i32, 1, vocab as i32, 5];
     let targets = t.ints(&[rows], &targets);
+    let factors = numbers(3, rows, F32);
+    let weights = trains.then(|| t.put(&[rows], F32, &factors));
     let control = trains.then(|| t.block(&Control { grad_scale: 0.25, ..Control::default() }));
     let (whole, losses) = (t.put(&[rows, padded], dtype, &logits), t.empty(&[rows], F32));
     let z_loss = |losses: Tensor| multiplier.map(|multiplier| ZLoss { multiplier, losses });
     let z_losses = t.put(&[rows], F32, &[0.0; 7]);
-    t.run(CrossEntropy { logits: whole, targets, losses, vocab, soft_cap, z_loss: z_loss(z_losses), control });
+    t.run(CrossEntropy { logits: whole, targets, losses, vocab, soft_cap, z_loss: z_loss(z_losses), weights, control });
 
     let width = padded / ranks;
     let stats = t.empty(&[ranks, 3, rows], F32);
@@ -42,7 +44,7 @@ fn check_cross_entropy(
     for (rank, (logits, part)) in parts.into_iter().enumerate() {
         let (mine, mine_z) = (t.empty(&[rows], F32), t.put(&[rows], F32, &[0.0; 7]));
         let z_loss = z_loss(mine_z);
-        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, soft_cap, z_loss, control });
+        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, soft_cap, z_loss, weights, control });
         assert_close("losses", F32, &t.get(&mine), &t.get(&losses));
         assert_close("z-losses", F32, &t.get(&mine_z), &t.get(&z_losses));
         let expected = columns(&t.get(&whole), padded, rank * width, width);

@@ -1,8 +1,8 @@
 //! The last layers: hidden states to losses.
 
 use device::ops::{
-    Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm, Mse, SumInto,
-    VocabPart, ZLoss,
+    BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm, Mse,
+    PairLoss, Preference, SumInto, VocabPart, ZLoss,
 };
 use device::{DType, Tensor};
 use graph_manager::Result;
@@ -11,7 +11,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::TOKEN_TABLE;
 use super::hidden::Hidden;
 use super::layer::LossHead;
-use super::loss_term::LossTerm;
+use super::loss_term::{LossTerm, OF_PAIRS};
 use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::norm_sums::NormSums;
 use super::saved::Saved;
@@ -26,7 +26,7 @@ use crate::step_policy::StepContext;
 const HEAD_TABLE: &str = "lm_head.weight";
 
 /// See [`ZLoss`].
-const Z_LOSS: LossTerm = LossTerm { name: "z_loss" };
+const Z_LOSS: LossTerm = LossTerm::minimised("z_loss");
 
 fn norm(shape: &GptShape) -> NormSpec<'_> {
     NormSpec::new("ln_f".into(), shape)
@@ -40,7 +40,8 @@ pub(crate) fn head_params(shape: &ShardedShape<'_>, layer: usize) -> Vec<ParamSp
 
 /// The terms of the loss that the last layer computes.
 pub(crate) fn head_terms(shape: &GptShape) -> Vec<LossTerm> {
-    [LossTerm::OF_TARGETS].into_iter().chain((shape.z_loss_multiplier != 0.0).then_some(Z_LOSS)).collect()
+    let of_targets: &[LossTerm] = if shape.preference.is_some() { &OF_PAIRS } else { &[LossTerm::OF_TARGETS] };
+    of_targets.iter().copied().chain((shape.z_loss_multiplier != 0.0).then_some(Z_LOSS)).collect()
 }
 
 /// What a token costs in the head's product and loss. The loss reads the logits and leaves their gradient in their
@@ -64,6 +65,8 @@ pub(crate) struct LanguageHead {
     loss_sum: Tensor,
     /// The multiplier of the z-loss, and its sum, if training adds one.
     z_loss: Option<(f32, Tensor)>,
+    /// The loss of pairs of answers, and the sums of their results, if samples have pairs.
+    preference: Option<(Preference, Tensor)>,
     /// The bound of logits.
     pub(crate) soft_cap: Option<f32>,
     ranks: TensorParallel,
@@ -87,6 +90,7 @@ impl LanguageHead {
             pieces: of.shape.loss_pieces,
             loss_sum: step.losses.loss(),
             z_loss: step.losses.of(Z_LOSS).map(|sum| (of.shape.z_loss_multiplier as f32, sum)),
+            preference: of.shape.preference.zip(step.losses.of_pairs()),
             soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
             ranks: of.parallel.clone(),
             control: step.control,
@@ -108,13 +112,18 @@ impl LossHead for LanguageHead {
         }
         let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, dtype)?) } else { None };
         let piece = rows / self.pieces;
+        let pairs = self.pairs(cx, &input, rows)?;
         let logits = cx.tensor("logits", [piece, self.table.weight.shape.rows()], dtype)?;
         for first in (0..rows).step_by(piece) {
             let part = |tensor: Tensor| tensor.view(first * hidden, [piece, hidden]);
             cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
             let rows = |tensor: Tensor| tensor.view(first, [piece]);
             let z_loss = z_loss.map(|(z_loss, _)| ZLoss { losses: rows(z_loss.losses), ..z_loss });
-            self.losses(cx, logits, rows(targets), rows(losses), z_loss)?;
+            let rows = Rows { logits, targets: rows(targets), losses: rows(losses), z_loss };
+            match &pairs {
+                None => self.losses(cx, rows, train.then_some(Gradient { weights: None }))?,
+                Some(pairs) => self.pair_losses(cx, rows, pairs.piece(first / piece, self.pieces))?,
+            }
             if let Some(grad_normed) = grad_normed {
                 // The loss left the logits' gradient in their place.
                 if let Some(grad_table) = self.table.grad {
@@ -124,12 +133,18 @@ impl LossHead for LanguageHead {
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
             }
         }
-        cx.run(SumInto { input: losses, total: self.loss_sum, accumulate: true })?;
+        match &pairs {
+            None => cx.run(SumInto { input: losses, total: self.loss_sum, accumulate: true })?,
+            Some(OfPairs { results, sums, .. }) => {
+                let grad_output = results.reshape([results.elements() / PairLoss::RESULTS, PairLoss::RESULTS]);
+                cx.run(BiasGrad { grad_output, grad_bias: *sums, accumulate: true })?;
+            }
+        }
         if let Some((z_loss, total)) = z_loss {
             cx.run(SumInto { input: z_loss.losses, total, accumulate: true })?;
         }
         let saved = grad_normed.map(|grad_normed| SavedHead { norm, grad_normed });
-        Ok((losses, Saved::new(saved)))
+        Ok((pairs.map_or(losses, |pairs| pairs.results), Saved::new(saved)))
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor> {
@@ -142,32 +157,116 @@ impl LossHead for LanguageHead {
     }
 }
 
-impl LanguageHead {
-    /// Losses `(rows)` from logits `(rows, vocab here)`, and the `z_loss` of each row if there is one; in training
-    /// leaves the logits' gradient in their place. Ranks that share the vocabulary exchange three numbers a row, not
-    /// logits.
-    fn losses(
-        &self,
-        cx: &mut StepContext<'_>,
-        logits: Tensor,
-        targets: Tensor,
-        losses: Tensor,
-        z_loss: Option<ZLoss>,
-    ) -> Result<()> {
-        let control = (cx.mode().trains()).then_some(self.control);
-        let parallel = &self.ranks;
-        let Some(group) = parallel.group() else {
-            let (vocab, soft_cap) = (self.vocab.vocab, self.soft_cap);
-            return cx.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, control });
+/// Rows of logits, and the tensors of their losses.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// `(rows, vocab here)`; in training their gradient takes their place.
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    z_loss: Option<ZLoss>,
+}
+
+/// The gradient of logits is asked for.
+#[derive(Clone, Copy)]
+struct Gradient {
+    /// Factors of the rows' gradients.
+    weights: Option<Tensor>,
+}
+
+/// The pairs of answers of a microbatch, or of a piece of it.
+#[derive(Clone, Copy)]
+struct OfPairs {
+    preference: Preference,
+    pairs: Tensor,
+    results: Tensor,
+    /// In training.
+    weights: Option<Tensor>,
+    /// The sums of the results.
+    sums: Tensor,
+}
+
+impl OfPairs {
+    /// The pairs of one of equal pieces of the samples.
+    fn piece(self, piece: usize, pieces: usize) -> OfPairs {
+        let of = |tensor: Tensor| {
+            let samples = tensor.shape.rows() / pieces;
+            tensor.narrow(piece * samples, samples)
         };
+        OfPairs { pairs: of(self.pairs), results: of(self.results), weights: self.weights.map(of), ..self }
+    }
+}
+
+impl LanguageHead {
+    /// The microbatch's pairs with tensors for their results; `None` if samples have no pairs.
+    fn pairs(&self, cx: &mut StepContext<'_>, input: &Hidden, rows: usize) -> Result<Option<OfPairs>> {
+        let (Some((preference, sums)), Some(pairs)) = (self.preference, input.pairs) else { return Ok(None) };
+        let samples = pairs.shape.rows();
+        let most = pairs.shape.last() / PairLoss::COLUMNS;
+        let results = cx.tensor("results_of_pairs", [samples, most * PairLoss::RESULTS], DType::F32)?;
+        let mut weights = None;
+        if cx.mode().trains() {
+            weights = Some(cx.tensor("weights_of_losses", [samples, rows / samples], DType::F32)?);
+        }
+        Ok(Some(OfPairs { preference, pairs, results, weights, sums }))
+    }
+
+    /// The results of pairs, from logits of whole samples; in training leaves the logits' gradient in their place. A
+    /// pair's gradient depends on all of its tokens, so the logits are read once for the losses and once for that.
+    fn pair_losses(&self, cx: &mut StepContext<'_>, rows: Rows, of: OfPairs) -> Result<()> {
+        let Rows { logits, targets, losses, z_loss } = rows;
+        let stats = self.stats(cx, logits, targets)?;
+        self.from_stats(cx, Rows { z_loss: None, ..rows }, stats, None)?;
+        let OfPairs { preference, pairs, results, weights, .. } = of;
+        cx.run(PairLoss { losses, targets, pairs, preference, results, weights })?;
+        match weights {
+            None => Ok(()),
+            Some(weights) => {
+                self.from_stats(cx, Rows { z_loss, ..rows }, stats, Some(Gradient { weights: Some(weights) }))
+            }
+        }
+    }
+
+    /// The losses of rows; in training leaves the logits' gradient in their place.
+    fn losses(&self, cx: &mut StepContext<'_>, rows: Rows, gradient: Option<Gradient>) -> Result<()> {
+        let stats = self.stats(cx, rows.logits, rows.targets)?;
+        self.from_stats(cx, rows, stats, gradient)
+    }
+
+    /// `(ranks, 3, rows)`, f32: ranks that share the vocabulary exchange three numbers a row, not logits. `None` if this
+    /// rank has all of it.
+    fn stats(&self, cx: &mut StepContext<'_>, logits: Tensor, targets: Tensor) -> Result<Option<Tensor>> {
+        let parallel = &self.ranks;
+        let Some(group) = parallel.group() else { return Ok(None) };
         let rows = logits.shape.rows();
         let own = cx.tensor("stats", [3, rows], DType::F32)?;
         let stats = cx.tensor("all_stats", [parallel.size(), 3, rows], DType::F32)?;
-        let (part, soft_cap) = (self.vocab, self.soft_cap);
-        cx.run(CrossEntropyPart { logits, targets, stats: own, part, soft_cap })?;
+        cx.run(CrossEntropyPart { logits, targets, stats: own, part: self.vocab, soft_cap: self.soft_cap })?;
         let kind = CollectiveKind::AllGather;
         cx.run(Collective { kind, communicator: group.clone(), input: own, output: stats })?;
-        cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control })
+        Ok(Some(stats))
+    }
+
+    /// As [`LanguageHead::losses`], with the [numbers of all ranks](LanguageHead::stats).
+    fn from_stats(
+        &self,
+        cx: &StepContext<'_>,
+        Rows { logits, targets, losses, z_loss }: Rows,
+        stats: Option<Tensor>,
+        gradient: Option<Gradient>,
+    ) -> Result<()> {
+        let control = gradient.map(|_| self.control);
+        let weights = gradient.and_then(|gradient| gradient.weights);
+        let (part, soft_cap) = (self.vocab, self.soft_cap);
+        match stats {
+            None => {
+                let vocab = part.vocab;
+                cx.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, weights, control })
+            }
+            Some(stats) => {
+                cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, weights, control })
+            }
+        }
     }
 }
 

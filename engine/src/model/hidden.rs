@@ -32,6 +32,9 @@ pub struct Hidden {
     pub delta: Option<Tensor>,
     /// The microbatch's targets; only the chunk with the head has them.
     pub targets: Option<Tensor>,
+    /// The microbatch's pairs of answers, as [`PairLoss`](device::ops::PairLoss) reads them; only the chunk with the head
+    /// has them.
+    pub pairs: Option<Tensor>,
     /// The microbatch's samples.
     pub samples: Samples,
 }
@@ -72,6 +75,7 @@ impl TensorTree for Hidden {
             x: f("input", self.x)?,
             delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
             targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
+            pairs: self.pairs.map(|pairs| f("pairs", pairs)).transpose()?,
             samples: self.samples.map(f)?,
         })
     }

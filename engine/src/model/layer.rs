@@ -39,7 +39,7 @@ pub trait Layer {
 /// The last layer of a model. It computes the losses. Nothing comes after it: backward begins here.
 pub trait LossHead {
     /// Computes the losses. In evaluation it adds them to the step's loss sum; in training it does so, or backward
-    /// does. Returns them, f32, one for each target, and the values that backward needs.
+    /// does. Returns them, f32, one for each target, or the results of each pair of answers, and the values that backward needs.
     ///
     /// # Errors
     /// Errors of the device.

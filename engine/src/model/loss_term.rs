@@ -1,20 +1,53 @@
-//! The terms of the loss. A layer that computes one adds it to its sum. The model's
+//! The terms of the loss, and the numbers that come with it. A layer that computes one adds it to its sum. The model's
 //! [`Architecture`](super::Architecture) lists all terms; memory, sums over ranks and reports follow from the list.
 
 use std::rc::Rc;
 
 use device::Tensor;
+use device::ops::PairLoss;
 
-/// A term of the loss that training minimises. It has a value for each target, as the loss itself.
+/// A term of the loss that training minimises, or a number that is told beside it. It has a value for each target, or
+/// each pair of answers, as the loss itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossTerm {
     /// Its name in reports.
     pub name: &'static str,
+    /// What it is for.
+    pub role: TermRole,
 }
 
+/// What a term is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TermRole {
+    /// Training minimises it. Evaluation computes no other than the first.
+    Minimised,
+    /// It is told, in evaluation too.
+    Told,
+}
+
+/// The terms of pairs of answers, in the order of the results of a [`PairLoss`], by the names of TRL.
+pub(crate) const OF_PAIRS: [LossTerm; PairLoss::RESULTS] = [
+    LossTerm::OF_TARGETS,
+    LossTerm::told("rewards/chosen"),
+    LossTerm::told("rewards/rejected"),
+    LossTerm::told("rewards/accuracies"),
+    LossTerm::told("logps/chosen"),
+    LossTerm::told("logps/rejected"),
+];
+
 impl LossTerm {
-    /// The loss of the targets: the first term of every model, and the only one in evaluation.
-    pub const OF_TARGETS: LossTerm = LossTerm { name: "loss" };
+    /// The loss of the targets, or of the pairs: the first term of every model, and in evaluation the only one that is
+    /// minimised.
+    pub const OF_TARGETS: LossTerm = LossTerm::minimised("loss");
+
+    /// A term that training minimises.
+    pub(crate) const fn minimised(name: &'static str) -> LossTerm {
+        LossTerm { name, role: TermRole::Minimised }
+    }
+
+    const fn told(name: &'static str) -> LossTerm {
+        LossTerm { name, role: TermRole::Told }
+    }
 }
 
 /// The sum of each term over the step's microbatches on this rank. The region `reduce` sums them over data-parallel
@@ -31,6 +64,11 @@ impl TermSums {
     /// `(1)`, f32: the sum of the loss of the targets.
     pub fn loss(&self) -> Tensor {
         self.all.view(0, [1])
+    }
+
+    /// `(terms of pairs)`, f32: the sums of the results of pairs; `None` if the model learns from none.
+    pub(crate) fn of_pairs(&self) -> Option<Tensor> {
+        self.terms.starts_with(&OF_PAIRS).then(|| self.all.view(0, [OF_PAIRS.len()]))
     }
 
     /// `(1)`, f32: the sum of a term; `None` if the model does not have it.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use device::DType;
+use device::ops::PairLoss;
 
 /// A sample as the data give it: one row of values. Inputs and targets are ranges of its columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct SampleRow {
     pub targets: Range<usize>,
     /// The columns that divide a sample into documents; `None` if a sample is one document.
     pub documents: Option<DocumentColumns>,
+    /// The columns of pairs of answers; `None` if the loss is of targets.
+    pub pairs: Option<PairColumns>,
     /// The column of the number of inputs that are no padding, which comes after them; `None` if there is no padding.
     pub real: Option<usize>,
 }
@@ -30,6 +33,15 @@ pub struct DocumentColumns {
     pub most: usize,
     /// What begins anew with each document.
     pub restart: Restart,
+}
+
+/// The pairs of answers of a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairColumns {
+    /// Columns of the pairs, as [`PairLoss`] reads them.
+    pub columns: Range<usize>,
+    /// No sample has more pairs.
+    pub most: usize,
 }
 
 /// What begins anew with each document of a sample. Rotary positions count on: attention depends on differences of
@@ -53,6 +65,7 @@ impl SampleRow {
             inputs: 0..seq,
             targets: 1..seq + 1,
             documents: None,
+            pairs: None,
             real: None,
         }
     }
@@ -60,13 +73,22 @@ impl SampleRow {
     /// `seq` token ids as inputs, then as many as targets. Some targets have no loss.
     pub fn conversations(seq: usize) -> SampleRow {
         let (inputs, targets) = (0..seq, seq..2 * seq);
-        SampleRow { width: 2 * seq, dtype: DType::I32, inputs, targets, documents: None, real: None }
+        SampleRow { width: 2 * seq, inputs, targets, ..SampleRow::tokens(seq) }
     }
 
     /// Up to `most` conversations one after the other: inputs and targets as in [`SampleRow::conversations`], then the
     /// position of each token in its conversation.
     pub fn packed(seq: usize, most: usize) -> SampleRow {
         SampleRow::conversations(seq).divided(most, Restart::AttentionAndPositions)
+    }
+
+    /// Up to `most` pairs of answers: the chosen one and the rejected one are each packed as a conversation of its own.
+    /// Then come the columns of the pairs.
+    pub fn pairs(seq: usize, most: usize) -> SampleRow {
+        let packed = SampleRow::packed(seq, 2 * most + 1);
+        let (begin, columns) = (packed.width, most * PairLoss::COLUMNS);
+        let pairs = Some(PairColumns { columns: begin..begin + columns, most });
+        SampleRow { width: begin + columns, pairs, ..packed }
     }
 
     /// The same row with more columns at its end: the position of each token in its document. A sample has up to `most`
@@ -98,6 +120,7 @@ impl SampleRow {
             inputs: 0..features,
             targets: features..width,
             documents: None,
+            pairs: None,
             real: None,
         }
     }

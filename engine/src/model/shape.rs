@@ -1,6 +1,6 @@
 //! The sizes and choices of a decoder-only transformer.
 
-use device::ops::{Mask, NormKind, Scores};
+use device::ops::{Mask, NormKind, Preference, Scores};
 use device::{DType, bf16};
 
 use super::feed_forward::Experts;
@@ -131,6 +131,9 @@ pub struct GptShape {
     pub loss_pieces: usize,
     /// The z-loss is this times the square of each row's logsumexp; f32 in kernels. 0: there is no z-loss.
     pub z_loss_multiplier: f64,
+    /// The loss of pairs of answers: training learns to prefer one of the two. A sample then has
+    /// [pairs](super::SampleRow::pairs), and a piece of the loss has whole samples. `None`: the loss is of targets.
+    pub preference: Option<Preference>,
     /// Seed of dropout.
     pub seed: u64,
     /// The number formats of weights and activations.
@@ -177,6 +180,7 @@ impl Default for GptShape {
             recompute: false,
             loss_pieces: 1,
             z_loss_multiplier: 0.0,
+            preference: None,
             seed: 0,
             precision: Precision::F32,
             fp8: None,

@@ -1,6 +1,6 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
-use device::ops::{Control, Rule, SequenceShare};
+use device::ops::{Control, PairLoss, Rule, SequenceShare};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{Error, Result, SideStream};
 use parallel::{Axes, Axis, Lane, PipelineStage};
@@ -56,7 +56,7 @@ pub struct StageOptions {
     pub hooks: Hooks,
     /// Passes that a step does without, to the same bits.
     pub left_out: Vec<PassName>,
-    /// Evaluations keep the loss of each target for [`Stage::losses`].
+    /// Evaluations keep the loss of each target, or the results of each pair of answers, for [`Stage::losses`].
     pub keeps_losses: bool,
 }
 
@@ -110,7 +110,9 @@ impl Stage {
         let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
         let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples)?;
-        let kept_losses = (options.keeps_losses && layers.has_last()).then_some([microbatches, sizes.tokens()]);
+        let of_sample =
+            architecture.sample.pairs.as_ref().map_or(sizes.tokens_per_sample, |pairs| pairs.most * PairLoss::RESULTS);
+        let kept_losses = (options.keeps_losses && layers.has_last()).then_some([microbatches, samples * of_sample]);
         let kept_losses =
             kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
         let pipeline = Pipeline::new(device, options.pipeline, model.residual, sizes, &params)?;

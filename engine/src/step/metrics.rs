@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::fp8::{Fp8Losses, LossSums};
-use crate::model::{Architecture, ExpertBlocks, ExpertLoads, TermSums};
+use crate::model::{Architecture, ExpertBlocks, ExpertLoads, TermRole, TermSums};
 use crate::regions::Mode;
 use device::ops::Status;
 use device::{Area, DType, Device, Readback, Stream, Tensor};
@@ -86,6 +86,8 @@ pub struct StepResult {
     pub loss: f64,
     /// Means of the terms that training adds to it, by name. `loss` is without them. Evaluation has none.
     pub added: BTreeMap<&'static str, f64>,
+    /// Means over pairs of answers, by the names of TRL, in evaluation too. Empty if samples have none.
+    pub of_pairs: BTreeMap<&'static str, f64>,
     /// The tokens of each expert, by block. Empty in evaluation, and for a model without experts.
     pub expert_loads: Vec<BlockLoad>,
     /// Gradient norm before clipping.
@@ -132,10 +134,18 @@ impl PendingMetrics {
         let part = |part: &Tensor| &bytes[(part.address - of.all.address) as usize..][..part.bytes()];
         let status: Status = bytemuck::pod_read_unaligned(part(&of.status));
         let mean = |sum: Tensor| f64::from(bytemuck::pod_read_unaligned::<f32>(part(&sum))) / losses as f64;
-        let added = of.losses.terms.iter().skip(1).filter(|_| mode.trains());
+        let means = |role: TermRole| -> BTreeMap<&'static str, f64> {
+            let terms = of.losses.terms.iter().skip(1).filter(|term| term.role == role);
+            terms.filter_map(|term| Some((term.name, mean(of.losses.of(*term)?)))).collect()
+        };
+        let mut of_pairs = means(TermRole::Told);
+        if let (Some(chosen), Some(rejected)) = (of_pairs.get("rewards/chosen"), of_pairs.get("rewards/rejected")) {
+            of_pairs.insert("rewards/margins", chosen - rejected);
+        }
         Ok(StepResult {
             loss: mean(of.losses.loss()),
-            added: added.filter_map(|term| Some((term.name, mean(of.losses.of(*term)?)))).collect(),
+            added: if mode.trains() { means(TermRole::Minimised) } else { BTreeMap::new() },
+            of_pairs,
             expert_loads: of
                 .loads
                 .iter()

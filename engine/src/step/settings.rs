@@ -17,7 +17,8 @@ pub struct StepSettings {
     pub learning_rate: f32,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
-    /// The number of targets of the global batch that have a loss, over all ranks. `None` if all have one.
+    /// The number of losses of the global batch, over all ranks: of its targets, or of its pairs of answers. `None` if all
+    /// targets have one.
     pub targets: Option<u64>,
     /// Tokens of the global batch that are no padding: losses of routers are means over them. `None`: all.
     pub tokens: Option<u64>,

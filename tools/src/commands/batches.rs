@@ -15,7 +15,7 @@ use clap::{ArgMatches, Command};
 use common::format::{bytes, count, counted};
 use common::terminal::warn;
 use common::{Mistakes, Stop, UserError};
-use data::{DataError, Source, Split, TokenType, ensure_not_interrupted};
+use data::{DataError, RecordKind, Source, Split, TokenType, ensure_not_interrupted};
 use device::{HostValues, Staging};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -66,9 +66,11 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         let rule = "only a GPT trains on tokens";
         return Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\"").into());
     };
-    if plan.config.data.sft {
+    if plan.config.data.kind() != RecordKind::Documents {
         let rule = "the file has windows of text, in which every token is a target";
-        return Err(UserError::new("trainer batches with data.sft", rule, "leave --sft out").into());
+        return Err(
+            UserError::new("trainer batches with data.sft or data.dpo", rule, "leave --sft and --dpo out").into()
+        );
     }
     if let Some(key) = plan.config.data.divides() {
         let rule = "the file has windows of text, in which documents are not told apart";

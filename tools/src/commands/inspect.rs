@@ -1,9 +1,9 @@
 //! `trainer data inspect`: shows the contents of data.
 
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use common::Choice;
-use data::{InspectRequest, RawTokens, TokenizeError};
+use data::{InspectRequest, RawTokens, RecordKind, TokenizeError};
 
 use super::args::{text, text_flag};
 use super::interruption::interruption;
@@ -33,12 +33,20 @@ pub(super) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("The data are conversations, as with --sft in training: shows which tokens the loss is on"),
         )
-        .arg(text_flag("chat-template", "TEMPLATE", template).requires("sft"))
+        .arg(
+            Arg::new("dpo")
+                .long("dpo")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("sft")
+                .help("The data are pairs of answers, as with --dpo in training"),
+        )
+        .group(ArgGroup::new("answers").args(["sft", "dpo"]))
+        .arg(text_flag("chat-template", "TEMPLATE", template).requires("answers"))
         .arg(
             Arg::new("add-special-tokens")
                 .long("add-special-tokens")
                 .action(ArgAction::SetTrue)
-                .requires("sft")
+                .requires("answers")
                 .help("Adds the markers of the chat template to the tokenizer, as in training"),
         )
         .arg(
@@ -68,7 +76,11 @@ pub(super) fn request(matches: &ArgMatches) -> InspectRequest {
         end_of_text: text(matches, "end-of-text"),
         text_key: text(matches, "text-key").unwrap_or_default(),
         raw_tokens: text(matches, "raw-tokens").and_then(|word| RawTokens::from_word(&word)).unwrap_or(RawTokens::None),
-        sft: matches.get_flag("sft"),
+        kind: match (matches.get_flag("sft"), matches.get_flag("dpo")) {
+            (_, true) => RecordKind::Pairs,
+            (true, false) => RecordKind::Conversations,
+            (false, false) => RecordKind::Documents,
+        },
         chat_template: text(matches, "chat-template"),
         add_special_tokens: matches.get_flag("add-special-tokens"),
         samples: matches.get_one::<u16>("samples").copied().unwrap_or(0).into(),

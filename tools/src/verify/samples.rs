@@ -2,6 +2,7 @@
 
 use data::SampleCounts;
 use device::HostValues;
+use device::ops::PairLoss;
 use device::random::uniform;
 use engine::model::SampleRow;
 use trainer::config::plan::{ModelPlan, RunPlan};
@@ -36,7 +37,11 @@ impl Samples {
     pub(super) fn counts(&self, first: u64, count: usize, length: Option<usize>) -> Option<SampleCounts> {
         let of = |sample: u64| {
             let row = self.tokens(sample, length);
-            let targets = row[self.row.targets.clone()].iter().filter(|target| **target >= 0).count() as u64;
+            let targets = match &self.row.pairs {
+                Some(pairs) => row[pairs.columns.clone()].chunks(PairLoss::COLUMNS).filter(|pair| pair[1] > 0).count(),
+                None => row[self.row.targets.clone()].iter().filter(|target| **target >= 0).count(),
+            };
+            let targets = targets as u64;
             let documents = self.row.documents.as_ref().map_or(1, |documents| {
                 row[documents.position_ids.clone()].iter().filter(|position| **position == 0).count() as u64
             });
@@ -65,7 +70,7 @@ impl Samples {
     }
 
     fn tokens(&self, sample: u64, length: Option<usize>) -> Vec<i32> {
-        let SampleRow { width, inputs, targets, documents, real, .. } = &self.row;
+        let SampleRow { width, inputs, targets, documents, pairs, real, .. } = &self.row;
         let token = |at: usize| (uniform(sample, at as u64) * self.vocab as f32) as i32 % self.vocab as i32;
         let mut row: Vec<i32> = (0..*width).map(token).collect();
         if !self.has_targets_apart() {
@@ -83,6 +88,16 @@ impl Samples {
                 // The padding is a document.
                 let begin = if at < own { at / document * document } else { own };
                 row[documents.position_ids.start + at] = (at - begin) as i32;
+            }
+        }
+        if let Some(pairs) = pairs {
+            // The documents of a sample, two by two.
+            let ends: Vec<usize> = (1..).map(|at| at * document).take_while(|end| *end < own).chain([own]).collect();
+            row[pairs.columns.clone()].fill(0);
+            let of_pairs = row[pairs.columns.clone()].chunks_mut(PairLoss::COLUMNS);
+            for (pair, ends) in of_pairs.zip(ends.chunks_exact(2)) {
+                let logps = [-5.0f32, -6.0].map(|logp| logp.to_bits() as i32);
+                pair.copy_from_slice(&[ends[0] as i32, ends[1] as i32, logps[0], logps[1]]);
             }
         }
         if let Some(real) = real {

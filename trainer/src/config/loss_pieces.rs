@@ -16,8 +16,17 @@ const LOGIT_TENSORS_PER_BLOCK: usize = 3;
 /// graphs or recomputation.
 pub(super) fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
     let rows = tokens_here(config);
+    // The loss of a pair is of all its tokens.
+    let parts = if config.data.dpo { config.train.micro_batch_size } else { rows };
     if let Some(pieces) = config.model.loss_pieces {
-        require(pieces > 0 && rows.is_multiple_of(pieces), || {
+        require(pieces > 0 && parts.is_multiple_of(pieces), || {
+            if config.data.dpo {
+                return UserError::new(
+                    format!("model.loss_pieces = {pieces} with {parts} samples of a microbatch, and data.dpo"),
+                    "each piece has whole samples: the loss of a pair is of all its tokens",
+                    "set a number that divides train.micro_batch_size, or leave it unset",
+                );
+            }
             UserError::new(
                 format!("model.loss_pieces = {pieces} with {rows} tokens of a microbatch"),
                 "a microbatch's tokens are divided into equal pieces",
@@ -30,8 +39,8 @@ pub(super) fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
     let blocks = config.model.layers * config.model.hidden * LOGIT_TENSORS_PER_BLOCK;
     let limit = blocks.saturating_mul(column_bytes).max(1 << 30);
     let logits = config.model.vocab.saturating_mul(column_bytes);
-    let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && logits / pieces <= limit;
-    Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
+    let enough = |pieces: &usize| parts.is_multiple_of(*pieces) && logits / pieces <= limit;
+    Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= parts).find(enough).unwrap_or(1))
 }
 
 #[cfg(test)]

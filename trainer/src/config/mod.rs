@@ -11,6 +11,7 @@ pub mod bucket_plan;
 pub mod bucket_shares;
 pub mod checks;
 mod context_plan;
+mod dpo_plan;
 pub mod epochs;
 mod evaluation_plan;
 mod experts_plan;
@@ -43,10 +44,10 @@ pub mod watch;
 
 pub use optimizers::OptimizerChoice;
 pub use sections::{
-    Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice,
-    GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement,
-    Normalization, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
-    RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, RunConfig,
-    SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
+    Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, DpoConfig,
+    Fp8Choice, GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement,
+    Normalization, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig,
+    PreferenceLoss, QkNormOver, RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType,
+    RouterScore, RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
 };
 pub use sources::ConfigSources;

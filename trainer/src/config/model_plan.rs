@@ -10,6 +10,7 @@ use engine::model::{
 use parallel::{Axis, Ranks};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::dpo_plan::preference;
 use crate::config::experts_plan::experts_plan;
 use crate::config::fp8_plan::fp8_plan;
 use crate::config::lora_plan::lora_plan;
@@ -172,6 +173,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
     // Sizes are multiplied from here on.
     mistakes.keep(check_gpt_sizes(config, ffn, head_dim))?;
     let loss_pieces = mistakes.keep(loss_pieces(config));
+    let preference = preference(config, mistakes);
     let experts = mistakes.keep(experts_plan(config, ffn));
     let fp8 = mistakes.keep(fp8_plan(config, ffn, kv_heads, head_dim));
     Some(GptShape {
@@ -217,6 +219,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         attention_dropout: model.attention_dropout,
         loss_pieces: loss_pieces?,
         z_loss_multiplier: config.train.z_loss_multiplier,
+        preference,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         precision: config.precision.compute,

@@ -9,8 +9,8 @@ use engine::precision::Precision;
 use crate::config::{
     Activation, AmaxAlgo, BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope,
     ModelKind, MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding,
-    QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
-    TokenDropPolicy, VerifyMemory,
+    PreferenceLoss, QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice,
+    TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -155,14 +155,20 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.eod_mask_loss", "eod-mask-loss", &[], "false", Kind::Bool, "The first token of a document has no loss if it follows an end-of-text token in its sample of text"),
     option("data.documents_per_sample", "documents-per-sample", &[], "256", Kind::Integer, "reset_attention_mask, reset_position_ids: documents of a sample, at most 1024. A run ends at a sample with more. On a GPU attention takes less time with fewer"),
     option("data.sft", "sft", &[], "false", Kind::Bool, "Train on conversations: data.path has records of JSON or Parquet with messages, ShareGPT's conversations, prompt and completion, or Alpaca's instruction and output. The tokenizer's chat template makes text of them. The loss is on the answers of the assistant alone. A sample is a conversation, cut or filled to model.seq_length"),
-    option("data.sft_packing", "sft-packing", &[], "1", Kind::Integer, "data.sft: conversations that are packed into a sample, at most. Attention stays within a conversation, and learned positions count from its start. 1: a sample is one conversation"),
+    option("data.dpo", "dpo", &[], "false", Kind::Bool, "Learn from pairs of answers (DPO): data.path has records of JSON or Parquet with chosen and rejected, texts or lists of messages, and often a prompt, as TRL has them. The model learns to prefer the chosen answer, compared with the model that training starts from. A sample is a pair, so model.seq_length holds both answers, each with its prompt, and each is cut to half of it"),
+    option("data.sft_packing", "sft-packing", &[], "1", Kind::Integer, "data.sft, data.dpo: conversations, or pairs, that are packed into a sample, at most. Attention stays within a conversation, and learned positions count from its start. 1: a sample is one conversation"),
     option("data.seq_length_buckets", "seq-length-buckets", &[], "[]", Kind::Integers, "data.sft: lengths of samples, ascending; the last is model.seq_length. A step has the smallest that holds the longest conversation of its global batch, so less of it is padding. Each length has a memory plan and graphs of its own, in the same memory. An evaluation on the validation data does likewise. Empty: all samples are filled to model.seq_length"),
     option("data.group_by_length", "group-by-length", &[], "false", Kind::Bool, "With data.seq_length_buckets: the conversations of a global batch have like lengths. Each epoch is cut at random into groups of 50 batches; a group is sorted by length, and its batches come in random order. For one data set and batches of one size"),
-    option("data.add_special_tokens", "add-special-tokens", &[], "false", Kind::Bool, "data.sft: adds the markers of the chat template that are no tokens, such as <|im_end|>, to the tokenizer as special tokens. The table of tokens and the head get rows for them, or rows behind the tokenizer's that they have already. In a model that training starts from these rows begin as the mean of those of all other tokens. An export has the new tokens"),
-    option("data.chat_template", "chat-template", &[], "", Kind::Text, "Chat template for data.sft: chatml, llama3, gemma or mistral, which are built in, or a file with one. Unset: that of the tokenizer's folder, in chat_template.jinja or tokenizer_config.json, or else the built-in one of the tokenizer's family"),
+    option("data.add_special_tokens", "add-special-tokens", &[], "false", Kind::Bool, "data.sft, data.dpo: adds the markers of the chat template that are no tokens, such as <|im_end|>, to the tokenizer as special tokens. The table of tokens and the head get rows for them, or rows behind the tokenizer's that they have already. In a model that training starts from these rows begin as the mean of those of all other tokens. An export has the new tokens"),
+    option("data.chat_template", "chat-template", &[], "", Kind::Text, "Chat template for data.sft and data.dpo: chatml, llama3, gemma or mistral, which are built in, or a file with one. Unset: that of the tokenizer's folder, in chat_template.jinja or tokenizer_config.json, or else the built-in one of the tokenizer's family"),
     option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(RawTokens::WORDS), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation, unless files of a folder are named as validation data"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the order of samples, and of the embedded source"),
+
+    option("dpo.beta", "dpo-beta", &[], "0.1", Kind::Float, "data.dpo: how strongly the model is pulled to the one that training starts from. A reward is beta times an answer's log-probability less that under this model"),
+    option("dpo.loss_type", "dpo-loss-type", &[], "\"sigmoid\"", Kind::Choice(PreferenceLoss::WORDS), "data.dpo: the loss of a pair, by its margin, the chosen answer's reward less the rejected one's. sigmoid: -log sigmoid(margin), of DPO. ipo: the square of log-ratios' difference less 1 / (2 beta), with means over an answer's tokens, of IPO"),
+    option("dpo.label_smoothing", "dpo-label-smoothing", &[], "0.0", Kind::Float, "sigmoid: the share of pairs that may be labelled the wrong way round (cDPO)"),
+    option("dpo.references", "dpo-references", &[], "", Kind::Text, "data.dpo: file of the answers' log-probabilities under the model that training starts from. It is made before the first step, or read if it is there. Unset: references.json in checkpoint.dir, or none if there is no such folder"),
 
     option("train.device", "device", &[], "\"auto\"", Kind::Choice(DeviceChoice::WORDS), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host. cpu and gpu are other words for host and cuda"),
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
@@ -187,9 +193,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
 
     option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(OptimizerChoice::WORDS), "The optimizer. muon: Muon for the matrices of blocks, with AdamW's learning rate and weight decay, and AdamW for embeddings, head, routers, norms and biases"),
-    option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate. With model.init_from or data.sft the default is 2e-5, and with adapters 2e-4"),
+    option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate. With model.init_from or data.sft the default is 2e-5, and with adapters 2e-4; with data.dpo 1e-6 and 1e-5"),
     option("optimizer.min_lr", "min-lr", &[], "", Kind::Float, "Learning rate at the end of the decay. Unset: a tenth of lr"),
-    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. With model.init_from or data.sft the default is 3 % of the steps. Step i, counted from 1, has i / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron it has (i - 1) / warmup_steps, so the first rate is 0.)"),
+    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. With model.init_from, data.sft or data.dpo the default is 3 % of the steps. Step i, counted from 1, has i / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron it has (i - 1) / warmup_steps, so the first rate is 0.)"),
     option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end of the run"),
     option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(DecayStyle::WORDS), "Learning rate after warm-up: constant; cosine or linear decay to the end of the run; decay with the root of the steps; or stable, then linear decay"),
     option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw, muon: decay rates of AdamW's two moments. lion: the moment's share in the direction of an update, and its decay rate"),

@@ -13,6 +13,7 @@ use crate::config::activation_plan::PrintedActivations;
 use crate::config::batch_plan::BatchPlan;
 use crate::config::bucket_plan::BucketPlan;
 use crate::config::checks::{at_least, at_most, require, within};
+use crate::config::dpo_plan;
 pub use crate::config::evaluation_plan::EvaluationPlan;
 use crate::config::evaluation_plan::{check_samples, check_validation};
 use crate::config::freeze_plan::FrozenNames;
@@ -182,6 +183,7 @@ impl RunPlan {
         match &self.model {
             // An evaluation that keeps losses has rows of its own, one for each choice.
             ModelPlan::Gpt(_) if self.keeps_losses => SampleRow::conversations(seq),
+            ModelPlan::Gpt(_) if self.config.data.dpo => dpo_plan::row(&self.config),
             // The unused rest of a packed sample counts as one more conversation.
             ModelPlan::Gpt(_) if self.config.data.sft_packing > 1 => {
                 SampleRow::packed(seq, self.config.data.sft_packing + 1).with_padding()
@@ -297,8 +299,9 @@ fn check_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
     }));
     mistakes.keep(at_least("data.documents_per_sample", data.documents_per_sample, 1));
     mistakes.keep(at_most("data.documents_per_sample", data.documents_per_sample, Documents::MOST));
-    mistakes.keep(at_least("data.sft_packing", config.data.sft_packing, 1));
-    mistakes.keep(at_most("data.sft_packing", config.data.sft_packing, Documents::MOST - 1));
+    mistakes.keep(at_least("data.sft_packing", data.sft_packing, 1));
+    let documents = if data.dpo { 2 } else { 1 };
+    mistakes.keep(at_most("data.sft_packing", data.sft_packing, (Documents::MOST - 1) / documents));
     mistakes.keep(at_least("train.threads", config.train.threads.unwrap_or(1), 1));
 }
 

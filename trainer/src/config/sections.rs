@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use common::choice;
-use data::DataConfig;
+use data::{DataConfig, RecordKind};
 use engine::fp8::Fp8Recipe;
 use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,7 @@ use crate::families::Preset;
 pub struct RunConfig {
     pub model: ModelConfig,
     pub data: DataConfig,
+    pub dpo: DpoConfig,
     pub train: TrainConfig,
     pub optimizer: OptimizerConfig,
     pub precision: PrecisionConfig,
@@ -32,9 +33,9 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// Whether the run goes on with a trained model, or trains on conversations.
+    /// Whether the run goes on with a trained model, or learns from answers.
     pub fn fine_tunes(&self) -> bool {
-        self.model.init_from.is_some() || self.data.sft
+        self.model.init_from.is_some() || self.data.kind() != RecordKind::Documents
     }
 
     /// Samples of a batch, if batches have conversations of like length. Without shorter steps that gains nothing.
@@ -74,9 +75,11 @@ macro_rules! section {
 
 mod checkpoint;
 mod cuda_graph;
+mod dpo;
 
 pub use checkpoint::{CheckpointConfig, Resume};
 pub use cuda_graph::{CudaGraphConfig, GraphMempool, GraphScope, VerifyMemory};
+pub use dpo::{DpoConfig, PreferenceLoss};
 
 section!(ModelConfig {
     preset: Preset,

@@ -13,9 +13,16 @@ use crate::config::{DecayStyle, PositionEmbedding, RunConfig};
 use crate::families::{ModelOptions, Preset};
 
 /// The learning rate of fine-tuning, if nobody says another.
-const FINE_TUNING_LR: f64 = 2e-5;
-/// The same for adapters.
-const ADAPTERS_LR: f64 = 2e-4;
+const FINE_TUNING_LR: Rates = Rates { weights: 2e-5, adapters: 2e-4 };
+/// The same with pairs of answers. That of all weights is TRL's.
+const DPO_LR: Rates = Rates { weights: 1e-6, adapters: 1e-5 };
+
+/// Learning rates.
+struct Rates {
+    /// Of a run that trains all weights.
+    weights: f64,
+    adapters: f64,
+}
 
 /// The largest configuration that is read, in bytes.
 const LARGEST: u64 = 16 << 20;
@@ -169,17 +176,18 @@ impl ConfigSources {
         preset.and_then(Value::as_str).and_then(Preset::from_word).unwrap_or_default()
     }
 
-    /// Sets the rates of a run that goes on with a trained model or trains on conversations, in place of defaults and those
+    /// Sets the rates of a run that goes on with a trained model or learns from answers, in place of defaults and those
     /// of a preset, which train a model from its beginning.
     fn fine_tune(&self, values: &mut BTreeMap<&str, Value>) {
-        let fine_tunes =
-            self.init_from().is_some() || values.get("data.sft").and_then(Value::as_bool).unwrap_or_default();
-        if !fine_tunes {
+        let is_on = |key: &str| values.get(key).and_then(Value::as_bool).unwrap_or_default();
+        let (sft, dpo) = (is_on("data.sft"), is_on("data.dpo"));
+        if self.init_from().is_none() && !sft && !dpo {
             return;
         }
         let has_adapters = values.get("model.lora_rank").and_then(Value::as_integer).is_some_and(|rank| rank > 0);
         if !self.is_given("optimizer.lr") {
-            values.insert("optimizer.lr", Value::Float(if has_adapters { ADAPTERS_LR } else { FINE_TUNING_LR }));
+            let Rates { weights, adapters } = if dpo { DPO_LR } else { FINE_TUNING_LR };
+            values.insert("optimizer.lr", Value::Float(if has_adapters { adapters } else { weights }));
         }
         if !self.is_given("optimizer.schedule") {
             values.insert("optimizer.schedule", Value::String(DecayStyle::Cosine.to_string()));

@@ -69,6 +69,8 @@ const RULES: &[(&[&str], When, &str)] = &[
        "checkpoint.async_save"], Off("checkpoint.dir"), "no checkpoint is written"),
     (&["logging.sample_interval"], Off("logging.sample_prompts"), "the model writes nothing while it trains"),
     (&["logging.trace_after"], Off("logging.trace"), "there is no timeline"),
+    (&["dpo.beta", "dpo.loss_type", "dpo.label_smoothing", "dpo.references"], Off("data.dpo"),
+     "the run learns from no pairs of answers"),
     (&["data.split"], Off("data.path"), "the trainer generates data"),
     (&["data.split"], Is(|run| run.config.data.validation_path.is_some()),
      "data.validation_path is for validation, and all of data.path for training"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use common::format::counted;
 use common::terminal::warn;
 use common::{Choice, Mistakes, UserError};
-use data::{ChatTemplate, CopiedFile, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, CopiedFile, RecordKind, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 
 use super::adapters::{self, ADAPTER_FILE};
@@ -79,7 +79,8 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         let to = adapters::write_peft(target, &weights, (&shape, lora), family, dtype, base.as_deref())?;
         return Ok(summary(target, &to));
     }
-    let (tokenizer, learned_answers) = (tokenizer(&pretrained)?, run.is_some_and(|run| run.data.sft));
+    let (tokenizer, learned_answers) =
+        (tokenizer(&pretrained)?, run.is_some_and(|run| run.data.kind() != RecordKind::Documents));
     let template = tokenizer.as_ref().and_then(|tokenizer| template(pretrained.tokenizer_folder(), tokenizer));
     let (tokenizer, template) = (tokenizer.as_ref(), template.as_ref());
     let export = match naming {

@@ -35,7 +35,8 @@ pub struct StepMetrics {
     /// Mean loss over the global batch, nats.
     #[serde(deserialize_with = "or_nan")]
     pub loss: f64,
-    /// Likewise the terms that training adds to it, by name. They are not part of `loss`.
+    /// Likewise the terms that training adds to it, by name. They are not part of `loss`. Of pairs of answers the means that
+    /// TRL tells, by its names, such as `rewards/margins`.
     #[serde(flatten)]
     pub added: BTreeMap<String, f64>,
     /// The largest load of an expert over the mean load of its block's experts, in the block with the largest such number;
@@ -76,6 +77,9 @@ pub struct StepMetrics {
     /// The perplexity of that loss, for a model of tokens: its exponential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_perplexity: Option<f64>,
+    /// The means of pairs of answers on the validation data, if an evaluation followed this step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_pairs: BTreeMap<String, f64>,
     /// Mean losses on the further validation data, by name, if an evaluation followed this step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_sets: BTreeMap<String, f64>,
@@ -113,12 +117,21 @@ impl StepMetrics {
         ];
         numbers.extend(self.mfu.map(|mfu| (0, format!("MFU {:.1} %", mfu * 100.0))));
         numbers.extend(left.map(|left| (0, format!("{left} left"))));
-        let added = self.added.iter().map(|(name, loss)| format!("{} {loss:.2e}", name.replace('_', "-")));
+        let of_pairs = |all: &BTreeMap<String, f64>, what: &str| {
+            let shown = [("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")];
+            let shown =
+                shown.into_iter().filter_map(|(name, word)| Some(format!("{what}{word} {:.3}", all.get(name)?)));
+            shown.collect::<Vec<String>>()
+        };
+        let added = self.added.iter().filter(|(name, _)| !name.contains('/'));
+        let added = added.map(|(name, loss)| format!("{} {loss:.2e}", name.replace('_', "-")));
+        let added = added.chain(of_pairs(&self.added, ""));
         let others = [
             self.expert_imbalance.map(|imbalance| format!("largest load {imbalance:.2} x mean")),
             self.dropped_choices.filter(|dropped| *dropped > 0.0).map(|dropped| format!("dropped choices {dropped}")),
             self.validation_loss.map(|loss| format!("validation {loss:.4}")),
             self.validation_perplexity.map(|value| format!("perplexity {value:.2}")),
+            Some(of_pairs(&self.validation_pairs, "validation ").join("  ")).filter(|words| !words.is_empty()),
             self.fp8.map(|shares| fp8_losses::words(&shares)),
         ];
         let others = added.chain(others.into_iter().flatten()).collect::<Vec<String>>().join("  ");
@@ -404,6 +417,7 @@ mod tests {
             data_wait_ms: 0.0,
             memory_bytes: 1,
             validation_loss: Some(2.6141),
+            validation_pairs: BTreeMap::new(),
             validation_sets: BTreeMap::new(),
             validation_perplexity: Some(13.66),
             fp8: None,

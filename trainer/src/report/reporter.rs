@@ -29,6 +29,8 @@ use crate::told::tell;
 pub struct Validation {
     /// Of the run's validation data.
     pub loss: f64,
+    /// The means of its pairs of answers.
+    pub of_pairs: BTreeMap<String, f64>,
     /// Of each further data set, by name.
     pub sets: BTreeMap<String, f64>,
 }
@@ -127,7 +129,7 @@ impl<'p> Reporter<'p> {
             steps,
             plan,
             learning_rate: plan.optimizer.learning_rate,
-            has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)),
+            has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)) && !plan.config.data.dpo,
             saves_checkpoints: plan.config.checkpoint.dir.is_some(),
             log,
             changed_settings,
@@ -155,9 +157,9 @@ impl<'p> Reporter<'p> {
 
     /// Reports a step, with the losses of the evaluation that followed it, if there was one.
     pub(crate) fn report_step(&mut self, done: &FinishedStep, validation: Option<Validation>) {
-        let (validation_loss, validation_sets) = match validation {
-            Some(Validation { loss, sets }) => (Some(loss), sets),
-            None => (None, BTreeMap::new()),
+        let (validation_loss, validation_pairs, validation_sets) = match validation {
+            Some(Validation { loss, of_pairs, sets }) => (Some(loss), of_pairs, sets),
+            None => (None, BTreeMap::new(), BTreeMap::new()),
         };
         let FinishedStep { progress, samples, length, ref result, ref counts, seconds, host, data_wait } = *done;
         let step = progress.step;
@@ -175,7 +177,7 @@ impl<'p> Reporter<'p> {
             seq_length: (!self.plan.buckets.shorter().is_empty())
                 .then(|| length.unwrap_or(self.plan.size.losses_per_sample)),
             loss: result.loss,
-            added: result.added.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
+            added: result.added.iter().chain(&result.of_pairs).map(|(name, mean)| (name.to_string(), *mean)).collect(),
             expert_imbalance: result.expert_loads.iter().map(BlockLoad::imbalance).reduce(f64::max),
             dropped_choices: result
                 .expert_loads
@@ -196,6 +198,7 @@ impl<'p> Reporter<'p> {
             memory_bytes: self.memory,
             validation_loss,
             validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
+            validation_pairs,
             validation_sets,
             fp8: result.fp8,
         };

@@ -111,6 +111,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
     scalars.extend(metrics.validation_loss.map(|loss| named(("validation/loss", loss))));
     scalars.extend(metrics.fp8.iter().flat_map(fp8_losses::scalars).map(named));
     scalars.extend(metrics.validation_perplexity.map(|value| named(("validation/perplexity", value))));
+    scalars.extend(metrics.validation_pairs.iter().map(|(name, value)| (format!("validation/{name}"), *value)));
     scalars.extend(metrics.validation_sets.iter().map(|(name, loss)| (format!("validation/{name}/loss"), *loss)));
     scalars
 }

@@ -1,5 +1,6 @@
 //! A model on data sets and on questions, without training: `trainer eval`.
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
@@ -134,27 +135,37 @@ fn check_finite(result: &Evaluated) -> Result<(), RunError> {
     }
 }
 
-/// The mean loss over at most `most` samples to evaluate on, the same ones each time. Each sample is there once, and every
+/// Means over samples.
+pub(super) struct Means {
+    /// Of the loss.
+    pub(super) loss: f64,
+    /// Of pairs of answers: see [`of_pairs`](engine::step::StepResult::of_pairs).
+    pub(super) of_pairs: BTreeMap<String, f64>,
+}
+
+/// The means over at most `most` samples to evaluate on, the same ones each time. Each sample is there once, and every
 /// target that has a loss counts the same. All ranks call it together.
-pub(super) fn validation_loss(
+pub(super) fn validation_means(
     plan: &RunPlan,
     rank: usize,
     stage: &mut Stage,
     source: &dyn Source,
     most: u64,
-) -> Result<f64, RunError> {
+) -> Result<Means, RunError> {
     let samples = source.validation_samples().unwrap_or(u64::MAX).min(most);
     let mut sum = LossSum::default();
     for first in (0..samples).step_by(plan.batch.global) {
         sum.add(plan, rank, stage, source, first..samples)?;
     }
-    Ok(sum.mean())
+    let of_pairs = sum.of_pairs.iter().map(|(name, total)| (name.to_string(), total / sum.targets as f64)).collect();
+    Ok(Means { loss: sum.mean(), of_pairs })
 }
 
 /// Losses of samples, added up.
 #[derive(Default)]
 struct LossSum {
     total: f64,
+    of_pairs: BTreeMap<&'static str, f64>,
     targets: u64,
 }
 
@@ -178,7 +189,11 @@ impl LossSum {
         let length = plan.length_of(source, Split::Validation, first, count)?;
         let index = first as usize / global;
         let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, counts) };
-        self.total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss * targets as f64;
+        let result = stage.evaluate(settings, batch.as_ref())?.wait()?;
+        self.total += result.loss * targets as f64;
+        for (name, mean) in result.of_pairs {
+            *self.of_pairs.entry(name).or_default() += mean * targets as f64;
+        }
         self.targets += targets;
         Ok(())
     }

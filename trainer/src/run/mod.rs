@@ -11,6 +11,7 @@ pub mod multiple_choice;
 pub mod output_files;
 pub mod random_steps;
 pub mod ranks;
+mod references;
 pub mod run_folder;
 pub mod samples;
 pub mod set_up;

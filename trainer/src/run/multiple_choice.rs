@@ -73,7 +73,7 @@ pub(super) fn of_choices(
     let asked = &all[..all.len().min(most.map_or(usize::MAX, |most| most as usize))];
     let rows = asked.last().map_or(0, |last| last.rows.end);
     let Some(own) = own_sums(plan, group, stage, &set.questions, rows)? else { return Ok(None) };
-    let sums = all_sums(plan, group, &own, rows);
+    let sums = on_all_ranks(plan, group, &own, rows);
     let answer = |asked: &Asked| {
         let log_likelihoods = sums[asked.rows.clone()].to_vec();
         Answer {
@@ -149,10 +149,10 @@ fn rows_of(share: BatchShare, end: usize) -> Range<usize> {
     first.min(end)..end.min(first + share.samples)
 }
 
-/// The log-likelihoods of all rows, on all ranks. Each part of the batch comes from the first rank that has it and the head.
-/// Ranks that divide sequences have a summand each.
-fn all_sums(plan: &RunPlan, group: &ProcessGroup, own: &[(usize, f64)], rows: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; rows];
+/// So many numbers, on all ranks: each rank with the head has some of them, with their places. Each part of the batch comes
+/// from the first rank that has it and the head. Ranks that divide sequences have a summand each.
+pub(super) fn on_all_ranks(plan: &RunPlan, group: &ProcessGroup, own: &[(usize, f64)], count: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; count];
     let ranks = 0..plan.parallel.mesh.ranks();
     let with_head: Vec<usize> = ranks.filter(|rank| plan.layers(*rank).has_last()).collect();
     let mesh = &plan.parallel.mesh;

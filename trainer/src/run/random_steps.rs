@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
+use data::SampleCounts;
 use device::cuda::Counters;
 use device::{Device, Element, HostArray, HostValues, Staging};
 use engine::step::{PendingMetrics, Stage};
@@ -85,7 +86,13 @@ impl<'r> RandomSteps<'r> {
     pub fn submit(&mut self, inputs: Inputs) -> Result<(PendingMetrics, Instant), RunError> {
         let first = (self.step * self.plan.batch.global) as u64;
         let share = self.plan.batch.share_of_global(first, self.plan.parallel.data_rank(self.group.rank()));
-        let settings = step_settings(&self.plan.optimizer, self.step, share, None);
+        let global = self.plan.batch.global;
+        let pairs = self.plan.config.data.dpo.then(|| SampleCounts {
+            targets: global as u64,
+            tokens: (global * self.plan.size.losses_per_sample) as u64,
+            documents: 2 * global as u64,
+        });
+        let settings = step_settings(&self.plan.optimizer, self.step, share, pairs);
         let losses = self.stage.submit(settings, (inputs == Inputs::Copied).then_some(&self.batch))?;
         let launched = Instant::now();
         self.step += 1;
@@ -161,13 +168,21 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
     let row = plan.sample_row();
     let values = plan.batch.microbatches() * plan.batch.micro * row.width;
-    // A sample is one document, without padding.
+    // A sample is one document, or one pair of answers as long as each other, without padding.
     let position_ids = row.documents.map_or(0..0, |documents| documents.position_ids);
+    let seq = row.inputs.len();
+    let (pairs, document) = match row.pairs {
+        Some(pairs) => (pairs.columns, seq / 2),
+        None => (0..0, seq),
+    };
+    let logp = (-(seq as f32)).to_bits() as i32;
+    let pair = [document as i32, seq as i32, logp, logp];
     match &plan.model {
         ModelPlan::Gpt(shape) => {
             let token = |at: usize, x: f32| match at % row.width {
-                column if position_ids.contains(&column) => (column - position_ids.start) as i32,
-                column if row.real == Some(column) => row.inputs.len() as i32,
+                column if position_ids.contains(&column) => ((column - position_ids.start) % document) as i32,
+                column if pairs.contains(&column) => pair.get(column - pairs.start).copied().unwrap_or(0),
+                column if row.real == Some(column) => seq as i32,
                 _ => (x * shape.vocab as f32) as i32 % shape.vocab as i32,
             };
             HostValues::I32(random_array(staging, values, token))

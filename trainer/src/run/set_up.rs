@@ -41,11 +41,16 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     if device.gpu().is_some() && !device.is_dry() && plan.parallel.mesh.size(Axis::Pipeline) > 1 {
         match plan.frozen.are_all() {
             true => stage.rehearse_evaluation(plan.batch.microbatches())?,
-            false => stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?,
+            false => stage.rehearse(&plan.batch.microbatch_counts(), evaluates(plan))?,
         }
         device.synchronize()?;
     }
     Ok(stage)
+}
+
+/// Whether the run evaluates, if only to compute the references of pairs.
+fn evaluates(plan: &RunPlan) -> bool {
+    plan.evaluation.is_some() || plan.config.data.dpo
 }
 
 /// The folder of the weights that a new run begins with, and the shape of the model; `None` if it begins with first weights.
@@ -214,7 +219,7 @@ pub fn recorded_stage(
         pipeline: plan.parallel.stage(group.rank()),
         graphs: plan.graphs.clone(),
         hooks: activations::hooks(plan, group),
-        keeps_losses: plan.keeps_losses,
+        keeps_losses: plan.keeps_losses || plan.config.data.dpo,
         left_out: Vec::new(),
     };
     let architecture = plan.architecture(&tensor, group.rank());
@@ -224,7 +229,7 @@ pub fn recorded_stage(
     }
     let trained = if plan.frozen.are_all() { Vec::new() } else { plan.batch.microbatch_counts() };
     for (at, &microbatches) in trained.iter().enumerate() {
-        stage.record(microbatches, at == 0 && plan.evaluation.is_some())?;
+        stage.record(microbatches, at == 0 && evaluates(plan))?;
     }
     if plan.measures_fp8() {
         trained.iter().try_for_each(|&microbatches| stage.record_measured(microbatches))?;

@@ -35,7 +35,8 @@ use crate::report::run_log::RunLog;
 use crate::report::summary::{PLAN, summary};
 use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
-use crate::run::evaluate::{EvaluationSet, of_set, validation_loss};
+use crate::run::evaluate::{EvaluationSet, Means, of_set, validation_means};
+use crate::run::references::{Moment, set_references};
 use crate::run::run_folder::CONFIG;
 use crate::run::samples::{Prompts, SampleWriter};
 use crate::run::set_up::{load_start, stage, step_settings};
@@ -90,6 +91,10 @@ pub fn train(
     }
     if begins_anew {
         load_start(plan, device, &stage)?;
+    }
+    if session.is_some() {
+        let moment = if begins_anew { Moment::BeforeTheFirstStep } else { Moment::Later };
+        set_references(plan, group, &mut stage, &*source, moment)?;
     }
     // Before the plan is told: it has their memory.
     let prompts = if group.rank() == 0 { Prompts::open(plan, &*source)? } else { None };
@@ -344,13 +349,14 @@ impl<'r> Trainer<'r> {
         let activity = &self.group.activity;
         let validation = activity.during(Doing::Evaluates, || -> Result<Validation, RunError> {
             let most = (evaluation.batches * self.plan.batch.global) as u64;
-            let loss = validation_loss(self.plan, self.group.rank(), self.stage, &*self.source, most)?;
+            let Means { loss, of_pairs } =
+                validation_means(self.plan, self.group.rank(), self.stage, &*self.source, most)?;
             let mut losses = BTreeMap::new();
             for set in self.sets {
                 let result = of_set(self.plan, self.group, self.stage, set, Some(most))?;
                 losses.extend(result.map(|result| (set.name.clone(), result.loss)));
             }
-            Ok(Validation { loss, sets: losses })
+            Ok(Validation { loss, of_pairs, sets: losses })
         })?;
         // All ranks go by rank 0's loss.
         let loss =

@@ -45,6 +45,7 @@ pub(super) fn join(op: &CrossEntropyJoin, queue: &Queue<'_>) -> Result<()> {
             op.stats.into(),
             op.losses.into(),
             op.control.into(),
+            op.weights.into(),
             op.z_loss.map(|z_loss| z_loss.losses).into(),
             Arg::F32(op.z_loss.map_or(0.0, |z_loss| z_loss.multiplier)),
             Arg::U32(rows as u32),

@@ -21,6 +21,7 @@ mod loss_parallel;
 mod muon;
 mod norm;
 mod optimizer;
+mod pair_loss;
 mod progress_mark;
 mod quantize;
 mod quantize_blocks;

@@ -3,8 +3,8 @@
 use super::capability::{accept_fp8, accept_on_hopper};
 use super::{
     activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, experts,
-    first_values, head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize,
-    quantize_blocks, quantize_counts, reduce, rotary, select, skip_step, transpose_fp8,
+    first_values, head_norm, joint_norm, loss, loss_parallel, muon, norm, optimizer, pair_loss, progress_mark,
+    quantize, quantize_blocks, quantize_counts, reduce, rotary, select, skip_step, transpose_fp8,
 };
 use crate::cuda::condition::not_loaded;
 use crate::cuda::kernels::KernelSet;
@@ -74,6 +74,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::CrossEntropy(op) => loss::cross_entropy(op, queue),
         Op::CrossEntropyPart(op) => loss_parallel::part(op, queue),
         Op::CrossEntropyJoin(op) => loss_parallel::join(op, queue),
+        Op::PairLoss(op) => pair_loss::pair_loss(op, queue),
         Op::SoftCap(op) => elementwise::soft_cap(op, queue),
         Op::Mse(op) => loss::mse(op, queue),
         Op::SumInto(op) => reduce::sum_into(op, queue),

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 
 use common::{Mistakes, UserError};
-use trainer::config::ParallelConfig;
 use trainer::config::megatron::{Meaning, Takes, flags, meaning, same_value};
 use trainer::config::options::OPTIONS;
 use trainer::config::other_names::Set;

@@ -22,10 +22,10 @@ use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// See [`BalanceLoss`]. It is the sum over layers.
-const BALANCE_LOSS: LossTerm = LossTerm { name: "balance_loss" };
+const BALANCE_LOSS: LossTerm = LossTerm::minimised("balance_loss");
 
 /// The z-loss of routers, the sum over layers.
-const ROUTER_Z_LOSS: LossTerm = LossTerm { name: "router_z_loss" };
+const ROUTER_Z_LOSS: LossTerm = LossTerm::minimised("router_z_loss");
 
 /// The terms of the loss that routers compute.
 pub(crate) fn router_terms(experts: &Experts) -> impl Iterator<Item = LossTerm> {
