@@ -37,6 +37,14 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
             "leave the z-loss out",
         )
     }));
+    let context = config.parallel.context;
+    mistakes.keep(require(context == 1, || {
+        UserError::new(
+            format!("parallel.context = {context} with data.dpo"),
+            "the loss of a pair is of all its tokens, and ranks that divide a sequence have some each",
+            "set parallel.context = 1 (--context-parallel-size)",
+        )
+    }));
     let seq = config.model.seq_length;
     mistakes.keep(require(seq.is_multiple_of(2), || {
         UserError::new(
