@@ -217,7 +217,7 @@ impl Inputs {
         let (Some(input), Some(pairs)) = (self.rows(microbatch), &self.row.pairs) else { return Ok(None) };
         let (samples, first) = (BatchSizes::of(cx).samples, pairs.columns.start);
         let output = cx.tensor("pairs", [samples, pairs.columns.len()], DType::I32)?;
-        cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, output }), None] })?;
+        cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, share: SequenceShare::WHOLE, output }), None] })?;
         Ok(Some(output))
     }
 
