@@ -20,6 +20,8 @@ pub enum Lane {
     Loads,
     /// Gathers of keys and values of sequences that ranks divide.
     Keys,
+    /// The same of a microbatch that runs beside another one.
+    KeysAside,
 }
 
 /// The communicators of a run: groups of ranks, and the neighbours in a pipeline.
@@ -188,5 +190,6 @@ fn name(mesh: &Mesh, axes: Axes, lane: Lane) -> String {
         Lane::Aside => format!("{group}, aside"),
         Lane::Loads => format!("{group}, loads"),
         Lane::Keys => format!("{group}, keys"),
+        Lane::KeysAside => format!("{group}, keys, aside"),
     }
 }

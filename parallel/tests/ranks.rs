@@ -57,3 +57,14 @@ fn a_group_that_was_not_connected_is_no_silent_gap_in_a_sum() {
     let ranks = ThreadWorld::ranks(2, Duration::ZERO).remove(0).connect(&connections).unwrap();
     let _ = ranks.along(Axis::Data);
 }
+
+#[test]
+fn ranks_with_other_tokens_have_one_communicator_and_those_that_divide_sequences_another_for_keys() {
+    let sizes = MeshSizes { tensor: 2, context: 2, ..MeshSizes::of(8) };
+    on_ranks(&connections(sizes), |ranks| {
+        let chain = ranks.chain(ranks.of_stage());
+        assert_eq!(chain.iter().map(|group| group.name()).collect::<Vec<_>>(), ["data x context", "tensor"]);
+        let keys = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys).unwrap();
+        assert_eq!((keys.name(), keys.rank()), ("context, keys", ranks.rank() / 2 % 2));
+    });
+}

@@ -4,8 +4,8 @@ use super::fp8_products::{self, Scales};
 use super::sizes::Sizes;
 use super::workbench::Make;
 use super::{
-    attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, norms, products,
-    updates,
+    attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, norms,
+    products, updates,
 };
 use crate::DType;
 

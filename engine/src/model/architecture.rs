@@ -8,7 +8,7 @@ use parallel::{Axis, Place, Ranks};
 use super::expert_loads::{ExpertLoads, SelectionBias};
 use super::layer::{Layer, LossHead};
 use super::loss_term::{LossTerm, TermSums};
-use super::position::{RotaryTable, RotaryTables};
+use super::position::{RotaryTable, RotaryTables, TokensHere};
 use super::sample_row::SampleRow;
 use crate::batch_sizes::BatchSizes;
 use crate::graph_options::GraphModule;
@@ -24,10 +24,12 @@ pub struct StepTensors {
     pub losses: TermSums,
     /// The loads of the step's experts on this rank, if the model has experts.
     pub expert_loads: Option<ExpertLoads>,
-    /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables. If ranks divide samples, a row for each
-    /// token here.
+    /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables. If ranks divide samples, they have the rows
+    /// of `here`.
     pub rotary: RotaryTables<Tensor>,
-    /// `(samples, tokens)`, i32: the positions of the tokens here, if ranks divide samples.
+    /// The tokens of samples that are here.
+    pub here: TokensHere,
+    /// Their positions, i32, if ranks divide samples: `(samples, tokens)` for each length.
     pub positions: Option<Tensor>,
 }
 

@@ -1,6 +1,6 @@
 //! A transformer that decodes: forward only, with the keys and values of all tokens so far in a cache.
 
-use device::ops::{Embedding, Epilogue, Gemm, SequenceShare, SoftCap, TakeRows};
+use device::ops::{Embedding, Epilogue, Gemm, SoftCap, TakeRows};
 use device::{Area, DType, Device, Shape, Tensor};
 use graph_manager::Result;
 
@@ -13,7 +13,7 @@ use super::gpt::rotary_tables;
 use super::head::LanguageHead;
 use super::loss_term::{LossTerm, TermSums};
 use super::part::DecodeStep;
-use super::position::RotaryTables;
+use super::position::{RotaryTables, TokensHere};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
 use crate::params::Params;
@@ -46,11 +46,11 @@ impl Decoder {
     /// Out of memory.
     pub fn new(device: &Device, shape: &GptShape, params: &Params) -> Result<Decoder> {
         let mut areas = Vec::new();
-        let rotary = rotary_tables(shape).uploaded(device, &mut areas, SequenceShare::WHOLE, 0)?;
+        let rotary = rotary_tables(shape).uploaded(device, &mut areas, &TokensHere::all())?;
         // Only the layers of training read or add to these.
         let unused = device.virtual_tensor("control", [1], DType::U8);
         let losses = TermSums { terms: [LossTerm::OF_TARGETS].into(), all: unused };
-        let step = StepTensors { control: unused, losses, expert_loads: None, rotary, positions: None };
+        let step = StepTensors { control: unused, losses, expert_loads: None, rotary, here: TokensHere::all(), positions: None };
         let of = ShardedShape { shape, parallel: &TensorParallel::alone() };
         let builder = LayerBuilder { of, params, step };
         let mut branches = Vec::new();

@@ -9,6 +9,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::hidden::Hidden;
 use super::layer::Layer;
+use super::position::TokensHere;
 use super::saved::Saved;
 use super::tensor_parallel::TensorParallel;
 use crate::batch_sizes::{BatchSizes, sequence_share};
@@ -47,7 +48,8 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) scale: f32,
     /// `(positions, hidden)`: a sample takes the first of them; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
-    /// `(samples, tokens)`, i32: the positions of the tokens here, if ranks divide samples.
+    /// The tokens of samples that are here, and their [positions](super::StepTensors::positions).
+    pub(crate) here: TokensHere,
     pub(crate) own_positions: Option<Tensor>,
     pub(crate) sequence: SequenceShare,
     pub(crate) dropout: DropoutLayer,
@@ -67,7 +69,8 @@ impl EmbeddingLayer {
     pub(crate) fn build(builder: &LayerBuilder<'_>) -> EmbeddingLayer {
         let LayerBuilder { of, params, step } = builder;
         EmbeddingLayer {
-            own_positions: step.positions,
+            here: step.here.clone(),
+            own_positions: step.positions.filter(|_| of.shape.position.learned().is_some()),
             sequence: sequence_share(&of.parallel.ranks),
             table: params.get(TOKEN_TABLE),
             positions: of.shape.position.learned().map(|_| params.get(POSITION_TABLE)),
@@ -81,6 +84,13 @@ impl EmbeddingLayer {
 }
 
 impl EmbeddingLayer {
+    /// `(samples, tokens)`, i32: the positions of the tokens here, if ranks divide samples and positions are learned.
+    fn own_positions(&self, cx: &StepContext<'_>) -> Option<Tensor> {
+        let BatchSizes { samples, tokens_per_sample } = BatchSizes::of(cx);
+        let first = samples * self.here.first_row(tokens_per_sample);
+        self.own_positions.map(|all| all.view(first, [samples, tokens_per_sample]))
+    }
+
     /// The rows of a table of positions that the samples of the step take. Training steps set the gradients of the
     /// others to 0.
     fn in_use(&self, cx: &StepContext<'_>, table: Option<Tensor>) -> Option<Tensor> {
@@ -93,7 +103,7 @@ impl Layer for EmbeddingLayer {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let all = all_rows(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);
-        let position_ids = input.samples.position_ids().or(self.own_positions.filter(|_| self.positions.is_some()));
+        let position_ids = input.samples.position_ids().or_else(|| self.own_positions(cx));
         let positions = self.in_use(cx, self.positions.map(|positions| positions.weight));
         cx.run(Embedding {
             tokens: input.x,

@@ -52,7 +52,7 @@ pub use layer::{Layer, LossHead};
 pub use lora::{Lora, LoraTarget, is_adapter};
 pub use loss_term::{LossTerm, TermRole, TermSums};
 pub use mlp::{MlpShape, mlp};
-pub use position::{Position, RotaryTable, RotaryTables, Scaling};
+pub use position::{Position, RotaryTable, RotaryTables, Scaling, TokensHere};
 pub use sample_row::{DocumentColumns, PairColumns, Restart, SampleRow};
 pub use saved::Saved;
 pub use shape::{FeedForward, GptShape, NormPlacement, QkNorm, Windows};

@@ -1,6 +1,7 @@
 //! How a model knows the order of its tokens, and the table of rotary position embedding (Su et al., 2021).
 
 use std::f64::consts::TAU;
+use std::rc::Rc;
 
 use device::ops::{Mask, SequenceShare};
 use device::{Area, DType, Device, Tensor};
@@ -66,8 +67,8 @@ impl<T> RotaryTables<T> {
 }
 
 impl RotaryTables<RotaryTable> {
-    /// The tables in memory that is added to `areas`: `(positions, head_dim / 2, 2)`, f32. With a share of samples, the
-    /// rows of the `tokens` here.
+    /// The tables in memory that is added to `areas`: `(rows, head_dim / 2, 2)`, f32. The rows are all positions, or those of
+    /// the tokens here.
     ///
     /// # Errors
     /// Out of memory.
@@ -75,18 +76,62 @@ impl RotaryTables<RotaryTable> {
         &self,
         device: &Device,
         areas: &mut Vec<Area>,
-        share: SequenceShare,
-        tokens: usize,
+        here: &TokensHere,
     ) -> device::Result<RotaryTables<Tensor>> {
         self.try_map(|table| -> device::Result<Tensor> {
-            let rows = if share == SequenceShare::WHOLE { table.positions } else { tokens };
-            let shape = [rows, table.head_dim / 2, 2];
+            let rows = here.positions().unwrap_or_else(|| (0..table.positions).collect());
+            let shape = [rows.len(), table.head_dim / 2, 2];
             let tensor = device.allocate_tensor(areas, "rotary_table", shape, DType::F32)?;
             if !device.is_dry() {
-                device.upload(&tensor, &table.values((0..rows).map(|row| share.position(row, rows))))?;
+                device.upload(&tensor, &table.values(rows.into_iter()))?;
             }
             Ok(tensor)
         })
+    }
+}
+
+/// The tokens of a sample that a rank has, for each length of samples. Tables by position have a row for each of them.
+#[derive(Clone, Debug)]
+pub struct TokensHere {
+    share: SequenceShare,
+    /// For each length: the number of tokens here.
+    lengths: Rc<[usize]>,
+}
+
+impl TokensHere {
+    /// All tokens.
+    pub(crate) fn all() -> TokensHere {
+        TokensHere { share: SequenceShare::WHOLE, lengths: Rc::new([]) }
+    }
+
+    /// A share of samples of these lengths.
+    pub(crate) fn new(share: SequenceShare, lengths: impl IntoIterator<Item = usize>) -> TokensHere {
+        TokensHere { share, lengths: lengths.into_iter().map(|length| length / share.ranks).collect() }
+    }
+
+    /// The positions of the tokens here, of one length after the other. `None` if all are here.
+    pub(crate) fn positions(&self) -> Option<Vec<usize>> {
+        let of_length = |&tokens: &usize| (0..tokens).map(move |token| self.share.position(token, tokens));
+        (self.share != SequenceShare::WHOLE).then(|| self.lengths.iter().flat_map(of_length).collect())
+    }
+
+    /// The positions as tables of tokens have them: `(samples, tokens)` for each length. `None` if all tokens are here.
+    pub(crate) fn values(&self, samples: usize) -> Option<Vec<i32>> {
+        let positions = self.positions()?;
+        let mut values = Vec::with_capacity(samples * positions.len());
+        for &tokens in self.lengths.iter() {
+            let row = &positions[self.first_row(tokens)..][..tokens];
+            values.extend((0..samples).flat_map(|_| row).map(|position| *position as i32));
+        }
+        Some(values)
+    }
+
+    /// The first row of a table by position, for samples of which so many tokens are here.
+    pub(crate) fn first_row(&self, tokens: usize) -> usize {
+        match self.share {
+            SequenceShare::WHOLE => 0,
+            _ => self.lengths.iter().take_while(|length| **length != tokens).sum(),
+        }
     }
 }
 

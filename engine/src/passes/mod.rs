@@ -74,12 +74,16 @@ impl Timing {
         Some(match name {
             PassName::Overlap => {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
-                let twin = |axis: Axis| {
-                    let aside = self.ranks.in_lane(self.ranks.axes(axis), Lane::Aside).cloned();
-                    self.ranks.along(axis).cloned().zip(aside)
-                };
-                let twins = [Axis::Tensor, Axis::Expert].into_iter().filter_map(twin).collect();
-                Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins))
+                let lanes = [
+                    (Axis::Tensor, Lane::Main, Lane::Aside),
+                    (Axis::Expert, Lane::Main, Lane::Aside),
+                    (Axis::Context, Lane::Keys, Lane::KeysAside),
+                ];
+                let twins = lanes.into_iter().filter_map(|(axis, lane, aside)| {
+                    let of = |lane| self.ranks.in_lane(self.ranks.axes(axis), lane).cloned();
+                    of(lane).zip(of(aside))
+                });
+                Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins.collect()))
             }
             PassName::WeightGradients => Box::new(WeightGradients::new(
                 &self.weights_queue,
@@ -88,7 +92,12 @@ impl Timing {
                 self.gradients_outlive_layers,
             )),
             PassName::TensorParallelTransfers => {
-                Box::new(TensorParallelTransfers::new(&self.tensor_queue, self.ranks.along(Axis::Tensor)?))
+                let keys = self.ranks.in_lane(self.ranks.axes(Axis::Context), Lane::Keys);
+                let groups: Vec<_> = self.ranks.along(Axis::Tensor).into_iter().chain(keys).cloned().collect();
+                if groups.is_empty() {
+                    return None;
+                }
+                Box::new(TensorParallelTransfers::new(&self.tensor_queue, groups))
             }
             PassName::Buckets if gradients.communicators().is_empty() => return None,
             PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, gradients, self.completing())),

@@ -1,7 +1,7 @@
 //! A forward runs next to the backward of another microbatch.
 //!
 //! The schedule has each such forward right before its backward. The pass puts the regions of forwards on the second
-//! lane, with tensor-parallel communicators of their own, so the backward that follows goes on next to them. The first
+//! lane, with communicators of their own for transfers within layers, so the backward that follows goes on next to them. The first
 //! forwards have no backward beside them; they run on that lane too, because a region's graph belongs to one lane.
 //!
 //! Order that it removes: a backward does not wait for the forward before it; the tasks after both wait for both.

@@ -1,4 +1,5 @@
-//! Transfers between ranks that share layers, in backwards, beside products that do not need them.
+//! Transfers between ranks that share layers, and of keys between ranks that divide sequences, in backwards, beside products
+//! that do not need them.
 //!
 //! A transfer that a product separates from its first reader runs beside that product. Otherwise it is **exposed**: the
 //! next operation reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an
@@ -22,13 +23,18 @@ use crate::regions::Region;
 /// The pass.
 pub(crate) struct TensorParallelTransfers {
     queue: Rc<SideStream>,
-    group: Rc<dyn Communicator>,
+    groups: Vec<Rc<dyn Communicator>>,
 }
 
 impl TensorParallelTransfers {
-    /// For transfers of that group.
-    pub(crate) fn new(queue: &Rc<SideStream>, group: &Rc<dyn Communicator>) -> TensorParallelTransfers {
-        TensorParallelTransfers { queue: queue.clone(), group: group.clone() }
+    /// For transfers of these groups.
+    pub(crate) fn new(queue: &Rc<SideStream>, groups: Vec<Rc<dyn Communicator>>) -> TensorParallelTransfers {
+        TensorParallelTransfers { queue: queue.clone(), groups }
+    }
+
+    /// Whether it is a transfer of one of the groups.
+    fn is_own(&self, entry: &PieceEntry) -> bool {
+        self.groups.iter().any(|group| entry.is_transfer_of(group))
     }
 
     /// Whether it brings rows of the residual stream or of its gradient: products read them. A sum in place of such
@@ -40,7 +46,7 @@ impl TensorParallelTransfers {
             CollectiveKind::AllReduceSum => transfer.output.shape.sizes().len() > 2,
             _ => false,
         };
-        brings_rows && entry.is_transfer_of(&self.group)
+        brings_rows && self.is_own(entry)
     }
 
     /// How the transfer at `at` lies between its neighbours.
@@ -139,11 +145,11 @@ impl TensorParallelTransfers {
                 continue;
             }
             let is_after_late = ordered.late.iter().any(|late| late.conflicts_with(&entry));
-            if !is_product(&entry) && !entry.is_transfer_of(&self.group) && (reads_covered(at) || is_after_late) {
+            if !is_product(&entry) && !self.is_own(&entry) && (reads_covered(at) || is_after_late) {
                 ordered.late.push(entry);
                 continue;
             }
-            if is_after_late || entry.is_transfer_of(&self.group) {
+            if is_after_late || self.is_own(&entry) {
                 ordered.push_late();
             }
             let meets = ordered.held.iter().rposition(|held| held.conflicts_with(&entry));
@@ -152,7 +158,7 @@ impl TensorParallelTransfers {
             let runs_beside =
                 is_exposed && !ordered.held.is_empty() || matches!(found[at], Some(Found::Covered { .. }));
             // Two transfers of a group must not be under way at once on two queues.
-            if runs_beside || entry.is_transfer_of(&self.group) && !ordered.under_way.is_empty() {
+            if runs_beside || self.is_own(&entry) && !ordered.under_way.is_empty() {
                 entry.put_on(&self.queue);
                 ordered.push(entry);
                 ordered.under_way.push(ordered.entries.len() - 1);

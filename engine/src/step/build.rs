@@ -1,6 +1,6 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
-use device::ops::{Control, PairLoss, Rule, SequenceShare};
+use device::ops::{Control, PairLoss, Rule};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{Error, Result, SideStream};
 use parallel::{Axes, Axis, Lane, PipelineStage};
@@ -14,7 +14,7 @@ use crate::gradient_sync::GradientSync;
 use crate::graph_options::{GraphOptions, Scope};
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
-use crate::model::{Architecture, StepTensors};
+use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
 use crate::params::Params;
 use crate::passes::{PassName, Timing};
@@ -102,11 +102,13 @@ impl Stage {
         let sequence = sequence_share(ranks);
         let (microbatches, samples) = (options.microbatches, options.micro_batch_size);
         let sizes = BatchSizes { samples, tokens_per_sample: architecture.sample.length() / sequence.ranks };
-        let rotary = architecture.rotary.uploaded(device, &mut areas, sequence, sizes.tokens_per_sample)?;
-        let positions = positions(device, &mut areas, sequence, sizes)?;
+        let lengths = [architecture.sample.length()].into_iter().chain(options.shorter_lengths.iter().copied());
+        let here = TokensHere::new(sequence, lengths);
+        let rotary = architecture.rotary.uploaded(device, &mut areas, &here)?;
+        let positions = positions(device, &mut areas, &here, samples)?;
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
-        let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary, positions };
+        let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary, here, positions };
         let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
         let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples)?;
@@ -162,21 +164,17 @@ impl Stage {
     }
 }
 
-/// `(samples, tokens)`, i32: the positions of the tokens here; `None` if they count from 0.
+/// The positions of the tokens here, i32: `(samples, tokens)` for each length. `None` if all tokens are here.
 fn positions(
     device: &Device,
     areas: &mut Vec<Area>,
-    sequence: SequenceShare,
-    sizes: BatchSizes,
+    here: &TokensHere,
+    samples: usize,
 ) -> Result<Option<Tensor>> {
-    if sequence == SequenceShare::WHOLE {
-        return Ok(None);
-    }
-    let tokens = sizes.tokens_per_sample;
-    let tensor = device.allocate_tensor(areas, "positions", [sizes.samples, tokens], DType::I32)?;
+    let Some(values) = here.values(samples) else { return Ok(None) };
+    let tensor = device.allocate_tensor(areas, "positions", [values.len()], DType::I32)?;
     if !device.is_dry() {
-        let here: Vec<i32> = (0..sizes.tokens()).map(|at| sequence.position(at % tokens, tokens) as i32).collect();
-        device.upload(&tensor, &here)?;
+        device.upload(&tensor, &values)?;
     }
     Ok(Some(tensor))
 }
@@ -211,6 +209,7 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
         (Axis::ExpertData, Lane::Main, divides, "ranks have the same experts and other tokens"),
         (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
         (Axis::Expert, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that have other experts"),
+        (Axis::Context, Lane::KeysAside, overlaps, "microbatches overlap, with transfers of keys"),
         (
             loads.unwrap_or(Axis::Tokens),
             Lane::Loads,

@@ -44,7 +44,7 @@ fn shapes() -> Vec<(&'static str, GptShape)> {
 
 fn run(shape: &GptShape, data: usize, row: Option<SampleRow>, graphs: GraphOptions) -> Run {
     let (shape, keeps_losses) = (Some(shape.clone()), true);
-    Run { shape, row, keeps_losses, steps: 3, ..Run::new(Kind::Llama, MICROBATCHES / data, graphs) }
+    Run { shape, row, keeps_losses, steps: 1, ..Run::new(Kind::Llama, MICROBATCHES / data, graphs) }
 }
 
 fn off() -> GraphOptions {

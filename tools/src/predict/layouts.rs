@@ -196,9 +196,9 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
 fn may_overlap(config: &RunConfig, ranks: usize) -> bool {
     let parallel = &config.parallel;
     let in_turn = parallel.pipeline_schedule == PipelineSchedule::OneForwardOneBackward;
-    let waits = parallel.tensor > 1 || parallel.pipeline > 1 && parallel.virtual_pipeline == 1;
+    let waits = parallel.tensor > 1 || parallel.context > 1 || parallel.pipeline > 1 && parallel.virtual_pipeline == 1;
     let several = config.train.global_batch_size > config.train.micro_batch_size * data_ranks(config, ranks);
-    config.cuda_graph.enable && in_turn && waits && several && parallel.context == 1
+    config.cuda_graph.enable && in_turn && waits && several
 }
 
 fn with(config: &RunConfig, change: impl FnOnce(&mut RunConfig)) -> RunConfig {

@@ -22,16 +22,16 @@ pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
     };
     let twos = of_sizes(Axis::DENSE.map(|axis| size(axis, 2)));
     let with_later = |first: usize| (first + 1..Axis::DENSE.len()).map(move |second| [first, second]);
-    let pairs = (0..Axis::DENSE.len()).flat_map(with_later).map(|pair| at(&pair.map(|axis| Axis::DENSE[axis])));
-    let mut all: Vec<Mesh> = Vec::new();
-    for mesh in [twos].into_iter().chain(pairs) {
-        // A layout that lies within another one shows nothing more.
-        let within = |other: &Mesh| Axis::DENSE.iter().all(|&axis| mesh.size(axis) <= other.size(axis));
-        if !all.iter().any(within) {
-            all.push(mesh);
-        }
-    }
-    all
+    let places = (0..Axis::DENSE.len()).flat_map(with_later);
+    let pairs: Vec<Mesh> = places.map(|pair| at(&pair.map(|axis| Axis::DENSE[axis]))).collect();
+    // A layout that lies within another one shows nothing more.
+    let within = |mesh: &Mesh, other: &Mesh| Axis::DENSE.iter().all(|&axis| mesh.size(axis) <= other.size(axis));
+    let is_shown = |&(at, mesh): &(usize, &Mesh)| {
+        let others = pairs.iter().enumerate().filter(|(other, pair)| *other < at || *pair != mesh);
+        within(mesh, &twos) || others.into_iter().any(|(_, other)| within(mesh, other))
+    };
+    let shows_more = pairs.iter().enumerate().filter(|pair| !is_shown(pair)).map(|(_, mesh)| *mesh);
+    [twos].into_iter().chain(shows_more).collect()
 }
 
 /// The mesh with these sizes along the axes of [`Axis::DENSE`].

@@ -233,6 +233,21 @@ const FORMATS: &[(usize, &str)] = &[
         "model.preset=tiny-llama model.layers=2 model.ffn=192 parallel.tensor=2 parallel.sequence_parallel=true \
          precision.fp8=e4m3 precision.fp8_recipe=blockwise data.sft=true data.seq_length_buckets=[32,64]",
     ),
+    (
+        8,
+        "model.preset=tiny-llama parallel.context=2 parallel.tensor=2 parallel.sequence_parallel=true \
+         parallel.distributed_optimizer=true parallel.grad_reduce=bf16",
+    ),
+    (
+        4,
+        "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.distributed_optimizer=true \
+         precision.fp8=hybrid precision.fp8_recipe=delayed precision.fp8_param_gather=true",
+    ),
+    (
+        4,
+        "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.pipeline=2 precision.fp8=e4m3 \
+         precision.fp8_recipe=rowwise",
+    ),
 ];
 
 /// Fails unless a layout has the numbers of one rank. Returns what was compared.
@@ -254,6 +269,16 @@ fn number_formats_have_the_numbers_of_one_rank() {
         let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 precision.compute=bf16";
         let lines = verified(*ranks, &format!("{common} {settings}"));
         assert!(lines.len() == 4, "{settings}: {lines:?}");
+    }
+}
+
+#[test]
+fn eight_ranks_divide_sequences_with_windows_and_documents() {
+    let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 precision.compute=f32";
+    let windows = "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]";
+    for more in ["", "data.reset_attention_mask=true", "data.sft=true data.seq_length_buckets=[64,128] model.seq_length=128"]
+    {
+        verified(8, &format!("{common} {windows} parallel.context=8 {more}"));
     }
 }
 

@@ -203,7 +203,7 @@ fn planted_faults_are_found_over_the_ranks_that_divide_sequences() {
                     one.here[third..2 * third].iter_mut().for_each(|value| *value *= 0.5);
                 }
             },
-            ["by no constant factor", "over the 2 ranks of the context axis"],
+            ["is 1/2 of", "over the 2 ranks of the context axis"],
         ),
     ];
     assert_found(CONTEXT, [1, 1, 2], &of_context);
@@ -286,7 +286,8 @@ struct Planted {
 impl Planted {
     fn new(settings: &str, [tensor, pipeline, data]: [usize; 3]) -> Planted {
         let config = config(settings, [tensor, pipeline]);
-        let [trial] = trials(&config, tensor * config.parallel.context * pipeline * data).unwrap().try_into().ok().unwrap();
+        let [trial] =
+            trials(&config, tensor * config.parallel.context * pipeline * data).unwrap().try_into().ok().unwrap();
         Planted { trial, known: RefCell::default() }
     }
 

@@ -163,8 +163,8 @@ fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize, contex
     model.vocab = if model.vocab.is_multiple_of(128 * ranks) { rows } else { rows - 31 };
     let lengths = data.seq_length_buckets.len().min(2);
     // Ranks that divide sequences have two parts of each, of two tokens and more.
-    let parts = 2 * context;
-    let seq = (4 * small_ranks * context).max(12).max(4 * context).next_multiple_of(parts * unit * lengths.max(1));
+    let parts = if context > 1 { 2 * context } else { 1 };
+    let seq = (4 * small_ranks * context).max(12).next_multiple_of(parts * unit * lengths.max(1));
     data.seq_length_buckets = [seq / 2, seq][2 - lengths..].to_vec();
     model.max_position_embeddings =
         model.max_position_embeddings.map(|most| if most > model.seq_length { seq + 4 } else { seq });

@@ -37,6 +37,7 @@ fn sums_and_accuracies_are_those_of_transformers_in_every_layout_with_and_withou
         (1, "--cuda-graph-scope full_iteration --global-batch-size 24 --micro-batch-size 3"),
         (2, "--use-distributed-optimizer"),
         (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+        (2, "--context-parallel-size 2"),
         (2, "--pipeline-model-parallel-size 2"),
         (4, "--pipeline-model-parallel-size 2 --enable-cuda-graph=false"),
         (4, "--tensor-model-parallel-size 2 --cuda-graph-scope full_iteration"),

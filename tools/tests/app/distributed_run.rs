@@ -6,6 +6,8 @@ use std::process::Command;
 use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, saved};
 
 const DIVIDED: &str = "--use-distributed-optimizer --enable-cuda-graph";
+/// Ranks divide sequences, and the state too.
+const LONG: &str = "--use-distributed-optimizer --context-parallel-size 2";
 /// Four ranks as two by two, each pair with halves of layers, and each layer's state halved again.
 const BOTH: &str = "--use-distributed-optimizer --tensor-model-parallel-size 2 --compute bf16";
 
@@ -16,7 +18,8 @@ fn flags(layout: &str) -> String {
 
 #[test]
 fn a_checkpoint_of_divided_state_goes_on_under_any_layout_and_any_goes_on_divided() {
-    let layouts = [(1, ""), (2, "--enable-cuda-graph"), (2, DIVIDED), (4, "--use-distributed-optimizer")];
+    let layouts =
+        [(1, ""), (2, "--enable-cuda-graph"), (2, DIVIDED), (4, "--use-distributed-optimizer"), (2, LONG)];
     let unbroken: Vec<Folder> = (0..layouts.len())
         .map(|at| {
             let folder = Folder::new(&format!("divided-{at}"));
@@ -28,7 +31,7 @@ fn a_checkpoint_of_divided_state_goes_on_under_any_layout_and_any_goes_on_divide
     for (at, from) in unbroken.iter().enumerate() {
         assert_like(8, &metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
     }
-    for (from, to) in [(0, 2), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3), (3, 2)] {
+    for (from, to) in [(0, 2), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 0)] {
         let resumed = Folder::new(&format!("resumed-{from}-{to}"));
         copy_run(&unbroken[from].0, &resumed.0, 4);
         let (ranks, layout) = layouts[to];

@@ -164,7 +164,7 @@ impl RunPlan {
         let ParallelPlan { mesh, schedule, shares_table, .. } = &self.parallel;
         let mut all = Connections { ties_ends: *shares_table, ..Connections::new(*mesh, schedule.placement()) };
         if schedule.overlaps() {
-            all = all.with(Axis::Tensor, Lane::Aside);
+            all = all.with(Axis::Tensor, Lane::Aside).with(Axis::Context, Lane::KeysAside);
         }
         if let Some(axis) = self.model.loads_over() {
             all = all.with(axis, Lane::Loads);

@@ -21,6 +21,13 @@ pub(super) struct ContextRanks {
     keys: usize,
 }
 
+/// Keys and values as ranks gathered them.
+#[derive(Clone, Copy)]
+pub(super) struct Gathered {
+    /// `(ranks, batch, tokens, 2 * kv_heads * head_dim)`.
+    by_rank: Tensor,
+}
+
 impl ContextRanks {
     /// `None` if a rank has whole sequences.
     pub(super) fn new(ranks: &Ranks, keys: usize) -> Option<ContextRanks> {
@@ -28,11 +35,12 @@ impl ContextRanks {
         Some(ContextRanks { share: sequence_share(ranks), communicator, keys })
     }
 
-    /// Gathers the keys and values of whole sequences from `qkv` of all ranks, `(batch, tokens, width)`.
+    /// Gathers the keys and values of all ranks' `qkv`, `(batch, tokens, width)`. A product that does not need them may come
+    /// before [`ContextRanks::in_order`]: then they travel beside it.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn gather(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<WholeKeys> {
+    pub(super) fn gather(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<Gathered> {
         let &[batch, tokens, all] = qkv.shape.sizes() else { unreachable!("packed queries have three dimensions") };
         let (ranks, width) = (self.share.ranks, all - self.keys);
         let own = cx.tensor("own_keys", [batch, tokens, width], qkv.dtype)?;
@@ -41,7 +49,17 @@ impl ContextRanks {
         let by_rank = cx.tensor("gathered_keys", [ranks, batch, tokens, width], qkv.dtype)?;
         let (kind, communicator) = (CollectiveKind::AllGather, self.communicator.clone());
         cx.run(Collective { kind, communicator, input: own, output: by_rank })?;
-        let by_position = cx.tensor("whole_keys", [batch, ranks * tokens, width], qkv.dtype)?;
+        Ok(Gathered { by_rank })
+    }
+
+    /// The keys and values of whole sequences.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn in_order(&self, cx: &mut StepContext<'_>, gathered: Gathered) -> Result<WholeKeys> {
+        let Gathered { by_rank } = gathered;
+        let &[ranks, batch, tokens, width] = by_rank.shape.sizes() else { unreachable!("as it was gathered") };
+        let by_position = cx.tensor("whole_keys", [batch, ranks * tokens, width], by_rank.dtype)?;
         cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })?;
         Ok(WholeKeys { rows: by_position, share: self.share })
     }

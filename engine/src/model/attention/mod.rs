@@ -20,6 +20,7 @@ use super::hidden::Samples;
 use super::linear::{Linear, LinearSpec};
 use super::lora::Lora;
 use super::norm::Normed;
+use super::position::TokensHere;
 use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
 use super::saved::Saved;
 use super::shape::GptShape;
@@ -75,6 +76,7 @@ impl PartSpec for CausalAttentionSpec {
             mask: shape.mask(block),
             norms: QkNorms::build(builder, block),
             rotary: builder.step.rotary.of(shape.mask(block)).copied(),
+            here: builder.step.here.clone(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
             context: ContextRanks::new(&parallel.ranks, heads * shape.head_dim()),
@@ -113,6 +115,7 @@ struct CausalAttention {
     /// `(max_seq_len, head_dim / 2, 2)`, f32: cosines and sines, or those of the tokens here if ranks divide sequences.
     /// `None` if positions are not rotary.
     rotary: Option<Tensor>,
+    here: TokensHere,
     probabilities: DropoutLayer,
     output: DropoutLayer,
     /// The ranks that divide sequences, if there are several.
@@ -158,7 +161,8 @@ struct SavedQkv {
 impl CausalAttention {
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines of the positions in the step's samples.
     fn angles(&self, cx: &StepContext<'_>) -> Option<Tensor> {
-        self.rotary.map(|table| table.narrow(0, BatchSizes::of(cx).tokens_per_sample))
+        let tokens = BatchSizes::of(cx).tokens_per_sample;
+        self.rotary.map(|table| table.narrow(self.here.first_row(tokens), tokens))
     }
 }
 
@@ -176,7 +180,11 @@ impl CausalAttention {
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask) = (self.scores, self.mask);
-        let keys = self.context.as_ref().map(|context| context.gather(cx, qkv)).transpose()?;
+        let mut keys = None;
+        if let Some(context) = &self.context {
+            let gathered = context.gather(cx, qkv)?;
+            keys = Some(context.in_order(cx, gathered)?);
+        }
         cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
         Ok(Attended { context, stats })
     }
@@ -241,6 +249,10 @@ impl BlockPart for CausalAttention {
 
         // Only the weight gradient at the end reads it: with sequence parallelism a pass gathers it beside products.
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.ranks)?;
+        let mut gathered = None;
+        if let (Some(context), Some(ready)) = (&self.context, saved.qkv.ready) {
+            gathered = Some(context.gather(cx, ready.qkv)?);
+        }
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         let [of_qkv, of_projection] = saved.adapters;
         projection.backward(cx, saved.projected, grad_delta, grad_context, of_projection)?;
@@ -252,7 +264,11 @@ impl BlockPart for CausalAttention {
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         let mut keys = None;
         if let Some(context) = &self.context {
-            let whole = context.gather(cx, qkv)?;
+            let gathered = match gathered {
+                Some(gathered) => gathered,
+                None => context.gather(cx, qkv)?,
+            };
+            let whole = context.in_order(cx, gathered)?;
             keys = Some(context.with_gradient(cx, whole)?);
         }
         cx.run(AttentionBackward {

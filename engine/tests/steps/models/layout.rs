@@ -75,6 +75,7 @@ impl Layout {
         connections.ties_ends = run.shape.as_ref().is_some_and(|shape| shape.tied);
         if run.overlaps {
             connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::Aside);
+            connections = connections.with(Axis::Context, Lane::KeysAside);
         }
         if let Some(axis) = experts.and_then(Experts::loads_over) {
             connections = connections.with(axis, Lane::Loads);
