@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use common::format::{count, counted};
+use device::ops::PairLoss;
 use sha2::{Digest, Sha256};
 
 use crate::identity::Identity;
@@ -53,9 +54,6 @@ impl Unit {
 
 /// The log-probabilities of the chosen and the rejected answer of a pair under the reference model.
 pub type ReferenceLogps = [f32; 2];
-
-/// Values of a pair in a row.
-const PAIR_COLUMNS: usize = 4;
 
 /// All conversations of a dataset, in memory, as far as they fit a sample.
 struct All {
@@ -292,14 +290,13 @@ impl Conversations {
     fn of_pairs(&self) -> usize {
         match self.all.unit {
             Unit::Conversation => 0,
-            Unit::Pair => self.all.most * PAIR_COLUMNS,
+            Unit::Pair => self.all.most * PairLoss::COLUMNS,
         }
     }
 
     /// Values of a row: `seq` inputs and `seq` targets, of a packed sample also `seq` positions, of each token in its
-    /// conversation. For each pair that a sample may have four values follow: the places behind its chosen and its
-    /// rejected answer, and the bits of their log-probabilities under the reference model; 0 until these are known. The
-    /// last value is the number of inputs that are no padding.
+    /// conversation. For each pair that a sample may have the values follow that a [`PairLoss`] reads; log-probabilities
+    /// under the reference model are 0 until they are known. The last value is the number of inputs that are no padding.
     pub fn width(&self) -> usize {
         self.all.seq * if self.packs.is_some() { 3 } else { 2 } + self.of_pairs() + 1
     }
@@ -329,7 +326,7 @@ impl Conversations {
             return;
         };
         let (positions, pairs) = rest.split_at_mut(rest.len() - self.of_pairs());
-        let mut pairs = pairs.chunks_mut(PAIR_COLUMNS);
+        let mut pairs = pairs.chunks_mut(PairLoss::COLUMNS);
         let mut begin = 0;
         for &member in packs.members(number as usize) {
             let unit = self.range.start + member as usize;

@@ -40,6 +40,7 @@ mod muon;
 mod one_sequence;
 mod overlap;
 mod packing;
+mod pair_losses;
 mod parameter_groups;
 mod parity;
 mod pipeline;

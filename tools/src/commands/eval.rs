@@ -157,6 +157,13 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
             "set precision.fp8_recipe = \"tensorwise\", or leave precision.fp8 out",
         ));
     }
+    if plan.config.data.dpo {
+        return Err(UserError::new(
+            "eval with data.dpo",
+            "the loss of pairs compares a model with the one that its training started from, and an evaluation has one model",
+            "ask pairs as questions (--multiple-choice), or give a training run pairs to validate on (--validation-path)",
+        ));
+    }
     plan.frozen = FrozenNames::all();
     plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
     // Every set is read at the model's length.

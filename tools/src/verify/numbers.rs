@@ -125,8 +125,9 @@ fn on_rank(
         let settings = StepSettings { length, ..step_settings(&plan.optimizer, step, share, counts) };
         let batch = stage.needs_batch().then(|| samples.batch(share.first_sample, share.samples, length));
         let result = stage.train_step(settings, batch.as_ref())?.wait()?;
+        let logps = result.of_pairs.into_iter().filter(|(name, _)| name.starts_with("logps"));
         steps.push(StepNumbers {
-            losses: [("loss", result.loss)].into_iter().chain(result.added).collect(),
+            losses: [("loss", result.loss)].into_iter().chain(result.added).chain(logps).collect(),
             grad_norm: result.grad_norm,
             loads: result.expert_loads,
             shards: left_by_step(&plan, &stage, &mut before)?,

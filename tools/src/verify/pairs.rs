@@ -59,6 +59,7 @@ const FEATURES: &[&[&str]] = &[
         "data.sft=false",
         "data.sft=true data.seq_length_buckets=[64,128] model.seq_length=128",
         "data.sft=true data.sft_packing=4",
+        "data.dpo=true data.sft_packing=2",
         "data.reset_attention_mask=true",
     ],
     &[
@@ -165,9 +166,14 @@ fn all_pairs_meet_but_those_that_a_rule_excludes() {
     let excluded = [
         ["parallel.pipeline_schedule=zero_bubble", "cuda_graph.overlap_microbatches=true"],
         ["model.expert_capacity_factor=0.75", "data.seq_length_buckets=[64,128]"],
+        ["data.dpo=true", "train.z_loss_multiplier=0.01"],
     ];
     let is_excluded = |(pair, words): (&String, &[&str; 2])| words.iter().all(|word| pair.contains(word));
-    assert!(never.len() == 2 && never.iter().zip(&excluded).all(is_excluded), "{} cases, {never:?}", cases.len());
+    assert!(
+        never.len() == excluded.len() && never.iter().zip(&excluded).all(is_excluded),
+        "{} cases, {never:?}",
+        cases.len()
+    );
 }
 
 #[test]
@@ -226,7 +232,7 @@ const FORMATS: &[(usize, &str)] = &[
     (
         4,
         "model.preset=tiny parallel.tensor=2 parallel.pipeline=2 parallel.sequence_parallel=true precision.fp8=e4m3 \
-         precision.fp8_recipe=rowwise",
+         precision.fp8_recipe=rowwise data.dpo=true data.sft_packing=2",
     ),
     (
         2,

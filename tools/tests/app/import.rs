@@ -320,6 +320,20 @@ fn arguments_of_hugging_face_become_a_configuration() {
 }
 
 #[test]
+fn arguments_of_trl_for_pairs_become_a_run_on_pairs() {
+    let text = r#"{"output_dir": "out", "per_device_train_batch_size": 2, "learning_rate": 1e-6, "max_steps": 50,
+        "beta": 0.2, "loss_type": ["ipo"], "label_smoothing": 0.0, "max_length": 512, "precompute_ref_log_probs": true,
+        "ld_alpha": 0.5, "disable_dropout": true}"#;
+    let (table, page) = imported("args.json", text, "--ranks 1", 1);
+    let expected = "[data]\ndpo = true\n[dpo]\nbeta = 0.2\nloss_type = \"ipo\"\n[model]\nseq_length = 1024\n";
+    assert_values(&table, expected);
+    assert_comments(&page, &[&["ld_alpha = 0.5", "that of IPO"], &["precompute_ref_log_probs", "--dpo-references"]]);
+    let more = text.replace("\"ipo\"", "\"sigmoid\", \"sft\"");
+    let (_, page) = imported("args.json", &more, "--ranks 1", 1);
+    assert_comments(&page, &[&["loss_type", "not sigmoid and sft"]]);
+}
+
+#[test]
 fn files_that_are_no_configurations_are_refused_with_the_fix() {
     let folder = Folder::new("import-refused");
     std::fs::create_dir(folder.path("model")).unwrap();

@@ -30,6 +30,7 @@ mod distributed_run;
 mod doctor;
 mod document_ends;
 mod documents;
+mod dpo;
 mod earlier_format;
 mod eval;
 mod everywhere;

@@ -13,7 +13,7 @@ use crate::harness::{Folder, checkpoint, copy_folder, expect, metrics, printed, 
 const TAUGHT: [(&str, &str); 4] = [("sky", "blue"), ("sun", "yellow"), ("grass", "green"), ("snow", "white")];
 
 /// The template of these tests: `Q sky A blue;`.
-const TEMPLATE: &str = "{% for m in messages %}{{ 'Q ' + m.content + ' ' if m.role == 'user' else 'A ' + m.content + ';' }}\
+pub const TEMPLATE: &str = "{% for m in messages %}{{ 'Q ' + m.content + ' ' if m.role == 'user' else 'A ' + m.content + ';' }}\
                         {% endfor %}{% if add_generation_prompt %}A {% endif %}";
 
 /// A conversation of questions and the answers that are taught, as a line.
@@ -46,8 +46,8 @@ pub fn flags(folder: &Path, more: &str) -> String {
     )
 }
 
-/// A conversation with a run's model, always with the likeliest token.
-fn chat(folder: &Path) -> Command {
+/// A conversation with the model of a checkpoint, always with the likeliest token.
+fn chat(checkpoint: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
     command.args([
         "chat",
@@ -61,13 +61,13 @@ fn chat(folder: &Path) -> Command {
         "host",
         "--checkpoint",
     ]);
-    command.arg(folder.join("saved"));
+    command.arg(checkpoint);
     command
 }
 
-/// The answers of a run's model to lines of input.
-fn answers(folder: &Path, input: &str) -> String {
-    let mut command = chat(folder);
+/// The answers of the model of a checkpoint to lines of input.
+pub fn answers(checkpoint: &Path, input: &str) -> String {
+    let mut command = chat(checkpoint);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut chat = command.spawn().unwrap();
     chat.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -77,13 +77,13 @@ fn answers(folder: &Path, input: &str) -> String {
 }
 
 /// What a terminal of [`chat`] shows. Each of the keys is typed when the text before it has come, after that of the one before.
-fn on_a_terminal(folder: &Path, keys: &[(&str, &str)]) -> String {
+fn on_a_terminal(checkpoint: &Path, keys: &[(&str, &str)]) -> String {
     let mut terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).map(File::from).unwrap();
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
     let path = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
     let end = || Stdio::from(File::options().read(true).write(true).open(&path).unwrap());
-    let mut command = chat(folder);
+    let mut command = chat(checkpoint);
     let mut child = command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
     drop(command); // it holds the other end too
     let (mut shown, mut buffer, mut seen, mut next) = (String::new(), [0; 4096], 0, keys.iter().peekable());
@@ -112,12 +112,12 @@ fn greedy_answers_become_those_that_were_taught_also_in_a_second_turn() {
     let output = run(1, &folder.0, &flags(&folder.0, more));
     // Of `Q sky A blue;` the loss is on `blue;`.
     expect(&output, 0, &["read as messages: ", "20 conversations, 0 cut to 48 tokens", "the loss is on", "done: loss"]);
-    assert_ne!(answers(&untaught.0, "sky\n"), "blue\n");
-    assert_eq!(answers(&folder.0, "sky\n\nsnow\n"), "blue\nwhite\n");
-    assert_eq!(answers(&folder.0, "grass\nsun\n"), "green\nyellow\n");
+    assert_ne!(answers(&untaught.path("saved"), "sky\n"), "blue\n");
+    assert_eq!(answers(&folder.path("saved"), "sky\n\nsnow\n"), "blue\nwhite\n");
+    assert_eq!(answers(&folder.path("saved"), "grass\nsun\n"), "green\nyellow\n");
     // On a terminal a key takes a letter back, and the arrow key brings back the line before.
     let keys = [("> ", "skx\u{7f}y\r"), ("blue", ""), ("> ", "\u{1b}[A\r"), ("blue", ""), ("> ", "\u{4}")];
-    let shown = on_a_terminal(&folder.0, &keys);
+    let shown = on_a_terminal(&folder.path("saved"), &keys);
     assert!(shown.contains("2 answers") && shown.matches("blue").count() == 2, "{shown}");
     // The checkpoint has the template, so `chat` was not told of one.
     let saved = std::fs::read_to_string(folder.path("saved/step-00000150/chat_template.jinja")).unwrap();
@@ -158,7 +158,7 @@ fn packed_conversations_teach_the_same_answers_and_train_alike_in_every_layout()
     let more = format!("{packing} --steps 250 --hidden-size 64 --num-attention-heads 4 --lr 5e-3 --min-lr 5e-4");
     let output = run(1, &folder.0, &flags(&folder.0, &format!("{more} --save-interval 1000")));
     expect(&output, 0, &["20 conversations, 0 cut to 48 tokens, packed into ", "done: loss"]);
-    assert_eq!(answers(&folder.0, "sky\n\nsnow\n"), "blue\nwhite\n");
+    assert_eq!(answers(&folder.path("saved"), "sky\n\nsnow\n"), "blue\nwhite\n");
     let steps = |ranks: usize, more: &str| {
         let folder = Folder::new("sft-packed-layout");
         write_chats(&folder.0);

@@ -45,6 +45,13 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
             "set parallel.context = 1 (--context-parallel-size)",
         )
     }));
+    mistakes.keep(require(config.data.validation_sets.is_empty(), || {
+        UserError::new(
+            "data.validation_sets with data.dpo",
+            "pairs have the log-probabilities of a reference model, which are computed for the data of the run alone",
+            "give pairs to validate on with data.validation_path, or leave the sets out",
+        )
+    }));
     let seq = config.model.seq_length;
     mistakes.keep(require(seq.is_multiple_of(2), || {
         UserError::new(

@@ -6,7 +6,7 @@ mod layout;
 use std::rc::Rc;
 
 use device::cuda::CudaOptions;
-use device::ops::{NormKind, Rule};
+use device::ops::{NormKind, PairLoss, Rule};
 use device::{DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
@@ -356,6 +356,9 @@ impl Run {
                 let settings = self.settings(step);
                 // As in a run: stages between the first and the last have no samples.
                 let batch = stage.needs_batch().then(|| match self.row {
+                    Some(SampleRow { pairs: Some(pairs), .. }) => {
+                        with_pairs(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
+                    }
                     Some(_) => packed(settings.first_sample, self.microbatches * self.micro_batch_size),
                     None => batch(self.kind, settings.first_sample, self.microbatches),
                 });
@@ -409,6 +412,25 @@ pub fn packed(first_sample: u64, samples: usize) -> HostValues {
         inputs.chain(targets).chain(positions).collect::<Vec<i32>>()
     };
     HostValues::I32((first_sample..first_sample + samples as u64).flat_map(row).collect())
+}
+
+/// As [`packed`], with the documents of a sample, two by two, as pairs of answers: at most `most`.
+pub fn with_pairs(first_sample: u64, samples: usize, most: usize) -> HostValues {
+    let HostValues::I32(rows) = packed(first_sample, samples) else { unreachable!("tokens") };
+    let row = |(number, row): (usize, &[i32])| {
+        let mut end = 0;
+        let ends = documents(first_sample + number as u64).into_iter().map(|tokens| {
+            end += tokens.len() as i32 - 1;
+            end
+        });
+        let ends: Vec<i32> = ends.collect();
+        let logps = [-12.5f32, -13.0].map(|logp| logp.to_bits() as i32);
+        let pairs = ends.chunks_exact(2).take(most).flat_map(|ends| [ends[0], ends[1], logps[0], logps[1]]);
+        let mut pairs: Vec<i32> = pairs.collect();
+        pairs.resize(most * PairLoss::COLUMNS, 0);
+        [row, &pairs].concat()
+    };
+    HostValues::I32(rows.chunks(3 * SEQ).enumerate().flat_map(row).collect())
 }
 
 /// Every way to run a step: graphs off, and each scope, pool, boundary and optimizer setting.

@@ -41,7 +41,7 @@ fn file_of(trainer: Trainer) -> Table {
             "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nsteps = 50\n[checkpoint]\nenable = true\n\
              [validation]\nenable = true\n[lr_scheduler]\ndecay_ratio = 0.5"
         }
-        _ => "max_steps = 50\nuse_peft = true\nlora_r = 4\neval_strategy = \"steps\"\neval_steps = 5",
+        _ => "max_steps = 50\nuse_peft = true\nlora_r = 4\nbeta = 0.2\neval_strategy = \"steps\"\neval_steps = 5",
     };
     text.parse().unwrap()
 }

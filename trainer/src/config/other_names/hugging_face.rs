@@ -1,5 +1,5 @@
-//! The settings of Hugging Face's `TrainingArguments` with its defaults, and of TRL's `SFTConfig`, `ModelConfig` and
-//! `ScriptArguments`, with PEFT's LoRA (huggingface.co/docs/transformers, `main_classes/trainer`; huggingface.co/docs/trl).
+//! The settings of Hugging Face's `TrainingArguments` with its defaults, and of TRL's `SFTConfig`, `DPOConfig`,
+//! `ModelConfig` and `ScriptArguments`, with PEFT's LoRA (huggingface.co/docs/transformers, `main_classes/trainer`; huggingface.co/docs/trl).
 
 use common::escape::toml_strings;
 use toml::Value;
@@ -27,6 +27,8 @@ const LOGS: &str = "the log has a folder, and one form";
 const HUB: &str = "data are files or folders of this machine";
 const DOWNLOAD: &str = "--data-path with a folder; hf download NAME --repo-type dataset --local-dir FOLDER gets one";
 const SFT: &str = "--sft: the loss is on the answers of the assistant alone";
+const REFERENCE: &str = "the reference is the model that training starts from, and its log-probabilities are computed before the first step";
+const PAIR_LOSS: &str = "the loss of pairs is that of DPO, also with label smoothing, or that of IPO";
 const EVALUATES: &str = "a training run evaluates at an interval";
 
 pub(super) const NAMES: &[OtherName] = &[
@@ -138,7 +140,7 @@ pub(super) const NAMES: &[OtherName] = &[
     same("validation_file", "data.validation_path"),
     becomes("validation_split_percentage", "--split with 1 - VALUE / 100", split),
     same("max_seq_length", "model.seq_length"),
-    same("max_length", "model.seq_length"),
+    becomes("max_length", "--seq-length; with --dpo of twice as many, for both answers of a pair", length),
     becomes("packing", "--sft-packing with the most conversations of a sample; text is always packed", packing),
     with("packing_strategy", "packing", "--sft-packing"),
     with("eval_packing", "packing", "--sft-packing"),
@@ -165,7 +167,34 @@ pub(super) const NAMES: &[OtherName] = &[
     without("label_smoothing_factor", PLAIN_LOSS, NOT_HERE),
     without("neftune_noise_alpha", "embeddings have no noise", "--hidden-dropout"),
     without("average_tokens_across_devices", "the loss is the mean over the tokens of all ranks", OUT),
-    without("loss_type", PLAIN_LOSS, NOT_HERE),
+    becomes("beta", "--dpo with --dpo-beta", beta),
+    becomes("loss_type", "--dpo with --dpo-loss-type sigmoid or ipo", pair_loss),
+    becomes("label_smoothing", "--dpo-label-smoothing", smoothing),
+    without("loss_weights", PAIR_LOSS, NOT_HERE),
+    without("f_*", PAIR_LOSS, NOT_HERE),
+    without("ld_alpha", PAIR_LOSS, NOT_HERE),
+    without("rpo_alpha", PAIR_LOSS, NOT_HERE),
+    without("discopop_tau", PAIR_LOSS, NOT_HERE),
+    without("use_weighting", PAIR_LOSS, NOT_HERE),
+    without("reference_free", PAIR_LOSS, NOT_HERE),
+    without("precompute_ref_*", REFERENCE, "--dpo-references for the file that keeps them"),
+    without("ref_model_*", REFERENCE, NOT_HERE),
+    without("sync_ref_model", REFERENCE, NOT_HERE),
+    without("ref_adapter_name", REFERENCE, OUT),
+    without("model_adapter_name", REFERENCE, OUT),
+    without("force_use_ref_model", REFERENCE, OUT),
+    without(
+        "max_prompt_length",
+        "the two answers of a pair, each with its prompt, are cut at their ends",
+        "--seq-length",
+    ),
+    without(
+        "max_completion_length",
+        "the two answers of a pair, each with its prompt, are cut at their ends",
+        "--seq-length",
+    ),
+    without("truncation_mode", "long samples are cut at their ends", OUT),
+    without("disable_dropout", "there is no dropout unless it is asked for", OUT),
     without("use_liger_kernel", KERNELS, OUT),
     without("liger_kernel_config", KERNELS, OUT),
     same("group_by_length", "data.group_by_length"),
@@ -385,6 +414,46 @@ fn packing(value: &Value, _: &Settings) -> Made {
             Err("text is always packed; conversations are with data.sft_packing, the most of them in a sample".into())
         }
         false => none(),
+    }
+}
+
+/// Whether the settings are those of a run on pairs of answers.
+fn has_pairs(settings: &Settings) -> bool {
+    settings.value("beta").is_some_and(|(_, given)| given)
+}
+
+fn beta(value: &Value, _: &Settings) -> Made {
+    let how = "pairs of answers, with the loss of DPO";
+    Ok(vec![set_as("data.dpo", "true", how), set("dpo.beta", text(value))])
+}
+
+/// TRL's conversations have such a setting too.
+fn pair_loss(value: &Value, settings: &Settings) -> Made {
+    let words = match value {
+        Value::Array(items) => items.iter().map(text).collect::<Vec<String>>().join(" and "),
+        value => text(value),
+    };
+    match words.as_str() {
+        "nll" if !has_pairs(settings) => none(),
+        "sigmoid" => none(),
+        "ipo" => one("dpo.loss_type", "ipo"),
+        _ if !has_pairs(settings) => Err(PLAIN_LOSS.into()),
+        other => Err(format!("{PAIR_LOSS}, not {other}")),
+    }
+}
+
+fn smoothing(value: &Value, settings: &Settings) -> Made {
+    let counts = has_pairs(settings) && number(value).unwrap_or(0.0) > 0.0;
+    if counts { one("dpo.label_smoothing", text(value)) } else { none() }
+}
+
+fn length(value: &Value, settings: &Settings) -> Made {
+    let tokens = number(value).ok_or("it is not a number")?;
+    match has_pairs(settings) {
+        true => {
+            Ok(vec![set_as("model.seq_length", shown(2.0 * tokens), "both answers of a pair, each with its prompt")])
+        }
+        false => one("model.seq_length", shown(tokens)),
     }
 }
 
