@@ -1,5 +1,5 @@
 // Gated linear units of experts' rows, times the router's weights, and their gradient. Every byte is moved once. The pair
-// of a dropped row is negative.
+// of a dropped row is negative; the row becomes 0.
 #include "gates.cuh"
 #include "rows.cuh"
 
@@ -19,8 +19,12 @@ template <class F, class T, int N> void expert_glu(const ExpertGlu& op) {
     for (u64 row = blockIdx.y; row < op.rows; row += gridDim.y) {
         const T* gate = (const T*)op.input + row * 2 * op.width + column;
         int pair = op.pairs[row];
-        if (pair < 0) continue;
-        float g[N], u[N], weight = op.weights[min((u32)pair, op.rows - 1)];
+        float g[N] = {}, u[N];
+        if (pair < 0) {
+            store<N>((T*)op.output + row * op.width + column, g);
+            continue;
+        }
+        float weight = op.weights[min((u32)pair, op.rows - 1)];
         load<N>(gate, g);
         load<N>(gate + op.width, u);
 #pragma unroll
@@ -50,6 +54,12 @@ template <class F, class T, int N, bool WARP> void expert_glu_backward(const Exp
         u32 pair = min((u32)(number < 0 ? -1 - number : number), op.rows - 1);
         if (number < 0) {
             if (Threads::lane() == 0) op.grad_weights[pair] = 0.0f;
+            const float zeros[N] = {};
+            for (u32 column = Threads::lane() * N; column < op.width; column += Threads::lanes() * N) {
+                store<N>((T*)op.grad_input + row * 2 * op.width + column, zeros);
+                store<N>((T*)op.grad_input + row * 2 * op.width + op.width + column, zeros);
+                store<N>((T*)op.output + row * op.width + column, zeros);
+            }
             continue;
         }
         float weight = op.weights[pair], sum = 0.0f;

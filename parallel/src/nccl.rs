@@ -197,7 +197,8 @@ impl Communicator for NcclCommunicator {
                     let first = |rank: usize| rank * part * input.dtype.size();
                     let exchange = |rank: usize| {
                         let sent = (nccl.send)(from.byte_add(first(rank)), part, dtype, rank as i32, group, stream);
-                        let received = (nccl.receive)(to.byte_add(first(rank)), part, dtype, rank as i32, group, stream);
+                        let received =
+                            (nccl.receive)(to.byte_add(first(rank)), part, dtype, rank as i32, group, stream);
                         [sent, received]
                     };
                     let began = (nccl.group_start)();

@@ -22,6 +22,8 @@ pub enum Lane {
     Keys,
     /// The same of a microbatch that runs beside another one.
     KeysAside,
+    /// The rows that go to the ranks of their experts and back, beside sums over the same ranks.
+    Rows,
 }
 
 /// The communicators of a run: groups of ranks, and the neighbours in a pipeline.
@@ -41,12 +43,13 @@ impl Connections {
     /// The groups that every run needs, without microbatches beside each other and losses over the loads of all ranks.
     pub fn new(mesh: Mesh, placement: Placement) -> Connections {
         let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Tokens, Axis::Pipeline];
-        // Where each rank has all experts, their groups are those of other layers.
-        let divides = mesh.sizes().expert > 1;
-        let of_experts = [Axis::ExpertTensor, Axis::Expert, Axis::ExpertData].into_iter().filter(|_| divides);
         let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
-        let all = axes.into_iter().chain(of_experts).fold(none, |all, axis| all.with(axis, Lane::Main));
-        all.with(Axis::Context, Lane::Keys)
+        let dense = axes.into_iter().fold(none, |all, axis| all.with(axis, Lane::Main)).with(Axis::Context, Lane::Keys);
+        // Where each rank has all experts, their groups are those of other layers.
+        match mesh.sizes().expert {
+            1 => dense,
+            _ => dense.with(Axis::ExpertData, Lane::Main).with(Axis::Expert, Lane::Rows),
+        }
     }
 
     /// The number of communicators of a rank; with several stages those of a stage in the middle.
@@ -163,14 +166,19 @@ impl Ranks {
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
         let mut left = axes;
         let mut chain = Vec::new();
-        let of_experts = [Axis::ExpertData, Axis::Expert, Axis::ExpertTensor];
         let dense = [Axis::Tokens, Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline];
-        for axis in dense.into_iter().chain(of_experts) {
+        for axis in dense.into_iter().chain([Axis::ExpertData, Axis::Expert]) {
             let these = self.axes(axis);
-            if !these.is_empty() && (these - left).is_empty() {
-                chain.extend(self.over(these).cloned());
-                left = left - these;
+            if these.is_empty() || !(these - left).is_empty() {
+                continue;
             }
+            // Ranks with other experts have a group of their own for nothing but their rows.
+            let rows = self.in_lane(these, Lane::Rows).filter(|_| self.lacks(these, Lane::Main));
+            match rows {
+                Some(rows) => chain.push(rows.clone()),
+                None => chain.extend(self.over(these).cloned()),
+            }
+            left = left - these;
         }
         assert!(left.is_empty(), "a part of an axis in {axes:?}");
         chain
@@ -191,5 +199,6 @@ fn name(mesh: &Mesh, axes: Axes, lane: Lane) -> String {
         Lane::Loads => format!("{group}, loads"),
         Lane::Keys => format!("{group}, keys"),
         Lane::KeysAside => format!("{group}, keys, aside"),
+        Lane::Rows => format!("{group}, rows"),
     }
 }

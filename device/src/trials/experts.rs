@@ -3,8 +3,8 @@
 use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
-    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, Gate, GatherRows, GroupedGemm,
-    GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SortByExpert, Status, UpdateSelectionBias, ZLoss,
+    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GroupedGemm,
+    GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, Status, UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};
@@ -147,6 +147,7 @@ fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+    slots(m, &mut *add);
     rows(m, dtype, &mut *add);
     units(m, dtype, &mut *add);
     products(m, dtype, &mut *add);
@@ -272,6 +273,41 @@ fn loads(m: Mixture, add: AddTrial<'_>) {
     }
 }
 
+/// The slots of rows for three ranks, with room for some of them, and the experts of such slots.
+fn slots(m: Mixture, add: AddTrial<'_>) {
+    let (ranks, own, room) = (3, m.experts, m.rows() / 4 + 1);
+    let experts = ranks * own;
+    add(
+        "slots_of_pairs",
+        Box::new(move |b| {
+            let of_all: Vec<i32> = (0..m.rows()).map(|pair| ((pair * pair) % (experts + 1)) as i32).collect();
+            let mut sorted: Vec<usize> = (0..m.rows()).collect();
+            sorted.sort_by_key(|pair| of_all[*pair]);
+            let mut rows = vec![-1; m.rows()];
+            let kept = |pair: &&usize| (of_all[**pair] as usize) < experts;
+            sorted.iter().filter(kept).enumerate().for_each(|(row, pair)| rows[*pair] = row as i32);
+            let before = |end: usize| of_all.iter().filter(|expert| (**expert as usize) < end).count() as i32;
+            let pairs: Vec<i32> = sorted.iter().map(|pair| *pair as i32).collect();
+            let order = ExpertRows {
+                offsets: b.integers([experts + 1], &(0..=experts).map(before).collect::<Vec<_>>())?,
+                pairs: b.integers([m.rows()], &pairs)?,
+                rows: b.integers([m.tokens, m.k], &rows)?,
+            };
+            let chosen = b.integers([m.tokens, m.k], &of_all)?;
+            Ok(SlotsOfPairs { chosen, order, ranks, room, slots: b.output([m.tokens, m.k], DType::I32)? }.into())
+        }),
+    );
+    add(
+        "experts_of_slots",
+        Box::new(move |b| {
+            let of_rank = |rank: usize| (0..=experts).map(move |expert| (expert * (rank + 1) * room / own / 2) as i32);
+            let offsets: Vec<i32> = (0..ranks).flat_map(of_rank).collect();
+            let offsets = b.integers([ranks, experts + 1], &offsets)?;
+            Ok(ExpertsOfSlots { offsets, rank: 1, chosen: b.output([ranks * room, 1], DType::I32)? }.into())
+        }),
+    );
+}
+
 fn rows(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     add(
         "gather_rows",
@@ -308,7 +344,7 @@ fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
             &format!("{name} of experts"),
             Box::new(move |b| {
                 let [input, weights, pairs] = inputs(b)?;
-                Ok(ExpertGlu { gate, input, weights, pairs, output: b.output_in_part(narrow, dtype)? }.into())
+                Ok(ExpertGlu { gate, input, weights, pairs, output: b.output(narrow, dtype)? }.into())
             }),
         );
         add(
@@ -321,8 +357,8 @@ fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
                     weights,
                     pairs,
                     grad_output: b.input(narrow, dtype)?,
-                    grad_input: b.output_in_part(wide, dtype)?,
-                    output: b.output_in_part(narrow, dtype)?,
+                    grad_input: b.output(wide, dtype)?,
+                    output: b.output(narrow, dtype)?,
                     grad_weights: b.output([m.tokens, m.k], DType::F32)?,
                 }
                 .into())

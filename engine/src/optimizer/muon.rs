@@ -10,7 +10,10 @@
 //! 4. The data-parallel ranks sum each bucket, so that each has the directions of its own elements. The other summands
 //!    are zeros, so the sum is exact.
 //! 5. Each rank updates the weights that it owns.
+//!
+//! Of an expert's matrix, data-parallel ranks are those that have it.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,7 +23,7 @@ use device::ops::{
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Place, Ranks};
+use parallel::{Axes, Axis, Place, Ranks};
 
 use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
 use super::newton_schulz::{cost, orthogonalize};
@@ -142,11 +145,14 @@ struct Matrix {
     is_divided: bool,
     /// No tensor-parallel rank before this one stores the same part.
     is_first_copy: bool,
+    /// The ranks with the same part and other tokens: one of them makes it orthogonal.
+    shared: Axes,
 }
 
 /// The matrices that are packed in a parameter.
 fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
     let (spec, width) = (&update.spec, update.spec.shape.last());
+    let shared = ranks.axes(Axis::Data) - spec.spread.cut_over();
     let mut before = 0;
     let mut matrices = Vec::new();
     for part in &spec.spread.parts {
@@ -157,6 +163,9 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
         let columns = spec.whole[1];
         let column = part.range(ranks, part.rows.len(), columns).start;
         let copies = ranks.axes(Axis::Tensor) - part.cut_over();
+        // Ranks may also divide the matrices of a parameter, each whole.
+        let within = part.cuts.iter().filter(|cut| cut.dim + 1 >= part.rows.len()).map(|cut| cut.over);
+        let is_divided = within.into_iter().any(|over| ranks.place(over).has_others());
         for _ in 0..count {
             matrices.push(Matrix {
                 stored: update.whole_grad.view(before * width, [here.len(), width]),
@@ -164,8 +173,9 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
                 columns,
                 row: here.start,
                 column,
-                is_divided: ranks.place(part.cut_over()).has_others(),
+                is_divided,
                 is_first_copy: ranks.place(copies).is_first(),
+                shared,
             });
             before += here.len();
         }
@@ -173,27 +183,36 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
     matrices
 }
 
-/// For each matrix, whether this rank makes it orthogonal. The dearest goes first, to the data-parallel rank with the least work.
+/// For each matrix, whether this rank makes it orthogonal. Of the ranks that share matrices the one with the least work gets
+/// the dearest first.
 fn assigned(matrices: Vec<Matrix>, ranks: &Ranks) -> Vec<(Matrix, bool)> {
-    let Place { index: rank, count: ranks } = ranks.at(Axis::Tokens);
     let cost = |matrix: &Matrix| cost(matrix.rows, matrix.columns);
     let mut order: Vec<usize> = (0..matrices.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(cost(&matrices[index])));
-    let (mut load, mut owner) = (vec![0; ranks], vec![0; matrices.len()]);
+    let mut loads: HashMap<Axes, Vec<_>> = HashMap::new();
+    let mut is_ours = vec![false; matrices.len()];
     for index in order {
-        let least = (0..ranks).min_by_key(|&rank| load[rank]).unwrap_or(0);
-        owner[index] = least;
+        let Place { index: rank, count } = ranks.place(matrices[index].shared);
+        let load = loads.entry(matrices[index].shared).or_insert_with(|| vec![0; count]);
+        let least = (0..count).min_by_key(|&rank| load[rank]).unwrap_or(0);
         load[least] += cost(&matrices[index]);
+        is_ours[index] = least == rank;
     }
-    matrices.into_iter().zip(owner).map(|(matrix, owner)| (matrix, owner == rank)).collect()
+    matrices.into_iter().zip(is_ours).collect()
 }
 
-/// The values that data-parallel ranks send each other: all of `main_grad` in the buckets that have matrices.
+/// The values that ranks with the same matrices send each other: all of `main_grad` in the buckets that have matrices.
 struct Exchange {
-    /// `None` if there is one rank.
-    group: Option<Rc<dyn Communicator>>,
-    /// Each bucket, and this rank's part of it: all of it unless the optimizer is distributed.
-    buckets: Arc<[(Tensor, Tensor)]>,
+    buckets: Arc<[Exchanged]>,
+}
+
+/// A bucket that ranks exchange.
+#[derive(Clone)]
+struct Exchanged {
+    group: Rc<dyn Communicator>,
+    whole: Tensor,
+    /// This rank's part: all of it unless the optimizer is distributed.
+    part: Tensor,
 }
 
 impl Exchange {
@@ -202,29 +221,30 @@ impl Exchange {
             let end = bucket.grads.address + bucket.grads.bytes() as u64;
             updates.iter().any(|update| (bucket.grads.address..end).contains(&update.whole_grad.address))
         };
-        let buckets = params.buckets().filter(has_matrix).map(|bucket| (bucket.grads, bucket.owned_grads)).collect();
-        Exchange { group: params.ranks().along(Axis::Tokens).cloned(), buckets }
+        let exchanged = |bucket: BucketMemory| {
+            let group = params.ranks().over(bucket.sums)?.clone();
+            Some(Exchanged { group, whole: bucket.grads, part: bucket.owned_grads })
+        };
+        Exchange { buckets: params.buckets().filter(has_matrix).filter_map(exchanged).collect() }
     }
 
     /// Every rank receives the directions that the others made.
     fn gather(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let Some(group) = &self.group else { return Ok(()) };
-        let divided = self.buckets.iter().filter(|(whole, part)| part.elements() < whole.elements());
-        divided.copied().try_for_each(|(whole, part)| {
+        let divided = self.buckets.iter().filter(|bucket| bucket.part.elements() < bucket.whole.elements());
+        divided.cloned().try_for_each(|Exchanged { group, whole, part }| {
             let kind = CollectiveKind::AllGather;
-            cx.run(Collective { kind, communicator: group.clone(), input: part, output: whole })
+            cx.run(Collective { kind, communicator: group, input: part, output: whole })
         })
     }
 
     /// Every rank receives the orthogonal directions of the elements that it updates.
     fn sum(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let Some(group) = &self.group else { return Ok(()) };
-        self.buckets.iter().try_for_each(|&(whole, part)| {
+        self.buckets.iter().cloned().try_for_each(|Exchanged { group, whole, part }| {
             let kind = match part.elements() < whole.elements() {
                 true => CollectiveKind::ReduceScatterSum,
                 false => CollectiveKind::AllReduceSum,
             };
-            cx.run(Collective { kind, communicator: group.clone(), input: whole, output: part })
+            cx.run(Collective { kind, communicator: group, input: whole, output: part })
         })
     }
 }

@@ -76,7 +76,7 @@ impl Timing {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
                 let lanes = [
                     (Axis::Tensor, Lane::Main, Lane::Aside),
-                    (Axis::Expert, Lane::Main, Lane::Aside),
+                    (Axis::Expert, Lane::Rows, Lane::Aside),
                     (Axis::Context, Lane::Keys, Lane::KeysAside),
                 ];
                 let twins = lanes.into_iter().filter_map(|(axis, lane, aside)| {

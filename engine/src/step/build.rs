@@ -205,10 +205,15 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
         (Axis::Context, Lane::Keys, true, "ranks divide sequences"),
         (Axis::Tokens, Lane::Main, true, "ranks have other tokens"),
         (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
-        (Axis::Expert, Lane::Main, true, "ranks have other experts"),
+        (Axis::Expert, Lane::Rows, true, "ranks have other experts"),
         (Axis::ExpertData, Lane::Main, divides, "ranks have the same experts and other tokens"),
         (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
-        (Axis::Expert, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that have other experts"),
+        (
+            Axis::Expert,
+            Lane::Aside,
+            overlaps,
+            "microbatches overlap, with transfers between ranks that have other experts",
+        ),
         (Axis::Context, Lane::KeysAside, overlaps, "microbatches overlap, with transfers of keys"),
         (
             loads.unwrap_or(Axis::Tokens),

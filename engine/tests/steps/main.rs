@@ -18,6 +18,7 @@ mod expert_balance;
 mod expert_capacity;
 mod expert_fp8;
 mod expert_modules;
+mod expert_ranks;
 mod experts;
 mod families;
 mod fp8;

@@ -1,6 +1,6 @@
 //! Tests for every communicator, whatever its library.
 
-use device::ops::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, Receive, ReduceScatterSum, Send};
+use device::ops::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, AllToAll, Receive, ReduceScatterSum, Send};
 use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tensor, bf16};
 
 /// The tensor with the memory of `values`.
@@ -76,11 +76,28 @@ pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
             let theirs = &gathered[other * length..(other + 1) * length];
             assert_eq!(bits(theirs), bits(&sum), "sums have other bits on rank {other}");
         }
+        let (mut sent, mut received) = (values::<T>(rank, transfer, size * length), vec![T::zeroed(); size * length]);
+        start(AllToAll, &tensor(&mut sent), &tensor(&mut received)).wait().unwrap();
+        for (other, part) in received.chunks(length.max(1)).enumerate() {
+            let theirs = &values::<T>(other, transfer, size * length)[rank * length..(rank + 1) * length];
+            assert_eq!(bits(part), bits(theirs), "the part for rank {rank} of rank {other}");
+        }
     }
+    assert_whole_numbers_travel(group);
     assert_sums_have_one_order::<T>(group);
     if size > 1 {
         assert_messages_arrive::<T>(group);
     }
+}
+
+/// Whole numbers of any bits arrive as they were sent.
+fn assert_whole_numbers_travel(group: &dyn Communicator) {
+    let (rank, size) = (group.rank() as i32, group.size());
+    // As f32 some would be no number.
+    let of = |rank: i32| [rank, -1 - rank, i32::MAX - rank];
+    let (mut mine, mut gathered) = (of(rank), vec![0; 3 * size]);
+    group.start(AllGather, &tensor(&mut mine), &tensor(&mut gathered)).unwrap().wait().unwrap();
+    assert_eq!(gathered, (0..size as i32).flat_map(of).collect::<Vec<_>>());
 }
 
 /// Fails unless a sum has the same bits as an all-reduce, as a reduce-scatter, and as part of a longer all-reduce. Open

@@ -4,7 +4,7 @@ use parallel::{Axis, Mesh};
 use trainer::error::RunError;
 
 use super::difference::Difference;
-use super::layouts::{of_sizes, with_size};
+use super::layouts::{AXES, name, of_sizes, size_of, with_size};
 
 /// The axis that numbers of `mesh` differ over, in words. `differs` tries a layout: `None` if the model cannot be
 /// divided so.
@@ -19,10 +19,10 @@ pub(super) fn cause(
     found: &Difference,
     differs: &mut dyn FnMut(Mesh) -> Result<Option<bool>, RunError>,
 ) -> Result<String, RunError> {
-    let (several, single): (Vec<Axis>, Vec<Axis>) = Axis::DENSE.into_iter().partition(|&axis| mesh.size(axis) > 1);
+    let (several, single): (Vec<Axis>, Vec<Axis>) = AXES.into_iter().partition(|&axis| size_of(mesh, axis) > 1);
     let mut faulty = Vec::new();
     for &axis in &several {
-        let alone = of_sizes(Axis::DENSE.map(|of| if of == axis { mesh.size(of) } else { 1 }));
+        let alone = of_sizes(AXES.map(|of| if of == axis { size_of(mesh, of) } else { 1 }));
         if alone == mesh || differs(alone)? == Some(true) {
             faulty.push(axis);
         }
@@ -33,7 +33,7 @@ pub(super) fn cause(
             if let Some(mesh) = two
                 && differs(mesh)? == Some(false)
             {
-                return Ok(format!(". It differs if the {} axis has one rank, and not if it has two", axis.name()));
+                return Ok(format!(". It differs if the {} axis has one rank, and not if it has two", name(mesh, axis)));
             }
         }
     }
@@ -46,12 +46,12 @@ pub(super) fn cause(
 
 /// An axis in words, with what its size has to do with the factor.
 fn over(mesh: Mesh, axis: Axis, found: &Difference) -> String {
-    let size = mesh.size(axis);
+    let size = size_of(mesh, axis);
     let is = |expected: f64| found.factor.is_some_and(|factor| (factor / expected - 1.0).abs() < 1e-2);
     let counted = match () {
         () if is(size as f64) => ": it is counted once a rank",
         () if is(1.0 / size as f64) => ": it is divided by their number",
         () => "",
     };
-    format!("the {size} ranks of the {} axis{counted}", axis.name())
+    format!("the {size} ranks of the {} axis{counted}", name(mesh, axis))
 }

@@ -5,38 +5,60 @@ use parallel::{Axis, Mesh, MeshSizes};
 /// The most ranks that are threads of one host at once.
 const MOST_RANKS: usize = 16;
 
+/// The axes along which layouts are tried. Of [`Axis::ExpertData`] only the ranks count that other axes do not have: so the
+/// sizes multiply to the number of ranks, if context and expert ranks are not the same ones. The ranks that share a layer
+/// share each expert.
+pub(super) const AXES: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::ExpertData, Axis::Pipeline];
+
+/// The size of a mesh along one of the [`AXES`].
+pub(super) fn size_of(mesh: Mesh, axis: Axis) -> usize {
+    let [tensor, context, expert, pipeline] =
+        [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline].map(|axis| mesh.size(axis));
+    match axis {
+        Axis::ExpertData => (mesh.ranks() / (tensor * context * expert * pipeline)).max(1),
+        axis => mesh.size(axis),
+    }
+}
+
+/// The sizes of a mesh along [`AXES`].
+pub(super) fn sizes(mesh: Mesh) -> [usize; 5] {
+    AXES.map(|axis| size_of(mesh, axis))
+}
+
 /// A run's own layout, if it has at most 16 ranks. Otherwise smaller ones: all axes at 2, and every two of them at 3 or
 /// 4. An axis of 2 ranks cannot show if a number of ranks is taken for 2, or a neighbour for all others.
 pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
     if mesh.ranks() <= MOST_RANKS {
-        return vec![of_sizes(Axis::DENSE.map(|axis| mesh.size(axis)))];
+        let sizes = MeshSizes { key_head_copies: 1, ..mesh.sizes() };
+        return vec![Mesh::new(sizes).unwrap_or(mesh)];
     }
-    let size = |axis, most: usize| match mesh.size(axis) {
+    let size = |axis, most: usize| match size_of(mesh, axis) {
         size if size <= most => size,
         size if size.is_multiple_of(2) || most < 3 => most,
         _ => 3,
     };
     let at = |largest: &[Axis]| {
         let of = |axis| size(axis, if largest.contains(&axis) { 4 } else { 1 });
-        of_sizes(Axis::DENSE.map(of))
+        of_sizes(AXES.map(of))
     };
-    let twos = of_sizes(Axis::DENSE.map(|axis| size(axis, 2)));
-    let with_later = |first: usize| (first + 1..Axis::DENSE.len()).map(move |second| [first, second]);
-    let places = (0..Axis::DENSE.len()).flat_map(with_later);
-    let pairs: Vec<Mesh> = places.map(|pair| at(&pair.map(|axis| Axis::DENSE[axis]))).collect();
-    // A layout that lies within another one shows nothing more.
-    let within = |mesh: &Mesh, other: &Mesh| Axis::DENSE.iter().all(|&axis| mesh.size(axis) <= other.size(axis));
-    let is_shown = |&(at, mesh): &(usize, &Mesh)| {
-        let others = pairs.iter().enumerate().filter(|(other, pair)| *other < at || *pair != mesh);
-        within(mesh, &twos) || others.into_iter().any(|(_, other)| within(mesh, other))
-    };
-    let shows_more = pairs.iter().enumerate().filter(|pair| !is_shown(pair)).map(|(_, mesh)| *mesh);
-    [twos].into_iter().chain(shows_more).collect()
+    let twos = of_sizes(AXES.map(|axis| size(axis, 2)));
+    let with_later = |first: usize| (first + 1..AXES.len()).map(move |second| [AXES[first], AXES[second]]);
+    let mut all: Vec<Mesh> = Vec::new();
+    for mesh in [twos].into_iter().chain((0..AXES.len()).flat_map(with_later).map(|pair| at(&pair))) {
+        // A layout that lies within another one shows nothing more.
+        let within = |other: &Mesh| sizes(mesh).into_iter().zip(sizes(*other)).all(|(size, other)| size <= other);
+        if !all.iter().any(within) {
+            all.retain(|other| !sizes(*other).into_iter().zip(sizes(mesh)).all(|(size, larger)| size <= larger));
+            all.push(mesh);
+        }
+    }
+    all
 }
 
-/// The mesh with these sizes along the axes of [`Axis::DENSE`].
-pub(super) fn of_sizes([tensor, context, data, pipeline]: [usize; 4]) -> Mesh {
-    match Mesh::new(MeshSizes { tensor, context, pipeline, ..MeshSizes::of(tensor * context * data * pipeline) }) {
+/// The mesh with these sizes along [`AXES`].
+pub(super) fn of_sizes([tensor, context, expert, data, pipeline]: [usize; 5]) -> Mesh {
+    let ranks = tensor * context * expert * data * pipeline;
+    match Mesh::new(MeshSizes { tensor, context, expert, expert_tensor: tensor, pipeline, ..MeshSizes::of(ranks) }) {
         Ok(mesh) => mesh,
         Err(_) => unreachable!("the sizes are above 0 and make up the ranks"),
     }
@@ -44,15 +66,25 @@ pub(super) fn of_sizes([tensor, context, data, pipeline]: [usize; 4]) -> Mesh {
 
 /// The same mesh with another size of an axis; `None` if these are too many ranks.
 pub(super) fn with_size(mesh: Mesh, axis: Axis, size: usize) -> Option<Mesh> {
-    let other = of_sizes(Axis::DENSE.map(|of| if of == axis { size } else { mesh.size(of) }));
+    let other = of_sizes(AXES.map(|of| if of == axis { size } else { size_of(mesh, of) }));
     (other.ranks() <= MOST_RANKS).then_some(other)
+}
+
+/// The name of one of the [`AXES`]: where no ranks divide experts, all that share the batch have the same ones.
+pub(super) fn name(mesh: Mesh, axis: Axis) -> &'static str {
+    let all_have_all = axis == Axis::ExpertData && mesh.size(Axis::Expert) == 1;
+    if all_have_all { Axis::Data.name() } else { axis.name() }
 }
 
 /// A layout in words.
 pub(crate) fn words(mesh: Mesh) -> String {
-    let [tensor, context, data, pipeline] = Axis::DENSE.map(|axis| mesh.size(axis));
+    let [tensor, context, expert, data, pipeline] = sizes(mesh);
     let context = if context > 1 { format!(" x context {context}") } else { String::new() };
-    format!("tensor {tensor}{context} x pipeline {pipeline} x data {data}")
+    let dense = format!("tensor {tensor}{context} x pipeline {pipeline}");
+    match expert {
+        1 => format!("{dense} x data {data}"),
+        _ => format!("{dense} x expert {expert} x expert data {data}"),
+    }
 }
 
 #[cfg(test)]
@@ -61,15 +93,20 @@ mod tests {
 
     #[test]
     fn a_large_layout_becomes_small_ones_in_which_every_two_axes_of_three_ranks_and_more_meet() {
-        let sizes = |sizes: [usize; 4]| {
-            let of = |mesh: Mesh| Axis::DENSE.map(|axis| mesh.size(axis));
-            layouts(of_sizes(sizes)).into_iter().map(of).collect::<Vec<_>>()
+        let small = |[tensor, data, pipeline]: [usize; 3]| {
+            let of = |mesh: Mesh| {
+                let [tensor, _, _, data, pipeline] = sizes(mesh);
+                [tensor, data, pipeline]
+            };
+            layouts(of_sizes([tensor, 1, 1, data, pipeline])).into_iter().map(of).collect::<Vec<_>>()
         };
-        assert_eq!(sizes([2, 1, 4, 2]), [[2, 1, 4, 2]]);
-        assert_eq!(sizes([8, 1, 8, 4]), [[2, 1, 2, 2], [4, 1, 4, 1], [4, 1, 1, 4], [1, 1, 4, 4]]);
-        assert_eq!(sizes([2, 1, 9, 6]), [[2, 1, 2, 2], [2, 1, 3, 1], [2, 1, 1, 4], [1, 1, 3, 4]]);
-        assert_eq!(sizes([1, 1, 64, 1]), [[1, 1, 2, 1], [1, 1, 4, 1]]);
-        let all = [[2, 2, 2, 2], [4, 4, 1, 1], [4, 1, 4, 1], [4, 1, 1, 4], [1, 4, 4, 1], [1, 4, 1, 4], [1, 1, 4, 4]];
-        assert_eq!(sizes([8, 8, 8, 8]), all);
+        assert_eq!(small([2, 4, 2]), [[2, 4, 2]]);
+        assert_eq!(small([8, 8, 4]), [[2, 2, 2], [4, 4, 1], [4, 1, 4], [1, 4, 4]]);
+        assert_eq!(small([2, 9, 6]), [[2, 2, 2], [2, 3, 1], [2, 1, 4], [1, 3, 4]]);
+        assert_eq!(small([1, 64, 1]), [[1, 4, 1]]);
+        let all = |of| layouts(of_sizes(of)).into_iter().map(sizes).collect::<Vec<_>>();
+        assert_eq!(all([2, 1, 8, 4, 1]), [[2, 1, 2, 2, 1], [2, 1, 4, 1, 1], [2, 1, 1, 4, 1], [1, 1, 4, 4, 1]]);
+        let with_context = [[2, 2, 1, 2, 2], [4, 4, 1, 1, 1], [4, 1, 1, 4, 1], [4, 1, 1, 1, 4], [1, 4, 1, 4, 1], [1, 4, 1, 1, 4], [1, 1, 1, 4, 4]];
+        assert_eq!(all([8, 8, 1, 8, 8]), with_context);
     }
 }

@@ -161,6 +161,45 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
     assert_found(GPT, [2, 2, 1], &of_one_member);
 }
 
+/// Two ranks divide the experts. What a rank makes of its own experts' gradients cannot be seen on the others.
+#[test]
+fn planted_faults_of_divided_experts_are_found() {
+    let up = "h.0.mlp.experts.c_fc.weight";
+    let of_two: [Fault; 4] = [
+        (
+            up,
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Expert) as f32)),
+            ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"],
+        ),
+        (
+            up,
+            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Expert) as f32)),
+            ["is 1/2 of", "over the 2 ranks of the expert axis: it is divided by their number"],
+        ),
+        (
+            "h.0.mlp.router.weight",
+            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Expert) as f32)),
+            ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"],
+        ),
+        (
+            up,
+            |mesh, all| sum_over(mesh, Axis::Expert, all),
+            ["by no constant factor", "over the 2 ranks of the expert axis"],
+        ),
+    ];
+    assert_found(&format!("{EXPERTS} parallel.expert=2"), [1, 1, 2], &of_two);
+    // A gradient that doubles with each layer of a group of one.
+    let of_one: [Fault; 1] = [(
+        up,
+        |mesh, all| {
+            let doubles = mesh.size(Axis::Expert) == 1 && mesh.ranks() > 1;
+            all.iter_mut().filter(|_| doubles).for_each(|one| one.times(4.0));
+        },
+        ["is 4 times", "if the expert axis has one rank, and not if it has two"],
+    )];
+    assert_found(EXPERTS, [2, 1, 1], &of_one);
+}
+
 /// Muon overwrites gradients, so they are told by its momentum.
 #[test]
 fn planted_faults_are_found_with_muon() {
@@ -299,8 +338,9 @@ impl Planted {
                 self.known.borrow_mut().insert(key.clone(), numbers(config, ranks)?);
             }
             let mut all = self.known.borrow()[&key].clone();
-            let ParallelConfig { tensor, context, pipeline, .. } = config.parallel;
-            plant(config, of_sizes([tensor, context, ranks / tensor / context / pipeline, pipeline]), &mut all);
+            let ParallelConfig { tensor, context, expert, pipeline, .. } = config.parallel;
+            let data = ranks / (tensor * context * expert * pipeline);
+            plant(config, of_sizes([tensor, context, expert, data, pipeline]), &mut all);
             Ok(all)
         });
         verdict.unwrap()

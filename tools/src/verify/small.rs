@@ -81,8 +81,7 @@ impl Small {
 pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     let mut config = plan.config.clone();
     let mut replaced = Vec::new();
-    let of_context = mesh.size(Axis::Context);
-    shrink_model(&mut config, plan.parallel.mesh.size(Axis::Tensor), mesh.size(Axis::Tensor), of_context);
+    shrink_model(&mut config, plan.parallel.mesh.size(Axis::Tensor), mesh);
     shrink_layout(&mut config, plan, mesh);
     if !config.cuda_graph.layers.is_empty() {
         replaced.push(format!("cuda_graph.layers = {:?}: all layers", config.cuda_graph.layers));
@@ -125,10 +124,11 @@ fn keep_what_fits(config: &mut RunConfig, mesh: Mesh, replaced: &mut Vec<String>
     })
 }
 
-fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize, context: usize) {
+fn shrink_model(config: &mut RunConfig, ranks: usize, mesh: Mesh) {
+    let [small_ranks, context, expert_ranks] = [Axis::Tensor, Axis::Context, Axis::Expert].map(|axis| mesh.size(axis));
     let has_8_bits = config.precision.fp8 != Fp8Choice::None;
     let has_blocks = has_8_bits && config.precision.fp8_recipe == Fp8Recipe::Blockwise;
-    let RunConfig { model, data, .. } = config;
+    let RunConfig { model, data, parallel, .. } = config;
     // Sizes of 8-bit products are multiples of 16.
     let unit = if has_8_bits { 16 } else { 1 };
     let parity = |size: usize, even: usize, odd: usize| if size.is_multiple_of(2) { even } else { odd };
@@ -174,7 +174,12 @@ fn shrink_model(config: &mut RunConfig, ranks: usize, small_ranks: usize, contex
     model.lora_rank = model.lora_rank.min(4);
     if model.experts > 0 {
         let per_token = model.experts_per_token.min(2);
-        model.experts = if model.experts == model.experts_per_token { per_token } else { parity(model.experts, 4, 5) };
+        model.experts = match () {
+            // Several experts for each rank, if the run has that.
+            () if expert_ranks > 1 => expert_ranks * (model.experts / parallel.expert).min(2),
+            () if model.experts == model.experts_per_token => per_token,
+            () => parity(model.experts, 4, 5),
+        };
         model.experts_per_token = per_token;
         model.expert_ffn = model.expert_ffn.map(|_| unit.max(6) * small_ranks);
         model.shared_expert_ffn = model.shared_expert_ffn.min(unit.max(4) * small_ranks);
@@ -311,6 +316,7 @@ pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
     let parallel = &mut config.parallel;
     (parallel.tensor, parallel.pipeline) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
     parallel.context = mesh.size(Axis::Context);
+    parallel.expert = mesh.size(Axis::Expert);
     if parallel.pipeline == 1 {
         (parallel.virtual_pipeline, parallel.microbatch_group) = (1, None);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
@@ -345,7 +351,7 @@ mod tests {
         }
         let config = sources.resolve();
         let ranks = config.parallel.tensor * config.parallel.pipeline;
-        small(&RunPlan::new(config, ranks).unwrap(), of_sizes([tensor, 1, data, pipeline]))
+        small(&RunPlan::new(config, ranks).unwrap(), of_sizes([tensor, 1, 1, data, pipeline]))
             .unwrap_or_else(|error| panic!("{error}"))
     }
 

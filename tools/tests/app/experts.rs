@@ -91,6 +91,7 @@ fn a_mixture_has_the_losses_of_one_rank_in_every_layout() {
             (2, "--tensor-model-parallel-size 2 --sequence-parallel --enable-cuda-graph"),
             (2, "--pipeline-model-parallel-size 2"),
             (2, "--use-distributed-optimizer"),
+            (2, "--expert-model-parallel-size 2 --use-distributed-optimizer --enable-cuda-graph"),
         ] {
             let folder = Folder::new("experts-layout");
             expect(&run(ranks, &folder.0, &flags(layout)), 0, &["done: loss"]);
@@ -254,7 +255,7 @@ fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
         ("MODEL --moe-expert-capacity-factor nan", &["model.expert_capacity_factor = ", "nan"]),
         (
             "MODEL --moe-expert-rank-capacity-factor 1.5",
-            &["-rank-capacity-factor is not supported", "stay on their rank"],
+            &["-rank-capacity-factor is not supported", "no row is dropped"],
         ),
         ("MODEL --moe-token-drop-policy first", &["token_drop_policy = \"first\"", "probs"]),
         ("MODEL --moe-aux-loss-coeff -1", &["train.balance_loss_multiplier = -1", "not negative"]),

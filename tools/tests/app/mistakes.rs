@@ -131,7 +131,7 @@ const FLAGS: &[(&str, &[&str])] = &[
             "\n  --rotary-percent 0.5: rotary positions turn all channels of a head. Fix: ",
         ],
     ),
-    ("bench --expert-model-parallel-size 4", &["--expert-model-parallel-size 4 is not supported", "Fix: leave it out"]),
+    ("bench --moe-router-num-groups 4", &["--moe-router-num-groups 4 is not supported", "Fix: leave it out"]),
     ("--exit-duration-in-mins 0", &["train.exit_duration_minutes = 0", "more than 0 minutes"]),
     ("--reset-attention-mask", &["data.reset_attention_mask without data.path", "set data.path"]),
     ("--reset-position-ids --preset tiny-llama", &["data.reset_position_ids with model.position = \"rotary\""]),

@@ -13,8 +13,8 @@ use crate::process_group::ProcessGroup;
 
 /// The ranks that write a checkpoint together. Each writes the state that it alone has.
 pub struct Writers {
-    /// This rank's number among the ranks with different parts of the state: the ranks that share layers, the stages, and
-    /// with a distributed optimizer all ranks.
+    /// This rank's number among the ranks with different parts of the state: the ranks that share layers, those that divide
+    /// experts, the stages, and with a distributed optimizer all ranks.
     pub rank: usize,
     /// How many these are.
     pub ranks: usize,
@@ -33,7 +33,8 @@ impl Writers {
     pub fn new(plan: &RunPlan, group: &ProcessGroup) -> Writers {
         let ranks = &group.ranks;
         let (any, sum) = (group.control.clone(), group.control.clone());
-        let divided = ranks.axes(Axis::Tensor) | ranks.axes(Axis::Pipeline) | plan.parallel.rest();
+        let stored = [Axis::Tensor, Axis::Expert, Axis::Pipeline].map(|axis| ranks.axes(axis));
+        let divided = stored.into_iter().fold(plan.parallel.rest(), |all, axes| all | axes);
         let Place { index: rank, count } = ranks.place(divided);
         Writers {
             rank,

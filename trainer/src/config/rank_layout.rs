@@ -17,16 +17,22 @@ use crate::config::{
 /// # Errors
 /// A model with layers that ranks cannot share, or a number of ranks that the settings do not divide.
 pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
-    let ParallelConfig { tensor, context, pipeline, .. } = config.parallel;
+    let ParallelConfig { tensor, context, expert, pipeline, .. } = config.parallel;
     for (key, value) in [
         ("parallel.tensor", tensor),
         ("parallel.context", context),
+        ("parallel.expert", expert),
         ("parallel.pipeline", pipeline),
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline),
     ] {
         at_least(key, value, 1)?;
     }
-    for (key, value) in [("parallel.tensor", tensor), ("parallel.context", context), ("parallel.pipeline", pipeline)] {
+    for (key, value) in [
+        ("parallel.tensor", tensor),
+        ("parallel.context", context),
+        ("parallel.expert", expert),
+        ("parallel.pipeline", pipeline),
+    ] {
         if value > 1 && config.model.kind == ModelKind::Mlp {
             return Err(UserError::new(
                 format!("{key} = {value} with model.kind = \"mlp\""),
@@ -35,7 +41,9 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
             ));
         }
     }
-    Mesh::new(MeshSizes { tensor, context, pipeline, ..MeshSizes::of(ranks) }).map_err(|_| {
+    check_experts(config)?;
+    let dense = MeshSizes { tensor, context, pipeline, expert_tensor: tensor, ..MeshSizes::of(ranks) };
+    let mesh = Mesh::new(dense).map_err(|_| {
         if context > 1 {
             let needed = tensor.saturating_mul(context).saturating_mul(pipeline);
             return UserError::new(
@@ -66,12 +74,48 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
             "the number of ranks is a multiple of parallel.tensor x parallel.pipeline",
             fix,
         )
+    })?;
+    let with = |expert: usize| Mesh::new(MeshSizes { expert, ..dense });
+    with(expert).map_err(|_| {
+        let tokens = mesh.size(Axis::Tokens);
+        let of = match context {
+            1 => counted(tokens, "data-parallel rank"),
+            _ => counted(tokens, "rank that has other tokens"),
+        };
+        UserError::new(
+            format!("parallel.expert = {expert} with {of}"),
+            "the ranks that share the batch divide the experts: their number is a multiple of parallel.expert",
+            format!("set parallel.expert to one of {}", sizes_that_work(config.model.experts, |size| with(size).is_ok())),
+        )
     })
 }
 
 /// The number of ranks with other samples; 1 if the settings do not divide the ranks.
 pub fn data_ranks(config: &RunConfig, ranks: usize) -> usize {
     mesh(config, ranks).map_or(1, |mesh| mesh.size(Axis::Data))
+}
+
+/// The numbers of ranks that can divide so many experts and are possible, in words.
+fn sizes_that_work(experts: usize, is_possible: impl Fn(usize) -> bool) -> String {
+    let works = |size: &usize| experts.is_multiple_of(*size) && is_possible(*size);
+    (1..=experts).filter(works).map(|size| size.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Fails on expert ranks that cannot have equal numbers of experts.
+fn check_experts(config: &RunConfig) -> Result<(), UserError> {
+    let (expert, experts) = (config.parallel.expert, config.model.experts);
+    let refused = |with: String, rule: &str, fix: String| {
+        Err(UserError::new(format!("parallel.expert = {expert} with {with}"), rule, fix))
+    };
+    if expert > 1 && experts == 0 {
+        let fix = "set parallel.expert = 1, or model.experts".into();
+        return refused("model.experts = 0".into(), "ranks divide the experts of layers that have some", fix);
+    }
+    if !experts.is_multiple_of(expert) {
+        let fix = format!("set parallel.expert to one of {}", sizes_that_work(experts, |_| true));
+        return refused(format!("model.experts = {experts}"), "each rank has as many experts as another", fix);
+    }
+    Ok(())
 }
 
 /// The same ranks with the copies of key heads that a model of this shape has.

@@ -394,6 +394,7 @@ choice! {
 
 section!(ParallelConfig {
     tensor: usize,
+    expert: usize,
     sequence_parallel: bool,
     tensor_transfers: TensorTransfers,
     context: usize,

@@ -90,9 +90,13 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
         1 => String::new(),
         context => format!("; {context} ranks divide each sequence"),
     };
+    let experts = match plan.parallel.mesh.size(Axis::Expert) {
+        1 => String::new(),
+        ranks => format!("; {ranks} ranks divide the experts of each layer"),
+    };
     let ramp = batch.describe_ramp().map_or(String::new(), |ramp| format!("; {ramp}"));
     format!(
-        "{} = {} x {} x {}, {} tokens a step{shared}{divided}{ramp}",
+        "{} = {} x {} x {}, {} tokens a step{shared}{divided}{experts}{ramp}",
         counted(batch.global, "sample"),
         counted(data, "rank"),
         counted(batch.microbatches(), "microbatch"),

@@ -20,7 +20,7 @@ fn forward<T: Float>(op: &ExpertGlu, f: impl Fn(f32) -> f32 + Sync, pool: &Pool)
     let weights = view::read::<f32>(&op.weights);
     pool.for_each_chunk(view::write::<T>(&op.output), width, |row, out| {
         if pairs[row] < 0 {
-            return;
+            return out.fill(T::from_f32(0.0));
         }
         let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
         let weight = weights[pairs[row] as usize];
@@ -52,7 +52,7 @@ fn backward<T: Float>(
     let halves = |row: usize| input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
     pool.for_each_chunk(view::write::<T>(&op.grad_input), 2 * width, |row, out| {
         if pairs[row] < 0 {
-            return;
+            return out.fill(T::from_f32(0.0));
         }
         let ((gate, up), weight) = (halves(row), weights[pairs[row] as usize]);
         let (grad_gate, grad_up) = out.split_at_mut(width);

@@ -5,7 +5,7 @@ use crate::{DType, Result, Tensor};
 
 /// `output = f(gate) * up * weights[pairs[row]]`, with each row of `input` holding `[gate | up]`. The weight is part of
 /// the down projection's input, so that no expert's output need be kept for the weight's gradient. Rows of dropped pairs are
-/// not written.
+/// set to 0: a scale may be that of all rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertGlu {
     /// The function.
@@ -48,7 +48,7 @@ impl Operation for ExpertGlu {
     }
 }
 
-/// Gradient of [`ExpertGlu`] with respect to `[gate | up]` and the weights. The weight of a dropped pair has the gradient 0.
+/// Gradient of [`ExpertGlu`] with respect to `[gate | up]` and the weights. Dropped pairs have the gradient 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertGluBackward {
     /// The function.

@@ -279,13 +279,12 @@ mod tests {
             ),
             (
                 "--moe-expert-rank-capacity-factor 1.5",
-                ["--moe-expert-rank-capacity-factor", "tokens stay on their rank", "leave it out"],
+                ["--moe-expert-rank-capacity-factor", "no row is dropped", "leave it out"],
             ),
             (
                 "--moe-router-quantile-balancing-ema 0.9",
                 ["quantile", "steps of one size", "--moe-router-bias-update-rate"],
             ),
-            ("--expert-model-parallel-size 2", ["size 2", "has all experts", "--tensor-model-parallel-size"]),
             ("--expert-tensor-parallel-size 2", ["size 2 with parallel.tensor = 1", "agrees", "leave it out"]),
             ("--moe-router-dtype fp64", ["fp64", "compute in f32", "leave it out"]),
             ("--moe-router-num-groups 4", ["num-groups 4", "highest scores of all", "leave it out"]),

@@ -47,6 +47,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "virtual_pipeline": config.parallel.virtual_pipeline,
         "pipeline_schedule": config.parallel.pipeline_schedule,
         "data": mesh.size(Axis::Data),
+        "expert": mesh.size(Axis::Expert),
         "sequence_parallel": config.parallel.sequence_parallel,
         "distributed_optimizer": config.parallel.distributed_optimizer,
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
@@ -192,8 +193,9 @@ fn options(plan: &RunPlan) -> String {
         (keeps_attention(plan), "ka"),
     ];
     let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
-    let context = plan.parallel.mesh.size(Axis::Context);
-    let words: Vec<String> = (context > 1).then(|| format!("cp {context}")).into_iter().chain(words).collect();
+    let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, plan.parallel.mesh.size(axis)));
+    let sizes = sizes.into_iter().filter(|(_, ranks)| *ranks > 1).map(|(word, ranks)| format!("{word} {ranks}"));
+    let words: Vec<String> = sizes.chain(words).collect();
     if words.is_empty() { "-".into() } else { words.join(" ") }
 }
 
@@ -209,6 +211,7 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     for (flag, value) in [
         ("--tensor-model-parallel-size", mesh.size(Axis::Tensor)),
         ("--context-parallel-size", mesh.size(Axis::Context)),
+        ("--expert-model-parallel-size", mesh.size(Axis::Expert)),
         ("--pipeline-model-parallel-size", mesh.size(Axis::Pipeline)),
         ("--set parallel.virtual_pipeline=", config.parallel.virtual_pipeline),
     ] {

@@ -5,8 +5,8 @@ use super::layer_pattern::expert_pattern;
 use super::meaning::Meaning::{self, Agrees, Ignored, Refused, SetsByValue, SetsUnless, Translates};
 use super::meaning::Takes::{Nothing, Value};
 
-const LOCAL: &str = "each data-parallel rank has all experts, and tokens stay on their rank";
-const NO_TRANSFERS: &str = "tokens stay on their rank, so there are no transfers between experts";
+const DISPATCH: &str = "rows go to the ranks of their experts in one all-to-all, and their numbers stay on the device";
+const NO_TRANSFERS: &str = "rows of experts travel in their place in a layer, beside no other work";
 const ALL_EXPERTS: &str = "a token takes the experts with the highest scores of all";
 const GROUPED: &str = "one product has all experts of a layer, and one tensor all their weights";
 const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
@@ -40,7 +40,6 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     )),
 
     ("expert-tensor-parallel-size", Agrees(Value, "parallel.tensor", "")),
-    ("expert-model-parallel-size", Refused(&["1"], LOCAL, "leave it out; --tensor-model-parallel-size divides each expert")),
     ("moe-router-dtype", Refused(&["fp32"], "routers compute in f32", OUT)),
     ("moe-router-num-groups", Refused(&["1"], ALL_EXPERTS, OUT)),
     ("moe-router-group-topk", Refused(&["1"], ALL_EXPERTS, OUT)),
@@ -60,21 +59,21 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     ("moe-router-padding-for-quantization", Ignored(Nothing, ANY_ROWS)),
     ("moe-pad-experts-for-cuda-graph-inference", Ignored(Nothing, ANY_ROWS)),
     ("moe-pad-expert-input-to-capacity", Ignored(Nothing, ANY_ROWS)),
-    ("moe-token-dispatcher-type", Ignored(Value, LOCAL)),
-    ("moe-flex-dispatcher-backend", Ignored(Value, LOCAL)),
-    ("moe-flex-dispatcher-num-sms", Ignored(Value, LOCAL)),
-    ("moe-enable-deepep", Ignored(Nothing, LOCAL)),
-    ("moe-deepep-num-sms", Ignored(Value, LOCAL)),
-    ("moe-hybridep-num-sms", Ignored(Value, LOCAL)),
-    ("moe-hybridep-num-sms-preprocessing", Ignored(Value, LOCAL)),
-    ("moe-hybridep-num-blocks-permute", Ignored(Value, LOCAL)),
-    ("moe-hybridep-num-blocks-unpermute", Ignored(Value, LOCAL)),
-    ("moe-hybridep-pad-uneven-dispatch-inputs", Ignored(Nothing, LOCAL)),
-    ("moe-permute-fusion-into-hybridep", Ignored(Nothing, LOCAL)),
-    ("moe-ncclep-zero-copy", Ignored(Nothing, LOCAL)),
-    ("moe-dispatch-fwd-dtype", Ignored(Value, LOCAL)),
-    ("moe-combine-bwd-dtype", Ignored(Value, LOCAL)),
-    ("inference-moe-token-dispatcher-type", Ignored(Value, LOCAL)),
+    ("moe-token-dispatcher-type", Ignored(Value, DISPATCH)),
+    ("moe-flex-dispatcher-backend", Ignored(Value, DISPATCH)),
+    ("moe-flex-dispatcher-num-sms", Ignored(Value, DISPATCH)),
+    ("moe-enable-deepep", Ignored(Nothing, DISPATCH)),
+    ("moe-deepep-num-sms", Ignored(Value, DISPATCH)),
+    ("moe-hybridep-num-sms", Ignored(Value, DISPATCH)),
+    ("moe-hybridep-num-sms-preprocessing", Ignored(Value, DISPATCH)),
+    ("moe-hybridep-num-blocks-permute", Ignored(Value, DISPATCH)),
+    ("moe-hybridep-num-blocks-unpermute", Ignored(Value, DISPATCH)),
+    ("moe-hybridep-pad-uneven-dispatch-inputs", Ignored(Nothing, DISPATCH)),
+    ("moe-permute-fusion-into-hybridep", Ignored(Nothing, DISPATCH)),
+    ("moe-ncclep-zero-copy", Ignored(Nothing, DISPATCH)),
+    ("moe-dispatch-fwd-dtype", Ignored(Value, DISPATCH)),
+    ("moe-combine-bwd-dtype", Ignored(Value, DISPATCH)),
+    ("inference-moe-token-dispatcher-type", Ignored(Value, DISPATCH)),
     ("moe-shared-expert-overlap", Ignored(Nothing, NO_TRANSFERS)),
     ("overlap-moe-expert-parallel-comm", Ignored(Nothing, NO_TRANSFERS)),
     ("overlap-dispatch-backward-with-experts-wgrad", Ignored(Nothing, NO_TRANSFERS)),
@@ -86,7 +85,7 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     ("moe-paged-stash-buffer-size-factor-cpu", Ignored(Value, PLANNED)),
     ("moe-per-layer-logging", Ignored(Nothing, "the losses of routers are logged as sums over all layers")),
 
-    ("moe-expert-rank-capacity-factor", Refused(&[], "tokens stay on their rank, so a rank has as many rows as its tokens have choices", OUT)),
+    ("moe-expert-rank-capacity-factor", Refused(&[], "a rank has room for the most rows that can go there, and no row is dropped", OUT)),
     ("moe-router-quantile-balancing-ema", Refused(&[], "biases of routers follow the loads by steps of one size", "--moe-router-bias-update-rate 1e-3")),
     ("moe-router-topk-limited-devices", Refused(&[], ALL_EXPERTS, OUT)),
     ("moe-router-force-biased", Refused(&[], "loads are those that routers choose, or all alike", "--moe-router-force-load-balancing")),
@@ -107,6 +106,6 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     ("save-tokens-per-expert-interval", Refused(&[], CHOICES, OUT)),
     ("expert-tensor-parallel-num-weight-shards", Refused(&[], "tensor-parallel ranks share each expert, and gather no weights of it", OUT)),
     ("gtp-expert-remat-nccl-ub", Refused(&[], "tensor-parallel ranks share each expert, and gather no weights of it", OUT)),
-    ("rl-inference-expert-model-parallel-size", Refused(&[], LOCAL, OUT)),
-    ("rl-inference-expert-tensor-model-parallel-size", Refused(&[], LOCAL, OUT)),
+    ("rl-inference-expert-model-parallel-size", Refused(&[], "text is generated on one rank", OUT)),
+    ("rl-inference-expert-tensor-model-parallel-size", Refused(&[], "text is generated on one rank", OUT)),
 ];

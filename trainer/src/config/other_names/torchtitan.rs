@@ -102,7 +102,12 @@ pub(super) const NAMES: &[OtherName] = &[
         "a rank has a part of each sequence from its beginning, and the mirrored one from its end",
         OUT,
     ),
-    becomes("parallelism.expert_parallel_degree", "--tensor-model-parallel-size, which divides each expert", only_one),
+    same("parallelism.expert_parallel_degree", "parallel.expert").by_default("1"),
+    becomes(
+        "parallelism.expert_tensor_parallel_degree",
+        "leave it out: the ranks that share a layer share each expert",
+        as_tensor,
+    ),
     without("parallelism.fsdp_reshard_after_forward", WEIGHTS, OUT),
     without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
     without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
@@ -253,6 +258,14 @@ fn only_one(value: &Value, _: &Settings) -> Made {
     match number(value) {
         Some(1.0) => none(),
         _ => Err("ranks are divided into tensor, pipeline and data parallelism".into()),
+    }
+}
+
+fn as_tensor(value: &Value, settings: &Settings) -> Made {
+    let tensor = settings.number("parallelism.tensor_parallel_degree").unwrap_or(1.0);
+    match number(value) {
+        Some(size) if size == tensor => none(),
+        _ => Err("the ranks that share a layer share each expert".into()),
     }
 }
 

@@ -74,12 +74,19 @@ impl Dispatch {
         cx.run(ExpertsOfSlots { offsets, rank, chosen: received })?;
         let order = sort(cx, received, own)?;
         let of_pairs = routed.weights.view(0, [tokens * k, 1]);
-        let weights = self.to_slots(cx, ["expert_weights_sent", "expert_weights_received"], of_pairs, Way::by_pair(slots), room)?;
+        let weights =
+            self.to_slots(cx, ["expert_weights_sent", "expert_weights_received"], of_pairs, Way::by_pair(slots), room)?;
         Ok(Way { order, weights, slots: Some(slots) })
     }
 
     /// The rows of this rank's experts, `(rows, width)`, from those of tokens `(batch, seq, width)`.
-    pub(super) fn rows(&self, cx: &mut StepContext<'_>, name: &'static str, tokens: Tensor, way: &Way) -> Result<Tensor> {
+    pub(super) fn rows(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        tokens: Tensor,
+        way: &Way,
+    ) -> Result<Tensor> {
         let order = &way.order;
         let Some(slots) = way.slots else { return gather(cx, name, tokens, order.rows, order.rows.elements()) };
         let room = order.rows.elements() / self.count();
@@ -111,7 +118,13 @@ impl Dispatch {
     }
 
     /// The gradients of the weights of this rank's tokens, `(tokens, k)`, from those of [`Way::weights`].
-    pub(super) fn grad_weights(&self, cx: &mut StepContext<'_>, routed: &Routed, grad: Tensor, way: &Way) -> Result<Tensor> {
+    pub(super) fn grad_weights(
+        &self,
+        cx: &mut StepContext<'_>,
+        routed: &Routed,
+        grad: Tensor,
+        way: &Way,
+    ) -> Result<Tensor> {
         let Some(slots) = way.slots else { return Ok(grad) };
         let input = self.exchange(cx, "grad_expert_weights_received", grad)?;
         let grad_weights = cx.tensor("grad_own_expert_weights", routed.weights.shape, DType::F32)?;
@@ -135,7 +148,9 @@ impl Dispatch {
 
     /// The slots of all ranks for this one.
     fn exchange(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor) -> Result<Tensor> {
-        let Some(communicator) = self.ranks.clone() else { unreachable!("ranks have slots only if they divide experts") };
+        let Some(communicator) = self.ranks.clone() else {
+            unreachable!("ranks have slots only if they divide experts")
+        };
         let output = cx.tensor(name, input.shape, input.dtype)?;
         cx.run(Collective { kind: CollectiveKind::AllToAll, communicator, input, output })?;
         Ok(output)

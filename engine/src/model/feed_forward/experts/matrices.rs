@@ -10,7 +10,8 @@ use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::step_policy::StepContext;
 
-/// The rows of experts in 8 bits. Tokens are quantised first: they are fewer than rows.
+/// The rows of experts in 8 bits. Tokens are quantised first: they are fewer than rows. Ranks that exchange rows have one
+/// scale for all.
 fn rows_8_bits(
     cx: &mut StepContext<'_>,
     name: &'static str,
@@ -18,7 +19,8 @@ fn rows_8_bits(
     (dispatch, way): (&Dispatch, &Way),
     quantize_as: QuantizeAs<'_>,
 ) -> Result<Operand> {
-    let source = QuantizeSource::Stored(tokens);
+    let (source, shared_by) = (QuantizeSource::Stored(tokens), dispatch.ranks.as_ref());
+    let quantize_as = QuantizeAs { shared_by, ..quantize_as };
     let of_tokens = Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows();
     let values = dispatch.rows(cx, name, of_tokens.values, way)?;
     Ok(Operand::of_rows(Fp8Matrix { values, ..of_tokens }))
@@ -62,9 +64,7 @@ impl Matrices {
         way: &Way,
     ) -> Result<Operand> {
         match &self.param.fp8 {
-            Some(fp8) => {
-                rows_8_bits(cx, "grad_expert_outputs_8bit", tokens, (dispatch, way), fp8.grad_output_as())
-            }
+            Some(fp8) => rows_8_bits(cx, "grad_expert_outputs_8bit", tokens, (dispatch, way), fp8.grad_output_as()),
             None => Ok(Operand::Plain(rows)),
         }
     }

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use device::ops::{
-    Balance, Collective, CollectiveKind, Copy, CountLoad, Epilogue, Gemm, LimitLoad, Route, RouteBackward,
-    Router, SumInto, ZLoss,
+    Balance, Collective, CollectiveKind, Copy, CountLoad, Epilogue, Gemm, LimitLoad, Route, RouteBackward, Router,
+    SumInto, ZLoss,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;

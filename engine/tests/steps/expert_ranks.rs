@@ -1,0 +1,133 @@
+//! Ranks that divide the experts of a layer train as ranks that each have all of them.
+
+use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
+use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, GptShape, Keeps};
+use engine::precision::Precision;
+use engine::step::{Stage, StepResult};
+
+use crate::expert_balance::tiny_balanced;
+use crate::experts::{FOUR, numbers, off, run_of, set_routers, tiny_experts, tiny_shared};
+use crate::models::{Layout, Run, all_settings, tiny_llama};
+
+/// So many ranks that share the batch, of which groups of two divide the experts.
+fn pairs(data: usize) -> Layout {
+    Layout { expert: 2, ..Layout::new(1, 1, 1, data) }
+}
+
+/// The steps of rank 0.
+fn train(layout: Layout, run: impl Fn() -> Run + Sync) -> Vec<StepResult> {
+    layout.on_ranks(run, |run| run.train().0).remove(0)
+}
+
+/// The first step differs by the rounding of sums in another order, later ones by what follows from that.
+fn assert_close(name: &str, ours: &[StepResult], theirs: &[StepResult]) {
+    for (step, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        let most = if step == 0 { 1e-5 } else { 1e-3 };
+        let pairs: Vec<_> = numbers(ours).into_iter().zip(numbers(theirs)).collect();
+        assert!(pairs.iter().all(|(a, b)| (a / b - 1.0).abs() < most), "{name}, step {step}: {pairs:?}");
+    }
+    assert_eq!(ours[0].expert_loads, theirs[0].expert_loads, "{name}");
+}
+
+#[test]
+fn layouts_that_divide_experts_have_the_numbers_of_ranks_with_all_experts() {
+    for (data, layouts) in [
+        (
+            2,
+            vec![
+                pairs(2),
+                Layout { expert: 2, ..Layout::new(2, 1, 1, 2) },
+                Layout { expert: 2, sequence: false, ..Layout::new(2, 1, 1, 2) },
+                Layout { expert: 2, ..Layout::new(1, 2, 2, 2) },
+                Layout { expert: 2, zero_bubble: true, ..Layout::new(1, 2, 1, 2) },
+            ],
+        ),
+        (4, vec![pairs(4), Layout { expert: 4, ..Layout::new(1, 1, 1, 4) }]),
+    ] {
+        let run = |distributed| {
+            let mut shape = tiny_balanced();
+            shape.experts.as_mut().unwrap().bias_update_rate = Some(0.05);
+            Run { distributed_optimizer: distributed, ..run_of(&shape, data, GraphOptions { poison: true, ..off() }) }
+        };
+        let expected = train(Layout::new(1, 1, 1, data), || run(false));
+        for layout in layouts {
+            for distributed in [false, true] {
+                assert_close(&format!("{layout:?}, {distributed}"), &train(layout, || run(distributed)), &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn divided_experts_have_the_same_bits_in_every_setting() {
+    let train = |layout: Layout, change: &(dyn Fn(Run) -> Run + Sync)| {
+        let run = || change(Run { distributed_optimizer: true, ..run_of(&tiny_experts(Precision::Bf16), 2, off()) });
+        layout.on_ranks(run, |run| {
+            let (results, weights) = run.train();
+            (results, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
+        })
+    };
+    let plain = train(pairs(2), &|run| run);
+    for (name, options) in &all_settings()[1..] {
+        assert!(train(pairs(2), &|run| Run { graphs: options.clone(), ..run }) == plain, "{name}");
+    }
+    for modules in [vec![GraphModule::ROUTER], vec![GraphModule::ROUTER, GraphModule::ROW_ORDER]] {
+        let only = GraphSelection { modules: modules.into_iter().collect(), ..GraphSelection::default() };
+        let graphs = GraphOptions { only, poison: true, ..GraphOptions::default() };
+        assert!(train(pairs(2), &|run| Run { graphs: graphs.clone(), ..run }) == plain, "halves");
+    }
+    let again = |run: Run| Run { recompute: Some(1), graphs: GraphOptions::default(), ..run };
+    assert!(train(pairs(2), &again) == plain, "recomputed");
+    // The forward of a microbatch beside the backward of another.
+    let stages = Layout { expert: 2, ..Layout::new(1, 2, 1, 2) };
+    let in_turn = train(stages, &|run| run);
+    let graphs = |scope| GraphOptions { scope, ..GraphOptions::default() };
+    for scope in Scope::ALL {
+        let beside = |run: Run| Run { overlaps: true, graphs: graphs(scope), ..run };
+        assert!(train(stages, &beside) == in_turn, "{scope:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_gets_all_rows_and_a_rank_that_gets_none_train_alike() {
+    let capacity = Some(Capacity { factor: 1.25, keeps: Keeps::HighestWeights });
+    for (name, per_token, capacity, value) in [
+        ("all tokens to the first rank", 2, None, (|expert| if expert < 2 { 1.0 } else { -1.0 }) as fn(usize) -> f32),
+        ("one expert of the second rank", 1, None, |expert| if expert == 3 { 1.0 } else { 0.0 }),
+        ("ties", 2, None, |_| 0.0),
+        ("with a capacity", 2, capacity, |expert| 0.01 * expert as f32),
+    ] {
+        let balance = Some(BalanceLoss { multiplier: 0.1, over: BalanceGroup::Microbatch });
+        let experts = Some(Experts { per_token, balance, capacity, ..FOUR });
+        let shape = GptShape { experts, ..tiny_llama(0.0, Precision::F32) };
+        let train = |layout: Layout| {
+            layout.on_ranks(
+                || run_of(&shape, 2, GraphOptions { poison: true, ..GraphOptions::default() }),
+                |run| {
+                    let mut stage: Stage = run.stage(&run.device());
+                    set_routers(&stage, value);
+                    run.train_stage(&mut stage)
+                },
+            )
+        };
+        let expected = train(Layout::new(1, 1, 1, 2));
+        for results in train(pairs(2)) {
+            assert_close(name, &results, &expected[0]);
+        }
+    }
+}
+
+#[test]
+fn ranks_without_a_communicator_between_experts_are_refused() {
+    // Connected for microbatches in turn.
+    let layout = Layout { expert: 2, ..Layout::new(1, 2, 1, 2) };
+    let run = || run_of(&tiny_shared(0.0, BalanceGroup::Sequence), 2, off());
+    let refused = |run: Run| {
+        let run = Run { overlaps: true, ..run };
+        run.try_stage(&run.device()).err().map(|error| error.to_string())
+    };
+    for error in layout.on_ranks(run, refused) {
+        let error = error.unwrap();
+        assert!(error.contains("ranks that have other experts"), "{error}");
+    }
+}
