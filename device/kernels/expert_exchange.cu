@@ -1,5 +1,5 @@
 // The rows that ranks with other experts exchange. Whole numbers only, each written by one thread.
-#include "common.cuh"
+#include "scan.cuh"
 
 struct SlotsOfPairs {
     const int* chosen;  // (count)
@@ -52,5 +52,36 @@ KERNEL(experts_of_slots)(const ExpertsOfSlots op) {
             }
         }
         op.chosen[slot] = (int)first;
+    }
+}
+
+struct PlaceRows {
+    const int* all; // (ranks, ranks * experts + 1)
+    int* places;    // (experts, ranks)
+    int* offsets;   // (experts + 1)
+    int* pairs;     // (bound)
+    u32 ranks;
+    u32 rank;
+    u32 experts; // of this rank
+    u32 bound;
+};
+
+// The first block adds up; all write the numbers of rows.
+KERNEL(place_rows)(const PlaceRows op) {
+    begin_kernel();
+    const u32 stride = gridDim.x * blockDim.x;
+    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < op.bound; row += stride) op.pairs[row] = (int)row;
+    if (blockIdx.x > 0) return;
+    u32 sum = 0;
+    for (u32 first = 0; first <= op.experts * op.ranks; first += SCAN_THREADS) {
+        u32 at = first + threadIdx.x, expert = at / op.ranks, rank = at % op.ranks, rows = 0;
+        if (expert < op.experts) {
+            const int* of = op.all + (u64)rank * (op.ranks * op.experts + 1) + op.rank * op.experts + expert;
+            rows = (u32)(of[1] - of[0]);
+        }
+        u32 all, before = sum + sum_before(rows, all);
+        if (expert < op.experts) op.places[at] = (int)before;
+        if (rank == 0 && expert <= op.experts) op.offsets[expert] = (int)min(before, op.bound);
+        sum += all;
     }
 }

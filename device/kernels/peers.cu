@@ -11,36 +11,19 @@
 // another rank, that rank has combined round r - 3, and the slot of round r + 1 = (r - 3) + SLOTS is free
 // (device/tests/device/peer_rounds.rs tries all orders). Rounds are counted in device memory, over all transfers, so a
 // replayed graph goes on with the next number.
-#include "common.cuh"
-#include "system.cuh"
-
-static const u32 SLOTS = 4;
-static const u32 MAX_BLOCKS = 64;
-static const u32 MAX_RANKS = 8;
-static const u32 FLAG_WORDS = 4;  // u32 between two flags
-static const u32 AHEAD = 4;       // loads of 16 bytes that a thread has under way
+#include "peers.cuh"
 
 struct Transfer {
     const u8* input;
     u8* output;
-    u64 bytes;               // that each rank gets of each other rank; a multiple of 16
-    u64 stride;              // between the parts of `input` for different ranks: 0 if all get the same
-    u32* rounds;             // done so far, by block
-    u8* windows[MAX_RANKS];  // by rank; those of other ranks lie in the memory of their GPUs
-    u32 ranks;
-    u32 rank;
-    u32 piece;               // bytes that a block shows a rank in a round; a multiple of 16
-    u32 room;                // bytes of a slot for one reader; at least `piece`, and the same in all transfers
+    u64 bytes;   // that each rank gets of each other rank; a multiple of 16
+    u64 stride;  // between the parts of `input` for different ranks: 0 if all get the same
+    Peers peers;
 };
-
-// Flags come first in a window, then the slots.
-inline u32* flag(u8* window, u32 sender) { return (u32*)window + (blockIdx.x * MAX_RANKS + sender) * FLAG_WORDS; }
 
 // The slot for the piece that `from` shows `to` in a round. It is one slot for all readers if all get the same.
 inline uint4* slot(const Transfer& op, u32 from, u32 to, u32 round) {
-    u32 reader = op.stride == 0 ? 0 : (to + op.ranks - from) % op.ranks - 1;
-    u64 index = ((u64)(round % SLOTS) * MAX_BLOCKS + blockIdx.x) * (op.ranks - 1) + reader;
-    return (uint4*)(op.windows[from] + MAX_BLOCKS * MAX_RANKS * FLAG_WORDS * sizeof(u32) + index * op.room);
+    return (uint4*)slot(op.peers, from, op.stride == 0 ? (from + 1) % op.peers.ranks : to, round);
 }
 
 // Calls use(i, word i of `from`) for the words of this thread.
@@ -63,57 +46,35 @@ struct Piece {
 };
 
 inline Piece piece(const Transfer& op, u32 n) {
-    u64 at = ((u64)n * gridDim.x + blockIdx.x) * op.piece;
-    return {at, (u32)(min((u64)op.piece, op.bytes - at) / sizeof(uint4))};
-}
-
-inline void show(const Transfer& op, u32 n, u32 round) {
-    Piece part = piece(op, n);
-    u32 different = op.stride == 0 ? 1 : op.ranks - 1;
-    for (u32 ahead = 1; ahead <= different; ahead++) {
-        u32 to = (op.rank + ahead) % op.ranks;
-        uint4* into = slot(op, op.rank, to, round);
-        for_words((const uint4*)(op.input + to * op.stride + part.at), part.words, [&](u32 i, uint4 x) { into[i] = x; });
-    }
-    __syncthreads();
-    u32 to = threadIdx.x;
-    if (to < op.ranks && to != op.rank) store_release(flag(op.windows[to], op.rank), round);
-}
-
-inline void wait(const Transfer& op, u32 round) {
-    u32 from = threadIdx.x;
-    if (from < op.ranks && from != op.rank) {
-        while ((int)(load_acquire(flag(op.windows[op.rank], from)) - round) < 0) {}
-    }
-    __syncthreads();
+    u64 at = ((u64)n * gridDim.x + blockIdx.x) * op.peers.piece;
+    return {at, (u32)(min((u64)op.peers.piece, op.bytes - at) / sizeof(uint4))};
 }
 
 // Goes through the rounds of a transfer. `combine` makes a piece of the output from all ranks' pieces; all threads of
 // the block call it.
 template <class Combine> void transfer(const Transfer& op, const Combine& combine) {
-    u64 pieces = (op.bytes + op.piece - 1) / op.piece;
-    u32 mine = blockIdx.x < pieces ? (u32)((pieces - blockIdx.x - 1) / gridDim.x) + 1 : 0;
-    u32 before = op.rounds[blockIdx.x];
-    if (mine > 0) show(op, 0, before + 1);
-    for (u32 n = 0; n < mine; n++) {
-        u32 round = before + 1 + n;
-        if (n + 1 < mine) show(op, n + 1, round + 1);
-        wait(op, round);
-        combine(op, piece(op, n), round);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) op.rounds[blockIdx.x] = before + mine;
+    auto show = [&](u32 n, u32 round) {
+        Piece part = piece(op, n);
+        u32 different = op.stride == 0 ? 1 : op.peers.ranks - 1;
+        for (u32 ahead = 1; ahead <= different; ahead++) {
+            u32 to = (op.peers.rank + ahead) % op.peers.ranks;
+            uint4* into = slot(op, op.peers.rank, to, round);
+            for_words((const uint4*)(op.input + to * op.stride + part.at), part.words, [&](u32 i, uint4 x) { into[i] = x; });
+        }
+    };
+    u64 pieces = (op.bytes + op.peers.piece - 1) / op.peers.piece;
+    rounds(op.peers, pieces, show, [&](u32 n, u32 round) { combine(op, piece(op, n), round); });
 }
 
 // output = the sum over all ranks, in the order of ranks, in f32 and rounded once.
 template <class T> void sum(const Transfer& op, Piece part, u32 round) {
     static const int N = 16 / sizeof(T);
-    const uint4* own = (const uint4*)(op.input + op.rank * op.stride + part.at);
+    const uint4* own = (const uint4*)(op.input + op.peers.rank * op.stride + part.at);
     T* out = (T*)(op.output + part.at);
-    auto word_of = [&](u32 from, u32 i) { return load_uncached((from == op.rank ? own : slot(op, from, op.rank, round)) + i); };
+    auto word_of = [&](u32 from, u32 i) { return load_uncached((from == op.peers.rank ? own : slot(op, from, op.peers.rank, round)) + i); };
     for (u32 first = threadIdx.x; first < part.words; first += AHEAD * blockDim.x) {
         float total[AHEAD][N];
-        for (u32 from = 0; from < op.ranks; from++) {
+        for (u32 from = 0; from < op.peers.ranks; from++) {
             Raw<T, N> raw[AHEAD];
 #pragma unroll
             for (u32 k = 0; k < AHEAD; k++) {
@@ -139,9 +100,9 @@ template <class T> void sum(const Transfer& op, Piece part, u32 round) {
 // output = the inputs of all ranks, one after the other.
 inline void gather(const Transfer& op, Piece part, u32 round) {
     const uint4* own = (const uint4*)(op.input + part.at);
-    for (u32 from = 0; from < op.ranks; from++) {
+    for (u32 from = 0; from < op.peers.ranks; from++) {
         uint4* out = (uint4*)(op.output + from * op.bytes + part.at);
-        const uint4* in = from == op.rank ? own : slot(op, from, op.rank, round);
+        const uint4* in = from == op.peers.rank ? own : slot(op, from, op.peers.rank, round);
         if (in != out) for_words(in, part.words, [&](u32 i, uint4 x) { out[i] = x; });
     }
 }

@@ -1,6 +1,7 @@
 //! Groups of ranks, as a stream sees them. Implementations are in the `parallel` crate.
 
 use crate::cuda::Peers;
+use crate::ops::RowsOfRanks;
 use crate::{Error, Result, Tensor};
 
 /// A kind of transfer between the ranks of a communicator. Ranks are numbered within the communicator.
@@ -17,6 +18,9 @@ pub enum CollectiveKind {
     /// Every rank's input has an equal part for each rank, in rank order. It ends with the parts that are for it, in the
     /// order of the ranks that they come from.
     AllToAll,
+    /// Rows go to the ranks of their experts or come back: see [`RowsOfRanks`]. GPUs do it by kernels that reach each
+    /// other's memory.
+    Rows(RowsOfRanks),
     /// This rank sends its input to another rank.
     Send {
         /// The receiving rank.
@@ -38,6 +42,7 @@ impl CollectiveKind {
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatterSum => "reduce_scatter",
             CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Rows(rows) => rows.name(),
             CollectiveKind::Send { .. } => "send",
             CollectiveKind::Receive { .. } => "receive",
         }
@@ -64,6 +69,7 @@ impl CollectiveKind {
         match self {
             CollectiveKind::AllGather
             | CollectiveKind::AllToAll
+            | CollectiveKind::Rows(_)
             | CollectiveKind::Send { .. }
             | CollectiveKind::Receive { .. } => true,
             CollectiveKind::AllReduceSum | CollectiveKind::AllReduceMax | CollectiveKind::ReduceScatterSum => false,
@@ -122,6 +128,11 @@ pub trait Communicator: std::fmt::Debug {
     /// [`Communicator::enqueue`].
     fn peers(&self) -> Option<&Peers> {
         None
+    }
+
+    /// Whether the group exchanges [rows](CollectiveKind::Rows).
+    fn moves_rows(&self) -> bool {
+        self.peers().is_some()
     }
 
     /// The world ranks of the group's members, in the group's order: the same on every member.

@@ -207,6 +207,7 @@ impl Communicator for NcclCommunicator {
                     let failed = |code: &sys::ncclResult_t| *code != sys::ncclResult_t::ncclSuccess;
                     [began].into_iter().chain(codes).chain([ended]).find(failed).unwrap_or(ended)
                 }
+                CollectiveKind::Rows(_) => unreachable!("kernels exchange rows"),
                 CollectiveKind::Send { to } => (nccl.send)(from, inputs, dtype, to as i32, group, stream),
                 CollectiveKind::Receive { from } => (nccl.receive)(to, outputs, dtype, from as i32, group, stream),
             }

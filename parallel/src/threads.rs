@@ -26,6 +26,7 @@ pub struct ThreadRank {
     size: usize,
     /// The number of communicators made so far. All ranks make theirs in the same order.
     made: Cell<u64>,
+    moves_rows: bool,
 }
 
 /// A rank's membership. It ends when the rank's last communicator is dropped.
@@ -48,7 +49,7 @@ impl ThreadWorld {
     pub fn ranks(size: usize, timeout: Duration) -> Vec<ThreadRank> {
         let rendezvous = Arc::new(Rendezvous::new(size));
         let member = |rank| Arc::new(Member { rank, timeout, rendezvous: rendezvous.clone() });
-        (0..size).map(|rank| ThreadRank { member: member(rank), size, made: Cell::new(0) }).collect()
+        (0..size).map(|rank| ThreadRank { member: member(rank), size, made: Cell::new(0), moves_rows: false }).collect()
     }
 }
 
@@ -56,6 +57,13 @@ impl ThreadRank {
     /// The number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.member.rank
+    }
+
+    /// The same rank, whose communicators exchange rows from place to place, as those of GPUs that reach each other's
+    /// memory. All ranks are alike.
+    #[must_use]
+    pub fn moving_rows(self) -> ThreadRank {
+        ThreadRank { moves_rows: true, ..self }
     }
 
     /// A communicator over all ranks. All ranks make their communicators in the same order.
@@ -91,6 +99,7 @@ impl ThreadRank {
             collectives: Cell::new(0),
             messages: (0..group.len()).map(|_| Default::default()).collect(),
             group: group.to_vec(),
+            moves_rows: self.moves_rows,
         })
     }
 }
@@ -107,6 +116,7 @@ struct ThreadCommunicator {
     collectives: Cell<u64>,
     /// By rank of the group: the numbers of messages sent to it and received from it.
     messages: Vec<(Cell<u64>, Cell<u64>)>,
+    moves_rows: bool,
 }
 
 impl std::fmt::Debug for ThreadCommunicator {
@@ -158,6 +168,10 @@ impl Communicator for ThreadCommunicator {
 
     fn members(&self) -> Vec<usize> {
         self.group.clone()
+    }
+
+    fn moves_rows(&self) -> bool {
+        self.moves_rows
     }
 
     fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>> {

@@ -76,6 +76,7 @@ pub const EXPERT_SOURCES: &[(&str, &str)] = &[
     kernel_file!("expert_rows.cu"),
     kernel_file!("expert_sort.cu"),
     kernel_file!("grouped_gemm.cu"),
+    kernel_file!("peer_rows.cu"),
     kernel_file!("route.cu"),
 ];
 
@@ -94,6 +95,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("gelu.cuh"),
     kernel_file!("hopper.cuh"),
     kernel_file!("mma.cuh"),
+    kernel_file!("peers.cuh"),
     kernel_file!("philox.cuh"),
     kernel_file!("quantize.cuh"),
     kernel_file!("rows.cuh"),

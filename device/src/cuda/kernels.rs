@@ -216,7 +216,7 @@ impl Kernels {
 
     /// Whether a function is a kernel of these that waits for other GPUs.
     pub(crate) fn waits_for_peers(&self, function: Function) -> bool {
-        KERNELS.iter().any(|name| self.always.functions.get(*name) == Some(&function))
+        KERNELS.iter().any(|name| self.function(name).is_ok_and(|peers| peers == function))
     }
 
     /// A kernel by its name.

@@ -1,4 +1,4 @@
-//! Memory shared by the GPUs of one node, for the kernels of `kernels/peers.cu`.
+//! Memory shared by the GPUs of one node, for the kernels of `kernels/peers.cu` and `kernels/peer_rows.cu`.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -7,19 +7,27 @@ use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, StreamOwn
 use crate::{Error, Result};
 
 /// The kernels. Nothing may start early after them: see `rewrite/early_starts.rs`.
-pub(super) const KERNELS: [&str; 3] = [SUM_BF16, SUM_F32, GATHER];
+pub(super) const KERNELS: [&str; 7] = [
+    SUM_BF16,
+    SUM_F32,
+    GATHER,
+    "peer_rows_to_experts_by_16",
+    "peer_rows_to_experts_by_4",
+    "peer_rows_to_tokens_by_16",
+    "peer_rows_to_tokens_by_4",
+];
 pub(super) const SUM_BF16: &str = "peer_sum_bf16";
 pub(super) const SUM_F32: &str = "peer_sum_f32";
 pub(super) const GATHER: &str = "peer_gather";
 /// Bytes for all readers in a slot of a block.
 const SLOT_BYTES: u64 = 128 << 10;
-/// Most blocks of a kernel. As in `kernels/peers.cu`.
+/// Most blocks of a kernel. As in `kernels/peers.cuh`.
 pub(super) const MAX_BLOCKS: usize = 64;
-/// Most ranks that share windows: the GPUs of a node. As in `kernels/peers.cu`.
+/// Most ranks that share windows: the GPUs of a node. As in `kernels/peers.cuh`.
 pub(super) const MAX_RANKS: usize = 8;
-/// Slots of a block. As in `kernels/peers.cu`.
+/// Slots of a block. As in `kernels/peers.cuh`.
 const SLOTS: u64 = 4;
-/// Bytes of the flags of a lane. As in `kernels/peers.cu`.
+/// Bytes of the flags of a lane. As in `kernels/peers.cuh`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
 /// One is spare. A fourth stream's transfers are NCCL's, on all ranks.
@@ -95,6 +103,18 @@ fn room(ranks: usize) -> u64 {
     SLOT_BYTES / ranks.next_power_of_two() as u64
 }
 
+/// `Peers` of `kernels/peers.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(super) struct PeersArgs {
+    rounds: u64,
+    windows: [u64; MAX_RANKS],
+    ranks: u32,
+    rank: u32,
+    piece: u32,
+    room: u32,
+}
+
 /// The windows of a group of ranks, as one of them sees them.
 ///
 /// The kernels on one stream are in order, and the transfers of all ranks match by that order. Streams are independent of
@@ -136,14 +156,21 @@ impl Peers {
         Some(lane)
     }
 
-    /// The addresses of a lane: of the numbers of rounds, and of its part of all windows, by rank.
-    pub(super) fn memory(&self, lane: usize) -> (u64, [u64; MAX_RANKS]) {
+    /// What kernels need on a lane, with pieces of so many bytes.
+    pub(super) fn args(&self, lane: usize, piece: u64) -> PeersArgs {
         let mut windows = [0; MAX_RANKS];
         for (window, mapped) in windows.iter_mut().zip(&self.mapped) {
             let start = mapped.as_ref().map_or(self.own.memory.address(), MappedMemory::address);
             *window = start + lane as u64 * lane_bytes(self.ranks());
         }
-        (self.own.rounds.address() + (lane * MAX_BLOCKS * size_of::<u32>()) as u64, windows)
+        PeersArgs {
+            rounds: self.own.rounds.address() + (lane * MAX_BLOCKS * size_of::<u32>()) as u64,
+            windows,
+            ranks: self.ranks() as u32,
+            rank: self.rank as u32,
+            piece: piece as u32,
+            room: self.room() as u32,
+        }
     }
 
     /// Bytes for one reader in a slot of a block.
@@ -163,11 +190,10 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::SOURCES;
 
     #[test]
     fn the_sizes_are_those_of_the_source() {
-        let (_, source) = SOURCES.iter().find(|(name, _)| *name == "peers.cu").unwrap();
+        let source = include_str!("../../kernels/peers.cuh");
         for (name, value) in [("SLOTS", SLOTS), ("MAX_BLOCKS", MAX_BLOCKS as u64), ("MAX_RANKS", MAX_RANKS as u64)] {
             assert!(source.contains(&format!("static const u32 {name} = {value};")), "{name} is not {value} there");
         }
@@ -176,8 +202,12 @@ mod tests {
 
     #[test]
     fn the_list_of_kernels_is_that_of_the_source() {
-        let (_, source) = SOURCES.iter().find(|(name, _)| *name == "peers.cu").unwrap();
-        let declared = source.split("KERNEL(").skip(1).filter_map(|rest| rest.split_once(')'));
-        assert_eq!(declared.map(|(name, _)| name).collect::<Vec<_>>(), KERNELS);
+        let names_after = |source: &'static str, word: &'static str| {
+            let rest = source.split(word).skip(1).filter_map(|rest| rest.split_once(')'));
+            rest.map(|(names, _)| names.rsplit(", ").next().unwrap()).filter(|name| name.starts_with("peer_"))
+        };
+        let sums = names_after(include_str!("../../kernels/peers.cu"), "KERNEL(");
+        let rows = names_after(include_str!("../../kernels/peer_rows.cu"), "PEER_ROWS(");
+        assert_eq!(sums.chain(rows).collect::<Vec<_>>(), KERNELS);
     }
 }

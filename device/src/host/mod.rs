@@ -38,6 +38,7 @@ mod transpose_fp8;
 mod update;
 pub(crate) mod view;
 
+pub(crate) use experts::start_rows;
 pub use pool::Pool;
 pub(crate) use run::{HostDevice, run};
 pub(crate) use scratch::scratch_bytes;

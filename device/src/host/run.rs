@@ -85,6 +85,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::LimitLoad(op) => experts::limit_load(op),
         Op::SortByExpert(op) => experts::sort_by_expert(op),
         Op::SlotsOfPairs(op) => experts::slots_of_pairs(op),
+        Op::PlaceRows(op) => experts::place_rows(op),
         Op::ExpertsOfSlots(op) => experts::experts_of_slots(op),
         Op::GatherRows(op) => experts::gather_rows(op, pool),
         Op::CombineRows(op) => experts::combine_rows(op, pool),

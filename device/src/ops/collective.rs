@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use super::{Accesses, Operation, RowsOfRanks, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, DType, Request, Result, Tensor};
 
@@ -30,6 +30,7 @@ impl Collective {
         let in_words = match self.kind {
             CollectiveKind::AllReduceSum | CollectiveKind::AllGather => bytes > 0 && bytes.is_multiple_of(16),
             CollectiveKind::ReduceScatterSum => bytes > 0 && bytes.is_multiple_of(16 * ranks),
+            CollectiveKind::Rows(_) => return true,
             CollectiveKind::AllReduceMax
             | CollectiveKind::AllToAll
             | CollectiveKind::Send { .. }
@@ -43,12 +44,23 @@ impl Collective {
         Collective { kind, communicator, input: tensor, output: tensor }
     }
 
+    /// Bytes of the larger of input and output; of rows those of this rank's pairs, as many as a balanced rank receives.
+    pub fn bytes(&self) -> usize {
+        match &self.kind {
+            CollectiveKind::Rows(rows) => rows.pairs.elements() * RowsOfRanks::line(&self.input),
+            _ => self.input.bytes().max(self.output.bytes()),
+        }
+    }
+
     /// Starts it between tensors in host memory.
     ///
     /// # Errors
     /// See [`Communicator::start`].
     pub fn start(&self) -> Result<Box<dyn Request>> {
-        self.communicator.start(self.kind, &self.input, &self.output)
+        match &self.kind {
+            CollectiveKind::Rows(rows) => crate::host::start_rows(self, rows),
+            kind => self.communicator.start(*kind, &self.input, &self.output),
+        }
     }
 
     /// Whether this rank has an input, and whether it has an output.
@@ -78,6 +90,9 @@ impl Operation for Collective {
 
     fn check(&self) -> Result<()> {
         let (name, ranks) = (self.kind.name(), self.communicator.size());
+        if let CollectiveKind::Rows(rows) = &self.kind {
+            return rows.check(ranks, &self.input, &self.output);
+        }
         if self.kind.only_moves() && (self.input.dtype.is_fp8() || self.input.dtype == DType::I32) {
             ensure_dtype(name, "output", &self.output, self.input.dtype)?;
         } else {
@@ -111,10 +126,17 @@ impl Operation for Collective {
 
     fn accesses(&self) -> Accesses {
         let (takes, gives) = self.takes_and_gives();
-        Accesses::default().reads(takes.then_some(self.input)).writes(gives.then_some(self.output))
+        let of_rows = match &self.kind {
+            CollectiveKind::Rows(rows) => rows.read().to_vec(),
+            _ => Vec::new(),
+        };
+        Accesses::default().reads(takes.then_some(self.input)).reads(of_rows).writes(gives.then_some(self.output))
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.input, &mut self.output]);
+        if let CollectiveKind::Rows(rows) = &mut self.kind {
+            rows.visit(visit);
+        }
     }
 }

@@ -87,7 +87,7 @@ impl Communicator for MpiCommunicator {
             CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => (TransferKind::Sum, 0),
             CollectiveKind::AllReduceMax => (TransferKind::Max, 0),
             CollectiveKind::AllGather => (TransferKind::Gather, 0),
-            CollectiveKind::AllToAll => (TransferKind::Exchange, 0),
+            CollectiveKind::AllToAll | CollectiveKind::Rows(_) => (TransferKind::Exchange, 0),
             CollectiveKind::Send { to } => (TransferKind::Send, to as i32),
             CollectiveKind::Receive { from } => (TransferKind::Receive, from as i32),
         };

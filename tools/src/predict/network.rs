@@ -76,9 +76,10 @@ fn crossings(kind: CollectiveKind, members: &[usize]) -> f64 {
     match kind {
         CollectiveKind::AllReduceSum | CollectiveKind::AllReduceMax => 2.0 * (ranks - 1.0) / ranks,
         // Of an all-to-all each rank keeps its own part.
-        CollectiveKind::AllGather | CollectiveKind::ReduceScatterSum | CollectiveKind::AllToAll => {
-            (ranks - 1.0) / ranks
-        }
+        CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatterSum
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Rows(_) => (ranks - 1.0) / ranks,
         CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => 1.0,
     }
 }

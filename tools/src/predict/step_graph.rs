@@ -182,7 +182,7 @@ impl Builder {
         group.transfers += 1;
         let meeting = (ranks > 1).then_some(Meeting { communicator, number, ranks });
         let nccl = !(group.kernels && transfer.suits_kernels());
-        let bytes = transfer.input.bytes().max(transfer.output.bytes());
+        let bytes = transfer.bytes();
         let seconds = match nccl {
             true => self.network.by_nccl(transfer.kind, bytes as f64, &group.members),
             false => self.network.by_kernels(transfer.kind, bytes as f64, &group.members),

@@ -3,13 +3,14 @@
 
 use crate::communicator::CollectiveKind;
 use crate::cuda::kernels::Grid;
-use crate::cuda::peers::{GATHER, MAX_BLOCKS, MAX_RANKS, Peers, SUM_BF16, SUM_F32};
+use crate::cuda::peers::{GATHER, MAX_BLOCKS, Peers, PeersArgs, SUM_BF16, SUM_F32};
 use crate::cuda::{Queue, StreamHandle};
+use crate::cuda::ops::experts;
 use crate::ops::Collective;
 use crate::{DType, Error, Result};
 
-/// A thread moves 16 bytes at a time.
-const THREADS: u32 = 512;
+/// Threads of a block. Each moves 16 bytes at a time.
+pub(super) const THREADS: u32 = 512;
 
 /// The kernels' struct of the same name in `kernels/peers.cu`.
 #[repr(C)]
@@ -19,18 +20,21 @@ struct Transfer {
     output: u64,
     bytes: u64,
     stride: u64,
-    rounds: u64,
-    windows: [u64; MAX_RANKS],
-    ranks: u32,
-    rank: u32,
-    piece: u32,
-    room: u32,
+    peers: PeersArgs,
 }
 
 /// See [`Collective`].
 pub(super) fn collective(op: &Collective, queue: &Queue<'_>) -> Result<()> {
     let by_peers = op.communicator.peers().filter(|_| op.suits_kernels());
-    match by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?))) {
+    let by_peers = by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?)));
+    if let CollectiveKind::Rows(rows) = &op.kind {
+        let Some((peers, lane)) = by_peers else {
+            let problem = "the GPUs do not reach each other's memory on this stream. Fix: an all-to-all of slots";
+            return Err(Error::operation(op.kind.name(), problem));
+        };
+        return experts::exchange_rows(op, rows, peers, lane, queue);
+    }
+    match by_peers {
         Some((peers, lane)) => {
             check_place(op, peers.rank())?;
             peer_transfer(op, peers, lane, queue)
@@ -70,12 +74,9 @@ fn peer_transfer(op: &Collective, peers: &Peers, lane: usize, queue: &Queue<'_>)
     let (input, output) = (op.input.address, op.output.address);
     let bytes = op.input.bytes() as u64;
     let sum = if op.input.dtype == DType::Bf16 { SUM_BF16 } else { SUM_F32 };
-    let (rounds, windows) = peers.memory(lane);
     let launch = |kernel, input, output, bytes: u64, stride| {
         let (piece, blocks) = division(bytes, peers.room());
-        let (ranks, rank) = (ranks as u32, peers.rank() as u32);
-        let (piece, room) = (piece as u32, peers.room() as u32);
-        let transfer = Transfer { input, output, bytes, stride, rounds, windows, ranks, rank, piece, room };
+        let transfer = Transfer { input, output, bytes, stride, peers: peers.args(lane, piece) };
         queue.launch_block(kernel, Grid::line(blocks, THREADS), &transfer)
     };
     let part = bytes / ranks;

@@ -9,7 +9,7 @@ use super::{
 use crate::cuda::condition::not_loaded;
 use crate::cuda::kernels::KernelSet;
 use crate::cuda::{CudaDevice, Queue};
-use crate::ops::{Gemm, When};
+use crate::ops::{Collective, CollectiveKind, Gemm, When};
 use crate::{Op, Result};
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
@@ -63,6 +63,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::LimitLoad(op) => experts::limit_load(op, queue),
         Op::SortByExpert(op) => experts::sort_by_expert(op, queue),
         Op::SlotsOfPairs(op) => experts::slots_of_pairs(op, queue),
+        Op::PlaceRows(op) => experts::place_rows(op, queue),
         Op::ExpertsOfSlots(op) => experts::experts_of_slots(op, queue),
         Op::GatherRows(op) => experts::gather_rows(op, queue),
         Op::CombineRows(op) => experts::combine_rows(op, queue),
@@ -157,6 +158,8 @@ fn kernel_set(op: &Op) -> Option<KernelSet> {
         | Op::LimitLoad(_)
         | Op::SortByExpert(_)
         | Op::SlotsOfPairs(_)
+        | Op::PlaceRows(_)
+        | Op::Collective(Collective { kind: CollectiveKind::Rows(_), .. })
         | Op::ExpertsOfSlots(_)
         | Op::GatherRows(_)
         | Op::CombineRows(_)

@@ -11,6 +11,7 @@ mod limit;
 mod load;
 mod route;
 mod rows;
+mod rows_of_ranks;
 
 pub use exchange::{ExpertsOfSlots, SlotsOfPairs};
 pub use glu::{ExpertGlu, ExpertGluBackward};
@@ -19,3 +20,4 @@ pub use limit::LimitLoad;
 pub use load::{CountLoad, UpdateSelectionBias};
 pub use route::{Balance, Route, RouteBackward, Router, Score};
 pub use rows::{CombineRows, ExpertRows, GatherRows, SortByExpert};
+pub use rows_of_ranks::{PlaceRows, RowsOfRanks, RowsWay};

@@ -8,6 +8,7 @@ mod limit;
 mod load;
 mod route;
 mod rows;
+mod rows_of_ranks;
 mod sort;
 
 pub(super) use exchange::{experts_of_slots, slots_of_pairs};
@@ -17,6 +18,7 @@ pub(super) use limit::limit_load;
 pub(super) use load::{count_load, count_load_scratch, update_selection_bias};
 pub(super) use route::{route, route_backward};
 pub(super) use rows::{combine_rows, gather_rows};
+pub(super) use rows_of_ranks::{exchange_rows, place_rows};
 pub(super) use sort::{sort_by_expert, sort_scratch};
 
 use super::capability::accept_on_hopper;

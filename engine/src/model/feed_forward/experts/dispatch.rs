@@ -1,14 +1,16 @@
 //! The way of rows from tokens to experts, and back.
 //!
-//! If ranks have all experts, rows are gathered and summed in memory. If ranks divide the experts, a rank puts the rows of
-//! its tokens into slots, as many for each rank, and the ranks exchange them. Each orders what it received by its own
-//! experts. Results and gradients go back through the same slots. The room of slots is the most rows that a microbatch can
-//! have for a rank, so none is ever dropped.
+//! If ranks have all experts, rows are gathered and summed in memory. If ranks divide the experts, rows go between them, and
+//! results and gradients come back the same way. There are two ways. GPUs that reach each other's memory put each row
+//! where the product of its expert reads it. Else a rank puts the rows of its tokens into slots, as many for each rank, and
+//! the ranks exchange the slots; each orders what it received by its own experts. Both have the same order of rows. The room
+//! is the most rows that a microbatch can have, so none is ever dropped.
 
 use std::rc::Rc;
 
 use device::ops::{
-    Collective, CollectiveKind, CombineRows, ExpertRows, ExpertsOfSlots, GatherRows, SlotsOfPairs, SortByExpert,
+    Collective, CollectiveKind, CombineRows, ExpertRows, ExpertsOfSlots, GatherRows, PlaceRows, RowsOfRanks, RowsWay,
+    SlotsOfPairs, SortByExpert,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
@@ -28,12 +30,34 @@ pub(super) struct Dispatch {
 /// The places of a microbatch's rows.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
-    /// The order of rows by this rank's experts. If ranks exchange rows, its pairs are the slots that the rank received.
+    /// The order of rows by this rank's experts. If ranks exchange slots, its pairs are the slots that the rank received; if
+    /// they exchange rows, its pairs are the rows.
     pub(super) order: ExpertRows,
     /// The weight of each pair of that order, f32.
     pub(super) weights: Tensor,
-    /// `(tokens, k)`, i32: the slots of this rank's own pairs, if ranks exchange rows.
-    slots: Option<Tensor>,
+    between: Between,
+}
+
+/// How rows pass between ranks.
+#[derive(Clone, Copy)]
+enum Between {
+    /// Not at all.
+    Nothing,
+    /// Through slots. `(tokens, k)`, i32: the slots of this rank's own pairs.
+    Slots(Tensor),
+    /// From place to place.
+    Places(Places),
+}
+
+/// The places of rows on all ranks.
+#[derive(Clone, Copy)]
+struct Places {
+    /// This rank's pairs by the experts of all ranks.
+    own: ExpertRows,
+    /// See [`RowsOfRanks::offsets`].
+    offsets: Tensor,
+    /// See [`RowsOfRanks::places`].
+    places: Tensor,
 }
 
 impl Way {
@@ -59,24 +83,34 @@ impl Dispatch {
         let chosen = routed.kept;
         let order = sort(cx, chosen, self.experts)?;
         let Some(ranks) = self.ranks.clone() else {
-            return Ok(Way { order, weights: routed.weights, slots: None });
+            return Ok(Way { order, weights: routed.weights, between: Between::Nothing });
         };
         let (count, own) = (self.count(), self.own());
         let [tokens, k] = [chosen.shape.rows(), chosen.shape.last()];
         // A token has at most one row for each expert.
         let room = tokens * k.min(own);
-        let slots = cx.tensor("expert_slots", chosen.shape, DType::I32)?;
-        cx.run(SlotsOfPairs { chosen, order, ranks: count, room, slots })?;
         let offsets = cx.tensor("all_expert_offsets", [count, self.experts + 1], DType::I32)?;
         let (rank, gather) = (ranks.rank(), CollectiveKind::AllGather);
-        cx.run(Collective { kind: gather, communicator: ranks, input: order.offsets, output: offsets })?;
+        cx.run(Collective { kind: gather, communicator: ranks.clone(), input: order.offsets, output: offsets })?;
+        let of_pairs = routed.weights.view(0, [tokens * k, 1]);
+        if ranks.moves_rows() {
+            let places = cx.tensor("expert_places", [own, count], DType::I32)?;
+            let of_ranks = Places { own: order, offsets, places };
+            let pairs = cx.tensor("expert_pairs_here", [count * room], DType::I32)?;
+            let here = cx.tensor("expert_offsets_here", [own + 1], DType::I32)?;
+            cx.run(PlaceRows { all: offsets, rank, places, offsets: here, pairs })?;
+            let order = ExpertRows { offsets: here, pairs, rows: pairs.view(0, [count * room, 1]) };
+            let weights = self.to_experts(cx, "expert_weights_here", of_pairs, order, of_ranks)?;
+            return Ok(Way { order, weights, between: Between::Places(of_ranks) });
+        }
+        let slots = cx.tensor("expert_slots", chosen.shape, DType::I32)?;
+        cx.run(SlotsOfPairs { chosen, order, ranks: count, room, slots })?;
         let received = cx.tensor("experts_of_slots", [count * room, 1], DType::I32)?;
         cx.run(ExpertsOfSlots { offsets, rank, chosen: received })?;
         let order = sort(cx, received, own)?;
-        let of_pairs = routed.weights.view(0, [tokens * k, 1]);
         let weights =
             self.to_slots(cx, ["expert_weights_sent", "expert_weights_received"], of_pairs, Way::by_pair(slots), room)?;
-        Ok(Way { order, weights, slots: Some(slots) })
+        Ok(Way { order, weights, between: Between::Slots(slots) })
     }
 
     /// The rows of this rank's experts, `(rows, width)`, from those of tokens `(batch, seq, width)`.
@@ -88,10 +122,16 @@ impl Dispatch {
         way: &Way,
     ) -> Result<Tensor> {
         let order = &way.order;
-        let Some(slots) = way.slots else { return gather(cx, name, tokens, order.rows, order.rows.elements()) };
-        let room = order.rows.elements() / self.count();
-        let received = self.to_slots(cx, ["expert_rows_sent", "expert_rows_received"], tokens, slots, room)?;
-        gather(cx, name, received, order.rows, order.rows.elements())
+        let rows = order.rows.elements();
+        match way.between {
+            Between::Nothing => gather(cx, name, tokens, order.rows, rows),
+            Between::Slots(slots) => {
+                let names = ["expert_rows_sent", "expert_rows_received"];
+                let received = self.to_slots(cx, names, tokens, slots, rows / self.count())?;
+                gather(cx, name, received, order.rows, rows)
+            }
+            Between::Places(places) => self.to_experts(cx, name, tokens, *order, places),
+        }
     }
 
     /// The sums of each token's rows, plus `also`: `(batch, seq, width)`.
@@ -103,9 +143,10 @@ impl Dispatch {
         also: Option<Tensor>,
         way: &Way,
     ) -> Result<Tensor> {
-        let (input, places) = match way.slots {
-            None => (rows, way.order.rows),
-            Some(slots) => {
+        let (input, places) = match way.between {
+            Between::Nothing => (rows, way.order.rows),
+            Between::Places(places) => (self.to_tokens(cx, "expert_results_here", rows, places)?, places.own.rows),
+            Between::Slots(slots) => {
                 let in_slots = [way.order.rows.elements(), rows.shape.last()];
                 let sent = cx.tensor("expert_results_sent", in_slots, rows.dtype)?;
                 cx.run(CombineRows { input: rows, rows: way.order.rows, also: None, output: sent })?;
@@ -125,11 +166,16 @@ impl Dispatch {
         grad: Tensor,
         way: &Way,
     ) -> Result<Tensor> {
-        let Some(slots) = way.slots else { return Ok(grad) };
-        let input = self.exchange(cx, "grad_expert_weights_received", grad)?;
+        let (input, places) = match way.between {
+            Between::Nothing => return Ok(grad),
+            Between::Places(places) => {
+                (self.to_tokens(cx, "grad_expert_weights_here", grad, places)?, places.own.rows)
+            }
+            Between::Slots(slots) => (self.exchange(cx, "grad_expert_weights_received", grad)?, slots),
+        };
         let grad_weights = cx.tensor("grad_own_expert_weights", routed.weights.shape, DType::F32)?;
         let output = grad_weights.view(0, [grad_weights.elements(), 1]);
-        cx.run(CombineRows { input, rows: Way::by_pair(slots), also: None, output })?;
+        cx.run(CombineRows { input, rows: Way::by_pair(places), also: None, output })?;
         Ok(grad_weights)
     }
 
@@ -146,11 +192,46 @@ impl Dispatch {
         self.exchange(cx, received, sent)
     }
 
+    /// The rows of this rank's experts, which all ranks put in their places.
+    fn to_experts(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        input: Tensor,
+        order: ExpertRows,
+        places: Places,
+    ) -> Result<Tensor> {
+        let output = cx.tensor(name, [order.pairs.elements(), input.shape.last()], input.dtype)?;
+        self.pass(cx, RowsWay::ToExperts, places, input, output)
+    }
+
+    /// The rows of this rank's pairs, by the experts of all ranks.
+    fn to_tokens(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor, places: Places) -> Result<Tensor> {
+        let output = cx.tensor(name, [places.own.pairs.elements(), input.shape.last()], input.dtype)?;
+        self.pass(cx, RowsWay::ToTokens, places, input, output)
+    }
+
+    fn pass(
+        &self,
+        cx: &mut StepContext<'_>,
+        way: RowsWay,
+        places: Places,
+        input: Tensor,
+        output: Tensor,
+    ) -> Result<Tensor> {
+        let Places { own, offsets, places } = places;
+        let kind = CollectiveKind::Rows(RowsOfRanks { way, offsets, places, pairs: own.pairs });
+        cx.run(Collective { kind, communicator: self.communicator(), input, output })?;
+        Ok(output)
+    }
+
+    fn communicator(&self) -> Rc<dyn Communicator> {
+        self.ranks.clone().unwrap_or_else(|| unreachable!("rows pass between ranks only if these divide experts"))
+    }
+
     /// The slots of all ranks for this one.
     fn exchange(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor) -> Result<Tensor> {
-        let Some(communicator) = self.ranks.clone() else {
-            unreachable!("ranks have slots only if they divide experts")
-        };
+        let communicator = self.communicator();
         let output = cx.tensor(name, input.shape, input.dtype)?;
         cx.run(Collective { kind: CollectiveKind::AllToAll, communicator, input, output })?;
         Ok(output)
