@@ -76,8 +76,11 @@ pub struct Ranks {
     pipeline: Option<PipelineGroups>,
 }
 
-/// The names of the communicators of ranks that share layers.
-pub const TENSOR_COMMUNICATORS: [&str; 2] = ["tensor", "tensor, aside"];
+/// Whether the communicator of that name transfers through memory that its GPUs reach, if they do: those of ranks that share
+/// layers, and those of rows of experts.
+pub fn suits_peer_memory(name: &str) -> bool {
+    matches!(*name.split(", ").collect::<Vec<_>>(), ["tensor"] | [_, "aside" | "rows"])
+}
 
 impl Ranks {
     /// The only rank.

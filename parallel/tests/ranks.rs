@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, Placement, Ranks, TENSOR_COMMUNICATORS, ThreadWorld};
+use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, Placement, Ranks, ThreadWorld, suits_peer_memory};
 
 /// Does `work` on a thread for each rank of a mesh.
 fn on_ranks(connections: &Connections, work: impl Fn(&Ranks) + Sync) {
@@ -29,7 +29,7 @@ fn each_group_has_one_communicator_with_the_name_of_its_axis_and_purpose() {
             assert_eq!(communicator.members(), ranks.mesh().members_along(ranks.rank(), axis));
             communicator.name().to_string()
         };
-        assert_eq!([Lane::Main, Lane::Aside].map(|lane| named(Axis::Tensor, lane)), TENSOR_COMMUNICATORS);
+        assert_eq!([Lane::Main, Lane::Aside].map(|lane| named(Axis::Tensor, lane)), ["tensor", "tensor, aside"]);
         assert_eq!(named(Axis::KeyHeadCopies, Lane::Main), "key head copies");
         assert_eq!(named(Axis::Data, Lane::Loads), "data, loads");
         assert_eq!(named(Axis::Pipeline, Lane::Main), "pipeline");
@@ -67,4 +67,12 @@ fn ranks_with_other_tokens_have_one_communicator_and_those_that_divide_sequences
         let keys = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys).unwrap();
         assert_eq!((keys.name(), keys.rank()), ("context, keys", ranks.rank() / 2 % 2));
     });
+}
+
+#[test]
+fn ranks_that_share_layers_or_exchange_rows_transfer_through_memory_that_their_gpus_reach() {
+    let names = ["tensor", "tensor, aside", "data, rows", "expert, rows", "expert, aside"];
+    assert!(names.into_iter().all(suits_peer_memory));
+    let names = ["data", "pipeline", "data, loads", "context, keys", "context, keys, aside", "expert data"];
+    assert!(!names.into_iter().any(suits_peer_memory));
 }

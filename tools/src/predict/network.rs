@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
-use parallel::TENSOR_COMMUNICATORS;
+use parallel::suits_peer_memory;
 
 use crate::predict::card::{Card, at};
 use trainer::config::TensorTransfers;
@@ -23,7 +23,7 @@ impl Network {
     /// Whether sums and gathers over a communicator of a plan are made by kernels that read the other GPUs' memory.
     pub(super) fn has_kernels(&self, plan: &RunPlan, communicator: &str, members: &[usize]) -> bool {
         plan.config.parallel.tensor_transfers == TensorTransfers::Auto
-            && TENSOR_COMMUNICATORS.contains(&communicator)
+            && suits_peer_memory(communicator)
             && members.len() <= PeerWindow::MAX_RANKS
             && self.nodes(members) == 1
     }

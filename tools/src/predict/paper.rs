@@ -22,6 +22,8 @@ struct PaperGroup {
     name: String,
     rank: usize,
     members: Vec<usize>,
+    /// Kernels make its transfers.
+    kernels: bool,
 }
 
 impl Communicator for PaperGroup {
@@ -44,6 +46,10 @@ impl Communicator for PaperGroup {
     fn members(&self) -> Vec<usize> {
         self.members.clone()
     }
+
+    fn moves_rows(&self) -> bool {
+        self.kernels
+    }
 }
 
 /// A rank's view of all ranks of a plan, and the bytes that libraries and communicators take on it.
@@ -54,10 +60,11 @@ fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup
             return Ok(None);
         };
         communicators += 1;
-        if network.has_kernels(plan, name, &members) {
+        let kernels = network.has_kernels(plan, name, &members);
+        if kernels {
             windows += PeerWindow::bytes(members.len());
         }
-        Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
+        Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members, kernels })))
     };
     let group = ProcessGroup::of(Ranks::connect(&plan.connections(), rank, &mut connect)?);
     Ok((group, network.card.taken(communicators) + windows))

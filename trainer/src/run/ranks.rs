@@ -14,7 +14,7 @@ use launch::watch::activity::Activity;
 use launch::watch::joining::Joining;
 use launch::watch::{Watch, WatchSettings, last_words};
 use launch::{RankEnv, signals};
-use parallel::{Connections, Ranks, TENSOR_COMMUNICATORS, World};
+use parallel::{Connections, Ranks, World, suits_peer_memory};
 
 use crate::config::TensorTransfers;
 use crate::error::RunError;
@@ -206,7 +206,7 @@ fn connect(
 ) -> device::Result<Rc<Ranks>> {
     Ranks::connect(connections, world.rank(), &mut |name, group| {
         let communicator = match device.gpu() {
-            Some(gpu) if transfers == TensorTransfers::Auto && TENSOR_COMMUNICATORS.contains(&name) => {
+            Some(gpu) if transfers == TensorTransfers::Auto && suits_peer_memory(name) => {
                 world.peer_communicator(name, &group, &gpu)?
             }
             Some(_) => world.nccl_communicator(name, &group)?,
