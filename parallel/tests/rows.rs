@@ -27,7 +27,9 @@ fn rows_of(rank: usize, ranks: usize) -> Vec<(usize, usize)> {
     let experts = rank * EXPERTS..(rank + 1) * EXPERTS;
     let of = |expert: usize| {
         (0..ranks).flat_map(move |from| {
-            (0..TOKENS * K).filter(move |pair| chosen(from, ranks, *pair) == expert as i32).map(move |pair| (from, pair))
+            (0..TOKENS * K)
+                .filter(move |pair| chosen(from, ranks, *pair) == expert as i32)
+                .map(move |pair| (from, pair))
         })
     };
     experts.flat_map(of).collect()

@@ -2,7 +2,10 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Operation, RowsOfRanks, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use super::{
+    Accesses, Operation, RowsOfRanks, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float,
+    visit_all,
+};
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, DType, Request, Result, Tensor};
 

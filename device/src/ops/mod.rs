@@ -67,7 +67,8 @@ pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Multi
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm,
-    GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, RowsOfRanks, RowsWay, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
+    GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, RowsOfRanks, RowsWay, Score, SlotsOfPairs,
+    SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
 pub(crate) use gemm::MatrixPlace;

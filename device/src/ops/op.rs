@@ -2,7 +2,17 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad, CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, ExpertGlu, ExpertGluBackward, ExpertsOfSlots, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm, HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse, Multiply, NesterovMomentum, Norm, NormBackward, Operation, OrderRows, PairLoss, PlaceRows, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep, SlotsOfPairs, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, Update, UpdateScales, UpdateSelectionBias, When, WriteControl, WriteSampleRecord};
+use super::{
+    Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
+    CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
+    CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
+    ExpertGlu, ExpertGluBackward, ExpertsOfSlots, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm,
+    HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse,
+    Multiply, NesterovMomentum, Norm, NormBackward, Operation, OrderRows, PairLoss, PlaceRows, Poison, ProgressMark,
+    Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep,
+    SlotsOfPairs, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, Update, UpdateScales,
+    UpdateSelectionBias, When, WriteControl, WriteSampleRecord,
+};
 use crate::{Result, Tensor};
 
 /// An enum over all operations, a conversion from each, and methods that ask the operation.

@@ -135,7 +135,9 @@ fn sums_are_in_f32_in_the_order_of_choices_and_rounded_once() {
 #[test]
 fn pairs_get_slots_in_the_order_of_experts_and_ranks_find_the_experts_of_slots() {
     let t = checked_bench();
-    for [tokens, k, ranks, experts, room] in [[6, 2, 2, 4, 12], [50, 3, 4, 8, 20], [9, 1, 3, 3, 2], [700, 8, 8, 64, 700]] {
+    for [tokens, k, ranks, experts, room] in
+        [[6, 2, 2, 4, 12], [50, 3, 4, 8, 20], [9, 1, 3, 3, 2], [700, 8, 8, 64, 700]]
+    {
         // Of each rank the choices of its pairs, some of them dropped.
         let of_rank = |rank: usize| choices(rank as u64 + 1, tokens * k, experts + 1);
         let own = experts / ranks;

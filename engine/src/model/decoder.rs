@@ -50,7 +50,14 @@ impl Decoder {
         // Only the layers of training read or add to these.
         let unused = device.virtual_tensor("control", [1], DType::U8);
         let losses = TermSums { terms: [LossTerm::OF_TARGETS].into(), all: unused };
-        let step = StepTensors { control: unused, losses, expert_loads: None, rotary, here: TokensHere::all(), positions: None };
+        let step = StepTensors {
+            control: unused,
+            losses,
+            expert_loads: None,
+            rotary,
+            here: TokensHere::all(),
+            positions: None,
+        };
         let of = ShardedShape { shape, parallel: &TensorParallel::alone() };
         let builder = LayerBuilder { of, params, step };
         let mut branches = Vec::new();

@@ -165,12 +165,7 @@ impl Stage {
 }
 
 /// The positions of the tokens here, i32: `(samples, tokens)` for each length. `None` if all tokens are here.
-fn positions(
-    device: &Device,
-    areas: &mut Vec<Area>,
-    here: &TokensHere,
-    samples: usize,
-) -> Result<Option<Tensor>> {
+fn positions(device: &Device, areas: &mut Vec<Area>, here: &TokensHere, samples: usize) -> Result<Option<Tensor>> {
     let Some(values) = here.values(samples) else { return Ok(None) };
     let tensor = device.allocate_tensor(areas, "positions", [values.len()], DType::I32)?;
     if !device.is_dry() {

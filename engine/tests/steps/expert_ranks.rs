@@ -68,6 +68,11 @@ fn divided_experts_have_the_same_bits_in_every_setting() {
         })
     };
     let plain = train(pairs(2), &|run| run);
+    // Rows go straight to their places.
+    let direct = Layout { moves_rows: true, ..pairs(2) };
+    assert!(train(direct, &|run| run) == plain, "rows go straight to their places");
+    let graphs = GraphOptions { scope: Scope::FullIteration, poison: true, ..GraphOptions::default() };
+    assert!(train(direct, &|run| Run { graphs: graphs.clone(), ..run }) == plain, "... in one graph");
     for (name, options) in &all_settings()[1..] {
         assert!(train(pairs(2), &|run| Run { graphs: options.clone(), ..run }) == plain, "{name}");
     }

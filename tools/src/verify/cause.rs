@@ -33,7 +33,10 @@ pub(super) fn cause(
             if let Some(mesh) = two
                 && differs(mesh)? == Some(false)
             {
-                return Ok(format!(". It differs if the {} axis has one rank, and not if it has two", name(mesh, axis)));
+                return Ok(format!(
+                    ". It differs if the {} axis has one rank, and not if it has two",
+                    name(mesh, axis)
+                ));
             }
         }
     }

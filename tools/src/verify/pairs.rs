@@ -293,7 +293,8 @@ fn number_formats_have_the_numbers_of_one_rank() {
 fn eight_ranks_divide_sequences_with_windows_and_documents() {
     let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 precision.compute=f32";
     let windows = "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]";
-    for more in ["", "data.reset_attention_mask=true", "data.sft=true data.seq_length_buckets=[64,128] model.seq_length=128"]
+    for more in
+        ["", "data.reset_attention_mask=true", "data.sft=true data.seq_length_buckets=[64,128] model.seq_length=128"]
     {
         verified(8, &format!("{common} {windows} parallel.context=8 {more}"));
     }

@@ -166,35 +166,27 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
 fn planted_faults_of_divided_experts_are_found() {
     let up = "h.0.mlp.experts.c_fc.weight";
     let of_two: [Fault; 4] = [
+        (up, Counted(Axis::Expert), ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"]),
         (
             up,
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Expert) as f32)),
-            ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"],
-        ),
-        (
-            up,
-            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Expert) as f32)),
+            Divided(Axis::Expert),
             ["is 1/2 of", "over the 2 ranks of the expert axis: it is divided by their number"],
         ),
         (
             "h.0.mlp.router.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Expert) as f32)),
+            Counted(Axis::Expert),
             ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"],
         ),
-        (
-            up,
-            |mesh, all| sum_over(mesh, Axis::Expert, all),
-            ["by no constant factor", "over the 2 ranks of the expert axis"],
-        ),
+        (up, Summed(Axis::Expert), ["by no constant factor", "over the 2 ranks of the expert axis"]),
     ];
     assert_found(&format!("{EXPERTS} parallel.expert=2"), [1, 1, 2], &of_two);
     // A gradient that doubles with each layer of a group of one.
     let of_one: [Fault; 1] = [(
         up,
-        |mesh, all| {
+        Changed(|mesh, all| {
             let doubles = mesh.size(Axis::Expert) == 1 && mesh.ranks() > 1;
             all.iter_mut().filter(|_| doubles).for_each(|one| one.times(4.0));
-        },
+        }),
         ["is 4 times", "if the expert axis has one rank, and not if it has two"],
     )];
     assert_found(EXPERTS, [2, 1, 1], &of_one);
@@ -225,23 +217,23 @@ fn planted_faults_are_found_over_the_ranks_that_divide_sequences() {
     let of_context: [Fault; 3] = [
         (
             "h.1.ln_1.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(mesh.size(Axis::Context) as f32)),
+            Counted(Axis::Context),
             ["is 2 times", "over the 2 ranks of the context axis: it is counted once a rank"],
         ),
         (
             "h.0.mlp.c_fc.weight",
-            |mesh, all| all.iter_mut().for_each(|one| one.times(1.0 / mesh.size(Axis::Context) as f32)),
+            Divided(Axis::Context),
             ["is 1/2 of", "over the 2 ranks of the context axis: it is divided by their number"],
         ),
         // The gradients of keys, the second third, are not summed.
         (
             "h.0.attn.c_attn.weight",
-            |mesh, all| {
+            Changed(|mesh, all| {
                 for one in all.iter_mut().filter(|_| mesh.size(Axis::Context) > 1) {
                     let third = one.here.len() / 3;
                     one.here[third..2 * third].iter_mut().for_each(|value| *value *= 0.5);
                 }
-            },
+            }),
             ["is 1/2 of", "over the 2 ranks of the context axis"],
         ),
     ];

@@ -18,8 +18,7 @@ fn flags(layout: &str) -> String {
 
 #[test]
 fn a_checkpoint_of_divided_state_goes_on_under_any_layout_and_any_goes_on_divided() {
-    let layouts =
-        [(1, ""), (2, "--enable-cuda-graph"), (2, DIVIDED), (4, "--use-distributed-optimizer"), (2, LONG)];
+    let layouts = [(1, ""), (2, "--enable-cuda-graph"), (2, DIVIDED), (4, "--use-distributed-optimizer"), (2, LONG)];
     let unbroken: Vec<Folder> = (0..layouts.len())
         .map(|at| {
             let folder = Folder::new(&format!("divided-{at}"));

@@ -116,10 +116,16 @@ fn tokenize_is_the_work_of_one_process() {
 fn expert_ranks_that_cannot_be_are_refused_with_sizes_that_work() {
     let model = "model.preset=tiny-llama model.experts=6 model.experts_per_token=2";
     for (text, needles) in [
-        ("parallel.expert=2", ["parallel.expert = 2 with model.experts = 0", "layers that have some", "or model.experts"]),
+        (
+            "parallel.expert=2",
+            ["parallel.expert = 2 with model.experts = 0", "layers that have some", "or model.experts"],
+        ),
         ("parallel.expert=0", ["parallel.expert = 0", "at least 1", "set"]),
         ("MODEL parallel.expert=4", ["parallel.expert = 4 with model.experts = 6", "as many", "one of 1, 2, 3, 6"]),
-        ("MODEL parallel.expert=3", ["parallel.expert = 3 with 2 data-parallel ranks", "share the batch", "one of 1, 2"]),
+        (
+            "MODEL parallel.expert=3",
+            ["parallel.expert = 3 with 2 data-parallel ranks", "share the batch", "one of 1, 2"],
+        ),
         (
             "MODEL parallel.expert=2 parallel.tensor=2",
             ["parallel.expert = 2 with 1 data-parallel rank", "a multiple of parallel.expert", "one of 1"],

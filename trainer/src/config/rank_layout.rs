@@ -85,7 +85,10 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
         UserError::new(
             format!("parallel.expert = {expert} with {of}"),
             "the ranks that share the batch divide the experts: their number is a multiple of parallel.expert",
-            format!("set parallel.expert to one of {}", sizes_that_work(config.model.experts, |size| with(size).is_ok())),
+            format!(
+                "set parallel.expert to one of {}",
+                sizes_that_work(config.model.experts, |size| with(size).is_ok())
+            ),
         )
     })
 }

@@ -3,9 +3,9 @@
 
 use crate::communicator::CollectiveKind;
 use crate::cuda::kernels::Grid;
+use crate::cuda::ops::experts;
 use crate::cuda::peers::{GATHER, MAX_BLOCKS, Peers, PeersArgs, SUM_BF16, SUM_F32};
 use crate::cuda::{Queue, StreamHandle};
-use crate::cuda::ops::experts;
 use crate::ops::Collective;
 use crate::{DType, Error, Result};
 

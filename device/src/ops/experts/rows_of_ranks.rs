@@ -6,7 +6,8 @@
 //! expert: first those of rank 0, and those of a rank in its own order. So a row is moved once, and sorted once.
 
 use crate::ops::{
-    Accesses, Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape, visit_all,
+    Accesses, Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape,
+    visit_all,
 };
 use crate::{DType, Result, Tensor};
 
@@ -127,7 +128,8 @@ impl Operation for PlaceRows {
     const NAME: &'static str = "place_rows";
 
     fn check(&self) -> Result<()> {
-        let numbers = [("all", &self.all), ("places", &self.places), ("offsets", &self.offsets), ("pairs", &self.pairs)];
+        let numbers =
+            [("all", &self.all), ("places", &self.places), ("offsets", &self.offsets), ("pairs", &self.pairs)];
         numbers.iter().try_for_each(|(of, tensor)| ensure_dtype(Self::NAME, of, tensor, DType::I32))?;
         let ranks = self.all.shape.rows();
         check_places(Self::NAME, ranks, &self.all, &self.places)?;

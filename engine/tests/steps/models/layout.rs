@@ -25,13 +25,15 @@ pub struct Layout {
     pub zero_bubble: bool,
     /// Ranks that divide experts, of those that share the batch.
     pub expert: usize,
+    /// Rows of experts go straight to their places, as between GPUs that reach each other's memory.
+    pub moves_rows: bool,
 }
 
 impl Layout {
     /// Groups of as many microbatches as there are stages, and rows shared if layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
         let (context, group, sequence, zero_bubble, expert) = (1, stages, tensor > 1, false, 1);
-        Layout { tensor, context, stages, chunks, data, group, sequence, zero_bubble, expert }
+        Layout { tensor, context, stages, chunks, data, group, sequence, zero_bubble, expert, moves_rows: false }
     }
 
     /// The ranks. So many of those that share layers store copies of a key head.
@@ -95,6 +97,7 @@ impl Layout {
         std::thread::scope(|scope| {
             let threads: Vec<_> = ThreadWorld::ranks(self.ranks(), Duration::from_secs(600))
                 .into_iter()
+                .map(|rank| if self.moves_rows { rank.moving_rows() } else { rank })
                 .map(|rank| scope.spawn(move || work(self.part_of(&rank, run()))))
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

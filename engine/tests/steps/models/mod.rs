@@ -355,7 +355,7 @@ impl Run {
             .map(|step| {
                 let settings = self.settings(step);
                 // As in a run: stages between the first and the last have no samples.
-                let batch = stage.needs_batch().then(|| match self.row {
+                let batch = stage.needs_batch().then(|| match &self.row {
                     Some(SampleRow { pairs: Some(pairs), .. }) => {
                         with_pairs(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
                     }

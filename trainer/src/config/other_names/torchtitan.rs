@@ -254,13 +254,6 @@ fn shard(value: &Value, _: &Settings) -> Made {
     Ok(vec![set_as("parallel.distributed_optimizer", "true", how)])
 }
 
-fn only_one(value: &Value, _: &Settings) -> Made {
-    match number(value) {
-        Some(1.0) => none(),
-        _ => Err("ranks are divided into tensor, pipeline and data parallelism".into()),
-    }
-}
-
 fn as_tensor(value: &Value, settings: &Settings) -> Made {
     let tensor = settings.number("parallelism.tensor_parallel_degree").unwrap_or(1.0);
     match number(value) {

@@ -168,9 +168,7 @@ impl Dispatch {
     ) -> Result<Tensor> {
         let (input, places) = match way.between {
             Between::Nothing => return Ok(grad),
-            Between::Places(places) => {
-                (self.to_tokens(cx, "grad_expert_weights_here", grad, places)?, places.own.rows)
-            }
+            Between::Places(places) => (self.to_tokens(cx, "grad_expert_weights_here", grad, places)?, places.own.rows),
             Between::Slots(slots) => (self.exchange(cx, "grad_expert_weights_received", grad)?, slots),
         };
         let grad_weights = cx.tensor("grad_own_expert_weights", routed.weights.shape, DType::F32)?;
