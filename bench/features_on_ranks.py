@@ -23,6 +23,7 @@ SMALL_VOCABULARY = ["--vocab", "512"]
 LAYOUTS = {
     "dp2, distributed optimizer": ["--use-distributed-optimizer"],
     "tp2, sequence parallel": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+    "cp2": ["--context-parallel-size", "2"],
     "pp2": ["--pipeline-model-parallel-size", "2"],
 }
 # Deterministic runs need not time products, so they start sooner. They do not use cuDNN's attention.

@@ -41,8 +41,8 @@ fn check_length(config: &RunConfig) -> Result<(), UserError> {
     };
     require(works(length, context), || {
         let longer = (length..).find(|&length| works(length, context)).unwrap_or(length);
-        let fewer = (1..context).rev().filter(|fewer| context.is_multiple_of(*fewer));
-        let fewer = fewer.into_iter().find(|&fewer| fewer == 1 || works(length, fewer)).unwrap_or(1);
+        let divides = |&fewer: &usize| context.is_multiple_of(fewer) && (fewer == 1 || works(length, fewer));
+        let fewer = (1..context).rev().find(divides).unwrap_or(1);
         UserError::new(
             format!("model.seq_length = {length} with parallel.context = {context}"),
             "a rank has two equal parts of each sequence, and with parallel.sequence_parallel tensor ranks divide them",

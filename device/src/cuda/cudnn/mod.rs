@@ -413,7 +413,7 @@ impl Cudnn {
             let sizes = GraphSizes { seq: queries as i64, window, part: Some(part), ..whole };
             QueryPart { first: at * queries, sizes }
         };
-        Some(share.begins(seq).into_iter().enumerate().map(part).collect())
+        Some(share.begins(seq).into_iter().enumerate().take(share.ranks.min(2)).map(part).collect())
     }
 }
 
