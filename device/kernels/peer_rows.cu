@@ -20,13 +20,6 @@ struct Rows {
     u32 bound;    // the most rows that experts have
 };
 
-inline uint4 load_word(const uint4* from) { return load_uncached(from); }
-inline u32 load_word(const u32* from) {
-    u32 x;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(from));
-    return x;
-}
-
 // The offsets of the rows of `from` for the experts of `to`.
 inline const int* offsets(const Rows& op, u32 from, u32 to) {
     return op.offsets + (u64)from * (op.peers.ranks * op.experts + 1) + to * op.experts;
@@ -82,24 +75,22 @@ template <class W> void move(const Rows& op, const W* from, W* to, u32 lane) {
     for (; i + (AHEAD - 1) * op.lanes < op.words; i += AHEAD * op.lanes) {
         W x[AHEAD];
 #pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) x[k] = load_word(from + i + k * op.lanes);
+        for (u32 k = 0; k < AHEAD; k++) x[k] = load_uncached(from + i + k * op.lanes);
 #pragma unroll
         for (u32 k = 0; k < AHEAD; k++) to[i + k * op.lanes] = x[k];
     }
-    for (; i < op.words; i += op.lanes) to[i] = load_word(from + i);
+    for (; i < op.words; i += op.lanes) to[i] = load_uncached(from + i);
 }
 
 template <class Way, class W> void exchange(const Rows& op) {
     begin_kernel();
     const Peers& peers = op.peers;
-    __shared__ u32 most;
-    if (threadIdx.x == 0) most = 0;
-    __syncthreads();
-    if (threadIdx.x < peers.ranks * peers.ranks) {
-        u32 from = threadIdx.x / peers.ranks, to = threadIdx.x % peers.ranks;
-        if (from != to) atomicMax(&most, Way::sent(op, from, to));
+    u32 most = 0;
+    for (u32 from = 0; from < peers.ranks; from++) {
+        for (u32 to = 0; to < peers.ranks; to++) {
+            if (from != to) most = max(most, Way::sent(op, from, to));
+        }
     }
-    __syncthreads();
     const u32 all = most * op.parts, lane = threadIdx.x % op.lanes;
     const u32 movers = blockDim.x / op.lanes, mover = threadIdx.x / op.lanes;
     // Parts of a piece: as few rounds as slots allow, with the parts spread over all blocks.

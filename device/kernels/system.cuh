@@ -8,6 +8,12 @@ inline uint4 load_uncached(const uint4* from) {
     return x;
 }
 
+inline u32 load_uncached(const u32* from) {
+    u32 x;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
+
 // A thread that sees the value also sees all earlier writes of this thread and of those that met it at a barrier.
 inline void store_release(u32* to, u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");

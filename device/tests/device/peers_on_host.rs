@@ -1,23 +1,26 @@
-//! The kernels of `kernels/peers.cu` on a CPU: the source is compiled as C++, with threads for the threads of blocks, and makes random
-//! transfers between 2 to 8 ranks. It needs g++.
+//! The kernels of `kernels/peers.cu` and `kernels/peer_rows.cu` on a CPU: the source is compiled as C++, with threads for the
+//! threads of blocks, and makes random transfers between 2 to 8 ranks. It needs g++.
 
 use std::path::Path;
 use std::process::Command;
 
-use device::cuda::SOURCES;
-
-const STAND_INS: [(&str, &str); 3] = [
+const SUMS: &str = include_str!("../../kernels/peers.cu");
+const ROWS: &str = include_str!("../../kernels/peer_rows.cu");
+const STAND_INS: [(&str, &str); 5] = [
     ("common.cuh", include_str!("peers_on_host/common.cuh")),
     ("system.cuh", include_str!("peers_on_host/system.cuh")),
-    ("main.cpp", include_str!("peers_on_host/main.cpp")),
+    ("peers.cuh", include_str!("../../kernels/peers.cuh")),
+    ("sums.cpp", include_str!("peers_on_host/sums.cpp")),
+    ("rows.cpp", include_str!("peers_on_host/rows.cpp")),
 ];
 
-/// Compiles `kernel` with the stand-ins in a folder.
-fn build(folder: &Path, kernel: &str) {
+/// Compiles kernels with the stand-ins in a folder: sums and gathers, or rows.
+fn build(folder: &Path, program: &str, sums: &str, rows: &str) {
     let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
     STAND_INS.iter().for_each(|(name, text)| write(name, text));
-    write("peers.cu", kernel);
-    let options = ["-std=c++20", "-O1", "-pthread", "-Wno-unknown-pragmas", "main.cpp", "-o", "transfers"];
+    write("peers.cu", sums);
+    write("peer_rows.cu", rows);
+    let options = ["-std=c++20", "-O1", "-pthread", "-Wno-unknown-pragmas", program, "-o", "transfers"];
     let built = Command::new("g++").args(options).current_dir(folder).output();
     let built = built.unwrap_or_else(|error| panic!("g++: {error}. Fix: install it (Debian: g++)"));
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -29,14 +32,9 @@ fn transfer(folder: &Path, ranks: usize) -> (String, bool) {
     (String::from_utf8_lossy(&done.stdout).into_owned(), done.status.success())
 }
 
-fn kernel() -> &'static str {
-    SOURCES.iter().find(|(name, _)| *name == "peers.cu").unwrap().1
-}
-
-#[test]
-fn random_transfers_between_2_to_8_ranks_are_right() {
+fn assert_right(program: &str) {
     let folder = tempfile::tempdir().unwrap();
-    build(folder.path(), kernel());
+    build(folder.path(), program, SUMS, ROWS);
     for ranks in [2, 3, 4, 5, 8] {
         let (printed, right) = transfer(folder.path(), ranks);
         assert!(right && printed.starts_with("0 of "), "{ranks} ranks: {printed}");
@@ -44,10 +42,26 @@ fn random_transfers_between_2_to_8_ranks_are_right() {
 }
 
 #[test]
-fn a_kernel_that_reads_the_slot_of_another_round_is_found() {
-    let folder = tempfile::tempdir().unwrap();
-    let wrong = kernel().replace("slot(op, from, op.rank, round)", "slot(op, from, op.rank, round + 1)");
-    assert_ne!(wrong, kernel());
-    build(folder.path(), &wrong);
-    assert!(!transfer(folder.path(), 2).1);
+fn random_transfers_between_2_to_8_ranks_are_right() {
+    assert_right("sums.cpp");
+}
+
+#[test]
+fn random_exchanges_of_rows_between_2_to_8_ranks_are_right() {
+    assert_right("rows.cpp");
+}
+
+#[test]
+fn kernels_that_read_the_slot_of_another_round_are_found() {
+    for (program, from) in [("sums.cpp", "op.peers"), ("rows.cpp", "peers")] {
+        let slot = |round: &str| match program {
+            "sums.cpp" => format!("slot(op, from, {from}.rank, {round})"),
+            _ => format!("slot({from}, from, {from}.rank, {round})"),
+        };
+        let wrong = |source: &str| source.replace(&slot("round"), &slot("round + 1"));
+        assert!(wrong(SUMS) != SUMS || wrong(ROWS) != ROWS);
+        let folder = tempfile::tempdir().unwrap();
+        build(folder.path(), program, &wrong(SUMS), &wrong(ROWS));
+        assert!(!transfer(folder.path(), 2).1, "{program}");
+    }
 }

@@ -1,4 +1,4 @@
-// The parts of CUDA and common.cuh that kernels/peers.cu uses, for a CPU. A thread of a block is a thread.
+// The parts of CUDA and common.cuh that kernels/peers.cu and kernels/peer_rows.cu use, for a CPU. A thread of a block is a thread.
 #pragma once
 #include <algorithm>
 #include <barrier>
@@ -9,6 +9,7 @@ typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
 typedef unsigned long long u64;
+using std::max;
 using std::min;
 
 struct uint4 {

@@ -1,8 +1,9 @@
-// The parts of system.cuh that kernels/peers.cu uses, for a CPU.
+// The parts of system.cuh that kernels/peers.cu and kernels/peer_rows.cu use, for a CPU.
 #pragma once
 #include <thread>
 
 inline uint4 load_uncached(const uint4* from) { return *from; }
+inline u32 load_uncached(const u32* from) { return *from; }
 
 inline void store_release(u32* to, u32 value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
 

@@ -58,9 +58,9 @@ int main(int, char** arguments) {
                         op.input = form == GATHER_IN_PLACE ? &output[rank][rank * bytes] : input[rank].data();
                         op.output = in_place ? input[rank].data() : output[rank].data();
                         if (form == TWO_KERNELS) op.output += rank * bytes;
-                        op.bytes = bytes, op.stride = parts ? bytes : 0, op.rounds = rounds[rank].data();
-                        for (u32 of = 0; of < ranks; of++) op.windows[of] = windows[of].data();
-                        op.ranks = ranks, op.rank = rank, op.piece = piece, op.room = ROOM;
+                        op.bytes = bytes, op.stride = parts ? bytes : 0, op.peers.rounds = rounds[rank].data();
+                        for (u32 of = 0; of < ranks; of++) op.peers.windows[of] = windows[of].data();
+                        op.peers.ranks = ranks, op.peers.rank = rank, op.peers.piece = piece, op.peers.room = ROOM;
                         auto sums = half ? peer_sum_bf16 : peer_sum_f32;
                         (gathers ? peer_gather : sums)(op);
                         if (form == TWO_KERNELS) {
