@@ -239,7 +239,7 @@ fn adapters_learn_from_pairs_and_wrong_settings_are_refused() {
         ("--seq-length 81", &["model.seq_length = 81 with data.dpo", "share a sample equally"]),
         ("--sft", &["data.sft with data.dpo", "leave one of them out"]),
         ("--micro-batch-size 2 --loss-pieces 4", &["model.loss_pieces = 4", "each piece has whole samples"]),
-        ("--seq-length-buckets 40,80", &["data.seq_length_buckets without data.sft"]),
+        ("--seq-length-buckets 40,80", &["data.seq_length_buckets with data.dpo", "samples of pairs are packed"]),
         ("--dpo-loss-type kto", &["kto"]),
         ("--validation-sets a=pairs.jsonl --eval-interval 1", &["data.validation_sets with data.dpo"]),
         ("--reset-attention-mask", &["data.reset_attention_mask with data.dpo", "leave --dpo out"]),
@@ -248,9 +248,9 @@ fn adapters_learn_from_pairs_and_wrong_settings_are_refused() {
     }
 }
 
-/// Questions, each with two answers that a model learns alike. Then it learns to prefer the first.
+/// Questions, each with two answers. A model learns both, and the second twice as often. Then it learns to prefer the first.
 const TAUGHT: [[&str; 3]; 4] =
-    [["sky", "grey", "blue"], ["sun", "hot", "far"], ["grass", "wet", "tall"], ["snow", "cold", "deep"]];
+    [["sky", "grey", "blue"], ["sun", "warm", "high"], ["grass", "lush", "tall"], ["snow", "cold", "deep"]];
 
 #[test]
 fn a_model_that_knows_two_answers_comes_to_give_the_preferred_one() {
@@ -259,14 +259,14 @@ fn a_model_that_knows_two_answers_comes_to_give_the_preferred_one() {
     let chat = |question: &str, answer: &str| {
         json!({ "prompt": messages("user", question), "completion": messages("assistant", answer) }).to_string() + "\n"
     };
-    let chats = TAUGHT.map(|[question, a, b]| chat(question, a) + &chat(question, b)).concat();
+    let chats = TAUGHT.map(|[question, a, b]| chat(question, a) + &chat(question, b).repeat(2)).concat();
     let pair = |[question, chosen, rejected]: [&str; 3]| {
         let [chosen, rejected] = [chosen, rejected].map(|answer| messages("assistant", answer));
         json!({ "prompt": messages("user", question), "chosen": chosen, "rejected": rejected }).to_string() + "\n"
     };
     let asked = |[question, chosen, rejected]: [&str; 3]| {
         let choices = [chosen, rejected].map(|answer| format!("{answer};"));
-        json!({ "context": format!("Q {question} A "), "choices": choices, "gold": 0 }).to_string() + "\n"
+        json!({ "context": format!("Q {question} A"), "choices": choices, "gold": 0 }).to_string() + "\n"
     };
     for (name, text) in [
         ("chats.jsonl", chats),
@@ -276,27 +276,28 @@ fn a_model_that_knows_two_answers_comes_to_give_the_preferred_one() {
     ] {
         std::fs::write(folder.path(name), text).unwrap();
     }
-    let common = "--chat-template template.jinja --split 1 --eval-interval 0 --seq-length 48 --threads 1 --device host \
-                  --global-batch-size 8 --micro-batch-size 4 --lr-warmup-steps 0";
-    let line = |of: &str| format!("{common} {of}").split_whitespace().map(String::from).collect::<Vec<_>>();
-    let train = |of: &str| mpirun(1, &folder.0, &line(of).iter().map(String::as_str).collect::<Vec<_>>());
-    let model = "--layers 1 --hidden-size 32 --heads 2 --lr 1e-2 --steps 80 --save saved --log-dir log";
-    expect(&train(&format!("--sft --data-path chats.jsonl {model}")), 0, &["done: loss"]);
-    let dpo = "--init-from saved --dpo --sft-packing 2 --data-path pairs.jsonl --lr 1e-3 --steps 30 --save preferred";
-    expect(&train(&format!("{dpo} --log-dir dpo")), 0, &["read as pairs of answers, lists of messages", "done: loss"]);
-    let share = |of: &str| {
+    let train = |of: &str| {
+        let line = format!(
+            "{of} --chat-template template.jinja --split 1 --eval-interval 0 --seq-length 48 --threads 1 --device host \
+             --micro-batch-size 4 --lr-warmup-steps 0"
+        );
+        mpirun(1, &folder.0, &line.split_whitespace().collect::<Vec<_>>())
+    };
+    let model = "--layers 1 --hidden-size 64 --heads 4 --lr 5e-3 --steps 150 --global-batch-size 12";
+    let output = train(&format!("--sft --data-path chats.jsonl {model} --save saved --log-dir log"));
+    expect(&output, 0, &["done: loss"]);
+    let dpo = "--init-from saved --dpo --data-path pairs.jsonl --lr 5e-4 --steps 20 --global-batch-size 4";
+    let output = train(&format!("{dpo} --save preferred --log-dir dpo"));
+    expect(&output, 0, &["read as pairs of answers, lists of messages", "done: loss"]);
+    for (model, share, answer) in [("saved", 0.0, 2), ("preferred", 1.0, 1)] {
         let line =
-            format!("eval {of} --multiple-choice questions.jsonl --micro-batch-size 4 --threads 1 --device host");
+            format!("eval {model} --multiple-choice questions.jsonl --micro-batch-size 4 --threads 1 --device host");
         let output = mpirun(1, &folder.0, &line.split_whitespace().collect::<Vec<_>>());
         expect(&output, 0, &[]);
         let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-        result["acc"].as_f64().unwrap()
-    };
-    let [before, after] = ["saved", "preferred"].map(share);
-    assert!(before < 1.0 && after == 1.0, "{before} and {after}");
-    for [question, chosen, _] in TAUGHT {
-        assert_eq!(answers(&folder.path("preferred"), &format!("{question}\n")), format!("{chosen}\n"));
+        assert_eq!(result["acc"].as_f64(), Some(share), "{model}");
+        for taught in TAUGHT {
+            assert_eq!(answers(&folder.path(model), &format!("{}\n", taught[0])), format!("{}\n", taught[answer]));
+        }
     }
-    // The page of documents has these numbers.
-    assert_eq!(before, 0.5);
 }

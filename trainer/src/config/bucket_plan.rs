@@ -69,16 +69,26 @@ fn check_list(data: &DataConfig, seq_length: usize) -> Result<(), UserError> {
     })
 }
 
+/// The mistake of a setting about lengths, if the data have no different ones.
+fn without_conversations(data: &DataConfig, key: &str) -> UserError {
+    match data.dpo {
+        true => UserError::new(
+            format!("{key} with data.dpo"),
+            "samples of pairs are packed, so none is shorter than model.seq_length",
+            "leave it out; --sft-packing has several pairs in a sample",
+        ),
+        false => UserError::new(
+            format!("{key} without data.sft"),
+            "only conversations have different lengths: text fills its samples",
+            "add --sft to train on conversations, or leave it out",
+        ),
+    }
+}
+
 /// Keeps the settings that lengths do not go with.
 fn check_goes_with(config: &RunConfig, mistakes: &mut Mistakes) {
     let (data, model): (&DataConfig, &ModelConfig) = (&config.data, &config.model);
-    mistakes.keep(require(data.sft || data.path.is_none(), || {
-        UserError::new(
-            "data.seq_length_buckets without data.sft",
-            "only conversations have different lengths: text fills its samples",
-            "add --sft to train on conversations, or leave it out",
-        )
-    }));
+    mistakes.keep(require(data.sft || data.path.is_none(), || without_conversations(data, "data.seq_length_buckets")));
     mistakes.keep(require(data.sft_packing == 1, || {
         UserError::new(
             format!("data.seq_length_buckets with data.sft_packing = {}", data.sft_packing),
@@ -98,13 +108,7 @@ fn check_goes_with(config: &RunConfig, mistakes: &mut Mistakes) {
 /// Keeps the settings that an order by length does not go with.
 fn check_order(config: &RunConfig, mistakes: &mut Mistakes) {
     let (data, ramp) = (&config.data, &config.train.rampup_batch_size);
-    mistakes.keep(require(data.sft || data.path.is_none(), || {
-        UserError::new(
-            "data.group_by_length without data.sft",
-            "only conversations have different lengths",
-            "add --sft to train on conversations, or leave it out",
-        )
-    }));
+    mistakes.keep(require(data.sft || data.path.is_none(), || without_conversations(data, "data.group_by_length")));
     mistakes.keep(require(data.sft_packing == 1, || {
         UserError::new(
             format!("data.group_by_length with data.sft_packing = {}", data.sft_packing),
