@@ -6,6 +6,7 @@ struct SlotsOfPairs {
     const int* offsets; // (experts + 1)
     const int* rows;    // (count); -1 if the pair is dropped
     int* slots;         // (count)
+    float* beyond;      // (1), or null: the pairs without a slot
     u32 count;
     u32 experts;
     u32 ranks;
@@ -23,6 +24,14 @@ KERNEL(slots_of_pairs)(const SlotsOfPairs op) {
             if (at < op.room) slot = (int)(rank * op.room + at);
         }
         op.slots[pair] = slot;
+    }
+    if (op.beyond && blockIdx.x == 0 && threadIdx.x == 0) {
+        u32 beyond = 0;
+        for (u32 rank = 0; rank < op.ranks; rank++) {
+            u32 rows = op.offsets[(rank + 1) * of_rank] - op.offsets[rank * of_rank];
+            if (rows > op.room) beyond += rows - op.room;
+        }
+        *op.beyond = (float)beyond;
     }
 }
 
@@ -60,6 +69,7 @@ struct PlaceRows {
     int* places;    // (experts, ranks)
     int* offsets;   // (experts + 1)
     int* pairs;     // (bound)
+    float* beyond;  // (1), or null: the rows that are left out
     u32 ranks;
     u32 rank;
     u32 experts; // of this rank
@@ -84,4 +94,5 @@ KERNEL(place_rows)(const PlaceRows op) {
         if (rank == 0 && expert <= op.experts) op.offsets[expert] = (int)min(before, op.bound);
         sum += all;
     }
+    if (op.beyond && threadIdx.x == 0) *op.beyond = sum > op.bound ? (float)(sum - op.bound) : 0.0f;
 }

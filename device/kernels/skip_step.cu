@@ -49,3 +49,13 @@ KERNEL(skip_step)(const SkipStep op) {
     op.history[op.interval + recorded % op.interval] = norm;
     status->recorded = recorded + 1;
 }
+
+// Takes a step back whose rows had no room. One thread.
+KERNEL(void_step)(const float* beyond, Status* status) {
+    begin_kernel();
+    if (!(*beyond > 0.0f)) return;
+    status->applied -= status->finite;
+    status->skipped -= 1 - status->finite;
+    status->finite = status->applies = 0;
+    status->grad_factor = 0.0f;
+}

@@ -34,6 +34,18 @@ pub struct StepKind {
     pub mode: Mode,
     /// Tokens of a sample, if it is one of the [shorter lengths](crate::step::StageOptions::shorter_lengths).
     pub length: Option<usize>,
+    /// The room for the rows of experts.
+    pub room: Room,
+}
+
+/// The room for the rows that ranks with other experts exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Room {
+    /// For the most rows that a microbatch can have.
+    Whole,
+    /// For so many times the rows of balanced loads as the model says: see
+    /// [`Experts::row_budget`](crate::model::Experts::row_budget).
+    Budget,
 }
 
 impl StepKind {
@@ -44,19 +56,23 @@ impl StepKind {
 }
 
 impl From<Mode> for StepKind {
-    /// A step on samples of the whole length.
+    /// A step on samples of the whole length, with room for all rows.
     fn from(mode: Mode) -> StepKind {
-        StepKind { mode, length: None }
+        StepKind { mode, length: None, room: Room::Whole }
     }
 }
 
 impl std::fmt::Debug for StepKind {
-    /// The name of the mode, and a shorter length: `Train`, `Train at length 512`.
+    /// The name of the mode, and a shorter length: `Train`, `Train at length 512`, `Train in its row budget`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let StepKind { mode, length } = self;
-        match length {
-            None => write!(f, "{mode:?}"),
-            Some(length) => write!(f, "{mode:?} at length {length}"),
+        let StepKind { mode, length, room } = self;
+        write!(f, "{mode:?}")?;
+        if let Some(length) = length {
+            write!(f, " at length {length}")?;
+        }
+        match room {
+            Room::Whole => Ok(()),
+            Room::Budget => write!(f, " in its row budget"),
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::batch_sizes::BatchSizes;
 use crate::fp8::PendingCounts;
 use crate::optimizer::Optimizer;
 use crate::params::Params;
-use crate::regions::Mode;
+use crate::regions::{Mode, Room, StepKind};
 use crate::step_policy::StepPolicy;
 pub use build::StageOptions;
 pub use metrics::{BlockLoad, PendingMetrics, StepResult};
@@ -45,6 +45,8 @@ pub struct Stage {
     params_elsewhere: Vec<String>,
     /// Steps that measure were recorded.
     measures: bool,
+    /// The last training step was run again, with more room for the rows of experts.
+    ran_again: bool,
     _areas: Vec<Area>,
 }
 
@@ -55,7 +57,8 @@ impl Stage {
     /// Without one the step trains on the samples of the step before. Stages that [need none](Stage::needs_batch)
     /// ignore it.
     ///
-    /// Nothing here waits for the device: wait for the returned metrics one step later.
+    /// Nothing here waits for the device: wait for the returned metrics one step later. If the model has a
+    /// [row budget](crate::model::Experts::row_budget), the step is waited for, and run again if its rows need more room.
     ///
     /// # Errors
     /// Errors of the device, or a step that differs from the recorded one.
@@ -76,7 +79,7 @@ impl Stage {
         batch: Option<&HostValues>,
     ) -> Result<(PendingMetrics, Option<PendingCounts>)> {
         let losses = self.submit_as(Mode::Measure, settings, batch)?;
-        let metrics = self.program.numbers.read(&self.compute, losses, Mode::Measure)?;
+        let metrics = self.program.numbers.read(&self.compute, losses, Mode::Measure)?.after(self.ran_again);
         let eight = self.params().iter().filter(|(_, param)| param.fp8.is_some());
         let names = eight.map(|(spec, _)| spec.name.clone()).collect();
         let counts = self.params().fp8_counts().map(|counts| counts.read(&self.compute, names)).transpose()?;
@@ -98,8 +101,23 @@ impl Stage {
         }
         let kind = self.program.kind(mode, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.train(cx))?;
+        let Stage { graphs, program, .. } = self;
+        graphs.step(kind, settings.microbatches, &mut |cx| program.train(cx))?;
+        self.ran_again = kind.room == Room::Budget && program.numbers.lacked_room(&self.compute)?;
+        if self.ran_again {
+            // Nothing was updated on any rank, and all of them know it.
+            let kind = StepKind { room: Room::Whole, ..kind };
+            graphs.step(kind, settings.microbatches, &mut |cx| program.train(cx))?;
+        }
         Ok(losses)
+    }
+
+    /// The kind of a training step on samples of that length; see [`StepSettings::length`].
+    ///
+    /// # Errors
+    /// A length that the stage was not made for.
+    pub fn kind(&self, mode: Mode, length: Option<usize>) -> Result<StepKind> {
+        self.program.kind(mode, length)
     }
 
     /// The mean loss over a step's worth of samples, without dropout, gradients or update. `batch` is as in
@@ -148,7 +166,7 @@ impl Stage {
     /// # Errors
     /// Errors of the device.
     pub fn metrics(&self, losses: usize) -> Result<PendingMetrics> {
-        self.program.numbers.read(&self.compute, losses, Mode::Train)
+        Ok(self.program.numbers.read(&self.compute, losses, Mode::Train)?.after(self.ran_again))
     }
 
     /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do. If samples are

@@ -73,7 +73,7 @@ fn round_trip(place: ThreadRank, ranks: usize, bound: usize) {
     stream.submit(SortByExpert { chosen: choices, order }).unwrap();
     let kind = CollectiveKind::AllGather;
     stream.submit(Collective { kind, communicator: group.clone(), input: order.offsets, output: offsets }).unwrap();
-    stream.submit(PlaceRows { all: offsets, rank, places, offsets: here, pairs: numbers }).unwrap();
+    stream.submit(PlaceRows { all: offsets, rank, places, offsets: here, pairs: numbers, beyond: None }).unwrap();
     let pass = |way, input, output| {
         let kind = CollectiveKind::Rows(RowsOfRanks { way, offsets, places, pairs: order.pairs });
         stream.submit(Collective { kind, communicator: group.clone(), input, output }).unwrap();

@@ -104,6 +104,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::SquareSum(op) => optimizer::square_sum(op, pool),
         Op::ClipScale(op) => optimizer::clip_scale(op),
         Op::SkipStep(op) => skip_step::skip_step(op),
+        Op::VoidStep(op) => skip_step::void_step(op),
         Op::Update(op) => update::update(op, pool),
         Op::NesterovMomentum(op) => muon::nesterov_momentum(op, pool),
         Op::ScaleBlock(op) => muon::scale_block(op, pool),

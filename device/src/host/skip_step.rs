@@ -1,7 +1,7 @@
 //! Steps that make no update because their loss or gradient norm is a spike.
 
 use super::view;
-use crate::ops::{Control, SkipStep, Status};
+use crate::ops::{Control, SkipStep, Status, VoidStep};
 
 /// See [`SkipStep`].
 pub(super) fn skip_step(op: &SkipStep) {
@@ -31,4 +31,15 @@ pub(super) fn skip_step(op: &SkipStep) {
     norms[recorded % interval] = status.grad_norm;
     status.recorded += 1;
     view::write_block(&op.status, &status);
+}
+
+/// See [`VoidStep`].
+pub(super) fn void_step(op: &VoidStep) {
+    let mut status: Status = view::read_block(&op.status);
+    if view::read::<f32>(&op.beyond)[0] > 0.0 {
+        status.applied -= status.finite;
+        status.skipped -= 1 - status.finite;
+        (status.finite, status.applies, status.grad_factor) = (0, 0, 0.0);
+        view::write_block(&op.status, &status);
+    }
 }

@@ -48,6 +48,7 @@ mod soft_cap;
 mod transpose_fp8;
 mod update;
 mod visit;
+mod void_step;
 mod when;
 mod work;
 
@@ -101,6 +102,7 @@ pub(crate) use soft_cap::check_cap;
 pub use transpose_fp8::TransposeFp8;
 pub use update::{Update, UpdateTensors};
 use visit::{Visit, visit_all};
+pub use void_step::VoidStep;
 pub use when::When;
 
 pub use crate::communicator::CollectiveKind;

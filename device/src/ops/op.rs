@@ -11,7 +11,7 @@ use super::{
     Multiply, NesterovMomentum, Norm, NormBackward, Operation, OrderRows, PairLoss, PlaceRows, Poison, ProgressMark,
     Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep,
     SlotsOfPairs, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, Update, UpdateScales,
-    UpdateSelectionBias, When, WriteControl, WriteSampleRecord,
+    UpdateSelectionBias, VoidStep, When, WriteControl, WriteSampleRecord,
 };
 use crate::{Result, Tensor};
 
@@ -209,6 +209,8 @@ operations! {
     ClipScale,
     /// No update for a step that is a spike.
     SkipStep,
+    /// No update for a step that runs again.
+    VoidStep,
     /// AdamW, Lion or SGD over many tensors.
     Update,
     /// Muon's momentum over many tensors.

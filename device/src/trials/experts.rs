@@ -295,7 +295,8 @@ fn slots(m: Mixture, add: AddTrial<'_>) {
                 rows: b.integers([m.tokens, m.k], &rows)?,
             };
             let chosen = b.integers([m.tokens, m.k], &of_all)?;
-            Ok(SlotsOfPairs { chosen, order, ranks, room, slots: b.output([m.tokens, m.k], DType::I32)? }.into())
+            let (slots, beyond) = (b.output([m.tokens, m.k], DType::I32)?, Some(b.output([1], DType::F32)?));
+            Ok(SlotsOfPairs { chosen, order, ranks, room, slots, beyond }.into())
         }),
     );
     add(

@@ -3,7 +3,7 @@
 use crate::ops::{
     ClipScale, Control, Copy, Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum,
     Rule, RuleState, SampleRecord, ScaleBlock, SkipStep, SquareSum, StateValues, Status, SumInto, Update,
-    UpdateTensors, WriteControl, WriteSampleRecord,
+    UpdateTensors, VoidStep, WriteControl, WriteSampleRecord,
 };
 use crate::{DType, Result, Shape, Tensor};
 
@@ -72,6 +72,17 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 Ok(SkipStep { loss_sum, history, sigma_factor: 6.0, control: b.block(&CONTROL)?, status }.into())
             }),
         );
+        for beyond in [0.0f32, 3.0] {
+            add(
+                if beyond > 0.0 { "void_step" } else { "void_step, none" },
+                Box::new(move |b| {
+                    let rows = b.output([1], DType::F32)?;
+                    b.device.upload(&rows, &[beyond])?;
+                    let status = Status { applied: 5, finite: 1, applies: 1, grad_factor: 0.5, ..Status::default() };
+                    Ok(VoidStep { beyond: rows, status: b.block(&status)? }.into())
+                }),
+            );
+        }
         add(
             "write_control",
             Box::new(|b| Ok(WriteControl { control: b.block(&Control::default())?, value: CONTROL }.into())),

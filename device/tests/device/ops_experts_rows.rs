@@ -145,8 +145,9 @@ fn pairs_get_slots_in_the_order_of_experts_and_ranks_find_the_experts_of_slots()
         for rank in 0..ranks {
             let chosen = of_rank(rank);
             let (order, [offsets, ..]) = sort(&t, &chosen, k, experts);
-            let slots = t.empty_ints(&[tokens, k]);
-            t.run(SlotsOfPairs { chosen: t.ints(&[tokens, k], &chosen), order, ranks, room, slots });
+            let (slots, beyond) = (t.empty_ints(&[tokens, k]), t.empty(&[1], F32));
+            let chosen_here = t.ints(&[tokens, k], &chosen);
+            t.run(SlotsOfPairs { chosen: chosen_here, order, ranks, room, slots, beyond: Some(beyond) });
             let mut next = vec![0; ranks];
             let mut truth = vec![-1; tokens * k];
             for expert in 0..experts {
@@ -157,6 +158,8 @@ fn pairs_get_slots_in_the_order_of_experts_and_ranks_find_the_experts_of_slots()
                 }
             }
             assert_eq!(t.get_ints(&slots), truth, "{ranks} ranks with room for {room}");
+            let lost: usize = next.iter().map(|rows: &usize| rows.saturating_sub(room)).sum();
+            assert_eq!(t.get(&beyond), [lost as f64], "{ranks} ranks with room for {room}");
             all_offsets.extend(offsets);
         }
         for rank in 0..ranks {
@@ -201,7 +204,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
     let slots = |ranks: usize, room: usize| {
         let order = ExpertRows { offsets: t.empty_ints(&[9]), pairs: t.empty_ints(&[12]), rows: t.empty_ints(&[6, 2]) };
         let (chosen, slots) = (t.empty_ints(&[6, 2]), t.empty_ints(&[6, 2]));
-        t.refusal(SlotsOfPairs { chosen, order, ranks, room, slots })
+        t.refusal(SlotsOfPairs { chosen, order, ranks, room, slots, beyond: None })
     };
     let experts = |rank: usize, offsets: [usize; 2], slots: usize| {
         t.refusal(ExpertsOfSlots { offsets: t.empty_ints(&offsets), rank, chosen: t.empty_ints(&[slots, 1]) })

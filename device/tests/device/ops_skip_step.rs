@@ -60,3 +60,20 @@ fn spikes_of_loss_or_norm_make_no_update_and_what_is_not_finite_is_no_step_to_co
     }
     assert!(spikes.contains(&11) && spikes.contains(&17), "{spikes:?}");
 }
+
+#[test]
+fn a_void_step_is_in_no_counter_and_updates_nothing() {
+    let t = bench(1);
+    let beyond = t.empty(&[1], F32);
+    for finite in [0, 1] {
+        let before = Status { applied: 3 + finite, skipped: 8 - finite, spikes: 2, recorded: 5, ..Status::default() };
+        let status = Status { finite, applies: finite, grad_norm: 1.5, grad_factor: 0.5, ..before };
+        for rows in [0.0f32, 7.0] {
+            t.device.upload(&beyond, &[rows]).unwrap();
+            let block = t.block(&status);
+            t.run(VoidStep { beyond, status: block });
+            let void = Status { applied: 3, skipped: 7, grad_norm: 1.5, ..before };
+            assert_eq!(t.get_block::<Status>(&block), if rows > 0.0 { void } else { status });
+        }
+    }
+}

@@ -24,6 +24,8 @@ pub struct StepTensors {
     pub losses: TermSums,
     /// The loads of the step's experts on this rank, if the model has experts.
     pub expert_loads: Option<ExpertLoads>,
+    /// `(1)`, f32: the step's rows of experts that had no room on this rank, if the model has a row budget.
+    pub rows_beyond: Option<Tensor>,
     /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables. If ranks divide samples, they have the rows
     /// of `here`.
     pub rotary: RotaryTables<Tensor>,
@@ -95,6 +97,8 @@ pub struct ExpertBlocks {
     pub drops: bool,
     /// The ranks over which a loss sums loads, if one does.
     pub loads_over: Option<Axis>,
+    /// Ranks exchange rows, and have a budget for them.
+    pub has_row_budget: bool,
 }
 
 /// Builds a model's layers over its parameters, once these have memory.

@@ -54,6 +54,7 @@ impl Decoder {
             control: unused,
             losses,
             expert_loads: None,
+            rows_beyond: None,
             rotary,
             here: TokensHere::all(),
             positions: None,

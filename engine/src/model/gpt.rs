@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use device::DType;
+use parallel::{Axis, Ranks};
 
 use super::architecture::{Architecture, Chunk, ExpertBlocks, Model, Residual, StepTensors};
 use super::block::{Block, block_modules, block_params};
@@ -47,7 +48,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
     let (modules, rotary, loss_terms) = (layer_modules(&shape, &layers), rotary_tables(&shape), loss_terms(&shape));
-    let (experts, max_seq_len) = (expert_blocks(&shape), shape.max_seq_len);
+    let (experts, max_seq_len) = (expert_blocks(&shape, &tensor.ranks), shape.max_seq_len);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
@@ -75,13 +76,14 @@ fn loss_terms(shape: &GptShape) -> Vec<LossTerm> {
 }
 
 /// See [`Architecture::experts`].
-fn expert_blocks(shape: &GptShape) -> Option<ExpertBlocks> {
+fn expert_blocks(shape: &GptShape, ranks: &Ranks) -> Option<ExpertBlocks> {
     let blocks = (0..shape.layers).filter(|&block| shape.block_experts(block).is_some()).collect();
     shape.experts.as_ref().map(|of| ExpertBlocks {
         blocks,
         experts: of.count,
         drops: of.capacity.is_some(),
         loads_over: of.loads_over(),
+        has_row_budget: of.row_budget.is_some() && ranks.at(Axis::Expert).has_others(),
     })
 }
 

@@ -14,7 +14,7 @@ mod skip_step;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use device::ops::{ClipScale, StateValues, Status};
+use device::ops::{ClipScale, StateValues, Status, VoidStep};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
@@ -63,6 +63,8 @@ pub struct Optimizer {
     /// One for each rule.
     updates: Vec<Box<Update>>,
     control: StepControl,
+    /// Rows of experts that had no room, if there is a budget for them.
+    beyond: Option<Tensor>,
     /// Finds spikes; `None` if they are not skipped.
     spikes: Option<SpikeTest>,
     /// By parameter.
@@ -113,7 +115,12 @@ impl Optimizer {
         let norm = GradNorm::new(params);
         let (names, mut seen) = (groups.iter().flat_map(|group| group.rule.state()), BTreeSet::new());
         let state_names = names.map(|state| state.name).filter(|name| seen.insert(*name)).collect();
-        Ok(Optimizer { norm, updates, control, spikes: None, state, state_names, areas })
+        Ok(Optimizer { norm, updates, control, beyond: None, spikes: None, state, state_names, areas })
+    }
+
+    /// The same optimizer, but it makes no update in steps with rows of experts that had no room: `(1)`, f32.
+    pub(crate) fn voiding(self, beyond: Option<Tensor>) -> Optimizer {
+        Optimizer { beyond, ..self }
     }
 
     /// The same optimizer, but it makes no update in steps that are spikes. `loss_sum` is the sum of the losses of all
@@ -135,6 +142,9 @@ impl Optimizer {
         let square_sum = self.norm.square_sum(cx)?;
         let StepControl { control, status } = self.control;
         cx.run(ClipScale { square_sum, control, status })?;
+        if let Some(beyond) = self.beyond {
+            cx.run(VoidStep { beyond, status })?;
+        }
         if let Some(spikes) = &self.spikes {
             spikes.submit(cx)?;
         }

@@ -108,7 +108,15 @@ impl Stage {
         let positions = positions(device, &mut areas, &here, samples)?;
         let numbers = StepNumbers::allocate(device, &mut areas, architecture)?;
         let losses = numbers.losses.clone();
-        let step = StepTensors { control, losses, expert_loads: numbers.loads.clone(), rotary, here, positions };
+        let step = StepTensors {
+            control,
+            losses,
+            expert_loads: numbers.loads.clone(),
+            rows_beyond: numbers.beyond,
+            rotary,
+            here,
+            positions,
+        };
         let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
         let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples)?;
@@ -120,6 +128,7 @@ impl Stage {
         let pipeline = Pipeline::new(device, options.pipeline, model.residual, sizes, &params)?;
         let step_control = StepControl { control, status: numbers.status };
         let mut optimizer = Optimizer::new(device, &params, &options.optimizer, options.moments, step_control)?;
+        optimizer = optimizer.voiding(numbers.beyond);
         if let Some(skip) = options.skip_step {
             optimizer = optimizer.skipping_spikes(device, skip, numbers.losses.loss())?;
         }
@@ -143,6 +152,7 @@ impl Stage {
         Ok(Stage {
             graphs,
             measures: false,
+            ran_again: false,
             program: StepProgram {
                 model,
                 inputs,

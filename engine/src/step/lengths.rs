@@ -5,7 +5,7 @@ use graph_manager::{Error, Result};
 use super::StageOptions;
 use super::program::StepProgram;
 use crate::model::Architecture;
-use crate::regions::{Mode, StepKind};
+use crate::regions::{Mode, Room, StepKind};
 
 impl StepProgram {
     /// The kind of a step on samples of that length: `None` for the whole one.
@@ -14,7 +14,7 @@ impl StepProgram {
     /// A length that the stage was not made for.
     pub(super) fn kind(&self, mode: Mode, length: Option<usize>) -> Result<StepKind> {
         match length.filter(|length| !self.shorter_lengths.contains(length)) {
-            None => Ok(StepKind { mode, length }),
+            None => Ok(StepKind { mode, length, room: self.first_room(mode) }),
             Some(unknown) => Err(Error::Usage {
                 problem: format!("a step on samples of {unknown} tokens, and the stage was not made for that length"),
                 fix: "name it in StageOptions::shorter_lengths, or leave StepSettings::length unset",
@@ -22,10 +22,18 @@ impl StepProgram {
         }
     }
 
-    /// The kinds of steps of a mode, for each length of samples. The largest comes first.
+    /// The room that a step has at first. If its rows need more, the step is run again.
+    fn first_room(&self, mode: Mode) -> Room {
+        if mode.trains() && self.numbers.beyond.is_some() { Room::Budget } else { Room::Whole }
+    }
+
+    /// The kinds of steps of a mode, for each length of samples and each room. The largest comes first.
     pub(super) fn kinds(&self, mode: Mode) -> Vec<StepKind> {
         let shorter = self.shorter_lengths.iter().rev().map(|length| Some(*length));
-        [None].into_iter().chain(shorter).map(|length| StepKind { mode, length }).collect()
+        let in_budget = (self.first_room(mode) == Room::Budget).then_some(Room::Budget);
+        let rooms = [Room::Whole].into_iter().chain(in_budget);
+        let of_length = |length| rooms.clone().map(move |room| StepKind { mode, length, room });
+        [None].into_iter().chain(shorter).flat_map(of_length).collect()
     }
 }
 

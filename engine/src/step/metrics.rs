@@ -17,13 +17,15 @@ pub(super) struct StepNumbers {
     all: Tensor,
     /// u8, a [`Status`].
     pub(super) status: Tensor,
-    /// f32: the sums of the terms of the loss, then the loads of experts. At first over this rank's microbatches; the
-    /// region `reduce` sums them over data-parallel ranks and stages.
+    /// f32: the sums of the terms of the loss, then the loads of experts, then the rows of experts that had no room. At first
+    /// over this rank's microbatches; the region `reduce` sums them over data-parallel ranks and stages.
     pub(super) sums: Tensor,
     /// The sums of the loss.
     pub(super) losses: TermSums,
     /// The loads of experts, if the model has any.
     pub(super) loads: Option<ExpertLoads>,
+    /// `(1)`, f32, the last of the sums: rows of experts that had no room, if there is a row budget.
+    pub(super) beyond: Option<Tensor>,
     /// `(3, 3)`, f32, a [`LossSums`]: counts of values that 8-bit copies lost, by kind of tensor. Steps that measure
     /// write it.
     pub(super) fp8: Tensor,
@@ -34,7 +36,9 @@ impl StepNumbers {
         let terms = &architecture.loss_terms;
         let of_blocks = |of: &ExpertBlocks| [of.blocks.len(), of.experts + usize::from(of.drops)];
         let loads = architecture.experts.as_ref().map_or([0, 0], of_blocks);
-        let sums = terms.len() + loads[0] * loads[1];
+        let has_budget = architecture.experts.as_ref().is_some_and(|experts| experts.has_row_budget);
+        let beyond = terms.len() + loads[0] * loads[1];
+        let sums = beyond + usize::from(has_budget);
         let losses = size_of::<Status>();
         // Parts begin at multiples of 8 bytes.
         let fp8 = (losses + sums * DType::F32.size()).next_multiple_of(8);
@@ -55,6 +59,7 @@ impl StepNumbers {
             status: part(0, losses, DType::U8),
             losses: TermSums { terms: terms.as_slice().into(), all: sums.view(0, [terms.len()]) },
             loads: architecture.experts.as_ref().map(of_experts),
+            beyond: has_budget.then(|| sums.view(beyond, [1])),
             fp8: part(fp8, 9, DType::F32).reshape([3, 3]),
         };
         areas.push(area);
@@ -66,7 +71,13 @@ impl StepNumbers {
     /// Begins to read them back, after all work submitted to `stream` so far. `losses` is the number of losses that the
     /// step's loss is the mean of.
     pub(super) fn read(&self, stream: &Stream, losses: usize, mode: Mode) -> Result<PendingMetrics> {
-        Ok(PendingMetrics { bytes: stream.read(&self.all)?, of: self.clone(), losses, mode })
+        Ok(PendingMetrics { bytes: stream.read(&self.all)?, of: self.clone(), losses, mode, ran_again: false })
+    }
+
+    /// Waits for the step that was submitted last. Whether rows of experts had no room, on any rank.
+    pub(super) fn lacked_room(&self, stream: &Stream) -> Result<bool> {
+        let Some(beyond) = self.beyond else { return Ok(false) };
+        Ok(stream.read::<f32>(&beyond)?.wait()?[0] > 0.0)
     }
 }
 
@@ -77,6 +88,8 @@ pub struct PendingMetrics {
     /// The number of losses that the step's loss is the mean of.
     losses: usize,
     mode: Mode,
+    /// The step was run again, with more room for rows.
+    ran_again: bool,
 }
 
 /// A step's numbers.
@@ -98,6 +111,8 @@ pub struct StepResult {
     pub spike: bool,
     /// Updates skipped up to this step, for either reason.
     pub skipped: u32,
+    /// The step was run a second time, as rows of experts had no room in their budget.
+    pub ran_again: bool,
     /// The shares of values that 8-bit copies lost, if the step measured them.
     pub fp8: Option<Fp8Losses>,
 }
@@ -115,21 +130,32 @@ pub struct BlockLoad {
 }
 
 impl BlockLoad {
-    /// The largest load over the mean one: 1 if all are equal.
+    /// The largest load of an expert over the mean one: 1 if all are equal.
     pub fn imbalance(&self) -> f64 {
-        let total: f64 = self.tokens.iter().map(|tokens| f64::from(*tokens)).sum();
-        let largest = self.tokens.iter().copied().fold(0.0, f32::max);
-        f64::from(largest) * self.tokens.len() as f64 / total.max(1.0)
+        self.imbalance_of_ranks(self.tokens.len())
+    }
+
+    /// Likewise of so many ranks that divide the experts.
+    pub fn imbalance_of_ranks(&self, ranks: usize) -> f64 {
+        let of_ranks = self.tokens.chunks((self.tokens.len() / ranks).max(1));
+        let loads = of_ranks.map(|own| own.iter().map(|tokens| f64::from(*tokens)).sum::<f64>());
+        let (largest, total) = loads.fold((0.0, 0.0), |(most, all), load| (load.max(most), all + load));
+        largest * ranks as f64 / total.max(1.0)
     }
 }
 
 impl PendingMetrics {
+    /// The numbers of a step that was run again, if it was.
+    pub(super) fn after(self, ran_again: bool) -> PendingMetrics {
+        PendingMetrics { ran_again, ..self }
+    }
+
     /// Waits for the step to finish and returns its numbers.
     ///
     /// # Errors
     /// Errors of the device.
     pub fn wait(self) -> Result<StepResult> {
-        let PendingMetrics { bytes, of, losses, mode } = self;
+        let PendingMetrics { bytes, of, losses, mode, ran_again } = self;
         let bytes = bytes.wait()?;
         let part = |part: &Tensor| &bytes[(part.address - of.all.address) as usize..][..part.bytes()];
         let status: Status = bytemuck::pod_read_unaligned(part(&of.status));
@@ -156,6 +182,7 @@ impl PendingMetrics {
             applied: status.applies == 1,
             spike: status.finite == 1 && status.applies == 0,
             skipped: status.skipped + status.spikes,
+            ran_again,
             fp8: (mode == Mode::Measure).then(|| Fp8Losses::of(bytemuck::pod_read_unaligned(part(&of.fp8)))),
         })
     }

@@ -2,6 +2,7 @@
 
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, GptShape, Keeps};
+use engine::optimizer::SkipStep;
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
@@ -119,6 +120,39 @@ fn a_rank_that_gets_all_rows_and_a_rank_that_gets_none_train_alike() {
         for results in train(pairs(2)) {
             assert_close(name, &results, &expected[0]);
         }
+    }
+}
+
+#[test]
+fn a_step_whose_rows_need_more_room_than_the_budget_is_run_again_to_the_same_bits() {
+    let run_with = |layout: Layout, row_budget: Option<f64>, graphs: GraphOptions| {
+        let mut shape = tiny_balanced();
+        let experts = shape.experts.as_mut().unwrap();
+        (experts.row_budget, experts.bias_update_rate) = (row_budget, Some(0.05));
+        let skip_step = Some(SkipStep { sigma_factor: 3.0, interval: 4 });
+        let run = || Run { skip_step, distributed_optimizer: true, ..run_of(&shape, 2, graphs.clone()) };
+        let mut all = layout.on_ranks(run, |run| {
+            let (results, weights) = run.train();
+            (results, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
+        });
+        let again: Vec<Vec<bool>> = all
+            .iter_mut()
+            .map(|(results, _)| results.iter_mut().map(|step| std::mem::take(&mut step.ran_again)).collect())
+            .collect();
+        assert_eq!(again[0], again[1], "ranks agree");
+        (all, again[0].clone())
+    };
+    let (expected, none) = run_with(pairs(2), None, off());
+    assert!(!none.contains(&true));
+    let direct = Layout { moves_rows: true, ..pairs(2) };
+    let scopes = Scope::ALL.map(|scope| GraphOptions { scope, poison: true, ..GraphOptions::default() });
+    for (layout, graphs) in
+        [pairs(2), direct].into_iter().flat_map(|layout| scopes.clone().map(|scope| (layout, scope)))
+    {
+        let (all, again) = run_with(layout, Some(1.0), graphs.clone());
+        assert!(again.contains(&true) && all == expected, "{layout:?}, {:?}: {again:?}", graphs.scope);
+        let (all, again) = run_with(layout, Some(2.0), graphs);
+        assert!(!again.contains(&true) && all == expected, "{layout:?}: {again:?}");
     }
 }
 

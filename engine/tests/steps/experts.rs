@@ -23,6 +23,7 @@ pub const FOUR: Experts = Experts {
     shared_ffn: 0,
     pattern: Vec::new(),
     bias_update_rate: None,
+    row_budget: None,
     router: Router { score: Score::Softmax, normalise: true, scale: 1.0, forces_balance: false },
     capacity: None,
     balance: None,

@@ -5,7 +5,7 @@ use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{GptShape, Position, SampleRow};
 use engine::precision::Precision;
-use engine::regions::{Mode, StepKind};
+use engine::regions::Mode;
 use engine::step::{Stage, StepResult, StepSettings};
 use graph_manager::{EagerMemory, Verification, Verified};
 use parallel::Axis;
@@ -192,7 +192,7 @@ fn a_step_of_each_length_is_verified() {
             let (settings, batch) = step(&run, number, true);
             let how = Verification { memory, ..Verification::default() };
             let found = stage.verify_step(Mode::Train, settings, Some(&batch), &how).unwrap();
-            let kind = StepKind { mode: Mode::Train, length: settings.length };
+            let kind = stage.kind(Mode::Train, settings.length).unwrap();
             let settled = stage.graphs().is_settled(kind, run.microbatches);
             match found {
                 Verified::NotYet => assert!(!settled, "{scope:?}, step {number} was not verified"),

@@ -302,7 +302,11 @@ fn eight_ranks_divide_sequences_with_windows_and_documents() {
 
 /// Layouts of up to 8 ranks in which some divide the experts, with what meets there.
 const DIVIDED_EXPERTS: &[(usize, &str)] = &[
-    (4, "parallel.expert=2 parallel.distributed_optimizer=true model.experts=6 model.experts_per_token=3"),
+    (
+        4,
+        "parallel.expert=2 parallel.distributed_optimizer=true model.experts=6 model.experts_per_token=3 \
+         parallel.expert_row_budget=1",
+    ),
     (4, "parallel.expert=4 model.expert_capacity_factor=0.75 train.router_z_loss_multiplier=0.001"),
     (8, "parallel.expert=2 parallel.tensor=2 parallel.sequence_parallel=true recompute.granularity=full"),
     (8, "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.distributed_optimizer=true"),

@@ -317,6 +317,9 @@ pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
     (parallel.tensor, parallel.pipeline) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
     parallel.context = mesh.size(Axis::Context);
     parallel.expert = mesh.size(Axis::Expert);
+    if parallel.expert == 1 {
+        parallel.expert_row_budget = None;
+    }
     if parallel.pipeline == 1 {
         (parallel.virtual_pipeline, parallel.microbatch_group) = (1, None);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;

@@ -255,7 +255,7 @@ fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
         ("MODEL --moe-expert-capacity-factor nan", &["model.expert_capacity_factor = ", "nan"]),
         (
             "MODEL --moe-expert-rank-capacity-factor 1.5",
-            &["-rank-capacity-factor is not supported", "no row is dropped"],
+            &["parallel.expert_row_budget = 1.5 with parallel.expert = 1", "divide experts", "leave it out"],
         ),
         ("MODEL --moe-token-drop-policy first", &["token_drop_policy = \"first\"", "probs"]),
         ("MODEL --moe-aux-loss-coeff -1", &["train.balance_loss_multiplier = -1", "not negative"]),

@@ -2,6 +2,7 @@
 
 use common::{Mistakes, UserError};
 use device::ops::{Router, Score};
+use engine::fp8::Fp8Recipe;
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
@@ -32,6 +33,7 @@ pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Expe
     mistakes.keep(check_pattern(model));
     mistakes.keep(check_8_bits(config, ffn));
     mistakes.keep(check_loads(config));
+    mistakes.keep(check_row_budget(config));
     let router = mistakes.keep(router(config));
     let capacity = mistakes.keep(capacity(model));
     let bias_update_rate = mistakes.keep(bias_update_rate(config));
@@ -51,6 +53,7 @@ pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Expe
         pattern: model.expert_pattern.iter().map(|&has| has == 1).collect(),
         router,
         capacity,
+        row_budget: config.parallel.expert_row_budget,
         bias_update_rate,
         balance,
         z_loss_multiplier,
@@ -182,6 +185,29 @@ fn check_loads(config: &RunConfig) -> Result<(), UserError> {
             "train.balance_loss_over = \"global_batch\" with model.expert_capacity_factor",
             "the loads of a step are counted without dropped choices, and the balance loss is about all",
             "set train.balance_loss_over = \"microbatch\", or leave the capacity out",
+        )
+    })
+}
+
+fn check_row_budget(config: &RunConfig) -> Result<(), UserError> {
+    let Some(factor) = config.parallel.expert_row_budget else { return Ok(()) };
+    let rule = "it is above 0, and at 1 there is room for balanced loads";
+    let fix = "set parallel.expert_row_budget = 1.5, or leave it out, and every step has room for all rows";
+    within("parallel.expert_row_budget", factor, factor > 0.0 && factor.is_finite(), rule, fix)?;
+    let asked = format!("parallel.expert_row_budget = {factor}");
+    require(config.parallel.expert > 1, || {
+        UserError::new(
+            format!("{asked} with parallel.expert = {}", config.parallel.expert),
+            "a budget is for rows that ranks exchange, and these divide experts",
+            "leave it out, or set a parallel.expert of 2 or more",
+        )
+    })?;
+    let is_delayed = config.precision.fp8 != Fp8Choice::None && config.precision.fp8_recipe == Fp8Recipe::Delayed;
+    require(!is_delayed, || {
+        UserError::new(
+            format!("{asked} with precision.fp8_recipe = \"delayed\""),
+            "a step that is run again would enter the history of magnitudes twice",
+            "set precision.fp8_recipe = \"tensorwise\", or leave the budget out",
         )
     })
 }

@@ -395,6 +395,7 @@ choice! {
 section!(ParallelConfig {
     tensor: usize,
     expert: usize,
+    expert_row_budget: Option<f64>,
     sequence_parallel: bool,
     tensor_transfers: TensorTransfers,
     context: usize,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use common::files::write_file;
-use engine::regions::Mode;
+use engine::regions::{Mode, Room, StepKind};
 use engine::step::Stage;
 use parallel::{Axis, Mesh};
 
@@ -59,7 +59,8 @@ pub(crate) fn write_graph_report(
 /// The lists of all steps, and the largest training step's before and after each pass.
 fn lists(stage: &mut Stage, report: &graph_manager::Report) -> Result<String, RunError> {
     let mut text = stage.graphs().lists();
-    let trained = report.steps.iter().filter(|step| step.mode == format!("{:?}", Mode::Train));
+    let kinds = [Room::Whole, Room::Budget].map(|room| format!("{:?}", StepKind { room, ..Mode::Train.into() }));
+    let trained = report.steps.iter().filter(|step| kinds.contains(&step.mode));
     if let Some(microbatches) = trained.map(|step| step.microbatches).max() {
         text += &format!("\n{}", stage.lists_by_pass(microbatches)?);
     }

@@ -43,9 +43,15 @@ pub struct StepMetrics {
     /// left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_imbalance: Option<f64>,
+    /// Likewise the largest load of a rank that divides the experts of a block; left out if none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_imbalance: Option<f64>,
     /// Choices that were dropped because of their experts' loads, over all blocks; left out if loads are not limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_choices: Option<f64>,
+    /// The step was run a second time, as rows of experts had no room in their budget; left out if not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ran_again: bool,
     /// The tokens of each expert, by block, in steps that have a line of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_loads: Vec<BlockLoad>,
@@ -99,6 +105,10 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
 impl StepMetrics {
     /// A line for people, of a run with so many steps, with the time left if it is known. If it may have `columns`
     /// only, some numbers are left out, and those of an evaluation follow on a second line.
@@ -128,7 +138,9 @@ impl StepMetrics {
         let added = added.chain(of_pairs(&self.added, ""));
         let others = [
             self.expert_imbalance.map(|imbalance| format!("largest load {imbalance:.2} x mean")),
+            self.rank_imbalance.map(|imbalance| format!("of a rank {imbalance:.2} x mean")),
             self.dropped_choices.filter(|dropped| *dropped > 0.0).map(|dropped| format!("dropped choices {dropped}")),
+            self.ran_again.then(|| "run again with more room for rows".into()),
             self.validation_loss.map(|loss| format!("validation {loss:.4}")),
             self.validation_perplexity.map(|value| format!("perplexity {value:.2}")),
             Some(of_pairs(&self.validation_pairs, "validation ").join("  ")).filter(|words| !words.is_empty()),
@@ -404,7 +416,9 @@ mod tests {
             loss: 2.4814,
             added: BTreeMap::new(),
             expert_imbalance: None,
+            rank_imbalance: None,
             dropped_choices: None,
+            ran_again: false,
             expert_loads: Vec::new(),
             grad_norm: 0.721,
             skipped: 0,

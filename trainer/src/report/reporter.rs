@@ -9,6 +9,7 @@ use device::Device;
 use engine::fp8::TensorCounts;
 use engine::precision::Precision;
 use engine::step::{BlockLoad, StepResult};
+use parallel::Axis;
 
 use crate::checkpoint::{ChangedSettings, Progress};
 use crate::config::LoggingConfig;
@@ -170,6 +171,8 @@ impl<'p> Reporter<'p> {
         self.time_left.step_ended(Instant::now());
         let tokens_per_s = (samples * length.unwrap_or(self.plan.size.losses_per_sample)) as f64 / seconds;
         let flops = tokens_per_s * self.plan.flops_per_token(length);
+        let expert_ranks = self.plan.parallel.mesh.size(Axis::Expert);
+        let of_ranks = result.expert_loads.iter().map(|load| load.imbalance_of_ranks(expert_ranks));
         let metrics = StepMetrics {
             step,
             changed_settings: std::mem::take(&mut self.changed_settings),
@@ -179,12 +182,14 @@ impl<'p> Reporter<'p> {
             loss: result.loss,
             added: result.added.iter().chain(&result.of_pairs).map(|(name, mean)| (name.to_string(), *mean)).collect(),
             expert_imbalance: result.expert_loads.iter().map(BlockLoad::imbalance).reduce(f64::max),
+            rank_imbalance: (expert_ranks > 1).then(|| of_ranks.reduce(f64::max)).flatten(),
             dropped_choices: result
                 .expert_loads
                 .iter()
                 .filter_map(|load| load.dropped)
                 .map(f64::from)
                 .reduce(|all, one| all + one),
+            ran_again: result.ran_again,
             expert_loads: if self.is_due(step) { result.expert_loads.clone() } else { Vec::new() },
             grad_norm: result.grad_norm,
             skipped: result.skipped,

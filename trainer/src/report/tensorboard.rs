@@ -101,6 +101,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
     scalars.extend(metrics.seq_length.map(|length| named(("train/seq_length", length as f64))));
     scalars.extend(metrics.added.iter().map(|(name, loss)| (format!("train/{name}"), *loss)));
     scalars.extend(metrics.expert_imbalance.map(|imbalance| named(("experts/imbalance", imbalance))));
+    scalars.extend(metrics.rank_imbalance.map(|imbalance| named(("experts/imbalance_of_ranks", imbalance))));
     scalars.extend(metrics.dropped_choices.map(|dropped| named(("experts/dropped_choices", dropped))));
     let of_block = |load: &BlockLoad| (format!("experts/imbalance_of_block_{}", load.block), load.imbalance());
     scalars.extend(metrics.expert_loads.iter().map(of_block));

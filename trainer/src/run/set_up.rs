@@ -38,7 +38,9 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     if !device.is_dry() {
         verify::check_memory(plan, device, group, &stage)?;
     }
-    if device.gpu().is_some() && !device.is_dry() && plan.parallel.mesh.size(Axis::Pipeline) > 1 {
+    // A step that is run again finds its graphs.
+    let prepares = plan.parallel.mesh.size(Axis::Pipeline) > 1 || plan.config.parallel.expert_row_budget.is_some();
+    if device.gpu().is_some() && !device.is_dry() && prepares {
         match plan.frozen.are_all() {
             true => stage.rehearse_evaluation(plan.batch.microbatches())?,
             false => stage.rehearse(&plan.batch.microbatch_counts(), evaluates(plan))?,

@@ -17,7 +17,7 @@ use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, SyncDebug};
 use engine::fp8::Fp8Recipe;
-use engine::regions::{Mode, StepKind};
+use engine::regions::Mode;
 use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 
@@ -288,7 +288,7 @@ impl<'r> Trainer<'r> {
         self.trace.before_step(self.device)?;
         let measures = self.plan.measures_fp8_at(step);
         let mode = if measures { Mode::Measure } else { Mode::Train };
-        let kind = StepKind { mode, length };
+        let kind = self.stage.kind(mode, length)?;
         let settled = self.stage.graphs().is_settled(kind, microbatches);
         if self.plan.verifies_at(step) && settled {
             let (plan, group, step) = (self.plan, self.group, (mode, settings, batch.as_ref()));

@@ -82,6 +82,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::SquareSum(op) => reduce::square_sum(op, queue),
         Op::ClipScale(op) => optimizer::clip_scale(op, queue),
         Op::SkipStep(op) => skip_step::skip_step(op, queue),
+        Op::VoidStep(op) => skip_step::void_step(op, queue),
         Op::Update(op) => optimizer::update(op, queue),
         Op::NesterovMomentum(op) => optimizer::nesterov_momentum(op, queue),
         Op::ScaleBlock(op) => muon::scale_block(op, queue),

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
-use crate::ops::SkipStep;
+use crate::ops::{SkipStep, VoidStep};
 
 /// The struct of the same name in `kernels/skip_step.cu`.
 #[repr(C)]
@@ -32,4 +32,9 @@ pub(super) fn skip_step(op: &SkipStep, queue: &Queue<'_>) -> Result<()> {
         padding: 0,
     };
     queue.launch_block("skip_step", Grid::line(1, 32), &block)
+}
+
+/// See [`VoidStep`].
+pub(super) fn void_step(op: &VoidStep, queue: &Queue<'_>) -> Result<()> {
+    queue.launch("void_step", Grid::line(1, 1), &[op.beyond.into(), op.status.into()])
 }

@@ -18,6 +18,10 @@ pub(crate) fn slots_of_pairs(op: &SlotsOfPairs) {
             }
         };
     }
+    if let Some(beyond) = &op.beyond {
+        let of_ranks = offsets.windows(of_rank + 1).step_by(of_rank).map(|of| (of[of_rank] - of[0]) as usize);
+        view::write::<f32>(beyond)[0] = of_ranks.map(|rows| rows.saturating_sub(op.room)).sum::<usize>() as f32;
+    }
 }
 
 /// See [`ExpertsOfSlots`].

@@ -21,6 +21,9 @@ pub(crate) fn place_rows(op: &PlaceRows) {
         }
     }
     offsets[experts] = next.min(bound);
+    if let Some(beyond) = &op.beyond {
+        view::write::<f32>(beyond)[0] = (next - bound).max(0) as f32;
+    }
     (0..).zip(pairs).for_each(|(row, pair)| *pair = row);
 }
 

@@ -22,26 +22,32 @@ pub struct SlotsOfPairs {
     pub room: usize,
     /// `(tokens, k)`, i32, written: the pair's slot, of `ranks * room`; -1 if it is dropped or its rank has no more room.
     pub slots: Tensor,
+    /// `(1)`, f32, written: the pairs whose rank has no more room. `None` if there is room for all.
+    pub beyond: Option<Tensor>,
 }
 
 impl Operation for SlotsOfPairs {
     const NAME: &'static str = "slots_of_pairs";
 
     fn check(&self) -> Result<()> {
-        let SlotsOfPairs { chosen, order: ExpertRows { offsets, pairs, rows }, ranks, room, slots } = self;
+        let SlotsOfPairs { chosen, order: ExpertRows { offsets, pairs, rows }, ranks, room, slots, beyond } = self;
         let all = [("chosen", chosen), ("offsets", offsets), ("pairs", pairs), ("rows", rows), ("slots", slots)];
         all.iter().try_for_each(|(name, tensor)| ensure_dtype(Self::NAME, name, tensor, DType::I32))?;
         ensure_elements(Self::NAME, "rows", rows, chosen.elements())?;
         ensure_elements(Self::NAME, "slots", slots, chosen.elements())?;
+        if let Some(beyond) = beyond {
+            ensure_dtype(Self::NAME, "beyond", beyond, DType::F32)?;
+            ensure_elements(Self::NAME, "beyond", beyond, 1)?;
+        }
         check_division(Self::NAME, offsets.elements(), *ranks, *room)
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.chosen, self.order.offsets, self.order.rows], [self.slots])
+        Accesses::new([self.chosen, self.order.offsets, self.order.rows], [self.slots]).writes(self.beyond)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.chosen, &mut self.order, &mut self.slots]);
+        visit_all(visit, [&mut self.chosen, &mut self.order, &mut self.slots, &mut self.beyond]);
     }
 }
 

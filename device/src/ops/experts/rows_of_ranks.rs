@@ -122,6 +122,8 @@ pub struct PlaceRows {
     pub offsets: Tensor,
     /// `(rows)`, i32, written: the row itself, as the pair of a row that has one pair.
     pub pairs: Tensor,
+    /// `(1)`, f32, written: the rows that are left out. `None` if there is room for all.
+    pub beyond: Option<Tensor>,
 }
 
 impl Operation for PlaceRows {
@@ -133,15 +135,21 @@ impl Operation for PlaceRows {
         numbers.iter().try_for_each(|(of, tensor)| ensure_dtype(Self::NAME, of, tensor, DType::I32))?;
         let ranks = self.all.shape.rows();
         check_places(Self::NAME, ranks, &self.all, &self.places)?;
+        if let Some(beyond) = &self.beyond {
+            ensure_dtype(Self::NAME, "beyond", beyond, DType::F32)?;
+            ensure_elements(Self::NAME, "beyond", beyond, 1)?;
+        }
         ensure(Self::NAME, self.rank < ranks, || format!("there is no rank {} of {ranks}", self.rank))?;
         ensure_elements(Self::NAME, "offsets", &self.offsets, self.places.shape.rows() + 1)
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.all], [self.places, self.offsets, self.pairs])
+        Accesses::new([self.all], [self.places, self.offsets, self.pairs]).writes(self.beyond)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.all, &mut self.places, &mut self.offsets, &mut self.pairs]);
+        let PlaceRows { all, places, offsets, pairs, beyond, .. } = self;
+        visit_all(visit, [all, places, offsets, pairs]);
+        beyond.iter_mut().for_each(visit);
     }
 }

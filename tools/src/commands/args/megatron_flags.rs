@@ -278,10 +278,6 @@ mod tests {
                 ["--moe-router-pre-softmax with", "sets model.router_normalise", "give one of them"],
             ),
             (
-                "--moe-expert-rank-capacity-factor 1.5",
-                ["--moe-expert-rank-capacity-factor", "no row is dropped", "leave it out"],
-            ),
-            (
                 "--moe-router-quantile-balancing-ema 0.9",
                 ["quantile", "steps of one size", "--moe-router-bias-update-rate"],
             ),

@@ -85,7 +85,6 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     ("moe-paged-stash-buffer-size-factor-cpu", Ignored(Value, PLANNED)),
     ("moe-per-layer-logging", Ignored(Nothing, "the losses of routers are logged as sums over all layers")),
 
-    ("moe-expert-rank-capacity-factor", Refused(&[], "a rank has room for the most rows that can go there, and no row is dropped", OUT)),
     ("moe-router-quantile-balancing-ema", Refused(&[], "biases of routers follow the loads by steps of one size", "--moe-router-bias-update-rate 1e-3")),
     ("moe-router-topk-limited-devices", Refused(&[], ALL_EXPERTS, OUT)),
     ("moe-router-force-biased", Refused(&[], "loads are those that routers choose, or all alike", "--moe-router-force-load-balancing")),

@@ -3,20 +3,23 @@
 //! If ranks have all experts, rows are gathered and summed in memory. If ranks divide the experts, rows go between them, and
 //! results and gradients come back the same way. There are two ways. GPUs that reach each other's memory put each row
 //! where the product of its expert reads it. Else a rank puts the rows of its tokens into slots, as many for each rank, and
-//! the ranks exchange the slots; each orders what it received by its own experts. Both have the same order of rows. The room
-//! is the most rows that a microbatch can have, so none is ever dropped.
+//! the ranks exchange the slots; each orders what it received by its own experts. Both have the same order of rows.
+//!
+//! The room is that of the most rows that a microbatch can have, or of a budget. Rows that a budget has no room for are left
+//! out and counted: the step is then void, and runs again with room for all.
 
 use std::rc::Rc;
 
 use device::ops::{
     Collective, CollectiveKind, CombineRows, ExpertRows, ExpertsOfSlots, GatherRows, PlaceRows, RowsOfRanks, RowsWay,
-    SlotsOfPairs, SortByExpert,
+    SlotsOfPairs, SortByExpert, SumInto,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 
 use super::router::Routed;
 use crate::model::buffers::all_rows;
+use crate::regions::Room;
 use crate::step_policy::StepContext;
 
 /// The experts, and the ranks that divide them.
@@ -25,6 +28,10 @@ pub(super) struct Dispatch {
     pub(super) experts: usize,
     /// The ranks with other experts; `None` if each rank has all.
     pub(super) ranks: Option<Rc<dyn Communicator>>,
+    /// See [`Experts::row_budget`](super::Experts::row_budget).
+    pub(super) row_budget: Option<f64>,
+    /// The sum over microbatches and layers of rows without room, if there is a budget.
+    pub(super) rows_beyond: Option<Tensor>,
 }
 
 /// The places of a microbatch's rows.
@@ -36,6 +43,8 @@ pub(super) struct Way {
     /// The weight of each pair of that order, f32.
     pub(super) weights: Tensor,
     between: Between,
+    /// `(1)`, f32: the rows without room, if there is a budget.
+    beyond: Option<Tensor>,
 }
 
 /// How rows pass between ranks.
@@ -83,12 +92,12 @@ impl Dispatch {
         let chosen = routed.kept;
         let order = sort(cx, chosen, self.experts)?;
         let Some(ranks) = self.ranks.clone() else {
-            return Ok(Way { order, weights: routed.weights, between: Between::Nothing });
+            return Ok(Way { order, weights: routed.weights, between: Between::Nothing, beyond: None });
         };
         let (count, own) = (self.count(), self.own());
         let [tokens, k] = [chosen.shape.rows(), chosen.shape.last()];
-        // A token has at most one row for each expert.
-        let room = tokens * k.min(own);
+        let (room, in_budget) = self.room(cx, tokens, k);
+        let beyond = in_budget.then(|| cx.tensor("expert_rows_beyond", [1], DType::F32)).transpose()?;
         let offsets = cx.tensor("all_expert_offsets", [count, self.experts + 1], DType::I32)?;
         let (rank, gather) = (ranks.rank(), CollectiveKind::AllGather);
         cx.run(Collective { kind: gather, communicator: ranks.clone(), input: order.offsets, output: offsets })?;
@@ -98,19 +107,40 @@ impl Dispatch {
             let of_ranks = Places { own: order, offsets, places };
             let pairs = cx.tensor("expert_pairs_here", [count * room], DType::I32)?;
             let here = cx.tensor("expert_offsets_here", [own + 1], DType::I32)?;
-            cx.run(PlaceRows { all: offsets, rank, places, offsets: here, pairs })?;
+            cx.run(PlaceRows { all: offsets, rank, places, offsets: here, pairs, beyond })?;
             let order = ExpertRows { offsets: here, pairs, rows: pairs.view(0, [count * room, 1]) };
             let weights = self.to_experts(cx, "expert_weights_here", of_pairs, order, of_ranks)?;
-            return Ok(Way { order, weights, between: Between::Places(of_ranks) });
+            return Ok(Way { order, weights, between: Between::Places(of_ranks), beyond });
         }
         let slots = cx.tensor("expert_slots", chosen.shape, DType::I32)?;
-        cx.run(SlotsOfPairs { chosen, order, ranks: count, room, slots })?;
+        cx.run(SlotsOfPairs { chosen, order, ranks: count, room, slots, beyond })?;
         let received = cx.tensor("experts_of_slots", [count * room, 1], DType::I32)?;
         cx.run(ExpertsOfSlots { offsets, rank, chosen: received })?;
         let order = sort(cx, received, own)?;
         let weights =
             self.to_slots(cx, ["expert_weights_sent", "expert_weights_received"], of_pairs, Way::by_pair(slots), room)?;
-        Ok(Way { order, weights, between: Between::Slots(slots) })
+        Ok(Way { order, weights, between: Between::Slots(slots), beyond })
+    }
+
+    /// The rows of a pair of ranks that there is room for, and whether these may be too few.
+    fn room(&self, cx: &StepContext<'_>, tokens: usize, k: usize) -> (usize, bool) {
+        // A token has at most one row for each expert.
+        let most = tokens * k.min(self.own());
+        match self.row_budget.filter(|_| cx.mode().room == Room::Budget) {
+            Some(factor) => {
+                let balanced = (tokens * k) as f64 / self.count() as f64;
+                (((balanced * factor).ceil() as usize).clamp(1, most), true)
+            }
+            None => (most, false),
+        }
+    }
+
+    /// Adds the rows that had no room to those of the step. A forward may run twice, so backward does it.
+    pub(super) fn count_rows_beyond(&self, cx: &mut StepContext<'_>, way: &Way) -> Result<()> {
+        match (way.beyond, self.rows_beyond) {
+            (Some(input), Some(total)) => cx.run(SumInto { input, total, accumulate: true }),
+            _ => Ok(()),
+        }
     }
 
     /// The rows of this rank's experts, `(rows, width)`, from those of tokens `(batch, seq, width)`.

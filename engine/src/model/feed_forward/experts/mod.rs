@@ -71,7 +71,12 @@ impl PartSpec for ExpertSpec {
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let dispatch = Dispatch { experts: self.experts.count, ranks: builder.of.parallel.expert_group() };
+        let dispatch = Dispatch {
+            experts: self.experts.count,
+            ranks: builder.of.parallel.expert_group(),
+            row_budget: self.experts.row_budget,
+            rows_beyond: builder.step.rows_beyond,
+        };
         let experts = dispatch.own();
         let [up, down] = weight_names(block).map(|name| Matrices { param: builder.params.get(&name), experts });
         Box::new(ExpertFeedForward {
@@ -279,6 +284,7 @@ impl Halves for ExpertFeedForward {
         let grad_here = self.up.grad_of_rows(cx, grad_input)?;
         let grad_rows = self.up.input_gradient(cx, "grad_expert_inputs", grad_here, &order)?;
         let grad_weights = self.dispatch.grad_weights(cx, &saved.routed, grad_weights, way)?;
+        self.dispatch.count_rows_beyond(cx, way)?;
         Ok(vec![normed, input, grad_delta, grad_weights, grad_rows])
     }
 

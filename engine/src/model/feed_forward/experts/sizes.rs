@@ -20,6 +20,10 @@ pub struct Experts {
     pub router: Router,
     /// The bound of an expert's load; `None`: nothing is dropped.
     pub capacity: Option<Capacity>,
+    /// The room for the rows that a rank sends another one in a training step, over the rows of balanced loads; above 0. A step
+    /// whose rows need more is run again with room for all. `None`: each step has room for all. It matters to ranks that divide
+    /// experts alone.
+    pub row_budget: Option<f64>,
     /// Each expert has a bias that is added to its score for the choice alone. Every step adds or subtracts this rate, and so
     /// moves loads towards each other without a loss (Wang et al., 2024); f32 in kernels. `None`: there are no biases.
     pub bias_update_rate: Option<f64>,
