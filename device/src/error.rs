@@ -47,6 +47,17 @@ pub enum Error {
         /// The device's free memory, as it reported it.
         available: String,
     },
+    /// An operation other than a move names memory of the host.
+    #[error(
+        "{op}: buffer `{buffer}` lies on the host. Rule: operations compute in the device's memory, and only `move` \
+         copies from and to the host. Fix: move it to a buffer of the device first"
+    )]
+    OnHost {
+        /// The operation, with its region.
+        op: String,
+        /// The buffer.
+        buffer: String,
+    },
     /// The GPU's driver or one of its libraries refused a call.
     #[error("{call}: {problem}")]
     Driver {
@@ -133,6 +144,11 @@ impl Error {
     /// A use of another device's tensor, event or graph.
     pub(crate) fn other_device(user: &str, thing: &str) -> Error {
         Error::OtherDevice { user: user.into(), thing: thing.into() }
+    }
+
+    /// An operation that computes in memory of the host.
+    pub fn on_host(op: &str, buffer: &str) -> Error {
+        Error::OnHost { op: op.into(), buffer: buffer.into() }
     }
 
     /// A broken capture rule.

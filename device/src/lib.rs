@@ -58,7 +58,7 @@ pub(crate) use buffer_name::BufferNames;
 pub use capture_mode::CaptureMode;
 pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
-pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Snapshot, Submission, TraceEvent};
+pub use device::{ALIGNMENT, Area, Device, Home, HostOptions, Listener, Snapshot, Submission, TraceEvent};
 pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
 pub use float8::{F8E4M3, F8E5M2};

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::hash::Hash;
 
-use device::{ALIGNMENT, Area, BufferId, Device, Tensor};
+use device::{ALIGNMENT, Area, BufferId, Device, Home, Tensor};
 
 use crate::error::Result;
 use crate::program::{Program, Taken};
@@ -29,25 +29,32 @@ impl Binding {
         Binding { places }
     }
 
-    /// Allocates an area in which each buffer has bytes of its own. No mistake of a plan shows there.
+    /// Allocates an area on the device and one on the host, in which each buffer has bytes of its own. No mistake of a plan
+    /// shows there.
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn apart<R>(device: &Device, program: &Program<R>) -> Result<(Area, Binding)> {
-        let area = device.allocate("memory of a step that is verified", Binding::bytes_apart(program))?;
-        let mut end = area.address();
+    pub(crate) fn apart<R>(device: &Device, program: &Program<R>) -> Result<([Area; 2], Binding)> {
+        let allocate = |home| {
+            let bytes = Binding::bytes_apart(program, home);
+            device.allocate_in(home, "memory of a step that is verified", bytes)
+        };
+        let areas = [allocate(Home::Device)?, allocate(Home::Host)?];
+        let mut ends = areas.each_ref().map(Area::address);
         let place = |taken: &Taken| {
-            let place = BoundBuffer { address: end, buffer: taken.buffer };
-            end += taken.bytes.next_multiple_of(ALIGNMENT) as u64;
+            let end = &mut ends[usize::from(taken.home == Home::Host)];
+            let place = BoundBuffer { address: *end, buffer: taken.buffer };
+            *end += taken.bytes.next_multiple_of(ALIGNMENT) as u64;
             place
         };
         let places = program.buffers.iter().map(place).collect();
-        Ok((area, Binding { places }))
+        Ok((areas, Binding { places }))
     }
 
-    /// The bytes of memory apart.
-    pub(crate) fn bytes_apart<R>(program: &Program<R>) -> usize {
-        program.buffers.iter().map(|buffer| buffer.bytes.next_multiple_of(ALIGNMENT)).sum()
+    /// The bytes of memory apart on the device or the host.
+    pub(crate) fn bytes_apart<R>(program: &Program<R>, home: Home) -> usize {
+        let there = program.buffers.iter().filter(|buffer| buffer.home == home);
+        there.map(|buffer| buffer.bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
     /// A tensor of a list's body, at its address in the visit with that table. Tensors in buffers that no region takes

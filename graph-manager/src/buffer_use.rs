@@ -39,7 +39,7 @@ impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
             let used = program.used(at);
             let used = match placement.area {
                 AreaKind::Scratch(_) => used.in_its_stream().unwrap_or(used),
-                AreaKind::Slot { .. } | AreaKind::Step => used,
+                AreaKind::Slot { .. } | AreaKind::Step(_) => used,
             };
             Some(BufferUse {
                 name: name.into(),

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use device::{Accesses, BufferName, DType, Device, Op, Shape, Stream, Tensor};
+use device::{Accesses, BufferName, DType, Device, Home, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
@@ -207,6 +207,21 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// [`Error::Usage`] outside of a region.
     pub fn tensor(&mut self, name: &'static str, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        self.tensor_in(Home::Device, name, shape, dtype)
+    }
+
+    /// As [`StepContext::tensor`], in the device's memory or the host's. Of operations only a
+    /// [`Move`](device::ops::Move) may use memory of the host.
+    ///
+    /// # Errors
+    /// As [`StepContext::tensor`].
+    pub fn tensor_in(
+        &mut self,
+        home: Home,
+        name: &'static str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+    ) -> Result<Tensor> {
         let Some(current) = &self.current else {
             let problem = format!("buffer `{name}` was taken outside of any region");
             return Err(Error::usage(problem, "take it inside StepContext::region"));
@@ -214,7 +229,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let device = self.manager.pool.device();
         let region = self.recorder.borrow().name(current.visit);
         let tensor = device.virtual_tensor(BufferName::Within(region, name), shape, dtype);
-        self.recorder.borrow_mut().take(device, name, &tensor);
+        self.recorder.borrow_mut().take(device, name, &tensor, home);
         Ok(tensor)
     }
 

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use device::{Area, Event, Snapshot, Stream};
+use device::{Area, Event, Home, Snapshot, Stream};
 
 use crate::binding::Binding;
 use crate::error::{Error, Result};
@@ -166,7 +166,12 @@ impl<P: Policy> CudaGraphManager<P> {
         sizes
     }
 
-    /// Bytes that the recorded modes would need with that pool.
+    /// Bytes of the device that the recorded modes need.
+    fn planned_on_device(&self) -> usize {
+        bytes_on_device(&self.planned())
+    }
+
+    /// Bytes of the device that the recorded modes would need with that pool.
     fn planned_as(&self, mempool: Mempool) -> usize {
         let mut kinds: BTreeMap<StepKey<P::Mode>, Vec<&Program<P::Region>>> = BTreeMap::new();
         for (key, state) in &self.states {
@@ -178,7 +183,7 @@ impl<P: Policy> CudaGraphManager<P> {
         for programs in kinds.values() {
             raise(&mut sizes, &Plan::new(mempool, programs, self.pool.compute().id(), false).areas);
         }
-        sizes.values().sum()
+        bytes_on_device(&sizes)
     }
 
     /// Allocates the memory that the recorded modes need and that is not there yet. Modes share memory: one runs at a
@@ -201,9 +206,13 @@ impl<P: Policy> CudaGraphManager<P> {
             let name = kind.name(self.pool.device());
             let area = match kind {
                 AreaKind::Scratch(stream) => self.pool.scratch(stream, &name, bytes),
-                _ => self.pool.device().allocate(&name, bytes).map(Rc::new).map_err(Error::from),
+                _ => self.pool.device().allocate_in(kind.home(), &name, bytes).map(Rc::new).map_err(Error::from),
             };
-            self.areas.insert(kind, area.map_err(|error| self.out_of_memory(error))?);
+            let area = area.map_err(|error| match kind.home() {
+                Home::Device => self.out_of_memory(error),
+                Home::Host => error,
+            })?;
+            self.areas.insert(kind, area);
         }
         self.states.values_mut().for_each(|state| state.bindings.clear());
         Ok(())
@@ -229,7 +238,7 @@ impl<P: Policy> CudaGraphManager<P> {
             Mempool::Single => Mempool::PerMicrobatch,
             Mempool::PerMicrobatch => Mempool::Single,
         };
-        let (planned, with_other) = (self.planned().values().sum(), self.planned_as(other));
+        let (planned, with_other) = (self.planned_on_device(), self.planned_as(other));
         Error::OutOfMemory { area: name, bytes, available, planned, other, with_other }
     }
 
@@ -292,4 +301,8 @@ pub(crate) fn check_warm_up(what: &str, runs: usize) -> Result<()> {
     }
     let problem = format!("{what} of 0, but every kernel and collective must have run once before it is captured");
     Err(Error::usage(problem, "set it to 1 or more"))
+}
+
+fn bytes_on_device(sizes: &BTreeMap<AreaKind, usize>) -> usize {
+    sizes.iter().filter(|(kind, _)| kind.home() == Home::Device).map(|(_, bytes)| bytes).sum()
 }

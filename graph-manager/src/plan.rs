@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-use device::{BufferId, Device, StreamId};
+use device::{BufferId, Device, Home, StreamId};
 
 use crate::keys::RegionKey;
 use crate::options::Mempool;
@@ -24,19 +24,31 @@ pub(crate) enum AreaKind {
     /// Buffers that do not outlive their region, by stream. Those of several streams lie in the compute stream's area.
     Scratch(StreamId),
     /// Buffers that a microbatch saves in a chunk, by slot.
-    Slot { chunk: usize, slot: usize },
+    Slot { home: Home, chunk: usize, slot: usize },
     /// Buffers that outlive their region, planned over the whole step.
-    Step,
+    Step(Home),
 }
 
 impl AreaKind {
     /// Its name in reports.
     pub(crate) fn name(self, device: &Device) -> String {
-        match self {
+        let name = match self {
             AreaKind::Scratch(stream) => format!("scratch of {}", device.stream_name(stream)),
-            AreaKind::Slot { chunk: 0, slot } => format!("slot {slot}"),
-            AreaKind::Slot { chunk, slot } => format!("slot {slot} of chunk {chunk}"),
-            AreaKind::Step => "step".into(),
+            AreaKind::Slot { chunk: 0, slot, .. } => format!("slot {slot}"),
+            AreaKind::Slot { chunk, slot, .. } => format!("slot {slot} of chunk {chunk}"),
+            AreaKind::Step(_) => "step".into(),
+        };
+        match self.home() {
+            Home::Device => name,
+            Home::Host => format!("{name} on the host"),
+        }
+    }
+
+    /// The memory that it lies in.
+    pub(crate) fn home(self) -> Home {
+        match self {
+            AreaKind::Scratch(_) => Home::Device,
+            AreaKind::Slot { home, .. } | AreaKind::Step(home) => home,
         }
     }
 }
@@ -122,16 +134,19 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             let mut scratch: BTreeMap<StreamId, Group> = BTreeMap::new();
             for (index, _) in program.owned(at) {
                 let used = program.used(index);
+                let home = program.buffers[index].home;
                 // Scratch of one stream is used in that stream's order.
-                if let Some(used) = used.in_its_stream().filter(is_scratch).or_else(|| Some(used).filter(is_scratch)) {
+                if let Some(used) = used.in_its_stream().filter(is_scratch).or_else(|| Some(used).filter(is_scratch))
+                    && home == Home::Device
+                {
                     // A buffer of several streams lives from the fork to the join, so from one operation of the compute
                     // stream to another.
                     scratch.entry(used.stream().unwrap_or(compute)).or_default().push((index, used));
                     continue;
                 }
                 let area = match (&visit.instance, key.slot) {
-                    (Some(instance), Some(slot)) => AreaKind::Slot { chunk: instance.chunk, slot },
-                    _ => AreaKind::Step,
+                    (Some(instance), Some(slot)) => AreaKind::Slot { home, chunk: instance.chunk, slot },
+                    _ => AreaKind::Step(home),
                 };
                 outlive.entry(area).or_default().push((index, used));
             }
@@ -216,7 +231,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         for ((index, _), &offset) in buffers.iter().zip(&placed.offsets) {
             self.places[*index] = Place { area: number as u32, offset };
         }
-        let Some((keys, compute)) = poisoned else { return };
+        let Some((keys, compute)) = poisoned.filter(|_| area.home() == Home::Device) else { return };
         let occupied = placed.occupied(&intervals);
         for ((index, used), &offset) in buffers.iter().zip(&placed.offsets) {
             let (bytes, buffer) = (program.buffers[*index].bytes, program.buffers[*index].buffer);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::words::counted;
-use device::Graph;
+use device::{Graph, Home};
 
 use crate::buffer_use::BufferUse;
 use crate::error::mib;
@@ -100,7 +100,7 @@ impl GraphReport {
 /// Bytes of one area.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MemoryUse {
-    /// `scratch of` a stream, `slot n`, `slot n of chunk c` or `step`.
+    /// `scratch of` a stream, `slot n`, `slot n of chunk c` or `step`; ` on the host` if it lies there.
     pub area: String,
     /// Its size.
     pub bytes: usize,
@@ -116,9 +116,14 @@ pub struct EagerReport {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Bytes that the recorded modes need, by area.
+    /// Bytes of the device that the recorded modes need, by area.
     pub fn memory(&self) -> Vec<MemoryUse> {
-        let planned = self.planned().into_iter();
+        self.memory_in(Home::Device)
+    }
+
+    /// Bytes that the recorded modes need in the device's memory or the host's, by area.
+    pub fn memory_in(&self, home: Home) -> Vec<MemoryUse> {
+        let planned = self.planned().into_iter().filter(|(kind, _)| kind.home() == home);
         planned.map(|(kind, bytes)| MemoryUse { area: kind.name(self.pool.device()), bytes }).collect()
     }
 
@@ -145,7 +150,8 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// The report on all graphs captured so far.
     pub fn report(&self) -> Report {
-        let (memory, forgotten) = (self.memory(), self.forgotten);
+        let memory = [Home::Device, Home::Host].into_iter().flat_map(|home| self.memory_in(home)).collect();
+        let forgotten = self.forgotten;
         let (driver_bytes, steps) = (self.driver_bytes(), Vec::new());
         let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory, driver_bytes, steps, forgotten };
         for (kind, state) in &self.states {

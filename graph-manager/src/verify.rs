@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::{Device, Snapshot, Tensor};
+use device::{Device, Home, Snapshot, Tensor};
 
 use crate::binding::Binding;
 use crate::difference::{Difference, DifferingValues, Sameness};
@@ -47,7 +47,7 @@ pub enum EagerMemory {
 /// The memory that a verification needs, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerificationBytes {
-    /// On the host, for the state that the step changes.
+    /// On the host, for the state that the step changes, and with [`EagerMemory::Apart`] for buffers there.
     pub host: usize,
     /// On the device, with [`EagerMemory::Apart`].
     pub device: usize,
@@ -129,10 +129,10 @@ impl<P: Policy> CudaGraphManager<P> {
     ) -> Result<Verified> {
         let device = self.pool.device().clone();
         let program = self.states[&key].programs[&microbatches].clone();
-        let (_area, apart) = match how.memory {
+        let (_areas, apart) = match how.memory {
             EagerMemory::Apart => {
-                let (area, binding) = Binding::apart(&device, &program)?;
-                (Some(area), Some(Rc::new(binding)))
+                let (areas, binding) = Binding::apart(&device, &program)?;
+                (Some(areas), Some(Rc::new(binding)))
             }
             EagerMemory::Shared => (None, None),
         };
@@ -163,8 +163,9 @@ impl<P: Policy> CudaGraphManager<P> {
         let Some(program) = state.and_then(|state| state.programs.get(&microbatches)) else {
             return VerificationBytes::default();
         };
-        let host = program.state().iter().map(Tensor::bytes).sum();
-        VerificationBytes { host, device: Binding::bytes_apart(program) }
+        let state: usize = program.state().iter().map(Tensor::bytes).sum();
+        let [device, host] = [Home::Device, Home::Host].map(|home| Binding::bytes_apart(program, home));
+        VerificationBytes { host: state + host, device }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::any::Any;
 
-use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
+use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, Home};
 use super::{Area, Core, Device};
 use crate::backend::DeviceBackend;
 use crate::cuda::gpu_of;
@@ -44,7 +44,8 @@ impl Device {
             Error::operation("adopt", format!("`{name}`, {bytes} bytes at {address:#x}, {problem}"))
         })?;
         let range = address..address + bytes as u64;
-        core.areas.insert(range.start, AreaInfo { end: range.end, memory: AreaMemory::Adopted(Box::new(owner)) });
+        let memory = AreaMemory::Adopted(Box::new(owner));
+        core.areas.insert(range.start, AreaInfo { end: range.end, home: Home::Device, memory });
         if let Some(checker) = &mut core.checker {
             checker.adopt(range);
         }

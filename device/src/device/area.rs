@@ -1,12 +1,13 @@
 //! Memory at fixed addresses, and the names of the buffers in it.
 
-use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
+use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, Home};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
+use crate::cuda::PageLocked;
 use crate::host_memory::{HostMemory, available_memory};
 use crate::sync_debug::CostlyCall;
 use crate::tensor::VIRTUAL;
-use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
+use crate::{Accesses, BufferId, BufferName, CaptureRule, CheckError, DType, Error, Op, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped: at once, or when no stream captures any more.
 pub struct Area {
@@ -21,6 +22,14 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Recording`], or [`CaptureRule::Allocation`] while a stream captures.
     pub fn allocate(&self, name: &str, bytes: usize) -> Result<Area> {
+        self.allocate_in(Home::Device, name, bytes)
+    }
+
+    /// As [`Device::allocate`], in the device's memory or the host's.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`]; the system cannot lock that much.
+    pub fn allocate_in(&self, home: Home, name: &str, bytes: usize) -> Result<Area> {
         let call = || format!("Device::allocate of `{name}`, {bytes} bytes,");
         let mut core = self.core_for(call)?;
         core.refuse_while_recording(call)?;
@@ -32,18 +41,23 @@ impl Device {
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
             DeviceBackend::Host(_) => {
-                let available =
-                    available_memory().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
-                let mut block =
-                    HostMemory::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
+                let mut block = HostMemory::new(size).ok_or_else(|| out_of_host_memory(name, bytes))?;
                 (block.address(), AreaMemory::Host(block))
+            }
+            DeviceBackend::Cuda(cuda) if home == Home::Host => {
+                if available_memory().is_some_and(|free| size > free) {
+                    return Err(out_of_host_memory(name, bytes));
+                }
+                let block = PageLocked::new(size)?;
+                cuda.counters.borrow_mut().allocations += 1;
+                (block.start().expose_provenance() as u64, AreaMemory::Locked(block))
             }
             DeviceBackend::Cuda(cuda) => {
                 let block = cuda.allocate(name, size)?;
                 (block.address(), AreaMemory::Cuda(block))
             }
         };
-        core.areas.insert(start, AreaInfo { end: start + size as u64, memory });
+        core.areas.insert(start, AreaInfo { end: start + size as u64, home, memory });
         core.allocations += 1;
         if let Some(checker) = &mut core.checker {
             checker.allocate(start..start + size as u64);
@@ -63,8 +77,23 @@ impl Device {
         shape: impl Into<Shape>,
         dtype: DType,
     ) -> Result<Tensor> {
+        self.allocate_tensor_in(Home::Device, areas, name, shape, dtype)
+    }
+
+    /// As [`Device::allocate_tensor`], in the device's memory or the host's.
+    ///
+    /// # Errors
+    /// As [`Device::allocate_in`].
+    pub fn allocate_tensor_in(
+        &self,
+        home: Home,
+        areas: &mut Vec<Area>,
+        name: &str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+    ) -> Result<Tensor> {
         let shape = shape.into();
-        let area = self.allocate(name, shape.elements() * dtype.size())?;
+        let area = self.allocate_in(home, name, shape.elements() * dtype.size())?;
         let tensor = area.tensor(name, 0, shape, dtype);
         areas.push(area);
         Ok(tensor)
@@ -124,13 +153,23 @@ impl Device {
         Ok(())
     }
 
-    /// Bytes of all areas but adopted ones, and of the scratch memory that operations recorded so far need.
+    /// Bytes of all areas of the device but adopted ones, and of the scratch memory that operations recorded so far need.
     pub fn allocated_bytes(&self) -> usize {
         let core = self.peek();
-        let own = core.areas.iter().filter(|(_, area)| !matches!(area.memory, AreaMemory::Adopted(_)));
-        let areas: u64 = own.map(|(start, area)| area.end - start).sum();
-        areas as usize + core.streams.iter().map(|stream| stream.backend.scratch_bytes()).sum::<usize>()
+        let scratch: usize = core.streams.iter().map(|stream| stream.backend.scratch_bytes()).sum();
+        core.area_bytes(Home::Device) + scratch
     }
+
+    /// Bytes of all areas in the [host's memory](Home::Host).
+    pub fn bytes_on_host(&self) -> usize {
+        self.peek().area_bytes(Home::Host)
+    }
+}
+
+/// The error for memory of the host that the system does not have.
+fn out_of_host_memory(name: &str, bytes: usize) -> Error {
+    let available = available_memory().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
+    Error::OutOfMemory { name: name.into(), bytes, available }
 }
 
 impl Core {
@@ -139,6 +178,12 @@ impl Core {
             true => self.buffers.of(buffer),
             false => format!("buffer {} of another device", buffer.number()),
         }
+    }
+
+    /// Bytes of all areas in that memory but adopted ones.
+    fn area_bytes(&self, home: Home) -> usize {
+        let of = |area: &AreaInfo| area.home == home && !matches!(area.memory, AreaMemory::Adopted(_));
+        self.areas.iter().filter(|(_, area)| of(area)).map(|(start, area)| (area.end - start) as usize).sum()
     }
 
     fn has(&self, buffer: BufferId) -> bool {
@@ -162,6 +207,23 @@ impl Core {
         let start = self.next_virtual;
         self.next_virtual += bytes.max(ALIGNMENT) as u64;
         start
+    }
+
+    /// Whether a tensor of an area lies in the host's memory.
+    pub(crate) fn is_on_host(&self, tensor: &Tensor) -> bool {
+        self.areas.range(..=tensor.address).next_back().is_some_and(|(_, area)| area.home == Home::Host)
+    }
+
+    /// Fails unless all tensors of an operation have an address, and lie in memory of this device that is allocated:
+    /// its own, unless the operation is a move.
+    pub(crate) fn check_reachable(&self, user: &str, op: &Op, accesses: &Accesses) -> Result<()> {
+        for tensor in accesses.reads.iter().chain(&accesses.writes) {
+            self.check_live(user, tensor)?;
+            if !matches!(op, Op::Move(_)) && self.is_on_host(tensor) {
+                return Err(Error::on_host(user, &self.buffer_name(tensor.buffer)));
+            }
+        }
+        Ok(())
     }
 
     /// Fails unless the tensor has an address, and lies in memory of this device that is allocated.

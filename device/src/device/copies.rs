@@ -7,6 +7,9 @@ use crate::host_block::HostBlock;
 use crate::sync_debug::CostlyCall;
 use crate::{Element, Error, Result, Staging, Tensor};
 
+/// So many bytes of the host's memory are set to 0 at once.
+const CHUNK: usize = 64 << 20;
+
 impl Device {
     /// Waits for everything submitted before, then writes host data to a tensor: for set-up, not for steps.
     ///
@@ -46,6 +49,13 @@ impl Device {
         }
         match &core.backend {
             DeviceBackend::Host(_) => view::zero(tensor),
+            DeviceBackend::Cuda(cuda) if core.is_on_host(tensor) => {
+                let (all, zeros) = (tensor.as_bytes(), vec![0_u8; CHUNK.min(tensor.bytes())]);
+                for start in (0..all.elements()).step_by(CHUNK) {
+                    let count = CHUNK.min(all.elements() - start);
+                    cuda.upload(&all.view(start, [count]), &zeros[..count])?;
+                }
+            }
             DeviceBackend::Cuda(cuda) => cuda.zero(tensor)?,
         }
         Ok(())

@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 pub use area::Area;
 pub(crate) use core::Core;
-pub use memory::ALIGNMENT;
+pub use memory::{ALIGNMENT, Home};
 pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};
 

@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::backend::DeviceBackend;
-use crate::digest::digest;
+use crate::digest::{digest, digest_part};
 use crate::host::view;
 use crate::host_block::HostBlock;
 use crate::{Result, Tensor};
@@ -100,7 +100,21 @@ impl Device {
             DeviceBackend::Host(_) => {
                 Ok(tensors.iter().map(|tensor| digest(view::read::<u8>(&tensor.as_bytes()))).collect())
             }
-            DeviceBackend::Cuda(cuda) => cuda.digests(tensors),
+            DeviceBackend::Cuda(cuda) => {
+                let (on_host, here): (Vec<usize>, Vec<usize>) =
+                    (0..tensors.len()).partition(|at| core.is_on_host(&tensors[*at]));
+                let mut digests = vec![0; tensors.len()];
+                let tensors_here: Vec<Tensor> = here.iter().map(|at| tensors[*at]).collect();
+                here.iter().zip(cuda.digests(&tensors_here)?).for_each(|(at, digest)| digests[*at] = digest);
+                for at in on_host {
+                    let all = tensors[at].as_bytes();
+                    for start in (0..all.elements()).step_by(CHUNK) {
+                        let part = cuda.download(&all.view(start, [CHUNK.min(all.elements() - start)]))?;
+                        digests[at] = u64::wrapping_add(digests[at], digest_part(&part, (start / 8) as u64));
+                    }
+                }
+                Ok(digests)
+            }
         }
     }
 

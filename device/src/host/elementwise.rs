@@ -2,7 +2,7 @@
 
 use super::{Pool, view};
 use crate::ops::{
-    Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Multiply, OrderRows, PartialColumns, Poison, RowOrder,
+    Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, PartialColumns, Poison, RowOrder,
     SequenceShare,
 };
 use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
@@ -86,6 +86,11 @@ pub(super) fn copy(op: &Copy, pool: &Pool) {
 fn convert<A: Float, B: Float>(op: &Copy, pool: &Pool) {
     let input = view::read::<A>(&op.input);
     map::<B>(&op.output, pool, |i| input[i].to_f32());
+}
+
+/// See [`Move`].
+pub(super) fn move_bytes(op: &Move, pool: &Pool) {
+    duplicate::<u8>(&Copy { input: op.input.as_bytes(), output: op.output.as_bytes() }, pool);
 }
 
 fn duplicate<T: Element>(op: &Copy, pool: &Pool) {

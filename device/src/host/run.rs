@@ -47,6 +47,7 @@ pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
         Op::Add(op) => elementwise::add(op, pool),
         Op::Multiply(op) => elementwise::multiply(op, pool),
         Op::Copy(op) => elementwise::copy(op, pool),
+        Op::Move(op) => elementwise::move_bytes(op, pool),
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
         Op::OrderRows(op) => elementwise::order_rows(op, pool),
         Op::Select(op) => select::select(op, pool),

@@ -7,7 +7,7 @@ use super::{
     CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
     CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
     ExpertGlu, ExpertGluBackward, ExpertsOfSlots, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm,
-    HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Mse,
+    HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Move, Mse,
     Multiply, NesterovMomentum, Norm, NormBackward, Operation, OrderRows, PairLoss, PlaceRows, Poison, ProgressMark,
     Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep,
     SlotsOfPairs, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, Update, UpdateScales,
@@ -95,6 +95,8 @@ operations! {
     Multiply,
     /// Copy, converting between types.
     Copy,
+    /// Copy of bytes, also to and from the host.
+    Move,
     /// Copy of ranges of columns.
     CopyColumns,
     /// Rows of sequences in another order.

@@ -131,9 +131,7 @@ impl Stream {
         if let Some(id) = core.streams[self.id.index()].capture {
             return core.with_capture(id, |core, capture| {
                 let accesses = op.accesses();
-                for tensor in accesses.reads.iter().chain(&accesses.writes) {
-                    core.check_live(&label, tensor)?;
-                }
+                core.check_reachable(&label, &op, &accesses)?;
                 let stream = &mut core.streams[self.id.index()];
                 let note = core.recorder.operation(&stream.name, &label, Some(&op), true);
                 capture.add(self.id, op.clone(), accesses, label)?;
@@ -142,9 +140,7 @@ impl Stream {
         }
         self.refuse_outside(&mut core, &label)?;
         let accesses = op.accesses();
-        for tensor in accesses.reads.iter().chain(&accesses.writes) {
-            core.check_live(&label, tensor)?;
-        }
+        core.check_reachable(&label, &op, &accesses)?;
         let core = &mut *core;
         if let Some(checker) = &mut core.checker {
             checker.operation(self.id, &label, &accesses, &core.buffers)?;

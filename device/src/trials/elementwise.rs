@@ -4,7 +4,7 @@ use super::sizes::{Sizes, site};
 use super::workbench::AddTrial;
 use crate::DType;
 use crate::ops::{
-    Activation, ActivationBackward, ActivationKind, Add, Condition, Copy, Dropout, Fill, Gate, Glu, GluBackward,
+    Activation, ActivationBackward, ActivationKind, Add, Condition, Copy, Dropout, Fill, Gate, Glu, GluBackward, Move,
     Multiply, Poison, ReluDropout, ReluDropoutBackward, Select, SoftCap, When,
 };
 
@@ -30,6 +30,7 @@ fn plain(shape: [usize; 3], dtype: DType, add: AddTrial<'_>) {
             Ok(Add { a: output, b: b.input(shape, dtype)?, output }.into())
         }),
     );
+    add("move", Box::new(move |b| Ok(Move { input: b.input(shape, dtype)?, output: b.output(shape, dtype)? }.into())));
     for in_place in [false, true] {
         add(
             if in_place { "multiply in place" } else { "multiply" },

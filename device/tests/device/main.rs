@@ -13,6 +13,7 @@ mod custom_mapped;
 mod extremes;
 mod graph_drawing;
 mod kernels_compile;
+mod moves;
 mod op_values;
 mod ops_attention;
 mod ops_cache;

@@ -2,8 +2,9 @@
 //!
 //! A pass gets the step piece by piece, before it becomes the list. It may move operations within a piece, keep some
 //! for a later piece, and put them on other queues. Two operations that meet in memory must not change places: that is
-//! refused.
+//! refused. It may also add moves: see [`PieceEntry::moves`].
 
+mod copies;
 mod moved;
 mod piece;
 mod sums;
@@ -18,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::side_stream::Fork;
 use moved::Moved;
+use piece::TakenByPass;
 pub use piece::{Piece, PieceEntry, Then};
 pub(crate) use sums::Sums;
 
@@ -69,7 +71,8 @@ impl<R: Copy + Display> Passes<R> {
     /// place in the list now.
     pub(crate) fn check_direct(&self, region: Option<R>, name: &'static str, accesses: &Accesses) -> Result<()> {
         let Some(region) = region else { return Ok(()) };
-        self.all.borrow().iter().try_for_each(|(pass, moved)| moved.check_direct(pass.name(), region, name, accesses))
+        let mut all = self.all.borrow_mut();
+        all.iter_mut().try_for_each(|(pass, moved)| moved.check_direct(pass.name(), region, name, accesses))
     }
 
     /// Fails if a pass has kept operations of the recorded step for itself.
@@ -120,6 +123,9 @@ impl<P: Policy> StepContext<'_, P> {
             begins: current.begins.replace(false),
             is_aside: self.is_aside,
             then,
+            device: self.manager.pool.device().clone(),
+            name: self.recorder.borrow().name(current.visit),
+            taken: Vec::new(),
             entries: self.passes.entries.take(),
             joins: Vec::new(),
             joins_aside: false,
@@ -128,9 +134,12 @@ impl<P: Policy> StepContext<'_, P> {
         for (pass, moved) in self.passes.all.borrow_mut().iter_mut() {
             moved.number(&mut piece.entries);
             pass.apply(&mut piece);
-            moved.check(pass.name(), piece.region, &piece.entries)?;
+            moved.check(pass.name(), &piece, current.microbatch)?;
+            for TakenByPass { name, tensor, home } in piece.taken.drain(..) {
+                self.recorder.borrow_mut().take(&piece.device, name, &tensor, home);
+            }
         }
-        let (device, name) = (self.manager.pool.device(), self.recorder.borrow().name(current.visit));
+        let (device, name) = (self.manager.pool.device(), piece.name);
         if piece.joins_aside {
             Fork::under_way(self.manager.pool.lane()).join(self.stream())?;
         }
@@ -138,6 +147,9 @@ impl<P: Policy> StepContext<'_, P> {
             let early = entry.is_early();
             if early {
                 self.recorder.borrow_mut().hear(device);
+            }
+            if let Some(queue) = &entry.waits_for {
+                Fork::under_way(queue).join(self.stream())?;
             }
             device.set_scope(entry.label.as_ref().unwrap_or(&name));
             let (op, queue) = entry.into_parts();

@@ -1,4 +1,5 @@
-//! Checks on a pass: it must not lose an operation, or change the order of two that meet in memory.
+//! Checks on a pass: it must not lose an operation, change one, or change the order of two that meet in memory. Its moves
+//! are erased first, see `copies.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -7,7 +8,8 @@ use std::rc::Rc;
 
 use device::{Accesses, BufferId, Op};
 
-use super::piece::PieceEntry;
+use super::copies::{Copies, Place};
+use super::piece::{Piece, PieceEntry};
 use crate::error::{Error, Result};
 
 /// The operations that a pass was given and has not put in the list, and those that it has begun ahead.
@@ -22,6 +24,17 @@ pub(super) struct Moved<R> {
     bytes: HashMap<BufferId, Vec<Bytes>>,
     /// Operations that have begun ahead and that the code has not submitted yet.
     begun: Vec<Begun<R>>,
+    /// The copies that its moves have made.
+    copies: Copies,
+}
+
+/// An operation of a piece as the pass left it, without moves: as the code submitted it.
+struct Seen {
+    /// As [`PieceEntry::number`]: 0 if it begins ahead.
+    number: u64,
+    op: Rc<Op>,
+    accesses: Rc<Accesses>,
+    early: bool,
 }
 
 #[derive(Clone)]
@@ -47,7 +60,8 @@ struct Bytes {
 
 impl<R> Default for Moved<R> {
     fn default() -> Moved<R> {
-        Moved { count: 0, given: Vec::new(), kept: BTreeMap::new(), bytes: HashMap::new(), begun: Vec::new() }
+        let (kept, bytes, begun) = (BTreeMap::new(), HashMap::new(), Vec::new());
+        Moved { count: 0, given: Vec::new(), kept, bytes, begun, copies: Copies::default() }
     }
 }
 
@@ -57,53 +71,57 @@ impl<R: Copy + Display> Moved<R> {
         self.given.clear();
         for entry in entries {
             self.count += 1;
-            entry.number = self.count;
+            (entry.number, entry.moves) = (self.count, false);
             let (op, accesses) = (entry.shared_op().clone(), entry.accesses().clone());
             self.given.push(Given { number: self.count, op, accesses });
         }
     }
 
-    /// Compares a piece, as the pass left it, with the operations that the pass was given.
+    /// Compares a piece, as the pass left it, with the operations that the pass was given. `microbatch` is that of the
+    /// piece's region.
     ///
     /// # Errors
-    /// [`Error::Usage`] with two operations that changed places and must not.
-    pub(super) fn check(&mut self, pass: &'static str, region: R, entries: &[PieceEntry]) -> Result<()> {
-        let given = std::mem::take(&mut self.given);
+    /// [`Error::Usage`] with two operations that changed places and must not, or with a wrong move.
+    pub(super) fn check(&mut self, pass: &'static str, piece: &Piece<R>, microbatch: Option<usize>) -> Result<()> {
+        let (given, region) = (std::mem::take(&mut self.given), piece.region);
         let first = given.first().map_or(u64::MAX, |given| given.number);
-        let is_as_given = entries.len() == given.len()
-            && entries.iter().zip(&given).all(|(entry, given)| entry.number == given.number);
-        if is_as_given && self.kept.is_empty() && self.begun.is_empty() {
+        let is_it = |(entry, given): (&PieceEntry, &Given)| {
+            entry.number == given.number && Rc::ptr_eq(entry.shared_op(), &given.op)
+        };
+        let is_as_given = piece.entries.len() == given.len() && piece.entries.iter().zip(&given).all(is_it);
+        if is_as_given && self.kept.is_empty() && self.begun.is_empty() && self.copies.is_empty() {
             return Ok(());
         }
+        let entries = self.without_moves(pass, piece, microbatch, &given)?;
         // Those that the pass took from earlier pieces come before all of this piece.
         entries.iter().filter(|entry| entry.number < first).for_each(|entry| self.release(entry.number));
         let mut waiting: Vec<Option<&Given>> = given.iter().map(Some).collect();
         if !self.begun.is_empty() {
-            self.come(entries, &mut waiting, first);
+            self.come(&entries, &mut waiting, first);
         }
         for (at, entry) in entries.iter().enumerate() {
             if entry.is_new() {
-                let (op, accesses) = (entry.shared_op().clone(), entry.accesses().clone());
+                let (op, accesses) = (entry.op.clone(), entry.accesses.clone());
                 self.begun.push(Begun { region, op, accesses, came: None });
                 continue;
             }
             let is_later = |begun: &&Begun<R>| begun.came.is_none_or(|came| came > entry.number);
             if let Some(begun) = self.begun.iter().filter(is_later).find(|begun| meet(begun.of(), entry.of())) {
-                return Err(swapped(pass, begun.region, begun.op.name(), entry.op().name()));
+                return Err(swapped(pass, begun.region, begun.op.name(), entry.op.name()));
             }
-            let earlier = |other: &&PieceEntry| !other.is_new() && other.number < entry.number.min(first);
+            let earlier = |other: &&Seen| !other.is_new() && other.number < entry.number.min(first);
             let jumped = |given: &&&Given| given.number < entry.number;
             let before = (self.kept_before(entry.number, entry.of()))
                 .or_else(|| {
                     let mut kept = entries[at + 1..].iter().filter(earlier);
-                    kept.find(|other| meet(entry.of(), other.of())).map(PieceEntry::of)
+                    kept.find(|other| meet(entry.of(), other.of())).map(Seen::of)
                 })
                 .or_else(|| {
                     let mut jumped = waiting.iter().flatten().filter(jumped);
                     jumped.find(|given| meet(entry.of(), given.of())).map(|given| given.of())
                 });
             if let Some((other, _)) = before.filter(|(_, accesses)| !entry.finds_itself_done(accesses)) {
-                return Err(swapped(pass, region, entry.op().name(), other.name()));
+                return Err(swapped(pass, region, entry.op.name(), other.name()));
             }
             if entry.number >= first {
                 waiting[(entry.number - first) as usize] = None;
@@ -115,9 +133,43 @@ impl<R: Copy + Display> Moved<R> {
         Ok(())
     }
 
+    /// The operations of a piece as the code submitted them: without the pass's moves, and with copies named as their
+    /// sources.
+    fn without_moves(
+        &mut self,
+        pass: &'static str,
+        piece: &Piece<R>,
+        microbatch: Option<usize>,
+        given: &[Given],
+    ) -> Result<Vec<Seen>> {
+        let first = given.first().map_or(u64::MAX, |given| given.number);
+        let region = piece.region.to_string();
+        let place = Place { pass, region: &region, microbatch };
+        self.copies.may_fill(&piece.taken);
+        let mut seen = Vec::with_capacity(piece.entries.len());
+        for entry in &piece.entries {
+            if let (true, Op::Move(op)) = (entry.moves, entry.op()) {
+                self.copies.add(place, op)?;
+                continue;
+            }
+            let of_code = match entry.number {
+                0 => None,
+                number if number >= first => given.get((number - first) as usize),
+                number => self.kept.get(&number).map(|(_, given)| given),
+            };
+            let (op, accesses) = match of_code {
+                Some(given) => (given.op.clone(), given.accesses.clone()),
+                None => (entry.shared_op().clone(), entry.accesses().clone()),
+            };
+            self.copies.use_in(place, entry, &op)?;
+            seen.push(Seen { number: entry.number, op, accesses, early: entry.is_early() });
+        }
+        Ok(seen)
+    }
+
     /// Notes the operations that began ahead and that the code has submitted in this piece: the pass has taken them
     /// out.
-    fn come(&mut self, entries: &[PieceEntry], waiting: &mut [Option<&Given>], first: u64) {
+    fn come(&mut self, entries: &[Seen], waiting: &mut [Option<&Given>], first: u64) {
         let mut is_in = vec![false; waiting.len()];
         for entry in entries.iter().filter(|entry| entry.number >= first) {
             is_in[(entry.number - first) as usize] = true;
@@ -151,9 +203,10 @@ impl<R: Copy + Display> Moved<R> {
         Ok(())
     }
 
-    /// Fails if work that takes its place in the list now meets operations that the pass keeps or has begun ahead.
+    /// Fails if work that takes its place in the list now meets operations that the pass keeps or has begun ahead, or
+    /// memory whose newest values lie in a copy.
     pub(super) fn check_direct(
-        &self,
+        &mut self,
         pass: &'static str,
         region: R,
         name: &'static str,
@@ -164,12 +217,13 @@ impl<R: Copy + Display> Moved<R> {
         }
         match self.begun.iter().find(|begun| begun.accesses.conflicts(accesses)) {
             Some(begun) => Err(swapped(pass, begun.region, begun.op.name(), name)),
-            None => Ok(()),
+            None => self.copies.note_at_source(pass, &region, name, accesses),
         }
     }
 
     /// Fails if the step ends and the pass has kept operations.
     pub(super) fn check_end(&self, pass: &'static str) -> Result<()> {
+        self.copies.check_end(pass)?;
         if let Some((region, given)) = self.kept.values().next() {
             let problem =
                 format!("{region}: the pass `{pass}` kept `{}`, and the step ends without it", given.op.name());
@@ -228,6 +282,23 @@ impl<R: Copy + Display> Moved<R> {
 
 /// An operation, with its reads and writes.
 pub(super) type Of<'o> = (&'o Op, &'o Accesses);
+
+impl Seen {
+    /// Whether it begins ahead.
+    fn is_new(&self) -> bool {
+        self.number == 0
+    }
+
+    fn of(&self) -> Of<'_> {
+        (&self.op, &self.accesses)
+    }
+
+    /// Whether it may come before an operation that it meets. True for an early operation, if the other does not write
+    /// its inputs: it has run before, and to run it again changes nothing.
+    fn finds_itself_done(&self, other: &Accesses) -> bool {
+        self.early && !Accesses::new(self.accesses.reads.iter().copied(), []).conflicts(other)
+    }
+}
 
 impl Given {
     fn of(&self) -> Of<'_> {

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use device::{Accesses, BufferId, Communicator, Op};
+use device::ops::Move;
+use device::{Accesses, BufferId, BufferName, Communicator, Device, Home, Op, Tensor};
 
 use crate::side_stream::SideStream;
 
@@ -13,12 +14,24 @@ pub struct Piece<R> {
     pub(super) begins: bool,
     pub(super) is_aside: bool,
     pub(super) then: Then,
+    pub(super) device: Device,
+    /// The region's name.
+    pub(super) name: Rc<str>,
+    /// The buffers that the pass has taken.
+    pub(super) taken: Vec<TakenByPass>,
     /// The operations.
     pub entries: Vec<PieceEntry>,
     /// All work after the piece waits for these queues.
     pub joins: Vec<Rc<SideStream>>,
     /// The piece, and all work after it, waits for the second lane.
     pub joins_aside: bool,
+}
+
+/// A buffer that a pass has taken, to move a tensor there.
+pub(super) struct TakenByPass {
+    pub(super) name: &'static str,
+    pub(super) tensor: Tensor,
+    pub(super) home: Home,
 }
 
 /// The event that ends a piece.
@@ -52,6 +65,15 @@ impl<R: Copy> Piece<R> {
     pub fn then(&self) -> Then {
         self.then
     }
+
+    /// A buffer of the piece's region like `tensor`, in the device's memory or the host's. The pass fills it by one
+    /// [move](PieceEntry::moves). It lives until its last use.
+    pub fn buffer_like(&mut self, tensor: &Tensor, home: Home, name: &'static str) -> Tensor {
+        let tensor =
+            self.device.virtual_tensor(BufferName::Within(self.name.clone(), name), tensor.shape, tensor.dtype);
+        self.taken.push(TakenByPass { name, tensor, home });
+        tensor
+    }
 }
 
 /// An operation of a piece.
@@ -67,6 +89,10 @@ pub struct PieceEntry {
     queue: Option<Rc<SideStream>>,
     /// Its place in the order that the pass was given, from 1; 0 if the pass has made it.
     pub(super) number: u64,
+    /// The pass has made it, to move a tensor.
+    pub(super) moves: bool,
+    /// See [`PieceEntry::wait_for`].
+    pub(super) waits_for: Option<Rc<SideStream>>,
 }
 
 impl PieceEntry {
@@ -74,7 +100,8 @@ impl PieceEntry {
     pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
         let accesses = Rc::new(op.accesses());
         let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
-        PieceEntry { op: Rc::new(op), early, accesses, outside, label: None, queue: None, number: 0 }
+        let (op, label) = (Rc::new(op), None);
+        PieceEntry { op, early, accesses, outside, label, queue: None, number: 0, moves: false, waits_for: None }
     }
 
     /// An operation that the code will submit later, and that is to begin here. The pass has to take it out of the
@@ -83,9 +110,27 @@ impl PieceEntry {
         PieceEntry::new(op.into(), false, |_| false)
     }
 
-    /// Whether the pass that has the piece has made it.
-    pub(super) fn is_new(&self) -> bool {
-        self.number == 0
+    /// A move of a tensor to a buffer that the pass has [taken](Piece::buffer_like), or from there back to where it was
+    /// moved from. Without its moves, and with each copy named as the tensor that it is a copy of, the list must be one
+    /// that the pass might have made without moves.
+    pub fn moves(op: Move) -> PieceEntry {
+        PieceEntry { moves: true, outside: false, ..PieceEntry::new(op.into(), false, |_| false) }
+    }
+
+    /// Has it use a copy that a move has made, in place of the tensor `of` and its parts.
+    pub fn use_copy(&mut self, of: &Tensor, copy: &Tensor) {
+        let whole = of.range();
+        let is_part =
+            |part: &Tensor| part.buffer == of.buffer && whole.start <= part.address && part.range().end <= whole.end;
+        if !self.accesses.reads.iter().chain(&self.accesses.writes).any(is_part) {
+            return;
+        }
+        Rc::make_mut(&mut self.op).visit(&mut |tensor| {
+            if is_part(tensor) {
+                (tensor.address, tensor.buffer) = (copy.address + (tensor.address - of.address), copy.buffer);
+            }
+        });
+        self.accesses = Rc::new(self.op.accesses());
     }
 
     /// The operation.
@@ -112,16 +157,6 @@ impl PieceEntry {
         self.early
     }
 
-    pub(super) fn of(&self) -> (&Op, &Accesses) {
-        (&self.op, &self.accesses)
-    }
-
-    /// Whether it may come before an operation that it meets. True for an early operation, if the other does not write
-    /// its inputs: it has run before, and to run it again changes nothing.
-    pub(super) fn finds_itself_done(&self, other: &Accesses) -> bool {
-        self.early && !Accesses::new(self.accesses.reads.iter().copied(), []).conflicts(other)
-    }
-
     /// Whether one of the two writes bytes that the other reads or writes. Their order in the list must stay.
     pub fn conflicts_with(&self, other: &PieceEntry) -> bool {
         self.accesses.conflicts(&other.accesses)
@@ -140,6 +175,12 @@ impl PieceEntry {
     /// Puts it on a queue. It starts there after all earlier work on the region's own queue.
     pub fn put_on(&mut self, queue: &Rc<SideStream>) {
         self.queue = Some(queue.clone());
+    }
+
+    /// The region's own queue waits before it for all that the piece has put on another queue so far. Buffers that only
+    /// that queue used are free from here on.
+    pub fn wait_for(&mut self, queue: &Rc<SideStream>) {
+        self.waits_for = Some(queue.clone());
     }
 
     /// Has a transfer use a twin of its communicator: the same ranks. Does nothing for other operations.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{Op, StreamId};
+use device::{Home, Op, StreamId};
 
 use super::host_call::HostCall;
 
@@ -77,4 +77,5 @@ pub(super) struct Own {
     pub(super) local: u32,
     pub(super) name: &'static str,
     pub(super) bytes: usize,
+    pub(super) home: Home,
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{BufferId, DType, Op, Shape, StreamId, Tensor};
+use device::{BufferId, DType, Home, Op, Shape, StreamId, Tensor};
 
 use super::body::{Body, Entry, Item, Work};
 use super::joined::Join;
@@ -75,6 +75,8 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) bytes: usize,
+    /// The memory that it is planned in.
+    pub(crate) home: Home,
     /// Its first address, in the recording's own addresses.
     pub(crate) address: u64,
     pub(crate) buffer: BufferId,

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::mem::{discriminant, take};
 use std::rc::Rc;
 
-use device::{Accesses, BufferId, Device, Op, StreamId, Tensor, TraceEvent};
+use device::{Accesses, BufferId, Device, Home, Op, StreamId, Tensor, TraceEvent};
 
 use super::body::{Body, Entry, Item, Own, Use, Work};
 use super::body_buffers::BodyBuffers;
@@ -200,7 +200,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
     }
 
     /// The innermost visit takes a buffer.
-    pub(crate) fn take(&mut self, device: &Device, name: &'static str, tensor: &Tensor) {
+    pub(crate) fn take(&mut self, device: &Device, name: &'static str, tensor: &Tensor, home: Home) {
         self.hear(device);
         let program = &mut self.program;
         let number = tensor.buffer.number();
@@ -214,13 +214,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.taken_at.push(self.program.length);
         self.used.push(false);
         let visit = self.top().visit;
-        self.program.buffers.push(Taken { bytes, address, buffer, visit });
+        self.program.buffers.push(Taken { bytes, home, address, buffer, visit });
         // `NONE - 1` is no visit: `NONE` stands for the outermost level.
         self.mentions[0].push((NONE - 1, 0));
         let local = self.local(index);
         let open = self.top();
-        open.own.push(Own { local, name, bytes });
+        open.own.push(Own { local, name, bytes, home });
         open.digest.add(bytes as u64);
+        open.digest.add_hash(&home);
         open.digest.add(name.as_ptr() as u64);
     }
 
@@ -376,6 +377,11 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         if let Some(refused) = self.of_bodies.add(&work, accesses, is_unused) {
             self.refuse(refused);
         }
+        if let (Work::Op(op), Some(buffer)) = (&work, self.on_host(accesses))
+            && !matches!(**op, Op::Move(_))
+        {
+            self.refuse(Refused::OnHost(op.name(), buffer));
+        }
         let base = self.base(queue);
         let placed = base.is_none_or(|base| self.streams.knows_all(queue, base));
         for Reached { from, joins } in take(&mut self.streams.of(queue).pending) {
@@ -428,6 +434,14 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest = digest;
         let uses = begin..open.uses.len() as u32;
         open.items.push(Item::Entry(Entry { queue, placed, work, early, label, uses }));
+    }
+
+    /// The first buffer of an entry that lies on the host.
+    fn on_host(&self, accesses: &Accesses) -> Option<BufferId> {
+        let is_there = |tensor: &&Tensor| {
+            self.program.taken(tensor.buffer).is_some_and(|index| self.program.buffers[index].home == Home::Host)
+        };
+        accesses.reads.iter().chain(&accesses.writes).find(is_there).map(|tensor| tensor.buffer)
     }
 
     /// A buffer's number in the innermost visit, and the address from which its bytes are counted.

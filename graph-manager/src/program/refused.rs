@@ -16,6 +16,8 @@ pub(super) enum Refused {
     HostCall(&'static str),
     /// The use of a buffer of a body of `when` by other work, by its name.
     LeftBody(&'static str, BufferId),
+    /// An operation other than a move, by its name, that uses a buffer of the host.
+    OnHost(&'static str, BufferId),
     /// A buffer that an operation may leave without values, by its name.
     Unwritten(&'static str, BufferId),
 }
@@ -52,6 +54,10 @@ impl Refused {
                      buffer has no values"
                 );
                 Error::usage(problem, "write it before, or take it with WhenBody::tensor if only the body uses it")
+            }
+            Refused::OnHost(name, buffer) => {
+                let source = device::Error::on_host(name, &device.buffer_name(*buffer));
+                Error::Device { region, source }
             }
             Refused::HostCall(name) => {
                 let problem =

@@ -24,6 +24,7 @@ mod left_out;
 mod list_order;
 mod listed;
 mod mistakes;
+mod moves;
 mod named;
 mod nvtx;
 mod other_device;

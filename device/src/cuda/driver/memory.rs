@@ -54,10 +54,11 @@ pub(crate) fn gpu_of(address: u64) -> Option<usize> {
     of_device.then(|| usize::try_from(ordinal).ok()).flatten()
 }
 
-/// Copies host data to device memory and waits.
+/// Copies host data to device memory, or to page-locked memory, and waits.
 pub(in crate::cuda) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
+    let from = data.as_ptr().expose_provenance() as u64;
     // SAFETY: the caller checked that the memory is alive and as large.
-    unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")?;
+    unsafe { sys::cuMemcpy(address, from, size_of_val(data)) }.result().driver("cuMemcpy")?;
     synchronize()
 }
 
@@ -75,10 +76,11 @@ fn synchronize() -> Result<()> {
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }.driver("cuStreamSynchronize")
 }
 
-/// Copies device memory to the host and waits.
+/// Copies device memory, or page-locked memory, to the host and waits.
 pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); count];
+    let to = values.as_mut_ptr().expose_provenance() as u64;
     // SAFETY: the caller checked that the memory is alive and as large.
-    unsafe { result::memcpy_dtoh_sync(&mut values, address) }.driver("cuMemcpyDtoH")?;
+    unsafe { sys::cuMemcpy(to, address, count * size_of::<T>()) }.result().driver("cuMemcpy")?;
     Ok(values)
 }

@@ -139,9 +139,7 @@ impl RawStream {
         assert!(at + bytes <= from.bytes(), "{bytes} bytes at {at} in a block of {}", from.bytes());
         // SAFETY: the source lies within the block, see above. The caller keeps both memories alive and unchanged until an
         // event recorded after this has passed.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().byte_add(at), bytes, self.handle()) }
-            .result()
-            .driver("cuMemcpyHtoDAsync")
+        unsafe { self.copy_raw(address, from.as_ptr().byte_add(at).expose_provenance() as u64, bytes) }
     }
 
     /// Copies rows of `row` bytes from pinned memory to neighbouring rows at `address`, in stream order. In pinned
@@ -181,15 +179,20 @@ impl RawStream {
     pub(crate) fn copy_out(&self, (to, at): (&HostBlock, usize), address: u64, bytes: usize) -> Result<()> {
         assert!(at + bytes <= to.bytes(), "{bytes} bytes at {at} in a block of {}", to.bytes());
         // SAFETY: the target lies within the block, see above; the rest as in `copy_in`.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().byte_add(at), address, bytes, self.handle()) }
-            .result()
-            .driver("cuMemcpyDtoHAsync")
+        unsafe { self.copy_raw(to.as_ptr().byte_add(at).expose_provenance() as u64, address, bytes) }
     }
 
-    /// Copies within device memory, in stream order.
+    /// Copies device memory or page-locked memory of the host, in stream order. The driver knows both by their addresses.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: operations are checked to lie within live memory before they are submitted.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle()) }.driver("cuMemcpyDtoDAsync")
+        unsafe { self.copy_raw(to, from, bytes) }
+    }
+
+    /// # Safety
+    /// Both memories are as large, and alive and unchanged until the copy is done.
+    unsafe fn copy_raw(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: as above. The driver finds out which of the two is the host's.
+        unsafe { sys::cuMemcpyAsync(to, from, bytes, self.handle()) }.result().driver("cuMemcpyAsync")
     }
 
     /// Sets every byte, in stream order.

@@ -4,7 +4,7 @@ use super::shape::{LoadWidth, over_packs};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
 use crate::ops::{
-    Add, ColumnRange, Copy, CopyColumns, Fill, Multiply, OrderRows, Poison, RowOrder, SequenceShare, SoftCap,
+    Add, ColumnRange, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, Poison, RowOrder, SequenceShare, SoftCap,
 };
 use crate::{DType, Result, Tensor};
 
@@ -79,6 +79,14 @@ pub(super) fn copy(op: &Copy, queue: &Queue<'_>) -> Result<()> {
         over_packs(packs, queue),
         &[from.into(), to.into(), Arg::U64(count as u64)],
     )
+}
+
+/// See [`Move`].
+pub(super) fn move_bytes(op: &Move, queue: &Queue<'_>) -> Result<()> {
+    match op.input.bytes() {
+        0 => Ok(()),
+        bytes => queue.stream.copy(op.output.address, op.input.address, bytes),
+    }
 }
 
 /// See [`CopyColumns`]: one kernel for both parts. An absent part has no columns.

@@ -28,6 +28,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Add(op) => elementwise::add(op, queue),
         Op::Multiply(op) => elementwise::multiply(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),
+        Op::Move(op) => elementwise::move_bytes(op, queue),
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
         Op::OrderRows(op) => elementwise::order_rows(op, queue),
         Op::Select(op) => select::select(op, queue),
