@@ -58,6 +58,14 @@ impl Copies {
 }
 
 impl Operand {
+    /// The values that its weight gradient reads, if they are stored.
+    pub(crate) fn of_weight_gradient(&self) -> Option<Tensor> {
+        match self {
+            Operand::Plain(tensor) => Some(*tensor),
+            Operand::Fp8 { columns, .. } => columns.map(|columns| columns.values),
+        }
+    }
+
     /// The values as they are.
     ///
     /// # Panics

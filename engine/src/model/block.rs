@@ -205,6 +205,11 @@ impl Layer for Block {
         Ok(grad)
     }
 
+    fn for_backward(&self, saved: &Saved) -> Vec<Tensor> {
+        let saved: &Vec<SavedBranch> = saved.get();
+        saved.iter().zip(&self.branches).flat_map(|(saved, branch)| saved.for_backward(branch)).collect()
+    }
+
     fn weight_gradient_regions(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.branches.iter().rev().try_for_each(|branch| branch.weight_gradient_regions(cx))
     }

@@ -49,6 +49,12 @@ impl SavedBranch {
         branch.part.attended(&self.part)
     }
 
+    /// The large tensors that backward reads; `branch` saved this.
+    pub(crate) fn for_backward(&self, branch: &Branch) -> Vec<Tensor> {
+        let output = self.output.map(|norm| norm.input);
+        [self.stream()].into_iter().chain(branch.part.for_backward(&self.part)).chain(output).collect()
+    }
+
     /// The residual stream before the branch: the sum that the branch read.
     pub(crate) fn stream(&self) -> Tensor {
         match self.stream {

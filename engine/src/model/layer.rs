@@ -26,6 +26,12 @@ pub trait Layer {
     /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor>;
 
+    /// The large tensors that only backward reads. They may lie on the host until then. `saved` is the value that forward
+    /// returned.
+    fn for_backward(&self, _saved: &Saved) -> Vec<Tensor> {
+        Vec::new()
+    }
+
     /// Begins and ends the regions of its modules that have some of their own, for weight gradients that are computed
     /// later.
     ///

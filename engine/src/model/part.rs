@@ -47,6 +47,11 @@ pub(crate) trait BlockPart {
         None
     }
 
+    /// As [`Layer::for_backward`](super::layer::Layer::for_backward), of a part.
+    fn for_backward(&self, _saved: &Saved) -> Vec<Tensor> {
+        Vec::new()
+    }
+
     /// [`BlockPart::forward`] again, in backward and to the same bits: all but attention, whose output was kept.
     ///
     /// # Errors

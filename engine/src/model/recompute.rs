@@ -42,6 +42,11 @@ impl Layer for RecomputedBlocks {
         Ok((hidden, Saved::new(SavedBlocks { input: Hidden { x, delta: None, ..input }, kept })))
     }
 
+    fn for_backward(&self, saved: &Saved) -> Vec<Tensor> {
+        let SavedBlocks { input, kept } = saved.get();
+        [input.x].into_iter().chain(kept.iter().flatten().flat_map(Attended::tensors)).collect()
+    }
+
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved, grad: Tensor) -> Result<Tensor> {
         let SavedBlocks { input, kept } = saved.get();
         let (mut hidden, mut all) = (*input, Vec::new());

@@ -56,6 +56,11 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
 
+    /// Whether its state may lie on the host: it then submits its update in parts, each of which a pass brings to the device.
+    fn updates_in_parts(&self) -> bool {
+        false
+    }
+
     /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is also given parameters
     /// without an element that this rank updates.
     fn overwrites_gradients(&self) -> bool {

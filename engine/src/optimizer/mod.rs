@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use device::ops::{ClipScale, StateValues, Status, VoidStep};
-use device::{Area, DType, Device, Tensor};
+use device::{Area, DType, Device, Home, Tensor};
 use graph_manager::{Error, Result};
 
 use crate::params::{ALIGNMENT, Param, Params};
@@ -90,10 +90,18 @@ impl Optimizer {
         let mut areas = Vec::new();
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
+        let home = params.state_home();
         for (rule, members) in by_rule(params, groups)? {
+            if home == Home::Host && !rule.updates_in_parts() {
+                return Err(Error::Usage {
+                    problem: format!("{rule:?} does not update state that lies on the host"),
+                    fix: "keep the state on the device, or use AdamW, Lion or SGD",
+                });
+            }
             for of in rule.state() {
                 let (name, dtype) = (of.name, moments.of(of.values));
-                let tensors = zeroed(device, &mut areas, (name, dtype), members.iter().map(|member| member.param))?;
+                let tensors =
+                    zeroed(device, home, &mut areas, (name, dtype), members.iter().map(|member| member.param))?;
                 members.iter().zip(tensors).for_each(|(member, tensor)| state[member.index].push((name, tensor)));
             }
             let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
@@ -228,6 +236,7 @@ fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<R
 /// A tensor for each parameter, of the shape of its master weights, all in one area that is set to 0.
 fn zeroed<'p>(
     device: &Device,
+    home: Home,
     areas: &mut Vec<Area>,
     (name, dtype): (&str, DType),
     params: impl Iterator<Item = &'p Param>,
@@ -239,7 +248,7 @@ fn zeroed<'p>(
         (start, param.master.shape)
     };
     let places: Vec<_> = params.map(place).collect();
-    let all = device.allocate_tensor(areas, name, [end.max(ALIGNMENT)], dtype)?;
+    let all = device.allocate_tensor_in(home, areas, name, [end.max(ALIGNMENT)], dtype)?;
     device.zero(&all)?;
     Ok(places.into_iter().map(|(start, shape)| all.view(start, shape)).collect())
 }

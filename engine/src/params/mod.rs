@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{Area, BufferId, DType, Device, Result, Shape, Tensor, bf16};
+use device::ops::{Fill, Move};
+use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor, bf16};
 use parallel::{Axes, Place, Ranks};
 use rayon::prelude::*;
 
@@ -123,9 +124,24 @@ impl Params {
     /// Errors of the device.
     pub fn set_first(&self, device: &Device, indices: impl IntoIterator<Item = usize>, seed: u64) -> Result<()> {
         let stream = device.stream("first values");
+        // Kept until all work is done.
+        let mut passing = Vec::new();
         for index in indices {
             let spec = &self.specs[index];
             for part in self.first_parts(index) {
+                if self.is_on_host(part.output) {
+                    let area = match passing.first() {
+                        Some(area) => area,
+                        None => {
+                            let largest = self.specs.iter().map(|spec| spec.shape.elements()).max().unwrap_or(0);
+                            let bytes = largest.min(FIRST_VALUES) * DType::F32.size();
+                            passing.push(device.allocate("first values", bytes)?);
+                            &passing[0]
+                        }
+                    };
+                    self.set_first_on_host(&stream, (spec, &part), area, seed)?;
+                    continue;
+                }
                 for slab in spec.slabs.iter().flat_map(|slab| slab.within(part.stored.clone())) {
                     let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
                     let (output, rounded) = (within(part.output), part.rounded.map(within));
@@ -134,6 +150,41 @@ impl Params {
             }
         }
         device.synchronize()
+    }
+
+    /// Fills masters on the host with their first values, by way of memory of the device.
+    fn set_first_on_host(
+        &self,
+        stream: &Stream,
+        (spec, part): (&ParamSpec, &FirstPart),
+        passing: &Area,
+        seed: u64,
+    ) -> Result<()> {
+        for first in part.stored.clone().step_by(FIRST_VALUES) {
+            let stored = first..part.stored.end.min(first + FIRST_VALUES);
+            let here = passing.tensor("first values", 0, [stored.len()], DType::F32);
+            let at = first - part.stored.start;
+            stream.submit(Fill { output: here, value: 0.0 })?;
+            for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
+                let output = here.view(slab.start - stored.start, [slab.elements()]);
+                let rounded = part.rounded.map(|all| all.view(slab.start - part.stored.start, [slab.elements()]));
+                spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
+            }
+            stream.submit(Move { input: here, output: part.output.view(at, [stored.len()]) })?;
+        }
+        Ok(())
+    }
+
+    /// Whether a tensor is one of master weights on the host.
+    pub(crate) fn is_on_host(&self, tensor: Tensor) -> bool {
+        let of_host = self.weights.iter().filter(|weights| weights.home.masters == MemoryOf::Host);
+        of_host.filter_map(|weights| weights.masters).any(|masters| masters.buffer == tensor.buffer)
+    }
+
+    /// The memory that the state of trained parameters lies in.
+    pub fn state_home(&self) -> MemoryOf {
+        let is_away = |spec: &ParamSpec| !spec.frozen && spec.state_home == MemoryOf::Host;
+        if self.specs.iter().any(is_away) { MemoryOf::Host } else { MemoryOf::Device }
     }
 
     /// The ranges of a parameter that have first values, each in one place.
@@ -370,8 +421,8 @@ impl Weights {
         (home, part): (Home, Place),
         elements: usize,
     ) -> Result<Weights> {
-        let mut flat = |name, elements, dtype| {
-            let tensor = device.allocate_tensor(areas, name, [elements], dtype)?;
+        let mut flat_in = |memory, name, elements, dtype| {
+            let tensor = device.allocate_tensor_in(memory, areas, name, [elements], dtype)?;
             device.zero(&tensor)?;
             Ok::<_, device::Error>(tensor)
         };
@@ -381,20 +432,22 @@ impl Weights {
             WeightMemory::Kept(_) | WeightMemory::Frozen(_) => (elements, Vec::new()),
             WeightMemory::Passing(_) => (owned, Vec::with_capacity(PASSING_BUFFERS)),
         };
-        let weights = flat("weights", here, dtype)?;
-        let is_frozen = matches!(memory, WeightMemory::Frozen(_));
-        let masters =
-            (dtype != DType::F32 && !is_frozen).then(|| flat("master weights", owned, DType::F32)).transpose()?;
+        let weights = flat_in(MemoryOf::Device, "weights", here, dtype)?;
+        let has_masters = dtype != DType::F32 && !matches!(memory, WeightMemory::Frozen(_));
+        let masters = has_masters.then(|| flat_in(home.masters, "master weights", owned, DType::F32)).transpose()?;
         if let WeightMemory::Passing(_) = memory {
             let buckets = layout.buckets.iter().filter(|bucket| bucket.home == home);
             let largest = buckets.map(|bucket| bucket.elements).max().unwrap_or(0);
             for _ in 0..PASSING_BUFFERS {
-                passing.push(flat("gathered weights", largest, dtype)?);
+                passing.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
             }
         }
         Ok(Weights { home, weights, masters, passing })
     }
 }
+
+/// The first values that are made at once for memory of the host.
+const FIRST_VALUES: usize = 16 << 20;
 
 /// # Panics
 /// If no parameter has that memory: the layout lists the memories of all.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use device::fnv1a;
 use device::ops::{Distribution, Fill, FirstValues, Op};
-use device::{DType, Shape, Tensor};
+use device::{DType, Home, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
 use super::slab::Slab;
@@ -44,6 +44,8 @@ pub struct ParamSpec {
     pub whole: Vec<usize>,
     /// How it lies over the ranks.
     pub spread: Spread,
+    /// The memory that master weights and optimizer state lie in, if they are no weights that layers read.
+    pub state_home: Home,
     /// The places in the whole parameter of the values stored here.
     pub slabs: Vec<Slab>,
     /// The type of the weights that layers read: f32 or bf16. Master weights and gradients are f32.
@@ -80,6 +82,7 @@ impl ParamSpec {
             rows: shape.sizes()[0],
             whole: shape.sizes().to_vec(),
             spread: Spread::whole(shape.sizes()[0]),
+            state_home: Home::Device,
             slabs: vec![Slab { offset: vec![0; shape.sizes().len()], sizes: shape.sizes().to_vec(), start: 0 }],
             dtype: DType::F32,
             init,

@@ -1,6 +1,7 @@
 //! The memory of the weights that layers read.
 
 use device::DType;
+use device::Home as MemoryOf;
 use parallel::{Axes, Place, Ranks};
 
 use super::spec::ParamSpec;
@@ -24,30 +25,34 @@ pub struct Home {
     pub memory: WeightMemory,
     /// The ranks.
     pub rest: Axes,
+    /// The memory of masters that are no weights that layers read.
+    pub masters: MemoryOf,
 }
 
 impl Home {
     /// Of a parameter, in a stage whose first layer is `first_layer`.
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, ranks: &Ranks) -> Home {
         let rest = spec.spread.rest;
-        Home { memory: WeightMemory::of(spec, first_layer, ranks.place(rest)), rest }
+        let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
+        Home { memory: WeightMemory::of(spec, first_layer, ranks.place(rest)), rest, masters }
     }
 }
 
 impl WeightMemory {
     /// The memory that a parameter needs. Products read the copies of an 8-bit weight, so it needs no other memory than
-    /// its masters. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of
+    /// its masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of
     /// the first layer are gathered after the update and must last until the next forward, so they stay.
     fn of(spec: &ParamSpec, first_layer: usize, part: Place) -> WeightMemory {
         if spec.frozen {
             return WeightMemory::Frozen(spec.dtype);
         }
+        let masters_here = spec.state_home == MemoryOf::Device;
         match (spec.fp8, part.has_others()) {
             (Some(fp8), true) if spec.layer > first_layer => {
-                let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale();
+                let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale() && masters_here;
                 WeightMemory::Passing(if in_8_bits { fp8.input() } else { spec.dtype })
             }
-            (Some(_), false) => WeightMemory::Kept(DType::F32),
+            (Some(_), false) if masters_here => WeightMemory::Kept(DType::F32),
             _ => WeightMemory::Kept(spec.dtype),
         }
     }

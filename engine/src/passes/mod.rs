@@ -2,8 +2,10 @@
 //! operations, in one order.
 
 mod buckets;
+mod host_state;
 mod name;
 mod overlap;
+mod present;
 mod stage_transfers;
 mod task_walk;
 mod tensor_parallel;
@@ -22,8 +24,12 @@ use crate::pipeline::Pipeline;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 use buckets::Buckets;
+use host_state::HostState;
+pub(crate) use host_state::StateOnHost;
 pub use name::PassName;
 use overlap::Overlap;
+use present::Present;
+pub(crate) use present::{HostQueues, SavedOnHost};
 use stage_transfers::StageTransfers;
 use task_walk::TaskWalk;
 use tensor_parallel::TensorParallelTransfers;
@@ -42,6 +48,10 @@ pub(crate) struct Timing {
     pub(crate) ranks: Rc<Ranks>,
     pub(crate) tensor_queue: Rc<SideStream>,
     pub(crate) buckets_queue: Rc<SideStream>,
+    /// `None` if all saved tensors stay on the device.
+    pub(crate) on_host: Option<SavedOnHost>,
+    /// `None` if the optimizer's state stays on the device.
+    pub(crate) state: Option<StateOnHost>,
 }
 
 /// A step that passes are made for.
@@ -68,10 +78,16 @@ impl Timing {
         let walk = || TaskWalk::new(pipeline.stage(), chunks, tasks, cx.mode().trains());
         let is_left_out = |name| self.left_out.contains(&name);
         let overlap = pipeline.warmup_of_overlap().filter(|_| cx.mode().trains() && !is_left_out(PassName::Overlap));
-        if is_left_out(name) && name != PassName::StageTransfers {
+        let stays = [PassName::StageTransfers, PassName::HostState].contains(&name);
+        if is_left_out(name) && !stays {
             return None;
         }
         Some(match name {
+            PassName::Present => Box::new(Present::new(self.on_host.as_ref().filter(|_| cx.mode().trains())?, chunks)),
+            PassName::HostState => {
+                let state = self.state.as_ref().filter(|_| cx.mode().trains())?;
+                Box::new(HostState::new(state, !is_left_out(name)))
+            }
             PassName::Overlap => {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
                 let lanes = [

@@ -5,6 +5,10 @@ use std::fmt::{Display, Formatter};
 /// A pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassName {
+    /// Saved tensors on the host between forward and backward.
+    Present,
+    /// State of the optimizer on the host, moved to the device around its update.
+    HostState,
     /// Forwards next to backwards of other microbatches.
     Overlap,
     /// Gradients of weights on a queue of their own, or in the regions that a split backward has for them.
@@ -19,7 +23,9 @@ pub enum PassName {
 
 impl PassName {
     /// All passes. They are applied in this order.
-    pub const ALL: [PassName; 5] = [
+    pub const ALL: [PassName; 7] = [
+        PassName::Present,
+        PassName::HostState,
         PassName::Overlap,
         PassName::WeightGradients,
         PassName::TensorParallelTransfers,
@@ -29,6 +35,8 @@ impl PassName {
 
     pub(crate) fn words(self) -> &'static str {
         match self {
+            PassName::Present => "present",
+            PassName::HostState => "state on the host",
             PassName::Overlap => "overlap",
             PassName::WeightGradients => "weight gradients",
             PassName::TensorParallelTransfers => "tensor-parallel transfers",

@@ -1,7 +1,9 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
+use std::rc::Rc;
+
 use device::ops::{Control, PairLoss, Rule};
-use device::{Area, DType, Device, Tensor};
+use device::{Area, DType, Device, Home, Tensor};
 use graph_manager::{Error, Result, SideStream};
 use parallel::{Axes, Axis, Lane, PipelineStage};
 
@@ -16,8 +18,8 @@ use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
-use crate::params::Params;
-use crate::passes::{PassName, Timing};
+use crate::params::{ParamSpec, Params};
+use crate::passes::{HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
 
@@ -54,6 +56,13 @@ pub struct StageOptions {
     pub graphs: GraphOptions,
     /// The user's code in forward.
     pub hooks: Hooks,
+    /// The number of layers of each chunk whose large tensors for backward lie on the host between forward and backward,
+    /// to the same bits. They are the first ones with blocks; the last one of a chunk keeps its tensors in any case.
+    pub layers_on_host: usize,
+    /// The memory that master weights and the optimizer's state lie in, to the same bits. Weights that layers read, and
+    /// gradients, are on the device. Only rules that [update in parts](crate::optimizer::UpdateRule::updates_in_parts) take
+    /// the host.
+    pub state_home: Home,
     /// Passes that a step does without, to the same bits.
     pub left_out: Vec<PassName>,
     /// Evaluations keep the loss of each target, or the results of each pair of answers, for [`Stage::losses`].
@@ -77,6 +86,8 @@ impl Default for StageOptions {
             pipeline: PipelineStage::single(),
             graphs: GraphOptions::default(),
             hooks: Hooks::default(),
+            layers_on_host: 0,
+            state_home: Home::Device,
             left_out: Vec::new(),
             keeps_losses: false,
         }
@@ -95,7 +106,9 @@ impl Stage {
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
         let rest = if options.distributed_optimizer { ranks.axes(Axis::Tokens) } else { Axes::NONE };
-        let (specs, bucket_bytes) = (architecture.specs.clone(), options.bucket_bytes);
+        let state_home = options.state_home;
+        let specs = architecture.specs.iter().map(|spec| ParamSpec { state_home, ..spec.clone() }).collect();
+        let bucket_bytes = options.bucket_bytes;
         let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
@@ -136,6 +149,8 @@ impl Stage {
         let graphs =
             StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks, sizes))?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
+        let is_away = options.layers_on_host > 0 || state_home == Home::Host;
+        let host_queues = is_away.then(|| HostQueues::new(device));
         let timing = Timing {
             left_out: options.left_out,
             gradients: params.gradient_buffer(),
@@ -148,6 +163,16 @@ impl Stage {
             tensor_queue: SideStream::new(device, "tensor parallel"),
             buckets_queue: SideStream::new(device, "data parallel"),
             ranks: ranks.clone(),
+            on_host: (host_queues.iter().filter(|_| options.layers_on_host > 0))
+                .map(|queues| SavedOnHost::new(queues, options.layers_on_host))
+                .next(),
+            state: host_queues.filter(|_| state_home == Home::Host).map(|queues| {
+                let masters = params.iter().map(|(_, param)| param.master).filter(|master| params.is_on_host(*master));
+                let moments =
+                    (0..params.specs.len()).flat_map(|index| optimizer.state(index)).map(|(_, tensor)| *tensor);
+                let buffers = masters.chain(moments).map(|tensor: Tensor| tensor.buffer).collect();
+                StateOnHost { buffers: Rc::new(buffers), queues }
+            }),
         };
         Ok(Stage {
             graphs,

@@ -222,7 +222,11 @@ impl StepProgram {
         for (layer, module) in (chunk.first..).zip(&chunk.layers) {
             let (output, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
                 self.gather_weights(cx, layer)?;
-                module.forward(cx, hidden)
+                let (output, saved) = module.forward(cx, hidden)?;
+                if let Some(on_host) = &self.timing.on_host {
+                    on_host.note(layer, microbatch, module.for_backward(&saved));
+                }
+                Ok((output, saved))
             })?;
             after_layer(cx, layer, microbatch, output)?;
             all.push(saved);

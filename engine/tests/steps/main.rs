@@ -38,6 +38,7 @@ mod minimal_example;
 mod mlp_graph;
 mod moments;
 mod muon;
+mod on_host;
 mod one_sequence;
 mod overlap;
 mod packing;

@@ -128,7 +128,7 @@ pub struct Overlap {
     pub transfer_share: f64,
 }
 
-/// Microseconds that a host is busy.
+/// Microseconds that a host is busy, and the rate of copies to it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct HostTimes {
@@ -138,6 +138,8 @@ pub struct HostTimes {
     pub launch_us: f64,
     /// With the launch of a graph that has transfers by NCCL.
     pub launch_with_transfers_us: f64,
+    /// GB a second between a GPU's memory and page-locked memory, each way.
+    pub copy_gb_per_s: f64,
 }
 
 /// Memory that no plan counts.
@@ -196,9 +198,10 @@ impl Card {
         if rates.iter().chain(&others).any(|value| value.is_nan() || *value <= 0.0) {
             return Err(wrong("a rate, a size or a latency is 0, or process_gib is all of memory_gib".into()));
         }
-        let HostTimes { operation_us, launch_us, launch_with_transfers_us } = card.host;
-        if [operation_us, launch_us, launch_with_transfers_us].iter().any(|value| value.is_nan() || *value <= 0.0) {
-            return Err(wrong("a time of [host] is 0".into()));
+        let HostTimes { operation_us, launch_us, launch_with_transfers_us, copy_gb_per_s } = card.host;
+        let of_host = [operation_us, launch_us, launch_with_transfers_us, copy_gb_per_s];
+        if of_host.iter().any(|value| value.is_nan() || *value <= 0.0) {
+            return Err(wrong("a time or rate of [host] is 0".into()));
         }
         if !(0.0..1.0).contains(&card.overlap.transfer_share) {
             return Err(wrong("overlap.transfer_share is a share, from 0 to below 1".into()));

@@ -1,5 +1,6 @@
 //! A layout's prediction: whether it fits, and how long a step takes.
 
+use device::Home;
 use std::rc::Rc;
 
 use common::UserError;
@@ -32,6 +33,9 @@ pub struct Memory {
     pub rest: usize,
     /// The driver and libraries. No plan counts them.
     pub libraries: usize,
+    /// Of the host, page-locked. Not a part of the total.
+    #[serde(default)] // Older predictions have none.
+    pub on_host: usize,
 }
 
 impl Memory {
@@ -39,14 +43,19 @@ impl Memory {
     pub(crate) fn of(stage: &mut Stage, libraries: usize) -> Memory {
         let total = stage.device().allocated_bytes();
         let activations = stage.graphs().memory().iter().map(|area| area.bytes).sum();
-        let (params, optimizer) = (stage.params(), stage.optimizer().state_bytes());
-        let weights = params.weight_bytes() + params.master_bytes() + params.fp8_bytes();
+        let params = stage.params();
+        let [masters, optimizer] = match params.state_home() {
+            Home::Device => [params.master_bytes(), stage.optimizer().state_bytes()],
+            Home::Host => [0; 2],
+        };
+        let weights = params.weight_bytes() + masters + params.fp8_bytes();
         let gradients = params.grads.bytes();
         let rest = total.saturating_sub(activations + weights + gradients + optimizer);
-        Memory { weights, gradients, optimizer, activations, rest, libraries }
+        let on_host = stage.device().bytes_on_host();
+        Memory { weights, gradients, optimizer, activations, rest, libraries, on_host }
     }
 
-    /// All of it.
+    /// All of the device.
     pub fn total(&self) -> usize {
         self.weights + self.gradients + self.optimizer + self.activations + self.rest + self.libraries
     }

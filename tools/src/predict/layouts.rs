@@ -183,10 +183,15 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
             .map(|granularity| with(config, |c| c.recompute.granularity = granularity))
             .into()
     });
-    vary(layouts, "recompute.keep_attention", &|config| {
-        let full = config.recompute.granularity == RecomputeGranularity::Full;
-        let kept = full.then(|| with(config, |c| c.recompute.keep_attention = true));
+    let full = |config: &RunConfig| config.recompute.granularity == RecomputeGranularity::Full;
+    let layouts = vary(layouts, "recompute.keep_attention", &|config| {
+        let kept = full(config).then(|| with(config, |c| c.recompute.keep_attention = true));
         [with(config, |c| c.recompute.keep_attention = false)].into_iter().chain(kept).collect()
+    });
+    // What recomputed blocks save moves in less time than they take.
+    vary(layouts, "offload.activation_layers", &|config| {
+        let away = full(config).then(|| with(config, |c| c.offload.activation_layers = c.model.layers));
+        [with(config, |c| c.offload.activation_layers = 0)].into_iter().chain(away).collect()
     })
 }
 

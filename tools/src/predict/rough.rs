@@ -31,8 +31,8 @@ pub(super) struct Roughly {
 }
 
 /// A way to compute a block: ranks that share it, whether they divide its tokens, samples, the extent of recomputation,
-/// whether attention is left out of it.
-type Way = ([usize; 2], bool, usize, &'static str, bool);
+/// whether attention is left out of it, whether what it saves lies on the host.
+type Way = ([usize; 2], bool, usize, &'static str, bool, bool);
 
 /// Estimates layouts of one run.
 pub(super) struct Rough {
@@ -120,6 +120,7 @@ impl Rough {
             config.train.micro_batch_size,
             config.recompute.granularity.word(),
             config.recompute.keep_attention,
+            config.offload.activation_layers > 0,
         );
         if let Some(costs) = self.known.borrow().get(&way) {
             return Ok(*costs);

@@ -22,7 +22,7 @@ pub(super) struct Simulation {
 pub(super) struct RankTimes {
     /// A kernel runs or is about to.
     pub(super) computing: f64,
-    /// Nothing but transfers is under way.
+    /// Nothing but transfers, between ranks or to and from the host, is under way.
     pub(super) only_transfers: f64,
     /// The rank's times of computing, and their purpose: start, end, purpose.
     pub(super) spans: Vec<(f64, f64, Purpose)>,
@@ -51,6 +51,8 @@ impl Ord for Time {
 enum Event {
     /// A transfer ends on a rank.
     Transferred { rank: usize, node: u32 },
+    /// A copy to or from the host ends on a rank.
+    Copied { rank: usize, node: u32 },
     /// The kernel that a rank's GPU runs ends, unless its speed has changed since `version`.
     Computed { rank: usize, version: u64 },
     /// A kernel's latency is over.
@@ -74,6 +76,8 @@ struct Rank<'n> {
     kernels: usize,
     /// Transfers under way.
     transfers: usize,
+    /// Copies to or from the host under way.
+    copies: usize,
     times: RankTimes,
     /// Until when `times` counts.
     counted: f64,
@@ -135,6 +139,11 @@ impl Clock<'_> {
                     self.change_transfers(rank, |transfers| transfers - 1);
                     self.complete(rank, node);
                 }
+                Event::Copied { rank, node } => {
+                    self.ranks[rank].count(time);
+                    self.ranks[rank].copies -= 1;
+                    self.complete(rank, node);
+                }
             }
         }
     }
@@ -150,6 +159,11 @@ impl Clock<'_> {
                 self.ranks[rank].count(self.now);
                 self.ranks[rank].kernels += 1;
                 self.at(self.now + price.latency, Event::Ready { rank, node });
+            }
+            Work::Copy { seconds } => {
+                self.ranks[rank].count(self.now);
+                self.ranks[rank].copies += 1;
+                self.at(self.now + seconds, Event::Copied { rank, node });
             }
             Work::Transfer { seconds, meeting: None } => self.transfer(&[(rank, node)], seconds),
             Work::Transfer { seconds, meeting: Some(meeting) } => {
@@ -234,6 +248,7 @@ impl<'n> Rank<'n> {
             version: 0,
             kernels: 0,
             transfers: 0,
+            copies: 0,
             times: RankTimes::default(),
             counted: 0.0,
         }
@@ -250,7 +265,7 @@ impl<'n> Rank<'n> {
                     None => self.times.spans.push((self.counted, now, purpose)),
                 }
             }
-        } else if self.transfers > 0 {
+        } else if self.transfers + self.copies > 0 {
             self.times.only_transfers += passed;
         }
         self.counted = now;
@@ -287,6 +302,11 @@ mod tests {
         let slowed = simulate(&step, 0.5);
         assert_eq!(slowed.seconds, 9.0);
         assert_eq!((slowed.ranks[0].computing, slowed.ranks[0].only_transfers), (9.0, 0.0));
+        // A copy engine leaves kernels their speed.
+        let copy = Node { work: Work::Copy { seconds: 9.0 }, purpose: Purpose::Forward, after: Vec::new() };
+        let copied = simulate(&[vec![copy, kernel(4.0, &[])]], 0.5);
+        assert_eq!(copied.seconds, 9.0);
+        assert_eq!((copied.ranks[0].computing, copied.ranks[0].only_transfers), (5.0, 4.0));
         // Half of the kernel's work is done beside the transfer.
         let step = [vec![transfer(5.0, &[]), kernel(4.0, &[])]];
         assert_eq!(simulate(&step, 0.5).seconds, 7.0);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use device::ops::Collective;
+use device::ops::{Collective, Move};
 use device::{Op, StreamId};
 use graph_manager::ListedEntry;
 
@@ -69,6 +69,8 @@ pub(super) enum Work {
         /// The transfer's number, if other simulated ranks take part.
         meeting: Option<Meeting>,
     },
+    /// Takes the link to the host for so many seconds. A copy engine does it, so kernels beside it keep their speed.
+    Copy { seconds: f64 },
 }
 
 /// A transfer that several simulated ranks do together.
@@ -154,9 +156,13 @@ impl Builder {
     pub(super) fn add(&mut self, entry: &ListedEntry) {
         let (work, nccl) = match &entry.op {
             Some(Op::Collective(transfer)) => self.transfer(transfer),
+            Some(Op::Move(Move { input, .. })) => {
+                let rate = self.network.card.host.copy_gb_per_s * 1e9;
+                (Work::Copy { seconds: input.bytes() as f64 / rate }, false)
+            }
             Some(op) => (Work::Compute(self.price(op)), false),
-            // A copy between host and device passes beside the work.
-            None => (Work::Transfer { seconds: 0.0, meeting: None }, false),
+            // A call of the host passes beside the work.
+            None => (Work::Copy { seconds: 0.0 }, false),
         };
         let region = if entry.graph.is_some() { "".into() } else { entry.region.clone() };
         *self.regions.entry((entry.graph, region)).or_default() |= nccl;

@@ -40,7 +40,12 @@ const FEATURES: &[&[&str]] = &[
         "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]",
     ],
     &["model.tie_embeddings=true", "model.tie_embeddings=false"],
-    &["optimizer.kind=adamw", "optimizer.kind=sgd", "optimizer.kind=muon"],
+    &[
+        "optimizer.kind=adamw",
+        "optimizer.kind=adamw offload.optimizer=true",
+        "optimizer.kind=sgd",
+        "optimizer.kind=muon",
+    ],
     &["optimizer.clip=1", "optimizer.clip=0"],
     &["parallel.distributed_optimizer=true", "parallel.distributed_optimizer=false"],
     &["parallel.sequence_parallel=true", "parallel.sequence_parallel=false"],
@@ -49,6 +54,7 @@ const FEATURES: &[&[&str]] = &[
         "recompute.granularity=selective",
         "recompute.granularity=full",
         "recompute.granularity=full recompute.keep_attention=true",
+        "recompute.granularity=full offload.activation_layers=9",
     ],
     &[
         "cuda_graph.enable=false",

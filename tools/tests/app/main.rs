@@ -62,6 +62,7 @@ mod mistakes;
 mod mpirun;
 mod network;
 mod nvtx;
+mod offload;
 mod param_groups;
 mod peft;
 mod pipeline_run;

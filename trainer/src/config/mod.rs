@@ -46,7 +46,7 @@ pub use optimizers::OptimizerChoice;
 pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, DpoConfig,
     Fp8Choice, GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement,
-    Normalization, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig,
+    Normalization, OffloadConfig, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig,
     PreferenceLoss, QkNormOver, RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType,
     RouterScore, RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
 };

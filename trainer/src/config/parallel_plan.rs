@@ -1,13 +1,13 @@
 //! How the ranks divide the model, the batch and the optimizer's work.
 
 use common::UserError;
-use device::DType;
+use device::{DType, Home};
 use engine::layer_partition::Recompute;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::model_plan::ModelPlan;
-use crate::config::{GradReduce, RecomputeConfig, RecomputeGranularity, RunConfig, rank_layout};
+use crate::config::{GradReduce, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, rank_layout};
 
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
@@ -20,6 +20,10 @@ pub struct ParallelPlan {
     pub blocks: Vec<usize>,
     /// How the backward pass recomputes whole blocks; `None` if it does not.
     pub recompute: Option<Recompute>,
+    /// The layers of each chunk whose saved tensors lie on the host until backward.
+    pub layers_on_host: usize,
+    /// The memory of master weights and of the optimizer's state.
+    pub state_home: Home,
     /// Whether the first and the last stage share the embedding table.
     pub shares_table: bool,
     /// Whether ranks that share layers also divide the tokens.
@@ -30,6 +34,18 @@ pub struct ParallelPlan {
     pub grad_reduce: DType,
     /// Smallest gradient bucket, bytes.
     pub bucket_bytes: usize,
+}
+
+/// Fails if the optimizer cannot update state that lies on the host.
+fn check_state_home(config: &RunConfig) -> Result<(), UserError> {
+    if !config.offload.optimizer || config.optimizer.kind != OptimizerChoice::Muon {
+        return Ok(());
+    }
+    Err(UserError::new(
+        "offload.optimizer = true with optimizer.kind = \"muon\"",
+        "state on the host is updated in parts, and Muon's update is of whole matrices",
+        "set optimizer.kind = \"adamw\", or offload.optimizer = false",
+    ))
 }
 
 impl ParallelPlan {
@@ -55,6 +71,7 @@ impl ParallelPlan {
         rank_layout::check_schedule(config)?;
         let schedule = rank_layout::schedule(config, microbatch_counts)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
+        check_state_home(config)?;
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
         let RecomputeConfig { granularity, layers, keep_attention } = config.recompute;
         Ok(ParallelPlan {
@@ -63,6 +80,8 @@ impl ParallelPlan {
             blocks,
             recompute: (granularity == RecomputeGranularity::Full)
                 .then_some(Recompute { blocks: layers, keeps_attention: keep_attention }),
+            layers_on_host: config.offload.activation_layers,
+            state_home: if config.offload.optimizer { Home::Host } else { Home::Device },
             shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
             distributed_optimizer: parallel.distributed_optimizer,

@@ -27,6 +27,7 @@ pub struct RunConfig {
     pub precision: PrecisionConfig,
     pub parallel: ParallelConfig,
     pub recompute: RecomputeConfig,
+    pub offload: OffloadConfig,
     pub cuda_graph: CudaGraphConfig,
     pub checkpoint: CheckpointConfig,
     pub logging: LoggingConfig,
@@ -444,6 +445,8 @@ choice! {
 }
 
 section!(RecomputeConfig { granularity: RecomputeGranularity, layers: usize, keep_attention: bool });
+
+section!(OffloadConfig { activation_layers: usize, optimizer: bool });
 
 choice! {
     /// The extent of recomputation in the backward pass.

@@ -46,6 +46,7 @@ const RULES: &[(&[&str], When, &str)] = &[
     (&["optimizer.decay_steps"], Not("optimizer.schedule", "wsd"), "; other decays end with the run"),
     (&["optimizer.momentum"], Unread, "it is for optimizer.kind = \"sgd\""),
     (&["recompute.layers", "recompute.keep_attention"], Not("recompute.granularity", "full"), ""),
+    (&["offload.activation_layers", "offload.optimizer"], Is(|run| run.frozen.are_all()), "nothing is trained, so nothing waits for a backward"),
     (&["precision.fp8_recipe", "precision.bf16_blocks", "precision.fp8_metrics_interval", "precision.fp8_param_gather",
        "precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"], Off("precision.fp8"),
      "no layer multiplies in 8 bits"),

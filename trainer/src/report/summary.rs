@@ -2,7 +2,7 @@
 
 use common::format::{bytes, count, counted};
 use data::Source;
-use device::Device;
+use device::{Device, Home};
 use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
@@ -152,14 +152,17 @@ fn optimizer(plan: &RunPlan, stage: &Stage) -> String {
         ranks => format!(": the part of one of {ranks} ranks"),
     };
     let named: String = plan.optimizer.named.iter().map(|group| format!("; {group}")).collect();
-    format!("{}, {}{part}{named}", plan.config.optimizer.kind, bytes(state))
+    let home = if plan.parallel.state_home == Home::Host { " on the host" } else { "" };
+    format!("{}, {}{home}{part}{named}", plan.config.optimizer.kind, bytes(state))
 }
 
 fn activations(stage: &mut Stage) -> String {
     let areas = stage.graphs().memory();
     let total: usize = areas.iter().map(|area| area.bytes).sum();
     let areas: Vec<String> = areas.iter().map(|area| format!("{} {}", area.area, bytes(area.bytes))).collect();
-    format!("{}: {}", bytes(total), areas.join(", "))
+    let on_host: usize = stage.graphs().memory_in(Home::Host).iter().map(|area| area.bytes).sum();
+    let on_host = if on_host > 0 { format!("; {} on the host", bytes(on_host)) } else { String::new() };
+    format!("{}: {}{on_host}", bytes(total), areas.join(", "))
 }
 
 fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {

@@ -9,7 +9,7 @@ use crate::error::RunError;
 /// One setting changed.
 type Change = (&'static str, fn(&mut RunConfig));
 
-const CHANGES: [Change; 6] = [
+const CHANGES: [Change; 7] = [
     ("model.loss_pieces = 8", |config| config.model.loss_pieces = Some(8)),
     ("cuda_graph.mempool = \"single\"", |config| config.cuda_graph.mempool = GraphMempool::Single),
     ("cuda_graph.scope = \"full_iteration\"", |config| config.cuda_graph.scope = GraphScope::FullIteration),
@@ -20,6 +20,10 @@ const CHANGES: [Change; 6] = [
     ("recompute.granularity = \"full\" with cuda_graph.mempool = \"single\"", |config| {
         config.recompute.granularity = RecomputeGranularity::Full;
         config.cuda_graph.mempool = GraphMempool::Single;
+    }),
+    ("recompute.granularity = \"full\" with offload.activation_layers = 999", |config| {
+        config.recompute.granularity = RecomputeGranularity::Full;
+        config.offload.activation_layers = 999;
     }),
 ];
 

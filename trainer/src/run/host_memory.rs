@@ -11,6 +11,8 @@ use crate::process_group::ProcessGroup;
 pub(crate) struct Needs {
     /// Of its device.
     pub(crate) device: usize,
+    /// Of the host beside a device, for tensors that wait there.
+    pub(crate) on_host: usize,
     /// For its part of the states in shared memory that are to come.
     pub(crate) states: usize,
 }
@@ -26,7 +28,8 @@ pub(crate) fn fits_host(
     group: &ProcessGroup,
     cheaper: impl Fn() -> String,
 ) -> Result<(), UserError> {
-    let Needs { device: needed, states } = needs;
+    let Needs { device: needed, on_host, states } = needs;
+    let needed = needed + on_host;
     let scratch = device.host_scratch_bytes();
     let most = group.control.max((needed + scratch + HEADROOM) as u64) as usize;
     // All ranks are on this machine if there are states.
@@ -57,6 +60,27 @@ pub(crate) fn fits_host(
     }
 }
 
+/// Fails if the ranks of this machine need more page-locked memory beside their GPUs than it has.
+pub(crate) fn fits_beside_gpus(needs: Needs, device: &Device, group: &ProcessGroup) -> Result<(), UserError> {
+    let on_host = group.control.max(needs.on_host as u64) as usize;
+    let free = device.free_host_memory();
+    group.control.barrier(); // all ranks read the free memory before any rank takes some
+    match free {
+        Some(free) if on_host.saturating_mul(group.local_size) > free => Err(UserError::new(
+            format!(
+                "a rank needs {} of the machine's memory for what leaves its device, {} are free{}",
+                bytes(on_host),
+                bytes(free),
+                if group.local_size > 1 { format!(" for {} ranks", group.local_size) } else { String::new() },
+            ),
+            "activations and state of the optimizer on the host are page-locked: they fit the machine's memory",
+            "set a smaller offload.activation_layers, recompute.granularity = \"full\", which saves less, or \
+             offload.optimizer = false",
+        )),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use device::HostOptions;
@@ -67,7 +91,7 @@ mod tests {
     fn states_in_shared_memory_count() {
         let device = Device::host(HostOptions { threads: 1, check: false, dry: false }).unwrap();
         let group = ProcessGroup::single(1);
-        let fits = |states| fits_host(Needs { device: 0, states }, &device, &group, String::new);
+        let fits = |states| fits_host(Needs { device: 0, on_host: 0, states }, &device, &group, String::new);
         assert!(fits(0).is_ok());
         let error = fits(1 << 50).unwrap_err().to_string();
         assert!(error.contains("for the rest), states in shared memory 1024.00 TiB, "), "{error}");

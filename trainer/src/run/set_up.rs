@@ -17,7 +17,7 @@ use crate::error::RunError;
 use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
 use crate::run::cheaper::cheaper_settings;
-use crate::run::host_memory::{Needs, fits_host};
+use crate::run::host_memory::{Needs, fits_beside_gpus, fits_host};
 use crate::run::{activations, verify};
 use crate::told::tell;
 
@@ -129,6 +129,7 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
     if device.gpu().is_none() {
         return Ok(fits_host(needs, device, group, cheaper)?);
     }
+    fits_beside_gpus(needs, device, group)?;
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
             format!("a rank needs {} of GPU memory, {} of {} are free", bytes(needed), bytes(free), bytes(total)),
@@ -155,7 +156,10 @@ pub(super) fn lack_of_memory(
     let needs = needs_of_all_ranks(plan, device, group)?;
     let needed = needs.device;
     let lacks = match device.gpu_memory()? {
-        Some((free, _)) => needed.saturating_sub(free),
+        Some((free, _)) => {
+            let beside = fits_beside_gpus(needs, device, group).is_err();
+            needed.saturating_sub(free).max(usize::from(beside))
+        }
         None => usize::from(fits_host(needs, device, group, String::new).is_err()),
     };
     let fits = group.control.max(lacks as u64) == 0;
@@ -184,7 +188,7 @@ fn needs_of(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Nee
     let needed = recorded_stage(plan, device, group, None).map(|stage| {
         let state = rank_bytes(&stage, &Writers::new(plan, group)) as usize;
         let states = state * states_to_come(&plan.config.checkpoint);
-        let needs = Needs { device: device.allocated_bytes(), states };
+        let needs = Needs { device: device.allocated_bytes(), on_host: device.bytes_on_host(), states };
         drop(stage);
         needs
     });
@@ -221,6 +225,8 @@ pub fn recorded_stage(
         pipeline: plan.parallel.stage(group.rank()),
         graphs: plan.graphs.clone(),
         hooks: activations::hooks(plan, group),
+        layers_on_host: plan.parallel.layers_on_host,
+        state_home: plan.parallel.state_home,
         keeps_losses: plan.keeps_losses || plan.config.data.dpo,
         left_out: Vec::new(),
     };

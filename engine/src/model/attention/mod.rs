@@ -134,6 +134,12 @@ pub(crate) struct Attended {
     stats: Tensor,
 }
 
+impl Attended {
+    pub(crate) fn tensors(&self) -> [Tensor; 2] {
+        [self.context, self.stats]
+    }
+}
+
 struct SavedAttention {
     /// The normed values in 8 bits, if the norm does not store them: this rank's rows, if rows are gathered. `None` if
     /// backward recomputes them.
@@ -228,6 +234,13 @@ impl BlockPart for CausalAttention {
 
     fn attended(&self, saved: &Saved) -> Option<Attended> {
         Some(saved.get::<SavedAttention>().attended)
+    }
+
+    fn for_backward(&self, saved: &Saved) -> Vec<Tensor> {
+        let SavedAttention { normed, qkv, attended, projected, .. } = saved.get();
+        let operands = normed.iter().chain([projected]).filter_map(Operand::of_weight_gradient);
+        let ready = qkv.ready.map(|ready| ready.qkv);
+        attended.tensors().into_iter().chain([qkv.projected]).chain(ready).chain(operands).collect()
     }
 
     fn forward_around(

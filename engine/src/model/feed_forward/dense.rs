@@ -269,6 +269,12 @@ impl BlockPart for DenseFeedForward {
         self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.ranks)
     }
 
+    fn for_backward(&self, saved: &Saved) -> Vec<Tensor> {
+        let SavedFeedForward { normed, pre, activated, .. } = saved.get();
+        let operands = normed.iter().chain(activated).filter_map(Operand::of_weight_gradient);
+        [*pre].into_iter().chain(operands).collect()
+    }
+
     fn computes_input(&self) -> bool {
         self.up.computes_input(&self.ranks)
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::{NormKind, PairLoss, Rule};
-use device::{DType, Device, HostOptions, HostValues, Progress};
+use device::{DType, Device, Home, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::{Recompute, StageLayers};
@@ -182,6 +182,10 @@ pub struct Run {
     pub recompute: Option<usize>,
     /// Such blocks keep the outputs of attention.
     pub keeps_attention: bool,
+    /// Layers of each chunk whose saved tensors lie on the host.
+    pub layers_on_host: usize,
+    /// The memory of masters and moments.
+    pub state_home: Home,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
@@ -234,6 +238,8 @@ impl Run {
             watched: false,
             recompute: None,
             keeps_attention: false,
+            layers_on_host: 0,
+            state_home: Home::Device,
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
@@ -310,6 +316,8 @@ impl Run {
             graphs: self.graphs.clone(),
             hooks: self.hooks.clone(),
             keeps_losses: self.keeps_losses,
+            layers_on_host: self.layers_on_host,
+            state_home: self.state_home,
             left_out: self.left_out.clone(),
         };
         Stage::new(device, &architecture.freeze(self.frozen), options)

@@ -181,6 +181,7 @@ transfer_share = {share:?}
 operation_us = {operation_us:?}
 launch_us = {launch_us:?}
 launch_with_transfers_us = {with_transfers:?}
+copy_gb_per_s = {copy_gb_per_s:?}
 
 [libraries]
 process_gib = {process_gib:.2}
@@ -210,6 +211,7 @@ communicator_gib = {communicator_gib:?}
         operation_us = host.operation_us,
         launch_us = host.launch_us,
         with_transfers = host.launch_with_transfers_us,
+        copy_gb_per_s = host.copy_gb_per_s,
         process_gib = libraries.process_gib,
         communicator_gib = libraries.communicator_gib,
     )

@@ -29,7 +29,7 @@ pub(super) fn json(card: &Card, found: &Found) -> Value {
 fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
     let (mesh, config) = (plan.parallel.mesh, &plan.config);
     let memory = |memory: &Memory| {
-        let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
+        let Memory { weights, gradients, optimizer, activations, rest, libraries, on_host } = *memory;
         json!({
             "bytes": memory.total(),
             "weights": weights,
@@ -38,6 +38,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
             "activations": activations,
             "rest": rest,
             "libraries": libraries,
+            "on_host": on_host,
         })
     };
     json!({
@@ -53,6 +54,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
         "recompute": config.recompute.granularity,
         "keeps_attention": keeps_attention(plan),
+        "activation_layers_on_host": plan.parallel.layers_on_host,
         "micro_batch_size": config.train.micro_batch_size,
         "microbatches": plan.batch.microbatches(),
         "fits": !matches!(forecast.fit, Fit::Lacks(_)),
@@ -109,8 +111,9 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
 const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
 x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed, with ka
-all but attention; MFU: share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing hides.
-The driver's own memory for graphs is not counted: layouts leave a 32nd of a GPU's memory free for it, if any does.
+all but attention, oh what they save on the host; MFU: share of the GPUs' peak; idle: waits for other stages; exposed:
+transfers that nothing hides. The driver's own memory for graphs is not counted: layouts leave a 32nd of a
+GPU's memory free for it, if any does.
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
@@ -191,6 +194,7 @@ fn options(plan: &RunPlan) -> String {
         (config.recompute.granularity == RecomputeGranularity::Selective, "selective"),
         (config.recompute.granularity == RecomputeGranularity::Full, "full"),
         (keeps_attention(plan), "ka"),
+        (plan.parallel.layers_on_host > 0, "oh"),
     ];
     let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
     let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, plan.parallel.mesh.size(axis)));
@@ -233,21 +237,27 @@ fn flags(plan: &RunPlan) -> Vec<String> {
         flags.push(format!("--recompute-granularity {}", config.recompute.granularity));
     }
     flags.extend(keeps_attention(plan).then(|| "--recompute-keep-attention".to_string()));
+    let on_host = plan.parallel.layers_on_host;
+    flags.extend((on_host > 0).then(|| format!("--offload-activation-layers {on_host}")));
     flags
 }
 
 /// Memory of a rank of each stage, by kind.
 fn stages(forecast: &Forecast) -> String {
     let head = ["stage", "GiB", "weights", "gradients", "optimizer", "activations", "rest", "libraries"];
+    let gib = |bytes: usize| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let mut rows = vec![head.map(String::from)];
     for (stage, memory) in forecast.memory.iter().enumerate() {
-        let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
+        let Memory { weights, gradients, optimizer, activations, rest, libraries, on_host: _ } = *memory;
         let kinds = [memory.total(), weights, gradients, optimizer, activations, rest, libraries];
-        let [total, weights, gradients, optimizer, activations, rest, libraries] =
-            kinds.map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 30)));
+        let [total, weights, gradients, optimizer, activations, rest, libraries] = kinds.map(gib);
         rows.push([stage.to_string(), total, weights, gradients, optimizer, activations, rest, libraries]);
     }
-    aligned(&rows)
+    let on_host = forecast.memory.iter().map(|memory| memory.on_host).max().unwrap_or(0);
+    match on_host {
+        0 => aligned(&rows),
+        on_host => format!("{}  and up to {} GiB of the host's memory a rank\n", aligned(&rows), gib(on_host)),
+    }
 }
 
 /// Rows with columns of one width, indented.

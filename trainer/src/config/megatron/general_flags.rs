@@ -57,6 +57,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("untie-embeddings-and-output-weights", Sets("model.tie_embeddings", "false")),
     ("use-rotary-position-embeddings", Sets("model.position", "rotary")),
     ("recompute-activations", Sets("recompute.granularity", "selective")),
+    ("fine-grained-activation-offloading", SetsTelling(("offload.activation_layers", "1000000"), ("recompute.granularity", "none"), "all that backward reads of a block leaves, which may take longer than the block")),
     ("cuda-graph-use-single-mempool", Sets("cuda_graph.mempool", "single")),
     ("grad-reduce-in-bf16", Sets("parallel.grad_reduce", "bf16")),
 

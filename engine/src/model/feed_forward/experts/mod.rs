@@ -220,6 +220,11 @@ impl BlockPart for ExpertFeedForward {
         self.backward_first(cx, &left, saved)
     }
 
+    fn for_backward(&self, saved: &Saved) -> Vec<Tensor> {
+        let SavedExperts { pre, .. } = saved.get();
+        vec![*pre]
+    }
+
     fn halves(&self) -> Option<&dyn Halves> {
         Some(self)
     }

@@ -1,0 +1,122 @@
+//! State of the optimizer at rest on the host: each part comes in, is updated on the device, and goes out.
+//!
+//! The code updates the state in parts, as if it lay on the device. While a part is updated the next one comes in and the
+//! one before goes out, each way on a queue of its own. So three parts are on the device at a time. A step without the pass
+//! does the same on the region's own queue: operations do not compute in memory of the host.
+//!
+//! Order that it removes: none. It adds moves, and the updates work on the copies that came in.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use device::ops::Move;
+use device::{BufferId, Home, Shape, Tensor};
+use graph_manager::{Piece, PieceEntry, StepPass};
+
+use super::name::PassName;
+use super::present::HostQueues;
+use crate::regions::Region;
+
+/// Tensors of one buffer that lie less than this apart are moved at once: in between is padding.
+const PADDING: u64 = 256;
+
+/// The state on the host.
+pub(crate) struct StateOnHost {
+    /// The buffers that it lies in.
+    pub(crate) buffers: Rc<HashSet<BufferId>>,
+    pub(crate) queues: HostQueues,
+}
+
+/// The pass.
+pub(crate) struct HostState {
+    buffers: Rc<HashSet<BufferId>>,
+    /// `None` if moves are on the region's own queue.
+    queues: Option<HostQueues>,
+}
+
+impl HostState {
+    /// `aside`: moves have queues of their own.
+    pub(crate) fn new(state: &StateOnHost, aside: bool) -> HostState {
+        HostState { buffers: state.buffers.clone(), queues: aside.then(|| state.queues.clone()) }
+    }
+
+    /// The ranges of state that an operation uses.
+    fn ranges(&self, entry: &PieceEntry) -> Vec<Tensor> {
+        let accesses = entry.accesses();
+        let is_there = |tensor: &&Tensor| self.buffers.contains(&tensor.buffer);
+        let mut used: Vec<Tensor> = accesses.reads.iter().chain(&accesses.writes).filter(is_there).copied().collect();
+        used.sort_by_key(|tensor| (tensor.buffer, tensor.address));
+        let mut ranges: Vec<Tensor> = Vec::new();
+        for tensor in used {
+            let range = tensor.range();
+            match ranges.last_mut().filter(|last| {
+                (last.buffer, last.dtype) == (tensor.buffer, tensor.dtype) && range.start < last.range().end + PADDING
+            }) {
+                Some(last) => {
+                    let bytes = range.end.max(last.range().end) - last.address;
+                    last.shape = Shape::new(&[bytes as usize / last.dtype.size()]);
+                }
+                None => ranges.push(tensor.reshape([tensor.elements()])),
+            }
+        }
+        ranges
+    }
+}
+
+/// An operation on state, with the moves before and after it.
+struct Part {
+    comes: Vec<PieceEntry>,
+    entry: PieceEntry,
+    goes: Vec<PieceEntry>,
+}
+
+impl StepPass<Region> for HostState {
+    fn name(&self) -> &'static str {
+        PassName::HostState.words()
+    }
+
+    fn apply(&mut self, piece: &mut Piece<Region>) {
+        if !piece.entries.iter().any(|entry| !self.ranges(entry).is_empty()) {
+            return;
+        }
+        let given = std::mem::take(&mut piece.entries);
+        // Moves to the device that are listed before the operation that comes next.
+        let mut parts: Vec<Part> = Vec::with_capacity(given.len());
+        for mut entry in given {
+            let (mut comes, mut goes) = (Vec::new(), Vec::new());
+            for range in self.ranges(&entry) {
+                let copy = piece.buffer_like(&range, Home::Device, "state");
+                entry.use_copy(&range, &copy);
+                let mut into = PieceEntry::moves(Move { input: range, output: copy });
+                let mut back = PieceEntry::moves(Move { input: copy, output: range });
+                if let Some(queues) = &self.queues {
+                    into.put_on(&queues.from_host);
+                    back.put_on(&queues.to_host);
+                }
+                comes.push(into);
+                goes.push(back);
+            }
+            parts.push(Part { comes, entry, goes });
+        }
+        let Some(queues) = &self.queues else {
+            let in_turn = |Part { comes, entry, goes }| comes.into_iter().chain([entry]).chain(goes);
+            return piece.entries.extend(parts.into_iter().flat_map(in_turn));
+        };
+        // A part comes in beside the one before it: it is listed before that one's update.
+        let mut coming: Vec<Vec<PieceEntry>> = parts.iter_mut().map(|part| std::mem::take(&mut part.comes)).collect();
+        let mut is_away = false;
+        for (at, Part { mut entry, goes, .. }) in parts.into_iter().enumerate() {
+            piece.entries.append(&mut coming[at]);
+            if let Some(next) = coming.get_mut(at + 1) {
+                piece.entries.append(next);
+            }
+            if is_away {
+                entry.wait_for(&queues.to_host);
+            }
+            is_away |= !goes.is_empty();
+            piece.entries.push(entry);
+            piece.entries.extend(goes);
+        }
+        piece.joins.push(queues.to_host.clone());
+    }
+}
