@@ -19,7 +19,7 @@ const ALL: usize = 100;
 fn run(kind: Kind, graphs: GraphOptions) -> Run {
     let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
     let shape = Some(GptShape { layers: LAYERS, heads: 8, kv_heads: 4, ..own(0.1, Precision::F32) });
-    Run { shape, steps: 4, ..Run::new(kind, 3, graphs) }
+    Run { shape, steps: 3, ..Run::new(kind, 3, graphs) }
 }
 
 /// Losses, norms and weights, by their bits.
@@ -35,7 +35,9 @@ fn what_leaves_and_comes_back_has_the_same_bits_in_every_setting() {
     for kind in [Kind::Gpt, Kind::Llama] {
         let (_, off) = all_settings().swap_remove(0);
         let stay = bits(&run(kind, off));
-        for (number, (name, graphs)) in all_settings().into_iter().enumerate() {
+        // Activations do not meet the optimizer.
+        let settings = all_settings().into_iter().filter(|(name, _)| !name.contains("optimizer false"));
+        for (number, (name, graphs)) in settings.enumerate() {
             let ways = [(None, false, ALL), (Some(1), false, ALL), (Some(2), true, 1)];
             for (recompute, keeps_attention, layers_on_host) in ways {
                 let moved = run(kind, graphs.clone());
@@ -48,17 +50,36 @@ fn what_leaves_and_comes_back_has_the_same_bits_in_every_setting() {
     }
 }
 
+/// Layouts and features in which something leaves that is unlike what leaves in others.
+const CASES: [&str; 16] = [
+    "tensor 2",
+    "stages 2, chunks 2",
+    "stages 2, zero bubble",
+    "tensor 2, stages 2, zero bubble, data 2",
+    "MLP",
+    "Gemma 3",
+    "overlap, stages 2",
+    "fp8 delayed, tensor 2, sequence",
+    "fp8 delayed, data 2, distributed optimizer",
+    "LoRA",
+    "experts, stages 2, zero bubble, data 2",
+    "packing",
+    "graphs of some modules",
+    "selective recompute",
+    "hooks, tensor 2, data 2",
+    "moments in bf16",
+];
+
 #[test]
-fn every_layout_has_the_same_bits() {
-    for case in cases() {
-        let of = |layers_on_host, setting: &str| {
-            let make = || Run { steps: 3, layers_on_host, ..case.run(setting) };
+fn layouts_and_features_have_the_same_bits_with_all_on_the_host_that_can_be() {
+    let all = cases();
+    for name in CASES {
+        let case = all.iter().find(|case| case.name == name).unwrap();
+        let of = |layers_on_host, state_home| {
+            let make = || Run { steps: 3, layers_on_host, state_home, ..case.run("per layer") };
             case.layout.on_ranks(make, |run| trained(&run))
         };
-        let stay = of(0, "per layer");
-        for setting in ["per layer", "whole iteration"] {
-            assert_eq!(of(ALL, setting), stay, "{}, {setting}", case.name);
-        }
+        assert_eq!(of(ALL, Home::Host), of(0, Home::Device), "{name}");
     }
 }
 
@@ -137,18 +158,6 @@ fn state_on_the_host_is_updated_on_the_device_to_the_same_bits() {
             let away = Run { left_out, ..of(Home::Host, GraphOptions::default()) };
             assert_eq!(bits(&away), stay, "{precision:?}, moves on the region's own queue");
         }
-    }
-}
-
-#[test]
-fn every_layout_has_the_same_bits_with_state_on_the_host() {
-    for case in cases().into_iter().filter(|case| !case.name.contains("Muon")) {
-        let of = |state_home, setting: &str| {
-            let make = || Run { steps: 3, state_home, ..case.run(setting) };
-            case.layout.on_ranks(make, |run| trained(&run))
-        };
-        let stay = of(Home::Device, "per layer");
-        assert_eq!(of(Home::Host, "per layer"), stay, "{}", case.name);
     }
 }
 
