@@ -16,7 +16,7 @@ const REFERENCE: [f64; 2] = [-2.5, -3.25];
 /// The results of all pairs, from the losses of all targets.
 fn truth(losses: &[f64], targets: &[i32], preference: Preference) -> Vec<[f64; 6]> {
     let beta = f64::from(preference.beta());
-    let log_sigmoid = |x: f64| -(1.0 + (-x).exp()).ln();
+    let log_sigmoid = |x: f64| x.min(0.0) - (1.0 + (-x.abs()).exp()).ln();
     let of_sample = |(sample, pairs): (usize, &[[usize; 2]; 2])| {
         let mut begin = 0;
         let of_pair = |&[middle, end]: &[usize; 2]| {
