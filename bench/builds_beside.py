@@ -17,11 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = f'graph-manager = {{ path = "{ROOT}/graph-manager"'
-BESIDE = OURS + ', default-features = false, features = ["cuda", "host"] }'
+BESIDE = OURS + ', default-features = false, features = ["cuda", "host", "trainer-ops"] }'
 
 # By name: the dependencies, and the names that the program uses.
 CASES = {
     "alone": ([OURS + " }"], []),
+    "without the operations of a trainer": (
+        [OURS + ', default-features = false, features = ["cuda-13000", "host"] }'],
+        ["graph_manager::device::ops::CustomOp", "graph_manager::Capture"],
+    ),
     "cudarc for CUDA 12.8": ([BESIDE, 'cudarc = { version = "0.19", features = ["cuda-12080"] }'], ["cudarc::driver::CudaContext"]),
     "cudarc for CUDA 12.9": ([BESIDE, 'cudarc = { version = "0.19", features = ["cuda-12090"] }'], ["cudarc::driver::CudaContext"]),
     "cudarc for CUDA 13.4": ([BESIDE, 'cudarc = { version = "0.19", features = ["cuda-13040"] }'], ["cudarc::driver::CudaContext"]),

@@ -218,7 +218,7 @@ inline float block_max(float x) {
     return warp_max(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : parts[0]);
 }
 
-// ---- Blocks the host and the kernels share, as in `device/src/ops/control.rs` -------------------------------------
+// ---- Blocks the host and the kernels share, as in `device/src/ops/trainer/control.rs` -------------------------------------
 
 struct Control {
     u64 first_sample;

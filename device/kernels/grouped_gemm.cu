@@ -8,10 +8,10 @@
 #include "mma.cuh"
 #include "scan.cuh"
 
-// Experts at most: two for each thread; `EXPERTS` in `device/src/cuda/ops/experts/mod.rs`.
+// Experts at most: two for each thread; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`.
 const u32 EXPERTS = 512;
 const u32 THREADS = SCAN_THREADS;
-// Rows and columns of a tile; `TILE` in `device/src/cuda/ops/experts/grouped_gemm.rs`.
+// Rows and columns of a tile; `TILE` in `device/src/cuda/ops/trainer/experts/grouped_gemm.rs`.
 const u32 TILE = 128;
 
 struct GroupedGemm {
@@ -130,7 +130,7 @@ void put_pair(const Tile<T, Out>& tile, u32 row, u32 column, float x, float y, u
 
 // ---- bf16: 8 warps, 2 x 4, each with 64 x 32 values --------------------------------------------------------------
 
-// The inner index of a stage, and stages; `SHARED` in `device/src/cuda/ops/experts/grouped_gemm.rs`.
+// The inner index of a stage, and stages; `SHARED` in `device/src/cuda/ops/trainer/experts/grouped_gemm.rs`.
 const u32 DEPTH = 32;
 const u32 STAGES = 3;
 // Rows in shared memory are longer by 16 bytes, so that eight of them lie in different banks.

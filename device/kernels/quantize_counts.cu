@@ -2,7 +2,7 @@
 // plain rather than fast.
 #include "quantize.cuh"
 
-// As `QuantizeCounts` in `device/src/ops/quantize_counts.rs`.
+// As `QuantizeCounts` in `device/src/ops/trainer/quantize_counts.rs`.
 struct Counts {
     u64 values, zeros, not_finite, saturated, underflowed;
 };

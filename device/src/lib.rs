@@ -7,8 +7,8 @@
 //! files.
 
 #![cfg_attr(
-    not(all(feature = "cuda", feature = "host")),
-    allow(dead_code, reason = "what serves both devices is here for either")
+    not(all(feature = "cuda", feature = "host", feature = "trainer-ops")),
+    allow(dead_code, reason = "what serves all features is here for any")
 )]
 
 #[cfg(not(any(feature = "cuda", feature = "host")))]
@@ -49,6 +49,7 @@ mod stream_id;
 mod sync_debug;
 mod tensor;
 mod timeline;
+#[cfg(feature = "trainer-ops")]
 pub mod trials;
 
 pub use array::{Growth, HostArray, HostValues, Staging};

@@ -46,6 +46,7 @@ pub struct Peers(Infallible);
 
 pub(crate) struct CudaDevice {
     pub(crate) gpu: Gpu,
+    #[cfg(feature = "trainer-ops")]
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     pub(crate) counters: Rc<RefCell<Counters>>,
@@ -56,6 +57,7 @@ pub(crate) struct Gpu {
     pub(crate) properties: GpuProperties,
 }
 
+#[cfg(feature = "trainer-ops")]
 pub(crate) struct CublasLt(Infallible);
 pub(crate) struct Kernels(Infallible);
 pub(crate) struct PrimaryContext(Infallible);
@@ -70,40 +72,36 @@ pub(crate) struct Cupti(Infallible);
 pub(crate) struct CuptiNote(Infallible);
 
 impl CudaDevice {
-    pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
-        no_cuda()
-    }
-
     pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceMemory> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn watch(&mut self, progress: Progress) -> Result<()> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn put_aside(&self, parts: &[(Tensor, usize)], block: &HostBlock) -> Result<()> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn bring_back(&self, parts: &[(Tensor, usize)], block: &HostBlock) -> Result<()> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 
     pub(crate) fn digests(&self, tensors: &[Tensor]) -> Result<Vec<u64>> {
-        match self.cublaslt.0 {}
+        match self.kernels.0 {}
     }
 }
 
@@ -113,6 +111,7 @@ impl Gpu {
     }
 }
 
+#[cfg(feature = "trainer-ops")]
 impl CublasLt {
     pub(crate) fn export(&self) -> String {
         match self.0 {}
@@ -301,10 +300,24 @@ impl Cupti {
     }
 }
 
-pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> {
-    match cuda.kernels.0 {}
+/// Any operation: no device asks it.
+pub(crate) trait CudaOperation {
+    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+        match cuda.kernels.0 {}
+    }
+
+    fn scratch_bytes(&self, cuda: &CudaDevice) -> usize {
+        match cuda.kernels.0 {}
+    }
 }
 
+impl<T> CudaOperation for T {}
+
+pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
+    no_cuda()
+}
+
+#[cfg(feature = "trainer-ops")]
 pub(crate) fn norm_parts(input: &Tensor, with_residual: bool, multiprocessors: usize) -> usize {
     unreachable!("it is asked of a GPU")
 }

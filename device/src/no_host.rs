@@ -7,8 +7,9 @@ use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::ops::{Collective, RowsOfRanks};
 use crate::timeline::OpenSpan;
-use crate::{Element, Error, Op, Result, Tensor};
+use crate::{Element, Error, Op, Request, Result, Tensor};
 
 /// The threads of a host device.
 pub struct Pool(Infallible);
@@ -122,13 +123,22 @@ impl Default for HostStream {
     }
 }
 
+pub(crate) fn start_rows(op: &Collective, rows: &RowsOfRanks) -> Result<Box<dyn Request>> {
+    unreachable!("the ranks of a host device exchange them")
+}
+
 pub(crate) fn run(op: &Op, device: &HostDevice) -> Result<()> {
     match device.pool.0 {}
 }
 
-pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
-    match pool.0 {}
+/// Any operation: no device asks it.
+pub(crate) trait HostOperation {
+    fn scratch_bytes(&self, pool: &Pool) -> usize {
+        match pool.0 {}
+    }
 }
+
+impl<T> HostOperation for T {}
 
 pub(crate) mod view {
     //! Memory of a host device as slices.

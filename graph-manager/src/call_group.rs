@@ -201,6 +201,7 @@ impl CallGroup {
         let (region, output) = &recorded[*next];
         let key = manager.step_key(MODE, order.microbatches);
         if *next == 0 || *is_alone && call.phase == Phase::Forward {
+            #[cfg(feature = "trainer-ops")]
             manager.tell_of_repeated_draws(key, order.microbatches);
         }
         let program = manager.states[&key].programs[&order.microbatches].clone();

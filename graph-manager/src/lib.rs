@@ -38,6 +38,7 @@ mod policy;
 mod pool;
 mod program;
 mod protected;
+#[cfg(feature = "trainer-ops")]
 mod random;
 mod region;
 mod report;
@@ -75,6 +76,7 @@ pub use passes::{Piece, PieceEntry, StepPass, Then};
 pub use policy::{CaptureAll, Instance, Policy};
 pub use pool::Pool;
 pub use program::ListedEntry;
+#[cfg(feature = "trainer-ops")]
 pub use random::{Masks, RandomState};
 pub use report::{EagerReport, GraphReport, Launch, MemoryUse, Report, StepReport};
 pub use side_stream::{Fork, SideStream};

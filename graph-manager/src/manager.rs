@@ -143,6 +143,7 @@ impl<P: Policy> CudaGraphManager<P> {
     /// Keeps a list: plans its memory, or checks that it fits the plan of an earlier one.
     pub(crate) fn plan(&mut self, mode: P::Mode, program: Program<P::Region>, output: Box<dyn Any>) -> Result<()> {
         program.check()?;
+        #[cfg(feature = "trainer-ops")]
         self.refuse_shared_records(&program)?;
         let key = self.step_key(mode, program.microbatches);
         let (compute, poisons) = (self.pool.compute().id(), self.options.poison);

@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::rc::Rc;
 
 use crate::words::counted;
-use device::{Area, BufferId, Graph, StreamId};
+use device::{Area, Graph, StreamId};
 
 use crate::binding::{Binding, BoundBuffer};
 use crate::error::{Error, Result};
@@ -39,7 +39,8 @@ pub(crate) struct State<P: Policy> {
     /// The lists that have run, by number of microbatches: whether each was compared since with one made anew.
     pub(crate) compared: BTreeMap<usize, bool>,
     /// The draws into each random record when a step last used it.
-    pub(crate) draws: HashMap<BufferId, u64>,
+    #[cfg(feature = "trainer-ops")]
+    pub(crate) draws: HashMap<device::BufferId, u64>,
     /// Whether its first capture has begun.
     pub(crate) begun: bool,
     /// When it last ran, in steps of the manager.
@@ -81,6 +82,7 @@ impl<P: Policy> State<P> {
             graphs: Vec::new(),
             steps: 0,
             compared: BTreeMap::new(),
+            #[cfg(feature = "trainer-ops")]
             draws: HashMap::new(),
             begun: false,
             last_used: 0,

@@ -174,6 +174,7 @@ impl<P: Policy> CudaGraphManager<P> {
             let program = &self.states[&key].programs[&microbatches];
             self.compared += self.submitted(program).filter(|(_, eager)| eager.is_none()).count() as u64;
         }
+        #[cfg(feature = "trainer-ops")]
         self.tell_of_repeated_draws(key, microbatches);
         Ok(())
     }

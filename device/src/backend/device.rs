@@ -1,6 +1,6 @@
 //! The implementation behind a device.
 
-use crate::cuda::{CudaDevice, accept};
+use crate::cuda::CudaDevice;
 use crate::gpu::Counters;
 use crate::host::HostDevice;
 use crate::{Op, Result};
@@ -30,7 +30,7 @@ impl DeviceBackend {
     pub(crate) fn accept(&self, op: &Op, capturing: bool) -> Result<()> {
         match self {
             DeviceBackend::Host(_) => Ok(()),
-            DeviceBackend::Cuda(cuda) => accept(op, capturing, cuda),
+            DeviceBackend::Cuda(cuda) => op.on_cuda().accept(capturing, cuda),
         }
     }
 }

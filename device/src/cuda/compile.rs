@@ -10,101 +10,37 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::hash::fnv1a;
 use cudarc::nvrtc::{result, sys};
 
+use super::kernels::KernelFile;
 use super::libraries::Library;
 use super::stored;
 use crate::{Error, Result};
 
-/// A kernel file by its name.
-macro_rules! kernel_file {
+/// A header by its name.
+macro_rules! header {
     ($name:literal) => {
         ($name, include_str!(concat!("../../kernels/", $name)))
     };
 }
 
-/// The kernel sources that every run loads, by file name. Each is a program of its own.
-pub const SOURCES: &[(&str, &str)] = &[
-    kernel_file!("activation.cu"),
-    kernel_file!("attention.cu"),
-    kernel_file!("cache.cu"),
-    kernel_file!("columns.cu"),
-    kernel_file!("control.cu"),
-    kernel_file!("digest.cu"),
-    kernel_file!("documents.cu"),
-    kernel_file!("dropout.cu"),
-    kernel_file!("elementwise.cu"),
-    kernel_file!("muon.cu"),
-    kernel_file!("embedding.cu"),
-    kernel_file!("embedding_backward.cu"),
-    kernel_file!("first_values.cu"),
-    kernel_file!("gemm_epilogue.cu"),
-    kernel_file!("head_norm.cu"),
-    kernel_file!("joint_norm.cu"),
-    kernel_file!("loss.cu"),
-    kernel_file!("mark.cu"),
-    kernel_file!("norm.cu"),
-    kernel_file!("norm_backward.cu"),
-    kernel_file!("optimizer.cu"),
-    kernel_file!("pair_loss.cu"),
-    kernel_file!("peers.cu"),
-    kernel_file!("random.cu"),
-    kernel_file!("reduce.cu"),
-    kernel_file!("rotary.cu"),
-    kernel_file!("select.cu"),
-    kernel_file!("skip_step.cu"),
-    kernel_file!("sort.cu"),
-    kernel_file!("transpose_f32.cu"),
-];
-
-/// The kernel sources for 8-bit copies, as [`SOURCES`].
-pub const FP8_SOURCES: &[(&str, &str)] = &[
-    kernel_file!("quantize.cu"),
-    kernel_file!("quantize_blocks.cu"),
-    kernel_file!("quantize_both.cu"),
-    kernel_file!("quantize_columns.cu"),
-    kernel_file!("quantize_counts.cu"),
-    kernel_file!("quantize_rows.cu"),
-    kernel_file!("scales.cu"),
-    kernel_file!("transpose_fp8.cu"),
-];
-
-/// The kernel sources for mixtures of experts, as [`SOURCES`].
-pub const EXPERT_SOURCES: &[(&str, &str)] = &[
-    kernel_file!("expert_exchange.cu"),
-    kernel_file!("expert_glu.cu"),
-    kernel_file!("expert_limit.cu"),
-    kernel_file!("expert_load.cu"),
-    kernel_file!("expert_rows.cu"),
-    kernel_file!("expert_sort.cu"),
-    kernel_file!("grouped_gemm.cu"),
-    kernel_file!("peer_rows.cu"),
-    kernel_file!("route.cu"),
-];
-
-/// The kernel sources for mixtures of experts that only GPUs of compute capability 9.0 run, as [`SOURCES`].
-pub const HOPPER_SOURCES: &[(&str, &str)] = &[kernel_file!("grouped_hopper.cu")];
-
-/// The kernel source of [`When`](crate::ops::When), as [`SOURCES`].
-pub const WHEN_SOURCE: (&str, &str) = kernel_file!("when.cu");
-
 /// The headers that the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
-    kernel_file!("cluster.cuh"),
-    kernel_file!("common.cuh"),
-    kernel_file!("fp8.cuh"),
-    kernel_file!("gates.cuh"),
-    kernel_file!("gelu.cuh"),
-    kernel_file!("hopper.cuh"),
-    kernel_file!("mma.cuh"),
-    kernel_file!("peers.cuh"),
-    kernel_file!("philox.cuh"),
-    kernel_file!("quantize.cuh"),
-    kernel_file!("rows.cuh"),
-    kernel_file!("scan.cuh"),
-    kernel_file!("soft_cap.cuh"),
-    kernel_file!("system.cuh"),
-    kernel_file!("table.cuh"),
-    kernel_file!("transpose.cuh"),
-    kernel_file!("transpose_tile.cuh"),
+    header!("cluster.cuh"),
+    header!("common.cuh"),
+    header!("fp8.cuh"),
+    header!("gates.cuh"),
+    header!("gelu.cuh"),
+    header!("hopper.cuh"),
+    header!("mma.cuh"),
+    header!("peers.cuh"),
+    header!("philox.cuh"),
+    header!("quantize.cuh"),
+    header!("rows.cuh"),
+    header!("scan.cuh"),
+    header!("soft_cap.cuh"),
+    header!("system.cuh"),
+    header!("table.cuh"),
+    header!("transpose.cuh"),
+    header!("transpose_tile.cuh"),
 ];
 
 /// Options of every compilation. `--use_fast_math` is not one of them: it flushes subnormals and loosens division
@@ -126,7 +62,7 @@ pub(super) fn version() -> Result<String> {
     Ok(format!("{major}.{minor}"))
 }
 
-/// Compiles one of [`SOURCES`] to a cubin for `architecture`, such as `sm_90a`; also returns the compiler's log.
+/// Compiles a source to a cubin for `architecture`, such as `sm_90a`; also returns the compiler's log.
 ///
 /// # Errors
 /// NVRTC missing, an architecture it does not know, or an error in the source, with the log.
@@ -181,9 +117,9 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
 ///
 /// Where there is no cache, or a source does not compile, nothing happens: [`load_or_compile`] compiles what is missing,
 /// and has the errors.
-pub(super) fn fill_cache(sources: &[(&str, &str)], architecture: &str) {
+pub(super) fn fill_cache(files: &[KernelFile], architecture: &str) {
     let (Some(folder), Ok(version)) = (stored::folder(), version()) else { return };
-    let fill = |(name, source): &(&str, &str)| {
+    let fill = |KernelFile { name, source, .. }: &KernelFile| {
         let file = folder.join(file_name(name, source, architecture, &version));
         if !file.exists()
             && let Ok((cubin, _)) = compile(name, source, architecture)
@@ -194,13 +130,13 @@ pub(super) fn fill_cache(sources: &[(&str, &str)], architecture: &str) {
     };
     let next = AtomicUsize::new(0);
     let fill_some = || {
-        while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-            fill(source);
+        while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            fill(file);
         }
     };
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     std::thread::scope(|scope| {
-        for _ in 1..cores.min(sources.len()) {
+        for _ in 1..cores.min(files.len()) {
             // A thread that cannot be started costs time alone.
             let _ = std::thread::Builder::new().spawn_scoped(scope, fill_some);
         }

@@ -4,14 +4,17 @@
 
 use cudarc::driver::sys;
 
-use super::compile::WHEN_SOURCE;
 use super::driver::Driver;
 use super::graph::add_kernel;
+use super::kernels::{KernelFile, kernel_file};
 use super::module::{Function, Module, not_loaded_in_capture};
 use crate::gpu::GpuProperties;
 use crate::{Error, Result};
 
 const NAME: &str = "set_condition";
+
+/// The file of the kernel.
+pub(super) const WHEN_FILE: KernelFile = kernel_file!(When, "when.cu");
 
 /// The kernel that sets the condition of a node.
 pub(crate) struct SetCondition {
@@ -26,8 +29,7 @@ impl SetCondition {
     /// # Errors
     /// The compiler's or the driver's.
     pub(super) fn load(gpu: &GpuProperties) -> Result<SetCondition> {
-        let (file, source) = WHEN_SOURCE;
-        let module = Module::load(file, source, gpu)?;
+        let module = Module::load(WHEN_FILE.name, WHEN_FILE.source, gpu)?;
         Ok(SetCondition { function: module.function(c"set_condition")?, _module: module })
     }
 

@@ -4,9 +4,12 @@ use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use super::condition::SetCondition;
+#[cfg(feature = "trainer-ops")]
 use super::cublaslt::CublasLt;
+#[cfg(feature = "trainer-ops")]
 use super::cudnn::Cudnn;
 use super::driver::{self, DeviceMemory, Gpu, RawEvent};
+use super::kernels::KernelFile;
 use super::states::StateStream;
 use super::{Counters, CudaOptions, CustomKernels, Kernels, ProgressMarks};
 use crate::{Element, Error, Progress, Result, Tensor};
@@ -14,7 +17,9 @@ use crate::{Element, Error, Progress, Result, Tensor};
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
 pub(crate) struct CudaDevice {
     /// `None` if cuDNN is missing or refuses the GPU. Attention then runs on our own kernels.
+    #[cfg(feature = "trainer-ops")]
     pub(crate) cudnn: Option<Cudnn>,
+    #[cfg(feature = "trainer-ops")]
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     pub(super) custom_kernels: CustomKernels,
@@ -29,20 +34,24 @@ pub(crate) struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens a GPU and loads the kernels.
+    /// Opens a GPU and loads the kernels of `files` that are always loaded.
     ///
     /// # Errors
     /// No such GPU, or one that is too old; a missing library, unless it is cuDNN.
-    pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
+    pub(crate) fn open(options: CudaOptions, files: Vec<KernelFile>) -> Result<CudaDevice> {
         let gpu = Gpu::open(options.ordinal)?;
-        let kernels = Kernels::load(&gpu.properties)?;
+        let kernels = Kernels::load(files, &gpu.properties)?;
+        #[cfg(feature = "trainer-ops")]
         // cuBLASLt comes first: cuDNN ends the process if it cannot find cuBLASLt.
         let cublaslt = CublasLt::open(&options, &gpu.properties)?;
+        #[cfg(feature = "trainer-ops")]
         let cudnn = Cudnn::open(&options)
             .inspect_err(|error| tracing::warn!("without cuDNN attention runs on our own, slower kernels: {error}"))
             .ok();
         Ok(CudaDevice {
+            #[cfg(feature = "trainer-ops")]
             cudnn,
+            #[cfg(feature = "trainer-ops")]
             cublaslt,
             kernels,
             custom_kernels: CustomKernels::default(),

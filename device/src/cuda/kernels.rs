@@ -4,48 +4,70 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-use super::compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, fill_cache};
+use super::compile::fill_cache;
 use super::driver::RawStream;
 use super::module::{Function, LaunchSizes, Module, launch};
 use super::peers::KERNELS;
-use crate::gpu::{FP8_CAPABILITY, GpuProperties};
+use crate::gpu::GpuProperties;
 use crate::{Error, Result, Tensor};
 
 /// All kernels, loaded on the GPU.
 pub(crate) struct Kernels {
     gpu: GpuProperties,
     always: Loaded,
-    /// By [`KernelSet`].
-    sets: [OnceCell<Loaded>; 2],
+    fp8: OnceCell<Loaded>,
+    experts: OnceCell<Loaded>,
+    /// All files.
+    files: Vec<KernelFile>,
 }
 
-/// Kernels that are loaded once a run needs one of them: to compile them takes seconds.
+/// The kernels that are loaded together. All but those that are always loaded are loaded once a run needs one of them: to
+/// compile them takes seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KernelSet {
+pub enum KernelSet {
+    /// Loaded when the device is opened.
+    Always,
     /// Of 8-bit copies.
     Fp8,
     /// Of mixtures of experts.
     Experts,
+    /// Loaded with those of experts, by GPUs of compute capability 9.0 alone.
+    ExpertsOnHopper,
+    /// The kernel of [`When`](crate::ops::When), which is in no set.
+    When,
 }
 
-impl KernelSet {
-    /// Its sources for a GPU.
-    fn sources(self, gpu: &GpuProperties) -> Vec<(&'static str, &'static str)> {
-        match self {
-            KernelSet::Fp8 => FP8_SOURCES.to_vec(),
-            KernelSet::Experts if gpu.is_hopper() => [EXPERT_SOURCES, HOPPER_SOURCES].concat(),
-            KernelSet::Experts => EXPERT_SOURCES.to_vec(),
+/// A file of `kernels/`. Each is a program of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelFile {
+    /// The set that its kernels are loaded with.
+    pub set: KernelSet,
+    /// The file's name.
+    pub name: &'static str,
+    /// Its text.
+    pub source: &'static str,
+}
+
+/// A [`KernelFile`] by its name. Its kernels are always loaded, unless a set comes first.
+macro_rules! kernel_file {
+    ($name:literal) => {
+        crate::cuda::kernels::kernel_file!(Always, $name)
+    };
+    ($set:ident, $name:literal) => {
+        crate::cuda::kernels::KernelFile {
+            set: crate::cuda::kernels::KernelSet::$set,
+            name: $name,
+            source: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/", $name)),
         }
-    }
+    };
 }
+pub(super) use kernel_file;
 
-/// Compiles the kernels of 8-bit copies and of experts, where the cache on disk lacks them. It waits for the
-/// compiler, so a program that needs all of them calls it on a thread of its own, beside its other work.
-pub fn compile_sets(gpu: &GpuProperties) {
-    let sets = [KernelSet::Experts, KernelSet::Fp8].into_iter();
-    let can_run = sets.filter(|set| *set != KernelSet::Fp8 || gpu.capability >= FP8_CAPABILITY);
-    let sources: Vec<_> = can_run.flat_map(|set| set.sources(gpu)).collect();
-    fill_cache(&sources, &gpu.architecture());
+/// The files that are loaded together with those of `set`.
+pub(super) fn files_of(set: KernelSet, files: &[KernelFile], gpu: &GpuProperties) -> Vec<KernelFile> {
+    let hopper = set == KernelSet::Experts && gpu.is_hopper();
+    let is_of = |file: &&KernelFile| file.set == set || hopper && file.set == KernelSet::ExpertsOnHopper;
+    files.iter().filter(is_of).copied().collect()
 }
 
 /// The kernels of some sources.
@@ -57,10 +79,10 @@ struct Loaded {
 
 impl Loaded {
     /// Compiles, or takes from the cache, and loads every source.
-    fn load(sources: &[(&str, &str)], gpu: &GpuProperties) -> Result<Loaded> {
-        fill_cache(sources, &gpu.architecture());
+    fn load(files: &[KernelFile], gpu: &GpuProperties) -> Result<Loaded> {
+        fill_cache(files, &gpu.architecture());
         let (mut functions, mut modules) = (HashMap::new(), Vec::new());
-        for (name, source) in sources {
+        for KernelFile { name, source, .. } in files {
             let module = Module::load(name, source, gpu)?;
             functions.extend(module.functions()?);
             modules.push(module);
@@ -134,12 +156,13 @@ impl Grid {
 }
 
 impl Kernels {
-    /// Loads every source but those of sets.
+    /// Loads the files that are always loaded. `files` are all.
     ///
     /// # Errors
     /// A compiler's or the driver's.
-    pub(crate) fn load(gpu: &GpuProperties) -> Result<Kernels> {
-        Ok(Kernels { gpu: gpu.clone(), always: Loaded::load(SOURCES, gpu)?, sets: Default::default() })
+    pub(crate) fn load(files: Vec<KernelFile>, gpu: &GpuProperties) -> Result<Kernels> {
+        let always = Loaded::load(&files_of(KernelSet::Always, &files, gpu), gpu)?;
+        Ok(Kernels { gpu: gpu.clone(), always, fp8: OnceCell::new(), experts: OnceCell::new(), files })
     }
 
     /// Loads the kernels of a set, unless they are loaded. That must come before a capture.
@@ -147,9 +170,13 @@ impl Kernels {
     /// # Errors
     /// As [`Kernels::load`].
     pub(crate) fn load_set(&self, set: KernelSet) -> Result<()> {
-        let place = &self.sets[set as usize];
+        let place = match set {
+            KernelSet::Fp8 => &self.fp8,
+            KernelSet::Experts => &self.experts,
+            KernelSet::Always | KernelSet::ExpertsOnHopper | KernelSet::When => return Ok(()),
+        };
         if place.get().is_none() {
-            let loaded = Loaded::load(&set.sources(&self.gpu), &self.gpu)?;
+            let loaded = Loaded::load(&files_of(set, &self.files, &self.gpu), &self.gpu)?;
             // It was empty, and a device belongs to one thread.
             let _ = place.set(loaded);
         }
@@ -158,7 +185,7 @@ impl Kernels {
 
     /// What is loaded.
     fn loaded(&self) -> impl Iterator<Item = &Loaded> {
-        std::iter::once(&self.always).chain(self.sets.iter().filter_map(OnceCell::get))
+        std::iter::once(&self.always).chain(self.fp8.get()).chain(self.experts.get())
     }
 
     /// The GPU they are loaded on.

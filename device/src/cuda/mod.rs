@@ -1,10 +1,13 @@
 //! The CUDA device: the same operations on a GPU, through cuBLASLt, cuDNN and kernels of our own.
 
+mod all_kernels;
 mod captured_call;
 mod compile;
 mod condition;
 mod copy_to_host;
+#[cfg(feature = "trainer-ops")]
 mod cublaslt;
+#[cfg(feature = "trainer-ops")]
 mod cudnn;
 mod cupti;
 mod custom_kernels;
@@ -27,11 +30,14 @@ mod rewrite;
 mod states;
 mod stored;
 mod stream;
+#[cfg(feature = "trainer-ops")]
 mod timing;
 mod versions;
 mod when;
 
-pub use compile::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, WHEN_SOURCE, compile};
+pub(crate) use all_kernels::open;
+pub use all_kernels::{compile_sets, kernel_files};
+pub use compile::compile;
 pub(crate) use copy_to_host::PendingCopy;
 pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use custom_kernels::CustomKernels;
@@ -40,9 +46,11 @@ pub(crate) use driver::{DeviceMemory, PageLocked, PrimaryContext, RawEvent, RawS
 pub use driver::{PeerHandle, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;
-pub use kernels::compile_sets;
+pub use kernels::{KernelFile, KernelSet};
 pub use nvml::{EnergyMeter, GpuLoads};
-pub(crate) use ops::{accept, norm_parts};
+#[cfg(feature = "trainer-ops")]
+pub(crate) use ops::norm_parts;
+pub(crate) use ops::{CudaOperation, KernelOperation};
 pub use peers::{PeerWindow, Peers};
 pub(crate) use progress_marks::ProgressMarks;
 pub use python_packages::load_library;

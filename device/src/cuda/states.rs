@@ -2,11 +2,13 @@
 
 use super::CudaDevice;
 use super::driver::{self, DeviceMemory, RawStream};
-use super::kernels::{Arg, Grid};
+use super::kernels::{Arg, Grid, KernelFile, kernel_file};
 use crate::host_block::HostBlock;
 use crate::priority::Priority;
 use crate::{Result, Tensor};
 
+/// The file of the kernel of digests.
+pub(super) const DIGEST_FILE: KernelFile = kernel_file!("digest.cu");
 /// Digests that are read at once.
 const DIGESTS: usize = 1024;
 /// Threads of a block, and bytes that a block reads in one turn of its loop.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::copy_to_host::{CopyToHost, PendingCopy};
 use super::driver::{DeviceMemory, RawEvent, RawStream};
 use super::kept_whens::KeptWhens;
-use super::{CudaDevice, Queue, RawGraph, StreamHandle, ops, when};
+use super::{CudaDevice, Queue, RawGraph, StreamHandle, when};
 use crate::array::ArrayColumns;
 use crate::host_block::HostBlock;
 use crate::ops::When;
@@ -70,8 +70,8 @@ impl CudaStream {
     }
 
     pub(crate) fn prepare(&mut self, op: &Op, cuda: &CudaDevice) -> Result<()> {
-        ops::prepare(op, cuda)?;
-        self.scratch_bytes = self.scratch_bytes.max(ops::scratch_bytes(op, cuda));
+        op.on_cuda().prepare(cuda)?;
+        self.scratch_bytes = self.scratch_bytes.max(op.on_cuda().scratch_bytes(cuda));
         if let Op::When(_) = op {
             self.captures()?;
         }
@@ -103,7 +103,7 @@ impl CudaStream {
     }
 
     pub(crate) fn run(&mut self, op: &Op, cuda: &CudaDevice, capturing: bool) -> Result<()> {
-        let needed = ops::scratch_bytes(op, cuda);
+        let needed = op.on_cuda().scratch_bytes(cuda);
         let have = self.scratch.last().map_or(0, |(bytes, _)| *bytes);
         if needed > have && capturing {
             let problem = format!("needs {needed} bytes of scratch, the stream has {have}, and none can be allocated");
@@ -120,7 +120,7 @@ impl CudaStream {
         match op {
             Op::When(when) if capturing => when::add_to_capture(when, cuda, &queue, self.captures()?),
             Op::When(when) => self.run_when(when, cuda, &queue),
-            op => ops::run(op, cuda, &queue),
+            op => op.on_cuda().launch(cuda, &queue),
         }
     }
 

@@ -14,7 +14,7 @@ use cudarc::driver::{result, sys};
 use super::condition::{SetCondition, not_loaded};
 use super::driver::{CaptureInfo, Driver, RawStream};
 use super::graph::add_child;
-use super::{CudaDevice, Queue, ops};
+use super::{CudaDevice, Queue};
 use crate::ops::When;
 use crate::{CaptureMode, Op, Result};
 
@@ -55,7 +55,7 @@ fn parts(body: &[Op], cuda: &CudaDevice, queue: &Queue<'_>) -> Result<Vec<Part>>
         [Op::When(when)] => Ok(Part::When(when.flag.address, parts(&when.body, cuda, queue)?)),
         ops => {
             queue.stream.begin_capture(CaptureMode::ThreadLocal)?;
-            if let Err(error) = ops.iter().try_for_each(|op| ops::run(op, cuda, queue)) {
+            if let Err(error) = ops.iter().try_for_each(|op| op.on_cuda().launch(cuda, queue)) {
                 queue.stream.abandon_capture();
                 return Err(error);
             }

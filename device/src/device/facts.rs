@@ -1,14 +1,13 @@
-//! Facts about a device: its properties, its memory, its counters and its choices.
+//! Facts about a device: its properties, its memory, and its counters.
 
 use std::rc::Rc;
 
 use super::Device;
 use crate::backend::DeviceBackend;
 use crate::checker::Checked;
-use crate::cuda::norm_parts;
 use crate::gpu::{Counters, GpuProperties};
 use crate::host_memory::available_memory;
-use crate::{Result, StreamId, Tensor};
+use crate::{Op, Result, StreamId};
 
 impl Device {
     /// The GPU's properties. `None` on the host.
@@ -51,6 +50,15 @@ impl Device {
         available_memory()
     }
 
+    /// Bytes of scratch memory that an operation needs while it runs. On a GPU each stream has as much as the operation that
+    /// needs most. On the host they are allocated anew.
+    pub fn scratch_bytes(&self, op: &Op) -> usize {
+        match &self.peek().backend {
+            DeviceBackend::Host(host) => op.on_host().scratch_bytes(&host.pool),
+            DeviceBackend::Cuda(cuda) => op.on_cuda().scratch_bytes(cuda),
+        }
+    }
+
     /// The most bytes that one of the operations traced so far allocates while it runs. 0 on a GPU.
     pub fn host_scratch_bytes(&self) -> usize {
         self.peek().host_scratch
@@ -61,37 +69,8 @@ impl Device {
         self.peek().checker.as_ref().map(|checker| checker.checked)
     }
 
-    /// The number of parts for which a [`NormBackward`](crate::ops::NormBackward) of `input`, `(rows, hidden)`, is
-    /// fastest here. `with_residual`: with parts of the sum of the residual gradient.
-    pub fn norm_parts(&self, input: &Tensor, with_residual: bool) -> usize {
-        match &self.peek().backend {
-            DeviceBackend::Host(_) => 1,
-            DeviceBackend::Cuda(cuda) => norm_parts(input, with_residual, cuda.gpu.properties.multiprocessors as usize),
-        }
-    }
-
     /// Counts of calls that a steady step must not make. On the host all are 0.
     pub fn counters(&self) -> Counters {
         self.peek().backend.counters().unwrap_or_default()
-    }
-
-    /// The methods chosen for matrix products on this GPU. The text is for [`Device::import_choices`] of other ranks,
-    /// and of a later run that must give the same bits. `None` on the host: it has no choices.
-    pub fn export_choices(&self) -> Option<String> {
-        match &self.peek().backend {
-            DeviceBackend::Host(_) => None,
-            DeviceBackend::Cuda(cuda) => Some(cuda.cublaslt.export()),
-        }
-    }
-
-    /// Replaces this device's choices by those of another rank or run.
-    ///
-    /// # Errors
-    /// The choices are for another GPU or another version of cuBLASLt, or are damaged.
-    pub fn import_choices(&self, choices: &str) -> Result<()> {
-        match &self.peek().backend {
-            DeviceBackend::Host(_) => Ok(()),
-            DeviceBackend::Cuda(cuda) => cuda.cublaslt.import(choices),
-        }
     }
 }

@@ -2,6 +2,8 @@
 
 mod adopted;
 mod area;
+#[cfg(feature = "trainer-ops")]
+mod choices;
 mod copies;
 mod core;
 mod costly_calls;
@@ -23,7 +25,7 @@ pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};
 
 use crate::backend::DeviceBackend;
-use crate::cuda::CudaDevice;
+use crate::cuda;
 use crate::gpu::CudaOptions;
 use crate::host::HostDevice;
 use crate::sync_debug::CostlyCall;
@@ -70,7 +72,7 @@ impl Device {
     /// No driver or no such GPU, one that is too old, a library that is missing, or a thread that uses another GPU. A build
     /// without the feature `cuda`.
     pub fn cuda(options: CudaOptions) -> Result<Device> {
-        Ok(Device::new(DeviceBackend::Cuda(Box::new(CudaDevice::open(options)?)), options.check, false))
+        Ok(Device::new(DeviceBackend::Cuda(Box::new(cuda::open(options)?)), options.check, false))
     }
 
     fn new(backend: DeviceBackend, check: bool, dry: bool) -> Device {

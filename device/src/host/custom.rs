@@ -1,16 +1,23 @@
 //! Custom operations.
 
-use super::{HostTensors, Pool, elementwise};
+use super::{HostDevice, HostKernel, HostOperation, HostTensors, Pool};
 use crate::ops::{Custom, Operation, Poison};
 use crate::{Result, calling};
 
-/// Overwrites the tensors that the operation declares to write alone, before it runs: one that reads them, or leaves a part
-/// as it was, does not get away with it.
-pub(super) fn poison_outputs(op: &Custom, pool: &Pool) {
-    op.written_alone().for_each(|output| elementwise::poison(&Poison { output }, pool));
+impl Custom {
+    /// Overwrites the tensors that the operation declares to write alone, before it runs: one that reads them, or leaves a
+    /// part as it was, does not get away with it.
+    pub(super) fn poison_outputs(&self, pool: &Pool) {
+        self.written_alone().for_each(|output| HostKernel::run(&Poison { output }, pool));
+    }
 }
 
-/// See [`CustomOp`](crate::ops::CustomOp).
-pub(super) fn custom(op: &Custom, pool: &Pool) -> Result<()> {
-    calling::run(op.name(), || op.op().run_host(&mut HostTensors::new(op, pool)))
+impl HostOperation for Custom {
+    fn run(&self, device: &HostDevice) -> Result<()> {
+        calling::run(self.name(), || self.op().run_host(&mut HostTensors::new(self, &device.pool)))
+    }
+
+    fn scratch_bytes(&self, _pool: &Pool) -> usize {
+        0
+    }
 }

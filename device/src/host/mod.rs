@@ -1,46 +1,24 @@
 //! The host device: the same operations on the CPU, with rayon and a GEMM library.
 
-mod activation;
-mod attention;
-mod cache;
 mod custom;
 mod declared;
-mod dropout;
-mod dropout_mask;
+mod device;
 mod elementwise;
-mod embedding;
-mod experts;
-mod first_values;
-mod gemm;
-mod head_norm;
-mod joint_norm;
-mod loss;
-mod loss_parallel;
-mod math;
-mod muon;
-mod norm;
-mod optimizer;
-mod pair_loss;
+mod operation;
 mod pool;
-mod quantize;
-mod quantize_blocks;
-mod quantize_counts;
-mod rotary;
+mod rows_of_ranks;
 mod run;
-mod scratch;
 mod select;
-mod skip_step;
-mod small_gemm;
-mod soft_cap;
 mod stream;
 mod tensors;
-mod transpose_fp8;
-mod update;
+#[cfg(feature = "trainer-ops")]
+mod trainer;
 pub(crate) mod view;
 
-pub(crate) use experts::start_rows;
+pub(crate) use device::HostDevice;
+pub(crate) use operation::{HostKernel, HostOperation};
 pub use pool::Pool;
-pub(crate) use run::{HostDevice, run};
-pub(crate) use scratch::scratch_bytes;
+pub(crate) use rows_of_ranks::start_rows;
+pub(crate) use run::run;
 pub(crate) use stream::HostStream;
 pub use tensors::HostTensors;

@@ -1,22 +1,24 @@
 //! Choices between two tensors.
 
 use super::elementwise::CHUNK;
-use super::{Pool, view};
+use super::{HostKernel, Pool, view};
 use crate::Tensor;
 use crate::ops::{Condition, Select};
 
-/// See [`Select`]. Values are moved as bytes.
-pub(super) fn select(op: &Select, pool: &Pool) {
-    let size = op.output.dtype.size();
-    match op.condition {
-        Condition::Flag(flag) => {
-            let chosen = if view::read::<i32>(&flag)[0] != 0 { op.a } else { op.b };
-            choose(&op.output, chosen, pool, |_| true);
-        }
-        Condition::Mask(mask) => {
-            let mask = view::read::<u8>(&mask);
-            choose(&op.output, op.a, pool, |byte| mask[byte / size] != 0);
-            choose(&op.output, op.b, pool, |byte| mask[byte / size] == 0);
+impl HostKernel for Select {
+    /// Values are moved as bytes.
+    fn run(&self, pool: &Pool) {
+        let size = self.output.dtype.size();
+        match self.condition {
+            Condition::Flag(flag) => {
+                let chosen = if view::read::<i32>(&flag)[0] != 0 { self.a } else { self.b };
+                choose(&self.output, chosen, pool, |_| true);
+            }
+            Condition::Mask(mask) => {
+                let mask = view::read::<u8>(&mask);
+                choose(&self.output, self.a, pool, |byte| mask[byte / size] != 0);
+                choose(&self.output, self.b, pool, |byte| mask[byte / size] == 0);
+            }
         }
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::run::{HostDevice, run};
-use super::view;
+use super::{HostDevice, run, view};
 use crate::ops::Operation;
 use crate::timeline::OpenSpan;
 use crate::{Accesses, Element, Op, Request, Result, Tensor};

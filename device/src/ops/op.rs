@@ -2,40 +2,56 @@
 
 use std::rc::Rc;
 
+#[cfg(feature = "trainer-ops")]
+use super::trainer::*;
 use super::{
-    Accesses, Activation, ActivationBackward, Add, AddPartialColumns, Attention, AttentionBackward, BiasGrad,
-    CachedAttention, ClipScale, Collective, CombineRows, Copy, CopyColumns, CountLoad, CountQuantized, CrossEntropy,
-    CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward,
-    ExpertGlu, ExpertGluBackward, ExpertsOfSlots, Fill, FirstValues, GatherRows, Gemm, Glu, GluBackward, GroupedGemm,
-    HeadNorm, HeadNormBackward, HeadSums, JointNorm, JointNormBackward, LimitLoad, MakeScale, MatrixPolynomial, Move, Mse,
-    Multiply, NesterovMomentum, Norm, NormBackward, Operation, OrderRows, PairLoss, PlaceRows, Poison, ProgressMark,
-    Quantize, ReluDropout, ReluDropoutBackward, Rotary, Route, RouteBackward, ScaleBlock, Select, SkipStep,
-    SlotsOfPairs, SoftCap, SortByExpert, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, Update, UpdateScales,
-    UpdateSelectionBias, VoidStep, When, WriteControl, WriteSampleRecord,
+    Accesses, Add, AddPartialColumns, BiasGrad, Collective, Copy, CopyColumns, Custom, CustomOp, Fill, Move, Multiply,
+    Operation, OrderRows, PlaceRows, Poison, ProgressMark, Select, When,
 };
-use crate::{Result, Tensor};
+use crate::cuda::CudaOperation;
+#[cfg(feature = "cuda")]
+use crate::cuda::KernelFile;
+use crate::host::HostOperation;
+use crate::{DType, Result, Tensor};
 
 /// An enum over all operations, a conversion from each, and methods that ask the operation.
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    (
+        always { $($(#[$doc:meta])* $name:ident),* $(,)? }
+        $feature:tt { $($(#[$more_doc:meta])* $more:ident),* $(,)? }
+    ) => {
         /// Any operation.
         ///
         /// Two are equal if they do the same with the same tensors. Tensors are equal if address, shape, type and buffer are.
         /// Communicators, and the callers' own operations, are compared by identity.
         #[derive(Clone, Debug, PartialEq)]
-        pub enum Op { $($(#[$doc])* $name($name)),* }
+        pub enum Op {
+            $($(#[$doc])* $name($name),)*
+            $($(#[$more_doc])* #[cfg(feature = $feature)] $more($more),)*
+        }
 
         $(impl From<$name> for Op {
             fn from(op: $name) -> Op { Op::$name(op) }
         })*
 
+        $(#[cfg(feature = $feature)]
+        impl From<$more> for Op {
+            fn from(op: $more) -> Op { Op::$more(op) }
+        })*
+
         impl Op {
             /// The names of all operations, by kind.
-            pub const NAMES: &[&[&str]] = &[$(<$name as Operation>::NAMES),*];
+            pub const NAMES: &[&[&str]] = &[
+                $(<$name as Operation>::NAMES,)*
+                $(#[cfg(feature = $feature)] <$more as Operation>::NAMES,)*
+            ];
 
             /// The operation's name.
             pub fn name(&self) -> &'static str {
-                match self { $(Op::$name(op) => op.name()),* }
+                match self {
+                    $(Op::$name(op) => op.name(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.name(),)*
+                }
             }
 
             /// Checks shapes and types; see [`Operation::check`].
@@ -43,23 +59,92 @@ macro_rules! operations {
             /// # Errors
             /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
             pub fn check(&self) -> Result<()> {
-                match self { $(Op::$name(op) => op.check()),* }
+                match self {
+                    $(Op::$name(op) => op.check(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.check(),)*
+                }
             }
 
             /// The tensors it reads and writes.
             pub fn accesses(&self) -> Accesses {
-                match self { $(Op::$name(op) => op.accesses()),* }
+                match self {
+                    $(Op::$name(op) => op.accesses(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.accesses(),)*
+                }
+            }
+
+            /// Floating-point operations; see [`Operation::flops`].
+            pub fn flops(&self) -> f64 {
+                match self {
+                    $(Op::$name(op) => op.flops(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.flops(),)*
+                }
+            }
+
+            /// Bytes that it reads and writes; see [`Operation::bytes`].
+            pub fn bytes(&self) -> f64 {
+                match self {
+                    $(Op::$name(op) => Operation::bytes(op),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => Operation::bytes(op),)*
+                }
+            }
+
+            /// Its shape in words; see [`Operation::shape`].
+            pub fn shape(&self) -> String {
+                match self {
+                    $(Op::$name(op) => op.shape(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.shape(),)*
+                }
+            }
+
+            /// The type of the factors of a product or attention. `None` for other operations.
+            pub fn factor_type(&self) -> Option<DType> {
+                match self {
+                    $(Op::$name(op) => op.factor_type(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.factor_type(),)*
+                }
             }
 
             /// The status of the step's gradients that it makes.
             pub fn makes_status(&self) -> Option<Tensor> {
-                match self { $(Op::$name(op) => op.makes_status()),* }
+                match self {
+                    $(Op::$name(op) => op.makes_status(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.makes_status(),)*
+                }
             }
 
             /// The status that decides whether it writes anything. An operation before it in the step must make that
             /// status.
             pub fn follows_status(&self) -> Option<Tensor> {
-                match self { $(Op::$name(op) => op.follows_status()),* }
+                match self {
+                    $(Op::$name(op) => op.follows_status(),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.follows_status(),)*
+                }
+            }
+
+            /// The operation as a host device runs it.
+            pub(crate) fn on_host(&self) -> &dyn HostOperation {
+                match self {
+                    $(Op::$name(op) => op,)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op,)*
+                }
+            }
+
+            /// The operation as a GPU runs it.
+            pub(crate) fn on_cuda(&self) -> &dyn CudaOperation {
+                match self {
+                    $(Op::$name(op) => op,)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op,)*
+                }
+            }
+
+            /// The files of the kernels of each operation.
+            #[cfg(feature = "cuda")]
+            pub(crate) fn kernel_files() -> Vec<&'static [KernelFile]> {
+                [
+                    $(<$name as CudaOperation>::files(),)*
+                    $(#[cfg(feature = $feature)] <$more as CudaOperation>::files(),)*
+                ].to_vec()
             }
 
             /// Shows `visit` every tensor that it names. `visit` may replace the tensor. The order is always the same.
@@ -68,7 +153,10 @@ macro_rules! operations {
             /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant). A hash can
             /// be made of these.
             pub fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-                match self { $(Op::$name(op) => op.visit(visit)),* }
+                match self {
+                    $(Op::$name(op) => op.visit(visit),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.visit(visit),)*
+                }
             }
 
             /// The same operation on other tensors: `place` replaces each that it names. It keeps shapes and types, and
@@ -83,158 +171,162 @@ macro_rules! operations {
 }
 
 operations! {
-    /// Matrix product with epilogue.
-    Gemm,
-    /// Column sums.
-    BiasGrad,
-    /// Column sums from parts that other operations left.
-    AddPartialColumns,
-    /// Elementwise sum.
-    Add,
-    /// Product with a number in device memory.
-    Multiply,
-    /// Copy, converting between types.
-    Copy,
-    /// Copy of bytes, also to and from the host.
-    Move,
-    /// Copy of ranges of columns.
-    CopyColumns,
-    /// Rows of sequences in another order.
-    OrderRows,
-    /// Choice between two tensors.
-    Select,
-    /// A constant everywhere.
-    Fill,
-    /// Random numbers that a parameter begins with.
-    FirstValues,
-    /// Bytes no valid value has.
-    Poison,
-    /// 8-bit copies of a matrix.
-    Quantize,
-    /// Counts of losses in an 8-bit copy.
-    CountQuantized,
-    /// Sums of such counts.
-    SumCounts,
-    /// The scale of an 8-bit copy.
-    MakeScale,
-    /// Scales of many 8-bit copies.
-    UpdateScales,
-    /// The transposed copy of an 8-bit matrix.
-    TransposeFp8,
-    /// GELU or ReLU.
-    Activation,
-    /// Its gradient.
-    ActivationBackward,
-    /// SwiGLU or GeGLU.
-    Glu,
-    /// Its gradient.
-    GluBackward,
-    /// LayerNorm or RMSNorm, with the residual add before it.
-    Norm,
-    /// Its gradient.
-    NormBackward,
-    /// RMSNorm of query and key heads, with the rotation after it.
-    HeadNorm,
-    /// Its gradient.
-    HeadNormBackward,
-    /// Sums over the channels of all query heads, and of all key heads.
-    HeadSums,
-    /// RMSNorm over all query heads, and over all key heads.
-    JointNorm,
-    /// Its gradient.
-    JointNormBackward,
-    /// Rotary position embedding.
-    Rotary,
-    /// Causal attention.
-    Attention,
-    /// Its gradient.
-    AttentionBackward,
-    /// Attention over a cache of keys and values.
-    CachedAttention,
-    /// Rows of a table at a position in device memory.
-    TakeRows,
-    /// Dropout.
-    Dropout,
-    /// ReLU, then dropout.
-    ReluDropout,
-    /// Its gradient.
-    ReluDropoutBackward,
-    /// Table lookup.
-    Embedding,
-    /// Its gradient.
-    EmbeddingBackward,
-    /// Choice of experts.
-    Route,
-    /// Its gradient, and the router's losses.
-    RouteBackward,
-    /// A bound of the number of tokens of each expert.
-    LimitLoad,
-    /// The order of tokens by expert.
-    SortByExpert,
-    /// The places of rows in a transfer to the ranks that have their experts.
-    SlotsOfPairs,
-    /// The experts of such places, where they arrive.
-    ExpertsOfSlots,
-    /// The places of rows that come from all ranks.
-    PlaceRows,
-    /// Tokens in the order of experts.
-    GatherRows,
-    /// Sums of each token's rows.
-    CombineRows,
-    /// Products of each expert's rows.
-    GroupedGemm,
-    /// SwiGLU or GeGLU of each expert's rows, weighted.
-    ExpertGlu,
-    /// Its gradient.
-    ExpertGluBackward,
-    /// The number of tokens of each expert.
-    CountLoad,
-    /// The bias of the choice of experts.
-    UpdateSelectionBias,
-    /// Softmax and cross-entropy, forward and backward.
-    CrossEntropy,
-    /// Cross-entropy over a part of the vocabulary, before the gather: three numbers per row.
-    CrossEntropyPart,
-    /// Cross-entropy over a part of the vocabulary, after the gather, forward and backward.
-    CrossEntropyJoin,
-    /// Losses of pairs of answers.
-    PairLoss,
-    /// Bound of logits.
-    SoftCap,
-    /// Mean squared error, forward and backward.
-    Mse,
-    /// Sum of a vector.
-    SumInto,
-    /// Sum of squares over many tensors.
-    SquareSum,
-    /// Gradient norm, clip factor and finite flag.
-    ClipScale,
-    /// No update for a step that is a spike.
-    SkipStep,
-    /// No update for a step that runs again.
-    VoidStep,
-    /// AdamW, Lion or SGD over many tensors.
-    Update,
-    /// Muon's momentum over many tensors.
-    NesterovMomentum,
-    /// Copy of a block of a matrix, scaled.
-    ScaleBlock,
-    /// Polynomial of a square matrix.
-    MatrixPolynomial,
-    /// Muon's update over many tensors.
-    DecayedStep,
-    /// Per-step scalars.
-    WriteControl,
-    /// Per-microbatch counters for dropout.
-    WriteSampleRecord,
-    /// Operations that run if a flag says so.
-    When,
-    /// Communication between ranks.
-    Collective,
-    /// An operation of a caller's own.
-    Custom,
-    /// A mark of the work's progress.
-    ProgressMark,
+    always {
+        /// Column sums.
+        BiasGrad,
+        /// Column sums from parts that other operations left.
+        AddPartialColumns,
+        /// Elementwise sum.
+        Add,
+        /// Product with a number in device memory.
+        Multiply,
+        /// Copy, converting between types.
+        Copy,
+        /// Copy of bytes, also to and from the host.
+        Move,
+        /// Copy of ranges of columns.
+        CopyColumns,
+        /// Rows of sequences in another order.
+        OrderRows,
+        /// Choice between two tensors.
+        Select,
+        /// A constant everywhere.
+        Fill,
+        /// Bytes no valid value has.
+        Poison,
+        /// The places of rows that come from all ranks.
+        PlaceRows,
+        /// Operations that run if a flag says so.
+        When,
+        /// Communication between ranks.
+        Collective,
+        /// An operation of a caller's own.
+        Custom,
+        /// A mark of the work's progress.
+        ProgressMark,
+    }
+    "trainer-ops" {
+        /// Matrix product with epilogue.
+        Gemm,
+        /// Random numbers that a parameter begins with.
+        FirstValues,
+        /// 8-bit copies of a matrix.
+        Quantize,
+        /// Counts of losses in an 8-bit copy.
+        CountQuantized,
+        /// Sums of such counts.
+        SumCounts,
+        /// The scale of an 8-bit copy.
+        MakeScale,
+        /// Scales of many 8-bit copies.
+        UpdateScales,
+        /// The transposed copy of an 8-bit matrix.
+        TransposeFp8,
+        /// GELU or ReLU.
+        Activation,
+        /// Its gradient.
+        ActivationBackward,
+        /// SwiGLU or GeGLU.
+        Glu,
+        /// Its gradient.
+        GluBackward,
+        /// LayerNorm or RMSNorm, with the residual add before it.
+        Norm,
+        /// Its gradient.
+        NormBackward,
+        /// RMSNorm of query and key heads, with the rotation after it.
+        HeadNorm,
+        /// Its gradient.
+        HeadNormBackward,
+        /// Sums over the channels of all query heads, and of all key heads.
+        HeadSums,
+        /// RMSNorm over all query heads, and over all key heads.
+        JointNorm,
+        /// Its gradient.
+        JointNormBackward,
+        /// Rotary position embedding.
+        Rotary,
+        /// Causal attention.
+        Attention,
+        /// Its gradient.
+        AttentionBackward,
+        /// Attention over a cache of keys and values.
+        CachedAttention,
+        /// Rows of a table at a position in device memory.
+        TakeRows,
+        /// Dropout.
+        Dropout,
+        /// ReLU, then dropout.
+        ReluDropout,
+        /// Its gradient.
+        ReluDropoutBackward,
+        /// Table lookup.
+        Embedding,
+        /// Its gradient.
+        EmbeddingBackward,
+        /// Choice of experts.
+        Route,
+        /// Its gradient, and the router's losses.
+        RouteBackward,
+        /// A bound of the number of tokens of each expert.
+        LimitLoad,
+        /// The order of tokens by expert.
+        SortByExpert,
+        /// The places of rows in a transfer to the ranks that have their experts.
+        SlotsOfPairs,
+        /// The experts of such places, where they arrive.
+        ExpertsOfSlots,
+        /// Tokens in the order of experts.
+        GatherRows,
+        /// Sums of each token's rows.
+        CombineRows,
+        /// Products of each expert's rows.
+        GroupedGemm,
+        /// SwiGLU or GeGLU of each expert's rows, weighted.
+        ExpertGlu,
+        /// Its gradient.
+        ExpertGluBackward,
+        /// The number of tokens of each expert.
+        CountLoad,
+        /// The bias of the choice of experts.
+        UpdateSelectionBias,
+        /// Softmax and cross-entropy, forward and backward.
+        CrossEntropy,
+        /// Cross-entropy over a part of the vocabulary, before the gather: three numbers per row.
+        CrossEntropyPart,
+        /// Cross-entropy over a part of the vocabulary, after the gather, forward and backward.
+        CrossEntropyJoin,
+        /// Losses of pairs of answers.
+        PairLoss,
+        /// Bound of logits.
+        SoftCap,
+        /// Mean squared error, forward and backward.
+        Mse,
+        /// Sum of a vector.
+        SumInto,
+        /// Sum of squares over many tensors.
+        SquareSum,
+        /// Gradient norm, clip factor and finite flag.
+        ClipScale,
+        /// No update for a step that is a spike.
+        SkipStep,
+        /// No update for a step that runs again.
+        VoidStep,
+        /// AdamW, Lion or SGD over many tensors.
+        Update,
+        /// Muon's momentum over many tensors.
+        NesterovMomentum,
+        /// Copy of a block of a matrix, scaled.
+        ScaleBlock,
+        /// Polynomial of a square matrix.
+        MatrixPolynomial,
+        /// Muon's update over many tensors.
+        DecayedStep,
+        /// Per-step scalars.
+        WriteControl,
+        /// Per-microbatch counters for dropout.
+        WriteSampleRecord,
+    }
 }
 
 impl<T: CustomOp + 'static> From<T> for Op {

@@ -1,7 +1,7 @@
 //! The interface of every operation.
 
 use super::Accesses;
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// The interface of every operation.
 pub trait Operation: Clone + PartialEq {
@@ -23,6 +23,32 @@ pub trait Operation: Clone + PartialEq {
 
     /// The tensors it reads and writes.
     fn accesses(&self) -> Accesses;
+
+    /// Floating-point operations of its matrix products. For attention only unmasked pairs count. 0 for operations
+    /// without products.
+    fn flops(&self) -> f64 {
+        0.0
+    }
+
+    /// Bytes that it reads and writes. A tensor updated in place counts twice.
+    fn bytes(&self) -> f64 {
+        self.accesses().all().map(|tensor| tensor.bytes() as f64).sum()
+    }
+
+    /// Its shape in words: rows, columns and inner size of a product, otherwise the shape of the largest tensor that it
+    /// writes, or reads if it writes none.
+    fn shape(&self) -> String {
+        let accesses = self.accesses();
+        let of = if accesses.writes.is_empty() { &accesses.reads } else { &accesses.writes };
+        let largest = of.iter().max_by_key(|tensor| tensor.bytes());
+        let words = |tensor: &Tensor| tensor.shape.sizes().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        largest.map_or_else(String::new, words)
+    }
+
+    /// The type of the factors of a product or attention. `None` for other operations.
+    fn factor_type(&self) -> Option<DType> {
+        None
+    }
 
     /// The status of the step's gradients that it makes.
     fn makes_status(&self) -> Option<Tensor> {

@@ -126,6 +126,15 @@ impl Operation for When {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.flag, &mut self.body, &mut self.own]);
     }
+
+    /// As if it ran.
+    fn flops(&self) -> f64 {
+        self.body.iter().map(Op::flops).sum()
+    }
+
+    fn bytes(&self) -> f64 {
+        self.flag.bytes() as f64 + self.body.iter().map(Op::bytes).sum::<f64>()
+    }
 }
 
 fn add(tensors: &mut Vec<Tensor>, tensor: &Tensor) {

@@ -9,7 +9,6 @@ pub use event::Event;
 
 use crate::backend::{DeviceBackend, Note};
 use crate::device::Core;
-use crate::host;
 use crate::ops::Poison;
 use crate::priority::Priority;
 use crate::sync_debug::CostlyCall;
@@ -115,7 +114,7 @@ impl Stream {
                 listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
             }
             if let DeviceBackend::Host(host) = &core.backend {
-                core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, &host.pool));
+                core.host_scratch = core.host_scratch.max(op.on_host().scratch_bytes(&host.pool));
             }
             core.streams[self.id.index()].backend.prepare(&op, &core.backend)?;
             let (op, scope) = (Box::new(op), core.scope.clone());

@@ -1,7 +1,7 @@
 //! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
 //! NVRTC and no GPU; `./x test` installs NVRTC.
 
-use device::cuda::{EXPERT_SOURCES, FP8_SOURCES, HOPPER_SOURCES, SOURCES, WHEN_SOURCE, compile};
+use device::cuda::{KernelFile, KernelSet, compile, kernel_files};
 use rayon::prelude::*;
 
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
@@ -68,18 +68,18 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
     if let Err(error) = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_90a") {
         panic!("{error}\nor run `./x test`, which installs it");
     }
-    let everywhere = || SOURCES.iter().chain(EXPERT_SOURCES).chain(FP8_SOURCES).chain([&WHEN_SOURCE]);
-    let mut all: Vec<_> = TARGETS.iter().flat_map(|target| everywhere().map(move |source| (target, source))).collect();
-    all.extend(HOPPER_SOURCES.iter().map(|source| (&"sm_90a", source)));
+    let files = kernel_files();
+    let mut all: Vec<_> = TARGETS.iter().flat_map(|target| files.iter().map(move |file| (*target, file))).collect();
+    all.retain(|(target, file)| file.set != KernelSet::ExpertsOnHopper || *target == "sm_90a");
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
-    let is_slow = |file: &str| file == SLOW || FP8_SOURCES.iter().any(|(name, _)| *name == file);
-    all.retain(|(target, (file, _))| every || (!SIMILAR.contains(target) && (!is_slow(file) || **target == "sm_90a")));
+    let is_slow = |file: &KernelFile| file.name == SLOW || file.set == KernelSet::Fp8;
+    all.retain(|(target, file)| every || (!SIMILAR.contains(target) && (!is_slow(file) || *target == "sm_90a")));
     // The longest first, so that no core works on a long one while the others have finished.
-    all.sort_by_key(|(_, (_, source))| std::cmp::Reverse(source.len()));
+    all.sort_by_key(|(_, file)| std::cmp::Reverse(file.source.len()));
     let problems: Vec<String> = all
         .into_par_iter()
         .with_max_len(1)
-        .flat_map(|(target, (file, source))| problems(file, source, target))
+        .flat_map(|(target, file)| problems(file.name, file.source, target))
         .collect();
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
@@ -142,9 +142,10 @@ fn first_statements(source: &str) -> Vec<(&str, &str)> {
 fn every_kernel_waits_for_the_work_before_it_before_anything_else() {
     assert_eq!(first_statements("KERNEL(a)(int b) {  \\\n  c();  }"), [("KERNEL(a)(int b) {", "c()")]);
     let mut found = 0;
-    for (file, source) in SOURCES.iter().chain(EXPERT_SOURCES).chain(FP8_SOURCES).chain(HOPPER_SOURCES) {
-        for (declared, first) in first_statements(source) {
-            assert_eq!(first, "begin_kernel()", "{file}: `{declared}` must begin with begin_kernel(): see common.cuh");
+    for file in kernel_files().iter().filter(|file| file.set != KernelSet::When) {
+        for (declared, first) in first_statements(file.source) {
+            let name = file.name;
+            assert_eq!(first, "begin_kernel()", "{name}: `{declared}` must begin with begin_kernel(): see common.cuh");
             found += 1;
         }
     }

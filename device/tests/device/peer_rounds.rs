@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use device::cuda::SOURCES;
+use device::cuda::kernel_files;
 
 /// An action of a block, in rounds counted over all transfers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,8 +80,8 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
 }
 
 fn slots_of_the_kernel() -> usize {
-    let Some((_, source)) = SOURCES.iter().find(|(name, _)| *name == "peers.cu") else { panic!("no peers.cu") };
-    let value = source.split_once("SLOTS = ").and_then(|(_, rest)| rest.split_once(';'));
+    let Some(file) = kernel_files().into_iter().find(|file| file.name == "peers.cu") else { panic!("no peers.cu") };
+    let value = file.source.split_once("SLOTS = ").and_then(|(_, rest)| rest.split_once(';'));
     value.and_then(|(value, _)| value.parse().ok()).unwrap_or_else(|| panic!("peers.cu has no SLOTS"))
 }
 

@@ -199,12 +199,14 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     }
 
     /// The buffers that the step uses and no region takes, such as weights.
+    #[cfg(feature = "trainer-ops")]
     pub(crate) fn outside(&self) -> &[BufferId] {
         &self.outside
     }
 
     /// Regions of two microbatches that use such a buffer, if the second microbatch begins to use it before the first one
     /// ends. The first region is the first microbatch's last one.
+    #[cfg(feature = "trainer-ops")]
     pub(crate) fn in_flight_with(&self, buffer: BufferId) -> Option<[&str; 2]> {
         let outside = OUTSIDE | self.outside.iter().position(|other| *other == buffer)? as u32;
         // By microbatch: the first and the last visit.

@@ -131,6 +131,9 @@ impl Files {
             let found = imports.find(|found| found.last() == Some(name) && found[..] != path[..=module.len()]);
             found.map(|found| [found, &rest[1..]].concat())
         });
+        // `pub use module::*` has the module alone.
+        let all_of = || self.0[&module].iter().find(|used| used.by == By::Reexport && self.0.contains_key(&used.path));
+        let exported = exported.or_else(|| all_of().map(|all| [&all.path, rest].concat()));
         exported.map_or(Some(module), |path| self.defining(&path))
     }
 

@@ -24,4 +24,5 @@ pub use peer_memory::PeerHandle;
 pub(super) use peer_memory::{MappedMemory, handle_of};
 pub(crate) use stream::RawStream;
 pub(super) use stream::{CaptureInfo, StreamOwner};
+#[cfg(feature = "trainer-ops")]
 pub(crate) use tensor_map::TensorMap;

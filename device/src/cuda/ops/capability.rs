@@ -4,7 +4,12 @@ use crate::gpu::{FP8_CAPABILITY, GpuProperties};
 use crate::{Error, Result};
 
 /// Fails unless the GPU is a Hopper. `what` needs one, `instead` is the fix.
-pub(super) fn accept_on_hopper(op: &'static str, gpu: &GpuProperties, what: &str, instead: &str) -> Result<()> {
+pub(in crate::cuda::ops) fn accept_on_hopper(
+    op: &'static str,
+    gpu: &GpuProperties,
+    what: &str,
+    instead: &str,
+) -> Result<()> {
     if gpu.is_hopper() {
         return Ok(());
     }
@@ -17,7 +22,7 @@ pub(super) fn accept_on_hopper(op: &'static str, gpu: &GpuProperties, what: &str
 }
 
 /// Fails unless the GPU has 8-bit floating types.
-pub(super) fn accept_fp8(op: &'static str, gpu: &GpuProperties) -> Result<()> {
+pub(in crate::cuda::ops) fn accept_fp8(op: &'static str, gpu: &GpuProperties) -> Result<()> {
     let (major, minor) = gpu.capability;
     if gpu.capability >= FP8_CAPABILITY {
         return Ok(());

@@ -2,10 +2,10 @@
 //! library.
 
 use crate::communicator::CollectiveKind;
-use crate::cuda::kernels::Grid;
-use crate::cuda::ops::experts;
+use crate::cuda::kernels::{Grid, KernelFile, KernelSet, kernel_file};
+use crate::cuda::ops::rows_of_ranks::exchange_rows;
 use crate::cuda::peers::{GATHER, MAX_BLOCKS, Peers, PeersArgs, SUM_BF16, SUM_F32};
-use crate::cuda::{Queue, StreamHandle};
+use crate::cuda::{CudaDevice, CudaOperation, Queue, StreamHandle};
 use crate::ops::Collective;
 use crate::{DType, Error, Result};
 
@@ -23,25 +23,42 @@ struct Transfer {
     peers: PeersArgs,
 }
 
-/// See [`Collective`].
-pub(super) fn collective(op: &Collective, queue: &Queue<'_>) -> Result<()> {
-    let by_peers = op.communicator.peers().filter(|_| op.suits_kernels());
-    let by_peers = by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?)));
-    if let CollectiveKind::Rows(rows) = &op.kind {
-        let Some((peers, lane)) = by_peers else {
-            let problem = "the GPUs do not reach each other's memory on this stream. Fix: an all-to-all of slots";
-            return Err(Error::operation(op.kind.name(), problem));
-        };
-        return experts::exchange_rows(op, rows, peers, lane, queue);
+impl CudaOperation for Collective {
+    fn files() -> &'static [KernelFile] {
+        &[kernel_file!("peers.cu"), kernel_file!(Experts, "peer_rows.cu")]
     }
-    match by_peers {
-        Some((peers, lane)) => {
-            check_place(op, peers.rank())?;
-            peer_transfer(op, peers, lane, queue)
+
+    fn launch(&self, _cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
+        let by_peers = self.communicator.peers().filter(|_| self.suits_kernels());
+        let by_peers = by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?)));
+        if let CollectiveKind::Rows(rows) = &self.kind {
+            let Some((peers, lane)) = by_peers else {
+                let problem = "the GPUs do not reach each other's memory on this stream. Fix: an all-to-all of slots";
+                return Err(Error::operation(self.kind.name(), problem));
+            };
+            return exchange_rows(self, rows, peers, lane, queue);
         }
-        None => {
-            let stream = StreamHandle(queue.stream.handle().cast());
-            op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
+        match by_peers {
+            Some((peers, lane)) => {
+                check_place(self, peers.rank())?;
+                peer_transfer(self, peers, lane, queue)
+            }
+            None => {
+                let stream = StreamHandle(queue.stream.handle().cast());
+                self.communicator.enqueue(self.kind, &self.input, &self.output, stream)
+            }
+        }
+    }
+
+    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+        if capturing { Ok(()) } else { self.prepare(cuda) }
+    }
+
+    /// Kernels for rows are loaded with those of experts.
+    fn prepare(&self, cuda: &CudaDevice) -> Result<()> {
+        match self.kind {
+            CollectiveKind::Rows(_) => cuda.kernels.load_set(KernelSet::Experts),
+            _ => Ok(()),
         }
     }
 }

@@ -3,8 +3,9 @@
 use bytemuck::Zeroable;
 
 use super::shape::LoadWidth;
-use crate::cuda::Queue;
-use crate::cuda::kernels::{Arg, Grid};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::{KernelOperation, Queue};
+use crate::gpu::GpuProperties;
 use crate::ops::{AddPartialColumns, BiasGrad, PartialColumns};
 use crate::{DType, Result, Tensor};
 
@@ -14,31 +15,37 @@ fn chunks(rows: usize, columns: usize, width: usize, multiprocessors: usize) -> 
     (multiprocessors * 8 / tiles).clamp(1, 65_535).min(rows.div_ceil(64))
 }
 
-/// See [`BiasGrad`]: first the sums of chunks of rows, then their sum, in order.
-pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
-    let (rows, columns, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
-    let load = LoadWidth::of(columns, [op.grad_output]);
-    let chunks = chunks(rows, columns, load.values(dtype), queue.multiprocessors());
-    let chunk_rows = rows.div_ceil(chunks.max(1));
-    let tiles = columns.div_ceil(32 * load.values(dtype));
-    queue.launch(
-        &load.kernel("column_sums", dtype),
-        Grid { blocks: (tiles as u32, chunks as u32, 1), threads: 256, shared: 0 },
-        &[
-            op.grad_output.into(),
-            Arg::Pointer(queue.scratch),
-            Arg::U32(rows as u32),
-            Arg::U32(columns as u32),
-            Arg::U32(chunk_rows as u32),
-        ],
-    )?;
-    add_partial(chunks, [op.grad_bias], op.accumulate, queue)
-}
+impl KernelOperation for BiasGrad {
+    const FILES: &'static [KernelFile] = &[kernel_file!("columns.cu")];
 
-/// Scratch for the partial sums of [`bias_grad`]. Vector loads give the most chunks.
-pub(super) fn scratch_bytes(op: &BiasGrad, multiprocessors: usize) -> usize {
-    let (rows, columns) = (op.grad_output.shape.rows(), op.grad_output.shape.last());
-    chunks(rows, columns, LoadWidth::Vector.values(op.grad_output.dtype), multiprocessors) * columns * DType::F32.size()
+    /// First the sums of chunks of rows, then their sum, in order.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, columns, dtype) =
+            (self.grad_output.shape.rows(), self.grad_output.shape.last(), self.grad_output.dtype);
+        let load = LoadWidth::of(columns, [self.grad_output]);
+        let chunks = chunks(rows, columns, load.values(dtype), queue.multiprocessors());
+        let chunk_rows = rows.div_ceil(chunks.max(1));
+        let tiles = columns.div_ceil(32 * load.values(dtype));
+        queue.launch(
+            &load.kernel("column_sums", dtype),
+            Grid { blocks: (tiles as u32, chunks as u32, 1), threads: 256, shared: 0 },
+            &[
+                self.grad_output.into(),
+                Arg::Pointer(queue.scratch),
+                Arg::U32(rows as u32),
+                Arg::U32(columns as u32),
+                Arg::U32(chunk_rows as u32),
+            ],
+        )?;
+        add_partial(chunks, [self.grad_bias], self.accumulate, queue)
+    }
+
+    fn scratch_bytes(&self, gpu: &GpuProperties) -> usize {
+        let (rows, columns) = (self.grad_output.shape.rows(), self.grad_output.shape.last());
+        chunks(rows, columns, LoadWidth::Vector.values(self.grad_output.dtype), gpu.multiprocessors as usize)
+            * columns
+            * DType::F32.size()
+    }
 }
 
 /// `PartialColumns` of `kernels/columns.cu`.
@@ -60,19 +67,22 @@ struct Entries {
     reserved: u32,
 }
 
-/// See [`AddPartialColumns`].
-pub(super) fn add_partial_columns(op: &AddPartialColumns, queue: &Queue<'_>) -> Result<()> {
-    let entry = |sum: &PartialColumns| {
-        let columns = sum.output.elements();
-        let parts = (sum.partial.elements() / columns.max(1)) as u32;
-        Entry { partial: sum.partial.address, output: sum.output.address, parts, columns: columns as u32 }
-    };
-    launch(op.sums.iter().map(entry), op.accumulate, queue)
+impl KernelOperation for AddPartialColumns {
+    const FILES: &'static [KernelFile] = &[kernel_file!("columns.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let entry = |sum: &PartialColumns| {
+            let columns = sum.output.elements();
+            let parts = (sum.partial.elements() / columns.max(1)) as u32;
+            Entry { partial: sum.partial.address, output: sum.output.address, parts, columns: columns as u32 }
+        };
+        launch(self.sums.iter().map(entry), self.accumulate, queue)
+    }
 }
 
 /// `output (+)= sum over the parts`, for each output, all of one size. The parts are `(outputs, parts, columns)`, in
 /// scratch.
-pub(super) fn add_partial(
+pub(in crate::cuda::ops) fn add_partial(
     parts: usize,
     outputs: impl IntoIterator<Item = Tensor>,
     accumulate: bool,
@@ -82,7 +92,7 @@ pub(super) fn add_partial(
 }
 
 /// As [`add_partial`], of parts at another address.
-pub(super) fn add_partial_at(
+pub(in crate::cuda::ops) fn add_partial_at(
     partial: u64,
     parts: usize,
     outputs: impl IntoIterator<Item = Tensor>,

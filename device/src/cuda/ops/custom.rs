@@ -1,10 +1,10 @@
 //! Custom operations.
 
 use crate::cuda::captured_call::{CapturePoint, CaptureState, judge};
-use crate::cuda::kernels::Arg;
+use crate::cuda::kernels::{Arg, KernelFile};
 use crate::cuda::module::not_loaded_in_capture;
 use crate::cuda::{
-    CudaCall, CudaDevice, CudaLaunch, CudaTensors, CudaWork, CustomKernels, GpuProperties, KernelArgument, Queue,
+    CudaCall, CudaDevice, CudaLaunch, CudaOperation, CudaTensors, CudaWork, GpuProperties, KernelArgument, Queue,
     StreamHandle,
 };
 use crate::ops::{Custom, Operation};
@@ -22,18 +22,6 @@ fn work_of<'a>(op: &'a Custom, gpu: &GpuProperties) -> Result<CudaWork<'a>> {
     })
 }
 
-/// Fails unless the operation can be submitted now.
-///
-/// # Errors
-/// It has no CUDA side, or the stream captures and the kernel is not loaded yet.
-pub(super) fn accept(op: &Custom, capturing: bool, cuda: &CudaDevice) -> Result<()> {
-    let CudaWork::Launch(launch) = work_of(op, &cuda.gpu.properties)? else { return Ok(()) };
-    if capturing && !cuda.custom_kernels.has(&launch.kernel) {
-        return Err(not_loaded_in_capture(op.name(), launch.kernel.function));
-    }
-    Ok(())
-}
-
 /// Fails if the operation's work cannot be in the body of a `when`.
 ///
 /// # Errors
@@ -49,27 +37,39 @@ pub(super) fn accept_in_body(op: &Custom, cuda: &CudaDevice) -> Result<()> {
     }
 }
 
-/// Compiles and loads the kernel, unless that was done before. A call prepares itself when it first runs.
-///
-/// # Errors
-/// It has no CUDA side; as [`CustomKernels::load`].
-pub(super) fn prepare(op: &Custom, cuda: &CudaDevice) -> Result<()> {
-    let gpu = &cuda.gpu.properties;
-    match work_of(op, gpu)? {
-        CudaWork::Launch(launch) => cuda.custom_kernels.load(&launch.kernel, gpu),
-        CudaWork::Call(_) => Ok(()),
+impl CudaOperation for Custom {
+    fn files() -> &'static [KernelFile] {
+        &[]
     }
-}
 
-/// See [`CustomOp`](crate::ops::CustomOp).
-pub(super) fn custom(op: &Custom, kernels: &CustomKernels, queue: &Queue<'_>) -> Result<()> {
-    match work_of(op, queue.gpu())? {
-        CudaWork::Launch(launch) => {
-            let arguments = arguments(op, &launch)?;
-            kernels.load(&launch.kernel, queue.gpu())?;
-            kernels.launch(queue.stream, &launch, &arguments)
+    fn launch(&self, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
+        match work_of(self, queue.gpu())? {
+            CudaWork::Launch(launch) => {
+                let arguments = arguments(self, &launch)?;
+                cuda.custom_kernels.load(&launch.kernel, queue.gpu())?;
+                cuda.custom_kernels.launch(queue.stream, &launch, &arguments)
+            }
+            CudaWork::Call(call) => submit(self, call, queue),
         }
-        CudaWork::Call(call) => submit(op, call, queue),
+    }
+
+    /// # Errors
+    /// The operation has no CUDA side, or the stream captures and the kernel is not loaded yet.
+    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+        let CudaWork::Launch(launch) = work_of(self, &cuda.gpu.properties)? else { return Ok(()) };
+        if capturing && !cuda.custom_kernels.has(&launch.kernel) {
+            return Err(not_loaded_in_capture(self.name(), launch.kernel.function));
+        }
+        Ok(())
+    }
+
+    /// Compiles and loads the kernel, unless that was done before. A call prepares itself when it first runs.
+    fn prepare(&self, cuda: &CudaDevice) -> Result<()> {
+        let gpu = &cuda.gpu.properties;
+        match work_of(self, gpu)? {
+            CudaWork::Launch(launch) => cuda.custom_kernels.load(&launch.kernel, gpu),
+            CudaWork::Call(_) => Ok(()),
+        }
     }
 }
 

@@ -1,42 +1,24 @@
 //! Operations as launches of our own kernels; each file has its twin in `kernels/`.
 
-mod activation;
-mod attention;
-mod cache;
 mod capability;
 mod collective;
 mod columns;
-mod control;
 mod custom;
-mod dropout;
 mod elementwise;
-mod embedding;
-mod experts;
-mod first_values;
-pub(super) mod gemm_epilogue;
-mod head_norm;
-mod joint_norm;
-mod loss;
-mod loss_parallel;
-mod muon;
-mod norm;
-mod optimizer;
-mod pair_loss;
+mod kernel_operation;
+mod operation;
 mod progress_mark;
-mod quantize;
-mod quantize_blocks;
-mod quantize_both;
-mod quantize_columns;
-mod quantize_counts;
-mod reduce;
-mod rotary;
-mod run;
+mod rows_of_ranks;
 mod select;
 mod shape;
-mod skip_step;
 mod table;
-mod transpose_fp8;
+#[cfg(feature = "trainer-ops")]
+mod trainer;
+mod when;
 
-pub(crate) use norm::norm_parts;
-pub(crate) use run::accept;
-pub(super) use run::{prepare, run, scratch_bytes};
+pub(crate) use kernel_operation::KernelOperation;
+pub(crate) use operation::CudaOperation;
+#[cfg(feature = "trainer-ops")]
+pub(super) use trainer::gemm_epilogue;
+#[cfg(feature = "trainer-ops")]
+pub(crate) use trainer::norm_parts;

@@ -1,20 +1,24 @@
 //! Marks of progress.
 
-use crate::cuda::ProgressMarks;
-use crate::cuda::Queue;
-use crate::cuda::kernels::{Arg, Grid};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::{CudaDevice, CudaOperation, Queue};
 use crate::ops::ProgressMark;
 use crate::progress::WORDS;
 use crate::{Error, Result};
 
-/// See [`ProgressMark`].
-pub(super) fn progress_mark(op: &ProgressMark, marks: Option<&ProgressMarks>, queue: &Queue<'_>) -> Result<()> {
-    let Some(marks) = marks else {
-        return Err(Error::operation("mark", "nobody watches this device. Fix: Device::watch"));
-    };
-    let (words, counts) = marks.addresses();
-    let words = words + (op.track * WORDS * size_of::<u64>()) as u64;
-    let own = counts + ((1 + op.track) * size_of::<u64>()) as u64;
-    let arguments = [Arg::Pointer(words), Arg::Pointer(counts), Arg::Pointer(own), Arg::U32(op.value)];
-    queue.launch("mark", Grid::line(1, 1), &arguments)
+impl CudaOperation for ProgressMark {
+    fn files() -> &'static [KernelFile] {
+        &[kernel_file!("mark.cu")]
+    }
+
+    fn launch(&self, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
+        let Some(marks) = &cuda.marks else {
+            return Err(Error::operation("mark", "nobody watches this device. Fix: Device::watch"));
+        };
+        let (words, counts) = marks.addresses();
+        let words = words + (self.track * WORDS * size_of::<u64>()) as u64;
+        let own = counts + ((1 + self.track) * size_of::<u64>()) as u64;
+        let arguments = [Arg::Pointer(words), Arg::Pointer(counts), Arg::Pointer(own), Arg::U32(self.value)];
+        queue.launch("mark", Grid::line(1, 1), &arguments)
+    }
 }

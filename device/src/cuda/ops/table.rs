@@ -4,13 +4,13 @@
 const CHUNK: usize = 1 << 14;
 
 /// Chunks of a tensor of so many elements.
-pub(super) fn chunks(elements: usize) -> usize {
+pub(in crate::cuda::ops) fn chunks(elements: usize) -> usize {
     elements.div_ceil(CHUNK)
 }
 
 /// Groups the items that have elements into tables of `N`, and calls `launch(entries, number of entries, chunks before,
 /// chunks)` for each table. `entry` makes an entry from an item and the number of its first chunk within its table.
-pub(super) fn for_each_table<I, E: bytemuck::Zeroable + Copy, const N: usize>(
+pub(in crate::cuda::ops) fn for_each_table<I, E: bytemuck::Zeroable + Copy, const N: usize>(
     items: impl IntoIterator<Item = (I, usize)>,
     entry: impl Fn(I, u32) -> E,
     mut launch: impl FnMut(&[E; N], u32, usize, usize) -> crate::Result<()>,

@@ -1,0 +1,107 @@
+//! Rows that go straight to their places on the ranks of their experts, and back.
+
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::ops::collective::THREADS;
+use crate::cuda::peers::{Peers, PeersArgs};
+use crate::cuda::{KernelOperation, Queue};
+use crate::ops::{Collective, PlaceRows, RowsOfRanks, RowsWay};
+use crate::{Error, Result};
+
+/// Blocks of an exchange: as many multiprocessors can do nothing else meanwhile.
+const BLOCKS: usize = 32;
+
+/// Threads of a block that places rows; `SCAN_THREADS` in `kernels/scan.cuh`.
+const SCAN_THREADS: u32 = 256;
+
+/// `PlaceRows` of `kernels/expert_exchange.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct PlaceRowsArgs {
+    all: u64,
+    places: u64,
+    offsets: u64,
+    pairs: u64,
+    beyond: u64,
+    ranks: u32,
+    rank: u32,
+    experts: u32,
+    bound: u32,
+}
+
+impl KernelOperation for PlaceRows {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_exchange.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let bound = self.pairs.elements();
+        let block = PlaceRowsArgs {
+            all: self.all.address,
+            places: self.places.address,
+            offsets: self.offsets.address,
+            pairs: self.pairs.address,
+            beyond: self.beyond.map_or(0, |beyond| beyond.address),
+            ranks: self.places.shape.last() as u32,
+            rank: self.rank as u32,
+            experts: self.places.shape.rows() as u32,
+            bound: bound as u32,
+        };
+        let blocks = bound.div_ceil(SCAN_THREADS as usize).clamp(1, queue.multiprocessors() * 4);
+        queue.launch_block("place_rows", Grid::line(blocks, SCAN_THREADS), &block)
+    }
+}
+
+/// `Rows` of `kernels/peer_rows.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct RowsArgs {
+    input: u64,
+    output: u64,
+    offsets: u64,
+    places: u64,
+    pairs: u64,
+    peers: PeersArgs,
+    experts: u32,
+    choices: u32,
+    words: u32,
+    parts: u32,
+    lanes: u32,
+    bound: u32,
+}
+
+/// See [`RowsOfRanks`].
+pub(in crate::cuda::ops) fn exchange_rows(
+    op: &Collective,
+    rows: &RowsOfRanks,
+    peers: &Peers,
+    lane: usize,
+    queue: &Queue<'_>,
+) -> Result<()> {
+    let (input, output) = (op.input, op.output);
+    let line = RowsOfRanks::line(&input);
+    let wide = line.is_multiple_of(16) && [input, output].iter().all(|tensor| tensor.address.is_multiple_of(16));
+    let word = if wide { 16 } else { 4 };
+    // Equal parts of a row that fit a slot.
+    let fits = |parts: &usize| (line / word).is_multiple_of(*parts) && (line / parts) as u64 <= peers.room();
+    let Some(parts) = (1..=line / word).find(fits) else {
+        return Err(Error::operation(rows.name(), format!("rows of {line} bytes have no parts")));
+    };
+    let words = line / word / parts;
+    let (way, choices) = match rows.way {
+        RowsWay::ToExperts => ("experts", rows.pairs.elements() / input.shape.rows()),
+        RowsWay::ToTokens => ("tokens", 1),
+    };
+    let block = RowsArgs {
+        input: input.address,
+        output: output.address,
+        offsets: rows.offsets.address,
+        places: rows.places.address,
+        pairs: rows.pairs.address,
+        peers: peers.args(lane, peers.room()),
+        experts: rows.experts() as u32,
+        choices: choices as u32,
+        words: words as u32,
+        parts: parts as u32,
+        lanes: words.next_power_of_two().min(32) as u32,
+        bound: rows.bound(&input, &output) as u32,
+    };
+    queue.launch_block(&format!("peer_rows_to_{way}_by_{word}"), Grid::line(BLOCKS, THREADS), &block)
+}

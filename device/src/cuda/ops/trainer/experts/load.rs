@@ -1,0 +1,102 @@
+//! The load of experts.
+
+use super::at_most;
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::{KernelOperation, Queue};
+use crate::gpu::GpuProperties;
+use crate::ops::{CountLoad, UpdateSelectionBias};
+use crate::{DType, Operation, Result};
+
+/// Pairs that a block counts; `PART` in `kernels/expert_load.cu`.
+const PART: usize = 4096;
+
+const THREADS: u32 = 256;
+
+/// `CountLoad` of `kernels/expert_load.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct CountLoadArgs {
+    chosen: u64,
+    load: u64,
+    counts: u64,
+    real: u64,
+    position_ids: u64,
+    pairs: u32,
+    experts: u32,
+    parts: u32,
+    accumulate: u32,
+    length: u32,
+    k: u32,
+}
+
+/// Pairs of a group, and their parts.
+fn sizes(op: &CountLoad) -> (usize, usize) {
+    let pairs = op.chosen.elements() / op.load.shape.rows();
+    (pairs, pairs.div_ceil(PART).max(1))
+}
+
+impl KernelOperation for CountLoad {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_load.cu")];
+
+    /// Whole numbers are counted, so no order matters.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (groups, experts) = (self.load.shape.rows(), self.load.shape.last());
+        let (pairs, parts) = sizes(self);
+        let block = CountLoadArgs {
+            chosen: self.chosen.address,
+            load: self.load.address,
+            counts: queue.scratch,
+            real: self.real.map_or(0, |real| real.address),
+            position_ids: self.position_ids.map_or(0, |ids| ids.address),
+            pairs: pairs as u32,
+            experts: experts as u32,
+            parts: parts as u32,
+            accumulate: self.accumulate.into(),
+            length: (self.chosen.elements() / self.real.map_or(1, |real| real.elements())) as u32,
+            k: self.chosen.shape.last() as u32,
+        };
+        if self.position_ids.is_some() {
+            return queue.launch_block("count_load_of_documents", Grid::line(groups, THREADS), &block);
+        }
+        let grid = Grid { blocks: (groups as u32, parts as u32, 1), threads: THREADS, shared: 0 };
+        queue.launch_block("count_load", grid, &block)?;
+        if parts == 1 { Ok(()) } else { queue.launch_block("add_loads", Grid::line(groups, THREADS), &block) }
+    }
+
+    /// The counts of each part, if there are several.
+    fn scratch_bytes(&self, _gpu: &GpuProperties) -> usize {
+        let (_, parts) = sizes(self);
+        if parts > 1 { self.load.elements() * parts * DType::I32.size() } else { 0 }
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        // A column may be for dropped pairs.
+        at_most(Self::NAME, self.load.shape.last().saturating_sub(1), 1)
+    }
+}
+
+/// `UpdateSelectionBias` of `kernels/expert_load.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct UpdateSelectionBiasArgs {
+    load: u64,
+    bias: u64,
+    status: u64,
+    experts: u32,
+    rate: f32,
+}
+
+impl KernelOperation for UpdateSelectionBias {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_load.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let block = UpdateSelectionBiasArgs {
+            load: self.load.address,
+            bias: self.bias.address,
+            status: self.status.address,
+            experts: self.load.shape.last() as u32,
+            rate: self.rate,
+        };
+        queue.launch_block("update_selection_bias", Grid::line(self.load.shape.rows(), THREADS), &block)
+    }
+}

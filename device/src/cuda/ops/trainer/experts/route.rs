@@ -1,0 +1,131 @@
+//! The choice of each token's experts, and its gradient.
+
+use super::at_most;
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::{KernelOperation, Queue};
+use crate::gpu::GpuProperties;
+use crate::ops::{Route, RouteBackward, Score};
+use crate::{Operation, Result};
+
+/// `Route` of `kernels/route.cu`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct RouteArgs {
+    logits: u64,
+    bias: u64,
+    chosen: u64,
+    weights: u64,
+    tokens: u32,
+    experts: u32,
+    k: u32,
+    sigmoid: u32,
+    normalise: u32,
+    forces_balance: u32,
+    scale: f32,
+    reserved: u32,
+}
+
+/// `RouteBackward` of `kernels/route.cu`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct RouteBackwardArgs {
+    logits: u64,
+    chosen: u64,
+    grad_weights: u64,
+    load: u64,
+    balance_losses: u64,
+    z_losses: u64,
+    real: u64,
+    position_ids: u64,
+    control: u64,
+    grad_logits: u64,
+    tokens: u32,
+    experts: u32,
+    k: u32,
+    groups: u32,
+    sequences: u32,
+    sigmoid: u32,
+    normalise: u32,
+    adds_gradient: u32,
+    scale: f32,
+    balance_multiplier: f32,
+    z_multiplier: f32,
+    reserved: u32,
+}
+
+/// Threads of a block: a warp takes a token.
+const THREADS: usize = 256;
+
+fn grid(tokens: usize) -> Grid {
+    Grid::line(tokens.div_ceil(THREADS / 32), THREADS as u32)
+}
+
+/// The kernel whose threads have enough experts each, a power of two.
+fn kernel(name: &str, experts: usize) -> String {
+    format!("{name}_{}", experts.div_ceil(32).next_power_of_two())
+}
+
+impl KernelOperation for Route {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "route.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
+        let block = RouteArgs {
+            logits: self.logits.address,
+            bias: self.bias.map_or(0, |bias| bias.address),
+            chosen: self.chosen.address,
+            weights: self.weights.address,
+            tokens: tokens as u32,
+            experts: experts as u32,
+            k: self.chosen.shape.last() as u32,
+            sigmoid: (self.router.score == Score::Sigmoid).into(),
+            normalise: self.router.normalise.into(),
+            forces_balance: self.router.forces_balance.into(),
+            scale: self.router.scale,
+            reserved: 0,
+        };
+        queue.launch_block(&kernel("route", experts), grid(tokens), &block)
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        at_most(Self::NAME, self.logits.shape.last(), self.chosen.shape.last())
+    }
+}
+
+impl KernelOperation for RouteBackward {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "route.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
+        let k = self.chosen.shape.last();
+        let block = RouteBackwardArgs {
+            logits: self.logits.address,
+            chosen: self.chosen.address,
+            grad_weights: self.grad_weights.address,
+            load: self.balance.map_or(0, |balance| balance.load.address),
+            balance_losses: self.balance.map_or(0, |balance| balance.losses.address),
+            z_losses: self.z_loss.map_or(0, |z_loss| z_loss.losses.address),
+            real: self.real.map_or(0, |real| real.address),
+            position_ids: self.balance.and_then(|balance| balance.position_ids).map_or(0, |ids| ids.address),
+            control: self.control.address,
+            grad_logits: self.grad_logits.address,
+            tokens: tokens as u32,
+            experts: experts as u32,
+            k: k as u32,
+            groups: self.balance.map_or(1, |balance| balance.load.shape.rows() as u32),
+            sequences: self.real.map_or(1, |real| real.elements() as u32),
+            sigmoid: (self.router.score == Score::Sigmoid).into(),
+            normalise: self.router.normalise.into(),
+            adds_gradient: self.adds_gradient.into(),
+            scale: self.router.scale,
+            balance_multiplier: self.balance.map_or(0.0, |balance| balance.multiplier),
+            z_multiplier: self.z_loss.map_or(0.0, |z_loss| z_loss.multiplier),
+            reserved: 0,
+        };
+        queue.launch_block(&kernel("route_backward", experts), grid(tokens), &block)
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        at_most(Self::NAME, self.logits.shape.last(), self.chosen.shape.last())
+    }
+}

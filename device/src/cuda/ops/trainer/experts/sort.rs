@@ -1,0 +1,69 @@
+//! The order of pairs by expert.
+
+use super::at_most;
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::{KernelOperation, Queue};
+use crate::gpu::GpuProperties;
+use crate::ops::SortByExpert;
+use crate::{DType, Operation, Result};
+
+/// Pairs that a block sorts; `TILE` in `kernels/expert_sort.cu`.
+const TILE: usize = 2048;
+
+/// Threads of a block; `SCAN_THREADS` in `kernels/scan.cuh`.
+const THREADS: u32 = 256;
+
+/// `SortByExpert` of `kernels/expert_sort.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct SortArgs {
+    chosen: u64,
+    offsets: u64,
+    pairs: u64,
+    rows: u64,
+    counts: u64,
+    totals: u64,
+    count: u32,
+    experts: u32,
+    tiles: u32,
+    reserved: u32,
+}
+
+/// Experts, and tiles of pairs: at least one, which writes the offsets.
+fn sizes(op: &SortByExpert) -> (usize, usize) {
+    (op.order.offsets.elements() - 1, op.chosen.elements().div_ceil(TILE).max(1))
+}
+
+impl KernelOperation for SortByExpert {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_sort.cu")];
+
+    /// Counts by tile, sums of the counts, then every pair goes to its row.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (experts, tiles) = sizes(self);
+        let block = SortArgs {
+            chosen: self.chosen.address,
+            offsets: self.order.offsets.address,
+            pairs: self.order.pairs.address,
+            rows: self.order.rows.address,
+            counts: queue.scratch,
+            totals: queue.scratch + ((experts + 1) * tiles * DType::I32.size()) as u64,
+            count: self.chosen.elements() as u32,
+            experts: experts as u32,
+            tiles: tiles as u32,
+            reserved: 0,
+        };
+        queue.launch_block("expert_count", Grid::line(tiles, THREADS), &block)?;
+        queue.launch_block("expert_scan", Grid::line(experts + 1, THREADS), &block)?;
+        queue.launch_block("expert_move", Grid::line(tiles, THREADS), &block)
+    }
+
+    /// Counts of every tile, then their totals, of each expert and of dropped pairs.
+    fn scratch_bytes(&self, _gpu: &GpuProperties) -> usize {
+        let (experts, tiles) = sizes(self);
+        (experts + 1) * (tiles + 1) * DType::I32.size()
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        at_most(Self::NAME, self.order.offsets.elements() - 1, 1)
+    }
+}

@@ -1,0 +1,33 @@
+//! Operations of a trainer of transformers.
+
+mod activation;
+mod attention;
+mod cache;
+mod control;
+mod dropout;
+mod embedding;
+mod experts;
+mod first_values;
+mod gemm;
+pub(in crate::cuda) mod gemm_epilogue;
+mod head_norm;
+mod joint_norm;
+mod loss;
+mod loss_parallel;
+mod muon;
+mod norm;
+mod optimizer;
+mod pair_loss;
+mod quantize;
+mod quantize_blocks;
+mod quantize_both;
+mod quantize_columns;
+mod quantize_counts;
+mod quantize_source;
+mod reduce;
+mod rotary;
+mod skip_step;
+mod soft_cap;
+mod transpose_fp8;
+
+pub(crate) use norm::norm_parts;

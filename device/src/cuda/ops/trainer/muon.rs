@@ -1,0 +1,55 @@
+//! The operations that Muon needs besides matrix products.
+
+use crate::Result;
+use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::ops::shape::{LoadWidth, over_packs, over_rows};
+use crate::cuda::{KernelOperation, Queue};
+use crate::ops::{Corner, MatrixPolynomial, ScaleBlock};
+
+impl KernelOperation for ScaleBlock {
+    const FILES: &'static [KernelFile] = &[kernel_file!("muon.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let start = |block: &Corner| {
+            let first = block.row * block.matrix.shape.last() + block.column;
+            Arg::Pointer(block.matrix.address + (first * block.matrix.dtype.size()) as u64)
+        };
+        let width = |block: &Corner| Arg::U64(block.matrix.shape.last() as u64);
+        queue.launch(
+            &format!("scale_block_{}_{}", self.from.matrix.dtype, self.to.matrix.dtype),
+            over_rows(self.rows, self.columns, queue),
+            &[
+                start(&self.from),
+                width(&self.from),
+                start(&self.to),
+                width(&self.to),
+                Arg::U32(self.rows as u32),
+                Arg::U32(self.columns as u32),
+                Arg::F32(self.factor),
+                self.square_sum.into(),
+            ],
+        )
+    }
+}
+
+impl KernelOperation for MatrixPolynomial {
+    const FILES: &'static [KernelFile] = &[kernel_file!("muon.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (n, dtype, [a, b, c]) = (self.x.shape.last(), self.x.dtype, self.coefficients);
+        let load = LoadWidth::of(n, [self.x, self.square, self.output]);
+        queue.launch(
+            &load.kernel("matrix_polynomial", dtype),
+            over_packs(n * n / load.values(dtype), queue),
+            &[
+                self.x.into(),
+                self.square.into(),
+                self.output.into(),
+                Arg::U64(n as u64),
+                Arg::F32(a),
+                Arg::F32(b),
+                Arg::F32(c),
+            ],
+        )
+    }
+}

@@ -1,0 +1,47 @@
+//! Steps that make no update because their loss or gradient norm is a spike.
+
+use crate::Result;
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::{KernelOperation, Queue};
+use crate::ops::{SkipStep, VoidStep};
+
+/// The struct of the same name in `kernels/skip_step.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct SkipStepArgs {
+    loss_sum: u64,
+    history: u64,
+    control: u64,
+    status: u64,
+    sigma_factor: f32,
+    interval: u32,
+    least: u32,
+    padding: u32,
+}
+
+impl KernelOperation for SkipStep {
+    const FILES: &'static [KernelFile] = &[kernel_file!("skip_step.cu")];
+
+    /// One warp.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let block = SkipStepArgs {
+            loss_sum: self.loss_sum.address,
+            history: self.history.address,
+            control: self.control.address,
+            status: self.status.address,
+            sigma_factor: self.sigma_factor,
+            interval: self.interval() as u32,
+            least: self.least() as u32,
+            padding: 0,
+        };
+        queue.launch_block("skip_step", Grid::line(1, 32), &block)
+    }
+}
+
+impl KernelOperation for VoidStep {
+    const FILES: &'static [KernelFile] = &[kernel_file!("skip_step.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        queue.launch("void_step", Grid::line(1, 1), &[self.beyond.into(), self.status.into()])
+    }
+}

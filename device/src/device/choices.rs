@@ -1,0 +1,37 @@
+//! What a device chooses for operations of a trainer.
+
+use super::Device;
+use crate::backend::DeviceBackend;
+use crate::cuda::norm_parts;
+use crate::{Result, Tensor};
+
+impl Device {
+    /// The number of parts for which a [`NormBackward`](crate::ops::NormBackward) of `input`, `(rows, hidden)`, is
+    /// fastest here. `with_residual`: with parts of the sum of the residual gradient.
+    pub fn norm_parts(&self, input: &Tensor, with_residual: bool) -> usize {
+        match &self.peek().backend {
+            DeviceBackend::Host(_) => 1,
+            DeviceBackend::Cuda(cuda) => norm_parts(input, with_residual, cuda.gpu.properties.multiprocessors as usize),
+        }
+    }
+
+    /// The methods chosen for matrix products on this GPU. The text is for [`Device::import_choices`] of other ranks,
+    /// and of a later run that must give the same bits. `None` on the host: it has no choices.
+    pub fn export_choices(&self) -> Option<String> {
+        match &self.peek().backend {
+            DeviceBackend::Host(_) => None,
+            DeviceBackend::Cuda(cuda) => Some(cuda.cublaslt.export()),
+        }
+    }
+
+    /// Replaces this device's choices by those of another rank or run.
+    ///
+    /// # Errors
+    /// The choices are for another GPU or another version of cuBLASLt, or are damaged.
+    pub fn import_choices(&self, choices: &str) -> Result<()> {
+        match &self.peek().backend {
+            DeviceBackend::Host(_) => Ok(()),
+            DeviceBackend::Cuda(cuda) => cuda.cublaslt.import(choices),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Matrix products of each expert's rows.
+
+use crate::host::elementwise::with_float;
+use crate::host::trainer::gemm;
+use crate::host::trainer::scratch::{factors_in_f32, in_f32};
+use crate::host::trainer::small_gemm::{Matrix, multiply};
+use crate::host::view::{self, to_f32};
+use crate::host::{HostKernel, Pool};
+use crate::ops::{GroupedGemm, GroupedProduct, Operation};
+use crate::{DType, Float};
+
+impl HostKernel for GroupedGemm {
+    fn run(&self, pool: &Pool) {
+        match self.product {
+            GroupedProduct::WeightGradient => weight_gradient(self, pool),
+            _ => with_float!(self.out.dtype, T => of_rows::<T>(self, pool)),
+        }
+    }
+
+    /// Tiles of the result are collected before they are stored.
+    fn scratch_bytes(&self, _pool: &Pool) -> usize {
+        match self.product {
+            GroupedProduct::WeightGradient => 0,
+            _ => factors_in_f32(&self.accesses()) + in_f32(&self.out),
+        }
+    }
+}
+
+/// A product whose result has rows: tiles of rows within an expert.
+fn of_rows<T: Float>(op: &GroupedGemm, pool: &Pool) {
+    let [_, n, k] = op.sizes();
+    let (inner, width) = match op.product {
+        GroupedProduct::Forward => (k, n),
+        _ => (n, k),
+    };
+    let (a, b, offsets) = (to_f32(&op.a), to_f32(&op.b), view::read::<i32>(&op.offsets));
+    let scale = op.scales.iter().flatten().map(|scale| view::read::<f32>(scale)[0]).product();
+    let mut tiles = Vec::new();
+    for (expert, ends) in offsets.windows(2).enumerate() {
+        let rows = ends[0] as usize..ends[1] as usize;
+        tiles.extend(
+            rows.clone().step_by(gemm::TILE_ROWS).map(|first| (expert, first, rows.end.min(first + gemm::TILE_ROWS))),
+        );
+    }
+    let products = pool.map(tiles.len(), |tile| {
+        let (expert, first, end) = tiles[tile];
+        // As (inner, width).
+        let weights = match op.is_transposed() {
+            true => Matrix { offset: expert * n, ..Matrix::rows(&b, op.experts() * n) }.transposed(),
+            false if op.product == GroupedProduct::Forward => {
+                Matrix { offset: expert * n * k, ..Matrix::rows(&b, k) }.transposed()
+            }
+            false => Matrix { offset: expert * n * k, ..Matrix::rows(&b, k) },
+        };
+        let rows = Matrix { offset: first * inner, ..Matrix::rows(&a, inner) };
+        let mut out = vec![0.0; (end - first) * width];
+        multiply((end - first, width, inner), scale, rows, weights, &mut out, width, false);
+        out
+    });
+    let out = view::write::<T>(&op.out);
+    for ((_, first, _), product) in tiles.iter().zip(products) {
+        let to = &mut out[first * width..][..product.len()];
+        to.iter_mut().zip(product).for_each(|(out, x)| *out = T::from_f32(x));
+    }
+}
+
+/// The product of each expert is one task.
+fn weight_gradient(op: &GroupedGemm, pool: &Pool) {
+    let [_, n, k] = op.sizes();
+    let (a, b, offsets) = (to_f32(&op.a), to_f32(&op.b), view::read::<i32>(&op.offsets));
+    debug_assert_eq!(op.out.dtype, DType::F32);
+    pool.for_each_chunk(view::write::<f32>(&op.out), n * k, |expert, out| {
+        let (first, end) = (offsets[expert] as usize, offsets[expert + 1] as usize);
+        let grad = Matrix { offset: first * n, ..Matrix::rows(&a, n) }.transposed();
+        let input = Matrix { offset: first * k, ..Matrix::rows(&b, k) };
+        multiply((n, k, end - first), 1.0, grad, input, out, k, op.accumulate);
+    });
+}

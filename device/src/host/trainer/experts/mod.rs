@@ -1,0 +1,10 @@
+//! Mixtures of experts.
+
+mod counted;
+mod exchange;
+mod glu;
+mod grouped_gemm;
+mod limit;
+mod load;
+mod route;
+mod rows;

@@ -1,0 +1,31 @@
+//! Operations of a trainer of transformers.
+
+mod activation;
+mod attention;
+mod cache;
+mod control;
+mod dropout;
+mod dropout_mask;
+mod embedding;
+mod experts;
+mod first_values;
+mod gemm;
+mod head_norm;
+mod joint_norm;
+mod loss;
+mod loss_parallel;
+mod math;
+mod muon;
+mod norm;
+mod optimizer;
+mod pair_loss;
+mod quantize;
+mod quantize_blocks;
+mod quantize_counts;
+mod rotary;
+mod scratch;
+mod skip_step;
+mod small_gemm;
+mod soft_cap;
+mod transpose_fp8;
+mod update;

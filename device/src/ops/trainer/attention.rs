@@ -1,0 +1,312 @@
+//! Causal attention over packed QKV.
+
+use crate::ops::{
+    Accesses, DropoutSite, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements,
+    ensure_float, ensure_heads, ensure_shape, visit_all,
+};
+use crate::{DType, Result, Tensor};
+
+/// `output = dropout(softmax(mask(scores(Q K^T)))) V` per head, never holding the scores in memory
+/// (Dao et al., 2022).
+///
+/// Each row of `qkv` holds `[query heads | key heads | value heads]`; with fewer key and value heads, query head `h`
+/// uses key head `h / (heads / kv_heads)` (GQA, Ainslie et al., 2023). Scores, softmax and sums are f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+    pub qkv: Tensor,
+    /// The keys and values of whole sequences, if `qkv` has a share of each. Those in `qkv` are not read then.
+    pub keys: Option<WholeKeys>,
+    /// `(batch, seq, heads * head_dim)`.
+    pub output: Tensor,
+    /// `(batch, heads, seq)`, f32, written: log-sum-exp of each row of scores.
+    pub stats: Tensor,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// How scores follow from products.
+    pub scores: Scores,
+    /// The keys that a query sees.
+    pub mask: Mask,
+    /// The documents of the samples; `None` if each sample is one document.
+    pub documents: Option<Documents>,
+    /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
+    /// counted over all ranks. Not with `keys`.
+    pub dropout: Option<DropoutSite>,
+}
+
+/// The keys and values of whole sequences, of which a rank has some queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeKeys {
+    /// `(batch, ranks * seq, 2 * kv_heads * head_dim)`, of the queries' type: in the order of positions, with rows
+    /// `[key heads | value heads]`.
+    pub rows: Tensor,
+    /// The queries here.
+    pub share: SequenceShare,
+}
+
+impl Visit for WholeKeys {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.rows);
+    }
+}
+
+/// The keys and values of whole sequences, and their gradients from the queries here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeKeysBackward {
+    /// The forward's.
+    pub keys: WholeKeys,
+    /// With the sizes of the keys, written: the gradients from the queries here. Other ranks have the other summands.
+    pub grad: Tensor,
+}
+
+impl Visit for WholeKeysBackward {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.keys, &mut self.grad]);
+    }
+}
+
+/// The documents of samples that hold several, one after the other. A query sees only keys of its own document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Documents {
+    /// `(batch, seq)`, i32: the position of each token in its document; 0 begins a document. Of whole sequences, also if
+    /// a rank has some of the queries.
+    pub position_ids: Tensor,
+    /// No sample has more documents; at most [`Documents::MOST`].
+    pub most: usize,
+}
+
+impl Visit for Documents {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.position_ids);
+    }
+}
+
+impl Documents {
+    /// The largest bound on the documents of a sample.
+    pub const MOST: usize = 1024;
+
+    fn check(&self, op: &'static str, tokens: usize) -> Result<()> {
+        ensure(op, (1..=Documents::MOST).contains(&self.most), || {
+            format!("at most {} documents in a sample, needs 1 to {}", self.most, Documents::MOST)
+        })?;
+        ensure_dtype(op, "position_ids", &self.position_ids, DType::I32)?;
+        ensure_elements(op, "position_ids", &self.position_ids, tokens)
+    }
+}
+
+/// The sizes of an attention over packed queries, keys and values.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionSizes {
+    pub(crate) batch: usize,
+    pub(crate) seq: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Channels of a head.
+    pub(crate) dim: usize,
+    /// Tokens of a whole sequence.
+    pub(crate) keys: usize,
+    /// The queries of it that are here.
+    pub(crate) share: SequenceShare,
+}
+
+impl AttentionSizes {
+    /// The sizes of a checked `qkv`, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+    pub(crate) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> AttentionSizes {
+        let sizes = qkv.shape.sizes();
+        let (batch, seq, dim) = (sizes[0], sizes[1], sizes[2] / (heads + 2 * kv_heads));
+        AttentionSizes { batch, seq, heads, kv_heads, dim, keys: seq, share: SequenceShare::WHOLE }
+    }
+
+    /// The same queries with these keys.
+    pub(crate) fn with_keys(self, keys: Option<WholeKeys>) -> AttentionSizes {
+        let share = keys.map_or(SequenceShare::WHOLE, |keys| keys.share);
+        AttentionSizes { keys: self.seq * share.ranks, share, ..self }
+    }
+
+    /// Elements of a row of `qkv`.
+    pub(crate) fn packed_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.dim
+    }
+
+    /// Whether there is nothing to compute.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.batch * self.seq * self.dim == 0
+    }
+}
+
+/// Checks the shapes and types that both directions share. `tensors` are `qkv`, `output` and `stats`.
+fn check_packed(
+    op: &'static str,
+    [qkv, output, stats]: [&Tensor; 3],
+    (heads, kv_heads): (usize, usize),
+    (keys, documents, dropout): (Option<WholeKeys>, Option<Documents>, Option<DropoutSite>),
+) -> Result<()> {
+    ensure_heads(op, heads, kv_heads)?;
+    let sizes = qkv.shape.sizes();
+    let groups = heads + 2 * kv_heads;
+    ensure(op, sizes.len() == 3 && sizes[2].is_multiple_of(groups), || {
+        format!("`qkv` is {:?}, needs (batch, seq, {groups} * head_dim)", qkv.shape)
+    })?;
+    let (batch, seq, head_dim) = (sizes[0], sizes[1], sizes[2] / groups);
+    ensure_float(op, &[("qkv", *qkv), ("output", *output)])?;
+    ensure_elements(op, "output", output, batch * seq * heads * head_dim)?;
+    let mut whole = seq;
+    if let Some(WholeKeys { rows, share: SequenceShare { rank, ranks } }) = keys {
+        ensure(op, rank < ranks && (ranks == 1 || seq.is_multiple_of(2)) && dropout.is_none(), || {
+            format!("rank {rank} of {ranks} with {seq} queries: they are an even number, without dropout")
+        })?;
+        whole = ranks * seq;
+        ensure_dtype(op, "keys", &rows, qkv.dtype)?;
+        ensure_shape(op, "keys", &rows, &[batch, whole, 2 * kv_heads * head_dim])?;
+    }
+    documents.map_or(Ok(()), |documents| documents.check(op, batch * whole))?;
+    ensure_dtype(op, "stats", stats, DType::F32)?;
+    ensure_elements(op, "stats", stats, batch * heads * seq)
+}
+
+impl Attention {
+    /// The backward of this forward, of which `qkv` has whole sequences. `grad_output` `(batch, seq, heads * head_dim)` is
+    /// read, `grad_qkv` with the sizes of `qkv` is written.
+    pub fn backward(&self, grad_output: Tensor, grad_qkv: Tensor) -> AttentionBackward {
+        let Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents, dropout, .. } = *self;
+        AttentionBackward {
+            qkv,
+            keys: None,
+            output,
+            stats,
+            grad_output,
+            grad_qkv,
+            heads,
+            kv_heads,
+            scores,
+            mask,
+            documents,
+            dropout,
+        }
+    }
+}
+
+impl Operation for Attention {
+    const NAME: &'static str = "attention";
+
+    fn check(&self) -> Result<()> {
+        self.scores.check(Self::NAME)?;
+        self.mask.check(Self::NAME)?;
+        let tensors = [&self.qkv, &self.output, &self.stats];
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), (self.keys, self.documents, self.dropout))
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.qkv], [self.output, self.stats])
+            .reads(self.keys.map(|keys| keys.rows))
+            .reads(self.documents.map(|documents| documents.position_ids))
+            .reads(self.dropout.map(|site| site.record))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [&mut self.qkv, &mut self.keys, &mut self.output, &mut self.stats, &mut self.documents, &mut self.dropout],
+        );
+    }
+
+    fn flops(&self) -> f64 {
+        let sizes = AttentionSizes::new(&self.qkv, self.heads, self.kv_heads).with_keys(self.keys);
+        scores(sizes, self.mask) * 2.0
+    }
+
+    fn factor_type(&self) -> Option<DType> {
+        Some(self.qkv.dtype)
+    }
+}
+
+/// Gradient of [`Attention`] with respect to packed QKV; probabilities are recomputed from `stats`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionBackward {
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
+    pub qkv: Tensor,
+    /// The forward's, and their gradients.
+    pub keys: Option<WholeKeysBackward>,
+    /// `(batch, seq, heads * head_dim)`, the forward's output.
+    pub output: Tensor,
+    /// `(batch, heads, seq)`, f32, the forward's.
+    pub stats: Tensor,
+    /// `(batch, seq, heads * head_dim)`.
+    pub grad_output: Tensor,
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`. With `keys` only the queries' columns are written.
+    pub grad_qkv: Tensor,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// The forward's.
+    pub scores: Scores,
+    /// The forward's mask.
+    pub mask: Mask,
+    /// The forward's.
+    pub documents: Option<Documents>,
+    /// The forward's dropout.
+    pub dropout: Option<DropoutSite>,
+}
+
+impl Operation for AttentionBackward {
+    const NAME: &'static str = "attention_backward";
+
+    fn check(&self) -> Result<()> {
+        self.scores.check(Self::NAME)?;
+        self.mask.check(Self::NAME)?;
+        let tensors = [&self.qkv, &self.output, &self.stats];
+        let keys = self.keys.map(|keys| keys.keys);
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), (keys, self.documents, self.dropout))?;
+        if let Some(WholeKeysBackward { keys, grad }) = self.keys {
+            ensure_dtype(Self::NAME, "the gradient of keys", &grad, self.grad_qkv.dtype)?;
+            ensure_elements(Self::NAME, "the gradient of keys", &grad, keys.rows.elements())?;
+        }
+        ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
+        ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;
+        ensure_elements(Self::NAME, "grad_qkv", &self.grad_qkv, self.qkv.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.qkv, self.output, self.stats, self.grad_output], [self.grad_qkv])
+            .reads(self.keys.map(|keys| keys.keys.rows))
+            .writes(self.keys.map(|keys| keys.grad))
+            .reads(self.documents.map(|documents| documents.position_ids))
+            .reads(self.dropout.map(|site| site.record))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.qkv,
+                &mut self.keys,
+                &mut self.output,
+                &mut self.stats,
+                &mut self.grad_output,
+                &mut self.grad_qkv,
+                &mut self.documents,
+                &mut self.dropout,
+            ],
+        );
+    }
+
+    fn flops(&self) -> f64 {
+        let sizes =
+            AttentionSizes::new(&self.qkv, self.heads, self.kv_heads).with_keys(self.keys.map(|keys| keys.keys));
+        scores(sizes, self.mask) * 5.0
+    }
+
+    fn factor_type(&self) -> Option<DType> {
+        Some(self.qkv.dtype)
+    }
+}
+
+/// Channels times pairs of positions (a query and a key that it sees), over all heads: half of a product's FLOPs. Ranks
+/// that divide sequences have equally many pairs, but for the ends of windows.
+fn scores(sizes: AttentionSizes, mask: Mask) -> f64 {
+    let pairs = mask.doubled_pairs(sizes.keys) as f64 / sizes.share.ranks as f64;
+    sizes.batch as f64 * pairs * (sizes.heads * sizes.dim) as f64
+}

@@ -1,0 +1,66 @@
+//! The random numbers that a parameter begins with.
+
+use crate::ops::{Accesses, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// A distribution with mean 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Distribution {
+    /// Normal with this standard deviation.
+    Normal(f32),
+    /// Uniform between minus this bound and the bound.
+    Uniform(f32),
+}
+
+/// `output[i]` = the random number of element `first + i / row * pitch + i % row` of the whole parameter. It is a function of
+/// (seed, stream, element), with the same bits on the host and on every GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FirstValues {
+    /// Any shape, f32 or bf16: a dense box of the parameter's elements.
+    pub output: Tensor,
+    /// The same values in bf16 (round to nearest even), as many. `output` is f32 then.
+    pub rounded: Option<Tensor>,
+    /// Their distribution.
+    pub distribution: Distribution,
+    /// The run's seed.
+    pub seed: u64,
+    /// The parameter's own stream of numbers.
+    pub stream: u64,
+    /// The box's first element, by its index in the whole.
+    pub first: u64,
+    /// Consecutive elements of a row of the box.
+    pub row: usize,
+    /// Elements of the whole from one row of the box to the next.
+    pub pitch: usize,
+}
+
+impl FirstValues {
+    /// The index in the whole of the box's element `at`.
+    pub(crate) fn element(&self, at: usize) -> u64 {
+        self.first + (at / self.row * self.pitch + at % self.row) as u64
+    }
+}
+
+impl Operation for FirstValues {
+    const NAME: &'static str = "first_values";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("output", self.output)])?;
+        ensure(Self::NAME, (1..=self.pitch).contains(&self.row), || {
+            format!("a row has {} elements, and the next begins after {}", self.row, self.pitch)
+        })?;
+        let Some(rounded) = &self.rounded else { return Ok(()) };
+        ensure_dtype(Self::NAME, "output", &self.output, DType::F32)?;
+        ensure_dtype(Self::NAME, "rounded", rounded, DType::Bf16)?;
+        ensure_elements(Self::NAME, "rounded", rounded, self.output.elements())?;
+        ensure_apart(Self::NAME, ("output", &self.output), rounded)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([], [Some(self.output), self.rounded].into_iter().flatten())
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.output, &mut self.rounded]);
+    }
+}

@@ -1,0 +1,176 @@
+//! Losses, each with its gradient in the same pass.
+
+use crate::ops::{
+    Accesses, Operation, Visit, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+};
+use crate::{DType, Result, Tensor};
+
+/// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`. It keeps logits from growing. Its gradient is added
+/// to that of the cross-entropy, and it is not part of `losses` there. Rows that have no loss have no z-loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ZLoss {
+    /// The factor of the squares.
+    pub multiplier: f32,
+    /// `(rows)`, f32, written.
+    pub losses: Tensor,
+}
+
+impl Visit for ZLoss {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.losses);
+    }
+}
+
+impl ZLoss {
+    pub(crate) fn check(z_loss: Option<ZLoss>, op: &'static str, rows: usize) -> Result<()> {
+        let Some(ZLoss { losses, .. }) = z_loss else { return Ok(()) };
+        ensure_dtype(op, "z_loss.losses", &losses, DType::F32)?;
+        ensure_elements(op, "z_loss.losses", &losses, rows)
+    }
+}
+
+/// Fails unless the factors of gradients, if there are some, are one for each row.
+pub(super) fn check_weights(op: &'static str, weights: Option<Tensor>, rows: usize) -> Result<()> {
+    let Some(weights) = weights else { return Ok(()) };
+    ensure_dtype(op, "weights", &weights, DType::F32)?;
+    ensure_elements(op, "weights", &weights, rows)
+}
+
+/// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
+///
+/// With a `soft_cap` the loss is that of `cap * tanh(logit / cap)` (Gemma Team, 2024). These logits are never stored.
+///
+/// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
+/// the control block, times the row's weight if rows have some. Columns from `vocab` on are padding: their probability and gradient are 0. A row with a negative
+/// target has loss and gradient 0. So has a row with a target of `vocab` or more: that is a mistake of the data reader.
+/// Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CrossEntropy {
+    /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.
+    pub logits: Tensor,
+    /// `(rows)`, i32.
+    pub targets: Tensor,
+    /// `(rows)`, f32, written.
+    pub losses: Tensor,
+    /// Columns that are real.
+    pub vocab: usize,
+    /// The bound of logits, if there is one.
+    pub soft_cap: Option<f32>,
+    /// The z-loss, if there is one.
+    pub z_loss: Option<ZLoss>,
+    /// `(rows)`, f32: factors of the rows' gradients.
+    pub weights: Option<Tensor>,
+    /// u8, a [`crate::ops::Control`]; absent in evaluation.
+    pub control: Option<Tensor>,
+}
+
+impl Operation for CrossEntropy {
+    const NAME: &'static str = "cross_entropy";
+
+    fn check(&self) -> Result<()> {
+        let rows = self.logits.shape.rows();
+        ensure_float(Self::NAME, &[("logits", self.logits)])?;
+        ensure_dtype(Self::NAME, "targets", &self.targets, DType::I32)?;
+        ensure_elements(Self::NAME, "targets", &self.targets, rows)?;
+        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
+        ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        ZLoss::check(self.z_loss, Self::NAME, rows)?;
+        check_weights(Self::NAME, self.weights, rows)?;
+        check_cap(Self::NAME, self.soft_cap)?;
+        ensure(Self::NAME, (1..=self.logits.shape.last()).contains(&self.vocab), || {
+            format!("vocab {} is not within the {} columns of `logits`", self.vocab, self.logits.shape.last())
+        })
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.logits, self.targets], [self.losses])
+            .reads(self.control)
+            .reads(self.weights)
+            .writes(self.control.map(|_| self.logits))
+            .writes(self.z_loss.map(|z_loss| z_loss.losses))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(
+            visit,
+            [
+                &mut self.logits,
+                &mut self.targets,
+                &mut self.losses,
+                &mut self.z_loss,
+                &mut self.weights,
+                &mut self.control,
+            ],
+        );
+    }
+}
+
+/// Mean squared error per row: `losses[i] = mean over f of (prediction - target)^2`, in f32.
+///
+/// With `grad`, `grad_prediction = 2 (prediction - target) / f * grad_scale`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mse {
+    /// `(rows, f)`.
+    pub prediction: Tensor,
+    /// `(rows, f)`.
+    pub target: Tensor,
+    /// `(rows)`, f32, written.
+    pub losses: Tensor,
+    /// `(rows, f)`, written; and u8, the [`crate::ops::Control`] with `grad_scale`.
+    pub grad: Option<(Tensor, Tensor)>,
+}
+
+impl Operation for Mse {
+    const NAME: &'static str = "mse";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("prediction", self.prediction), ("target", self.target)])?;
+        ensure_elements(Self::NAME, "target", &self.target, self.prediction.elements())?;
+        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
+        ensure_elements(Self::NAME, "losses", &self.losses, self.prediction.shape.rows())?;
+        if let Some((grad, _)) = &self.grad {
+            ensure_float(Self::NAME, &[("prediction", self.prediction), ("grad", *grad)])?;
+            ensure_elements(Self::NAME, "grad", grad, self.prediction.elements())?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.prediction, self.target], [self.losses])
+            .reads(self.grad.map(|(_, control)| control))
+            .writes(self.grad.map(|(grad, _)| grad))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.prediction, &mut self.target, &mut self.losses, &mut self.grad]);
+    }
+}
+
+/// `total (+)= sum(input)`, accumulated in f64 in fixed chunks and rounded once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SumInto {
+    /// Any shape, f32.
+    pub input: Tensor,
+    /// `(1)`, f32.
+    pub total: Tensor,
+    /// Add to `total` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl Operation for SumInto {
+    const NAME: &'static str = "sum_into";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "input", &self.input, DType::F32)?;
+        ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
+        ensure_elements(Self::NAME, "total", &self.total, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input], [self.total]).reads(self.accumulate.then_some(self.total))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.input, &mut self.total]);
+    }
+}

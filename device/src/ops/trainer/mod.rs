@@ -1,0 +1,67 @@
+//! Operations of a trainer of transformers.
+
+mod activation;
+mod attention;
+mod cache;
+mod control;
+mod dropout;
+mod embedding;
+mod experts;
+mod first_values;
+mod gemm;
+mod head_norm;
+mod joint_norm;
+mod loss;
+mod loss_parallel;
+mod mask;
+mod muon;
+mod norm;
+mod optimizer;
+mod pair_loss;
+mod quantize;
+mod quantize_blocks;
+mod quantize_counts;
+mod rotary;
+mod rule;
+mod scores;
+mod skip_step;
+mod soft_cap;
+mod transpose_fp8;
+mod update;
+mod void_step;
+
+pub use activation::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
+pub(crate) use attention::AttentionSizes;
+pub use attention::{Attention, AttentionBackward, Documents, WholeKeys, WholeKeysBackward};
+pub use cache::{CachedAttention, TakeRows};
+pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
+pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
+pub use embedding::{Embedding, EmbeddingBackward};
+pub use experts::{
+    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm,
+    GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
+};
+pub use first_values::{Distribution, FirstValues};
+pub(crate) use gemm::MatrixPlace;
+pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
+pub use head_norm::{HeadNorm, HeadNormBackward};
+pub use joint_norm::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
+pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
+pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
+pub use mask::Mask;
+pub use muon::{Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
+pub use norm::{Norm, NormBackward, NormKind};
+pub use optimizer::{ClipScale, SquareSum};
+pub use pair_loss::{PairLoss, Preference};
+pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
+pub(crate) use quantize_blocks::BLOCK;
+pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
+pub use rotary::Rotary;
+pub use rule::{Rule, RuleState, StateValues};
+pub use scores::Scores;
+pub use skip_step::SkipStep;
+pub use soft_cap::SoftCap;
+pub(crate) use soft_cap::check_cap;
+pub use transpose_fp8::TransposeFp8;
+pub use update::{Update, UpdateTensors};
+pub use void_step::VoidStep;

@@ -1,0 +1,225 @@
+//! Muon's operations beside matrix products: momentum, blocks of matrices, a polynomial of a matrix, and the update.
+
+use std::sync::Arc;
+
+use super::update::check_parameter;
+use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// A gradient and its momentum, f32, of the same number of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MomentumTensors {
+    /// `main_grad`; becomes the direction.
+    pub grad: Tensor,
+    /// The moving average of gradients, updated.
+    pub momentum: Tensor,
+}
+
+impl Visit for MomentumTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.grad, &mut self.momentum]);
+    }
+}
+
+/// Nesterov momentum as `torch.optim.Muon` computes it, with `g` the clipped gradient: `m = beta * m + (1 - beta) * g`, then
+/// `grad = beta * m + (1 - beta) * g`. Writes nothing if `status.applies` is 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NesterovMomentum {
+    /// All tensors of this rank.
+    pub tensors: Arc<[MomentumTensors]>,
+    /// Decay of the average.
+    pub beta: f32,
+    /// u8, a [`crate::ops::Status`].
+    pub status: Tensor,
+}
+
+impl Operation for NesterovMomentum {
+    const NAME: &'static str = "nesterov_momentum";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            check_parameter(Self::NAME, &each.grad, ("momentum", &each.momentum), None)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let both = || self.tensors.iter().flat_map(|each| [each.grad, each.momentum]);
+        Accesses::new(both(), both()).reads([self.status])
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.status]);
+    }
+}
+
+/// The first element of a part of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Corner {
+    /// `(rows, columns)` of the whole matrix, f32 or bf16.
+    pub matrix: Tensor,
+    /// Its row.
+    pub row: usize,
+    /// Its column.
+    pub column: usize,
+}
+
+impl Visit for Corner {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit(&mut self.matrix);
+    }
+}
+
+impl Corner {
+    /// That of the whole matrix.
+    pub fn first(matrix: Tensor) -> Corner {
+        Corner { matrix, row: 0, column: 0 }
+    }
+}
+
+/// `to = from * factor / max(norm, 1e-7)`, for parts of `(rows, columns)`; the rest of `to`'s matrix keeps its values. `norm`
+/// is the root of `square_sum`, or without one there is no division.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaleBlock {
+    /// Read from here.
+    pub from: Corner,
+    /// Written from here.
+    pub to: Corner,
+    /// Rows of the part.
+    pub rows: usize,
+    /// Columns of the part.
+    pub columns: usize,
+    /// A constant; part of the graph.
+    pub factor: f32,
+    /// `(1)`, f32.
+    pub square_sum: Option<Tensor>,
+}
+
+impl Operation for ScaleBlock {
+    const NAME: &'static str = "scale_block";
+
+    fn check(&self) -> Result<()> {
+        for (name, Corner { matrix, row, column }) in [("from", self.from), ("to", self.to)] {
+            ensure_float(Self::NAME, &[(name, matrix)])?;
+            let fits = row + self.rows <= matrix.shape.rows() && column + self.columns <= matrix.shape.last();
+            ensure(Self::NAME, fits, || {
+                let (rows, columns) = (self.rows, self.columns);
+                format!("`{name}` is {:?}, and has no ({rows}, {columns}) at ({row}, {column})", matrix.shape)
+            })?;
+        }
+        let Some(square_sum) = self.square_sum else { return Ok(()) };
+        ensure_dtype(Self::NAME, "square_sum", &square_sum, DType::F32)?;
+        ensure_elements(Self::NAME, "square_sum", &square_sum, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        let (from, to) = (self.from.matrix, self.to.matrix);
+        let is_part = self.rows * self.columns < to.elements();
+        Accesses::new([from], [to]).reads(is_part.then_some(to)).reads(self.square_sum)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.from, &mut self.to, &mut self.square_sum]);
+    }
+}
+
+/// `output = a * identity + b * x + c * x^2`, for a square matrix `x`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatrixPolynomial {
+    /// `(n, n)`, f32 or bf16.
+    pub x: Tensor,
+    /// `x @ x`, of the same shape and type.
+    pub square: Tensor,
+    /// `a`, `b`, `c`.
+    pub coefficients: [f32; 3],
+    /// Of the same shape and type.
+    pub output: Tensor,
+}
+
+impl Operation for MatrixPolynomial {
+    const NAME: &'static str = "matrix_polynomial";
+
+    fn check(&self) -> Result<()> {
+        let n = self.x.shape.last();
+        ensure_float(Self::NAME, &[("x", self.x)])?;
+        for (name, tensor) in [("x", self.x), ("square", self.square), ("output", self.output)] {
+            ensure_dtype(Self::NAME, name, &tensor, self.x.dtype)?;
+            ensure_elements(Self::NAME, name, &tensor, n * n)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.x, self.square], [self.output])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.x, &mut self.square, &mut self.output]);
+    }
+}
+
+/// One parameter as its update sees it; all tensors have the same number of elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecayedTensors {
+    /// f32 master weights, updated.
+    pub master: Tensor,
+    /// The weights layers compute with; absent if they are the same memory as `master`.
+    pub compute: Option<Tensor>,
+    /// f32: the direction of the update, with its length.
+    pub direction: Tensor,
+    /// Decoupled weight decay of this parameter.
+    pub weight_decay: f32,
+    /// The factor of the learning rate for this parameter: a constant, part of the graph.
+    pub lr_multiplier: f32,
+}
+
+impl Visit for DecayedTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.direction]);
+    }
+}
+
+/// `w = w * (1 - lr * decay) - lr * direction`, nothing if `status.applies` is 0. `lr` is the control block's learning rate times
+/// the parameter's multiplier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecayedStep {
+    /// All parameters of this rank.
+    pub tensors: Arc<[DecayedTensors]>,
+    /// u8, a [`crate::ops::Control`].
+    pub control: Tensor,
+    /// u8, a [`crate::ops::Status`].
+    pub status: Tensor,
+}
+
+impl Operation for DecayedStep {
+    const NAME: &'static str = "decayed_step";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            check_parameter(Self::NAME, &each.master, ("direction", &each.direction), each.compute.as_ref())?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new([self.control, self.status], []);
+        for each in self.tensors.iter() {
+            all.reads.extend([each.master, each.direction]);
+            all.writes.extend([each.master]);
+            all.writes.extend(each.compute);
+        }
+        all
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
+    }
+}

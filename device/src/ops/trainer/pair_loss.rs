@@ -1,0 +1,107 @@
+//! Losses of pairs of answers of which one is preferred.
+
+use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// The loss of a pair. `h` is the chosen answer's log-ratio less the rejected one's. The log-ratio of an answer is its
+/// log-probability less that under the reference model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Preference {
+    /// `-(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h)` (Rafailov et al., 2023).
+    Sigmoid {
+        /// The strength of the pull to the reference.
+        beta: f32,
+        /// `s`: the share of pairs that may be labelled the wrong way round.
+        label_smoothing: f32,
+    },
+    /// `(h - 1 / (2 beta))^2`, with the mean over an answer's tokens in place of its sum (Azar et al., 2023).
+    Ipo {
+        /// As above.
+        beta: f32,
+    },
+}
+
+impl Preference {
+    /// The strength of the pull to the reference.
+    pub fn beta(self) -> f32 {
+        match self {
+            Preference::Sigmoid { beta, .. } | Preference::Ipo { beta } => beta,
+        }
+    }
+
+    /// The label smoothing; negative for [`Preference::Ipo`], as kernels take it.
+    pub(crate) fn smoothing(self) -> f32 {
+        match self {
+            Preference::Sigmoid { label_smoothing, .. } => label_smoothing,
+            Preference::Ipo { .. } => -1.0,
+        }
+    }
+}
+
+/// The losses of pairs, and the weight that each target's loss has in them.
+///
+/// A sample has up to `most` pairs, one after the other: first the tokens of the chosen answer, then those of the rejected
+/// one. A reward is `beta` times a log-ratio. The log-probability of an answer is minus the sum of its targets' losses, in
+/// f64, rounded once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PairLoss {
+    /// `(samples, tokens)`, f32: the loss of each target; 0 without one.
+    pub losses: Tensor,
+    /// `(samples, tokens)`, i32. A negative target has no loss, and is not counted.
+    pub targets: Tensor,
+    /// `(samples, most * 4)`, i32, for each pair: the place behind the chosen answer's last token, that behind the
+    /// rejected one's, and the bits of the f32 log-probabilities of both under the reference model. The places of a pair
+    /// that is not there are 0; such pairs come last.
+    pub pairs: Tensor,
+    /// The loss of a pair.
+    pub preference: Preference,
+    /// `(samples, most, 6)`, f32, written, for each pair: its loss, the reward of the chosen answer and of the rejected
+    /// one, 1 if the first is larger, and the log-probabilities of both. All 0 for a pair that is not there.
+    pub results: Tensor,
+    /// `(samples, tokens)`, f32, written: the derivative of the pair's loss by each target's loss; 0 outside of pairs.
+    pub weights: Option<Tensor>,
+}
+
+impl PairLoss {
+    /// Values of a pair in `pairs`.
+    pub const COLUMNS: usize = 4;
+    /// Values of a pair in `results`.
+    pub const RESULTS: usize = 6;
+
+    /// Samples, their tokens, and the most pairs of one.
+    pub(crate) fn sizes(&self) -> [usize; 3] {
+        let samples = self.pairs.shape.rows();
+        [samples, self.losses.elements() / samples.max(1), self.pairs.shape.last() / PairLoss::COLUMNS]
+    }
+}
+
+impl Operation for PairLoss {
+    const NAME: &'static str = "pair_loss";
+
+    fn check(&self) -> Result<()> {
+        let [samples, tokens, most] = self.sizes();
+        let (losses, targets) = (self.losses.elements(), self.targets.elements());
+        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
+        ensure_dtype(Self::NAME, "targets", &self.targets, DType::I32)?;
+        ensure_dtype(Self::NAME, "pairs", &self.pairs, DType::I32)?;
+        ensure_dtype(Self::NAME, "results", &self.results, DType::F32)?;
+        ensure(Self::NAME, self.pairs.shape.last() == most * PairLoss::COLUMNS && most > 0, || {
+            format!("`pairs` has {} columns, and a pair has {}", self.pairs.shape.last(), PairLoss::COLUMNS)
+        })?;
+        ensure(Self::NAME, samples * tokens == losses && losses == targets, || {
+            format!("{losses} losses and {targets} targets of {samples} samples")
+        })?;
+        ensure_elements(Self::NAME, "results", &self.results, samples * most * PairLoss::RESULTS)?;
+        let Some(weights) = &self.weights else { return Ok(()) };
+        ensure_dtype(Self::NAME, "weights", weights, DType::F32)?;
+        ensure_elements(Self::NAME, "weights", weights, losses)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.losses, self.targets, self.pairs], [self.results]).writes(self.weights)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.losses, &mut self.targets, &mut self.pairs, &mut self.results, &mut self.weights]);
+    }
+}

@@ -1,0 +1,114 @@
+//! The update of weights by a rule, over all parameters at once.
+
+use std::sync::Arc;
+
+use crate::ops::{
+    Accesses, Operation, Rule, RuleState, StateValues, Visit, ensure, ensure_dtype, ensure_elements, visit_all,
+};
+use crate::{DType, Result, Tensor};
+
+/// One parameter as its update sees it; all tensors have the same number of elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpdateTensors {
+    /// f32 master weights, updated.
+    pub master: Tensor,
+    /// The weights that layers compute with, rewritten from `master`; absent if they are the same memory.
+    pub compute: Option<Tensor>,
+    /// f32 `main_grad`.
+    pub grad: Tensor,
+    /// The state that [`Rule::state`] names, in that order, updated.
+    pub state: Arc<[Tensor]>,
+    /// Weight decay of this parameter.
+    pub weight_decay: f32,
+    /// The factor of the learning rate for this parameter: a constant, part of the graph.
+    pub lr_multiplier: f32,
+}
+
+impl Visit for UpdateTensors {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.grad, &mut self.state]);
+    }
+}
+
+/// The update of all parameters of a rule in one pass. The operation has the rule's name.
+///
+/// The gradient is multiplied by `status.grad_factor`. The learning rate is the control block's times the parameter's
+/// multiplier. Moments in bf16 are computed in f32, used for the weights, then rounded to nearest even. Nothing is
+/// written when `status.applies` is 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// The rule, with its constants.
+    pub rule: Rule,
+    /// All parameters of this rank.
+    pub tensors: Arc<[UpdateTensors]>,
+    /// u8, a [`crate::ops::Control`].
+    pub control: Tensor,
+    /// u8, a [`crate::ops::Status`].
+    pub status: Tensor,
+}
+
+impl Operation for Update {
+    const NAME: &'static str = "update";
+    const NAMES: &'static [&'static str] = &Rule::NAMES;
+
+    fn name(&self) -> &'static str {
+        self.rule.name()
+    }
+
+    fn check(&self) -> Result<()> {
+        let (name, state) = (self.name(), self.rule.state());
+        for each in self.tensors.iter() {
+            check_parameter(name, &each.master, ("grad", &each.grad), each.compute.as_ref())?;
+            ensure(name, each.state.len() == state.len(), || {
+                format!("a parameter has {} tensors of state, needs {}", each.state.len(), state.len())
+            })?;
+            state.iter().zip(each.state.iter()).try_for_each(|(of, tensor)| {
+                ensure_dtype(name, of.name, tensor, stored_type(of, tensor))?;
+                ensure_elements(name, of.name, tensor, each.master.elements())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new([self.control, self.status], []);
+        for each in self.tensors.iter() {
+            all.reads.extend([each.master, each.grad]);
+            all.reads.extend(each.state.iter());
+            all.writes.push(each.master);
+            all.writes.extend(each.state.iter());
+            all.writes.extend(each.compute);
+        }
+        all
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
+    }
+}
+
+/// The type that a tensor of this state must have: f32, or its own if that is bf16 and moments may be.
+fn stored_type(state: &RuleState, tensor: &Tensor) -> DType {
+    match (state.values, tensor.dtype) {
+        (StateValues::FirstMoment | StateValues::SecondMoment, DType::Bf16) => DType::Bf16,
+        _ => DType::F32,
+    }
+}
+
+/// Fails unless master weights and gradient are f32. Both, and the weights that layers compute with, must have as many
+/// elements as the master weights.
+pub(super) fn check_parameter(
+    op: &'static str,
+    master: &Tensor,
+    (grad_name, grad): (&str, &Tensor),
+    compute: Option<&Tensor>,
+) -> Result<()> {
+    ensure_dtype(op, "master", master, DType::F32)?;
+    ensure_dtype(op, grad_name, grad, DType::F32)?;
+    ensure_elements(op, grad_name, grad, master.elements())?;
+    compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", compute, master.elements()))
+}
