@@ -1,6 +1,6 @@
 //! The report on captured graphs: a line to read, and JSON for tools.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use crate::words::counted;
 use device::{Graph, Home};
@@ -35,9 +35,9 @@ pub struct Report {
 /// One recorded kind of step.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct StepReport {
-    /// Its mode.
+    /// The step's mode.
     pub mode: String,
-    /// Its microbatches.
+    /// The step's microbatches.
     pub microbatches: usize,
     /// Operations of the whole step.
     pub operations: usize,
@@ -78,7 +78,7 @@ pub struct GraphReport {
     /// Bytes of the buffers that the region takes, those of inner regions included. Other graphs use the same memory at
     /// other times.
     pub bytes: usize,
-    /// Its operations in order of capture, as `region/operation`.
+    /// The graph's operations in order of capture, as `region/operation`.
     pub nodes: Vec<String>,
     /// For each node, the nodes it waits for.
     pub dependencies: Vec<Vec<usize>>,
@@ -102,7 +102,7 @@ impl GraphReport {
 pub struct MemoryUse {
     /// `scratch of` a stream, `slot n`, `slot n of chunk c` or `step`; ` on the host` if it lies there.
     pub area: String,
-    /// Its size.
+    /// The area's size.
     pub bytes: usize,
 }
 
@@ -130,14 +130,27 @@ impl<P: Policy> CudaGraphManager<P> {
     /// Graphs that recorded steps of the mode will have: each captured region has one for each slot, and for each
     /// different work that it does there.
     pub fn expected_graphs(&self, mode: P::Mode) -> usize {
-        let mut keys = HashSet::new();
+        self.operations_of_graphs(mode).len()
+    }
+
+    /// Operations in all [graphs that recorded steps of the mode will have](CudaGraphManager::expected_graphs).
+    pub fn expected_nodes(&self, mode: P::Mode) -> usize {
+        self.operations_of_graphs(mode).into_iter().sum()
+    }
+
+    /// The number of operations of each graph that recorded steps of the mode will have.
+    fn operations_of_graphs(&self, mode: P::Mode) -> Vec<usize> {
+        let mut graphs = HashMap::new();
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
             for program in state.programs.values() {
                 let captured = self.submitted(program).filter(|(_, eager)| eager.is_none()).map(|(visit, _)| visit);
-                keys.extend(state.graph_keys(program, captured).into_iter().map(|key| (kind.1, key)));
+                let captured: Vec<usize> = captured.collect();
+                let keys = state.graph_keys(program, captured.iter().copied());
+                let operations = |visit: usize| program.entries(program.visits[visit].positions());
+                graphs.extend(keys.into_iter().zip(captured).map(|(key, visit)| ((kind.1, key), operations(visit))));
             }
         }
-        keys.len()
+        graphs.into_values().collect()
     }
 
     /// See [`Report::driver_bytes`].

@@ -274,7 +274,18 @@ fn transfers_of_a_communicator_on_two_queues_that_do_not_wait_are_found() {
     for (number, (queue, on)) in entries.into_iter().enumerate() {
         let (name, accesses, waits) = (op.name(), op.accesses(), on.into_iter().collect());
         let (visit, region, op) = (None, "layer".into(), Some(op.clone()));
-        list.read(&ListedEntry { number, visit, region, graph: None, queue, name, op, accesses, waits });
+        list.read(&ListedEntry {
+            number,
+            position: number,
+            visit,
+            region,
+            graph: None,
+            queue,
+            name,
+            op,
+            accesses,
+            waits,
+        });
     }
     let found: Vec<bool> = list.transfers.sequences.values().flatten().map(|(.., ordered)| ordered.is_ok()).collect();
     assert_eq!(found, [true, true, false, true], "the third waits for the first, and not for the second");

@@ -10,19 +10,22 @@ use super::expand::{EntryOrJoin, Expanded};
 
 /// An entry of a step's list: an operation or a call of the host.
 ///
-/// It comes after the entry before it on its queue, and after those that it waits for. That is the order of the whole
+/// An entry comes after the entry before it on its queue, and after those that it waits for. That is the order of the whole
 /// list: no wait follows from others. Buffers of the plan have addresses of the recording's own.
 #[derive(Clone, Debug)]
 pub struct ListedEntry {
-    /// Its number in the list, from 0.
+    /// The entry's number in the list, from 0.
     pub number: usize,
+    /// The entry's position in the recorded step, in which waits of streams have positions too. The times of a
+    /// [`BufferUse`](crate::BufferUse) are such positions.
+    pub position: usize,
     /// Index of its region's visit, counted in the order in which regions begin; `None` outside of all.
     pub visit: Option<usize>,
-    /// Its region, or a name of its own for timelines; empty outside of all.
+    /// The entry's region, or a name of its own for timelines; empty outside of all.
     pub region: Rc<str>,
     /// The visit whose graph contains it; `None` if it is submitted on its own.
     pub graph: Option<usize>,
-    /// Its queue.
+    /// The entry's queue.
     pub queue: StreamId,
     /// The name of its operation or call.
     pub name: &'static str,
@@ -59,6 +62,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
             let region = entry.label.as_ref().unwrap_or(region);
             each(ListedEntry {
                 number: number as usize,
+                position: position as usize,
                 visit: (visit != NONE).then_some(visit as usize),
                 region: region.clone(),
                 graph: None,

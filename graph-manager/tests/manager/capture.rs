@@ -39,7 +39,12 @@ fn the_number_of_graphs_follows_the_microbatches_in_flight_not_their_number() {
         for _ in 0..3 {
             toy.train(&mut manager, microbatches, ahead).unwrap();
         }
-        assert_eq!(manager.report().graphs.len(), manager.expected_graphs(Mode::Train));
+        let report = manager.report();
+        assert_eq!(report.graphs.len(), manager.expected_graphs(Mode::Train));
+        assert_eq!(
+            report.graphs.iter().map(|graph| graph.nodes.len()).sum::<usize>(),
+            manager.expected_nodes(Mode::Train)
+        );
         manager.report().graphs.len()
     };
     assert_eq!(count(Mempool::PerMicrobatch, 8, 0), 2 * LAYERS);

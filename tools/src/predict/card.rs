@@ -214,8 +214,8 @@ impl Card {
         (self.memory_gib * GIB) as usize
     }
 
-    /// Bytes that a recommended layout leaves free: a 32nd. The driver's memory for graphs is not counted, and predictions
-    /// are off by a few percent.
+    /// Bytes that a recommended layout leaves free: a 32nd, since predictions are off by a
+    /// few percent.
     pub fn headroom(&self) -> usize {
         self.room() / 32
     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use common::UserError;
 use common::format::bytes;
 use engine::graph_options::{GraphOptions, Scope};
+use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,10 @@ pub struct Memory {
     pub activations: usize,
     /// Samples and numbers.
     pub rest: usize,
-    /// The driver and libraries. No plan counts them.
+    /// What the driver takes for graphs. No plan of memory counts that, nor libraries.
+    #[serde(default)] // Older profiles do not have it.
+    pub graphs: usize,
+    /// The driver and libraries.
     pub libraries: usize,
     /// Of the host, page-locked. Not a part of the total.
     #[serde(default)] // Older predictions have none.
@@ -39,8 +43,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The memory that a stage's plan has allocated.
-    pub(crate) fn of(stage: &mut Stage, libraries: usize) -> Memory {
+    /// The memory that a stage's plan has allocated: no graphs and no libraries.
+    pub(crate) fn planned(stage: &mut Stage) -> Memory {
         let total = stage.device().allocated_bytes();
         let activations = stage.graphs().memory().iter().map(|area| area.bytes).sum();
         let params = stage.params();
@@ -52,13 +56,23 @@ impl Memory {
         let gradients = params.grads.bytes();
         let rest = total.saturating_sub(activations + weights + gradients + optimizer);
         let on_host = stage.device().bytes_on_host();
-        Memory { weights, gradients, optimizer, activations, rest, libraries, on_host }
+        Memory { weights, gradients, optimizer, activations, rest, on_host, ..Memory::default() }
     }
 
     /// All of the device.
     pub fn total(&self) -> usize {
-        self.weights + self.gradients + self.optimizer + self.activations + self.rest + self.libraries
+        self.weights + self.gradients + self.optimizer + self.activations + self.rest + self.graphs + self.libraries
     }
+}
+
+/// Bytes that the driver takes for an operation in a graph, measured on an H200:
+/// `bench/results/2026-11-27-graphs-on-an-h200.md`.
+const BYTES_OF_A_NODE: usize = 2621;
+
+/// Bytes that the driver will take for the graphs of a stage's recorded steps.
+pub(super) fn graph_bytes(stage: &mut Stage) -> usize {
+    let modes = [Mode::Train, Mode::Evaluate, Mode::Measure];
+    BYTES_OF_A_NODE * modes.map(|mode| stage.graphs().expected_nodes(mode.into())).into_iter().sum::<usize>()
 }
 
 /// Whether a rank's memory fits a GPU.
@@ -209,16 +223,17 @@ pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
 fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> UserError {
     let stages = plan.parallel.mesh.size(Axis::Pipeline);
     let who = if stages > 1 { format!("a rank of stage {stage} of {stages}") } else { "a rank".into() };
-    let Memory { weights, gradients, optimizer, activations, libraries, .. } = *memory;
+    let Memory { weights, gradients, optimizer, activations, graphs, libraries, .. } = *memory;
     UserError::new(
         format!(
-            "{who} needs {} of GPU memory ({} weights, {} gradients, {} optimizer, {} activations, {} libraries), {} \
+            "{who} needs {} of GPU memory ({} weights, {} gradients, {} optimizer, {} activations, {} graphs, {} libraries), {} \
              has {}",
             bytes(memory.total()),
             bytes(weights),
             bytes(gradients),
             bytes(optimizer),
             bytes(activations),
+            bytes(graphs),
             bytes(libraries),
             card.name,
             bytes(card.room())

@@ -6,9 +6,10 @@ use device::cuda::PeerWindow;
 use device::ops::CollectiveKind;
 use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
 use engine::regions::Mode;
+use engine::step::Stage;
 use parallel::Ranks;
 
-use crate::predict::forecast::Memory;
+use crate::predict::forecast::{Memory, graph_bytes};
 use crate::predict::network::Network;
 use crate::predict::step_graph::{Builder, Communicators, Node, Submitted};
 use trainer::config::plan::RunPlan;
@@ -74,6 +75,11 @@ fn dry_device() -> Result<Device, RunError> {
     Ok(Device::host(HostOptions { threads: 1, check: false, dry: true })?)
 }
 
+/// The memory of a recorded stage, with its graphs, and libraries that take so many bytes.
+fn expected(stage: &mut Stage, libraries: usize) -> Memory {
+    Memory { graphs: graph_bytes(stage), libraries, ..Memory::planned(stage) }
+}
+
 /// The memory that a rank needs.
 ///
 /// # Errors
@@ -82,7 +88,7 @@ pub(super) fn memory(plan: &RunPlan, rank: usize, network: &Network) -> Result<M
     let device = dry_device()?;
     let (group, taken) = group(plan, rank, network)?;
     let mut stage = recorded_stage(plan, &device, &group, None)?;
-    Ok(Memory::of(&mut stage, taken))
+    Ok(expected(&mut stage, taken))
 }
 
 /// A rank's step of the global batch.
@@ -112,7 +118,7 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
         let device = dry_device()?;
         let (group, taken) = group(&plan, rank, network)?;
         let mut stage = recorded_stage(&plan, &device, &group, None)?;
-        let memory = Memory::of(&mut stage, taken);
+        let memory = expected(&mut stage, taken);
         let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
         let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };
         stage.graphs().list(mode.into(), plan.batch.microbatches(), |entry| builder.add(&entry));

@@ -108,7 +108,12 @@ mod tests {
     fn said(eager: ScopeProfile, graphed: f64) -> String {
         let expected = [Expected::of("full_iteration", 1.0, &eager, 0.0, true)];
         let graphed = scope("full_iteration", graphed, 0.0, 0.0, 0.0);
-        verdict(&RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![] }, &expected, 0.0, true)
+        verdict(
+            &RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![], op_memory: vec![] },
+            &expected,
+            0.0,
+            true,
+        )
     }
 
     #[test]
@@ -136,7 +141,7 @@ mod tests {
         let expected = Expected::of("full_iteration", 1.0, &eager, 0.0, false);
         assert_eq!(expected.gain, 1.0);
         let graphed = scope("full_iteration", 130.0, 0.0, 0.0, 0.0);
-        let rank = RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![] };
+        let rank = RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![], op_memory: vec![] };
         let text = verdict(&rank, &[expected], 0.0, false);
         assert_eq!(text, "On the host device to submit an operation is to run it, so graphs gain nothing here.");
     }

@@ -8,6 +8,7 @@ use engine::precision::Precision;
 use super::activity::Activity;
 use super::expected::{Expected, verdict};
 use super::launches::launches;
+use super::op_memory::{OpMemory, op_memory};
 use super::operations::totals;
 use super::result::{Profile, RankProfile, ScopeProfile};
 use crate::predict::Memory;
@@ -45,11 +46,13 @@ pub fn measure(
     device.prepare_timeline()?;
     let gpu = device.gpu().map(|gpu| gpu.name);
     let peaks = gpu.as_deref().and_then(Peaks::of);
-    let mut here = RankProfile { rank: group.rank(), scopes: Vec::new(), operations: Vec::new() };
+    let mut here =
+        RankProfile { rank: group.rank(), scopes: Vec::new(), operations: Vec::new(), op_memory: Vec::new() };
     for graphs in contenders(&plan.config) {
         let plan = plan.with_graphs(graphs)?;
-        let (scope, timeline) = measure_scope(&plan, group, device, steps, patience)?;
+        let (scope, timeline, memory) = measure_scope(&plan, group, device, steps, patience)?;
         if here.scopes.is_empty() {
+            here.op_memory = memory;
             here.operations =
                 totals(&timeline, TRACED, peaks.as_ref(), plan.config.precision.compute == Precision::Tf32);
         }
@@ -120,9 +123,8 @@ fn measure_scope(
     device: &Device,
     steps: usize,
     patience: f64,
-) -> Result<(ScopeProfile, Timeline), RunError> {
+) -> Result<(ScopeProfile, Timeline, Vec<OpMemory>), RunError> {
     let mut run = RandomSteps::new(plan, group, device)?;
-    let memory = Memory::of(run.stage(), 0);
     // Eager steps, the capture, and one that shows how long a step takes.
     let mut slowest = 0;
     for _ in 0..plan.graphs.warmup_steps + 2 {
@@ -130,6 +132,9 @@ fn measure_scope(
         run.step(Inputs::Copied)?;
         slowest = group.control.max(started.elapsed().as_micros() as u64);
     }
+    let graphs = run.stage().graphs().report().driver_bytes.unwrap_or(0);
+    let memory = Memory { graphs, ..Memory::planned(run.stage()) };
+    let op_memory = op_memory(run.stage(), plan.batch.microbatches(), device);
     let affordable = (patience * 1e6 / slowest.max(1) as f64) as usize;
     let host_ms = run.submissions(SUBMITTED.min(affordable.max(1)), Inputs::There)?.issue_us / 1e3;
     run.in_a_row((steps / 2).min(affordable / 2))?; // until the clock is steady
@@ -153,7 +158,7 @@ fn measure_scope(
         memory,
         activity: Activity::of(&timeline, TRACED),
     };
-    Ok((scope, timeline))
+    Ok((scope, timeline, op_memory))
 }
 
 /// The profile of rank `rank`, on all ranks.

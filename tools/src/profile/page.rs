@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::result::Profile;
-use super::table::{Cells, histograms, launches, memory, operations, scopes};
+use super::table::{Cells, histograms, launches, memory, op_memory, operations, scopes};
 use crate::page::document::{Page, plain_document};
 use crate::page::html::{paragraph, section, table};
 
@@ -35,6 +35,12 @@ pub fn page(profile: &Profile, now: SystemTime) -> String {
             "The operations of a step without graphs: the device's time, and the host's to submit one. The limit is the data \
              sheet's: FLOPs or bytes, whichever takes longer.",
             &operations(profile),
+        ),
+        part(
+            "op-memory",
+            "Memory of operations",
+            "Operations without graphs, those first that run while most of the planned memory is in use.",
+            &op_memory(profile),
         ),
         part(
             "launches",

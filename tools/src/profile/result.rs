@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::activity::Activity;
 use super::expected::Expected;
 use super::launches::Launches;
+use super::op_memory::OpMemory;
 use super::operations::Total;
 use crate::predict::Memory;
 
@@ -32,6 +33,9 @@ pub struct RankProfile {
     pub scopes: Vec<ScopeProfile>,
     /// The operations of a step without graphs, by their time.
     pub operations: Vec<Total>,
+    /// The memory of a step's operations without graphs, those first that run while most is in use.
+    #[serde(default)] // Older profiles do not have it.
+    pub op_memory: Vec<OpMemory>,
 }
 
 /// Steps in one scope.

@@ -4,6 +4,7 @@ use common::format::{bytes, counted};
 
 use super::activity::Histogram;
 use super::launches::Launches;
+use super::op_memory::OpMemory;
 use super::operations::Total;
 use super::result::{Profile, ScopeProfile};
 
@@ -24,7 +25,14 @@ pub fn table(profile: &Profile) -> String {
         String::new()
     };
     let title = format!("{} on {}{ranks}", profile.model, profile.device);
-    let parts = [scopes(profile), memory(profile), histograms(profile), operations(profile), launches(profile)];
+    let parts = [
+        scopes(profile),
+        memory(profile),
+        histograms(profile),
+        operations(profile),
+        op_memory(profile),
+        launches(profile),
+    ];
     let tables: Vec<String> = parts.iter().map(aligned).collect();
     format!("{title}\n\n{}\n{}", tables.join("\n"), profile.verdict)
 }
@@ -85,6 +93,7 @@ pub(super) fn memory(profile: &Profile) -> Cells {
         row("optimizer", scopes, |scope| bytes(scope.memory.optimizer)),
         row("activations, scratch", scopes, |scope| bytes(scope.memory.activations)),
         row("samples, numbers", scopes, |scope| bytes(scope.memory.rest)),
+        row("graphs", scopes, |scope| bytes(scope.memory.graphs)),
         row("all", scopes, |scope| bytes(scope.memory.total())),
     ]
 }
@@ -129,6 +138,18 @@ pub(super) fn operations(profile: &Profile) -> Cells {
         ]
     };
     let rows = profile.slowest().operations.iter().take(LISTED).map(cells);
+    std::iter::once(head.to_vec()).chain(rows).collect()
+}
+
+/// The memory of operations without graphs, those first that run while most is in use.
+pub(super) fn op_memory(profile: &Profile) -> Cells {
+    let head =
+        ["memory of an operation", "shape", "type", "tensors", "scratch", "in use while it runs"].map(String::from);
+    let cells = |of: &OpMemory| {
+        let OpMemory { name, shape, dtype, tensors, scratch, in_use } = of;
+        vec![name.clone(), shape.clone(), dtype.clone(), bytes(*tensors), bytes(*scratch), bytes(*in_use)]
+    };
+    let rows = profile.slowest().op_memory.iter().take(LISTED / 2).map(cells);
     std::iter::once(head.to_vec()).chain(rows).collect()
 }
 

@@ -29,7 +29,7 @@ pub(super) fn json(card: &Card, found: &Found) -> Value {
 fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
     let (mesh, config) = (plan.parallel.mesh, &plan.config);
     let memory = |memory: &Memory| {
-        let Memory { weights, gradients, optimizer, activations, rest, libraries, on_host } = *memory;
+        let Memory { weights, gradients, optimizer, activations, rest, graphs, libraries, on_host } = *memory;
         json!({
             "bytes": memory.total(),
             "weights": weights,
@@ -37,6 +37,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
             "optimizer": optimizer,
             "activations": activations,
             "rest": rest,
+            "graphs": graphs,
             "libraries": libraries,
             "on_host": on_host,
         })
@@ -80,7 +81,7 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
     match forecast.fit {
         Fit::Fits => {}
         Fit::Tightly(left) => page.push_str(&format!(
-            "  fits TIGHTLY: {} of the {room} of {} stay free, with {headroom} graphs and small errors have room\n",
+            "  fits TIGHTLY: {} of the {room} of {} stay free, with {headroom} small errors have room\n",
             bytes(left),
             card.name
         )),
@@ -244,14 +245,14 @@ fn flags(plan: &RunPlan) -> Vec<String> {
 
 /// Memory of a rank of each stage, by kind.
 fn stages(forecast: &Forecast) -> String {
-    let head = ["stage", "GiB", "weights", "gradients", "optimizer", "activations", "rest", "libraries"];
+    let head = ["stage", "GiB", "weights", "gradients", "optimizer", "activations", "rest", "graphs", "libraries"];
     let gib = |bytes: usize| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let mut rows = vec![head.map(String::from)];
     for (stage, memory) in forecast.memory.iter().enumerate() {
-        let Memory { weights, gradients, optimizer, activations, rest, libraries, on_host: _ } = *memory;
-        let kinds = [memory.total(), weights, gradients, optimizer, activations, rest, libraries];
-        let [total, weights, gradients, optimizer, activations, rest, libraries] = kinds.map(gib);
-        rows.push([stage.to_string(), total, weights, gradients, optimizer, activations, rest, libraries]);
+        let Memory { weights, gradients, optimizer, activations, rest, graphs, libraries, on_host: _ } = *memory;
+        let kinds = [memory.total(), weights, gradients, optimizer, activations, rest, graphs, libraries];
+        let [total, weights, gradients, optimizer, activations, rest, graphs, libraries] = kinds.map(gib);
+        rows.push([stage.to_string(), total, weights, gradients, optimizer, activations, rest, graphs, libraries]);
     }
     let on_host = forecast.memory.iter().map(|memory| memory.on_host).max().unwrap_or(0);
     match on_host {
