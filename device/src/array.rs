@@ -165,7 +165,7 @@ impl BorrowedMemory {
         self.block.as_mut().unwrap_or_else(|| unreachable!("it is there until this is dropped"))
     }
 
-    /// Its first bytes.
+    /// The memory's first bytes.
     pub(crate) fn bytes(&self, count: usize) -> &[u8] {
         self.block.as_ref().map_or(&[], |block| block.slice(count))
     }

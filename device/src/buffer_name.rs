@@ -11,7 +11,7 @@ use crate::BufferId;
 pub enum BufferName {
     /// A name of its own.
     Own(Rc<str>),
-    /// Its name in the region that takes it.
+    /// The buffer's name in the region that takes it.
     Within(Rc<str>, &'static str),
 }
 

@@ -3,7 +3,7 @@
 /// The calls of other code, such as another crate's, that the driver refuses while a stream captures: those that a replay
 /// would not repeat, such as an allocation, a wait, or the question whether an event has passed.
 ///
-/// This crate's own calls of that kind are refused in every mode. On the host device the mode changes nothing.
+/// Calls of that kind by this crate itself are refused in every mode. On the host device the mode changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {
     /// Refuses them on the thread that captures. Other threads go on as always: NCCL's, a loader's, those that copy a

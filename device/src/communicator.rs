@@ -34,7 +34,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Its name in errors, reports and traces.
+    /// The transfer's name in errors, reports and traces.
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::AllReduceSum => "all_reduce",
@@ -87,7 +87,7 @@ pub struct StreamHandle(pub *mut std::ffi::c_void);
 /// on it is reached. Both happen on the thread that owns the device. Transfers of one communicator start in submission
 /// order.
 pub trait Communicator: std::fmt::Debug {
-    /// Its name in errors and traces, such as `data`.
+    /// The communicator's name in errors and traces, such as `data`.
     fn name(&self) -> &str;
 
     /// This rank within the group.

@@ -51,7 +51,7 @@ impl HostBlock {
         HostBlock { start, bytes, _memory: Memory::Ordinary(Ordinary { start, layout }) }
     }
 
-    /// Its size.
+    /// The block's size.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -81,7 +81,7 @@ impl HostBlock {
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
-    /// Its address, for the driver.
+    /// The block's address, for the driver.
     pub(crate) fn as_ptr(&self) -> *mut std::ffi::c_void {
         self.start.cast()
     }

@@ -44,7 +44,7 @@ struct Copied {
 struct CopiedRange {
     /// A tensor of bytes.
     from: Tensor,
-    /// Its first byte in the copy, whose blocks follow one another.
+    /// The range's first byte in the copy, whose blocks follow one another.
     at: usize,
 }
 

@@ -12,15 +12,15 @@ use crate::program::Program;
 /// area are never in use at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BufferUse {
-    /// Its name in the step.
+    /// The buffer's name in the step.
     pub name: String,
     /// The region that takes it.
     pub region: String,
     /// The area that it lies in, as [`MemoryUse`](crate::MemoryUse) names it.
     pub area: String,
-    /// Its place in the area, bytes.
+    /// The buffer's place in the area, bytes.
     pub offset: usize,
-    /// Its size.
+    /// The buffer's size.
     pub bytes: usize,
     /// The position of its first use.
     pub first: usize,

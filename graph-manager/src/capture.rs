@@ -81,7 +81,7 @@ pub struct Capture<I: TensorTree, O: TensorTree> {
 
 /// The inputs that a plan was made with.
 struct Planned {
-    /// Their shapes and types.
+    /// Shapes and types of the tensors.
     words: String,
     tensors: Vec<Tensor>,
 }

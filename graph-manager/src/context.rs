@@ -36,7 +36,7 @@ pub(crate) struct Current<R> {
     pub(crate) region: R,
     /// The index of its visit in the list.
     pub(crate) visit: usize,
-    /// Its microbatch, if it belongs to one.
+    /// The region's microbatch, if it belongs to one.
     pub(crate) microbatch: Option<usize>,
     /// None of its pieces has ended yet, so the next one to end is its first.
     pub(crate) begins: Cell<bool>,

@@ -42,11 +42,11 @@ pub struct Difference {
     pub operation: &'static str,
     /// The tensor's buffer.
     pub tensor: String,
-    /// Its address in the step with graphs.
+    /// The tensor's address in the step with graphs.
     pub address: u64,
-    /// Its type.
+    /// The tensor's type.
     pub dtype: DType,
-    /// Its elements.
+    /// The tensor's elements.
     pub elements: usize,
     /// When tensors counted as the same.
     pub same: Sameness,
@@ -64,9 +64,9 @@ pub struct DifferingValues {
     pub elements: usize,
     /// The index of the first one.
     pub first: usize,
-    /// Its value with graphs.
+    /// The value with graphs.
     pub graphed: String,
-    /// Its value without.
+    /// The value without graphs.
     pub eager: String,
 }
 

@@ -46,7 +46,7 @@ pub enum Error {
          your calls (CallOrder::recorded)"
     )]
     OutOfOrder {
-        /// Its place in the order.
+        /// The place of that call in the order.
         position: usize,
         /// The call that was made.
         made: Call,
@@ -78,7 +78,7 @@ pub enum Error {
     OutOfMemory {
         /// The area that could not be allocated.
         area: String,
-        /// Its size.
+        /// The area's size.
         bytes: usize,
         /// The available memory, in the device's words.
         available: String,

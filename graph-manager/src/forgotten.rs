@@ -11,7 +11,7 @@ use crate::words::{counted, tell};
 pub struct Forgotten {
     /// All of them. One that comes back is counted again when it is forgotten again.
     pub plans: usize,
-    /// Those that went before their capture: they were recorded and planned, and ran eagerly alone.
+    /// The kinds that went before their capture: they were recorded and planned, and ran eagerly alone.
     pub without_graph: usize,
 }
 

@@ -7,7 +7,7 @@ use crate::tensor_tree::TensorTree;
 
 /// An input as an error names it.
 pub(crate) struct Input {
-    /// Its name in its struct.
+    /// The input's name in its struct.
     pub(crate) name: &'static str,
     pub(crate) tensor: Tensor,
 }

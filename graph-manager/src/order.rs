@@ -18,7 +18,7 @@ pub enum Phase {
 /// One call of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// Its work.
+    /// The call's work.
     pub phase: Phase,
     /// The layer, counted from 0.
     pub layer: usize,

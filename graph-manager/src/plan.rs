@@ -30,7 +30,7 @@ pub(crate) enum AreaKind {
 }
 
 impl AreaKind {
-    /// Its name in reports.
+    /// The area's name in reports.
     pub(crate) fn name(self, device: &Device) -> String {
         let name = match self {
             AreaKind::Scratch(stream) => format!("scratch of {}", device.stream_name(stream)),

@@ -49,7 +49,7 @@ pub(crate) struct State<P: Policy> {
 
 /// A region's graph.
 pub(crate) struct Captured {
-    /// Its place in the order of capture, from 0.
+    /// The graph's place in the order of capture, from 0.
     pub(crate) number: usize,
     pub(crate) graph: Graph,
     pub(crate) pool: Pool,

@@ -17,7 +17,7 @@ pub enum TrainingRegion {
     },
     /// Other work for a microbatch, such as its inputs or its loss.
     Microbatch {
-        /// Its name.
+        /// The region's name.
         name: &'static str,
         /// The microbatch, counted from 0.
         microbatch: usize,

@@ -62,7 +62,7 @@ pub enum Verified {
     Same {
         /// Tensors compared: all that the step writes and that outlive it, and the results of its code.
         tensors: usize,
-        /// Their size.
+        /// The size of these tensors.
         bytes: usize,
     },
     /// The steps left different results.

@@ -29,9 +29,9 @@ use crate::{CaptureRule, Error, Result};
 pub(super) enum CaptureState {
     /// The stream does not capture.
     None,
-    /// It captures. The last call may have added nodes that allocate or free memory.
+    /// The stream captures. The last call may have added nodes that allocate or free memory.
     Active { allocates: bool },
-    /// It captures, and the driver refused a call.
+    /// The stream captures, and the driver refused a call.
     Invalidated,
 }
 

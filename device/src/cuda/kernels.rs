@@ -44,7 +44,7 @@ pub struct KernelFile {
     pub set: KernelSet,
     /// The file's name.
     pub name: &'static str,
-    /// Its text.
+    /// The file's text.
     pub source: &'static str,
 }
 
@@ -105,7 +105,7 @@ pub(crate) enum Arg {
 }
 
 impl Arg {
-    /// Its bytes as an argument.
+    /// Bytes of the argument, as kernels take it.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Arg::Pointer(_) | Arg::U64(_) => 8,

@@ -85,7 +85,8 @@ impl Module {
         Ok(function)
     }
 
-    /// Its kernels by name, ready to launch. A kernel that the driver loads at its first launch could not be captured.
+    /// The module's kernels by name, ready to launch. A kernel that the driver loads at its first launch could not be
+    /// captured.
     pub(super) fn functions(&self) -> Result<Vec<(String, Function)>> {
         let mut count = 0;
         // SAFETY: the module is loaded; the functions and their names live as long; the buffer is as large as the

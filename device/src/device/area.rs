@@ -290,7 +290,7 @@ impl Area {
         self.start
     }
 
-    /// Its size in bytes, as it was asked for.
+    /// The area's size in bytes, as it was asked for.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

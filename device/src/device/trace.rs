@@ -9,7 +9,7 @@ use crate::{Accesses, Op, StreamId};
 pub enum TraceEvent {
     /// An operation would have run.
     Operation {
-        /// Its stream.
+        /// The work's stream.
         stream: StreamId,
         /// The operation.
         op: Box<Op>,
@@ -20,9 +20,9 @@ pub enum TraceEvent {
     },
     /// A copy between host and device would have run. A graph cannot have one.
     HostCopy {
-        /// Its stream.
+        /// The work's stream.
         stream: StreamId,
-        /// Its name.
+        /// The work's name.
         name: &'static str,
         /// The tensor it reads or writes.
         accesses: Accesses,
@@ -48,7 +48,7 @@ pub enum TraceEvent {
 pub enum Submission<'a> {
     /// An operation.
     Operation {
-        /// Its stream.
+        /// The work's stream.
         stream: StreamId,
         /// The operation.
         op: &'a Op,

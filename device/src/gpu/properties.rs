@@ -6,11 +6,11 @@ pub const FP8_CAPABILITY: (u32, u32) = (8, 9);
 /// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuProperties {
-    /// Its number among the visible GPUs.
+    /// The GPU's number among the visible GPUs.
     pub ordinal: usize,
-    /// Its product name.
+    /// The GPU's product name.
     pub name: String,
-    /// Its identity in hexadecimal, unique among all GPUs.
+    /// The GPU's identity in hexadecimal, unique among all GPUs.
     pub uuid: String,
     /// Compute capability, such as `(9, 0)`.
     pub capability: (u32, u32),

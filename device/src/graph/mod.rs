@@ -48,7 +48,7 @@ impl Graph {
         &self.name
     }
 
-    /// Its nodes, in the order of capture.
+    /// The graph's nodes, in the order of capture.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }

@@ -9,9 +9,9 @@ use crate::{Accesses, Op, StreamId};
 pub struct Node {
     /// The operation.
     pub op: Op,
-    /// Its reads and writes.
+    /// The node's reads and writes.
     pub accesses: Accesses,
-    /// Its region and name.
+    /// The node's region and name.
     pub label: Rc<str>,
     /// The stream it was submitted to.
     pub stream: StreamId,

@@ -10,11 +10,11 @@ use crate::{Accesses, Element, Op, Request, Result, Tensor};
 
 /// A collective under way.
 struct Pending {
-    /// Its position among the stream's collectives, counted from 1.
+    /// The collective's position among the stream's collectives, counted from 1.
     number: u64,
     request: Box<dyn Request>,
     accesses: Accesses,
-    /// Its time ends when this is dropped.
+    /// The collective's time ends when this is dropped.
     span: Option<OpenSpan>,
 }
 

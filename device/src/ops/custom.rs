@@ -77,7 +77,7 @@ use crate::{Error, Result, Tensor};
 /// Its `Debug` text tells operations apart: regions with operations of the same text and tensors share a graph. So the
 /// text has every value that a run depends on, and nothing that changes while the operation runs, such as a counter.
 pub trait CustomOp: fmt::Debug {
-    /// Its name in errors, reports and traces.
+    /// The operation's name in errors, reports and traces.
     fn name(&self) -> &'static str;
 
     /// Checks shapes and types. Called when the operation is submitted, before anything else.
@@ -111,9 +111,9 @@ pub trait CustomOp: fmt::Debug {
         Err(Error::operation(self.name(), problem))
     }
 
-    /// Its work on a GPU: the launch of a kernel ([`CudaLaunch`](crate::cuda::CudaLaunch)), or a call that submits work to
-    /// the stream itself ([`CudaWork::call`]). `None`, the default, for an operation without a CUDA side: a CUDA stream
-    /// refuses it.
+    /// The operation's work on a GPU: the launch of a kernel ([`CudaLaunch`](crate::cuda::CudaLaunch)), or a call that
+    /// submits work to the stream itself ([`CudaWork::call`]). `None`, the default, for an operation without a CUDA side: a
+    /// CUDA stream refuses it.
     ///
     /// A kernel is compiled and loaded when the operation is first recorded by
     /// [`Device::begin_trace`](crate::Device::begin_trace) or first runs. A launch compiles and allocates nothing. A

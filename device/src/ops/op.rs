@@ -89,7 +89,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Its shape in words; see [`Operation::shape`].
+            /// The operation's shape in words; see [`Operation::shape`].
             pub fn shape(&self) -> String {
                 match self {
                     $(Op::$name(op) => op.shape(),)*
@@ -224,31 +224,31 @@ operations! {
         TransposeFp8,
         /// GELU or ReLU.
         Activation,
-        /// Its gradient.
+        /// Gradient of [`Activation`].
         ActivationBackward,
         /// SwiGLU or GeGLU.
         Glu,
-        /// Its gradient.
+        /// Gradient of [`Glu`].
         GluBackward,
         /// LayerNorm or RMSNorm, with the residual add before it.
         Norm,
-        /// Its gradient.
+        /// Gradient of [`Norm`].
         NormBackward,
         /// RMSNorm of query and key heads, with the rotation after it.
         HeadNorm,
-        /// Its gradient.
+        /// Gradient of [`HeadNorm`].
         HeadNormBackward,
         /// Sums over the channels of all query heads, and of all key heads.
         HeadSums,
         /// RMSNorm over all query heads, and over all key heads.
         JointNorm,
-        /// Its gradient.
+        /// Gradient of [`JointNorm`].
         JointNormBackward,
         /// Rotary position embedding.
         Rotary,
         /// Causal attention.
         Attention,
-        /// Its gradient.
+        /// Gradient of [`Attention`].
         AttentionBackward,
         /// Attention over a cache of keys and values.
         CachedAttention,
@@ -258,15 +258,15 @@ operations! {
         Dropout,
         /// ReLU, then dropout.
         ReluDropout,
-        /// Its gradient.
+        /// Gradient of [`ReluDropout`].
         ReluDropoutBackward,
         /// Table lookup.
         Embedding,
-        /// Its gradient.
+        /// Gradient of [`Embedding`].
         EmbeddingBackward,
         /// Choice of experts.
         Route,
-        /// Its gradient, and the router's losses.
+        /// Gradient of [`Route`], and the router's losses.
         RouteBackward,
         /// A bound of the number of tokens of each expert.
         LimitLoad,
@@ -284,7 +284,7 @@ operations! {
         GroupedGemm,
         /// SwiGLU or GeGLU of each expert's rows, weighted.
         ExpertGlu,
-        /// Its gradient.
+        /// Gradient of [`ExpertGlu`].
         ExpertGluBackward,
         /// The number of tokens of each expert.
         CountLoad,

@@ -5,7 +5,7 @@ use crate::{DType, Result, Tensor};
 
 /// The interface of every operation.
 pub trait Operation: Clone + PartialEq {
-    /// Its name in errors, reports and traces.
+    /// The operation's name in errors, reports and traces.
     const NAME: &'static str;
     /// The names that values have.
     const NAMES: &'static [&'static str] = &[Self::NAME];
@@ -35,8 +35,8 @@ pub trait Operation: Clone + PartialEq {
         self.accesses().all().map(|tensor| tensor.bytes() as f64).sum()
     }
 
-    /// Its shape in words: rows, columns and inner size of a product, otherwise the shape of the largest tensor that it
-    /// writes, or reads if it writes none.
+    /// The operation's shape in words: rows, columns and inner size of a product, otherwise the shape of the largest
+    /// tensor that it writes, or reads if it writes none.
     fn shape(&self) -> String {
         let accesses = self.accesses();
         let of = if accesses.writes.is_empty() { &accesses.reads } else { &accesses.writes };

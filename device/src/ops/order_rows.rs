@@ -17,7 +17,7 @@ pub struct OrderRows {
 /// An order of the rows of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowOrder {
-    /// Those of one rank after those of another, as ranks gather them.
+    /// The rows of one rank after those of another, as ranks gather them.
     ByRank,
     /// By their positions.
     ByPosition,

@@ -57,12 +57,12 @@ impl Device {
 }
 
 impl Stream {
-    /// Its number on the device.
+    /// The stream's number on the device.
     pub fn id(&self) -> StreamId {
         self.id
     }
 
-    /// Its device.
+    /// The stream's device.
     pub fn device(&self) -> &Device {
         &self.device
     }

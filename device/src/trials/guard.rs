@@ -74,7 +74,7 @@ impl Guarded {
         Ok(Guarded { number, tensor, all, written_in_part: false, _area: area })
     }
 
-    /// Its number, shape and type.
+    /// The tensor's number, shape and type.
     pub(super) fn describe(&self) -> String {
         format!("tensor {}, {:?} of {}", self.number, self.tensor.shape, self.tensor.dtype)
     }

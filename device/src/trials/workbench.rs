@@ -41,7 +41,7 @@ pub struct Workbench {
 
 /// A tensor that an operation wrote.
 pub(super) struct WrittenTensor {
-    /// Its number, shape and type.
+    /// The tensor's number, shape and type.
     pub(super) name: String,
     pub(super) values: Vec<f64>,
     /// For each element, whether it is the poison that was there before.

@@ -25,7 +25,7 @@ pub(crate) use sums::Sums;
 
 /// Decides on the time of operations.
 pub trait StepPass<R> {
-    /// Its name in errors and reports.
+    /// The pass's name in errors and reports.
     fn name(&self) -> &'static str;
 
     /// Whether a region, and those inside it, run on the second lane: in turn with other regions there, after all

@@ -87,7 +87,7 @@ pub struct PieceEntry {
     pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
-    /// Its place in the order that the pass was given, from 1; 0 if the pass has made it.
+    /// The entry's place in the order that the pass was given, from 1; 0 if the pass has made it.
     pub(super) number: u64,
     /// The pass has made it, to move a tensor.
     pub(super) moves: bool,

@@ -73,7 +73,7 @@ pub(super) struct Use {
 /// A buffer that a region takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Own {
-    /// Its number in the visit's table.
+    /// The buffer's number in the visit's table.
     pub(super) local: u32,
     pub(super) name: &'static str,
     pub(super) bytes: usize,

@@ -46,7 +46,7 @@ pub(crate) struct Program<R> {
 /// A region's turn in a step.
 pub(crate) struct Visit<R> {
     pub(crate) region: R,
-    /// Its microbatch, if it belongs to one.
+    /// The region's microbatch, if it belongs to one.
     pub(crate) instance: Option<Instance<R>>,
     /// The region in words.
     pub(crate) name: Rc<str>,
@@ -77,7 +77,7 @@ pub(crate) struct Taken {
     pub(crate) bytes: usize,
     /// The memory that it is planned in.
     pub(crate) home: Home,
-    /// Its first address, in the recording's own addresses.
+    /// The first address, in the recording's own addresses.
     pub(crate) address: u64,
     pub(crate) buffer: BufferId,
     /// Index of the visit that takes it.
@@ -320,7 +320,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         })
     }
 
-    /// Its queues, by number.
+    /// The list's queues, by number.
     pub(crate) fn queues(&self) -> &[StreamId] {
         &self.queues
     }

@@ -21,7 +21,8 @@ pub(super) enum EntryOrJoin<'p> {
 }
 
 impl<'p> Expanded<'p> {
-    /// Its reads and writes, each with the index of the buffer. The index is marked if no region takes the buffer.
+    /// The entry's reads and writes, each with the index of the buffer. The index is marked if no region takes the
+    /// buffer.
     pub(super) fn uses(&self) -> impl Iterator<Item = (u32, &'p Use)> {
         let (table, tables) = (self.table, self.tables);
         let uses = &self.body.uses[self.entry.uses.start as usize..self.entry.uses.end as usize];

@@ -10,7 +10,7 @@ pub(super) const SEVERAL: u32 = u32::MAX;
 pub(crate) struct Lifetime {
     pub(crate) first: u32,
     pub(crate) last: u32,
-    /// Its first and last use in the order of its stream. Only work of the same stream may go by these.
+    /// The buffer's first and last use in the order of its stream. Only work of the same stream may go by these.
     pub(super) in_stream: (u32, u32),
     /// The stream of all its uses; `SEVERAL` if several streams use it.
     pub(super) stream: u32,

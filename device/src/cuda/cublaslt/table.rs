@@ -12,7 +12,7 @@ use super::descriptors::Algorithm;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ChoiceEntry {
     pub(super) method: ChosenMethod,
-    /// Its time, in microseconds.
+    /// The choice's time, in microseconds.
     pub(super) microseconds: f32,
 }
 

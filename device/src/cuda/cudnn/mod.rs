@@ -145,7 +145,7 @@ impl TensorAddresses {
         }
     }
 
-    /// Those of a part of the queries.
+    /// The addresses of a part of the queries.
     fn of_part(self, part: &QueryPart) -> TensorAddresses {
         let GraphSizes { heads, dim, .. } = part.sizes;
         let row = |width: i64, dtype: DType| (part.first * width as usize * dtype.size()) as u64;

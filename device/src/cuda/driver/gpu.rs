@@ -22,7 +22,7 @@ thread_local! {
 pub(crate) struct Gpu {
     /// Staging memory holds it too, since it may outlive the device in another thread.
     pub(crate) context: Arc<PrimaryContext>,
-    /// Its properties.
+    /// The GPU's properties.
     pub(crate) properties: GpuProperties,
 }
 

@@ -39,7 +39,7 @@ impl PageLocked {
         Ok(PageLocked { memory: ManuallyDrop::new(memory) })
     }
 
-    /// Its first byte.
+    /// The block's first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.memory.start.cast()
     }

@@ -28,7 +28,7 @@ pub(crate) fn gelu(x: f32) -> f32 {
     x * sigmoid(twice_u(x))
 }
 
-/// Its derivative.
+/// Derivative of [`gelu`].
 #[inline(always)]
 pub(crate) fn gelu_derivative(x: f32) -> f32 {
     let s = sigmoid(twice_u(x));
@@ -55,7 +55,7 @@ pub(crate) fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
-/// Its derivative.
+/// Derivative of [`silu`].
 #[inline(always)]
 pub(crate) fn silu_derivative(x: f32) -> f32 {
     let s = sigmoid(x);

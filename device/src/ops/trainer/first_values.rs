@@ -20,7 +20,7 @@ pub struct FirstValues {
     pub output: Tensor,
     /// The same values in bf16 (round to nearest even), as many. `output` is f32 then.
     pub rounded: Option<Tensor>,
-    /// Their distribution.
+    /// The values' distribution.
     pub distribution: Distribution,
     /// The run's seed.
     pub seed: u64,

@@ -41,7 +41,7 @@ pub struct Gemm {
 pub struct Columns {
     /// The first one.
     pub first: usize,
-    /// Their number.
+    /// The matrices' number.
     pub count: usize,
 }
 

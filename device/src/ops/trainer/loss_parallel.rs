@@ -53,7 +53,7 @@ pub struct CrossEntropyJoin {
     pub losses: Tensor,
     /// This rank's columns.
     pub part: VocabPart,
-    /// That of the first half.
+    /// The bound of the first half.
     pub soft_cap: Option<f32>,
     /// The z-loss, if there is one; the same on every rank.
     pub z_loss: Option<ZLoss>,

@@ -62,9 +62,9 @@ impl Operation for NesterovMomentum {
 pub struct Corner {
     /// `(rows, columns)` of the whole matrix, f32 or bf16.
     pub matrix: Tensor,
-    /// Its row.
+    /// The block's row.
     pub row: usize,
-    /// Its column.
+    /// The block's column.
     pub column: usize,
 }
 
@@ -75,7 +75,7 @@ impl Visit for Corner {
 }
 
 impl Corner {
-    /// That of the whole matrix.
+    /// The corner of the whole matrix.
     pub fn first(matrix: Tensor) -> Corner {
         Corner { matrix, row: 0, column: 0 }
     }

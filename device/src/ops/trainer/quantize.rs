@@ -184,7 +184,7 @@ impl QuantizeSource {
         self.inputs()[0].1.dtype
     }
 
-    /// Its shape: `(..., columns)`, with the leading axes of its input.
+    /// The matrix's shape: `(..., columns)`, with the leading axes of its input.
     pub fn shape(&self) -> Shape {
         let mut sizes = self.inputs()[0].1.shape.sizes().to_vec();
         if let (QuantizeSource::Glu { .. }, Some(last)) = (self, sizes.last_mut()) {

@@ -35,9 +35,9 @@ pub enum Rule {
 /// A tensor that a rule keeps for each parameter, with as many elements. It is 0 before the first update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleState {
-    /// Its name in errors and checkpoints.
+    /// The state's name in errors and checkpoints.
     pub name: &'static str,
-    /// Its values.
+    /// The state's values.
     pub values: StateValues,
 }
 
@@ -84,7 +84,7 @@ impl Rule {
         }
     }
 
-    /// Its constants: `beta1`, `beta2` and `eps` of the kernels' `Update`, 0 if it has fewer.
+    /// The rule's constants: `beta1`, `beta2` and `eps` of the kernels' `Update`, 0 if it has fewer.
     pub(crate) fn constants(&self) -> [f32; 3] {
         match *self {
             Rule::AdamW { beta1, beta2, eps } => [beta1, beta2, eps],

@@ -22,7 +22,7 @@ impl Counted<'_> {
         })
     }
 
-    /// Those of a token's group, for groups that are sequences, or all tokens.
+    /// Real tokens of a token's group, for groups that are sequences, or all tokens.
     pub(super) fn of_group(&self, token: usize, groups: usize) -> f32 {
         let size = self.tokens / groups;
         match self.real {
