@@ -24,6 +24,16 @@ SCALE_BLOCK(float, bf16, f32_bf16)
 SCALE_BLOCK(bf16, float, bf16_f32)
 SCALE_BLOCK(bf16, bf16, bf16_bf16)
 
+// to = from, in vectors of 16 bytes.
+KERNEL(copy_block_words)(const uint4* from, u64 from_width, uint4* to, u64 to_width, u32 rows, u32 columns) {
+    begin_kernel();
+    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= columns) return;
+    for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+        to[row * to_width + column] = from[row * from_width + column];
+    }
+}
+
 // output = a * identity + b * x + c * square, all (n, n), N values of a row per thread and iteration.
 template <class T, int N>
 void matrix_polynomial(const T* x, const T* square, T* output, u64 n, float a, float b, float c) {

@@ -56,4 +56,4 @@ pub use position::{Position, RotaryTable, RotaryTables, Scaling, TokensHere};
 pub use sample_row::{DocumentColumns, PairColumns, Restart, SampleRow};
 pub use saved::Saved;
 pub use shape::{FeedForward, GptShape, NormPlacement, QkNorm, Windows};
-pub use tensor_parallel::TensorParallel;
+pub use tensor_parallel::{ContextTransfers, TensorParallel};

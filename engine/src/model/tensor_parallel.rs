@@ -28,12 +28,24 @@ pub struct TensorParallel {
     pub ranks: Rc<Ranks>,
     /// Sequence parallelism: each rank has its own rows of the residual stream.
     pub sequence: bool,
+    /// The transfers of ranks that divide sequences.
+    pub context: ContextTransfers,
+}
+
+/// What ranks that divide sequences exchange in attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContextTransfers {
+    /// A rank gathers the keys and values of whole sequences.
+    #[default]
+    Keys,
+    /// A rank gets all tokens of some heads. The ranks divide the heads, and the key and value heads.
+    Heads,
 }
 
 impl TensorParallel {
     /// One rank with whole layers.
     pub fn alone() -> TensorParallel {
-        TensorParallel { ranks: Ranks::alone(), sequence: false }
+        TensorParallel { ranks: Ranks::alone(), sequence: false, context: ContextTransfers::Keys }
     }
 
     /// The ranks that share layers; `None` if each rank has whole layers.

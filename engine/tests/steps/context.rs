@@ -3,7 +3,7 @@
 use device::HostValues;
 use device::ops::SequenceShare;
 use engine::graph_options::GraphOptions;
-use engine::model::{GptShape, SampleRow};
+use engine::model::{ContextTransfers, GptShape, SampleRow};
 use engine::precision::Precision;
 use engine::step::{StepResult, StepSettings};
 use parallel::{Axis, Place};
@@ -81,26 +81,47 @@ fn assert_same(what: &str, alone: &[StepResult], ranks: &[StepResult]) {
     }
 }
 
+/// The losses of all positions in these layouts are those of one rank.
+fn assert_alike(name: &str, shape: &GptShape, row: Option<&SampleRow>, layouts: &[Layout], context: ContextTransfers) {
+    let make = |data: usize| Run { context, ..run(shape, data, row.cloned(), off()) };
+    let (losses, results) = trained(&make(1));
+    assert_eq!(losses.len(), MICROBATCHES * MICRO_BATCH * SEQ);
+    for layout in layouts {
+        let what = format!("{name}, {layout:?}, {context:?}, packed {}", row.is_some());
+        let all = layout.on_ranks(|| make(layout.data), |run| trained(&run));
+        let mut seen = 0;
+        for (rank, (here, of_rank)) in all.iter().enumerate() {
+            assert_same(&what, &results, of_rank);
+            for (at, loss) in here {
+                let (_, alone) = losses.iter().find(|(of, _)| of == at).unwrap();
+                assert!((loss - alone).abs() < 1e-4, "{what}, {at:?}: {loss} and {alone}");
+            }
+            seen += if layout.position(rank, Axis::Tensor) == 0 { here.len() } else { 0 };
+        }
+        assert_eq!(seen, losses.len(), "{what}");
+    }
+}
+
 #[test]
 fn losses_of_all_positions_are_those_of_one_rank() {
+    let packed = SampleRow::packed(SEQ, SEQ);
     for (name, shape) in shapes() {
-        for row in [None, Some(SampleRow::packed(SEQ, SEQ))] {
-            let (losses, results) = trained(&run(&shape, 1, row.clone(), off()));
-            assert_eq!(losses.len(), MICROBATCHES * MICRO_BATCH * SEQ);
-            for layout in layouts().into_iter().filter(|layout| shape.kv_heads % layout.tensor == 0) {
-                let what = format!("{name}, {layout:?}, packed {}", row.is_some());
-                let all = layout.on_ranks(|| run(&shape, layout.data, row.clone(), off()), |run| trained(&run));
-                let mut seen = 0;
-                for (rank, (here, of_rank)) in all.iter().enumerate() {
-                    assert_same(&what, &results, of_rank);
-                    for (at, loss) in here {
-                        let (_, alone) = losses.iter().find(|(of, _)| of == at).unwrap();
-                        assert!((loss - alone).abs() < 1e-4, "{what}, {at:?}: {loss} and {alone}");
-                    }
-                    seen += if layout.position(rank, Axis::Tensor) == 0 { here.len() } else { 0 };
-                }
-                assert_eq!(seen, losses.len(), "{what}");
-            }
+        let fits = |layout: &Layout| shape.kv_heads % layout.tensor == 0;
+        let layouts: Vec<Layout> = layouts().into_iter().filter(fits).collect();
+        for row in [None, Some(&packed)] {
+            assert_alike(name, &shape, row, &layouts, ContextTransfers::Keys);
+        }
+    }
+}
+
+#[test]
+fn losses_of_all_positions_are_those_of_one_rank_with_exchanged_heads() {
+    let packed = SampleRow::packed(SEQ, SEQ);
+    for (name, shape) in shapes() {
+        let fits = |layout: &Layout| shape.kv_heads % (layout.tensor * layout.context) == 0;
+        let layouts: Vec<Layout> = layouts().into_iter().filter(fits).collect();
+        for row in [None, Some(&packed)] {
+            assert_alike(name, &shape, row, &layouts, ContextTransfers::Heads);
         }
     }
 }

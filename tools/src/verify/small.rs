@@ -2,12 +2,13 @@
 
 use common::UserError;
 use engine::fp8::Fp8Recipe;
+use engine::model::ContextTransfers;
 use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind, MomentDtype,
-    OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
+    BalanceLossOver, ContextTransfersChoice, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind,
+    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
 };
 
 use super::numbers::STEPS;
@@ -81,8 +82,12 @@ impl Small {
 pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     let mut config = plan.config.clone();
     let mut replaced = Vec::new();
-    shrink_model(&mut config, plan.parallel.mesh.size(Axis::Tensor), mesh);
+    shrink_model(&mut config, plan, mesh);
     shrink_layout(&mut config, plan, mesh);
+    config.parallel.context_transfers = match plan.parallel.context_transfers {
+        ContextTransfers::Keys => ContextTransfersChoice::Keys,
+        ContextTransfers::Heads => ContextTransfersChoice::Heads,
+    };
     if !config.cuda_graph.layers.is_empty() {
         replaced.push(format!("cuda_graph.layers = {:?}: all layers", config.cuda_graph.layers));
     }
@@ -124,7 +129,8 @@ fn keep_what_fits(config: &mut RunConfig, mesh: Mesh, replaced: &mut Vec<String>
     })
 }
 
-fn shrink_model(config: &mut RunConfig, ranks: usize, mesh: Mesh) {
+fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
+    let ranks = plan.parallel.mesh.size(Axis::Tensor);
     let [small_ranks, context, expert_ranks] = [Axis::Tensor, Axis::Context, Axis::Expert].map(|axis| mesh.size(axis));
     let has_8_bits = config.precision.fp8 != Fp8Choice::None;
     let has_blocks = has_8_bits && config.precision.fp8_recipe == Fp8Recipe::Blockwise;
@@ -141,6 +147,11 @@ fn shrink_model(config: &mut RunConfig, ranks: usize, mesh: Mesh) {
         () if kv_heads == ranks || small_ranks == 1 => small_ranks,
         () if kv_heads > 1 && small_ranks.is_multiple_of(2) => small_ranks / 2,
         () => 1,
+    };
+    let small_kv = match plan.parallel.context_transfers {
+        ContextTransfers::Keys => small_kv,
+        // Each rank that divides sequences has some heads.
+        ContextTransfers::Heads => small_kv * context,
     };
     let queries = (queries..).find(|queries| (small_kv * queries).is_multiple_of(small_ranks)).unwrap_or(1);
     let (heads, small_heads) = (model.heads, small_kv * queries);

@@ -125,9 +125,9 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["model.seq_length = 64 with model.max_position_embeddings = 48", "set model.seq_length = 48 or less"],
     ),
     (
-        "--expert-model-parallel-size 2 --rotary-percent=0.5 --fp16",
+        "--fp8-interval 2 --rotary-percent=0.5 --fp16",
         &[
-            "3 flags are not accepted: --expert-model-parallel-size 2, --rotary-percent 0.5, --fp16. Rule: ",
+            "3 flags are not accepted: --fp8-interval 2, --rotary-percent 0.5, --fp16. Rule: ",
             "\n  --rotary-percent 0.5: rotary positions turn all channels of a head. Fix: ",
         ],
     ),

@@ -1,10 +1,10 @@
 //! Checks of settings with ranks that divide sequences.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{ContextTransfers, GptShape};
 
 use crate::config::checks::require;
-use crate::config::{BalanceLossOver, RunConfig};
+use crate::config::{BalanceLossOver, ContextTransfersChoice, ParallelConfig, RunConfig};
 
 /// Tokens of a microbatch that a rank has.
 pub(super) fn tokens_here(config: &RunConfig) -> usize {
@@ -30,6 +30,29 @@ pub(super) fn check_context(config: &RunConfig, shape: &GptShape) -> Result<(), 
         )
     })?;
     if shape.experts.is_some() { check_experts(config, with) } else { Ok(()) }
+}
+
+/// What ranks that divide sequences exchange in attention.
+///
+/// # Errors
+/// Heads that the ranks do not divide.
+pub(super) fn transfers(config: &RunConfig, shape: &GptShape) -> Result<ContextTransfers, UserError> {
+    let ParallelConfig { tensor, context, context_transfers, .. } = config.parallel;
+    let own = [shape.heads / tensor, (shape.kv_heads / tensor).max(1)];
+    let suffice = own.iter().all(|heads| heads.is_multiple_of(context));
+    let has_documents = config.data.sft_packing > 1 || config.data.reset_attention_mask;
+    match context_transfers {
+        ContextTransfersChoice::Auto if suffice && has_documents => Ok(ContextTransfers::Heads),
+        ContextTransfersChoice::Auto | ContextTransfersChoice::Keys => Ok(ContextTransfers::Keys),
+        ContextTransfersChoice::Heads if suffice => Ok(ContextTransfers::Heads),
+        ContextTransfersChoice::Heads => Err(UserError::new(
+            format!(
+                "parallel.context_transfers = \"heads\" with parallel.context = {context} and, on a rank, {own:?} heads"
+            ),
+            "parallel.context divides a rank's heads, and its key and value heads",
+            "set parallel.context_transfers = \"keys\", or a smaller parallel.context",
+        )),
+    }
 }
 
 fn check_length(config: &RunConfig) -> Result<(), UserError> {
@@ -103,9 +126,15 @@ mod tests {
             ("model.seq_length=60 parallel.context=4", 4, "set model.seq_length = 64, or parallel.context = 2"),
             ("model.seq_length=63 parallel.context=2", 2, "set model.seq_length = 64, or parallel.context = 1"),
             (
-                "model.seq_length=12 parallel.context=2 parallel.tensor=4 parallel.sequence_parallel=true",
+                "model.seq_length=12 parallel.context=2 parallel.tensor=4 parallel.sequence_parallel=true \
+                 train.micro_batch_size=1",
                 8,
                 "set model.seq_length = 16, or parallel.context = 1",
+            ),
+            (
+                "model.preset=tiny-llama parallel.context=4 parallel.context_transfers=heads",
+                4,
+                "set parallel.context_transfers = \"keys\"",
             ),
             ("parallel.context=2 model.attention_dropout=0.1", 2, "set model.attention_dropout = 0"),
             ("parallel.context=3 parallel.pipeline=2", 8, "start a multiple of 6 ranks"),

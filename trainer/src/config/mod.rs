@@ -44,7 +44,7 @@ pub mod watch;
 
 pub use optimizers::OptimizerChoice;
 pub use sections::{
-    Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, DpoConfig,
+    Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig, DecayStyle, DeviceChoice, DpoConfig,
     Fp8Choice, GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement,
     Normalization, OffloadConfig, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig,
     PreferenceLoss, QkNormOver, RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType,

@@ -7,10 +7,10 @@ use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 
 use crate::config::{
-    Activation, AmaxAlgo, BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope,
-    ModelKind, MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding,
-    PreferenceLoss, QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice,
-    TensorTransfers, TokenDropPolicy, VerifyMemory,
+    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
+    GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule,
+    PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore,
+    SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -229,6 +229,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also divide the tokens between layers: less memory for the same traffic"),
     option("parallel.tensor_transfers", "tensor-parallel-transfers", &[], "\"auto\"", Kind::Choice(TensorTransfers::WORDS), "What sums and gathers over ranks that share layers. auto: kernels that read the memory of the other GPUs, if all are in one node and reach each other, and NCCL_P2P_DISABLE is not set; else NCCL. Over NVLink the kernels are faster; over PCIe they were not measured. nccl: always NCCL. Sums over three and more ranks have other bits"),
     option("parallel.context", "context-parallel-size", &[], "1", Kind::Integer, "Number of ranks that divide each sequence, for long ones. A rank has two of 2 x context equal parts, one from the beginning and the mirrored one from the end, so all have as much work. In attention each rank gathers the keys and values of the whole sequence, a layer at a time. Sequences are a multiple of 2 x context"),
+    option("parallel.context_transfers", "context-parallel-transfers", &[], "\"auto\"", Kind::Choice(ContextTransfersChoice::WORDS), "What ranks that divide sequences exchange in attention. keys: each rank gathers the keys and values of the whole sequence. heads: each rank gets all tokens of some heads (Ulysses); the ranks divide the heads, and the key and value heads. auto: heads if samples hold documents and all ranks get some, else keys"),
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Number of pipeline stages. Each has some of the layers and sends its results to the next"),
     option("parallel.pipeline_schedule", "pipeline-schedule", &[], "\"1f1b\"", Kind::Choice(PipelineSchedule::WORDS), "Order of work of a stage. 1f1b: one forward, one backward in turn. zero_bubble: weight gradients are made later, in the time that a stage would wait for others; each stage then saves as many microbatches as the first one does under 1f1b, and what was recomputed, until the weight gradients are made"),
     option("parallel.virtual_pipeline", "virtual-pipeline-model-parallel-size", &["num-virtual-stages-per-pipeline-rank"], "1", Kind::Integer, "Chunks of layers on each stage, interleaved with those of the other stages: less idle time, more transfers"),

@@ -3,11 +3,14 @@
 use common::UserError;
 use device::{DType, Home};
 use engine::layer_partition::Recompute;
+use engine::model::ContextTransfers;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::model_plan::ModelPlan;
-use crate::config::{GradReduce, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, rank_layout};
+use crate::config::{
+    GradReduce, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan, rank_layout,
+};
 
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct ParallelPlan {
     pub shares_table: bool,
     /// Whether ranks that share layers also divide the tokens.
     pub sequence_parallel: bool,
+    /// What ranks that divide sequences exchange in attention.
+    pub context_transfers: ContextTransfers,
     /// Whether data-parallel ranks divide the optimizer's state and work.
     pub distributed_optimizer: bool,
     /// The type of the sums of gradients over data-parallel ranks.
@@ -61,12 +66,13 @@ impl ParallelPlan {
         microbatch_counts: &[usize],
     ) -> Result<ParallelPlan, UserError> {
         let parallel = &config.parallel;
-        let (mut blocks, mut tied) = (Vec::new(), false);
+        let (mut blocks, mut tied, mut context_transfers) = (Vec::new(), false, ContextTransfers::Keys);
         if let ModelPlan::Gpt(shape) = model {
             rank_layout::check_shape(config, shape)?;
             blocks = rank_layout::blocks(config, shape)?;
             mesh = rank_layout::with_key_heads(mesh, shape)?;
             tied = shape.tied;
+            context_transfers = context_plan::transfers(config, shape)?;
         }
         rank_layout::check_schedule(config)?;
         let schedule = rank_layout::schedule(config, microbatch_counts)?;
@@ -84,6 +90,7 @@ impl ParallelPlan {
             state_home: if config.offload.optimizer { Home::Host } else { Home::Device },
             shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
+            context_transfers,
             distributed_optimizer: parallel.distributed_optimizer,
             grad_reduce: match parallel.grad_reduce {
                 GradReduce::F32 => DType::F32,

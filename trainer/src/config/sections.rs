@@ -400,6 +400,7 @@ section!(ParallelConfig {
     sequence_parallel: bool,
     tensor_transfers: TensorTransfers,
     context: usize,
+    context_transfers: ContextTransfersChoice,
     pipeline: usize,
     pipeline_schedule: PipelineSchedule,
     virtual_pipeline: usize,
@@ -413,6 +414,18 @@ section!(ParallelConfig {
     setup_timeout_seconds: f64,
     monitor_address: Option<String>,
 });
+
+choice! {
+    /// What ranks that divide sequences exchange in attention.
+    pub enum ContextTransfersChoice {
+        /// Heads if samples hold documents and all ranks get some, else keys.
+        Auto = "auto",
+        /// A rank gathers the keys and values of whole sequences.
+        Keys = "keys",
+        /// A rank gets all tokens of some heads.
+        Heads = "heads",
+    }
+}
 
 choice! {
     /// The code that transfers data between ranks that share layers.

@@ -33,6 +33,8 @@ const IS_MLP: When = Is(|run| run.config.model.kind == ModelKind::Mlp);
 #[rustfmt::skip]
 const RULES: &[(&[&str], When, &str)] = &[
     (&["parallel.sequence_parallel"], NO_TENSOR_RANKS, "with parallel.tensor = 1 no ranks share a layer and its tokens"),
+    (&["parallel.context_transfers"], Is(|run| run.config.parallel.context == 1),
+     "with parallel.context = 1 no ranks divide sequences"),
     (&["parallel.tensor_transfers"], NO_TENSOR_RANKS, "with parallel.tensor = 1 no ranks share a layer"),
     (&["cuda_graph.scope", "cuda_graph.modules", "cuda_graph.layers", "cuda_graph.warmup_steps",
        "cuda_graph.share_io_buffers", "cuda_graph.capture_optimizer", "cuda_graph.overlap_microbatches",

@@ -3,6 +3,7 @@
 use common::format::{bytes, count, counted};
 use data::Source;
 use device::{Device, Home};
+use engine::model::ContextTransfers;
 use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
@@ -88,7 +89,13 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
     };
     let divided = match plan.parallel.mesh.size(Axis::Context) {
         1 => String::new(),
-        context => format!("; {context} ranks divide each sequence"),
+        context => {
+            let exchange = match plan.parallel.context_transfers {
+                ContextTransfers::Keys => "gather keys",
+                ContextTransfers::Heads => "exchange heads",
+            };
+            format!("; {context} ranks divide each sequence and {exchange}")
+        }
     };
     let experts = match plan.parallel.mesh.size(Axis::Expert) {
         1 => String::new(),

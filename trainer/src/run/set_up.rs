@@ -210,7 +210,7 @@ pub fn recorded_stage(
     seed: Option<u64>,
 ) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
-    let tensor = TensorParallel { ranks: group.ranks.clone(), sequence };
+    let tensor = TensorParallel { ranks: group.ranks.clone(), sequence, context: plan.parallel.context_transfers };
     let options = StageOptions {
         seed,
         microbatches: plan.batch.microbatches(),

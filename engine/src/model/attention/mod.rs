@@ -3,6 +3,7 @@
 mod cached;
 mod context;
 mod head_norms;
+mod heads;
 mod joint_norms;
 mod ready;
 
@@ -10,7 +11,8 @@ use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutS
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use self::context::ContextRanks;
+use self::context::{ContextRanks, Gathered};
+use self::heads::HeadExchange;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
 use super::adapter::SavedAdapter;
 use super::buffers::tensor_like;
@@ -24,7 +26,7 @@ use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
 use super::position::TokensHere;
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::tensor_parallel::{Packed, TensorParallel};
+use super::tensor_parallel::{ContextTransfers, Packed, TensorParallel};
 use super::token_cost::TokenCost;
 use crate::batch_sizes::BatchSizes;
 use crate::fp8::{Copies, Operand};
@@ -79,7 +81,11 @@ impl PartSpec for CausalAttentionSpec {
             here: builder.step.here.clone(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
-            context: ContextRanks::new(&parallel.ranks, heads * shape.head_dim()),
+            context: match parallel.context {
+                ContextTransfers::Keys => ContextRanks::new(&parallel.ranks, heads * shape.head_dim()),
+                ContextTransfers::Heads => None,
+            },
+            exchange: HeadExchange::new(&parallel.ranks).filter(|_| parallel.context == ContextTransfers::Heads),
             ranks: builder.of.parallel.clone(),
             recompute: shape.recompute,
         })
@@ -118,8 +124,10 @@ struct CausalAttention {
     here: TokensHere,
     probabilities: DropoutLayer,
     output: DropoutLayer,
-    /// The ranks that divide sequences, if there are several.
+    /// The ranks that divide sequences and gather keys.
     context: Option<ContextRanks>,
+    /// Those that exchange heads instead.
+    exchange: Option<HeadExchange>,
     ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
@@ -181,6 +189,9 @@ impl CausalAttention {
         documents: Option<Documents>,
         dropout: Option<DropoutSite>,
     ) -> Result<Attended> {
+        if let Some(exchange) = &self.exchange {
+            return self.attend_by_heads(cx, exchange, qkv, documents);
+        }
         let BatchSizes { samples: batch, tokens_per_sample: seq } = BatchSizes::of(cx);
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
@@ -193,6 +204,44 @@ impl CausalAttention {
         }
         cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
         Ok(Attended { context, stats })
+    }
+
+    /// The backward of [`CausalAttention::attend`]: writes the gradient of `qkv`. Keys may have been `gathered`.
+    fn attend_backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: &SavedAttention,
+        qkv: Tensor,
+        gathered: Option<Gathered>,
+        (grad_context, grad_qkv): (Tensor, Tensor),
+    ) -> Result<()> {
+        let mut keys = None;
+        if let Some(context) = &self.context {
+            let gathered = match gathered {
+                Some(gathered) => gathered,
+                None => context.gather(cx, qkv)?,
+            };
+            let whole = context.in_order(cx, gathered)?;
+            keys = Some(context.with_gradient(cx, whole)?);
+        }
+        cx.run(AttentionBackward {
+            qkv,
+            keys,
+            output: saved.attended.context,
+            stats: saved.attended.stats,
+            grad_output: grad_context,
+            grad_qkv,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            scores: self.scores,
+            mask: self.mask,
+            documents: saved.documents,
+            dropout: saved.probabilities,
+        })?;
+        if let (Some(context), Some(keys)) = (&self.context, keys) {
+            context.scatter(cx, keys, grad_qkv)?;
+        }
+        Ok(())
     }
 
     /// The forward; attention itself only if its output was not `kept`.
@@ -275,31 +324,12 @@ impl BlockPart for CausalAttention {
         };
         let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
-        let mut keys = None;
-        if let Some(context) = &self.context {
-            let gathered = match gathered {
-                Some(gathered) => gathered,
-                None => context.gather(cx, qkv)?,
-            };
-            let whole = context.in_order(cx, gathered)?;
-            keys = Some(context.with_gradient(cx, whole)?);
-        }
-        cx.run(AttentionBackward {
-            qkv,
-            keys,
-            output: saved.attended.context,
-            stats: saved.attended.stats,
-            grad_output: grad_context,
-            grad_qkv,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            scores: self.scores,
-            mask: self.mask,
-            documents: saved.documents,
-            dropout: saved.probabilities,
-        })?;
-        if let (Some(context), Some(keys)) = (&self.context, keys) {
-            context.scatter(cx, keys, grad_qkv)?;
+        match &self.exchange {
+            Some(exchange) => {
+                let grads = (grad_context, grad_qkv);
+                self.attend_by_heads_backward(cx, exchange, (qkv, saved.attended), saved.documents, grads)?;
+            }
+            None => self.attend_backward(cx, saved, qkv, gathered, (grad_context, grad_qkv))?,
         }
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];

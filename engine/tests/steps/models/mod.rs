@@ -12,8 +12,8 @@ use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::{Recompute, StageLayers};
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow, Scaling, TensorParallel,
-    Windows, gpt_part, mlp,
+    Architecture, ContextTransfers, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow,
+    Scaling, TensorParallel, Windows, gpt_part, mlp,
 };
 use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
 use engine::passes::PassName;
@@ -166,6 +166,8 @@ pub struct Run {
     pub ranks: Rc<Ranks>,
     /// Ranks that share layers also share the rows between them.
     pub sequence: bool,
+    /// What ranks that divide sequences exchange.
+    pub context: ContextTransfers,
     pub distributed_optimizer: bool,
     /// The type of sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
@@ -229,6 +231,7 @@ impl Run {
             graphs,
             ranks: Ranks::alone(),
             sequence: false,
+            context: ContextTransfers::Keys,
             distributed_optimizer: false,
             grad_reduce: DType::F32,
             stage: PipelineStage::single(),
@@ -289,7 +292,8 @@ impl Run {
                 let keeps_attention = self.keeps_attention;
                 let recompute = self.recompute.map(|blocks| Recompute { blocks, keeps_attention });
                 let layers = StageLayers::of_stage(self.stage, &blocks, recompute);
-                let tensor = TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence };
+                let tensor =
+                    TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence, context: self.context };
                 let part = gpt_part(shape, tensor, layers);
                 (self.row.iter().fold(part, |part, row| part.with_sample(row.clone())), adamw)
             }

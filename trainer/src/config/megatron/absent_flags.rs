@@ -221,7 +221,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "sharp-enabled-group", "local-rank", "distributed-timeout-seconds-after-init", "flight-recorder-dump-path",
         "flight-recorder-trace-buffer-size",
     ]),
-    (Ignored(Values, "each rank gathers the keys and values of the whole sequence (all_gather), a layer at a time"), &["cp-comm-type"]),
+    (Ignored(Values, "--context-parallel-transfers chooses: keys for all_gather, heads for a2a"), &["cp-comm-type"]),
     (Ignored(Nothing, "gradients are always reduced in buckets, during backward"), &[
         "ddp-pad-buckets-for-high-nccl-busbw", "ddp-reduce-scatter-with-fp32-accumulation",
         "ddp-average-in-collective", "overlap-param-gather-with-optimizer-step", "no-align-param-gather",

@@ -121,8 +121,8 @@ mod tests {
     #[test]
     fn a_flag_of_one_value_is_taken_with_that_number_however_it_is_written() {
         for (flag, value, taken) in [
-            ("expert-model-parallel-size", "1", true),
-            ("expert-model-parallel-size", "2", false),
+            ("fp8-interval", "1", true),
+            ("fp8-interval", "2", false),
             ("rotary-percent", "1.0", true),
             ("rotary-percent", "0.5", false),
             ("attention-backend", "flash", true),
