@@ -1,4 +1,4 @@
-// Rows that go straight to their places on the GPUs of their experts, and back. See device/src/ops/trainer/experts/rows_of_ranks.rs.
+// Rows that go straight to their places on the GPUs of their experts, and back. See device/src/ops/rows_of_ranks.rs.
 //
 // The numbers of rows are known to the devices alone: every block counts the rows between all ranks, so all have as many
 // rounds. A block shows a rank the next of its rows, in slots as in peers.cu, and puts the rows of the others where they

@@ -24,7 +24,7 @@ pub struct OpMemory {
     pub tensors: usize,
     /// Its scratch memory.
     pub scratch: usize,
-    /// The largest sum of the plan's buffers that are in use while one runs.
+    /// The largest sum of the plan's buffers on the device that are in use while one runs.
     pub in_use: usize,
 }
 
@@ -66,7 +66,7 @@ struct InUse(BTreeMap<usize, usize>);
 impl InUse {
     fn of(buffers: &[BufferUse]) -> InUse {
         let mut changes: BTreeMap<usize, i64> = BTreeMap::new();
-        for buffer in buffers {
+        for buffer in buffers.iter().filter(|buffer| !buffer.area.ends_with(" on the host")) {
             *changes.entry(buffer.first).or_default() += buffer.bytes as i64;
             *changes.entry(buffer.last + 1).or_default() -= buffer.bytes as i64;
         }
