@@ -56,6 +56,9 @@ pub(crate) fn gpu_of(address: u64) -> Option<usize> {
 
 /// Copies host data to device memory, or to page-locked memory, and waits.
 pub(in crate::cuda) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
+    if data.is_empty() {
+        return synchronize();
+    }
     let from = data.as_ptr().expose_provenance() as u64;
     // SAFETY: the caller checked that the memory is alive and as large.
     unsafe { sys::cuMemcpy(address, from, size_of_val(data)) }.result().driver("cuMemcpy")?;
@@ -79,6 +82,9 @@ fn synchronize() -> Result<()> {
 /// Copies device memory, or page-locked memory, to the host and waits.
 pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); count];
+    if count == 0 {
+        return Ok(values);
+    }
     let to = values.as_mut_ptr().expose_provenance() as u64;
     // SAFETY: the caller checked that the memory is alive and as large.
     unsafe { sys::cuMemcpy(to, address, count * size_of::<T>()) }.result().driver("cuMemcpy")?;

@@ -191,6 +191,9 @@ impl RawStream {
     /// # Safety
     /// Both memories are as large, and alive and unchanged until the copy is done.
     unsafe fn copy_raw(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: as above. The driver finds out which of the two is the host's.
         unsafe { sys::cuMemcpyAsync(to, from, bytes, self.handle()) }.result().driver("cuMemcpyAsync")
     }
