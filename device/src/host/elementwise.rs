@@ -132,7 +132,7 @@ fn columns<A: Element, B: Element>(op: &CopyColumns, pool: &Pool, convert: impl 
 
 impl HostKernel for OrderRows {
     fn run(&self, pool: &Pool) {
-        let [from, to] = self.from_and_to();
+        let [from, to] = self.source_and_target();
         let &[ranks, batch, tokens, width] = self.by_rank.shape.sizes() else { return };
         let bytes = width * from.dtype.size();
         let (input, row_of) = (view::read::<u8>(&from.as_bytes()), |rank: usize, sample: usize, token: usize| {

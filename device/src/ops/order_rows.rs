@@ -25,7 +25,7 @@ pub enum RowOrder {
 
 impl OrderRows {
     /// The tensor that is read, and the one that is written.
-    pub(crate) fn from_and_to(&self) -> [Tensor; 2] {
+    pub(crate) fn source_and_target(&self) -> [Tensor; 2] {
         match self.to {
             RowOrder::ByPosition => [self.by_rank, self.by_position],
             RowOrder::ByRank => [self.by_position, self.by_rank],
@@ -49,7 +49,7 @@ impl Operation for OrderRows {
     }
 
     fn accesses(&self) -> Accesses {
-        let [from, to] = self.from_and_to();
+        let [from, to] = self.source_and_target();
         Accesses::new([from], [to])
     }
 

@@ -77,7 +77,7 @@ impl RowsOfRanks {
         }
         ensure_apart(name, ("input", input), output)?;
         let (width, pairs) = (input.shape.last(), self.pairs.elements());
-        ensure(name, width * input.dtype.size() % 4 == 0, || {
+        ensure(name, (width * input.dtype.size()).is_multiple_of(4), || {
             format!("rows of {width} values of {}: their bytes must be a multiple of 4", input.dtype)
         })?;
         ensure(name, output.shape.last() == width, || {

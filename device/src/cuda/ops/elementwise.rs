@@ -148,7 +148,7 @@ impl KernelOperation for OrderRows {
     const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
-        let [from, to] = self.from_and_to();
+        let [from, to] = self.source_and_target();
         let &[ranks, batch, tokens, width] = self.by_rank.shape.sizes() else { return Ok(()) };
         // Whole vectors are copied as they are.
         let load = LoadWidth::of(width, [from, to]);
