@@ -216,13 +216,13 @@ impl LanguageHead {
     fn pair_losses(&self, cx: &mut StepContext<'_>, rows: Rows, of: OfPairs) -> Result<()> {
         let Rows { logits, targets, losses, z_loss } = rows;
         let stats = self.stats(cx, logits, targets)?;
-        self.from_stats(cx, Rows { z_loss: None, ..rows }, stats, None)?;
+        self.losses_of_stats(cx, Rows { z_loss: None, ..rows }, stats, None)?;
         let OfPairs { preference, pairs, results, weights, .. } = of;
         cx.run(PairLoss { losses, targets, pairs, preference, results, weights })?;
         match weights {
             None => Ok(()),
             Some(weights) => {
-                self.from_stats(cx, Rows { z_loss, ..rows }, stats, Some(Gradient { weights: Some(weights) }))
+                self.losses_of_stats(cx, Rows { z_loss, ..rows }, stats, Some(Gradient { weights: Some(weights) }))
             }
         }
     }
@@ -230,7 +230,7 @@ impl LanguageHead {
     /// The losses of rows; in training leaves the logits' gradient in their place.
     fn losses(&self, cx: &mut StepContext<'_>, rows: Rows, gradient: Option<Gradient>) -> Result<()> {
         let stats = self.stats(cx, rows.logits, rows.targets)?;
-        self.from_stats(cx, rows, stats, gradient)
+        self.losses_of_stats(cx, rows, stats, gradient)
     }
 
     /// `(ranks, 3, rows)`, f32: ranks that share the vocabulary exchange three numbers a row, not logits. `None` if this
@@ -248,7 +248,7 @@ impl LanguageHead {
     }
 
     /// As [`LanguageHead::losses`], with the [numbers of all ranks](LanguageHead::stats).
-    fn from_stats(
+    fn losses_of_stats(
         &self,
         cx: &StepContext<'_>,
         Rows { logits, targets, losses, z_loss }: Rows,

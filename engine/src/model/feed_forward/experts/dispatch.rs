@@ -48,6 +48,7 @@ pub(super) struct Way {
 }
 
 /// How rows pass between ranks.
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer, and it is copied as its tensors are")]
 #[derive(Clone, Copy)]
 enum Between {
     /// Not at all.
