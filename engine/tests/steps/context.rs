@@ -58,8 +58,11 @@ fn samples(run: &Run, settings: StepSettings) -> HostValues {
     }
 }
 
+/// A token, as sample and position, and its loss.
+type LossOfToken = ((u64, usize), f32);
+
 /// The losses of an evaluation by sample and position, as far as this rank has them; then a run's results.
-fn trained(run: &Run) -> (Vec<((u64, usize), f32)>, Vec<StepResult>) {
+fn trained(run: &Run) -> (Vec<LossOfToken>, Vec<StepResult>) {
     let device = run.device();
     let mut stage = run.stage(&device);
     stage.record(run.microbatches, true).unwrap();

@@ -26,7 +26,7 @@ fn run(kind: Kind, graphs: GraphOptions) -> Run {
 fn bits(run: &Run) -> (Vec<(u64, u64)>, Vec<u32>) {
     let (steps, weights) = run.train();
     let steps =
-        steps.iter().map(|step| (f64::from(step.loss).to_bits(), f64::from(step.grad_norm).to_bits())).collect();
+        steps.iter().map(|step| (step.loss.to_bits(), f64::from(step.grad_norm).to_bits())).collect();
     (steps, weights.iter().map(|weight| weight.to_bits()).collect())
 }
 
