@@ -189,7 +189,7 @@ fn planted_faults_of_divided_experts_are_found() {
         }),
         ["is 4 times", "if the expert axis has one rank, and not if it has two"],
     )];
-    assert_found(EXPERTS, [2, 1, 1], &of_one);
+    assert_found(EXPERTS, [2, 2, 1], &of_one);
 }
 
 /// Muon overwrites gradients, so they are told by its momentum.
