@@ -2,8 +2,8 @@
 
 use super::{HostKernel, Pool, view};
 use crate::ops::{
-    Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, PartialColumns, Poison, RowOrder,
-    SequenceShare,
+    Add, AddPartialColumns, BiasGrad, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, PartialColumns, Poison,
+    RowOrder, SequenceShare,
 };
 use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 

@@ -3,7 +3,9 @@
 use super::shape::{LoadWidth, over_packs};
 use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
-use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, Poison, RowOrder, SequenceShare};
+use crate::ops::{
+    Add, ColumnRange, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, Poison, RowOrder, SequenceShare,
+};
 use crate::{DType, Result, Tensor};
 
 impl KernelOperation for Fill {
