@@ -4,7 +4,7 @@ use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
     Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate, GatherRows,
-    GroupedGemm, GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, Status,
+    GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, Status,
     UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
@@ -147,6 +147,18 @@ fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
                 Ok(SortByExpert { chosen, order: ExpertRows { offsets, pairs, rows } }.into())
             }),
         );
+        for (label, room) in [("", 16), (", too little room", 5)] {
+            add(
+                &format!("place_rows{label}"),
+                Box::new(move |b| {
+                    // Three experts a rank: of the second rank's 12 rows 4 come from the first rank.
+                    let all = b.integers([2, 7], &[0, 2, 2, 5, 6, 6, 9, 0, 1, 4, 4, 4, 7, 12])?;
+                    let (places, offsets) = (b.output([3, 2], DType::I32)?, b.output([4], DType::I32)?);
+                    let (pairs, beyond) = (b.output([room], DType::I32)?, Some(b.output([1], DType::F32)?));
+                    Ok(PlaceRows { all, rank: 1, places, offsets, pairs, beyond }.into())
+                }),
+            );
+        }
     }
     slots(m, &mut *add);
     rows(m, dtype, &mut *add);
