@@ -83,7 +83,6 @@ template <class W> void move(const Rows& op, const W* from, W* to, u32 lane) {
 }
 
 template <class Way, class W> void exchange(const Rows& op) {
-    begin_kernel();
     const Peers& peers = op.peers;
     u32 most = 0;
     for (u32 from = 0; from < peers.ranks; from++) {
@@ -142,8 +141,11 @@ template <class Way, class W> void exchange(const Rows& op) {
     rounds(peers, pieces, show, combine);
 }
 
-#define PEER_ROWS(Way, W, name) \
-    KERNEL(name)(const __grid_constant__ Rows op) { exchange<Way, W>(op); }
+#define PEER_ROWS(Way, W, name)                      \
+    KERNEL(name)(const __grid_constant__ Rows op) {  \
+        begin_kernel();                              \
+        exchange<Way, W>(op);                        \
+    }
 PEER_ROWS(ToExperts, uint4, peer_rows_to_experts_by_16)
 PEER_ROWS(ToExperts, u32, peer_rows_to_experts_by_4)
 PEER_ROWS(ToTokens, uint4, peer_rows_to_tokens_by_16)

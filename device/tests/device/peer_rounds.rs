@@ -3,7 +3,6 @@
 
 use std::collections::HashSet;
 
-use device::cuda::kernel_files;
 
 /// An action of a block, in rounds counted over all transfers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,7 +18,7 @@ enum Action {
 }
 use Action::{Combine, Flag, Show, Wait};
 
-/// The actions of a block in transfers of so many rounds each, as `transfer` in `kernels/peers.cu`.
+/// The actions of a block in transfers of so many rounds each, as `rounds` in `kernels/peers.cuh`.
 fn block(transfers: &[usize]) -> Vec<Action> {
     let (mut actions, mut before) = (Vec::new(), 0);
     for &rounds in transfers {
@@ -80,9 +79,8 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
 }
 
 fn slots_of_the_kernel() -> usize {
-    let Some(file) = kernel_files().into_iter().find(|file| file.name == "peers.cu") else { panic!("no peers.cu") };
-    let value = file.source.split_once("SLOTS = ").and_then(|(_, rest)| rest.split_once(';'));
-    value.and_then(|(value, _)| value.parse().ok()).unwrap_or_else(|| panic!("peers.cu has no SLOTS"))
+    let (_, rest) = include_str!("../../kernels/peers.cuh").split_once("SLOTS = ").expect("peers.cuh has SLOTS");
+    rest.split(';').next().unwrap().parse().unwrap()
 }
 
 #[test]
