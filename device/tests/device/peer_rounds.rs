@@ -3,7 +3,6 @@
 
 use std::collections::HashSet;
 
-
 /// An action of a block, in rounds counted over all transfers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
