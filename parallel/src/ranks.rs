@@ -169,8 +169,9 @@ impl Ranks {
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
         let mut left = axes;
         let mut chain = Vec::new();
-        let dense = [Axis::Tokens, Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline];
-        for axis in dense.into_iter().chain([Axis::ExpertData, Axis::Expert]) {
+        // A larger group comes before those within it.
+        let experts = [Axis::Tokens, Axis::ExpertData, Axis::Expert];
+        for axis in experts.into_iter().chain([Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline]) {
             let these = self.axes(axis);
             if these.is_empty() || !(these - left).is_empty() {
                 continue;

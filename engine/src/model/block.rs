@@ -10,7 +10,8 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::attention::{Attended, CausalAttentionSpec};
+use super::attention::CausalAttentionSpec;
+use super::attention::attended::Attended;
 use super::branch::{Branch, SavedBranch};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::feed_forward::feed_forward;

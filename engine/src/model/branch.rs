@@ -5,7 +5,7 @@ use device::Tensor;
 use device::ops::{Add, QuantizeSource};
 use graph_manager::Result;
 
-use super::attention::Attended;
+use super::attention::attended::Attended;
 use super::hidden::Hidden;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::norm_sums::NormSums;

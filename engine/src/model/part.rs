@@ -4,7 +4,7 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::attention::Attended;
+use super::attention::attended::Attended;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::hidden::Samples;
 use super::linear::Linear;

@@ -10,7 +10,8 @@ use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Lane, Ranks};
 
-use super::{Attended, CausalAttention};
+use super::CausalAttention;
+use super::attended::Attended;
 use crate::model::buffers::tensor_like;
 use crate::step_policy::StepContext;
 

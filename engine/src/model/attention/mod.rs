@@ -1,6 +1,7 @@
 //! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
 
 mod cached;
+pub(super) mod attended;
 mod context;
 mod head_norms;
 mod heads;
@@ -11,6 +12,7 @@ use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutS
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use self::attended::Attended;
 use self::context::{ContextRanks, Gathered};
 use self::heads::HeadExchange;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
@@ -131,21 +133,6 @@ struct CausalAttention {
     ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
-}
-
-/// The output of attention, as its backward needs it.
-#[derive(Clone, Copy)]
-pub(crate) struct Attended {
-    /// `(batch, seq, heads * head_dim)`.
-    context: Tensor,
-    /// `(batch, heads, seq)`, f32: the logarithm of each row's sum.
-    stats: Tensor,
-}
-
-impl Attended {
-    pub(crate) fn tensors(&self) -> [Tensor; 2] {
-        [self.context, self.stats]
-    }
 }
 
 struct SavedAttention {

@@ -18,7 +18,6 @@ use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 
 use super::router::Routed;
-use crate::model::buffers::all_rows;
 use crate::regions::Room;
 use crate::step_policy::StepContext;
 
@@ -165,13 +164,13 @@ impl Dispatch {
         }
     }
 
-    /// The sums of each token's rows, plus `also`: `(batch, seq, width)`.
+    /// The sums of each token's rows, plus `also`, in the shape of `tokens`, `(batch, seq, width)`.
     pub(super) fn sums(
         &self,
         cx: &mut StepContext<'_>,
         name: &'static str,
-        rows: Tensor,
-        also: Option<Tensor>,
+        (rows, also): (Tensor, Option<Tensor>),
+        tokens: &Tensor,
         way: &Way,
     ) -> Result<Tensor> {
         let (input, places) = match way.between {
@@ -184,7 +183,7 @@ impl Dispatch {
                 (self.exchange(cx, "expert_results_received", sent)?, slots)
             }
         };
-        let output = all_rows(cx, name, rows.shape.last(), rows.dtype)?;
+        let output = cx.tensor(name, tokens.shape, rows.dtype)?;
         cx.run(CombineRows { input, rows: places, also, output })?;
         Ok(output)
     }

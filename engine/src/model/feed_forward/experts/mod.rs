@@ -247,7 +247,7 @@ impl Halves for ExpertFeedForward {
         cx.run(ExpertGlu { gate: self.gate, input, weights: *weights, pairs: order.pairs, output })?;
         let output = self.down.input_of_rows(cx, output)?;
         let rows = self.down.forward(cx, "expert_outputs", output, order)?;
-        let delta = self.dispatch.sums(cx, "ffn_out", rows, None, &saved.way)?;
+        let delta = self.dispatch.sums(cx, "ffn_out", (rows, None), &half.input, &saved.way)?;
         let mut delta = self.ranks.reduce(cx, "ffn_out_here", delta)?;
         if let Some(also) = also {
             let output = cx.tensor("ffn_out_with_shared", delta.shape, delta.dtype)?;
@@ -300,7 +300,7 @@ impl Halves for ExpertFeedForward {
         };
         let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.samples)?;
         // One sum of both, rounded once.
-        let grad_normed = self.dispatch.sums(cx, "grad_normed_2", grad_rows, Some(of_router), &saved.way)?;
+        let grad_normed = self.dispatch.sums(cx, "grad_normed_2", (grad_rows, Some(of_router)), &input, &saved.way)?;
         let grad_normed = self.ranks.reduce(cx, "grad_normed_2_here", grad_normed)?;
         let (Some(shared), Some(saved)) = (&self.shared, &saved.shared) else { return Ok(grad_normed) };
         let also = shared.backward(cx, grad_delta, SavedInput::Stored(&Normed::Stored(normed)), saved)?;

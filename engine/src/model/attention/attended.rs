@@ -1,0 +1,18 @@
+//! What attention leaves for its backward.
+
+use device::Tensor;
+
+/// The output of attention, as its backward needs it.
+#[derive(Clone, Copy)]
+pub(crate) struct Attended {
+    /// `(batch, seq, heads * head_dim)`.
+    pub(super) context: Tensor,
+    /// `(batch, heads, seq)`, f32: the logarithm of each row's sum.
+    pub(super) stats: Tensor,
+}
+
+impl Attended {
+    pub(crate) fn tensors(&self) -> [Tensor; 2] {
+        [self.context, self.stats]
+    }
+}
