@@ -4,8 +4,8 @@ use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
     Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate, GatherRows,
-    GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, Status,
-    UpdateSelectionBias, ZLoss,
+    GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert,
+    Status, UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};

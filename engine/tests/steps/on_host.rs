@@ -25,8 +25,7 @@ fn run(kind: Kind, graphs: GraphOptions) -> Run {
 /// Losses, norms and weights, by their bits.
 fn bits(run: &Run) -> (Vec<(u64, u64)>, Vec<u32>) {
     let (steps, weights) = run.train();
-    let steps =
-        steps.iter().map(|step| (step.loss.to_bits(), f64::from(step.grad_norm).to_bits())).collect();
+    let steps = steps.iter().map(|step| (step.loss.to_bits(), f64::from(step.grad_norm).to_bits())).collect();
     (steps, weights.iter().map(|weight| weight.to_bits()).collect())
 }
 

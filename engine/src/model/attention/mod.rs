@@ -1,7 +1,7 @@
 //! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
 
-mod cached;
 pub(super) mod attended;
+mod cached;
 mod context;
 mod head_norms;
 mod heads;
