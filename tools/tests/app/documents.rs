@@ -81,7 +81,8 @@ fn every_command_in_the_documents_and_recipes_is_taken() {
     let folder = Folder::new("documents");
     // The files that the commands read while they are parsed: a configuration, and models.
     std::fs::write(folder.path("run.toml"), "[train]\nsteps = 5\n").unwrap();
-    let models = [("llama-hf", "tiny-llama"), ("llama-adapters", "tiny-llama"), ("preferred", "tiny-llama"), ("ckpt", "tiny")];
+    let models =
+        [("llama-hf", "tiny-llama"), ("llama-adapters", "tiny-llama"), ("preferred", "tiny-llama"), ("ckpt", "tiny")];
     for (model, preset) in models {
         std::fs::create_dir(folder.path(model)).unwrap();
         std::fs::write(folder.path(model).join("config.toml"), format!("[model]\npreset = \"{preset}\"\n")).unwrap();
