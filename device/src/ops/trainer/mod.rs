@@ -42,6 +42,7 @@ pub use experts::{
     GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
+#[cfg(feature = "host")]
 pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};
