@@ -79,7 +79,8 @@ impl Stage {
         batch: Option<&HostValues>,
     ) -> Result<(PendingMetrics, Option<PendingCounts>)> {
         let losses = self.submit_as(Mode::Measure, settings, batch)?;
-        let metrics = self.program.numbers.read(&self.compute, losses, Mode::Measure)?.after(self.ran_again);
+        let mut metrics = self.program.numbers.read(&self.compute, losses, Mode::Measure)?;
+        metrics.ran_again = self.ran_again;
         let eight = self.params().iter().filter(|(_, param)| param.fp8.is_some());
         let names = eight.map(|(spec, _)| spec.name.clone()).collect();
         let counts = self.params().fp8_counts().map(|counts| counts.read(&self.compute, names)).transpose()?;
@@ -166,7 +167,9 @@ impl Stage {
     /// # Errors
     /// Errors of the device.
     pub fn metrics(&self, losses: usize) -> Result<PendingMetrics> {
-        Ok(self.program.numbers.read(&self.compute, losses, Mode::Train)?.after(self.ran_again))
+        let mut metrics = self.program.numbers.read(&self.compute, losses, Mode::Train)?;
+        metrics.ran_again = self.ran_again;
+        Ok(metrics)
     }
 
     /// Whether this stage reads the samples of a step: the first and the last stage of a pipeline do. If samples are

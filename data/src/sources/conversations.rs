@@ -35,7 +35,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// Its conversations.
+    /// Conversations of a unit.
     fn conversations(self) -> usize {
         match self {
             Unit::Conversation => 1,
@@ -43,7 +43,7 @@ impl Unit {
         }
     }
 
-    /// Its name.
+    /// The word for messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Unit::Conversation => "conversation",

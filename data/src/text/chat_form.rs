@@ -115,7 +115,7 @@ impl ChatForm {
     /// The form of a record that is a pair of answers, which has these fields.
     ///
     /// # Errors
-    /// It has none, as the end of a sentence that begins with the record's name.
+    /// A record without a form, as the end of a sentence that begins with the record's name.
     pub(crate) fn of_pair(record: &str, fields: &[String]) -> Result<ChatForm, String> {
         if !ChatForm::is_pair(fields) {
             return Err(match fields {

@@ -31,7 +31,7 @@ pub struct StepTensors {
     pub rotary: RotaryTables<Tensor>,
     /// The tokens of samples that are here.
     pub here: TokensHere,
-    /// Their positions, i32, if ranks divide samples: `(samples, tokens)` for each length.
+    /// The positions of these tokens, i32, if ranks divide samples: `(samples, tokens)` for each length.
     pub positions: Option<Tensor>,
 }
 

@@ -21,7 +21,7 @@ pub struct LossTerm {
 pub enum TermRole {
     /// Training minimises it. Evaluation computes no other than the first.
     Minimised,
-    /// It is told, in evaluation too.
+    /// A number for reports, in evaluation too.
     Told,
 }
 

@@ -16,7 +16,7 @@ use crate::fp8::Fp8Param;
 pub struct BucketMemory {
     /// The first layer with parameters in it.
     pub layer: usize,
-    /// Its range of `main_grad`, f32, flat.
+    /// The bucket's range of `main_grad`, f32, flat.
     pub grads: Tensor,
     /// The weights that layers read, flat.
     pub weights: Tensor,
@@ -59,7 +59,7 @@ pub struct QuantizedPart {
 pub struct OwnedQuantized {
     /// The weight.
     pub fp8: Fp8Param,
-    /// Its owned masters, and their 8-bit copy, as matrices of any shape. `None` if this rank owns none.
+    /// The masters that this rank owns, and their 8-bit copy, as matrices of any shape. `None` if this rank owns none.
     pub owned: Option<(QuantizeSource, Fp8Matrix)>,
 }
 

@@ -35,9 +35,9 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
-    /// `aside`: moves have queues of their own.
-    pub(crate) fn new(state: &StateOnHost, aside: bool) -> HostState {
-        HostState { buffers: state.buffers.clone(), queues: aside.then(|| state.queues.clone()) }
+    /// Moves are on these queues, or on the region's own.
+    pub(crate) fn new(buffers: &Rc<HashSet<BufferId>>, queues: Option<HostQueues>) -> HostState {
+        HostState { buffers: buffers.clone(), queues }
     }
 
     /// The ranges of state that an operation uses.

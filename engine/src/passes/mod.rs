@@ -86,7 +86,8 @@ impl Timing {
             PassName::Present => Box::new(Present::new(self.on_host.as_ref().filter(|_| cx.mode().trains())?, chunks)),
             PassName::HostState => {
                 let state = self.state.as_ref().filter(|_| cx.mode().trains())?;
-                Box::new(HostState::new(state, !is_left_out(name)))
+                let queues = (!is_left_out(name)).then(|| state.queues.clone());
+                Box::new(HostState::new(&state.buffers, queues))
             }
             PassName::Overlap => {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();

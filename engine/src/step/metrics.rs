@@ -89,7 +89,7 @@ pub struct PendingMetrics {
     losses: usize,
     mode: Mode,
     /// The step was run again, with more room for rows.
-    ran_again: bool,
+    pub(super) ran_again: bool,
 }
 
 /// A step's numbers.
@@ -145,11 +145,6 @@ impl BlockLoad {
 }
 
 impl PendingMetrics {
-    /// The numbers of a step that was run again, if it was.
-    pub(super) fn after(self, ran_again: bool) -> PendingMetrics {
-        PendingMetrics { ran_again, ..self }
-    }
-
     /// Waits for the step to finish and returns its numbers.
     ///
     /// # Errors

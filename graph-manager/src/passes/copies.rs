@@ -46,7 +46,7 @@ struct CopyOf {
 
 #[derive(Clone, Copy)]
 enum State {
-    /// It has the source's values.
+    /// The copy has the source's values.
     Current,
     /// This operation has changed the source since.
     Outdated(&'static str),
@@ -82,7 +82,7 @@ impl Copies {
     /// A move of the pass's comes next in the list.
     ///
     /// # Errors
-    /// It breaks a rule.
+    /// A move that breaks a rule.
     pub(super) fn add(&mut self, place: Place<'_>, op: &Move) -> Result<()> {
         let Move { input, output } = op;
         let source = match self.by_buffer.get(&input.buffer) {
@@ -133,7 +133,7 @@ impl Copies {
     /// An operation of the code's comes next in the list, `entry` as the pass left it.
     ///
     /// # Errors
-    /// It is not `of_code`, the operation of the code, once copies are named as their sources; a use of a copy or of its
+    /// An operation that is not `of_code`, the operation of the code, once copies are named as their sources; a use of a copy or of its
     /// source that breaks a rule.
     pub(super) fn use_in(&mut self, place: Place<'_>, entry: &PieceEntry, of_code: &Rc<Op>) -> Result<()> {
         if !Rc::ptr_eq(entry.shared_op(), of_code) {
@@ -168,7 +168,7 @@ impl Copies {
     /// Notes the use of tensors that are no copies.
     ///
     /// # Errors
-    /// One of them is the source of a copy that has newer values.
+    /// A tensor that is the source of a copy with newer values.
     pub(super) fn note_at_source(
         &mut self,
         pass: &'static str,

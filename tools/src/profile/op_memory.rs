@@ -22,7 +22,7 @@ pub struct OpMemory {
     pub dtype: String,
     /// The tensors that one reads and writes, those of weights too.
     pub tensors: usize,
-    /// Its scratch memory.
+    /// Scratch memory.
     pub scratch: usize,
     /// The largest sum of the plan's buffers on the device that are in use while one runs.
     pub in_use: usize,

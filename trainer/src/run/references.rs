@@ -1,6 +1,6 @@
 //! Log-probabilities of the answers of pairs under the reference model: the one that training starts from.
 //!
-//! They are computed once, by the evaluation of the run itself, before its first step. A file keeps them for runs that go
+//! The log-probabilities are computed once, by the evaluation of the run itself, before its first step. A file keeps them for runs that go
 //! on, and for other runs on the same pairs from the same model.
 
 use std::path::{Path, PathBuf};

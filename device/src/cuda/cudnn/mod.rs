@@ -229,7 +229,7 @@ impl Cudnn {
     }
 
     /// Submits a backward, or records it while the stream captures. Of two parts the second sees the first one's keys too.
-    /// Its gradients of keys are written in place, and then those from the first part are added.
+    /// The second part writes gradients of keys in place, and then those from the first part are added.
     ///
     /// # Errors
     /// cuDNN's.

@@ -120,7 +120,7 @@ impl CausalAttention {
         Ok(Attended { context, stats })
     }
 
-    /// Its backward: writes the gradient of `qkv`.
+    /// The backward of attention by heads: writes the gradient of `qkv`.
     pub(super) fn attend_by_heads_backward(
         &self,
         cx: &mut StepContext<'_>,

@@ -128,7 +128,7 @@ struct CausalAttention {
     output: DropoutLayer,
     /// The ranks that divide sequences and gather keys.
     context: Option<ContextRanks>,
-    /// Those that exchange heads instead.
+    /// The ranks that divide sequences and exchange heads.
     exchange: Option<HeadExchange>,
     ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.

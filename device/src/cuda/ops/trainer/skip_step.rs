@@ -22,7 +22,7 @@ struct SkipStepArgs {
 impl KernelOperation for SkipStep {
     const FILES: &'static [KernelFile] = &[kernel_file!("skip_step.cu")];
 
-    /// One warp.
+    /// A warp is enough.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let block = SkipStepArgs {
             loss_sum: self.loss_sum.address,
