@@ -6,10 +6,11 @@ use std::process::Command;
 
 const SUMS: &str = include_str!("../../kernels/peers.cu");
 const ROWS: &str = include_str!("../../kernels/peer_rows.cu");
-const STAND_INS: [(&str, &str); 5] = [
+const STAND_INS: [(&str, &str); 6] = [
     ("common.cuh", include_str!("peers_on_host/common.cuh")),
     ("system.cuh", include_str!("peers_on_host/system.cuh")),
     ("peers.cuh", include_str!("../../kernels/peers.cuh")),
+    ("on_ranks.h", include_str!("peers_on_host/on_ranks.h")),
     ("sums.cpp", include_str!("peers_on_host/sums.cpp")),
     ("rows.cpp", include_str!("peers_on_host/rows.cpp")),
 ];

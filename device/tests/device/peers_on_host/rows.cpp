@@ -1,12 +1,10 @@
 // Random exchanges of rows between ranks by the kernels of kernels/peer_rows.cu. Prints the number of rows that are wrong.
 #include "peer_rows.cu"
+#include "on_ranks.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <vector>
 
-static const u32 THREADS = 8;  // at least as many as ranks
 static const u32 ROOM = 256;
 static const int EXCHANGES = 40;
 
@@ -25,25 +23,6 @@ static Sorted sorted(const std::vector<int>& chosen, int experts) {
     }
     of.offsets.push_back(of.pairs.size());
     return of;
-}
-
-// Runs a kernel on all ranks at once.
-template <class Kernel, class Op> static void on_ranks(u32 ranks, u32 blocks, const Kernel& kernel, const Op& op_of) {
-    std::vector<std::thread> threads;
-    std::vector<std::unique_ptr<std::barrier<>>> barriers;
-    for (u32 rank = 0; rank < ranks; rank++) {
-        for (u32 block = 0; block < blocks; block++) {
-            barriers.emplace_back(new std::barrier<>(THREADS));
-            for (u32 thread = 0; thread < THREADS; thread++) {
-                threads.emplace_back([&, rank, block, thread, barrier = barriers.back().get()] {
-                    threadIdx = {thread}, blockIdx = {block}, blockDim = {THREADS}, gridDim = {blocks};
-                    threads_of_block = barrier;
-                    kernel(op_of(rank));
-                });
-            }
-        }
-    }
-    for (std::thread& thread : threads) thread.join();
 }
 
 int main(int, char** arguments) {
@@ -96,10 +75,10 @@ int main(int, char** arguments) {
             op.experts = experts, op.choices = k, op.words = words, op.parts = parts, op.lanes = lanes, op.bound = bound;
             return op;
         };
-        on_ranks(ranks, blocks, wide ? peer_rows_to_experts_by_16 : peer_rows_to_experts_by_4,
-                 [&](u32 rank) { return op(rank, input[rank], here[rank]); });
-        on_ranks(ranks, blocks, wide ? peer_rows_to_tokens_by_16 : peer_rows_to_tokens_by_4,
-                 [&](u32 rank) { return op(rank, here[rank], back[rank]); });
+        auto to_experts = wide ? peer_rows_to_experts_by_16 : peer_rows_to_experts_by_4;
+        auto to_tokens = wide ? peer_rows_to_tokens_by_16 : peer_rows_to_tokens_by_4;
+        on_ranks(ranks, blocks, [&](u32 rank) { to_experts(op(rank, input[rank], here[rank])); });
+        on_ranks(ranks, blocks, [&](u32 rank) { to_tokens(op(rank, here[rank], back[rank])); });
         for (u32 rank = 0; rank < ranks; rank++) {
             for (u32 row = 0; row < bound; row++) {
                 bool is_row = row < expected[rank].size(), right = true;

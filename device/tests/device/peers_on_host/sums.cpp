@@ -1,12 +1,10 @@
 // Random transfers between ranks by the kernels of kernels/peers.cu. Prints the number of values that are wrong.
 #include "peers.cu"
+#include "on_ranks.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <vector>
 
-static const u32 THREADS = 8;  // at least as many as ranks
 static const u32 ROOM = 256;
 static const int TRANSFERS = 60;
 
@@ -45,34 +43,22 @@ int main(int, char** arguments) {
             }
             if (form == GATHER_IN_PLACE) memcpy(&output[rank][rank * bytes], input[rank].data(), bytes);
         }
-        std::vector<std::thread> threads;
-        std::vector<std::unique_ptr<std::barrier<>>> barriers;
-        for (u32 rank = 0; rank < ranks; rank++) {
-            for (u32 block = 0; block < blocks; block++) {
-                barriers.emplace_back(new std::barrier<>(THREADS));
-                for (u32 thread = 0; thread < THREADS; thread++) {
-                    threads.emplace_back([&, rank, block, thread, barrier = barriers.back().get()] {
-                        threadIdx = {thread}, blockIdx = {block}, blockDim = {THREADS}, gridDim = {blocks};
-                        threads_of_block = barrier;
-                        Transfer op = {};
-                        op.input = form == GATHER_IN_PLACE ? &output[rank][rank * bytes] : input[rank].data();
-                        op.output = in_place ? input[rank].data() : output[rank].data();
-                        if (form == TWO_KERNELS) op.output += rank * bytes;
-                        op.bytes = bytes, op.stride = parts ? bytes : 0, op.peers.rounds = rounds[rank].data();
-                        for (u32 of = 0; of < ranks; of++) op.peers.windows[of] = windows[of].data();
-                        op.peers.ranks = ranks, op.peers.rank = rank, op.peers.piece = piece, op.peers.room = ROOM;
-                        auto sums = half ? peer_sum_bf16 : peer_sum_f32;
-                        (gathers ? peer_gather : sums)(op);
-                        if (form == TWO_KERNELS) {
-                            __syncthreads();
-                            op.input = op.output, op.output = input[rank].data(), op.stride = 0;
-                            peer_gather(op);
-                        }
-                    });
-                }
+        on_ranks(ranks, blocks, [&](u32 rank) {
+            Transfer op = {};
+            op.input = form == GATHER_IN_PLACE ? &output[rank][rank * bytes] : input[rank].data();
+            op.output = in_place ? input[rank].data() : output[rank].data();
+            if (form == TWO_KERNELS) op.output += rank * bytes;
+            op.bytes = bytes, op.stride = parts ? bytes : 0, op.peers.rounds = rounds[rank].data();
+            for (u32 of = 0; of < ranks; of++) op.peers.windows[of] = windows[of].data();
+            op.peers.ranks = ranks, op.peers.rank = rank, op.peers.piece = piece, op.peers.room = ROOM;
+            auto sums = half ? peer_sum_bf16 : peer_sum_f32;
+            (gathers ? peer_gather : sums)(op);
+            if (form == TWO_KERNELS) {
+                __syncthreads();
+                op.input = op.output, op.output = input[rank].data(), op.stride = 0;
+                peer_gather(op);
             }
-        }
-        for (std::thread& thread : threads) thread.join();
+        });
         for (u32 rank = 0; rank < ranks; rank++) {
             const std::vector<u8>& got = in_place ? input[rank] : output[rank];
             for (u64 i = 0; i < got.size() / size; i++) {
