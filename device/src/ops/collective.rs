@@ -27,7 +27,7 @@ pub struct Collective {
 
 impl Collective {
     /// Whether kernels make this transfer if GPUs reach each other's memory. NCCL makes the others. Kind, type and size
-    /// decide, so all ranks decide alike.
+    /// decide, so all ranks decide alike. Rows are never NCCL's.
     pub fn suits_kernels(&self) -> bool {
         let (bytes, ranks) = (self.input.bytes(), self.communicator.size());
         let in_words = match self.kind {

@@ -1,7 +1,7 @@
 //! Rows that go straight to their places on the ranks of their experts, and back.
 //!
 //! Experts are numbered over all ranks: rank `r` of a group has the `r`-th of equal parts of them. Each rank sorts its own
-//! pairs by the experts of all ([`ExpertRows`](super::ExpertRows)), so its rows for another rank lie together. The ranks
+//! pairs by the experts of all (`ExpertRows`), so its rows for another rank lie together. The ranks
 //! gather their offsets. From these each knows the number of rows between any two, and where a row lies among the rows of its
 //! expert: first those of rank 0, and those of a rank in its own order. So a row is moved once, and sorted once.
 
@@ -18,7 +18,8 @@ pub enum RowsWay {
     /// pairs. The output is `(rows, width)`, in the order of this rank's experts; rows without a pair are not written.
     ToExperts,
     /// Back. The input is `(rows, width)`, the output `(pairs, width)`, in the order of this rank's pairs by the experts of
-    /// all ranks; rows of dropped pairs are not written.
+    /// all ranks; rows of dropped pairs are not written. A pair whose row was left out gets values without a meaning: see
+    /// [`PlaceRows::beyond`].
     ToTokens,
 }
 
@@ -27,11 +28,11 @@ pub enum RowsWay {
 pub struct RowsOfRanks {
     /// The direction.
     pub way: RowsWay,
-    /// `(ranks, experts of all + 1)`, i32: the [offsets](super::ExpertRows::offsets) of all ranks.
+    /// `(ranks, experts of all + 1)`, i32: the offsets of all ranks (`ExpertRows::offsets`).
     pub offsets: Tensor,
     /// `(experts, ranks)`, i32: see [`PlaceRows::places`].
     pub places: Tensor,
-    /// `(pairs)`, i32: this rank's [pairs](super::ExpertRows::pairs), by the experts of all ranks.
+    /// `(pairs)`, i32: this rank's pairs (`ExpertRows::pairs`), by the experts of all ranks.
     pub pairs: Tensor,
 }
 
@@ -76,6 +77,7 @@ impl RowsOfRanks {
             false => ensure_float(name, &[("input", *input), ("output", *output)])?,
         }
         ensure_apart(name, ("input", input), output)?;
+        ensure(name, self.bound(input, output) > 0, || "there is no room for rows".into())?;
         let (width, pairs) = (input.shape.last(), self.pairs.elements());
         ensure(name, (width * input.dtype.size()).is_multiple_of(4), || {
             format!("rows of {width} values of {}: their bytes must be a multiple of 4", input.dtype)

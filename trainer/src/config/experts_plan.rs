@@ -6,6 +6,7 @@ use engine::fp8::Fp8Recipe;
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::context_plan::tokens_here;
 use crate::config::{
     Activation, BalanceLossOver, Fp8Choice, ModelConfig, RouterScore, RunConfig, TokenDropPolicy, TrainConfig,
 };
@@ -165,12 +166,15 @@ fn check_widths(config: &RunConfig, ffn: usize) -> Result<(), UserError> {
         })?;
     }
     holdable("model.experts x expert_ffn x hidden", &[count, 2 * ffn, model.hidden])?;
-    let rows = config.train.micro_batch_size * model.seq_length * model.experts_per_token;
+    // Each rank that divides experts may have the rows of all of them.
+    let (tokens, ranks) = (tokens_here(config), config.parallel.expert.max(1));
+    let rows = ranks * tokens * model.experts_per_token.min((count / ranks).max(1));
     holdable("the rows of experts x expert_ffn", &[rows, 2 * ffn.max(model.hidden)])?;
     require(i32::try_from(rows).is_ok(), || {
         UserError::new(
             format!("{rows} rows of experts in a microbatch"),
-            "train.micro_batch_size x model.seq_length x model.experts_per_token is below 2^31",
+            "a rank's tokens (train.micro_batch_size x model.seq_length / parallel.context) x model.experts_per_token, and the same \
+             of each rank that divides experts with it, are below 2^31",
             "set a smaller train.micro_batch_size",
         )
     })

@@ -162,7 +162,8 @@ fn kept(
     };
     let kept: Kept =
         serde_json::from_str(&text).map_err(|error| wrong(format!("is no file of references: {error}")))?;
-    let is_same = |(part, kept): (&&Conversations, &KeptPart)| part.digest() == kept.sha256;
+    let is_same =
+        |(part, kept): (&&Conversations, &KeptPart)| part.digest() == kept.sha256 && part.pairs() == kept.logps.len();
     if kept.parts.len() != parts.len() || !parts.iter().zip(&kept.parts).all(is_same) {
         let pairs: usize = kept.parts.iter().map(|part| part.logps.len()).sum();
         return Err(
@@ -179,8 +180,9 @@ fn keep(file: &Path, parts: &[&Conversations], references: &[Vec<ReferenceLogps>
         logps: logps.clone(),
     };
     let kept = Kept { parts: parts.iter().zip(references).map(part).collect() };
-    let text = serde_json::to_string(&kept).unwrap_or_default();
     let beside = file.with_extension("partial");
+    let text =
+        serde_json::to_string(&kept).map_err(std::io::Error::from).map_err(file_error(beside.display().to_string()))?;
     write_file(&beside, text).map_err(file_error(beside.display().to_string()))?;
     std::fs::rename(&beside, file).map_err(file_error(file.display().to_string()))?;
     tell(&format!("they are kept in {}", file.display()));
@@ -199,7 +201,9 @@ fn check_model(
     let here = computed(plan, group, stage, part, samples)?;
     for pair in (0..samples).flat_map(|sample| part.pairs_of(sample)) {
         for (here, kept) in here[*pair as usize].iter().zip(&kept[*pair as usize]) {
-            if f64::from((here - kept).abs()) > ROUNDING * f64::from(kept.abs()).max(1.0) {
+            // Not if one of them is no number.
+            let is_near = f64::from((here - kept).abs()) <= ROUNDING * f64::from(kept.abs()).max(1.0);
+            if !is_near {
                 let file = file(&plan.config).unwrap_or_default();
                 return Err(UserError::new(
                     format!(

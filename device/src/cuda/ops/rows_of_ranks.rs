@@ -68,6 +68,9 @@ struct RowsArgs {
 }
 
 /// See [`RowsOfRanks`].
+///
+/// # Errors
+/// Rows that have no equal parts that fit a slot; the driver's.
 pub(in crate::cuda::ops) fn exchange_rows(
     op: &Collective,
     rows: &RowsOfRanks,
@@ -79,9 +82,10 @@ pub(in crate::cuda::ops) fn exchange_rows(
     let line = RowsOfRanks::line(&input);
     let wide = line.is_multiple_of(16) && [input, output].iter().all(|tensor| tensor.address.is_multiple_of(16));
     let word = if wide { 16 } else { 4 };
-    // Equal parts of a row that fit a slot.
-    let fits = |parts: &usize| (line / word).is_multiple_of(*parts) && (line / parts) as u64 <= peers.room();
-    let Some(parts) = (1..=line / word).find(fits) else {
+    // Equal parts of a row that fit a slot. All ranks cut rows alike, whatever their addresses.
+    let unit = if line.is_multiple_of(16) { 16 } else { 4 };
+    let fits = |parts: &usize| (line / unit).is_multiple_of(*parts) && (line / parts) as u64 <= peers.room();
+    let Some(parts) = (1..=line / unit).find(fits) else {
         return Err(Error::operation(rows.name(), format!("rows of {line} bytes have no parts")));
     };
     let words = line / word / parts;

@@ -16,7 +16,7 @@ pub enum Preference {
     },
     /// `(h - 1 / (2 beta))^2`, with the mean over an answer's tokens in place of its sum (Azar et al., 2023).
     Ipo {
-        /// As above.
+        /// The strength of the pull to the reference.
         beta: f32,
     },
 }
@@ -81,6 +81,10 @@ impl Operation for PairLoss {
     fn check(&self) -> Result<()> {
         let [samples, tokens, most] = self.sizes();
         let (losses, targets) = (self.losses.elements(), self.targets.elements());
+        let (beta, smoothing) = (self.preference.beta(), self.preference.smoothing());
+        ensure(Self::NAME, beta.is_finite() && beta > 0.0, || format!("beta is {beta}, needs more than 0"))?;
+        let in_range = matches!(self.preference, Preference::Ipo { .. }) || (0.0..=1.0).contains(&smoothing);
+        ensure(Self::NAME, in_range, || format!("the label smoothing is {smoothing}, needs 0 to 1"))?;
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_dtype(Self::NAME, "targets", &self.targets, DType::I32)?;
         ensure_dtype(Self::NAME, "pairs", &self.pairs, DType::I32)?;

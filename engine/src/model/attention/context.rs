@@ -90,6 +90,6 @@ impl ContextRanks {
 }
 
 /// A copy of all rows of `columns` columns.
-fn block(from: Corner, to: Corner, columns: usize) -> ScaleBlock {
+pub(super) fn block(from: Corner, to: Corner, columns: usize) -> ScaleBlock {
     ScaleBlock { from, to, rows: from.matrix.shape.rows(), columns, factor: 1.0, square_sum: None }
 }

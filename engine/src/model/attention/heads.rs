@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use device::ops::{
-    Attention, AttentionBackward, Collective, CollectiveKind, Corner, Documents, Fill, OrderRows, RowOrder, ScaleBlock,
+    Attention, AttentionBackward, Collective, CollectiveKind, Corner, Documents, Fill, OrderRows, RowOrder,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
@@ -12,6 +12,7 @@ use parallel::{Axis, Lane, Ranks};
 
 use super::CausalAttention;
 use super::attended::Attended;
+use super::context::block;
 use crate::model::buffers::tensor_like;
 use crate::step_policy::StepContext;
 
@@ -85,11 +86,6 @@ impl HeadExchange {
         cx.run(Collective { kind, communicator, input, output })?;
         Ok(output)
     }
-}
-
-/// A copy of all rows of `columns` columns.
-fn block(from: Corner, to: Corner, columns: usize) -> ScaleBlock {
-    ScaleBlock { from, to, rows: from.matrix.shape.rows(), columns, factor: 1.0, square_sum: None }
 }
 
 impl CausalAttention {

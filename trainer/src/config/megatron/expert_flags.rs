@@ -5,7 +5,8 @@ use super::layer_pattern::expert_pattern;
 use super::meaning::Meaning::{self, Agrees, Ignored, Refused, SetsByValue, SetsUnless, Translates};
 use super::meaning::Takes::{Nothing, Value};
 
-const DISPATCH: &str = "rows go to the ranks of their experts in one all-to-all, and their numbers stay on the device";
+const DISPATCH: &str =
+    "rows go to the ranks of their experts in the one way that the hardware has, and their numbers stay on the device";
 const NO_TRANSFERS: &str = "rows of experts travel in their place in a layer, beside no other work";
 const ALL_EXPERTS: &str = "a token takes the experts with the highest scores of all";
 const GROUPED: &str = "one product has all experts of a layer, and one tensor all their weights";
