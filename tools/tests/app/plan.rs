@@ -238,3 +238,14 @@ fn the_plan_of_a_run_that_goes_on_does_not_ask_for_the_model_that_it_began_with(
     expect(&in_folder(&format!("plan --ranks 1 --gpu h200 -- {run} saved")), 0, &[]);
     expect(&in_folder(&format!("plan --ranks 1 --gpu h200 -- {run} other")), 2, &["safetensors"]);
 }
+
+#[test]
+fn layouts_whose_ranks_divide_experts_are_searched_and_keep_that() {
+    let line = "plan --ranks 4 --gpu h200 --json -- --preset tiny-llama --num-experts 8 --experts-per-token 2 \
+                --expert-model-parallel-size 2 --expert-row-budget 1.5 --global-batch-size 8";
+    let output = trainer(line);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let layouts = page["layouts"].as_array().unwrap();
+    assert!(!layouts.is_empty() && layouts.iter().all(|layout| layout["expert"] == 2), "{page}");
+}
