@@ -1,7 +1,7 @@
 //! The state that all submission to a device shares.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::memory::AreaInfo;
@@ -52,9 +52,16 @@ pub(crate) struct Core {
     pub(crate) backend: DeviceBackend,
 }
 
+/// Held by all [`Stream`](crate::Stream)s of one number.
+pub(crate) struct StreamHold;
+
 /// A stream as its device knows it.
 pub(crate) struct StreamState {
     pub(crate) name: Rc<str>,
+    /// What its [`Stream`](crate::Stream)s hold.
+    held: Weak<StreamHold>,
+    /// That of a stream that another one follows once nobody holds it. `None` of the default stream and of those of other code.
+    followed: Option<Priority>,
     /// The capture this stream is part of.
     pub(crate) capture: Option<u64>,
     pub(crate) backend: StreamBackend,
@@ -90,14 +97,44 @@ impl Core {
             backend,
         };
         core.buffers.add("nothing".into());
-        core.add_stream("default", Priority::Compute);
+        core.add_stream("default", None);
         core
     }
 
-    pub(crate) fn add_stream(&mut self, name: &str, priority: Priority) -> StreamId {
-        let backend = StreamBackend::new(&self.backend, priority);
-        self.streams.push(StreamState { name: name.into(), capture: None, backend });
+    /// A stream of that priority that nobody holds any more, or a new one. The driver's stream stays: its work is in order, and
+    /// what belongs to it, such as a lane of [peers](crate::cuda::Peers), is there again.
+    pub(crate) fn open_stream(&mut self, name: &str, priority: Priority) -> (StreamId, Rc<StreamHold>) {
+        let free = |stream: &StreamState| {
+            stream.followed == Some(priority) && stream.held.strong_count() == 0 && stream.capture.is_none()
+        };
+        let id = match self.streams.iter().position(free) {
+            Some(at) => {
+                self.streams[at].name = name.into();
+                StreamId(at as u32)
+            }
+            None => self.add_stream(name, Some(priority)),
+        };
+        (id, self.hold_stream(id))
+    }
+
+    /// A stream that no other one follows.
+    pub(crate) fn open_lasting_stream(&mut self, name: &str) -> StreamId {
+        self.add_stream(name, None)
+    }
+
+    fn add_stream(&mut self, name: &str, followed: Option<Priority>) -> StreamId {
+        let backend = StreamBackend::new(&self.backend, followed.unwrap_or(Priority::Compute));
+        self.streams.push(StreamState { name: name.into(), held: Weak::new(), followed, capture: None, backend });
         StreamId(self.streams.len() as u32 - 1)
+    }
+
+    pub(crate) fn hold_stream(&mut self, id: StreamId) -> Rc<StreamHold> {
+        let held = &mut self.streams[id.index()].held;
+        held.upgrade().unwrap_or_else(|| {
+            let hold = Rc::new(StreamHold);
+            *held = Rc::downgrade(&hold);
+            hold
+        })
     }
 
     /// An NVTX range with that name, if there are any.

@@ -19,7 +19,7 @@ use std::cell::{Ref, RefCell, RefMut};
 use std::rc::Rc;
 
 pub use area::Area;
-pub(crate) use core::Core;
+pub(crate) use core::{Core, StreamHold};
 pub use memory::{ALIGNMENT, Home};
 pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};

@@ -7,7 +7,6 @@ use std::any::Any;
 use super::Stream;
 use crate::backend::StreamBackend;
 use crate::cuda::StreamHandle;
-use crate::priority::Priority;
 use crate::{Device, Error, Result};
 
 impl Device {
@@ -27,7 +26,7 @@ impl Device {
         let call = || format!("Device::adopt_stream of `{name}`");
         let mut core = self.core_for(call)?;
         core.refuse_while_recording(call)?;
-        let id = core.add_stream(name, Priority::Compute);
+        let id = core.open_lasting_stream(name);
         let adopted = match &mut core.streams[id.index()].backend {
             StreamBackend::Cuda(stream) => stream.adopt(handle, Box::new(owner)),
             StreamBackend::Host(_) => {
@@ -36,12 +35,11 @@ impl Device {
                 Err(Error::operation("adopt_stream", problem))
             }
         };
-        match adopted {
-            Ok(()) => Ok(Stream { device: self.clone(), id }),
-            Err(error) => {
-                core.streams.pop();
-                Err(error)
-            }
+        if let Err(error) = adopted {
+            core.streams.pop();
+            return Err(error);
         }
+        drop(core);
+        Ok(self.stream_named(id))
     }
 }

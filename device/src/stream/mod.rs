@@ -7,8 +7,10 @@ mod event;
 
 pub use event::Event;
 
+use std::rc::Rc;
+
 use crate::backend::{DeviceBackend, Note};
-use crate::device::Core;
+use crate::device::{Core, StreamHold};
 use crate::ops::Poison;
 use crate::priority::Priority;
 use crate::sync_debug::CostlyCall;
@@ -19,40 +21,43 @@ use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
 pub struct Stream {
     device: Device,
     id: StreamId,
+    _hold: Rc<StreamHold>,
 }
 
 impl Device {
     /// A new stream, independent of the others.
     pub fn stream(&self, name: &str) -> Stream {
-        self.add_stream(name, Priority::Compute)
+        self.open_stream(name, Priority::Compute)
     }
 
     /// A new stream for transfers between ranks. When its work and another stream's are both ready, the GPU starts its
     /// work first. A transfer occupies little of the GPU and other ranks wait for it, while a matrix product that
     /// starts first occupies the whole GPU.
     pub fn transfer_stream(&self, name: &str) -> Stream {
-        self.add_stream(name, Priority::Transfer)
+        self.open_stream(name, Priority::Transfer)
     }
 
     /// A new stream for work that nothing waits for soon. When its work and another stream's are both ready, the GPU starts
     /// the other stream's first.
     pub fn background_stream(&self, name: &str) -> Stream {
-        self.add_stream(name, Priority::Background)
+        self.open_stream(name, Priority::Background)
     }
 
-    fn add_stream(&self, name: &str, priority: Priority) -> Stream {
-        let id = self.core().add_stream(name, priority);
-        Stream { device: self.clone(), id }
+    fn open_stream(&self, name: &str, priority: Priority) -> Stream {
+        let (id, hold) = self.core().open_stream(name, priority);
+        Stream { device: self.clone(), id, _hold: hold }
     }
 
-    /// The stream of that name. A stream lasts as long as its device.
+    /// The stream of that number. The number is its own as long as a [`Stream`] of it is held. After that a new stream may have
+    /// it, whose work comes after all that was submitted to this one.
     pub fn stream_named(&self, id: StreamId) -> Stream {
-        Stream { device: self.clone(), id }
+        let hold = self.core().hold_stream(id);
+        Stream { device: self.clone(), id, _hold: hold }
     }
 
     /// CUDA's legacy default stream. It waits for all others. It is here so that its use during a capture is refused.
     pub fn default_stream(&self) -> Stream {
-        Stream { device: self.clone(), id: StreamId::DEFAULT }
+        self.stream_named(StreamId::DEFAULT)
     }
 }
 

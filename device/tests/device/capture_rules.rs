@@ -368,7 +368,7 @@ fn work_during_a_capture_on_a_stream_that_it_does_not_include_is_error_900_and_d
 }
 
 #[test]
-fn a_device_waits_for_its_own_work_while_another_thread_captures() {
+fn a_device_waits_for_its_own_work_and_ends_while_another_thread_captures() {
     let (begun, waited) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -384,8 +384,24 @@ fn a_device_waits_for_its_own_work_while_another_thread_captures() {
         begun.wait();
         t.side.submit(Fill { output: t.b, value: 4.0 }).unwrap();
         let all = t.device.synchronize();
+        let filled = t.device.download::<f32>(&t.b);
+        // Its libraries go with it.
+        drop(t);
         waited.wait();
         all.unwrap();
-        assert_eq!(t.device.download::<f32>(&t.b).unwrap(), [4.0; 64]);
+        assert_eq!(filled.unwrap(), [4.0; 64]);
     });
+}
+
+#[test]
+fn a_stream_that_nobody_holds_is_followed_by_the_next_of_its_kind() {
+    let t = bench();
+    let id = |stream: Stream| stream.id();
+    let first = id(t.device.stream("first"));
+    assert_eq!(id(t.device.stream("second")), first);
+    assert_ne!(id(t.device.transfer_stream("another kind")), first);
+    let held = t.device.stream_named(first);
+    assert_ne!(id(t.device.stream("third")), first, "it is held");
+    assert_ne!(id(t.device.stream("third")), t.main.id());
+    drop(held);
 }

@@ -5,7 +5,9 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
@@ -19,8 +21,24 @@ use crate::{DType, Error, Result};
 /// The number of algorithms that heuristics are asked for.
 const CANDIDATES: usize = 8;
 
-/// The library's handle.
-pub(super) struct CublasLtHandle(sys::cublasLtHandle_t);
+/// The library's handle for a GPU. All devices of the GPU share it, on whatever threads they are: the library's calls may use
+/// it at once. To destroy it waits for all work of the GPU, which spoils the captures of other threads (901). So the last device
+/// does that, beside which there is no capture.
+pub(super) struct CublasLtHandle {
+    ordinal: usize,
+    raw: sys::cublasLtHandle_t,
+}
+
+/// By the GPU's number.
+static SHARED: Mutex<BTreeMap<usize, SharedHandle>> = Mutex::new(BTreeMap::new());
+
+struct SharedHandle {
+    raw: sys::cublasLtHandle_t,
+    devices: usize,
+}
+
+// SAFETY: the library's calls take a handle on any thread.
+unsafe impl Send for SharedHandle {}
 
 /// How to multiply: cuBLASLt's own bytes, and the workspace it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +57,18 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<()> {
 impl CublasLtHandle {
     /// # Errors
     /// The library is missing, or refuses the GPU.
-    pub(super) fn open() -> Result<CublasLtHandle> {
+    pub(super) fn open(ordinal: usize) -> Result<CublasLtHandle> {
         Library::CublasLt.load()?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: writes one pointer, destroyed when dropped; the context is current.
-        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
-        Ok(CublasLtHandle(handle))
+        let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = all.get_mut(&ordinal) {
+            shared.devices += 1;
+            return Ok(CublasLtHandle { ordinal, raw: shared.raw });
+        }
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one pointer, destroyed by the last device; the context is current.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
+        all.insert(ordinal, SharedHandle { raw, devices: 1 });
+        Ok(CublasLtHandle { ordinal, raw })
     }
 
     /// Such as 130100.
@@ -56,8 +80,14 @@ impl CublasLtHandle {
 
 impl Drop for CublasLtHandle {
     fn drop(&mut self) {
-        // SAFETY: created in `open`. A failure has no cure here.
-        let _ = unsafe { sys::cublasLtDestroy(self.0) };
+        let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(shared) = all.get_mut(&self.ordinal) else { return };
+        shared.devices -= 1;
+        if shared.devices == 0 {
+            all.remove(&self.ordinal);
+            // SAFETY: created in `open`, and no device has it any more. A failure has no cure here.
+            let _ = unsafe { sys::cublasLtDestroy(self.raw) };
+        }
     }
 }
 
@@ -177,7 +207,7 @@ impl Descriptors {
         // SAFETY: descriptors, preference and handle live; at most CANDIDATES results are written.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
-                handle.0,
+                handle.raw,
                 self.matmul,
                 self.a,
                 self.b,
@@ -212,7 +242,7 @@ impl Descriptors {
         // SAFETY: descriptors and handle live; one result is written.
         let status = self.point(op).map(|()| unsafe {
             sys::cublasLtMatmulAlgoCheck(
-                handle.0,
+                handle.raw,
                 self.matmul,
                 self.a,
                 self.b,
@@ -246,7 +276,7 @@ impl Descriptors {
         // memory was checked to be alive when the operation was submitted, and the workspace is the stream's own.
         let status = unsafe {
             sys::cublasLtMatmul(
-                handle.0,
+                handle.raw,
                 self.matmul,
                 scalar(&op.alpha),
                 b as *const c_void,

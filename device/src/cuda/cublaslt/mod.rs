@@ -60,7 +60,7 @@ impl CublasLt {
     /// # Errors
     /// The library is missing, or refuses the GPU.
     pub(crate) fn open(options: &CudaOptions, gpu: &GpuProperties) -> Result<CublasLt> {
-        let handle = CublasLtHandle::open()?;
+        let handle = CublasLtHandle::open(options.ordinal)?;
         let version = handle.version();
         let mut table = ChoiceTable::new(version, &gpu.name);
         let name =
