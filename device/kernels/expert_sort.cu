@@ -22,11 +22,11 @@ struct SortByExpert {
     u32 count;
     u32 experts;
     u32 tiles;
-    u32 reserved;
+    u32 first;
 };
 
-// `op.experts` if the pair is dropped.
-inline u32 expert_of(const SortByExpert& op, u32 pair) { return min((u32)op.chosen[pair], op.experts); }
+// `op.experts` if the pair is dropped. Numbers below the first wrap round.
+inline u32 expert_of(const SortByExpert& op, u32 pair) { return min((u32)op.chosen[pair] - op.first, op.experts); }
 
 // counts[expert, tile]
 KERNEL(expert_count)(const SortByExpert op) {

@@ -70,7 +70,7 @@ fn round_trip(place: ThreadRank, ranks: usize, bound: usize) {
     device.upload(&rows, &vec![-1.0_f32; bound * WIDTH]).unwrap();
     device.upload(&back, &vec![-1.0_f32; pairs * WIDTH]).unwrap();
     let stream = device.stream("compute");
-    stream.submit(SortByExpert { chosen: choices, order }).unwrap();
+    stream.submit(SortByExpert { chosen: choices, first: 0, order }).unwrap();
     let kind = CollectiveKind::AllGather;
     stream.submit(Collective { kind, communicator: group.clone(), input: order.offsets, output: offsets }).unwrap();
     stream.submit(PlaceRows { all: offsets, rank, places, offsets: here, pairs: numbers, beyond: None }).unwrap();

@@ -144,7 +144,7 @@ fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
                 let offsets = b.output([m.experts + 1], DType::I32)?;
                 let pairs = b.output([m.rows()], DType::I32)?;
                 let rows = b.output([m.tokens, m.k], DType::I32)?;
-                Ok(SortByExpert { chosen, order: ExpertRows { offsets, pairs, rows } }.into())
+                Ok(SortByExpert { chosen, first: 0, order: ExpertRows { offsets, pairs, rows } }.into())
             }),
         );
         for (label, room) in [("", 16), (", too little room", 5)] {

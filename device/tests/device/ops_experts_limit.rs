@@ -105,7 +105,7 @@ fn sorted(t: &Bench, tokens: usize, k: usize, experts: usize) -> (Vec<i32>, Expe
         pairs: t.empty_ints(&[tokens * k]),
         rows: t.empty_ints(&[tokens, k]),
     };
-    t.run(SortByExpert { chosen: t.ints(&[tokens, k], &kept), order });
+    t.run(SortByExpert { chosen: t.ints(&[tokens, k], &kept), first: 0, order });
     (kept, order)
 }
 

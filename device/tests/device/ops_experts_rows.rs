@@ -15,7 +15,7 @@ fn sort(t: &Bench, chosen: &[i32], k: usize, experts: usize) -> (ExpertRows, [Ve
         pairs: t.empty_ints(&[tokens * k]),
         rows: t.empty_ints(&[tokens, k]),
     };
-    t.run(SortByExpert { chosen: t.ints(&[tokens, k], chosen), order });
+    t.run(SortByExpert { chosen: t.ints(&[tokens, k], chosen), first: 0, order });
     (order, [order.offsets, order.pairs, order.rows].map(|tensor| t.get_ints(&tensor)))
 }
 
@@ -187,7 +187,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
             pairs: t.empty_ints(&[pairs]),
             rows: t.empty_ints(&[rows, 2]),
         };
-        t.refusal(SortByExpert { chosen: t.empty_ints(&[6, 2]), order })
+        t.refusal(SortByExpert { chosen: t.empty_ints(&[6, 2]), first: 0, order })
     };
     let gather = |pairs: usize, rows: usize, width: usize, dtype: DType| {
         let (input, output) = (t.empty(&[6, 4], F32), t.empty(&[rows, width], dtype));

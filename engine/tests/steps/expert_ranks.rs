@@ -61,19 +61,25 @@ fn layouts_that_divide_experts_have_the_numbers_of_ranks_with_all_experts() {
 
 #[test]
 fn divided_experts_have_the_same_bits_in_every_setting() {
-    let train = |layout: Layout, change: &(dyn Fn(Run) -> Run + Sync)| {
-        let run = || change(Run { distributed_optimizer: true, ..run_of(&tiny_experts(Precision::Bf16), 2, off()) });
+    let train_with = |per_token: usize, layout: Layout, change: &(dyn Fn(Run) -> Run + Sync)| {
+        let mut shape = tiny_experts(Precision::Bf16);
+        shape.experts.as_mut().unwrap().per_token = per_token;
+        let run = || change(Run { distributed_optimizer: true, ..run_of(&shape, 2, off()) });
         layout.on_ranks(run, |run| {
             let (results, weights) = run.train();
             (results, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
         })
     };
-    let plain = train(pairs(2), &|run| run);
-    // Rows go straight to their places.
-    let direct = Layout { moves_rows: true, ..pairs(2) };
-    assert!(train(direct, &|run| run) == plain, "rows go straight to their places");
+    // Each token goes to one rank: in slots, or straight to its place.
+    let in_slots = train_with(1, pairs(2), &|run| run);
     let graphs = GraphOptions { scope: Scope::FullIteration, poison: true, ..GraphOptions::default() };
-    assert!(train(direct, &|run| Run { graphs: graphs.clone(), ..run }) == plain, "... in one graph");
+    for layout in [pairs(2), Layout { moves_rows: true, ..pairs(2) }] {
+        assert!(train_with(1, layout, &|run| run) == in_slots, "{layout:?}");
+        assert!(train_with(1, layout, &|run| Run { graphs: graphs.clone(), ..run }) == in_slots, "{layout:?}, one graph");
+    }
+    // Each rank has the tokens of both.
+    let train = |layout, change: &(dyn Fn(Run) -> Run + Sync)| train_with(2, layout, change);
+    let plain = train(pairs(2), &|run| run);
     for (name, options) in &all_settings()[1..] {
         assert!(train(pairs(2), &|run| Run { graphs: options.clone(), ..run }) == plain, "{name}");
     }
@@ -142,7 +148,7 @@ fn a_step_whose_rows_need_more_room_than_the_budget_is_run_again_to_the_same_bit
         assert_eq!(again[0], again[1], "ranks agree");
         (all, again[0].clone())
     };
-    let (expected, none) = run_with(pairs(2), None, off());
+    let (expected, none) = run_with(pairs(2), Some(2.0), off());
     assert!(!none.contains(&true));
     let direct = Layout { moves_rows: true, ..pairs(2) };
     let scopes = Scope::ALL.map(|scope| GraphOptions { scope, poison: true, ..GraphOptions::default() });

@@ -22,11 +22,13 @@ impl Visit for ExpertRows {
     }
 }
 
-/// Sorts pairs by expert.
+/// Sorts pairs by expert. Pairs with an expert of another rank are dropped here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SortByExpert {
     /// `(tokens, k)`, i32: the expert of each pair; a number that is one too high if the pair is dropped.
     pub chosen: Tensor,
+    /// The number of this rank's first expert.
+    pub first: usize,
     /// Written.
     pub order: ExpertRows,
 }

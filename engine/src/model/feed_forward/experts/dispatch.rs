@@ -1,20 +1,26 @@
 //! The way of rows from tokens to experts, and back.
 //!
-//! If ranks have all experts, rows are gathered and summed in memory. If ranks divide the experts, rows go between them, and
-//! results and gradients come back the same way. There are two ways. GPUs that reach each other's memory put each row
-//! where the product of its expert reads it. Else a rank puts the rows of its tokens into slots, as many for each rank, and
-//! the ranks exchange the slots; each orders what it received by its own experts. Both have the same order of rows.
+//! If ranks have all experts, rows are gathered and summed in memory. Ranks that divide the experts have three ways.
+//!
+//! If a token chooses as many experts as there are ranks, or more, most tokens go to most ranks, for several experts each. So
+//! every rank gathers the tokens of all and takes its rows from them. It sums the rows of each token; the ranks sum these
+//! partial sums, and scatter them.
+//!
+//! Else rows go between the ranks, and results and gradients come back the same way. GPUs that reach each other's memory put
+//! each row where the product of its expert reads it. Or a rank puts the rows of its tokens into slots, as many for each rank,
+//! and the ranks exchange the slots; each orders what it received by its own experts. Both have the same order of rows.
 //!
 //! The room is that of the most rows that a microbatch can have, or of a budget. Rows that a budget has no room for are left
 //! out and counted: the step is then void, and runs again with room for all.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use device::ops::{
     Collective, CollectiveKind, CombineRows, ExpertRows, ExpertsOfSlots, GatherRows, PlaceRows, RowsOfRanks, RowsWay,
     SlotsOfPairs, SortByExpert, SumInto,
 };
-use device::{Communicator, DType, Tensor};
+use device::{Communicator, DType, Shape, Tensor};
 use graph_manager::Result;
 
 use super::router::Routed;
@@ -52,6 +58,8 @@ pub(super) struct Way {
 enum Between {
     /// Not at all.
     Nothing,
+    /// Not as rows: each rank has the tokens of all.
+    Tokens,
     /// Through slots. `(tokens, k)`, i32: the slots of this rank's own pairs.
     Slots(Tensor),
     /// From place to place.
@@ -82,6 +90,11 @@ impl Dispatch {
         self.ranks.as_ref().map_or(1, |ranks| ranks.size())
     }
 
+    /// The number of this rank among those.
+    fn place(&self) -> usize {
+        self.ranks.as_ref().map_or(0, |ranks| ranks.rank())
+    }
+
     /// The experts of this rank.
     pub(super) fn own(&self) -> usize {
         self.experts / self.count()
@@ -90,12 +103,18 @@ impl Dispatch {
     /// The order of rows by expert, and their weights.
     pub(super) fn way(&self, cx: &mut StepContext<'_>, routed: &Routed) -> Result<Way> {
         let chosen = routed.kept;
-        let order = sort(cx, chosen, self.experts)?;
+        let (count, own) = (self.count(), self.own());
+        let [tokens, k] = [chosen.shape.rows(), chosen.shape.last()];
+        if self.gathers_tokens(k) {
+            let chosen = self.gather_all(cx, "all_chosen_experts", chosen)?;
+            let weights = self.gather_all(cx, "all_expert_weights", routed.weights)?;
+            let order = sort(cx, chosen, self.place() * own..(self.place() + 1) * own)?;
+            return Ok(Way { order, weights, between: Between::Tokens, beyond: None });
+        }
+        let order = sort(cx, chosen, 0..self.experts)?;
         let Some(ranks) = self.ranks.clone() else {
             return Ok(Way { order, weights: routed.weights, between: Between::Nothing, beyond: None });
         };
-        let (count, own) = (self.count(), self.own());
-        let [tokens, k] = [chosen.shape.rows(), chosen.shape.last()];
         let (room, in_budget) = self.room(cx, tokens, k);
         let beyond = in_budget.then(|| cx.tensor("expert_rows_beyond", [1], DType::F32)).transpose()?;
         let offsets = cx.tensor("all_expert_offsets", [count, self.experts + 1], DType::I32)?;
@@ -116,10 +135,16 @@ impl Dispatch {
         cx.run(SlotsOfPairs { chosen, order, ranks: count, room, slots, beyond })?;
         let received = cx.tensor("experts_of_slots", [count * room, 1], DType::I32)?;
         cx.run(ExpertsOfSlots { offsets, rank, chosen: received })?;
-        let order = sort(cx, received, own)?;
+        let order = sort(cx, received, 0..own)?;
         let weights =
             self.to_slots(cx, ["expert_weights_sent", "expert_weights_received"], of_pairs, Way::by_pair(slots), room)?;
         Ok(Way { order, weights, between: Between::Slots(slots), beyond })
+    }
+
+    /// Whether each rank gathers the tokens of all, of which each has `k` experts. Rows would take as many bytes or more. A
+    /// budget is one of rows.
+    fn gathers_tokens(&self, k: usize) -> bool {
+        self.ranks.is_some() && self.count() <= k && k <= self.own() && self.row_budget.is_none()
     }
 
     /// The rows of a pair of ranks that there is room for, and whether these may be too few.
@@ -155,6 +180,10 @@ impl Dispatch {
         let rows = order.rows.elements();
         match way.between {
             Between::Nothing => gather(cx, name, tokens, order.rows, rows),
+            Between::Tokens => {
+                let tokens = self.gather_all(cx, "tokens_of_all", tokens)?;
+                gather(cx, name, tokens, order.rows, rows)
+            }
             Between::Slots(slots) => {
                 let names = ["expert_rows_sent", "expert_rows_received"];
                 let received = self.to_slots(cx, names, tokens, slots, rows / self.count())?;
@@ -175,6 +204,7 @@ impl Dispatch {
     ) -> Result<Tensor> {
         let (input, places) = match way.between {
             Between::Nothing => (rows, way.order.rows),
+            Between::Tokens => return self.sums_of_all(cx, name, (rows, also), tokens, &way.order),
             Between::Places(places) => (self.to_tokens(cx, "expert_results_here", rows, places)?, places.own.rows),
             Between::Slots(slots) => {
                 let in_slots = [way.order.rows.elements(), rows.shape.last()];
@@ -188,6 +218,33 @@ impl Dispatch {
         Ok(output)
     }
 
+    /// The sums over all ranks of each token's rows. `also` is a part of this rank's partial sums of its own tokens.
+    fn sums_of_all(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        (input, also): (Tensor, Option<Tensor>),
+        tokens: &Tensor,
+        order: &ExpertRows,
+    ) -> Result<Tensor> {
+        let (count, place, own) = (self.count(), self.place(), tokens.shape.rows());
+        let [k, width] = [order.rows.shape.last(), input.shape.last()];
+        let partial = cx.tensor("sums_of_all", [count * own, width], input.dtype)?;
+        let parts = match also {
+            None => vec![(0..count * own, None)],
+            also => {
+                let (first, end) = (place * own, (place + 1) * own);
+                vec![(0..first, None), (first..end, also), (end..count * own, None)]
+            }
+        };
+        for (part, also) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
+            let rows = order.rows.view(part.start * k, [part.len(), k]);
+            let output = partial.view(part.start * width, [part.len(), width]);
+            cx.run(CombineRows { input, rows, also, output })?;
+        }
+        self.scatter_sums(cx, name, partial, tokens.shape)
+    }
+
     /// The gradients of the weights of this rank's tokens, `(tokens, k)`, from those of [`Way::weights`].
     pub(super) fn grad_weights(
         &self,
@@ -198,6 +255,8 @@ impl Dispatch {
     ) -> Result<Tensor> {
         let (input, places) = match way.between {
             Between::Nothing => return Ok(grad),
+            // One rank has the gradient of a pair, the others zero.
+            Between::Tokens => return self.scatter_sums(cx, "grad_own_expert_weights", grad, routed.weights.shape),
             Between::Places(places) => (self.to_tokens(cx, "grad_expert_weights_here", grad, places)?, places.own.rows),
             Between::Slots(slots) => (self.exchange(cx, "grad_expert_weights_received", grad)?, slots),
         };
@@ -257,6 +316,28 @@ impl Dispatch {
         self.ranks.clone().unwrap_or_else(|| unreachable!("rows pass between ranks only if these divide experts"))
     }
 
+    /// The rows of all ranks, in the order of ranks.
+    fn gather_all(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor) -> Result<Tensor> {
+        let (kind, communicator) = (CollectiveKind::AllGather, self.communicator());
+        let output = cx.tensor(name, [self.count() * input.shape.rows(), input.shape.last()], input.dtype)?;
+        cx.run(Collective { kind, communicator, input, output })?;
+        Ok(output)
+    }
+
+    /// This rank's part of the sums over all ranks.
+    fn scatter_sums(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        input: Tensor,
+        shape: Shape,
+    ) -> Result<Tensor> {
+        let (kind, communicator) = (CollectiveKind::ReduceScatterSum, self.communicator());
+        let output = cx.tensor(name, shape, input.dtype)?;
+        cx.run(Collective { kind, communicator, input, output })?;
+        Ok(output)
+    }
+
     /// The slots of all ranks for this one.
     fn exchange(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor) -> Result<Tensor> {
         let communicator = self.communicator();
@@ -273,13 +354,13 @@ fn gather(cx: &mut StepContext<'_>, name: &'static str, input: Tensor, rows: Ten
     Ok(output)
 }
 
-/// The order by expert of pairs with these choices, `(tokens, k)`.
-fn sort(cx: &mut StepContext<'_>, chosen: Tensor, experts: usize) -> Result<ExpertRows> {
+/// The order by these experts of pairs with these choices, `(tokens, k)`.
+fn sort(cx: &mut StepContext<'_>, chosen: Tensor, experts: Range<usize>) -> Result<ExpertRows> {
     let order = ExpertRows {
-        offsets: cx.tensor("expert_offsets", [experts + 1], DType::I32)?,
+        offsets: cx.tensor("expert_offsets", [experts.len() + 1], DType::I32)?,
         pairs: cx.tensor("expert_pairs", [chosen.elements()], DType::I32)?,
         rows: cx.tensor("expert_rows", chosen.shape, DType::I32)?,
     };
-    cx.run(SortByExpert { chosen, order })?;
+    cx.run(SortByExpert { chosen, first: experts.start, order })?;
     Ok(order)
 }

@@ -26,7 +26,7 @@ struct SortArgs {
     count: u32,
     experts: u32,
     tiles: u32,
-    reserved: u32,
+    first: u32,
 }
 
 /// Experts, and tiles of pairs: at least one, which writes the offsets.
@@ -50,7 +50,7 @@ impl KernelOperation for SortByExpert {
             count: self.chosen.elements() as u32,
             experts: experts as u32,
             tiles: tiles as u32,
-            reserved: 0,
+            first: self.first as u32,
         };
         queue.launch_block("expert_count", Grid::line(tiles, THREADS), &block)?;
         queue.launch_block("expert_scan", Grid::line(experts + 1, THREADS), &block)?;
