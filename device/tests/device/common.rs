@@ -29,6 +29,12 @@ pub fn checked_device() -> Device {
     Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap()
 }
 
+/// As [`checked_device`], but the second GPU if there are two. A thread has one of them.
+pub fn second_device() -> Device {
+    let second = || Device::cuda(CudaOptions { ordinal: 1, deterministic: true, tf32: false, check: true });
+    on_gpu().then(second).and_then(Result::ok).unwrap_or_else(checked_device)
+}
+
 /// A bench on the first GPU, with the checker on.
 pub fn cuda_bench() -> Bench {
     on(Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap())
@@ -37,6 +43,11 @@ pub fn cuda_bench() -> Bench {
 /// A bench on [`checked_device`].
 pub fn checked_bench() -> Bench {
     on(checked_device())
+}
+
+/// A bench on [`second_device`].
+pub fn second_bench() -> Bench {
+    on(second_device())
 }
 
 /// As [`checked_bench`], but on a GPU libraries choose their algorithms by timing.

@@ -49,5 +49,6 @@ mod peers_on_host;
 mod quantize_reference;
 mod recording;
 mod sync_debug;
+mod threads;
 mod unbound;
 mod when;
