@@ -65,6 +65,21 @@ pub fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     create_file(path)?.write_all(content.as_ref())
 }
 
+/// Replaces the file at `path` by what `write` writes, under another name first: a reader sees the file before or the new
+/// one. Returns the new file. It is on disk once it is synced.
+///
+/// # Errors
+/// As [`open_to_change`]; an error of `write`. The file before then stays.
+pub fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<File> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".tmp");
+    let beside = path.with_file_name(name);
+    let mut file = create_file(&beside)?;
+    write(&mut file)?;
+    std::fs::rename(&beside, path)?;
+    Ok(file)
+}
+
 /// Fails if a path names something other than a regular file. It may name nothing.
 ///
 /// # Errors

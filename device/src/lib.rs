@@ -46,6 +46,7 @@ mod progress;
 pub mod random;
 mod stream;
 mod stream_id;
+mod submitted;
 mod sync_debug;
 mod tensor;
 mod timeline;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::array::ArrayColumns;
 use crate::host_block::HostBlock;
 use crate::priority::Priority;
+use crate::submitted::Submitted;
 use crate::timeline::Span;
 use crate::{CaptureMode, Element, Error, HostArray, Op, Progress, Result, Tensor};
 
@@ -302,7 +303,7 @@ impl Cupti {
 
 /// Any operation: no device asks it.
 pub(crate) trait CudaOperation {
-    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    fn accept(&self, submitted: Submitted, cuda: &CudaDevice) -> Result<()> {
         match cuda.kernels.0 {}
     }
 
@@ -318,7 +319,7 @@ pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
 }
 
 #[cfg(feature = "trainer-ops")]
-pub(crate) fn norm_parts(input: &Tensor, with_residual: bool, multiprocessors: usize) -> usize {
+pub(crate) fn norm_parts(input: &Tensor, sums: crate::ops::RowSums, multiprocessors: usize) -> usize {
     unreachable!("it is asked of a GPU")
 }
 

@@ -7,7 +7,7 @@ use device::{Accesses, BufferName, DType, Device, Home, Op, Shape, Stream, Tenso
 
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
-use crate::passes::{Passes, Then};
+use crate::passes::{DoneIn, Passes, Then};
 use crate::policy::Policy;
 use crate::program::{HostCall, Recorder};
 use crate::side_stream::{Fork, SideStream};
@@ -129,7 +129,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         if self.has_passes() {
-            return self.give(op, false);
+            return self.give(op, DoneIn::AllSteps);
         }
         self.recorder.borrow().check_status(&op)?;
         Ok(self.stream().submit(op)?)
@@ -142,7 +142,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// As [`StepContext::run`].
     pub fn run_early(&mut self, op: impl Into<Op>) -> Result<()> {
         if self.has_passes() {
-            return self.give(op.into(), true);
+            return self.give(op.into(), DoneIn::FirstSteps);
         }
         self.recorder.borrow_mut().hear(self.manager.pool.device());
         self.run(op)?;

@@ -3,6 +3,7 @@
 use crate::cuda::CudaDevice;
 use crate::gpu::Counters;
 use crate::host::HostDevice;
+use crate::submitted::Submitted;
 use crate::{Op, Result};
 
 /// The implementation behind a device.
@@ -22,15 +23,14 @@ impl DeviceBackend {
         }
     }
 
-    /// Fails unless a checked operation can be submitted to a stream. With `capturing` the stream captures. A capture
-    /// goes on after such a failure.
+    /// Fails unless a checked operation can be submitted to a stream. A capture goes on after such a failure.
     ///
     /// # Errors
     /// A GPU cannot run the operation, or cannot capture it yet.
-    pub(crate) fn accept(&self, op: &Op, capturing: bool) -> Result<()> {
+    pub(crate) fn accept(&self, op: &Op, submitted: Submitted) -> Result<()> {
         match self {
             DeviceBackend::Host(_) => Ok(()),
-            DeviceBackend::Cuda(cuda) => op.on_cuda().accept(capturing, cuda),
+            DeviceBackend::Cuda(cuda) => op.on_cuda().accept(submitted, cuda),
         }
     }
 }

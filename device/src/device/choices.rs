@@ -3,15 +3,16 @@
 use super::Device;
 use crate::backend::DeviceBackend;
 use crate::cuda::norm_parts;
+use crate::ops::RowSums;
 use crate::{Result, Tensor};
 
 impl Device {
     /// The number of parts for which a [`NormBackward`](crate::ops::NormBackward) of `input`, `(rows, hidden)`, is
-    /// fastest here. `with_residual`: with parts of the sum of the residual gradient.
-    pub fn norm_parts(&self, input: &Tensor, with_residual: bool) -> usize {
+    /// fastest here.
+    pub fn norm_parts(&self, input: &Tensor, sums: RowSums) -> usize {
         match &self.peek().backend {
             DeviceBackend::Host(_) => 1,
-            DeviceBackend::Cuda(cuda) => norm_parts(input, with_residual, cuda.gpu.properties.multiprocessors as usize),
+            DeviceBackend::Cuda(cuda) => norm_parts(input, sums, cuda.gpu.properties.multiprocessors as usize),
         }
     }
 

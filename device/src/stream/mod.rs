@@ -13,6 +13,7 @@ use crate::backend::{DeviceBackend, Note};
 use crate::device::{Core, StreamHold};
 use crate::ops::Poison;
 use crate::priority::Priority;
+use crate::submitted::Submitted;
 use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
 
@@ -110,7 +111,7 @@ impl Stream {
         let mut core = self.device.core_for(|| format!("Stream::submit of `{}`", op.name()))?;
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
         let op = if capturing || core.trace.is_some() { core.as_recorded(op)? } else { op };
-        core.backend.accept(&op, capturing)?;
+        core.backend.accept(&op, if capturing { Submitted::ToCapture } else { Submitted::ToRun })?;
         if core.trace.is_some() {
             let accesses = op.accesses();
             core.check_owns(op.name(), &accesses)?;

@@ -1,7 +1,7 @@
 //! Trials of norms over rows.
 
 use super::workbench::{AddTrial, Workbench};
-use crate::ops::{Add, AddPartialColumns, Norm, NormBackward, NormKind, PartialColumns};
+use crate::ops::{Add, AddPartialColumns, Norm, NormBackward, NormKind, PartialColumns, RowSums};
 use crate::{DType, Result};
 
 /// A norm of a matrix.
@@ -116,7 +116,8 @@ fn backward(setting: Setting, name: &str, add: AddTrial<'_>) {
         &format!("{name} backward, parameters"),
         Box::new(move |b| {
             let op = of(b, setting)?;
-            let parts = b.device.norm_parts(&op.input, with_residual);
+            let of_sums = if with_residual { RowSums::ParametersAndResidual } else { RowSums::Parameters };
+            let parts = b.device.norm_parts(&op.input, of_sums);
             let mut sums = Vec::new();
             let mut parts_of = |b: &mut Workbench, wanted: bool| {
                 if !wanted {

@@ -62,7 +62,7 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, kind: NormKind, with_residu
     let before = numbers(7, hidden, F32);
     let input = sum.unwrap_or(input_t);
     for (accumulate, in_place, parts) in
-        [(false, false, t.device.norm_parts(&input, true)), (true, true, 1), (true, false, 5)]
+        [(false, false, t.device.norm_parts(&input, RowSums::ParametersAndResidual)), (true, true, 1), (true, false, 5)]
     {
         let past_t = t.put(&shape, dtype, &past);
         let grad_input = if in_place { past_t } else { t.empty(&shape, dtype) };

@@ -1,6 +1,6 @@
 //! A norm of the residual stream. It first adds the output of the part before.
 
-use device::ops::{Norm, NormBackward, NormKind, PartialColumns, QuantizeSource};
+use device::ops::{Norm, NormBackward, NormKind, PartialColumns, QuantizeSource, RowSums};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -178,7 +178,11 @@ impl NormLayer {
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         let output_bias = output_bias.and_then(|bias| bias.grad);
-        let parts = cx.device().norm_parts(&saved.input, output_bias.is_some());
+        let of_sums = match output_bias {
+            Some(_) => RowSums::ParametersAndResidual,
+            None => RowSums::Parameters,
+        };
+        let parts = cx.device().norm_parts(&saved.input, of_sums);
         let mut parts_of = |output: Option<Tensor>| -> Result<Option<Tensor>> {
             let Some(output) = output else { return Ok(None) };
             let partial = cx.tensor("norm_gradient_parts", [parts, output.elements()], DType::F32)?;

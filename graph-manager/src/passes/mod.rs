@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::side_stream::Fork;
 use moved::Moved;
+pub(crate) use piece::DoneIn;
 use piece::TakenByPass;
 pub use piece::{Piece, PieceEntry, Then};
 pub(crate) use sums::Sums;
@@ -88,15 +89,15 @@ impl<P: Policy> StepContext<'_, P> {
         self.passes.all.replace(passes.into_iter().map(|pass| (pass, Moved::default())).collect());
     }
 
-    /// Adds an operation to the current piece, for the passes. `early` is as in [`StepContext::run_early`].
-    pub(crate) fn give(&self, op: Op, early: bool) -> Result<()> {
+    /// Adds an operation to the current piece, for the passes.
+    pub(crate) fn give(&self, op: Op, done_in: DoneIn) -> Result<()> {
         op.check()?;
         let mut recorder = self.recorder.borrow_mut();
         recorder.check_status(&op)?;
         if self.passes.entries.borrow().is_empty() {
             recorder.hear(self.manager.pool.device());
         }
-        let entry = PieceEntry::new(op, early, |buffer| recorder.takes(buffer));
+        let entry = PieceEntry::new(op, done_in, |buffer| recorder.takes(buffer));
         self.passes.entries.borrow_mut().push(entry);
         Ok(())
     }

@@ -76,10 +76,19 @@ impl<R: Copy> Piece<R> {
     }
 }
 
+/// The steps that do an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DoneIn {
+    /// All steps.
+    AllSteps,
+    /// The first steps alone; later ones use the result. See [`StepContext::run_early`](crate::StepContext::run_early).
+    FirstSteps,
+}
+
 /// An operation of a piece.
 pub struct PieceEntry {
     op: Rc<Op>,
-    early: bool,
+    done_in: DoneIn,
     accesses: Rc<Accesses>,
     /// See [`PieceEntry::writes_outside`].
     outside: bool,
@@ -97,24 +106,24 @@ pub struct PieceEntry {
 
 impl PieceEntry {
     /// `is_taken` tells whether a region takes a buffer.
-    pub(super) fn new(op: Op, early: bool, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
+    pub(super) fn new(op: Op, done_in: DoneIn, is_taken: impl Fn(BufferId) -> bool) -> PieceEntry {
         let accesses = Rc::new(op.accesses());
         let outside = !accesses.writes.iter().any(|tensor| is_taken(tensor.buffer));
         let (op, label) = (Rc::new(op), None);
-        PieceEntry { op, early, accesses, outside, label, queue: None, number: 0, moves: false, waits_for: None }
+        PieceEntry { op, done_in, accesses, outside, label, queue: None, number: 0, moves: false, waits_for: None }
     }
 
     /// An operation that the code will submit later, and that is to begin here. The pass has to take it out of the
     /// later piece. It uses no buffer of a region.
     pub fn ahead(op: impl Into<Op>) -> PieceEntry {
-        PieceEntry::new(op.into(), false, |_| false)
+        PieceEntry::new(op.into(), DoneIn::AllSteps, |_| false)
     }
 
     /// A move of a tensor to a buffer that the pass has [taken](Piece::buffer_like), or from there back to where it was
     /// moved from. Without its moves, and with each copy named as the tensor that it is a copy of, the list must be one
     /// that the pass might have made without moves.
     pub fn moves(op: Move) -> PieceEntry {
-        PieceEntry { moves: true, outside: false, ..PieceEntry::new(op.into(), false, |_| false) }
+        PieceEntry { moves: true, outside: false, ..PieceEntry::new(op.into(), DoneIn::AllSteps, |_| false) }
     }
 
     /// Has it use a copy that a move has made, in place of the tensor `of` and its parts.
@@ -154,7 +163,7 @@ impl PieceEntry {
 
     /// Whether only the first steps do it; later ones use the result.
     pub(super) fn is_early(&self) -> bool {
-        self.early
+        self.done_in == DoneIn::FirstSteps
     }
 
     /// Whether one of the two writes bytes that the other reads or writes. Their order in the list must stay.

@@ -1,10 +1,11 @@
 //! A file with the state of all ranks, for people and programs outside of the run. A thread of its own writes it,
 //! because a disk may hang and the monitor must not.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use common::files::write_file;
+use common::files::replace_file;
 use serde::{Deserialize, Serialize};
 
 use super::decide::RankStatus;
@@ -104,11 +105,9 @@ impl RanksFile {
     }
 }
 
-/// Writes under another name first, so a reader sees the old state or the new one.
 fn write(path: &Path, rows: &[RankRow]) -> std::io::Result<()> {
-    let temporary = path.with_extension("json.tmp");
-    write_file(&temporary, serde_json::to_vec(rows)?)?;
-    std::fs::rename(&temporary, path)
+    let text = serde_json::to_vec(rows)?;
+    replace_file(path, |file| file.write_all(&text)).map(drop)
 }
 
 #[cfg(test)]

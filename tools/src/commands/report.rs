@@ -1,12 +1,13 @@
 //! `trainer report`: writes a page about runs.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use common::files::write_file;
+use common::files::replace_file;
 use common::format::counted;
 use common::{Stop, UserError};
 
@@ -101,11 +102,6 @@ pub(super) fn check_output(flag: &str, example: &str, output: &Path) -> Result<(
     ))
 }
 
-/// Writes the page under another name first: readers see the old page or the new one.
 fn write(output: &Path, page: &str) -> std::io::Result<()> {
-    let mut name = output.file_name().unwrap_or_default().to_os_string();
-    name.push(".tmp");
-    let temporary = output.with_file_name(name);
-    write_file(&temporary, page)?;
-    std::fs::rename(&temporary, output)
+    replace_file(output, |file| file.write_all(page.as_bytes())).map(drop)
 }

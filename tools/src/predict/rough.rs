@@ -30,9 +30,19 @@ pub(super) struct Roughly {
     pub(super) bytes: usize,
 }
 
-/// A way to compute a block: ranks that share it, whether they divide its tokens, samples, the extent of recomputation,
-/// whether attention is left out of it, whether what it saves lies on the host.
-type Way = ([usize; 2], bool, usize, &'static str, bool, bool);
+/// A way to compute a block.
+#[derive(PartialEq, Eq, Hash)]
+struct Way {
+    tensor: usize,
+    context: usize,
+    sequence_parallel: bool,
+    micro_batch_size: usize,
+    /// The extent of recomputation.
+    recomputed: &'static str,
+    keeps_attention: bool,
+    /// The values that it saves lie on the host.
+    saves_on_host: bool,
+}
 
 /// Estimates layouts of one run.
 pub(super) struct Rough {
@@ -114,14 +124,15 @@ impl Rough {
 
     fn costs(&self, config: &RunConfig) -> Result<Costs, RunError> {
         let parallel = &config.parallel;
-        let way = (
-            [parallel.tensor, parallel.context],
-            parallel.sequence_parallel,
-            config.train.micro_batch_size,
-            config.recompute.granularity.word(),
-            config.recompute.keep_attention,
-            config.offload.activation_layers > 0,
-        );
+        let way = Way {
+            tensor: parallel.tensor,
+            context: parallel.context,
+            sequence_parallel: parallel.sequence_parallel,
+            micro_batch_size: config.train.micro_batch_size,
+            recomputed: config.recompute.granularity.word(),
+            keeps_attention: config.recompute.keep_attention,
+            saves_on_host: config.offload.activation_layers > 0,
+        };
         if let Some(costs) = self.known.borrow().get(&way) {
             return Ok(*costs);
         }

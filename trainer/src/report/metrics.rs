@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use common::files::{create_file, open_file, open_to_change};
+use common::files::{create_file, open_file, open_to_change, replace_file};
 use common::fit::width;
 use common::format::count;
 use engine::fp8::Fp8Losses;
@@ -331,14 +331,12 @@ fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result
     })
 }
 
-/// Replaces the file at `path` by the output of `write`.
+/// Replaces the file at `path` by the output of `write`, on disk.
 fn replaced(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<File> {
-    let temporary = path.with_extension("jsonl.tmp");
-    let mut copy = create_file(&temporary)?;
-    write(&mut copy)?;
-    copy.sync_all()?;
-    std::fs::rename(temporary, path)?;
-    Ok(copy)
+    replace_file(path, |copy| {
+        write(copy)?;
+        copy.sync_all()
+    })
 }
 
 #[cfg(test)]

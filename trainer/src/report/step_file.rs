@@ -6,7 +6,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use common::files::create_file;
+use common::files::replace_file;
 
 /// So many bytes wait for the disk at most, unless it refuses them.
 const UNSYNCED: usize = 1 << 20;
@@ -102,18 +102,17 @@ impl StepFile {
         }
         let folder = self.path.parent().unwrap_or(Path::new(""));
         std::fs::create_dir_all(folder)?;
-        let temporary = self.path.with_extension("jsonl.tmp");
-        let copy = create_file(&temporary)?;
-        let mut at = 0;
-        let mut bytes = vec![0; 1 << 20];
-        while at < self.length {
-            let count = (self.length - at).min(bytes.len() as u64) as usize;
-            self.file.read_exact_at(&mut bytes[..count], at)?;
-            copy.write_all_at(&bytes[..count], at)?;
-            at += count as u64;
-        }
-        copy.sync_all()?;
-        std::fs::rename(&temporary, &self.path)?;
+        let copy = replace_file(&self.path, |copy| {
+            let mut at = 0;
+            let mut bytes = vec![0; 1 << 20];
+            while at < self.length {
+                let count = (self.length - at).min(bytes.len() as u64) as usize;
+                self.file.read_exact_at(&mut bytes[..count], at)?;
+                copy.write_all_at(&bytes[..count], at)?;
+                at += count as u64;
+            }
+            copy.sync_all()
+        })?;
         File::open(folder)?.sync_all()?;
         self.file = copy;
         Ok(())

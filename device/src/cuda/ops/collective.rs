@@ -7,6 +7,7 @@ use crate::cuda::ops::rows_of_ranks::exchange_rows;
 use crate::cuda::peers::{GATHER, MAX_BLOCKS, Peers, PeersArgs, SUM_BF16, SUM_F32};
 use crate::cuda::{CudaDevice, CudaOperation, Queue, StreamHandle};
 use crate::ops::Collective;
+use crate::submitted::Submitted;
 use crate::{DType, Error, Result};
 
 /// Threads of a block. Each moves 16 bytes at a time.
@@ -50,8 +51,8 @@ impl CudaOperation for Collective {
         }
     }
 
-    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
-        if capturing { Ok(()) } else { self.prepare(cuda) }
+    fn accept(&self, submitted: Submitted, cuda: &CudaDevice) -> Result<()> {
+        if submitted == Submitted::ToCapture { Ok(()) } else { self.prepare(cuda) }
     }
 
     /// Kernels for rows are loaded with those of experts.

@@ -8,6 +8,7 @@ use crate::cuda::{
     StreamHandle,
 };
 use crate::ops::{Custom, Operation};
+use crate::submitted::Submitted;
 use crate::{Error, Result, calling};
 
 /// The work of a custom operation.
@@ -55,9 +56,9 @@ impl CudaOperation for Custom {
 
     /// # Errors
     /// The operation has no CUDA side, or the stream captures and the kernel is not loaded yet.
-    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    fn accept(&self, submitted: Submitted, cuda: &CudaDevice) -> Result<()> {
         let CudaWork::Launch(launch) = work_of(self, &cuda.gpu.properties)? else { return Ok(()) };
-        if capturing && !cuda.custom_kernels.has(&launch.kernel) {
+        if submitted == Submitted::ToCapture && !cuda.custom_kernels.has(&launch.kernel) {
             return Err(not_loaded_in_capture(self.name(), launch.kernel.function));
         }
         Ok(())

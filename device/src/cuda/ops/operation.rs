@@ -5,6 +5,7 @@ use super::kernel_operation::KernelOperation;
 use crate::Result;
 use crate::cuda::kernels::{KernelFile, KernelSet};
 use crate::cuda::{CudaDevice, Queue};
+use crate::submitted::Submitted;
 
 /// An operation as a GPU runs it. Most are a [`KernelOperation`].
 pub(crate) trait CudaOperation {
@@ -24,12 +25,12 @@ pub(crate) trait CudaOperation {
         0
     }
 
-    /// Fails unless a checked operation can be submitted to a stream. `capturing` says if the stream captures.
+    /// Fails unless a checked operation can be submitted to a stream.
     ///
     /// # Errors
     /// A custom operation without a CUDA side, or one that is to be captured before its kernel is loaded; an 8-bit
     /// floating type on a GPU that has none; more experts than kernels take.
-    fn accept(&self, _capturing: bool, _cuda: &CudaDevice) -> Result<()> {
+    fn accept(&self, _submitted: Submitted, _cuda: &CudaDevice) -> Result<()> {
         Ok(())
     }
 
@@ -55,14 +56,14 @@ impl<K: KernelOperation> CudaOperation for K {
         KernelOperation::scratch_bytes(self, &cuda.gpu.properties)
     }
 
-    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    fn accept(&self, submitted: Submitted, cuda: &CudaDevice) -> Result<()> {
         let gpu = &cuda.gpu.properties;
         if K::FILES.iter().any(|file| file.set == KernelSet::Fp8) {
             accept_fp8(self.name(), gpu)?;
         }
         self.fits(gpu)?;
         // Kernels that were not prepared are loaded now, unless the stream captures.
-        if capturing { Ok(()) } else { self.prepare(cuda) }
+        if submitted == Submitted::ToCapture { Ok(()) } else { self.prepare(cuda) }
     }
 
     fn prepare(&self, cuda: &CudaDevice) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::cuda::condition::{WHEN_FILE, not_loaded};
 use crate::cuda::kernels::KernelFile;
 use crate::cuda::{CudaDevice, CudaOperation, Queue};
 use crate::ops::When;
+use crate::submitted::Submitted;
 use crate::{Op, Result};
 
 impl CudaOperation for When {
@@ -21,20 +22,20 @@ impl CudaOperation for When {
     }
 
     /// Unless the stream captures, all that the body needs is loaded.
-    fn accept(&self, capturing: bool, cuda: &CudaDevice) -> Result<()> {
-        match (capturing, cuda.condition.get()) {
-            (false, _) => cuda.load_condition()?,
-            (true, Some(_)) => {}
-            (true, None) => return Err(not_loaded()),
+    fn accept(&self, submitted: Submitted, cuda: &CudaDevice) -> Result<()> {
+        match (submitted, cuda.condition.get()) {
+            (Submitted::ToRun, _) => cuda.load_condition()?,
+            (Submitted::ToCapture, Some(_)) => {}
+            (Submitted::ToCapture, None) => return Err(not_loaded()),
         }
         self.body.iter().try_for_each(|op| {
             if let Op::Custom(op) = op {
                 custom::accept_in_body(op, cuda)?;
-                if !capturing {
+                if submitted == Submitted::ToRun {
                     op.prepare(cuda)?;
                 }
             }
-            op.on_cuda().accept(capturing, cuda)
+            op.on_cuda().accept(submitted, cuda)
         })
     }
 

@@ -51,7 +51,7 @@ pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use mask::Mask;
 pub use muon::{Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
-pub use norm::{Norm, NormBackward, NormKind};
+pub use norm::{Norm, NormBackward, NormKind, RowSums};
 pub use optimizer::{ClipScale, SquareSum};
 pub use pair_loss::{PairLoss, Preference};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};

@@ -119,6 +119,15 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
     ensure_elements(op, "mean", &mean, rows)
 }
 
+/// The sums over rows that a [`NormBackward`] leaves parts of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSums {
+    /// The gradients of the norm's parameters.
+    Parameters,
+    /// Those, and the sum of the residual gradient.
+    ParametersAndResidual,
+}
+
 /// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and parts of the parameter gradients, in f32.
 /// [`AddPartialColumns`](crate::ops::AddPartialColumns) adds up the parts, those of several norms at once.
 ///

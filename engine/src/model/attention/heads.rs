@@ -22,6 +22,16 @@ pub(super) struct HeadExchange {
     communicator: Rc<dyn Communicator>,
 }
 
+/// Columns of a rank's heads.
+struct HeadColumns {
+    /// The first one among the columns of all heads.
+    all: usize,
+    /// The first one among the rank's own.
+    own: usize,
+    /// Their number.
+    columns: usize,
+}
+
 impl HeadExchange {
     /// `None` if a rank has whole sequences.
     pub(super) fn new(ranks: &Ranks) -> Option<HeadExchange> {
@@ -39,7 +49,7 @@ impl HeadExchange {
         let sent = cx.tensor("heads_sent", [ranks, batch, tokens, part], rows.dtype)?;
         cx.run(Fill { output: sent, value: 0.0 })?;
         for rank in 0..ranks {
-            for (all, own, columns) in self.blocks(rank, groups) {
+            for HeadColumns { all, own, columns } in self.blocks(rank, groups) {
                 let (from, to) = (Corner { matrix: rows, row: 0, column: all }, sent.at(rank));
                 cx.run(block(from, Corner { matrix: to, row: 0, column: own }, columns))?;
             }
@@ -60,7 +70,7 @@ impl HeadExchange {
         let received = self.exchanged(cx, "tokens_received", by_rank)?;
         cx.run(Fill { output: into, value: 0.0 })?;
         for rank in 0..self.ranks {
-            for (all, own, columns) in self.blocks(rank, groups) {
+            for HeadColumns { all, own, columns } in self.blocks(rank, groups) {
                 let from = Corner { matrix: received.at(rank), row: 0, column: own };
                 cx.run(block(from, Corner { matrix: into, row: 0, column: all }, columns))?;
             }
@@ -68,12 +78,12 @@ impl HeadExchange {
         Ok(())
     }
 
-    /// The columns of a rank's heads: the first among those of all heads, the first among its own, and their number.
-    fn blocks(&self, rank: usize, groups: &[usize]) -> Vec<(usize, usize, usize)> {
+    /// The columns of a rank's heads in each group.
+    fn blocks(&self, rank: usize, groups: &[usize]) -> Vec<HeadColumns> {
         let (mut before, mut blocks) = (0, Vec::new());
         for group in groups {
             let columns = group / self.ranks;
-            blocks.push((before + rank * columns, before / self.ranks, columns));
+            blocks.push(HeadColumns { all: before + rank * columns, own: before / self.ranks, columns });
             before += group;
         }
         blocks

@@ -4,6 +4,7 @@ use crate::cuda::kernels::{KernelFile, kernel_file};
 use crate::cuda::ops::capability::{accept_fp8, accept_on_hopper};
 use crate::cuda::{CudaDevice, CudaOperation, Queue};
 use crate::ops::Gemm;
+use crate::submitted::Submitted;
 use crate::{Operation, Result};
 
 impl CudaOperation for Gemm {
@@ -20,7 +21,7 @@ impl CudaOperation for Gemm {
         cuda.cublaslt.scratch_bytes(self)
     }
 
-    fn accept(&self, _capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    fn accept(&self, _submitted: Submitted, cuda: &CudaDevice) -> Result<()> {
         let Some(scales) = &self.fp8 else { return Ok(()) };
         accept_fp8(Self::NAME, &cuda.gpu.properties)?;
         match scales.a.is_by_block() {

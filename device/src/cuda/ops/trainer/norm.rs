@@ -3,7 +3,7 @@
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
-use crate::ops::{Norm, NormBackward};
+use crate::ops::{Norm, NormBackward, RowSums};
 use crate::{DType, Result, Tensor};
 
 /// How a row is distributed to threads. `rows.cuh` has the suffixes of the kernels' names.
@@ -132,12 +132,13 @@ struct NormBackwardArgs {
 
 impl RowShape {
     /// Blocks of the backward, each with a part of the sums: as many as have registers at the same time.
-    fn backward_blocks(self, rows: usize, sums: bool, multiprocessors: usize) -> usize {
+    fn backward_blocks(self, rows: usize, sums: RowSums, multiprocessors: usize) -> usize {
+        let with_residual = sums == RowSums::ParametersAndResidual;
         let at_once = match self {
             // Registers of a thread on an H200: four packs 168, with the sums 240; three packs with the sums 168; else
             // 128.
-            RowShape::Warp(4) => 3 - usize::from(sums),
-            RowShape::Warp(3) if sums => 3,
+            RowShape::Warp(4) => 3 - usize::from(with_residual),
+            RowShape::Warp(3) if with_residual => 3,
             RowShape::Block(threads) => 512 / threads,
             _ => 4,
         };
@@ -146,9 +147,9 @@ impl RowShape {
 }
 
 /// See [`Device::norm_parts`](crate::Device::norm_parts): as many as there are blocks at a time.
-pub(crate) fn norm_parts(input: &Tensor, with_residual: bool, multiprocessors: usize) -> usize {
+pub(crate) fn norm_parts(input: &Tensor, sums: RowSums, multiprocessors: usize) -> usize {
     let shape = RowShape::of(input.shape.last(), input.dtype, []);
-    shape.backward_blocks(input.shape.rows(), with_residual, multiprocessors).max(1)
+    shape.backward_blocks(input.shape.rows(), sums, multiprocessors).max(1)
 }
 
 impl KernelOperation for NormBackward {
@@ -160,7 +161,7 @@ impl KernelOperation for NormBackward {
         let vectors =
             [self.input, self.weight, self.grad_output, self.grad_input].into_iter().chain(self.grad_residual);
         let shape = RowShape::of(hidden, dtype, vectors);
-        let blocks = self.parts().unwrap_or_else(|| shape.backward_blocks(rows, false, queue.multiprocessors()));
+        let blocks = self.parts().unwrap_or_else(|| shape.backward_blocks(rows, RowSums::Parameters, queue.multiprocessors()));
         let block = NormBackwardArgs {
             input: self.input.address,
             weight: self.weight.address,
