@@ -22,6 +22,7 @@ pub struct DataConfig {
     pub documents_per_sample: usize,
     pub sft: bool,
     pub dpo: bool,
+    pub kto: bool,
     pub sft_packing: usize,
     pub seq_length_buckets: Vec<usize>,
     pub group_by_length: bool,
@@ -41,21 +42,45 @@ pub enum RecordKind {
     Conversations,
     /// Pairs of answers: the model learns to prefer the chosen one.
     Pairs,
+    /// Answers with a label: the model learns to give those that are desirable, and not to give others.
+    Labelled,
+}
+
+impl RecordKind {
+    /// Whether the model learns from judged answers, compared with the model that it was.
+    pub fn is_judged(self) -> bool {
+        matches!(self, RecordKind::Pairs | RecordKind::Labelled)
+    }
+
+    /// The word for a record in messages.
+    pub fn unit(self) -> &'static str {
+        match self {
+            RecordKind::Documents => "document",
+            RecordKind::Conversations => "conversation",
+            RecordKind::Pairs => "pair",
+            RecordKind::Labelled => "answer",
+        }
+    }
+
+    /// The option that says that records are of this kind, without dashes; that of conversations for documents.
+    pub fn option(self) -> &'static str {
+        match self {
+            RecordKind::Documents | RecordKind::Conversations => "sft",
+            RecordKind::Pairs => "dpo",
+            RecordKind::Labelled => "kto",
+        }
+    }
 }
 
 impl DataConfig {
     /// What the records of text are.
     pub fn kind(&self) -> RecordKind {
-        match (self.dpo, self.sft) {
-            (true, _) => RecordKind::Pairs,
-            (false, true) => RecordKind::Conversations,
-            (false, false) => RecordKind::Documents,
+        match () {
+            () if self.dpo => RecordKind::Pairs,
+            () if self.kto => RecordKind::Labelled,
+            () if self.sft => RecordKind::Conversations,
+            () => RecordKind::Documents,
         }
-    }
-
-    /// The option that says what the answers in records are for.
-    pub(crate) fn answers(&self) -> &'static str {
-        if self.dpo { "dpo" } else { "sft" }
     }
 
     /// The first option that is set of those about documents within samples of text.
@@ -98,6 +123,7 @@ impl DataConfig {
             documents_per_sample: 256,
             sft: false,
             dpo: false,
+            kto: false,
             sft_packing: 1,
             seq_length_buckets: Vec::new(),
             group_by_length: false,

@@ -61,15 +61,6 @@ impl InspectRequest {
     fn records(&self) -> Records<'_> {
         Records::of(self.kind, &self.text_key)
     }
-
-    /// The name of a record.
-    fn unit(&self) -> &'static str {
-        match self.kind {
-            RecordKind::Pairs => "pair",
-            RecordKind::Conversations => "conversation",
-            RecordKind::Documents => "document",
-        }
-    }
 }
 
 /// A summary of each path of a request, and of all if there are several, as text to print. Reads all files. Ends early when `stop` is asked for.
@@ -85,10 +76,10 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
         let is_text = request.kind == RecordKind::Documents;
         let (summary, of_path) = match found("PATH", path, records, Purpose::Train)? {
             Found::Tokens(_) if !is_text => {
-                let flag = if request.kind == RecordKind::Pairs { "--dpo" } else { "--sft" };
-                let what = format!("{flag} with PATH = `{path}`, which has tokens");
-                let rule = "conversations and pairs are records of JSON or Parquet";
-                return Err(UserError::new(what, rule, format!("leave {flag} out")).into());
+                let flag = request.kind.option();
+                let what = format!("--{flag} with PATH = `{path}`, which has tokens");
+                let rule = "conversations and judged answers are records of JSON or Parquet";
+                return Err(UserError::new(what, rule, format!("leave --{flag} out")).into());
             }
             Found::Text(texts) if !is_text => conversations(request, stop, path, texts)?,
             Found::Tokens(bins) => tokens(request, stop, path, bins)?,
@@ -98,7 +89,7 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
         total.add(of_path);
     }
     if paths.len() > 1 {
-        report += &total.describe(request.unit());
+        report += &total.describe(request.kind.unit());
     }
     Ok(report)
 }
@@ -305,6 +296,10 @@ fn conversations(
         all += 1;
         let names = match request.kind {
             RecordKind::Pairs => ["chosen", "rejected"].map(|name| format!("pair {all}, {name}")).to_vec(),
+            RecordKind::Labelled => {
+                let is_desirable = conversations.first().is_some_and(|answer| answer.is_desirable);
+                vec![format!("answer {all}, {}", if is_desirable { "desirable" } else { "undesirable" })]
+            }
             _ => vec![format!("conversation {all}")],
         };
         for (name, conversation) in names.into_iter().zip(&conversations) {
@@ -326,7 +321,7 @@ fn conversations(
     let summary = format!(
         "{path}: {}, {} tokens; the loss is on {} of them, which stand between » and «\n  lengths: half have up to {} tokens, \
          90 % up to {}, the longest has {}\n  tokenizer: {name}\n{notices}{shown}",
-        counted(all, request.unit()),
+        counted(all, request.kind.unit()),
         count(tokens as f64),
         count(counted_tokens as f64),
         at(50),

@@ -14,7 +14,7 @@ use crate::found::{Found, expanded, found};
 use crate::one_tokenizer::OneTokenizer;
 use crate::paths::Paths;
 use crate::sources::blend::Blend;
-use crate::sources::conversations::{Builder, Conversations, Unit};
+use crate::sources::conversations::{Builder, Conversations};
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::dataset::Dataset;
 use crate::sources::document_ends::DocumentEnds;
@@ -247,7 +247,7 @@ impl<'d> Reader<'d> {
         // Weights are checked first: reading files takes longer.
         Blend::new(&weights, key)?;
         let opened = datasets.iter().map(|(_, paths)| match self.data.kind() {
-            RecordKind::Conversations | RecordKind::Pairs => {
+            RecordKind::Conversations | RecordKind::Pairs | RecordKind::Labelled => {
                 Ok(self.conversations(key, paths, purpose)?.map(Dataset::Conversations))
             }
             RecordKind::Documents => Ok(self.windows(key, paths, purpose)?.map(Dataset::Windows)),
@@ -325,9 +325,9 @@ impl<'d> Reader<'d> {
         for path in self.paths(key, paths, purpose)? {
             let Found::Text(texts) = found(key, &path, records(self.data), purpose)? else {
                 return Err(UserError::new(
-                    format!("{key} = `{path}` has tokens, with data.{}", self.data.answers()),
+                    format!("{key} = `{path}` has tokens, with data.{}", self.data.kind().option()),
                     "answers are in records of JSON or Parquet: tokens do not say which of them are answers",
-                    format!("name .jsonl, .json or .parquet files, or leave --{} out", self.data.answers()),
+                    format!("name .jsonl, .json or .parquet files, or leave --{} out", self.data.kind().option()),
                 ));
             };
             self.of_files.extend(texts.notices);
@@ -345,8 +345,8 @@ impl<'d> Reader<'d> {
     /// All conversations of files. `name` stands for them in messages.
     fn talks(&mut self, key: &str, name: &str, files: &[TextFile]) -> Result<Conversations, UserError> {
         let tokenizer = self.configured()?;
-        let unit = if self.data.dpo { Unit::Pair } else { Unit::Conversation };
-        let mut all = Builder::new(unit, self.seq, self.data.sft_packing, tokenizer.end_of_text());
+        let kind = self.data.kind();
+        let mut all = Builder::new(kind, self.seq, self.data.sft_packing, tokenizer.end_of_text());
         let read = encode_conversations(
             files,
             records(self.data),
@@ -360,7 +360,7 @@ impl<'d> Reader<'d> {
         let ReadConversations { form, notices, lost } = read;
         self.of_files.extend(notices);
         if all.counts.targets == 0 {
-            let of = counted(all.counts.read as usize, unit.name());
+            let of = counted(all.counts.read as usize, kind.unit());
             return Err(match all.counts.needed {
                 0 => UserError::new(
                     format!("{key} = `{name}` has {of}, and no answer that is learned"),
@@ -388,7 +388,7 @@ impl<'d> Reader<'d> {
         let conversations = all.finish();
         self.notices.extend(form.map(|form| format!("{name}: read as {}", form.describe())));
         self.notices.extend(lost.map(|lost| format!("{name}: {lost}")));
-        self.notices.push(format!("{name}: {}", counts.describe(unit, conversations.count(), self.seq)));
+        self.notices.push(format!("{name}: {}", counts.describe(kind, conversations.count(), self.seq)));
         Ok(conversations)
     }
 

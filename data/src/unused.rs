@@ -36,6 +36,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.documents_per_sample", data.documents_per_sample != 256),
         ("data.sft", data.sft),
         ("data.dpo", data.dpo),
+        ("data.kto", data.kto),
         ("data.sft_packing", data.sft_packing != 1),
         ("data.seq_length_buckets", !data.seq_length_buckets.is_empty()),
         ("data.group_by_length", data.group_by_length),
@@ -56,7 +57,7 @@ fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
         ("data.add_special_tokens", data.add_special_tokens, "it adds the markers of a chat template to the tokenizer"),
         ("data.sft_packing", data.sft_packing != 1, "conversations are packed into samples"),
     ];
-    let answers = data.answers();
+    let answers = data.kind().option();
     if data.kind() == RecordKind::Documents {
         let given = needs_answers.into_iter().find(|(_, given, _)| *given);
         return given.map_or(Ok(()), |(key, _, rule)| {
@@ -64,9 +65,13 @@ fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
             Err(UserError::new(format!("{key} without data.sft"), rule, fix))
         });
     }
-    if data.sft && data.dpo {
-        let rule = "data.path has conversations to learn from, or pairs of answers of which one is preferred";
-        return Err(UserError::new("data.sft with data.dpo", rule, "leave one of them out: --sft or --dpo"));
+    let kinds = [("sft", data.sft), ("dpo", data.dpo), ("kto", data.kto)];
+    if let [first, second, ..] = kinds.iter().filter(|(_, given)| *given).collect::<Vec<_>>()[..] {
+        let (first, second) = (first.0, second.0);
+        let rule =
+            "data.path has conversations to learn from, pairs of answers of which one is preferred, or answers with a label";
+        let fix = format!("leave one of them out: --{first} or --{second}");
+        return Err(UserError::new(format!("data.{first} with data.{second}"), rule, fix));
     }
     let out = format!("leave it out, or leave --{answers} out");
     if let Some(key) = data.divides() {

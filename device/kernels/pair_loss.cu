@@ -5,13 +5,21 @@ struct PairLoss {
     const float* losses; // (samples, tokens)
     const int* targets;  // (samples, tokens)
     const int* pairs;    // (samples, most, 4)
-    float* results;      // (samples, most, 6)
-    float* weights;      // (samples, tokens), or null
+    const float* references; // (samples, most, 6), or null: those in `pairs`
+    const float* mismatched; // the sum of mismatched rewards, or null
+    const Control* control;  // with `mismatched`
+    float* results;          // (samples, most, 6)
+    float* weights;          // (samples, tokens), or null
     u32 tokens;
     u32 most;
+    u32 kind;
     float beta;
-    float smoothing; // below 0: IPO
+    float first;  // of DPO the label smoothing, of KTO the weight of desirable answers
+    float second; // of KTO the weight of undesirable answers
 };
+
+// Values of `kind`.
+constexpr u32 SIGMOID = 0, IPO = 1, KTO = 2;
 
 inline float minus_log_sigmoid(float x) { return fmaxf(-x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
@@ -53,25 +61,35 @@ KERNEL(pair_loss)(const PairLoss op) {
     double counts[2];
     float chosen = (float)-answer_loss(losses, targets, begin, middle, counts[0]);
     float rejected = (float)-answer_loss(losses, targets, middle, end, counts[1]);
-    float of_chosen = chosen - __int_as_float(own[2]), of_rejected = rejected - __int_as_float(own[3]);
+    const float* reference = op.references ? op.references + (u64)blockIdx.x * 6 + 4 : (const float*)(own + 2);
+    float of_chosen = chosen - reference[0], of_rejected = rejected - reference[1];
     float shares[2] = {1.0f, 1.0f}, loss, derivative;
-    if (op.smoothing < 0.0f) {
+    bool is_right = op.beta * of_chosen > op.beta * of_rejected;
+    if (op.kind == KTO) {
+        float z = 0.0f;
+        if (op.mismatched) z = fmaxf(op.mismatched[0] * (op.control->grad_scale * op.control->inverse_loss_scale), 0.0f);
+        // A desirable answer is a pair whose rejected answer has no tokens.
+        is_right = middle == end;
+        float weight = is_right ? op.first : op.second;
+        float x = op.beta * (of_chosen - of_rejected) + (is_right ? -z : z);
+        loss = weight * sigmoid<float>(-x);
+        derivative = -weight * op.beta * sigmoid<float>(x) * sigmoid<float>(-x);
+    } else if (op.kind == IPO) {
         shares[0] = 1.0f / fmaxf((float)counts[0], 1.0f);
         shares[1] = 1.0f / fmaxf((float)counts[1], 1.0f);
         float x = of_chosen * shares[0] - of_rejected * shares[1] - 0.5f / op.beta;
         loss = x * x;
         derivative = 2.0f * x;
     } else {
-        float x = op.beta * (of_chosen - of_rejected), s = op.smoothing;
+        float x = op.beta * (of_chosen - of_rejected), s = op.first;
         loss = (1.0f - s) * minus_log_sigmoid(x) + s * minus_log_sigmoid(-x);
         derivative = op.beta * (s * sigmoid<float>(x) - (1.0f - s) * sigmoid<float>(-x));
     }
     if (threadIdx.x == 0) {
-        float rewards[2] = {op.beta * of_chosen, op.beta * of_rejected};
         results[0] = loss;
-        results[1] = rewards[0];
-        results[2] = rewards[1];
-        results[3] = rewards[0] > rewards[1] ? 1.0f : 0.0f;
+        results[1] = op.beta * of_chosen;
+        results[2] = op.beta * of_rejected;
+        results[3] = is_right ? 1.0f : 0.0f;
         results[4] = chosen;
         results[5] = rejected;
     }

@@ -11,7 +11,7 @@ use crate::batch_sizes::{BatchSizes, sequence_share};
 use crate::graph_options::Scope;
 use crate::model::{Architecture, Chunk, DocumentColumns, Hidden, Model, Restart, SampleRow, Samples};
 use crate::pipeline::Transfers;
-use crate::regions::Region;
+use crate::regions::{Mode, Region};
 use crate::step_policy::StepContext;
 
 /// The samples of a step, and the inputs and targets that each microbatch takes from them.
@@ -29,6 +29,8 @@ pub(crate) struct Inputs {
     real: Option<usize>,
     /// The tokens of a sample that this rank has.
     sequence: SequenceShare,
+    /// `(microbatches, results of a microbatch's pairs)`, f32: those under the reference model, if each step computes them.
+    references: Option<Tensor>,
     _areas: Vec<Area>,
 }
 
@@ -60,6 +62,7 @@ impl Inputs {
         control: Tensor,
         microbatches: usize,
         micro_batch_size: usize,
+        references: Option<Tensor>,
     ) -> Result<Inputs> {
         let (row, layers, mut areas) = (architecture.sample.clone(), &architecture.layers, Vec::new());
         let real = row.real.filter(|_| model.asks_padding);
@@ -79,7 +82,7 @@ impl Inputs {
         }
         let &Model { values: dtype, drops, .. } = model;
         let sequence = sequence_share(&architecture.ranks);
-        Ok(Inputs { samples, row, dtype, control, drops, real, sequence, _areas: areas })
+        Ok(Inputs { samples, row, dtype, control, drops, real, sequence, references, _areas: areas })
     }
 
     /// Whether the stage needs a step's samples.
@@ -156,7 +159,10 @@ impl Inputs {
             };
             let (documents, real) = (self.documents(cx, microbatch)?, self.real(cx, microbatch)?);
             let positions_here = self.positions_here(cx, documents, microbatch)?;
-            let pairs = if chunk.head.is_some() { self.pairs(cx, microbatch)? } else { None };
+            let (mut pairs, mut references) = (None, None);
+            if chunk.head.is_some() {
+                (pairs, references) = (self.pairs(cx, microbatch)?, self.references(cx, microbatch)?);
+            }
             let mut record = None;
             if self.drops && cx.mode().trains() {
                 let output = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
@@ -165,7 +171,7 @@ impl Inputs {
                 record = Some(output);
             }
             let samples = Samples { record, documents, positions_here, real };
-            Ok(Hidden { x, delta: None, targets, pairs, samples })
+            Ok(Hidden { x, delta: None, targets, pairs, references, samples })
         })
     }
 
@@ -174,6 +180,11 @@ impl Inputs {
         let BatchSizes { samples, tokens_per_sample } = BatchSizes::of(cx);
         let of_token = columns.len() / self.row.length();
         [samples, tokens_per_sample * of_token].into()
+    }
+
+    /// The column of a row at which the sample of a step begins.
+    fn first_column(&self, cx: &StepContext<'_>) -> usize {
+        self.row.mismatched.filter(|_| cx.mode().mode == Mode::Mismatched).unwrap_or(0)
     }
 
     /// A microbatch's samples as the data give them: `(batch, width)`. `None` if they are apart, or not on this stage.
@@ -203,7 +214,8 @@ impl Inputs {
         if let Some(input) = received {
             cx.run(Copy { input, output: x })?;
         }
-        let columns = |first: usize, output| ColumnRange { first, share: self.sequence, output };
+        let begin = self.first_column(cx);
+        let columns = |first: usize, output| ColumnRange { first: begin + first, share: self.sequence, output };
         let of_inputs = received.is_none().then(|| columns(self.row.inputs.start, x));
         let of_targets = targets.map(|targets| columns(self.row.targets.start, targets));
         if let (Some(input), parts @ ([Some(_), _] | [_, Some(_)])) = (self.rows(microbatch), [of_inputs, of_targets]) {
@@ -215,9 +227,18 @@ impl Inputs {
     /// See [`Hidden::pairs`].
     fn pairs(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
         let (Some(input), Some(pairs)) = (self.rows(microbatch), &self.row.pairs) else { return Ok(None) };
-        let (samples, first) = (BatchSizes::of(cx).samples, pairs.columns.start);
+        let (samples, first) = (BatchSizes::of(cx).samples, self.first_column(cx) + pairs.columns.start);
         let output = cx.tensor("pairs", [samples, pairs.columns.len()], DType::I32)?;
         cx.run(CopyColumns { input, parts: [Some(ColumnRange { first, share: SequenceShare::WHOLE, output }), None] })?;
+        Ok(Some(output))
+    }
+
+    /// See [`Hidden::references`].
+    fn references(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
+        let Some(all) = self.references.filter(|_| cx.mode().mode != Mode::Reference) else { return Ok(None) };
+        let (input, samples) = (all.at(microbatch), BatchSizes::of(cx).samples);
+        let output = cx.tensor("references", [samples, input.elements() / samples], DType::F32)?;
+        cx.run(Copy { input: input.reshape(output.shape), output })?;
         Ok(Some(output))
     }
 
@@ -225,6 +246,7 @@ impl Inputs {
     fn real(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Tensor>> {
         let (Some(input), Some(first)) = (self.rows(microbatch), self.real) else { return Ok(None) };
         let output = cx.tensor("real_tokens", [BatchSizes::of(cx).samples, 1], DType::I32)?;
+        let first = self.first_column(cx) + first;
         let column = ColumnRange { first, share: SequenceShare::WHOLE, output };
         cx.run(CopyColumns { input, parts: [Some(column), None] })?;
         Ok(Some(output))
@@ -243,7 +265,7 @@ impl Inputs {
             return Ok(None);
         };
         let output = cx.tensor("positions_here", self.shape(cx, position_ids), DType::I32)?;
-        let part = ColumnRange { first: position_ids.start, share: self.sequence, output };
+        let part = ColumnRange { first: self.first_column(cx) + position_ids.start, share: self.sequence, output };
         cx.run(CopyColumns { input, parts: [Some(part), None] })?;
         Ok(Some(output))
     }
@@ -254,7 +276,8 @@ impl Inputs {
         let DocumentColumns { position_ids: columns, most, restart } = columns;
         let [samples, tokens] = [BatchSizes::of(cx).samples, BatchSizes::of(cx).tokens_per_sample];
         let position_ids = cx.tensor("position_ids", [samples, tokens * self.sequence.ranks], DType::I32)?;
-        let part = ColumnRange { first: columns.start, share: SequenceShare::WHOLE, output: position_ids };
+        let first = self.first_column(cx) + columns.start;
+        let part = ColumnRange { first, share: SequenceShare::WHOLE, output: position_ids };
         cx.run(CopyColumns { input, parts: [Some(part), None] })?;
         Ok(Some((Documents { position_ids, most: *most }, *restart)))
     }

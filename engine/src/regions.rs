@@ -14,6 +14,10 @@ pub enum Mode {
     Measure,
     /// Forward only, without dropout.
     Evaluate,
+    /// As [`Mode::Evaluate`], without the adapters of layers: a step's pairs under the model that it was.
+    Reference,
+    /// As [`Mode::Evaluate`], of prompts with the answers of others.
+    Mismatched,
     /// Forward of a whole prompt. It fills a cache.
     Prefill,
     /// Forward of one more token, over a cache.
@@ -24,6 +28,11 @@ impl Mode {
     /// Whether it has a backward and an update.
     pub fn trains(self) -> bool {
         matches!(self, Mode::Train | Mode::Measure)
+    }
+
+    /// Whether layers add their adapters' outputs.
+    pub(crate) fn adapts(self) -> bool {
+        self != Mode::Reference
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! [`Stage::train_step`] is the step as the host sees it. [`StepProgram`] in `program.rs` is the step as regions. Its
 //! code is recorded; the regions are captured in graphs and replayed. `build.rs` allocates their memory. `settings.rs`
-//! has the step's numbers from the host, `metrics.rs` its results, `lengths.rs` the lengths of samples.
+//! has the step's numbers from the host, `metrics.rs` its results, `lengths.rs` the lengths of samples,
+//! `first_forwards.rs` what a step on pairs of answers may begin with.
 //! `rehearsal.rs` runs steps before the first real one, `verify.rs` compares a step with graphs to one without.
 //! `copy_state.rs` copies weights and optimizer state beside a step.
 
 mod build;
 mod copy_state;
+mod first_forwards;
 mod lengths;
 mod metrics;
 mod program;
@@ -16,7 +18,7 @@ mod settings;
 mod verify;
 
 use device::ops::WriteControl;
-use device::{Area, Device, HostValues, Readback, Staging, Stream};
+use device::{Area, Device, HostValues, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Result};
 use parallel::Axis;
 
@@ -102,6 +104,7 @@ impl Stage {
         }
         let kind = self.program.kind(mode, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
+        self.run_first_forwards(settings)?;
         let Stage { graphs, program, .. } = self;
         graphs.step(kind, settings.microbatches, &mut |cx| program.train(cx))?;
         self.ran_again = kind.room == Room::Budget && program.numbers.lacked_room(&self.compute)?;
@@ -129,6 +132,7 @@ impl Stage {
     pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
         let kind = self.program.kind(Mode::Evaluate, settings.length)?;
         let losses = self.write_inputs(settings, batch)?;
+        self.run_first_forwards(settings)?;
         self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.evaluate(cx))?;
         self.program.numbers.read(&self.compute, losses, Mode::Evaluate)
     }
@@ -141,8 +145,19 @@ impl Stage {
     /// # Errors
     /// Errors of the device.
     pub fn losses(&self, microbatches: usize) -> Result<Option<Readback<f32>>> {
-        let kept = self.program.kept_losses.map(|kept| kept.narrow(0, microbatches));
-        Ok(kept.map(|kept| self.compute.read(&kept)).transpose()?)
+        self.read_kept(self.program.kept_losses, microbatches)
+    }
+
+    /// As [`Stage::losses`], of the forwards that the evaluation began with. `None` if it began with none.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn first_losses(&self, microbatches: usize) -> Result<Option<Readback<f32>>> {
+        self.read_kept(self.program.first.and_then(|first| first.results), microbatches)
+    }
+
+    fn read_kept(&self, kept: Option<Tensor>, microbatches: usize) -> Result<Option<Readback<f32>>> {
+        Ok(kept.map(|kept| self.compute.read(&kept.narrow(0, microbatches))).transpose()?)
     }
 
     /// Writes the values that differ from step to step to device memory that graphs read: the settings in one small

@@ -1,5 +1,6 @@
 //! Conversations as samples: each has a row of its own, or several are packed into one. Only the tokens of answers are
-//! targets. The two conversations of a pair of answers are packed one after the other.
+//! targets. The two conversations of a pair of answers are packed one after the other. Beside an answer with a label
+//! stands another row, which has its prompt with the answer of the record before it.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -8,6 +9,7 @@ use common::format::{count, counted};
 use device::ops::PairLoss;
 use sha2::{Digest, Sha256};
 
+use crate::config::RecordKind;
 use crate::identity::Identity;
 use crate::source::SampleCounts;
 use crate::sources::packs::{Item, Packs};
@@ -17,7 +19,7 @@ use crate::text::conversation::Conversation;
 #[derive(Clone)]
 pub struct Conversations {
     all: Arc<All>,
-    /// The numbers of their units in `all`.
+    /// The numbers of their units in `all`. A unit is a record: a sample has one or several, and each stays whole.
     range: Range<usize>,
     /// The units of each sample, numbered from the start of `range`. `None` if a sample is one conversation.
     packs: Option<Arc<Packs>>,
@@ -25,44 +27,20 @@ pub struct Conversations {
     references: Arc<OnceLock<Vec<ReferenceLogps>>>,
 }
 
-/// What a sample has one or several of. It stays whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
-    /// A conversation. Each of its targets has a loss.
-    Conversation,
-    /// Two conversations, with the chosen and the rejected answer. The pair has one loss.
-    Pair,
-}
-
-impl Unit {
-    /// Conversations of a unit.
-    fn conversations(self) -> usize {
-        match self {
-            Unit::Conversation => 1,
-            Unit::Pair => 2,
-        }
-    }
-
-    /// The word for messages.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Unit::Conversation => "conversation",
-            Unit::Pair => "pair",
-        }
-    }
-}
-
-/// The log-probabilities of the chosen and the rejected answer of a pair under the reference model.
+/// Log-probabilities under the reference model: of the chosen and the rejected answer of a pair, or of an answer with a
+/// label and of that of the record before it.
 pub type ReferenceLogps = [f32; 2];
 
 /// All conversations of a dataset, in memory, as far as they fit a sample.
 struct All {
-    unit: Unit,
+    kind: RecordKind,
     /// The tokens, one conversation after the other. A token that is no target is stored as `!token`, a negative
     /// number.
     tokens: Vec<i32>,
     /// The position behind the last token of each conversation.
     ends: Vec<usize>,
+    /// For each answer with a label, whether it is desirable.
+    labels: Vec<bool>,
     /// For each unit, the number of losses up to its end, over all units before it too.
     losses: Vec<u64>,
     /// The token that fills a row.
@@ -99,11 +77,11 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// The counts in words, for `samples` samples of `seq` inputs.
-    pub(crate) fn describe(self, unit: Unit, samples: u64, seq: usize) -> String {
+    pub(crate) fn describe(self, kind: RecordKind, samples: u64, seq: usize) -> String {
         let Counts { read, cut, beyond, unlearned, needed, tokens, targets } = self;
         let kept = read - beyond - unlearned;
         // The two of a pair share a sample.
-        let (longest, answers) = (seq / unit.conversations(), unit.conversations() as u64);
+        let (longest, answers) = (seq / shares(kind), shares(kind) as u64);
         let filled = tokens.saturating_sub(answers * kept) as f64 / (samples * seq as u64).max(1) as f64;
         let packed = match samples < kept {
             true => format!(", packed into {}", counted(samples as usize, "sample")),
@@ -121,7 +99,7 @@ impl Counts {
         };
         format!(
             "{}, {cut} cut to {longest} tokens{longer}{beyond}{unlearned}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
-            counted(read as usize, unit.name()),
+            counted(read as usize, kind.unit()),
             100.0 * (1.0 - filled),
             count(targets as f64),
             count(tokens as f64),
@@ -131,9 +109,9 @@ impl Counts {
 
 impl Builder {
     /// For samples of `seq` inputs and at most `most` units. `padding` fills the rest of a sample.
-    pub(crate) fn new(unit: Unit, seq: usize, most: usize, padding: u32) -> Builder {
-        let (tokens, ends, losses) = (Vec::new(), Vec::new(), Vec::new());
-        let all = All { unit, tokens, ends, losses, padding: padding as i32, seq, most };
+    pub(crate) fn new(kind: RecordKind, seq: usize, most: usize, padding: u32) -> Builder {
+        let (tokens, ends, labels, losses) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let all = All { kind, tokens, ends, labels, losses, padding: padding as i32, seq, most };
         Builder { all, counts: Counts::default() }
     }
 
@@ -141,7 +119,7 @@ impl Builder {
     /// sample.
     pub(crate) fn push(&mut self, unit: &[Conversation]) {
         let Builder { all, counts, .. } = self;
-        let shares = all.unit.conversations();
+        let shares = shares(all.kind);
         let most = all.seq / shares + 1;
         // The first token of a row is no target: nothing stands before it.
         let is_target = |of: &Conversation, at: usize| at > 0 && of.counts[at];
@@ -160,16 +138,16 @@ impl Builder {
             let kept = of.tokens.len().min(most);
             counts.tokens += kept as u64;
             counts.targets += targets(of);
-            let stored = of.tokens[..kept].iter().enumerate();
+            // Answers are exchanged before they are cut.
+            let stored = if all.kind == RecordKind::Labelled { of.tokens.len() } else { kept };
+            let stored = of.tokens[..stored].iter().enumerate();
             all.tokens
                 .extend(stored.map(|(at, &token)| if is_target(of, at) { token as i32 } else { !(token as i32) }));
             all.ends.push(all.tokens.len());
+            all.labels.push(of.is_desirable);
         }
         let before = all.losses.last().copied().unwrap_or(0);
-        all.losses.push(match all.unit {
-            Unit::Conversation => counts.targets,
-            Unit::Pair => before + 1,
-        });
+        all.losses.push(if all.kind.is_judged() { before + 1 } else { counts.targets });
     }
 
     /// The largest token.
@@ -178,7 +156,10 @@ impl Builder {
     }
 
     /// The conversations that were added.
-    pub(crate) fn finish(self) -> Conversations {
+    pub(crate) fn finish(mut self) -> Conversations {
+        if self.all.kind == RecordKind::Labelled {
+            self.all.add_mismatched();
+        }
         let range = 0..self.all.losses.len();
         Conversations::new(Arc::new(self.all), range)
     }
@@ -191,21 +172,70 @@ impl All {
         begin..self.ends[at]
     }
 
-    /// The conversations of a unit.
+    /// The conversations of a unit. That of an answer with a label is followed by its prompt with another answer.
     fn unit(&self, at: usize) -> Range<usize> {
-        let conversations = self.unit.conversations();
+        let conversations = if self.kind.is_judged() { 2 } else { 1 };
         at * conversations..(at + 1) * conversations
     }
 
-    /// The inputs of a unit that are no padding.
+    /// The conversations of a unit that are in a row.
+    fn in_row(&self, unit: usize, row: Row) -> Range<usize> {
+        let Range { start, end } = self.unit(unit);
+        match (self.kind, row) {
+            (RecordKind::Labelled, Row::Own) => start..start + 1,
+            (_, Row::Own) => start..end,
+            (_, Row::Mismatched) => start + 1..end,
+        }
+    }
+
+    /// The inputs of a unit in a row that are no padding.
+    fn inputs_in(&self, unit: usize, row: Row) -> usize {
+        self.in_row(unit, row).map(|at| self.tokens_of(at).len() - 1).sum()
+    }
+
+    /// The room that a unit takes in a sample.
     fn inputs_of(&self, unit: usize) -> usize {
-        self.unit(unit).map(|at| self.tokens_of(at).len() - 1).sum()
+        let own = self.inputs_in(unit, Row::Own);
+        if self.kind == RecordKind::Labelled { own.max(self.inputs_in(unit, Row::Mismatched)) } else { own }
+    }
+
+    /// Puts behind each answer its prompt with the answer of the record before it, and cuts both to a sample. The first
+    /// record gets the answer of the last.
+    fn add_mismatched(&mut self) {
+        let (mut tokens, mut ends) = (Vec::new(), Vec::new());
+        let own: Vec<&[i32]> = (0..self.ends.len()).map(|at| &self.tokens[self.tokens_of(at)]).collect();
+        let split = |of: &[i32]| of.iter().position(|token| *token >= 0).unwrap_or(of.len());
+        let mut before = own.last().copied().unwrap_or(&[]);
+        for &of in &own {
+            for (prompt, answer) in [(of, of), (of, before)] {
+                let whole = prompt[..split(prompt)].iter().chain(&answer[split(answer)..]);
+                tokens.extend(whole.take(self.seq + 1));
+                ends.push(tokens.len());
+            }
+            before = of;
+        }
+        (self.tokens, self.ends) = (tokens, ends);
     }
 
     /// The number of losses in a range of units.
     fn losses_of(&self, range: Range<usize>) -> u64 {
         let before = |at: usize| if at == 0 { 0 } else { self.losses[at - 1] };
         before(range.end) - before(range.start)
+    }
+
+    /// The values that a [`PairLoss`] reads of a unit in a row. `places` are its begin, and the end of each of its
+    /// conversations. An answer with a label is the chosen or the rejected one of a pair, and the other has no tokens; that of
+    /// another record is the chosen one.
+    fn judged(&self, unit: usize, row: Row, places: &[usize], [first, second]: ReferenceLogps) -> [i32; 4] {
+        let (begin, end) = (places[0], places[places.len() - 1]);
+        let (middle, references) = match (self.kind, row) {
+            (RecordKind::Labelled, Row::Own) if self.labels[unit] => (end, [first, 0.0]),
+            (RecordKind::Labelled, Row::Own) => (begin, [0.0, first]),
+            (RecordKind::Labelled, Row::Mismatched) => (end, [second, 0.0]),
+            _ => (places[1], [first, second]),
+        };
+        let [of_chosen, of_rejected] = references.map(|logp| logp.to_bits() as i32);
+        [middle as i32, end as i32, of_chosen, of_rejected]
     }
 
     /// Writes a conversation at the start of `inputs` and of `targets`. Returns the number of places that it takes in
@@ -219,10 +249,24 @@ impl All {
     }
 }
 
+/// A row of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Row {
+    /// The row that is learned.
+    Own,
+    /// The prompts of answers with a label, with the answers of others.
+    Mismatched,
+}
+
+/// Conversations that share a sample with each other.
+fn shares(kind: RecordKind) -> usize {
+    if kind == RecordKind::Pairs { 2 } else { 1 }
+}
+
 impl Conversations {
     fn new(all: Arc<All>, range: Range<usize>) -> Conversations {
         let item = |at: usize| Item { inputs: all.inputs_of(at), targets: all.losses_of(at..at + 1) };
-        let packed = all.most > 1 || all.unit == Unit::Pair;
+        let packed = all.most > 1 || all.kind.is_judged();
         let items: Vec<Item> = if packed { range.clone().map(item).collect() } else { Vec::new() };
         let packs = packed.then(|| Arc::new(Packs::new(&items, all.seq, all.most)));
         Conversations { all, range, packs, references: Arc::default() }
@@ -253,6 +297,9 @@ impl Conversations {
         let mut hash = Sha256::new();
         self.all.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
         self.all.ends.iter().for_each(|end| hash.update((*end as u64).to_le_bytes()));
+        if self.all.kind == RecordKind::Labelled {
+            self.all.labels.iter().for_each(|label| hash.update([u8::from(*label)]));
+        }
         Some(Identity { tokens: self.all.tokens.len() as u64, sha256: format!("{:x}", hash.finalize()) })
     }
 
@@ -267,14 +314,14 @@ impl Conversations {
 
     /// The counts of a sample.
     pub(crate) fn counts(&self, number: u64) -> SampleCounts {
-        let inputs = |at: usize| self.all.inputs_of(self.range.start + at) as u64;
+        let inputs = |at: usize| self.all.inputs_in(self.range.start + at, Row::Own) as u64;
         let targets = self.targets(number..number + 1);
         match &self.packs {
             None => SampleCounts { targets, tokens: inputs(number as usize), documents: 1 },
             Some(packs) => {
                 let members = packs.members(number as usize);
                 let tokens = members.iter().map(|member| inputs(*member as usize)).sum();
-                let documents = (members.len() * self.all.unit.conversations()) as u64;
+                let documents = (members.len() * shares(self.all.kind)) as u64;
                 SampleCounts { targets, tokens, documents }
             }
         }
@@ -288,36 +335,50 @@ impl Conversations {
 
     /// The values of a row that are about its pairs.
     fn of_pairs(&self) -> usize {
-        match self.all.unit {
-            Unit::Conversation => 0,
-            Unit::Pair => self.all.most * PairLoss::COLUMNS,
-        }
+        if self.all.kind.is_judged() { self.all.most * PairLoss::COLUMNS } else { 0 }
     }
 
-    /// Values of a row: `seq` inputs and `seq` targets, of a packed sample also `seq` positions, of each token in its
+    /// Values of a sample: `seq` inputs and `seq` targets, of a packed sample also `seq` positions, of each token in its
     /// conversation. For each pair that a sample may have the values follow that a [`PairLoss`] reads; log-probabilities
     /// under the reference model are 0 until they are known. The last value is the number of inputs that are no padding.
+    /// Of answers with a label a second row follows, laid out likewise.
     pub fn width(&self) -> usize {
+        self.rows_of_sample().len() * self.row_width()
+    }
+
+    fn row_width(&self) -> usize {
         self.all.seq * if self.packs.is_some() { 3 } else { 2 } + self.of_pairs() + 1
     }
 
-    /// Writes a row of padding.
-    pub(crate) fn clear(&self, row: &mut [i32]) {
-        let Some((real, row)) = row.split_last_mut() else { return };
-        let (inputs, rest) = row.split_at_mut(self.all.seq);
-        let (targets, rest) = rest.split_at_mut(self.all.seq);
-        let (positions, pairs) = rest.split_at_mut(rest.len() - self.of_pairs());
-        inputs.fill(self.all.padding);
-        targets.fill(-1);
-        count_up(positions);
-        pairs.fill(0);
-        *real = 0;
+    fn rows_of_sample(&self) -> &'static [Row] {
+        if self.all.kind == RecordKind::Labelled { &[Row::Own, Row::Mismatched] } else { &[Row::Own] }
     }
 
-    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a
-    /// packed sample is a conversation of its own.
-    pub fn read(&self, number: u64, row: &mut [i32]) {
-        self.clear(row);
+    /// Writes a sample of padding.
+    pub(crate) fn clear(&self, sample: &mut [i32]) {
+        for row in sample.chunks_mut(self.row_width()) {
+            let Some((real, row)) = row.split_last_mut() else { return };
+            let (inputs, rest) = row.split_at_mut(self.all.seq);
+            let (targets, rest) = rest.split_at_mut(self.all.seq);
+            let (positions, pairs) = rest.split_at_mut(rest.len() - self.of_pairs());
+            inputs.fill(self.all.padding);
+            targets.fill(-1);
+            count_up(positions);
+            pairs.fill(0);
+            *real = 0;
+        }
+    }
+
+    /// Writes a sample, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a packed
+    /// sample is a conversation of its own.
+    pub fn read(&self, number: u64, sample: &mut [i32]) {
+        self.clear(sample);
+        for (row, to) in self.rows_of_sample().iter().zip(sample.chunks_mut(self.row_width())) {
+            self.read_row(number, *row, to);
+        }
+    }
+
+    fn read_row(&self, number: u64, which: Row, row: &mut [i32]) {
         let Some((real, row)) = row.split_last_mut() else { return };
         let (inputs, rest) = row.split_at_mut(self.all.seq);
         let (targets, rest) = rest.split_at_mut(self.all.seq);
@@ -330,18 +391,18 @@ impl Conversations {
         let mut begin = 0;
         for &member in packs.members(number as usize) {
             let unit = self.range.start + member as usize;
-            let mut ends = Vec::new();
-            for at in self.all.unit(unit) {
+            let mut places = vec![begin];
+            for at in self.all.in_row(unit, which) {
                 let end = begin + self.all.read(at, &mut inputs[begin..], &mut targets[begin..]);
                 count_up(&mut positions[begin..end]);
                 // The last token of a conversation is no input.
                 inputs[end..].iter_mut().take(1).for_each(|input| *input = self.all.padding);
                 begin = end;
-                ends.push(end as i32);
+                places.push(end);
             }
             if let Some(pair) = pairs.next() {
                 let references = self.references.get().map_or([0.0; 2], |references| references[member as usize]);
-                pair.copy_from_slice(&[&ends[..], &references.map(|logp| logp.to_bits() as i32)].concat());
+                pair.copy_from_slice(&self.all.judged(unit, which, &places, references));
             }
         }
         count_up(&mut positions[begin..]);
@@ -358,9 +419,9 @@ impl Conversations {
         rows
     }
 
-    /// The number of pairs; 0 if it has conversations.
+    /// The number of judged records; 0 if it has conversations.
     pub fn pairs(&self) -> usize {
-        if self.all.unit == Unit::Pair { self.range.len() } else { 0 }
+        if self.all.kind.is_judged() { self.range.len() } else { 0 }
     }
 
     /// The pairs of a sample, in its order.
@@ -400,10 +461,10 @@ mod tests {
 
     /// Conversations of these tokens; those of 100 and more are answers.
     fn made(all: &[&[u32]], seq: usize) -> (Conversations, Counts) {
-        let mut builder = Builder::new(Unit::Conversation, seq, 1, 7);
+        let mut builder = Builder::new(RecordKind::Conversations, seq, 1, 7);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
-            builder.push(&[Conversation { tokens: tokens.to_vec(), counts, lost: None }]);
+            builder.push(&[Conversation { tokens: tokens.to_vec(), counts, ..Conversation::default() }]);
         }
         let counts = builder.counts;
         (builder.finish(), counts)
@@ -415,7 +476,7 @@ mod tests {
             [&[1, 2, 100, 3, 101], &[1, 2, 3, 4, 5, 100], &[100, 101], &[0, 1, 2, 100, 101, 102, 103]];
         let (conversations, counts) = made(&all, 4);
         assert_eq!(counts, Counts { read: 4, cut: 1, beyond: 1, unlearned: 0, needed: 6, tokens: 12, targets: 5 });
-        let said = counts.describe(Unit::Conversation, 3, 4);
+        let said = counts.describe(RecordKind::Conversations, 3, 4);
         assert!(
             said.contains("1 cut to 4 tokens (--seq-length 6 keeps all answers), 1 left out because no answer"),
             "{said}"
@@ -425,7 +486,7 @@ mod tests {
         let (_, read) = made(&[&[1, 2, 100], &[1, 2, 3, 4]], 2);
         assert_eq!((read.beyond, read.unlearned, read.needed), (0, 1, 2));
         assert!(
-            read.describe(Unit::Conversation, 1, 2)
+            read.describe(RecordKind::Conversations, 1, 2)
                 .contains("0 cut to 2 tokens, 1 left out because none of its answers is learned")
         );
         let row = |number| {
@@ -458,10 +519,10 @@ mod tests {
     #[test]
     fn packed_conversations_follow_each_other_and_each_counts_its_positions() {
         let all: [&[u32]; 4] = [&[1, 2, 100, 3, 101], &[4, 100], &[5, 6, 102], &[7, 101, 8, 103]];
-        let mut builder = Builder::new(Unit::Conversation, 6, 4, 9);
+        let mut builder = Builder::new(RecordKind::Conversations, 6, 4, 9);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
-            builder.push(&[Conversation { tokens: tokens.to_vec(), counts, lost: None }]);
+            builder.push(&[Conversation { tokens: tokens.to_vec(), counts, ..Conversation::default() }]);
         }
         let counts = builder.counts;
         let packed = builder.finish();
@@ -479,7 +540,7 @@ mod tests {
         assert_eq!([0..1, 1..2, 0..2].map(|range| packed.targets(range)), [3, 3, 6]);
         assert_eq!(packed.counts(0), SampleCounts { targets: 3, tokens: 6, documents: 2 });
         assert_eq!(packed.counts(1), SampleCounts { targets: 3, tokens: 4, documents: 2 });
-        let said = counts.describe(Unit::Conversation, packed.count(), 6);
+        let said = counts.describe(RecordKind::Conversations, packed.count(), 6);
         assert!(
             said.contains("4 conversations, 0 cut to 6 tokens, packed into 2 samples; 17 % of a sample is padding"),
             "{said}"
@@ -492,9 +553,9 @@ mod tests {
         let conversation = |tokens: &[u32]| Conversation {
             tokens: tokens.to_vec(),
             counts: tokens.iter().map(|&token| token >= 100).collect(),
-            lost: None,
+            ..Conversation::default()
         };
-        let mut builder = Builder::new(Unit::Pair, 8, 2, 9);
+        let mut builder = Builder::new(RecordKind::Pairs, 8, 2, 9);
         let pairs: [[&[u32]; 2]; 4] = [
             [&[1, 100], &[1, 2, 101]],
             // Each is cut to half of a sample: no answer is left of the second.
@@ -507,7 +568,7 @@ mod tests {
         assert_eq!((counts.read, counts.beyond, counts.cut, counts.needed), (4, 1, 1, 10));
         let packed = builder.finish();
         assert!(
-            counts.describe(Unit::Pair, packed.count(), 8).starts_with("4 pairs, 1 cut to 4 tokens (--seq-length 10")
+            counts.describe(RecordKind::Pairs, packed.count(), 8).starts_with("4 pairs, 1 cut to 4 tokens (--seq-length 10")
         );
         let digest = packed.digest();
         packed.set_references(vec![[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]]);

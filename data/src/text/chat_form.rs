@@ -87,6 +87,13 @@ impl ChatForm {
     /// All fields of pairs.
     pub(crate) const FIELDS_OF_PAIRS: [&'static str; 4] = ["prompt", "chosen", "rejected", "tools"];
 
+    /// What a record needs to be an answer with a label, for rules.
+    pub(crate) const RULE_OF_LABELLED: &'static str = "an answer with a label is `prompt` and `completion`, both texts or \
+        both lists of messages ([{\"role\": ..., \"content\": ...}, ...]), and `label`, true or false";
+
+    /// All fields of answers with a label.
+    pub(crate) const FIELDS_OF_LABELLED: [&'static str; 4] = ["prompt", "completion", "label", "tools"];
+
     /// What a record needs to be a conversation, for rules.
     pub(crate) const RULE: &'static str = "a conversation is `messages` ([{\"role\": ..., \"content\": ...}, ...]), \
         `conversations` ([{\"from\": ..., \"value\": ...}, ...], as ShareGPT has it), `prompt` and `completion`, or \
@@ -112,16 +119,31 @@ impl ChatForm {
         ["chosen", "rejected"].iter().all(|name| fields.iter().any(|field| field == name))
     }
 
+    /// Whether a record with these fields is an answer with a label.
+    pub(crate) fn is_labelled(fields: &[String]) -> bool {
+        ["prompt", "completion", "label"].iter().all(|name| fields.iter().any(|field| field == name))
+    }
+
+    /// The label of an answer: whether it is desirable.
+    ///
+    /// # Errors
+    /// A record without a label, as the end of a sentence that begins with its name.
+    pub(crate) fn label(record: &str) -> Result<bool, String> {
+        #[derive(Deserialize)]
+        struct Labelled {
+            label: serde_json::Value,
+        }
+        let Labelled { label } = read(record)?;
+        label.as_bool().ok_or_else(|| format!("has a `label` of {label}: it is true or false"))
+    }
+
     /// The form of a record that is a pair of answers, which has these fields.
     ///
     /// # Errors
     /// A record without a form, as the end of a sentence that begins with the record's name.
     pub(crate) fn of_pair(record: &str, fields: &[String]) -> Result<ChatForm, String> {
         if !ChatForm::is_pair(fields) {
-            return Err(match fields {
-                [] => "has no fields".into(),
-                fields => format!("has the fields {}", fields.join(", ")),
-            });
+            return Err(has_fields(fields));
         }
         let Pair { chosen, rejected, .. } = read(record)?;
         match [chosen.kind(), rejected.kind()] {
@@ -173,8 +195,7 @@ impl ChatForm {
                 }
             }
             Some(form) => Ok(form),
-            None if fields.is_empty() => Err("has no fields".into()),
-            None => Err(format!("has the fields {}", fields.join(", "))),
+            None => Err(has_fields(fields)),
         }
     }
 
@@ -346,6 +367,14 @@ fn messages_of_pair(Pair { prompt, chosen, rejected }: Pair) -> Result<[(Vec<Val
     match same == chosen.len() && same == rejected.len() {
         true => Err("has the same messages as `chosen` and as `rejected`".into()),
         false => Ok([(chosen, same), (rejected, same)]),
+    }
+}
+
+/// What is said of a record that has none of the forms.
+pub(crate) fn has_fields(fields: &[String]) -> String {
+    match fields {
+        [] => "has no fields".into(),
+        fields => format!("has the fields {}", fields.join(", ")),
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) struct Conversation {
     pub(crate) tokens: Vec<u32>,
     /// For each token, whether it belongs to an answer.
     pub(crate) counts: Vec<bool>,
+    /// The label of an answer; without meaning in other records.
+    pub(crate) is_desirable: bool,
     /// The first answer of which the template leaves something out, and what is learned in its place, in words.
     pub(crate) lost: Option<String>,
 }

@@ -6,7 +6,7 @@ use common::UserError;
 use common::format::counted;
 
 use crate::file_notices::FileNotices;
-use crate::text::chat_form::ChatForm;
+use crate::text::chat_form::{ChatForm, has_fields};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
 use crate::text::documents::{in_parallel, read_files};
@@ -149,6 +149,16 @@ fn form_of(piece: &Piece, records: Records<'_>) -> Result<ChatForm, UserError> {
     match records {
         Records::Pairs => ChatForm::of_pair(&piece.text, &line.fields)
             .map_err(|what| wrong(&what, "rename its fields, or train on conversations: --sft in place of --dpo")),
+        Records::Labelled => {
+            let fix = match ChatForm::is_pair(&line.fields) {
+                true => "for pairs of answers give --dpo in place of --kto",
+                false => "rename its fields, or train on conversations: --sft in place of --kto",
+            };
+            match ChatForm::is_labelled(&line.fields) {
+                true => ChatForm::of(&piece.text, &line.fields).map_err(|what| wrong(&what, "correct it")),
+                false => Err(wrong(&has_fields(&line.fields), fix)),
+            }
+        }
         _ => ChatForm::of(&piece.text, &line.fields).map_err(|what| {
             let fix = match ChatForm::is_pair(&line.fields) {
                 true => "for pairs of answers give --dpo in place of --sft",
@@ -175,8 +185,14 @@ fn encoded(
             "name the files of one form, or blend the others as data sets of their own: --data-path 0.5 A 0.5 B",
         ));
     }
-    Conversation::of_record(&piece.text, form, template, tokenizer)
-        .map_err(|what| wrong(piece, records, &what, "correct it, or name a template: --chat-template FILE"))
+    let wrong = |what: String, fix: &str| wrong(piece, records, &what, fix);
+    let mut all = Conversation::of_record(&piece.text, form, template, tokenizer)
+        .map_err(|what| wrong(what, "correct it, or name a template: --chat-template FILE"))?;
+    if let Records::Labelled = records {
+        let is_desirable = ChatForm::label(&piece.text).map_err(|what| wrong(what, "correct it"))?;
+        all.iter_mut().for_each(|answer| answer.is_desirable = is_desirable);
+    }
+    Ok(all)
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub(crate) enum Records<'k> {
     Conversations,
     /// Pairs of answers, likewise.
     Pairs,
+    /// Answers with a label, likewise.
+    Labelled,
     /// Multiple-choice questions.
     Questions,
 }
@@ -25,6 +27,7 @@ impl<'k> Records<'k> {
             RecordKind::Documents => Records::Documents(key),
             RecordKind::Conversations => Records::Conversations,
             RecordKind::Pairs => Records::Pairs,
+            RecordKind::Labelled => Records::Labelled,
         }
     }
 
@@ -34,6 +37,7 @@ impl<'k> Records<'k> {
             Records::Documents(_) => line.text.is_some() || line.is_null,
             Records::Conversations => ChatForm::is_in(&line.fields),
             Records::Pairs => ChatForm::is_pair(&line.fields),
+            Records::Labelled => ChatForm::is_labelled(&line.fields),
             Records::Questions => Question::is_in(&line.fields),
         }
     }
@@ -42,7 +46,7 @@ impl<'k> Records<'k> {
     pub(crate) fn text_key(self) -> Option<&'k str> {
         match self {
             Records::Documents(key) => Some(key),
-            Records::Conversations | Records::Pairs | Records::Questions => None,
+            Records::Conversations | Records::Pairs | Records::Labelled | Records::Questions => None,
         }
     }
 
@@ -52,6 +56,7 @@ impl<'k> Records<'k> {
             Records::Documents(_) => "a document is text",
             Records::Conversations => ChatForm::RULE,
             Records::Pairs => ChatForm::RULE_OF_PAIRS,
+            Records::Labelled => ChatForm::RULE_OF_LABELLED,
             Records::Questions => Question::RULE,
         }
     }
@@ -62,6 +67,7 @@ impl<'k> Records<'k> {
             Records::Documents(_) => &[],
             Records::Conversations => &ChatForm::FIELDS,
             Records::Pairs => &ChatForm::FIELDS_OF_PAIRS,
+            Records::Labelled => &ChatForm::FIELDS_OF_LABELLED,
             Records::Questions => &Question::FIELDS,
         }
     }

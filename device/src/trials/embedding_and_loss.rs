@@ -2,7 +2,7 @@
 
 use crate::ops::{
     ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, Mse, PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
+    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -137,23 +137,41 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     }
 }
 
-/// Two pairs in each sample, and places behind them. Half of the targets have no loss.
+/// Two pairs in each sample, and places behind them; of KTO one answer of each label. Half of the targets have no loss.
 fn pair_losses(s: Sizes, add: AddTrial<'_>) {
     let (sigmoid, ipo) = (Preference::Sigmoid { beta: 0.1, label_smoothing: 0.2 }, Preference::Ipo { beta: 0.1 });
-    for (label, preference, train) in [(" and gradient", sigmoid, true), ("", sigmoid, false), (" of IPO", ipo, true)] {
+    let kto = Preference::Kto { beta: 0.1, desirable: 1.0, undesirable: 1.5 };
+    for (label, preference, train) in [
+        (" and gradient", sigmoid, true),
+        ("", sigmoid, false),
+        (", references apart", sigmoid, true),
+        (" of IPO", ipo, true),
+        (" of KTO", kto, true),
+    ] {
         add(
             &format!("pair_loss{label}"),
             Box::new(move |b| {
                 let Sizes { batch, seq, .. } = s;
                 let reference = |logp: f32| logp.to_bits() as i32;
-                let places = [seq / 4, seq / 2, seq * 3 / 4, seq - 1].map(|place| place as i32);
+                let is_kto = matches!(preference, Preference::Kto { .. });
+                let places = match is_kto {
+                    true => [seq / 2, seq / 2, seq / 2, seq - 1],
+                    false => [seq / 4, seq / 2, seq * 3 / 4, seq - 1],
+                };
+                let places = places.map(|place| place as i32);
                 let pair = |at: usize| [places[2 * at], places[2 * at + 1], reference(-3.0), reference(-2.5)];
                 let pairs = b.integers([batch, 8], &[pair(0), pair(1)].concat().repeat(batch))?;
                 let targets: Vec<i32> = (0..s.rows()).map(|at| at as i32 % 2 - 1).collect();
                 let (losses, targets) = (b.input([batch, seq], DType::F32)?, b.integers([batch, seq], &targets)?);
                 let results = b.output([batch, 2, PairLoss::RESULTS], DType::F32)?;
                 let weights = if train { Some(b.output([batch, seq], DType::F32)?) } else { None };
-                Ok(PairLoss { losses, targets, pairs, preference, results, weights }.into())
+                let apart = label.ends_with("apart").then(|| b.input([batch, 2, PairLoss::RESULTS], DType::F32));
+                let rewards = match is_kto {
+                    true => Some(MismatchedRewards { sum: b.input([1], DType::F32)?, control: b.block(&CONTROL)? }),
+                    false => None,
+                };
+                let (references, mismatched) = (apart.transpose()?, rewards);
+                Ok(PairLoss { losses, targets, pairs, references, mismatched, preference, results, weights }.into())
             }),
         );
     }

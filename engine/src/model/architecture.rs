@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use device::ops::Preference;
 use device::{DType, Shape, Tensor};
 use parallel::{Axis, Place, Ranks};
 
@@ -24,6 +25,8 @@ pub struct StepTensors {
     pub losses: TermSums,
     /// The loads of the step's experts on this rank, if the model has experts.
     pub expert_loads: Option<ExpertLoads>,
+    /// `(1)`, f32: the sum of the rewards of mismatched answers, if the loss asks for it.
+    pub mismatched_rewards: Option<Tensor>,
     /// `(1)`, f32: the step's rows of experts that had no room on this rank, if the model has a row budget.
     pub rows_beyond: Option<Tensor>,
     /// `(max_seq_len, head_dim / 2, 2)`, f32: the architecture's rotary tables. If ranks divide samples, they have the rows
@@ -118,6 +121,8 @@ pub struct Architecture {
     pub modules: Vec<Vec<GraphModule>>,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
     pub rotary: RotaryTables<RotaryTable>,
+    /// The loss of pairs of answers; `None` if the loss is of targets.
+    pub preference: Option<Preference>,
     /// The terms of the loss, the same on all ranks. The first is [`LossTerm::OF_TARGETS`]; training adds the others to
     /// it.
     pub loss_terms: Vec<LossTerm>,

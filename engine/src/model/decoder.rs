@@ -54,6 +54,7 @@ impl Decoder {
             control: unused,
             losses,
             expert_loads: None,
+            mismatched_rewards: None,
             rows_beyond: None,
             rotary,
             here: TokensHere::all(),

@@ -49,7 +49,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
     let (modules, rotary, loss_terms) = (layer_modules(&shape, &layers), rotary_tables(&shape), loss_terms(&shape));
     let (experts, max_seq_len) = (expert_blocks(&shape, &tensor.ranks), shape.max_seq_len);
-    let (parallel, here) = (tensor.clone(), layers.clone());
+    let (parallel, here, preference) = (tensor.clone(), layers.clone(), shape.preference);
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
         build(&LayerBuilder { of, params, step }, &here)
@@ -61,6 +61,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         ranks: tensor.ranks,
         modules,
         rotary,
+        preference,
         loss_terms,
         experts,
         gradients_outlive_layers: false,

@@ -2,7 +2,7 @@
 
 use device::ops::{
     BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm, Mse,
-    PairLoss, Preference, SumInto, VocabPart, ZLoss,
+    MismatchedRewards, PairLoss, Preference, SumInto, VocabPart, ZLoss,
 };
 use device::{DType, Tensor};
 use graph_manager::Result;
@@ -11,7 +11,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::TOKEN_TABLE;
 use super::hidden::Hidden;
 use super::layer::LossHead;
-use super::loss_term::{LossTerm, OF_PAIRS};
+use super::loss_term::{LossTerm, OF_LABELLED, OF_PAIRS};
 use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::norm_sums::NormSums;
 use super::saved::Saved;
@@ -20,6 +20,7 @@ use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
 use crate::microbatch::adds_to_gradients;
 use crate::params::{Param, ParamSpec};
+use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 /// The matrix of a head that is not tied.
@@ -40,7 +41,11 @@ pub(crate) fn head_params(shape: &ShardedShape<'_>, layer: usize) -> Vec<ParamSp
 
 /// The terms of the loss that the last layer computes.
 pub(crate) fn head_terms(shape: &GptShape) -> Vec<LossTerm> {
-    let of_targets: &[LossTerm] = if shape.preference.is_some() { &OF_PAIRS } else { &[LossTerm::OF_TARGETS] };
+    let of_targets: &[LossTerm] = match shape.preference {
+        None => &[LossTerm::OF_TARGETS],
+        Some(Preference::Kto { .. }) => &OF_LABELLED,
+        Some(_) => &OF_PAIRS,
+    };
     of_targets.iter().copied().chain((shape.z_loss_multiplier != 0.0).then_some(Z_LOSS)).collect()
 }
 
@@ -67,6 +72,8 @@ pub(crate) struct LanguageHead {
     z_loss: Option<(f32, Tensor)>,
     /// The loss of pairs of answers, and the sums of their results, if samples have pairs.
     preference: Option<(Preference, Tensor)>,
+    /// The rewards of mismatched answers, if the loss asks for them.
+    mismatched: Option<MismatchedRewards>,
     /// The bound of logits.
     pub(crate) soft_cap: Option<f32>,
     ranks: TensorParallel,
@@ -91,6 +98,7 @@ impl LanguageHead {
             loss_sum: step.losses.loss(),
             z_loss: step.losses.of(Z_LOSS).map(|sum| (of.shape.z_loss_multiplier as f32, sum)),
             preference: of.shape.preference.zip(step.losses.of_pairs()),
+            mismatched: step.mismatched_rewards.map(|sum| MismatchedRewards { sum, control: step.control }),
             soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
             ranks: of.parallel.clone(),
             control: step.control,
@@ -179,6 +187,9 @@ struct Gradient {
 struct OfPairs {
     preference: Preference,
     pairs: Tensor,
+    /// The results under the reference model, if the pairs do not have its log-probabilities.
+    references: Option<Tensor>,
+    mismatched: Option<MismatchedRewards>,
     results: Tensor,
     /// In training.
     weights: Option<Tensor>,
@@ -193,7 +204,13 @@ impl OfPairs {
             let samples = tensor.shape.rows() / pieces;
             tensor.narrow(piece * samples, samples)
         };
-        OfPairs { pairs: of(self.pairs), results: of(self.results), weights: self.weights.map(of), ..self }
+        OfPairs {
+            pairs: of(self.pairs),
+            references: self.references.map(of),
+            results: of(self.results),
+            weights: self.weights.map(of),
+            ..self
+        }
     }
 }
 
@@ -208,7 +225,8 @@ impl LanguageHead {
         if cx.mode().trains() {
             weights = Some(cx.tensor("weights_of_losses", [samples, rows / samples], DType::F32)?);
         }
-        Ok(Some(OfPairs { preference, pairs, results, weights, sums }))
+        let mismatched = self.mismatched.filter(|_| cx.mode().mode != Mode::Mismatched);
+        Ok(Some(OfPairs { preference, pairs, references: input.references, mismatched, results, weights, sums }))
     }
 
     /// The results of pairs, from logits of whole samples; in training leaves the logits' gradient in their place. A
@@ -217,8 +235,8 @@ impl LanguageHead {
         let Rows { logits, targets, losses, z_loss } = rows;
         let stats = self.stats(cx, logits, targets)?;
         self.losses_of_stats(cx, Rows { z_loss: None, ..rows }, stats, None)?;
-        let OfPairs { preference, pairs, results, weights, .. } = of;
-        cx.run(PairLoss { losses, targets, pairs, preference, results, weights })?;
+        let OfPairs { preference, pairs, references, mismatched, results, weights, .. } = of;
+        cx.run(PairLoss { losses, targets, pairs, references, mismatched, preference, results, weights })?;
         match weights {
             None => Ok(()),
             Some(weights) => {

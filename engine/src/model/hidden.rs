@@ -35,6 +35,8 @@ pub struct Hidden {
     /// The microbatch's pairs of answers, as [`PairLoss`](device::ops::PairLoss) reads them; only the chunk with the head
     /// has them.
     pub pairs: Option<Tensor>,
+    /// The results of these pairs under the reference model, if the step computed them.
+    pub references: Option<Tensor>,
     /// The microbatch's samples.
     pub samples: Samples,
 }
@@ -76,6 +78,7 @@ impl TensorTree for Hidden {
             delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
             targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
             pairs: self.pairs.map(|pairs| f("pairs", pairs)).transpose()?,
+            references: self.references.map(|references| f("references", references)).transpose()?,
             samples: self.samples.map(f)?,
         })
     }

@@ -35,10 +35,20 @@ pub(crate) const OF_PAIRS: [LossTerm; PairLoss::RESULTS] = [
     LossTerm::told("logps/rejected"),
 ];
 
+/// The same of answers with a label. Their rewards and log-probabilities are 0 but in the term of their label.
+pub(crate) const OF_LABELLED: [LossTerm; PairLoss::RESULTS] = {
+    let mut terms = OF_PAIRS;
+    terms[3] = LossTerm::DESIRABLE;
+    terms
+};
+
 impl LossTerm {
     /// The loss of the targets, or of the pairs: the first term of every model, and in evaluation the only one that is
     /// minimised.
     pub const OF_TARGETS: LossTerm = LossTerm::minimised("loss");
+
+    /// The share of answers that are desirable.
+    pub(crate) const DESIRABLE: LossTerm = LossTerm::told("labels/desirable");
 
     /// A term that training minimises.
     pub(crate) const fn minimised(name: &'static str) -> LossTerm {
@@ -68,7 +78,8 @@ impl TermSums {
 
     /// `(terms of pairs)`, f32: the sums of the results of pairs; `None` if the model learns from none.
     pub(crate) fn of_pairs(&self) -> Option<Tensor> {
-        self.terms.starts_with(&OF_PAIRS).then(|| self.all.view(0, [OF_PAIRS.len()]))
+        let are_of_pairs = self.terms.starts_with(&OF_PAIRS) || self.terms.starts_with(&OF_LABELLED);
+        are_of_pairs.then(|| self.all.view(0, [OF_PAIRS.len()]))
     }
 
     /// `(1)`, f32: the sum of a term; `None` if the model does not have it.

@@ -67,6 +67,7 @@ pub fn mlp(shape: MlpShape, ranks: Rc<Ranks>) -> Architecture {
         ranks,
         modules: Vec::new(),
         rotary: RotaryTables::NONE,
+        preference: None,
         loss_terms: vec![LossTerm::OF_TARGETS],
         experts: None,
         gradients_outlive_layers: true,

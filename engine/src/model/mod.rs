@@ -53,7 +53,7 @@ pub use lora::{Lora, LoraTarget, is_adapter};
 pub use loss_term::{LossTerm, TermRole, TermSums};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, RotaryTables, Scaling, TokensHere};
-pub use sample_row::{DocumentColumns, PairColumns, Restart, SampleRow};
+pub use sample_row::{DocumentColumns, PairColumns, References, Restart, SampleRow};
 pub use saved::Saved;
 pub use shape::{FeedForward, GptShape, NormPlacement, QkNorm, Windows};
 pub use tensor_parallel::{ContextTransfers, TensorParallel};

@@ -20,6 +20,9 @@ pub struct SampleRow {
     pub documents: Option<DocumentColumns>,
     /// The columns of pairs of answers; `None` if the loss is of targets.
     pub pairs: Option<PairColumns>,
+    /// The column at which a sample of the same prompts with the answers of others begins, laid out as this one. `None` if
+    /// there is none.
+    pub mismatched: Option<usize>,
     /// The column of the number of inputs that are no padding, which comes after them; `None` if there is no padding.
     pub real: Option<usize>,
 }
@@ -42,6 +45,17 @@ pub struct PairColumns {
     pub columns: Range<usize>,
     /// No sample has more pairs.
     pub most: usize,
+    /// Where the log-probabilities under the reference model come from.
+    pub references: References,
+}
+
+/// Where the log-probabilities of answers under the reference model come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum References {
+    /// The columns of the pairs have them.
+    InRow,
+    /// Each step computes them: the reference is the model without its adapters.
+    WithoutAdapters,
 }
 
 /// What begins anew with each document of a sample. Rotary positions count on: attention depends on differences of
@@ -66,6 +80,7 @@ impl SampleRow {
             targets: 1..seq + 1,
             documents: None,
             pairs: None,
+            mismatched: None,
             real: None,
         }
     }
@@ -84,11 +99,22 @@ impl SampleRow {
 
     /// Up to `most` pairs of answers: the chosen one and the rejected one are each packed as a conversation of its own.
     /// Then come the columns of the pairs.
-    pub fn pairs(seq: usize, most: usize) -> SampleRow {
-        let packed = SampleRow::packed(seq, 2 * most + 1);
-        let (begin, columns) = (packed.width, most * PairLoss::COLUMNS);
-        let pairs = Some(PairColumns { columns: begin..begin + columns, most });
-        SampleRow { width: begin + columns, pairs, ..packed }
+    pub fn pairs(seq: usize, most: usize, references: References) -> SampleRow {
+        SampleRow::packed(seq, 2 * most + 1).judged(most, references)
+    }
+
+    /// Up to `most` answers with a label, each a conversation: a pair with one answer, whose other one has no tokens. Behind
+    /// them are as many values, laid out likewise, of the same prompts with the answers of others.
+    pub fn labelled(seq: usize, most: usize) -> SampleRow {
+        let own = SampleRow::packed(seq, most + 1).judged(most, References::InRow).with_padding();
+        SampleRow { mismatched: Some(own.width), width: 2 * own.width, ..own }
+    }
+
+    /// The same row with the columns of pairs at its end.
+    fn judged(self, most: usize, references: References) -> SampleRow {
+        let (begin, columns) = (self.width, most * PairLoss::COLUMNS);
+        let pairs = Some(PairColumns { columns: begin..begin + columns, most, references });
+        SampleRow { width: begin + columns, pairs, ..self }
     }
 
     /// The same row with more columns at its end: the position of each token in its document. A sample has up to `most`
@@ -121,6 +147,7 @@ impl SampleRow {
             targets: features..width,
             documents: None,
             pairs: None,
+            mismatched: None,
             real: None,
         }
     }

@@ -8,6 +8,7 @@ use graph_manager::{Error, Result, SideStream};
 use parallel::{Axes, Axis, Lane, PipelineStage};
 
 use super::Stage;
+use super::first_forwards::FirstForwards;
 use super::lengths::check_lengths;
 use super::metrics::StepNumbers;
 use super::program::StepProgram;
@@ -21,6 +22,7 @@ use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl
 use crate::params::{ParamSpec, Params};
 use crate::passes::{HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
+use crate::regions::Mode;
 use crate::step_policy::{StepPolicy, StepShape};
 
 /// How a [`Stage`] is made.
@@ -124,6 +126,7 @@ impl Stage {
         let step = StepTensors {
             control,
             losses,
+            mismatched_rewards: numbers.mismatched.map(|of| of.sum),
             expert_loads: numbers.loads.clone(),
             rows_beyond: numbers.beyond,
             rotary,
@@ -132,12 +135,19 @@ impl Stage {
         };
         let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
-        let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples)?;
         let of_sample =
             architecture.sample.pairs.as_ref().map_or(sizes.tokens_per_sample, |pairs| pairs.most * PairLoss::RESULTS);
-        let kept_losses = (options.keeps_losses && layers.has_last()).then_some([microbatches, samples * of_sample]);
-        let kept_losses =
-            kept_losses.map(|shape| device.allocate_tensor(&mut areas, "losses", shape, DType::F32)).transpose()?;
+        let mut kept = |name: &str, is_kept: bool| {
+            let shape = (is_kept && layers.has_last()).then_some([microbatches, samples * of_sample]);
+            shape.map(|shape| device.allocate_tensor(&mut areas, name, shape, DType::F32)).transpose()
+        };
+        let kept_losses = kept("losses", options.keeps_losses)?;
+        let first_mode = FirstForwards::mode_for(&architecture.sample);
+        let first_results = kept("results of the first forwards", first_mode.is_some())?;
+        let rewards = numbers.mismatched.map(|of| of.sum);
+        let first = first_mode.map(|mode| FirstForwards { mode, results: first_results, rewards });
+        let references = first_results.filter(|_| first_mode == Some(Mode::Reference));
+        let inputs = Inputs::new(device, architecture, &model, control, microbatches, samples, references)?;
         let pipeline = Pipeline::new(device, options.pipeline, model.residual, sizes, &params)?;
         let step_control = StepControl { control, status: numbers.status };
         let mut optimizer = Optimizer::new(device, &params, &options.optimizer, options.moments, step_control)?;
@@ -190,6 +200,7 @@ impl Stage {
                 numbers,
                 timing,
                 kept_losses,
+                first,
             },
             compute,
             copies: None,

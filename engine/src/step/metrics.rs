@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::fp8::{Fp8Losses, LossSums};
-use crate::model::{Architecture, ExpertBlocks, ExpertLoads, TermRole, TermSums};
+use crate::model::{Architecture, ExpertBlocks, ExpertLoads, LossTerm, TermRole, TermSums};
 use crate::regions::Mode;
-use device::ops::Status;
+use device::ops::{Preference, Status};
 use device::{Area, DType, Device, Readback, Stream, Tensor};
 use graph_manager::Result;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,17 @@ pub(super) struct StepNumbers {
     /// `(3, 3)`, f32, a [`LossSums`]: counts of values that 8-bit copies lost, by kind of tensor. Steps that measure
     /// write it.
     pub(super) fp8: Tensor,
+    /// The rewards of mismatched answers, if the loss asks for them.
+    pub(super) mismatched: Option<Mismatched>,
+}
+
+/// The rewards of mismatched answers of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Mismatched {
+    /// `(1)`, f32: their sum over all ranks.
+    pub(super) sum: Tensor,
+    /// A reward is this times a log-ratio.
+    beta: f32,
 }
 
 impl StepNumbers {
@@ -42,7 +53,12 @@ impl StepNumbers {
         let losses = size_of::<Status>();
         // Parts begin at multiples of 8 bytes.
         let fp8 = (losses + sums * DType::F32.size()).next_multiple_of(8);
-        let bytes = fp8 + size_of::<LossSums>();
+        let rewards = fp8 + size_of::<LossSums>();
+        let beta = match architecture.preference {
+            Some(Preference::Kto { beta, .. }) => Some(beta),
+            _ => None,
+        };
+        let bytes = rewards + beta.map_or(0, |_| DType::F32.size());
         let area = device.allocate("step numbers", bytes)?;
         let all = area.tensor("step numbers", 0, [bytes], DType::U8);
         let part = |offset, size, dtype| area.place(all.buffer, offset, [size], dtype);
@@ -61,6 +77,7 @@ impl StepNumbers {
             loads: architecture.experts.as_ref().map(of_experts),
             beyond: has_budget.then(|| sums.view(beyond, [1])),
             fp8: part(fp8, 9, DType::F32).reshape([3, 3]),
+            mismatched: beta.map(|beta| Mismatched { sum: part(rewards, 1, DType::F32), beta }),
         };
         areas.push(area);
         // Some steps write only a part of them, and every step's numbers are read.
@@ -160,6 +177,12 @@ impl PendingMetrics {
             terms.filter_map(|term| Some((term.name, mean(of.losses.of(*term)?)))).collect()
         };
         let mut of_pairs = means(TermRole::Told);
+        if let Some(desirable) = of_pairs.get(LossTerm::DESIRABLE.name).copied() {
+            by_label(&mut of_pairs, desirable);
+        }
+        if let Some(Mismatched { sum, beta }) = of.mismatched {
+            of_pairs.insert("kl", mean(sum).max(0.0) / f64::from(beta));
+        }
         if let (Some(chosen), Some(rejected)) = (of_pairs.get("rewards/chosen"), of_pairs.get("rewards/rejected")) {
             of_pairs.insert("rewards/margins", chosen - rejected);
         }
@@ -180,6 +203,18 @@ impl PendingMetrics {
             ran_again,
             fp8: (mode == Mode::Measure).then(|| Fp8Losses::of(bytemuck::pod_read_unaligned(part(&of.fp8)))),
         })
+    }
+}
+
+/// Makes means over all answers, of which `desirable` are, means over those of their label. A label that no answer has
+/// has none.
+fn by_label(means: &mut BTreeMap<&'static str, f64>, desirable: f64) {
+    for (name, share) in [("chosen", desirable), ("rejected", 1.0 - desirable)] {
+        means.retain(|term, mean| {
+            let is_of_label = term.ends_with(name);
+            *mean /= if is_of_label { share } else { 1.0 };
+            !(is_of_label && share == 0.0)
+        });
     }
 }
 

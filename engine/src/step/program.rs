@@ -20,6 +20,7 @@ use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Region};
 use crate::step_policy::StepContext;
 
+use super::first_forwards::FirstForwards;
 use super::metrics::StepNumbers;
 
 /// The parts that a step of this rank runs, and the memory that it uses.
@@ -40,6 +41,8 @@ pub(super) struct StepProgram {
     /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only
     /// where they are kept.
     pub(super) kept_losses: Option<Tensor>,
+    /// The forwards that a step begins with.
+    pub(super) first: Option<FirstForwards>,
 }
 
 /// The results of a chunk's forward of a microbatch.
@@ -82,7 +85,7 @@ impl StepProgram {
         })
     }
 
-    /// An evaluation step: the forwards of a training step.
+    /// An evaluation step: the forwards of a training step. Also those that a step begins with.
     pub(super) fn evaluate(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let mut tasks = self.pipeline.tasks(cx.microbatches())?;
         tasks.retain(|task| matches!(task, Task::Forward { .. }));
@@ -93,7 +96,8 @@ impl StepProgram {
                 self.run_tasks(cx, &tasks)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     self.gradients.sum(self.numbers.sums).into_iter().try_for_each(|op| cx.run(op))?;
-                    self.pipeline.sum_over_stages(cx, self.numbers.sums)
+                    self.pipeline.sum_over_stages(cx, self.numbers.sums)?;
+                    self.first.map_or(Ok(()), |first| first.keep_rewards(cx, self.numbers.sums))
                 })
             })
         })
@@ -174,7 +178,11 @@ impl StepProgram {
                 head.map(|head| self.loss(cx, head, chunk.last(), microbatch, forwarded.hidden)).transpose()?;
             Ok((forwarded, losses))
         })?;
-        if let (Some((losses, _)), Some(kept)) = (losses, self.kept_losses) {
+        let kept = match cx.mode().mode {
+            Mode::Evaluate => self.kept_losses,
+            _ => self.first.and_then(|first| first.results),
+        };
+        if let (Some((losses, _)), Some(kept)) = (losses, kept) {
             cx.region(Region::Losses { layer: chunk.last(), microbatch }, losses, |cx, input| {
                 cx.run(Copy { input, output: kept.at(microbatch) })
             })?;

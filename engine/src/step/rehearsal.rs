@@ -16,6 +16,7 @@ impl Stage {
         for kind in self.program.kinds(Mode::Train) {
             self.graphs.record(kind, microbatches, &mut |cx| self.program.train(cx))?;
         }
+        self.record_forwards(self.first_forwards(), microbatches)?;
         match evaluates {
             true => self.record_evaluation(microbatches),
             false => Ok(()),
@@ -53,7 +54,12 @@ impl Stage {
     /// # Errors
     /// As [`Stage::evaluate`].
     pub fn record_evaluation(&mut self, microbatches: usize) -> Result<()> {
-        for kind in self.program.kinds(Mode::Evaluate) {
+        self.record_forwards([Mode::Evaluate], microbatches)
+    }
+
+    /// Records steps of these modes, which have no backward, for all lengths of samples.
+    fn record_forwards(&mut self, modes: impl IntoIterator<Item = Mode>, microbatches: usize) -> Result<()> {
+        for kind in modes.into_iter().flat_map(|mode| self.program.kinds(mode)) {
             self.graphs.record(kind, microbatches, &mut |cx| self.program.evaluate(cx))?;
         }
         Ok(())
@@ -88,13 +94,14 @@ impl Stage {
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
             self.write_inputs(StepSettings { microbatches, ..StepSettings::default() }, None)?;
+            self.rehearse_forwards(self.first_forwards(), microbatches)?;
             let program = &self.program;
             let measured = self.measures.then(|| program.kinds(Mode::Measure));
             for kind in program.kinds(Mode::Train).into_iter().chain(measured.into_iter().flatten()) {
                 self.graphs.rehearse(kind, microbatches, &mut |cx| program.train(cx), updates)?;
             }
             if evaluates && at == 0 {
-                self.rehearse_evaluations(microbatches)?;
+                self.rehearse_forwards([Mode::Evaluate], microbatches)?;
             }
         }
         match scales {
@@ -110,11 +117,11 @@ impl Stage {
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
         self.program.inputs.clear(self.device())?;
         self.write_inputs(StepSettings { microbatches, ..StepSettings::default() }, None)?;
-        self.rehearse_evaluations(microbatches)
+        self.rehearse_forwards([Mode::Evaluate], microbatches)
     }
 
-    fn rehearse_evaluations(&mut self, microbatches: usize) -> Result<()> {
-        for kind in self.program.kinds(Mode::Evaluate) {
+    fn rehearse_forwards(&mut self, modes: impl IntoIterator<Item = Mode>, microbatches: usize) -> Result<()> {
+        for kind in modes.into_iter().flat_map(|mode| self.program.kinds(mode)) {
             self.graphs.rehearse(kind, microbatches, &mut |cx| self.program.evaluate(cx), updates)?;
         }
         Ok(())

@@ -23,6 +23,7 @@ impl Stage {
     ) -> Result<Verified> {
         let kind = self.program.kind(mode, settings.length)?;
         self.write_inputs(settings, batch)?;
+        self.run_first_forwards(settings)?;
         let program = &self.program;
         let found = self.graphs.verify(kind, settings.microbatches, how, &mut |cx| program.train(cx))?;
         Ok(match found {

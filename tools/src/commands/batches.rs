@@ -67,9 +67,10 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         return Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\"").into());
     };
     if plan.config.data.kind() != RecordKind::Documents {
+        let option = plan.config.data.kind().option();
         let rule = "the file has windows of text, in which every token is a target";
         return Err(
-            UserError::new("trainer batches with data.sft or data.dpo", rule, "leave --sft and --dpo out").into()
+            UserError::new(format!("trainer batches with data.{option}"), rule, format!("leave --{option} out")).into()
         );
     }
     if let Some(key) = plan.config.data.divides() {

@@ -157,10 +157,10 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
             "set precision.fp8_recipe = \"tensorwise\", or leave precision.fp8 out",
         ));
     }
-    if plan.config.data.dpo {
+    if plan.config.data.kind().is_judged() {
         return Err(UserError::new(
-            "eval with data.dpo",
-            "the loss of pairs compares a model with the one that its training started from, and an evaluation has one model",
+            format!("eval with data.{}", plan.config.data.kind().option()),
+            "the loss of judged answers compares a model with the one that its training started from, and an evaluation has one model",
             "ask pairs as questions (--multiple-choice), or give a training run pairs to validate on (--validation-path)",
         ));
     }

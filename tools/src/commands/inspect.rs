@@ -37,10 +37,15 @@ pub(super) fn command() -> Command {
             Arg::new("dpo")
                 .long("dpo")
                 .action(ArgAction::SetTrue)
-                .conflicts_with("sft")
                 .help("The data are pairs of answers, as with --dpo in training"),
         )
-        .group(ArgGroup::new("answers").args(["sft", "dpo"]))
+        .arg(
+            Arg::new("kto")
+                .long("kto")
+                .action(ArgAction::SetTrue)
+                .help("The data are answers with a label, as with --kto in training"),
+        )
+        .group(ArgGroup::new("answers").args(["sft", "dpo", "kto"]))
         .arg(text_flag("chat-template", "TEMPLATE", template).requires("answers"))
         .arg(
             Arg::new("add-special-tokens")
@@ -76,10 +81,11 @@ pub(super) fn request(matches: &ArgMatches) -> InspectRequest {
         end_of_text: text(matches, "end-of-text"),
         text_key: text(matches, "text-key").unwrap_or_default(),
         raw_tokens: text(matches, "raw-tokens").and_then(|word| RawTokens::from_word(&word)).unwrap_or(RawTokens::None),
-        kind: match (matches.get_flag("sft"), matches.get_flag("dpo")) {
-            (_, true) => RecordKind::Pairs,
-            (true, false) => RecordKind::Conversations,
-            (false, false) => RecordKind::Documents,
+        kind: match () {
+            () if matches.get_flag("dpo") => RecordKind::Pairs,
+            () if matches.get_flag("kto") => RecordKind::Labelled,
+            () if matches.get_flag("sft") => RecordKind::Conversations,
+            () => RecordKind::Documents,
         },
         chat_template: text(matches, "chat-template"),
         add_special_tokens: matches.get_flag("add-special-tokens"),

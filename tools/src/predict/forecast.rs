@@ -71,8 +71,8 @@ const BYTES_OF_A_NODE: usize = 2621;
 
 /// Bytes that the driver will take for the graphs of a stage's recorded steps.
 pub(super) fn graph_bytes(stage: &mut Stage) -> usize {
-    let modes = [Mode::Train, Mode::Evaluate, Mode::Measure];
-    BYTES_OF_A_NODE * modes.map(|mode| stage.graphs().expected_nodes(mode.into())).into_iter().sum::<usize>()
+    let modes = [Mode::Train, Mode::Evaluate, Mode::Measure].into_iter().chain(stage.first_forwards());
+    BYTES_OF_A_NODE * modes.map(|mode| stage.graphs().expected_nodes(mode.into())).sum::<usize>()
 }
 
 /// Whether a rank's memory fits a GPU.

@@ -121,7 +121,10 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
         let memory = expected(&mut stage, taken);
         let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
         let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };
-        stage.graphs().list(mode.into(), plan.batch.microbatches(), |entry| builder.add(&entry));
+        for mode in stage.first_forwards().into_iter().chain([mode]) {
+            builder.next_list();
+            stage.graphs().list(mode.into(), plan.batch.microbatches(), |entry| builder.add(&entry));
+        }
         let submitted = builder.submitted();
         let nodes;
         (nodes, communicators) = builder.take();

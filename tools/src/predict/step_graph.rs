@@ -102,8 +102,10 @@ pub(super) struct Builder {
     /// World ranks that are simulated, ascending.
     simulated: Rc<[usize]>,
     nodes: Vec<Node>,
-    /// By graph, and by name of a region outside of graphs: whether NCCL transfers in it.
-    regions: HashMap<(Option<usize>, Rc<str>), bool>,
+    /// The nodes of the lists before the one under way.
+    of_lists_before: usize,
+    /// By list and graph, and by name of a region outside of graphs: whether NCCL transfers in it.
+    regions: HashMap<(usize, Option<usize>, Rc<str>), bool>,
     /// By queue: its last operation.
     last: HashMap<StreamId, u32>,
     /// By communicator: its number, the transfers so far, its members, and how many of them are simulated.
@@ -133,6 +135,7 @@ impl Builder {
             network,
             simulated,
             nodes: Vec::new(),
+            of_lists_before: 0,
             regions: HashMap::new(),
             last: HashMap::new(),
             groups: HashMap::new(),
@@ -152,6 +155,11 @@ impl Builder {
         (std::mem::take(&mut self.nodes), std::mem::take(&mut self.communicators))
     }
 
+    /// The entries to come are of a list that runs behind those so far.
+    pub(super) fn next_list(&mut self) {
+        self.of_lists_before = self.nodes.len();
+    }
+
     /// Adds the next entry of the list.
     pub(super) fn add(&mut self, entry: &ListedEntry) {
         let (work, nccl) = match &entry.op {
@@ -165,9 +173,10 @@ impl Builder {
             None => (Work::Copy { seconds: 0.0 }, false),
         };
         let region = if entry.graph.is_some() { "".into() } else { entry.region.clone() };
-        *self.regions.entry((entry.graph, region)).or_default() |= nccl;
-        let before = self.last.insert(entry.queue, entry.number as u32);
-        let after = before.into_iter().chain(entry.waits.iter().map(|on| *on as u32)).collect();
+        *self.regions.entry((self.of_lists_before, entry.graph, region)).or_default() |= nccl;
+        let node = |number: usize| (self.of_lists_before + number) as u32;
+        let before = self.last.insert(entry.queue, node(entry.number));
+        let after = before.into_iter().chain(entry.waits.iter().map(|on| node(*on))).collect();
         self.nodes.push(Node { work, purpose: Purpose::of(&entry.region), after });
     }
 

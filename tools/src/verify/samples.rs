@@ -69,10 +69,19 @@ impl Samples {
         fewest.max(3 + sample as usize % 4)
     }
 
+    /// A sample. Mismatched answers are like its own, with other tokens.
     fn tokens(&self, sample: u64, length: Option<usize>) -> Vec<i32> {
-        let SampleRow { width, inputs, targets, documents, pairs, real, .. } = &self.row;
-        let token = |at: usize| (uniform(sample, at as u64) * self.vocab as f32) as i32 % self.vocab as i32;
-        let mut row: Vec<i32> = (0..*width).map(token).collect();
+        match self.row.mismatched {
+            None => self.half(sample, 0, length),
+            Some(begin) => [0, begin].map(|first| self.half(sample, first, length)).concat(),
+        }
+    }
+
+    /// The columns of a sample from `first` on, as many as come before those of mismatched answers.
+    fn half(&self, sample: u64, first: usize, length: Option<usize>) -> Vec<i32> {
+        let SampleRow { width, inputs, targets, documents, pairs, mismatched, real, .. } = &self.row;
+        let token = |at: usize| (uniform(sample, (first + at) as u64) * self.vocab as f32) as i32 % self.vocab as i32;
+        let mut row: Vec<i32> = (0..mismatched.unwrap_or(*width)).map(token).collect();
         if !self.has_targets_apart() {
             return row;
         }
@@ -95,9 +104,21 @@ impl Samples {
             let ends: Vec<usize> = (1..).map(|at| at * document).take_while(|end| *end < own).chain([own]).collect();
             row[pairs.columns.clone()].fill(0);
             let of_pairs = row[pairs.columns.clone()].chunks_mut(PairLoss::COLUMNS);
-            for (pair, ends) in of_pairs.zip(ends.chunks_exact(2)) {
-                let logps = [-5.0f32, -6.0].map(|logp| logp.to_bits() as i32);
-                pair.copy_from_slice(&[ends[0] as i32, ends[1] as i32, logps[0], logps[1]]);
+            let logps = [-5.0f32, -6.0].map(|logp| logp.to_bits() as i32);
+            if mismatched.is_some() {
+                // Each document is an answer. The first one is undesirable, but not a mismatched one.
+                let begins = [0].into_iter().chain(ends.iter().copied());
+                for (at, (pair, (begin, end))) in of_pairs.zip(begins.zip(ends.iter().copied())).enumerate() {
+                    let is_desirable = at > 0 || first > 0;
+                    pair.copy_from_slice(&match is_desirable {
+                        true => [end as i32, end as i32, logps[0], 0],
+                        false => [begin as i32, end as i32, 0, logps[1]],
+                    });
+                }
+            } else {
+                for (pair, ends) in of_pairs.zip(ends.chunks_exact(2)) {
+                    pair.copy_from_slice(&[ends[0] as i32, ends[1] as i32, logps[0], logps[1]]);
+                }
             }
         }
         if let Some(real) = real {

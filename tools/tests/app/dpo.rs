@@ -33,8 +33,11 @@ fn letters() -> Vec<char> {
         .collect()
 }
 
-/// Writes a Llama of two layers whose weights are a formula, with a tokenizer of bytes, and the pairs.
-fn write(folder: &Path) {
+/// Answers with a label: the pair, and which of its answers.
+const LABELLED: [(usize, bool); 5] = [(0, true), (1, true), (2, true), (2, false), (3, true)];
+
+/// Writes a Llama of two layers whose weights are a formula, with a tokenizer of bytes, the pairs, and answers with a label.
+pub fn write(folder: &Path) {
     let base = folder.join("base");
     std::fs::create_dir_all(&base).unwrap();
     let (hidden, kv, ffn) = (16, 8, 24);
@@ -93,15 +96,26 @@ fn write(folder: &Path) {
         json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected }).to_string() + "\n"
     };
     std::fs::write(folder.join("pairs.jsonl"), PAIRS.map(pair).concat()).unwrap();
+    let answer = |(pair, is_desirable): (usize, bool)| {
+        let [prompt, chosen, rejected] = PAIRS[pair];
+        let completion = if is_desirable { chosen } else { rejected };
+        json!({ "prompt": prompt, "completion": completion, "label": is_desirable }).to_string() + "\n"
+    };
+    std::fs::write(folder.join("labelled.jsonl"), LABELLED.map(answer).concat()).unwrap();
 }
 
 /// Runs the trainer on the pairs in `folder`: three steps on all of them.
 fn train(ranks: usize, folder: &Path, more: &str) -> Output {
-    let fixed = "--init-from base --dpo --data-path pairs.jsonl --split 1 --eval-interval 0 --seq-length 80 --lr 1e-2 \
-                 --clip-grad 0 --lr-warmup-steps 0 --lr-decay-style constant --weight-decay 0 --global-batch-size 4 \
-                 --micro-batch-size 1 --steps 3 --log-dir log --log-interval 1 --threads 1 --device host";
+    train_on("--dpo --data-path pairs.jsonl --seq-length 80 --global-batch-size 4", ranks, folder, more)
+}
+
+/// Runs the trainer on data in `folder`.
+pub fn train_on(data: &str, ranks: usize, folder: &Path, more: &str) -> Output {
+    let fixed = "--init-from base --split 1 --eval-interval 0 --lr 1e-2 --clip-grad 0 --lr-warmup-steps 0 \
+                 --lr-decay-style constant --weight-decay 0 --micro-batch-size 1 --steps 3 --log-dir log --log-interval 1 \
+                 --threads 1 --device host";
     let more: Vec<&str> = more.split_whitespace().collect();
-    let fixed: Vec<&str> = fixed.split_whitespace().collect();
+    let fixed: Vec<&str> = fixed.split_whitespace().chain(data.split_whitespace()).collect();
     // A flag of a test is in place of a fixed one.
     let pairs = fixed.chunk_by(|_, next| !next.starts_with("--")).filter(|flag| !more.contains(&flag[0]));
     mpirun(ranks, folder, &pairs.flatten().chain(&more).copied().collect::<Vec<_>>())
@@ -120,18 +134,31 @@ const NAMES: [&str; 8] = [
 
 /// The numbers of each step.
 fn numbers(folder: &Path) -> Vec<Vec<f64>> {
+    numbers_of(&NAMES, folder)
+}
+
+/// The numbers of these names of each step.
+pub fn numbers_of(names: &[&str], folder: &Path) -> Vec<Vec<f64>> {
     let text = std::fs::read_to_string(folder.join("log/metrics.jsonl")).unwrap();
     let steps = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    steps.map(|step| NAMES.map(|name| step[name].as_f64().unwrap_or(f64::NAN)).to_vec()).collect()
+    steps.map(|step| names.iter().map(|name| step[name].as_f64().unwrap_or(f64::NAN)).collect()).collect()
+}
+
+/// The numbers of these names that TRL has for each step with a loss.
+pub fn numbers_of_trl(names: &[&str], loss: &str) -> Vec<Vec<f64>> {
+    let trl = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hf/pairs_trl.json");
+    let trl: Value = serde_json::from_str(&std::fs::read_to_string(trl).unwrap()).unwrap();
+    let steps = trl[loss].as_array().unwrap().iter();
+    steps.map(|step| names.iter().map(|name| step[name].as_f64().unwrap()).collect()).collect()
 }
 
 #[track_caller]
-fn assert_close(what: &str, ours: &[Vec<f64>], theirs: &[Vec<f64>], tolerance: f64) {
+pub fn assert_close(what: &str, ours: &[Vec<f64>], theirs: &[Vec<f64>], tolerance: f64) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (step, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-        for (name, (ours, theirs)) in NAMES.iter().zip(ours.iter().zip(theirs)) {
+        for (at, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
             let close = (ours - theirs).abs() <= tolerance * theirs.abs().max(0.1);
-            assert!(close, "{what}, step {step}, {name}: {ours} and {theirs}");
+            assert!(close, "{what}, step {step}, number {at}: {ours} and {theirs}");
         }
     }
 }
@@ -140,8 +167,6 @@ fn assert_close(what: &str, ours: &[Vec<f64>], theirs: &[Vec<f64>], tolerance: f
 fn pairs_have_the_losses_rewards_and_gradients_of_trl() {
     let kept = std::env::var_os("DPO_FOLDER");
     kept.iter().for_each(|folder| write(Path::new(folder)));
-    let trl = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hf/pairs_trl.json");
-    let trl: Value = serde_json::from_str(&std::fs::read_to_string(trl).unwrap()).unwrap();
     for (loss, more) in [
         ("sigmoid", "--dpo-beta 0.5 --micro-batch-size 2"),
         ("ipo", "--dpo-beta 0.25 --micro-batch-size 4"),
@@ -153,9 +178,7 @@ fn pairs_have_the_losses_rewards_and_gradients_of_trl() {
         write(&folder.0);
         let output = train(1, &folder.0, &format!("--dpo-loss-type {loss} {more}"));
         expect(&output, 0, &["read as pairs of answers, texts", "4 pairs, 0 cut to", "accuracy"]);
-        let step = |step: &Value| NAMES.map(|name| step[name].as_f64().unwrap()).to_vec();
-        let theirs: Vec<Vec<f64>> = trl[loss].as_array().unwrap().iter().map(step).collect();
-        assert_close(&format!("{loss} {more}"), &numbers(&folder.0), &theirs, 2e-4);
+        assert_close(&format!("{loss} {more}"), &numbers(&folder.0), &numbers_of_trl(&NAMES, loss), 2e-4);
     }
 }
 
@@ -219,8 +242,10 @@ fn a_run_goes_on_with_its_references_and_others_are_refused() {
     // Those of other pairs, and of another model.
     std::fs::write(&file, kept.replace("\"sha256\":\"", "\"sha256\":\"0")).unwrap();
     expect(&train(1, &folder.0, on), 2, &["references.json is about 4 pairs with other tokens"]);
-    std::fs::write(&file, "{}").unwrap();
-    expect(&train(1, &folder.0, on), 2, &["references.json is no file of references"]);
+    for damaged in ["{}", ""] {
+        std::fs::write(&file, damaged).unwrap();
+        expect(&train(1, &folder.0, on), 2, &["references.json is no file of references"]);
+    }
     std::fs::write(&file, kept.replace("[[-", "[[-9")).unwrap();
     let anew = "--save anew --dpo-references saved/references.json";
     expect(&train(1, &folder.0, anew), 2, &["is of another model: an answer of pair 1 has log-probability -9"]);
@@ -244,10 +269,45 @@ fn adapters_learn_from_pairs_and_wrong_settings_are_refused() {
         ("--micro-batch-size 2 --loss-pieces 4", &["model.loss_pieces = 4", "each piece has whole samples"]),
         ("--seq-length-buckets 40,80", &["data.seq_length_buckets with data.dpo", "samples of pairs are packed"]),
         ("--dpo-loss-type kto", &["kto"]),
+        ("--dpo-references step", &["dpo.references = \"step\" without adapters", "--lora-rank"]),
+        ("--kto", &["data.dpo with data.kto", "leave one of them out"]),
         ("--validation-sets a=pairs.jsonl --eval-interval 1", &["data.validation_sets with data.dpo"]),
         ("--reset-attention-mask", &["data.reset_attention_mask with data.dpo", "leave --dpo out"]),
     ] {
         expect(&train(1, &folder.0, more), 2, says);
+    }
+}
+
+#[test]
+fn steps_that_compute_their_references_have_the_numbers_of_kept_ones_without_a_file() {
+    let lora = "--lora-rank 4 --lora-alpha 8 --save saved --split 0.5 --eval-interval 1 --eval-iters 1 \
+                --global-batch-size 2 --steps 4";
+    let folder = Folder::new("dpo-kept");
+    write(&folder.0);
+    expect(&train(1, &folder.0, lora), 0, &["they are kept in", "validation margin"]);
+    let kept = numbers(&folder.0);
+    for (ranks, layout) in [
+        (1, "--enable-cuda-graph --cuda-graph-scope full_iteration"),
+        (2, "--tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full"),
+        (2, "--pipeline-model-parallel-size 2 --enable-cuda-graph"),
+    ] {
+        let folder = Folder::new("dpo-step");
+        write(&folder.0);
+        let more = format!("{lora} --dpo-references step {layout}");
+        // A run goes on without a file.
+        expect(&train(ranks, &folder.0, &more.replace("--steps 4", "--steps 2")), 0, &["validation margin"]);
+        let output = train(ranks, &folder.0, &more);
+        expect(&output, 0, &["done: loss"]);
+        assert!(!printed(&output).contains("log-probabilities"), "{}", printed(&output));
+        assert!(!folder.path("saved/references.json").exists());
+        match ranks {
+            1 => assert_eq!(numbers(&folder.0), kept, "{layout}"),
+            _ => {
+                // Rewards of the first step are 0 in any layout, and so is their accuracy.
+                assert_eq!(numbers(&folder.0)[0][2..6], [0.0; 4], "{layout}");
+                assert_close(layout, &numbers(&folder.0), &kept, 1e-4);
+            }
+        }
     }
 }
 

@@ -336,6 +336,17 @@ fn arguments_of_trl_for_pairs_become_a_run_on_pairs() {
 }
 
 #[test]
+fn arguments_of_trl_for_labels_become_a_run_on_answers_with_a_label() {
+    let text = r#"{"output_dir": "out", "per_device_train_batch_size": 4, "max_steps": 50, "beta": 0.2, "loss_type": "kto",
+        "desirable_weight": 1.0, "undesirable_weight": 1.5, "max_length": 512}"#;
+    let (table, _) = imported("args.json", text, "--ranks 1", 1);
+    let expected = "[data]\nkto = true\n[dpo]\nbeta = 0.2\nundesirable_weight = 1.5\n[model]\nseq_length = 512\n";
+    assert_values(&table, expected);
+    let (_, page) = imported("args.json", &text.replace("\"kto\"", "\"apo_zero_unpaired\""), "--ranks 1", 1);
+    assert_comments(&page, &[&["loss_type", "not apo_zero_unpaired"]]);
+}
+
+#[test]
 fn files_that_are_no_configurations_are_refused_with_the_fix() {
     let folder = Folder::new("import-refused");
     std::fs::create_dir(folder.path("model")).unwrap();

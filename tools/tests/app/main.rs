@@ -55,6 +55,7 @@ mod inspect;
 mod installed;
 mod job;
 mod kill;
+mod kto;
 mod launch;
 mod lora;
 mod memory_states;

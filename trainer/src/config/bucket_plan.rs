@@ -71,11 +71,11 @@ fn check_list(data: &DataConfig, seq_length: usize) -> Result<(), UserError> {
 
 /// The mistake of a setting about lengths, if the data have no different ones.
 fn without_conversations(data: &DataConfig, key: &str) -> UserError {
-    match data.dpo {
+    match data.kind().is_judged() {
         true => UserError::new(
-            format!("{key} with data.dpo"),
-            "samples of pairs are packed, so none is shorter than model.seq_length",
-            "leave it out; --sft-packing has several pairs in a sample",
+            format!("{key} with data.{}", data.kind().option()),
+            "samples of pairs and of answers with a label are packed, so none is shorter than model.seq_length",
+            "leave it out; --sft-packing has several of them in a sample",
         ),
         false => UserError::new(
             format!("{key} without data.sft"),

@@ -44,7 +44,7 @@ pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
     let shown = if epochs < 10.0 { format!("{epochs:.1}") } else { count(epochs) };
     let unit = if shown == "1.0" { "epoch" } else { "epochs" };
     let of = match conversations {
-        Some(all) => counted(all as usize, if plan.config.data.dpo { "pair" } else { "conversation" }),
+        Some(all) => counted(all as usize, plan.config.data.kind().unit()),
         None => format!("{} samples", count(samples as f64)),
     };
     Some(format!("{shown} {unit} of {of}"))

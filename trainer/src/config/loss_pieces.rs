@@ -16,14 +16,16 @@ const LOGIT_TENSORS_PER_BLOCK: usize = 3;
 /// graphs or recomputation.
 pub(super) fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
     let rows = tokens_here(config);
-    // The loss of a pair is of all its tokens.
-    let parts = if config.data.dpo { config.train.micro_batch_size } else { rows };
+    // The loss of a pair or an answer is of all its tokens.
+    let kind = config.data.kind();
+    let parts = if kind.is_judged() { config.train.micro_batch_size } else { rows };
     if let Some(pieces) = config.model.loss_pieces {
         require(pieces > 0 && parts.is_multiple_of(pieces), || {
-            if config.data.dpo {
+            if kind.is_judged() {
+                let data = kind.option();
                 return UserError::new(
-                    format!("model.loss_pieces = {pieces} with {parts} samples of a microbatch, and data.dpo"),
-                    "each piece has whole samples: the loss of a pair is of all its tokens",
+                    format!("model.loss_pieces = {pieces} with {parts} samples of a microbatch, and data.{data}"),
+                    "each piece has whole samples: the loss of a pair or an answer is of all its tokens",
                     "set a number that divides train.micro_batch_size, or leave it unset",
                 );
             }

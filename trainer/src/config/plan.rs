@@ -185,7 +185,7 @@ impl RunPlan {
         match &self.model {
             // An evaluation that keeps losses has rows of its own, one for each choice.
             ModelPlan::Gpt(_) if self.keeps_losses => SampleRow::conversations(seq),
-            ModelPlan::Gpt(_) if self.config.data.dpo => dpo_plan::row(&self.config),
+            ModelPlan::Gpt(_) if self.config.data.kind().is_judged() => dpo_plan::row(&self.config),
             // The unused rest of a packed sample counts as one more conversation.
             ModelPlan::Gpt(_) if self.config.data.sft_packing > 1 => {
                 SampleRow::packed(seq, self.config.data.sft_packing + 1).with_padding()

@@ -180,13 +180,13 @@ impl ConfigSources {
     /// of a preset, which train a model from its beginning.
     fn fine_tune(&self, values: &mut BTreeMap<&str, Value>) {
         let is_on = |key: &str| values.get(key).and_then(Value::as_bool).unwrap_or_default();
-        let (sft, dpo) = (is_on("data.sft"), is_on("data.dpo"));
-        if self.init_from().is_none() && !sft && !dpo {
+        let (sft, judged) = (is_on("data.sft"), is_on("data.dpo") || is_on("data.kto"));
+        if self.init_from().is_none() && !sft && !judged {
             return;
         }
         let has_adapters = values.get("model.lora_rank").and_then(Value::as_integer).is_some_and(|rank| rank > 0);
         if !self.is_given("optimizer.lr") {
-            let Rates { weights, adapters } = if dpo { DPO_LR } else { FINE_TUNING_LR };
+            let Rates { weights, adapters } = if judged { DPO_LR } else { FINE_TUNING_LR };
             values.insert("optimizer.lr", Value::Float(if has_adapters { adapters } else { weights }));
         }
         if !self.is_given("optimizer.schedule") {

@@ -177,7 +177,7 @@ impl Pretrained {
     }
 
     /// Whether the model has adapters.
-    pub(super) fn has_adapters(&self) -> bool {
+    pub(crate) fn has_adapters(&self) -> bool {
         let rank = self.options.get("model.lora_rank");
         rank.and_then(Value::as_integer).is_some_and(|rank| rank > 0)
     }

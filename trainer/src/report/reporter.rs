@@ -130,7 +130,7 @@ impl<'p> Reporter<'p> {
             steps,
             plan,
             learning_rate: plan.optimizer.learning_rate,
-            has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)) && !plan.config.data.dpo,
+            has_perplexity: matches!(plan.model, ModelPlan::Gpt(_)) && !plan.config.data.kind().is_judged(),
             saves_checkpoints: plan.config.checkpoint.dir.is_some(),
             log,
             changed_settings,

@@ -180,6 +180,10 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     if plan.measures_fp8() {
         modes.insert(1, (Mode::Measure, "measuring"));
     }
+    modes.extend(stage.first_forwards().map(|mode| match mode {
+        Mode::Reference => (mode, "references"),
+        mode => (mode, "mismatched answers"),
+    }));
     let count = |(mode, name): (Mode, &str)| format!("{} for {name}", stage.graphs().expected_graphs(mode.into()));
     let mut counts = modes.into_iter().map(count).collect::<Vec<String>>().join(", ");
     if !plan.buckets.shorter().is_empty() {

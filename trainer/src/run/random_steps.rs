@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
-use data::SampleCounts;
+use data::{RecordKind, SampleCounts};
 use device::cuda::Counters;
 use device::{Device, Element, HostArray, HostValues, Staging};
 use engine::step::{PendingMetrics, Stage};
@@ -87,10 +87,11 @@ impl<'r> RandomSteps<'r> {
         let first = (self.step * self.plan.batch.global) as u64;
         let share = self.plan.batch.share_of_global(first, self.plan.parallel.data_rank(self.group.rank()));
         let global = self.plan.batch.global;
-        let pairs = self.plan.config.data.dpo.then(|| SampleCounts {
+        let kind = self.plan.config.data.kind();
+        let pairs = kind.is_judged().then(|| SampleCounts {
             targets: global as u64,
             tokens: (global * self.plan.size.losses_per_sample) as u64,
-            documents: 2 * global as u64,
+            documents: if kind == RecordKind::Pairs { 2 } else { 1 } * global as u64,
         });
         let settings = step_settings(&self.plan.optimizer, self.step, share, pairs);
         let losses = self.stage.submit(settings, (inputs == Inputs::Copied).then_some(&self.batch))?;
@@ -168,18 +169,20 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
     let row = plan.sample_row();
     let values = plan.batch.microbatches() * plan.batch.micro * row.width;
-    // A sample is one document, or one pair of answers as long as each other, without padding.
+    // A sample is one document, one pair of answers as long as each other, or one desirable answer, without padding.
     let position_ids = row.documents.map_or(0..0, |documents| documents.position_ids);
     let seq = row.inputs.len();
+    let is_labelled = row.mismatched.is_some();
     let (pairs, document) = match row.pairs {
-        Some(pairs) => (pairs.columns, seq / 2),
+        Some(pairs) => (pairs.columns, if is_labelled { seq } else { seq / 2 }),
         None => (0..0, seq),
     };
+    let of_row = row.mismatched.unwrap_or(row.width);
     let logp = (-(seq as f32)).to_bits() as i32;
-    let pair = [document as i32, seq as i32, logp, logp];
+    let pair = [document as i32, seq as i32, logp, if is_labelled { 0 } else { logp }];
     match &plan.model {
         ModelPlan::Gpt(shape) => {
-            let token = |at: usize, x: f32| match at % row.width {
+            let token = |at: usize, x: f32| match at % row.width % of_row {
                 column if position_ids.contains(&column) => ((column - position_ids.start) % document) as i32,
                 column if pairs.contains(&column) => pair.get(column - pairs.start).copied().unwrap_or(0),
                 column if row.real == Some(column) => seq as i32,

@@ -1,12 +1,13 @@
-//! Log-probabilities of the answers of pairs under the reference model: the one that training starts from.
+//! Log-probabilities of judged answers under the reference model: the one that training starts from.
 //!
 //! The log-probabilities are computed once, by the evaluation of the run itself, before its first step. A file keeps them for runs that go
 //! on, and for other runs on the same pairs from the same model.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
-use common::files::{read_file, write_file};
+use common::files::{read_file, replace_file};
 use common::format::counted;
 use data::{Conversations, ReferenceLogps, Source};
 use device::HostValues;
@@ -28,9 +29,6 @@ const REFERENCES: &str = "references.json";
 
 /// A file has no more bytes.
 const LARGEST: u64 = 4 << 30;
-
-/// The first result of a pair that is a log-probability; that of the rejected answer follows.
-const LOGPS: usize = 4;
 
 /// Log-probabilities of the same model differ no more than so, of their size: other layouts and graphs round otherwise,
 /// and bf16 has 8 digits.
@@ -81,7 +79,7 @@ pub(super) fn set_references(
     moment: Moment,
 ) -> Result<(), RunError> {
     let parts = source.parts_with_pairs();
-    if parts.is_empty() {
+    if parts.is_empty() || plan.config.dpo.references_in_step() {
         return Ok(());
     }
     let file = file(&plan.config);
@@ -95,12 +93,15 @@ pub(super) fn set_references(
             kept
         }
         (Some(kept), Moment::Later) => kept,
-        (None, Moment::Later) => return Err(gone(file.as_deref()).into()),
+        (None, Moment::Later) => return Err(gone(&plan.config).into()),
         (None, Moment::BeforeTheFirstStep) => {
             let all = parts.iter().map(|part| part.pairs()).sum();
             say_first(
                 group,
-                &format!("computes the log-probabilities of {} under the first weights", counted(all, "pair")),
+                &format!(
+                    "computes the log-probabilities of {} under the first weights",
+                    counted(all, plan.config.data.kind().unit())
+                ),
             );
             let mut references = Vec::new();
             for part in &parts {
@@ -123,10 +124,14 @@ fn say_first(group: &ProcessGroup, line: &str) {
 }
 
 /// The mistake of a run that goes on without its references.
-fn gone(file: Option<&Path>) -> UserError {
+fn gone(config: &RunConfig) -> UserError {
+    let file = file(config);
     let what = match file {
         Some(file) => format!("{} is not there, and the run goes on from a checkpoint", file.display()),
-        None => "a run with data.dpo goes on from a checkpoint, and names no file of references".into(),
+        None => {
+            let data = config.data.kind().option();
+            format!("a run with data.{data} goes on from a checkpoint, and names no file of references")
+        }
     };
     UserError::new(
         what,
@@ -147,7 +152,8 @@ fn kept(
     let mut text = String::new();
     if group.rank() == 0 && file.exists() {
         let read = read_file(file, LARGEST).map_err(file_error(file.display().to_string()))?;
-        text = String::from_utf8_lossy(&read).into_owned();
+        // An empty file is damaged, and not one that is missing.
+        text = String::from_utf8_lossy(&read).into_owned() + "\n";
     }
     let text = group.control.broadcast_text(0, text);
     if text.is_empty() {
@@ -180,11 +186,10 @@ fn keep(file: &Path, parts: &[&Conversations], references: &[Vec<ReferenceLogps>
         logps: logps.clone(),
     };
     let kept = Kept { parts: parts.iter().zip(references).map(part).collect() };
-    let beside = file.with_extension("partial");
-    let text =
-        serde_json::to_string(&kept).map_err(std::io::Error::from).map_err(file_error(beside.display().to_string()))?;
-    write_file(&beside, text).map_err(file_error(beside.display().to_string()))?;
-    std::fs::rename(&beside, file).map_err(file_error(file.display().to_string()))?;
+    let written = serde_json::to_vec(&kept)
+        .map_err(std::io::Error::from)
+        .and_then(|text| replace_file(file, |file| file.write_all(&text)));
+    written.map_err(file_error(file.display().to_string()))?;
     tell(&format!("they are kept in {}", file.display()));
     Ok(())
 }
@@ -207,8 +212,9 @@ fn check_model(
                 let file = file(&plan.config).unwrap_or_default();
                 return Err(UserError::new(
                     format!(
-                        "{} is of another model: an answer of pair {} has log-probability {kept} there, and {here} here",
+                        "{} is of another model: an answer of {} {} has log-probability {kept} there, and {here} here",
                         file.display(),
+                        plan.config.data.kind().unit(),
                         pair + 1
                     ),
                     "references are those of the model that training starts from",
@@ -239,16 +245,26 @@ fn computed(
         let settings = StepSettings { targets: Some(pairs), ..step_settings(&plan.optimizer, index, share, None) };
         let results = group.activity.during(Doing::Evaluates, || {
             let pending = stage.evaluate(settings, batch.as_ref())?;
-            let results = stage.losses(share.microbatches)?;
+            let results = [stage.losses(share.microbatches)?, stage.first_losses(share.microbatches)?];
             pending.wait()?;
-            Ok::<_, RunError>(results.map(|results| results.wait()).transpose()?)
+            let [results, mismatched] = results.map(|results| results.map(|results| results.wait()).transpose());
+            Ok::<_, RunError>((results?, mismatched?))
         })?;
-        let Some(results) = results else { continue };
+        let (Some(results), mismatched) = results else { continue };
         let of_sample = results.len() / share.samples;
         let numbers = share.first_sample..part.count().min(share.first_sample + share.samples as u64);
-        for (number, results) in numbers.zip(results.chunks(of_sample)) {
-            for (pair, results) in part.pairs_of(number).iter().zip(results.chunks(PairLoss::RESULTS)) {
-                own.extend([0, 1].map(|which| (2 * *pair as usize + which, f64::from(results[LOGPS + which]))));
+        for (at, number) in numbers.enumerate() {
+            for (place, pair) in part.pairs_of(number).iter().enumerate() {
+                let of_pair = |results: &[f32]| {
+                    let first = at * of_sample + place * PairLoss::RESULTS;
+                    PairLoss::LOG_PROBABILITIES.map(|which| f64::from(results[first + which]))
+                };
+                let logps = match &mismatched {
+                    None => of_pair(&results),
+                    // An answer with a label is alone: the other's log-probability is 0.
+                    Some(mismatched) => [&results, mismatched].map(|results| of_pair(results).iter().sum()),
+                };
+                own.extend([0, 1].map(|which| (2 * *pair as usize + which, logps[which])));
             }
         }
     }

@@ -50,9 +50,14 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     Ok(stage)
 }
 
+/// Whether the run computes references before its first step.
+fn keeps_references(plan: &RunPlan) -> bool {
+    plan.config.data.kind().is_judged() && !plan.config.dpo.references_in_step()
+}
+
 /// Whether the run evaluates, if only to compute the references of pairs.
 fn evaluates(plan: &RunPlan) -> bool {
-    plan.evaluation.is_some() || plan.config.data.dpo
+    plan.evaluation.is_some() || keeps_references(plan)
 }
 
 /// The folder of the weights that a new run begins with, and the shape of the model; `None` if it begins with first weights.
@@ -74,7 +79,15 @@ pub fn check_start(config: &RunConfig, model: &ModelPlan) -> Result<(), UserErro
         return Ok(());
     }
     // The command line has compared its hashes.
-    Pretrained::open_checked(folder.as_ref())?.check(shape, new_tokens(&config.data)?)
+    let model = Pretrained::open_checked(folder.as_ref())?;
+    if config.dpo.references_in_step() && model.has_adapters() {
+        return Err(UserError::new(
+            format!("dpo.references = \"step\" with model.init_from = \"{folder}\", which has adapters"),
+            "the reference is the model that training starts from, and a step computes it without adapters",
+            "merge the adapters first (trainer convert), or leave --dpo-references out: a file then keeps the references",
+        ));
+    }
+    model.check(shape, new_tokens(&config.data)?)
 }
 
 /// Loads the weights that `model.init_from` names, if it is set. A resumed run loads its checkpoint instead.
@@ -227,7 +240,7 @@ pub fn recorded_stage(
         hooks: activations::hooks(plan, group),
         layers_on_host: plan.parallel.layers_on_host,
         state_home: plan.parallel.state_home,
-        keeps_losses: plan.keeps_losses || plan.config.data.dpo,
+        keeps_losses: plan.keeps_losses || keeps_references(plan),
         left_out: Vec::new(),
     };
     let architecture = plan.architecture(&tensor, group.rank());

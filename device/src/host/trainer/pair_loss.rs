@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{PairLoss, Preference};
+use crate::ops::{Control, PairLoss, Preference};
 
 /// `-log sigmoid(x)`.
 fn minus_log_sigmoid(x: f32) -> f32 {
@@ -14,9 +14,11 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The loss of a pair, and its derivative by `h`.
-fn loss(preference: Preference, h: f32) -> [f32; 2] {
-    match preference {
+/// The loss of a pair, and its derivatives by the log-ratios of both answers, which are means for IPO. `mismatched` is
+/// the mean reward of mismatched answers. `is_desirable` is the label of an answer that is alone.
+fn loss(preference: Preference, ratios: [f32; 2], mismatched: f32, is_desirable: bool) -> (f32, [f32; 2]) {
+    let h = ratios[0] - ratios[1];
+    let [loss, derivative] = match preference {
         Preference::Sigmoid { beta, label_smoothing: s } => {
             let x = beta * h;
             let loss = (1.0 - s) * minus_log_sigmoid(x) + s * minus_log_sigmoid(-x);
@@ -26,7 +28,16 @@ fn loss(preference: Preference, h: f32) -> [f32; 2] {
             let x = h - 0.5 / beta;
             [x * x, 2.0 * x]
         }
-    }
+        Preference::Kto { beta, desirable, undesirable } => {
+            // The answer's ratio is `h`, or `-h` if it is undesirable.
+            let (weight, x) = match is_desirable {
+                true => (desirable, beta * h - mismatched),
+                false => (undesirable, beta * h + mismatched),
+            };
+            [weight * sigmoid(-x), -weight * beta * sigmoid(x) * sigmoid(-x)]
+        }
+    };
+    (loss, [derivative, -derivative])
 }
 
 impl HostKernel for PairLoss {
@@ -34,13 +45,18 @@ impl HostKernel for PairLoss {
         let [_, tokens, most] = self.sizes();
         let (losses, targets) = (view::read::<f32>(&self.losses), view::read::<i32>(&self.targets));
         let pairs = view::read::<i32>(&self.pairs);
+        let references = self.references.as_ref().map(view::read::<f32>);
+        let mismatched = self.mismatched.map_or(0.0, |of| {
+            let Control { grad_scale, inverse_loss_scale, .. } = view::read_block(&of.control);
+            (view::read::<f32>(&of.sum)[0] * (grad_scale * inverse_loss_scale)).max(0.0)
+        });
         let of_sample = |sample: usize, results: &mut [f32], mut weights: Option<&mut [f32]>| {
             results.fill(0.0);
             weights.iter_mut().for_each(|weights| weights.fill(0.0));
             let (losses, targets) = (&losses[sample * tokens..][..tokens], &targets[sample * tokens..][..tokens]);
             let pairs = pairs[sample * most * PairLoss::COLUMNS..].chunks(PairLoss::COLUMNS);
             let mut begin = 0;
-            for (pair, results) in pairs.zip(results.chunks_mut(PairLoss::RESULTS)) {
+            for (at, (pair, results)) in pairs.zip(results.chunks_mut(PairLoss::RESULTS)).enumerate() {
                 let [middle, end] = [pair[0], pair[1]].map(|place| place.max(0) as usize);
                 if end == 0 {
                     break;
@@ -50,22 +66,41 @@ impl HostKernel for PairLoss {
                 let log_probability =
                     |of: &Range<usize>| -losses[of.clone()].iter().map(|&loss| f64::from(loss)).sum::<f64>() as f32;
                 let [chosen, rejected] = [0, 1].map(|which| log_probability(&answers[which]));
-                let ratios = [chosen - f32::from_bits(pair[2] as u32), rejected - f32::from_bits(pair[3] as u32)];
+                let [of_chosen, of_rejected] = match references {
+                    Some(references) => {
+                        let of_pair = &references[(sample * most + at) * PairLoss::RESULTS..];
+                        PairLoss::LOG_PROBABILITIES.map(|which| of_pair[which])
+                    }
+                    None => [2, 3].map(|column| f32::from_bits(pair[column] as u32)),
+                };
+                let ratios = [chosen - of_chosen, rejected - of_rejected];
                 let shares = answers.clone().map(|of| match self.preference {
-                    Preference::Sigmoid { .. } => 1.0,
+                    Preference::Sigmoid { .. } | Preference::Kto { .. } => 1.0,
                     Preference::Ipo { .. } => {
                         1.0 / targets[of].iter().filter(|&&target| target >= 0).count().max(1) as f32
                     }
                 });
-                let [loss, derivative] = loss(self.preference, ratios[0] * shares[0] - ratios[1] * shares[1]);
+                let is_desirable = answers[1].is_empty();
+                let of_loss = [ratios[0] * shares[0], ratios[1] * shares[1]];
+                let (loss, derivatives) = loss(self.preference, of_loss, mismatched, is_desirable);
                 let rewards = ratios.map(|ratio| self.preference.beta() * ratio);
-                let is_right = f32::from(u8::from(rewards[0] > rewards[1]));
-                results.copy_from_slice(&[loss, rewards[0], rewards[1], is_right, chosen, rejected]);
+                let is_right = match self.preference {
+                    Preference::Kto { .. } => is_desirable,
+                    _ => rewards[0] > rewards[1],
+                };
+                results.copy_from_slice(&[
+                    loss,
+                    rewards[0],
+                    rewards[1],
+                    f32::from(u8::from(is_right)),
+                    chosen,
+                    rejected,
+                ]);
                 if let Some(weights) = &mut weights {
                     // A target's loss is its log-probability with the other sign.
                     let [first, second] = answers;
-                    weights[first].fill(-derivative * shares[0]);
-                    weights[second].fill(derivative * shares[1]);
+                    weights[first].fill(-derivatives[0] * shares[0]);
+                    weights[second].fill(-derivatives[1] * shares[1]);
                 }
             }
         };

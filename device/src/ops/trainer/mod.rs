@@ -53,7 +53,7 @@ pub use mask::Mask;
 pub use muon::{Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
 pub use norm::{Norm, NormBackward, NormKind, RowSums};
 pub use optimizer::{ClipScale, SquareSum};
-pub use pair_loss::{PairLoss, Preference};
+pub use pair_loss::{MismatchedRewards, PairLoss, Preference};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};

@@ -1,6 +1,6 @@
 //! Losses of pairs of answers of which one is preferred.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Accesses, Control, Operation, Visit, ensure, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// The loss of a pair. `h` is the chosen answer's log-ratio less the rejected one's. The log-ratio of an answer is its
@@ -19,21 +19,58 @@ pub enum Preference {
         /// The strength of the pull to the reference.
         beta: f32,
     },
+    /// KTO (Ethayarajh et al., 2024), on answers with a label. A desirable one is a pair whose rejected answer has no
+    /// tokens, an undesirable one a pair whose chosen answer has none. With a reward r the losses are
+    /// `desirable * sigmoid(z - r)` and `undesirable * sigmoid(r - z)`; `z` is the mean reward of [mismatched
+    /// answers](PairLoss::mismatched), or 0 if that is negative.
+    Kto {
+        /// The strength of the pull to the reference.
+        beta: f32,
+        /// The weight of desirable answers.
+        desirable: f32,
+        /// The weight of undesirable answers.
+        undesirable: f32,
+    },
+}
+
+/// The rewards of prompts with the answers of others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MismatchedRewards {
+    /// `(1)`, f32: the sum over the answers of a step, on all ranks.
+    pub sum: Tensor,
+    /// u8, a [`Control`](crate::ops::Control): its `grad_scale` is one over their number.
+    pub control: Tensor,
+}
+
+impl Visit for MismatchedRewards {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.sum, &mut self.control]);
+    }
 }
 
 impl Preference {
     /// The strength of the pull to the reference.
     pub fn beta(self) -> f32 {
         match self {
-            Preference::Sigmoid { beta, .. } | Preference::Ipo { beta } => beta,
+            Preference::Sigmoid { beta, .. } | Preference::Ipo { beta } | Preference::Kto { beta, .. } => beta,
         }
     }
 
-    /// The label smoothing; negative for [`Preference::Ipo`], as kernels take it.
-    pub(crate) fn smoothing(self) -> f32 {
+    /// Whether the parameters are in range.
+    fn check(self, name: &'static str) -> Result<()> {
+        let beta = self.beta();
+        ensure(name, beta.is_finite() && beta > 0.0, || format!("beta is {beta}, needs more than 0"))?;
         match self {
-            Preference::Sigmoid { label_smoothing, .. } => label_smoothing,
-            Preference::Ipo { .. } => -1.0,
+            Preference::Ipo { .. } => Ok(()),
+            Preference::Sigmoid { label_smoothing: s, .. } => {
+                ensure(name, (0.0..=1.0).contains(&s), || format!("the label smoothing is {s}, needs 0 to 1"))
+            }
+            Preference::Kto { desirable, undesirable, .. } => {
+                let is_weight = |weight: f32| weight.is_finite() && weight >= 0.0;
+                ensure(name, is_weight(desirable) && is_weight(undesirable), || {
+                    format!("the weights of answers are {desirable} and {undesirable}, need 0 or more")
+                })
+            }
         }
     }
 }
@@ -53,10 +90,16 @@ pub struct PairLoss {
     /// rejected one's, and the bits of the f32 log-probabilities of both under the reference model. The places of a pair
     /// that is not there are 0; such pairs come last.
     pub pairs: Tensor,
+    /// `(samples, most, 6)`, f32: the results of the same pairs under the reference model. Its log-probabilities are in
+    /// place of those in `pairs`.
+    pub references: Option<Tensor>,
+    /// The rewards of mismatched answers, for [`Preference::Kto`]; 0 without them.
+    pub mismatched: Option<MismatchedRewards>,
     /// The loss of a pair.
     pub preference: Preference,
     /// `(samples, most, 6)`, f32, written, for each pair: its loss, the reward of the chosen answer and of the rejected
-    /// one, 1 if the first is larger, and the log-probabilities of both. All 0 for a pair that is not there.
+    /// one, 1 if the first is larger (of KTO 1 if the answer is desirable), and the log-probabilities of both. All 0 for
+    /// a pair that is not there, rewards and log-probabilities 0 for an answer without tokens.
     pub results: Tensor,
     /// `(samples, tokens)`, f32, written: the derivative of the pair's loss by each target's loss; 0 outside of pairs.
     pub weights: Option<Tensor>,
@@ -67,6 +110,8 @@ impl PairLoss {
     pub const COLUMNS: usize = 4;
     /// Values of a pair in `results`.
     pub const RESULTS: usize = 6;
+    /// The log-probabilities of the chosen and of the rejected answer among the results of a pair.
+    pub const LOG_PROBABILITIES: [usize; 2] = [4, 5];
 
     /// Samples, their tokens, and the most pairs of one.
     pub(crate) fn sizes(&self) -> [usize; 3] {
@@ -81,10 +126,7 @@ impl Operation for PairLoss {
     fn check(&self) -> Result<()> {
         let [samples, tokens, most] = self.sizes();
         let (losses, targets) = (self.losses.elements(), self.targets.elements());
-        let (beta, smoothing) = (self.preference.beta(), self.preference.smoothing());
-        ensure(Self::NAME, beta.is_finite() && beta > 0.0, || format!("beta is {beta}, needs more than 0"))?;
-        let in_range = matches!(self.preference, Preference::Ipo { .. }) || (0.0..=1.0).contains(&smoothing);
-        ensure(Self::NAME, in_range, || format!("the label smoothing is {smoothing}, needs 0 to 1"))?;
+        self.preference.check(Self::NAME)?;
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_dtype(Self::NAME, "targets", &self.targets, DType::I32)?;
         ensure_dtype(Self::NAME, "pairs", &self.pairs, DType::I32)?;
@@ -96,16 +138,29 @@ impl Operation for PairLoss {
             format!("{losses} losses and {targets} targets of {samples} samples")
         })?;
         ensure_elements(Self::NAME, "results", &self.results, samples * most * PairLoss::RESULTS)?;
+        if let Some(references) = &self.references {
+            ensure_dtype(Self::NAME, "references", references, DType::F32)?;
+            ensure_elements(Self::NAME, "references", references, samples * most * PairLoss::RESULTS)?;
+        }
+        if let Some(MismatchedRewards { sum, control }) = &self.mismatched {
+            ensure_dtype(Self::NAME, "the sum of mismatched rewards", sum, DType::F32)?;
+            ensure_elements(Self::NAME, "the sum of mismatched rewards", sum, 1)?;
+            ensure_dtype(Self::NAME, "control", control, DType::U8)?;
+            ensure_elements(Self::NAME, "control", control, size_of::<Control>())?;
+        }
         let Some(weights) = &self.weights else { return Ok(()) };
         ensure_dtype(Self::NAME, "weights", weights, DType::F32)?;
         ensure_elements(Self::NAME, "weights", weights, losses)
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.losses, self.targets, self.pairs], [self.results]).writes(self.weights)
+        let mismatched = self.mismatched.iter().flat_map(|of| [of.sum, of.control]);
+        let always = Accesses::new([self.losses, self.targets, self.pairs], [self.results]);
+        always.reads(self.references).reads(mismatched).writes(self.weights)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.losses, &mut self.targets, &mut self.pairs, &mut self.results, &mut self.weights]);
+        visit_all(visit, [&mut self.losses, &mut self.targets, &mut self.pairs]);
+        visit_all(visit, [&mut self.references, &mut self.mismatched, &mut self.results, &mut self.weights]);
     }
 }

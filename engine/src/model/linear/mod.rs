@@ -246,7 +246,7 @@ impl Linear {
         self.adapt(cx, input, output, record)
     }
 
-    /// Adds the adapters' output to `output` `(..., out)`.
+    /// Adds the adapters' output to `output` `(..., out)`, in modes with adapters.
     fn adapt(
         &self,
         cx: &mut StepContext<'_>,
@@ -254,7 +254,8 @@ impl Linear {
         output: Tensor,
         record: Option<Tensor>,
     ) -> Result<Option<SavedAdapter>> {
-        self.adapter.map(|adapter| adapter.forward(cx, input.plain(), output, record)).transpose()
+        let adapter = self.adapter.filter(|_| cx.mode().mode.adapts());
+        adapter.map(|adapter| adapter.forward(cx, input.plain(), output, record)).transpose()
     }
 
     /// The values that the adapters' backward needs, for a backward that recomputes its forward without the layer's

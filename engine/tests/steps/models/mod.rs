@@ -368,6 +368,9 @@ impl Run {
                 let settings = self.settings(step);
                 // As in a run: stages between the first and the last have no samples.
                 let batch = stage.needs_batch().then(|| match &self.row {
+                    Some(SampleRow { pairs: Some(pairs), mismatched: Some(_), .. }) => {
+                        labelled(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
+                    }
                     Some(SampleRow { pairs: Some(pairs), .. }) => {
                         with_pairs(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
                     }
@@ -443,6 +446,25 @@ pub fn with_pairs(first_sample: u64, samples: usize, most: usize) -> HostValues 
         [row, &pairs].concat()
     };
     HostValues::I32(rows.chunks(3 * SEQ).enumerate().flat_map(row).collect())
+}
+
+/// Samples with labelled answers, at most `most`: the documents of a sample. The first is undesirable. Behind them are the
+/// documents of other samples, as mismatched answers.
+pub fn labelled(first_sample: u64, samples: usize, most: usize) -> HostValues {
+    let half = |sample: u64, is_mismatched: bool| {
+        let HostValues::I32(row) = packed(sample, 1) else { unreachable!("tokens") };
+        let (mut pairs, mut begin) = (Vec::new(), 0);
+        for tokens in documents(sample).into_iter().take(most) {
+            let (end, logp) = (begin + tokens.len() as i32 - 1, (-12.5f32).to_bits() as i32);
+            let is_desirable = begin > 0 || is_mismatched;
+            pairs.extend(if is_desirable { [end, end, logp, 0] } else { [begin, end, 0, logp] });
+            begin = end;
+        }
+        pairs.resize(most * PairLoss::COLUMNS, 0);
+        [&row[..], &pairs, &[SEQ as i32]].concat()
+    };
+    let samples = first_sample..first_sample + samples as u64;
+    HostValues::I32(samples.flat_map(|sample| [half(sample, false), half(sample + 1000, true)].concat()).collect())
 }
 
 /// Every way to run a step: graphs off, and each scope, pool, boundary and optimizer setting.

@@ -1,11 +1,11 @@
-//! The settings of Hugging Face's `TrainingArguments` with its defaults, and of TRL's `SFTConfig`, `DPOConfig`,
+//! The settings of Hugging Face's `TrainingArguments` with its defaults, and of TRL's `SFTConfig`, `DPOConfig`, `KTOConfig`,
 //! `ModelConfig` and `ScriptArguments`, with PEFT's LoRA (huggingface.co/docs/transformers, `main_classes/trainer`; huggingface.co/docs/trl).
 
 use common::escape::toml_strings;
 use toml::Value;
 
 use super::settings::{
-    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, becomes, betas_of, graphs, if_true, is_true, none, number, one,
+    KERNELS, Made, NOT_HERE, OUT, OtherName, Set, Settings, becomes, betas_of, graphs, if_true, is_true, none, number, one,
     same, set, set_as, shown, text, with, without,
 };
 
@@ -28,7 +28,7 @@ const HUB: &str = "data are files or folders of this machine";
 const DOWNLOAD: &str = "--data-path with a folder; hf download NAME --repo-type dataset --local-dir FOLDER gets one";
 const SFT: &str = "--sft: the loss is on the answers of the assistant alone";
 const REFERENCE: &str = "the reference is the model that training starts from, and its log-probabilities are computed before the first step";
-const PAIR_LOSS: &str = "the loss of pairs is that of DPO, also with label smoothing, or that of IPO";
+const PAIR_LOSS: &str = "the loss of pairs is that of DPO, also with label smoothing, or that of IPO; the loss of answers with a label is that of KTO";
 const EVALUATES: &str = "a training run evaluates at an interval";
 
 pub(super) const NAMES: &[OtherName] = &[
@@ -167,8 +167,14 @@ pub(super) const NAMES: &[OtherName] = &[
     without("label_smoothing_factor", PLAIN_LOSS, NOT_HERE),
     without("neftune_noise_alpha", "embeddings have no noise", "--hidden-dropout"),
     without("average_tokens_across_devices", "the loss is the mean over the tokens of all ranks", OUT),
-    becomes("beta", "--dpo with --dpo-beta", beta),
-    becomes("loss_type", "--dpo with --dpo-loss-type sigmoid or ipo", pair_loss),
+    becomes("beta", "--dpo or --kto with --dpo-beta", beta),
+    becomes("loss_type", "--dpo with --dpo-loss-type sigmoid or ipo, or --kto", pair_loss),
+    becomes("desirable_weight", "--kto with --kto-desirable-weight", |value, settings| {
+        answer_weight("dpo.desirable_weight", value, settings)
+    }),
+    becomes("undesirable_weight", "--kto with --kto-undesirable-weight", |value, settings| {
+        answer_weight("dpo.undesirable_weight", value, settings)
+    }),
     becomes("label_smoothing", "--dpo-label-smoothing", smoothing),
     without("loss_weights", PAIR_LOSS, NOT_HERE),
     without("f_*", PAIR_LOSS, NOT_HERE),
@@ -417,27 +423,56 @@ fn packing(value: &Value, _: &Settings) -> Made {
     }
 }
 
-/// Whether the settings are those of a run on pairs of answers.
-fn has_pairs(settings: &Settings) -> bool {
-    settings.value("beta").is_some_and(|(_, given)| given)
+fn is_given(settings: &Settings, name: &str) -> bool {
+    settings.value(name).is_some_and(|(_, given)| given)
 }
 
-fn beta(value: &Value, _: &Settings) -> Made {
-    let how = "pairs of answers, with the loss of DPO";
-    Ok(vec![set_as("data.dpo", "true", how), set("dpo.beta", text(value))])
+/// Whether the settings are those of a run on answers with a label.
+fn has_labels(settings: &Settings) -> bool {
+    let is_kto = |(value, _): (&Value, bool)| ["kto", "apo_zero_unpaired"].contains(&losses(value).as_str());
+    settings.value("loss_type").is_some_and(is_kto)
+        || ["desirable_weight", "undesirable_weight"].iter().any(|name| is_given(settings, name))
+}
+
+/// Whether the settings are those of a run on pairs of answers.
+fn has_pairs(settings: &Settings) -> bool {
+    is_given(settings, "beta") && !has_labels(settings)
+}
+
+/// The kind of the data, by a setting that they have.
+fn judged(settings: &Settings) -> Set {
+    match has_labels(settings) {
+        true => set_as("data.kto", "true", "answers with a label, with the loss of KTO"),
+        false => set_as("data.dpo", "true", "pairs of answers, with the loss of DPO"),
+    }
+}
+
+fn beta(value: &Value, settings: &Settings) -> Made {
+    Ok(vec![judged(settings), set("dpo.beta", text(value))])
+}
+
+fn answer_weight(key: &'static str, value: &Value, settings: &Settings) -> Made {
+    let kind = (!is_given(settings, "beta")).then(|| judged(settings));
+    Ok(kind.into_iter().chain([set(key, text(value))]).collect())
+}
+
+/// The losses of a setting, in words.
+fn losses(value: &Value) -> String {
+    match value {
+        Value::Array(items) => items.iter().map(text).collect::<Vec<String>>().join(" and "),
+        value => text(value),
+    }
 }
 
 /// TRL's conversations have such a setting too.
 fn pair_loss(value: &Value, settings: &Settings) -> Made {
-    let words = match value {
-        Value::Array(items) => items.iter().map(text).collect::<Vec<String>>().join(" and "),
-        value => text(value),
-    };
-    match words.as_str() {
+    match losses(value).as_str() {
         "nll" if !has_pairs(settings) => none(),
         "sigmoid" => none(),
+        "kto" if ["beta", "desirable_weight", "undesirable_weight"].iter().any(|name| is_given(settings, name)) => none(),
+        "kto" => Ok(vec![judged(settings)]),
         "ipo" => one("dpo.loss_type", "ipo"),
-        _ if !has_pairs(settings) => Err(PLAIN_LOSS.into()),
+        _ if !has_pairs(settings) && !has_labels(settings) => Err(PLAIN_LOSS.into()),
         other => Err(format!("{PAIR_LOSS}, not {other}")),
     }
 }

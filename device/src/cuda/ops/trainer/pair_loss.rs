@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
-use crate::ops::PairLoss;
+use crate::ops::{PairLoss, Preference};
 
 /// The struct of the same name in `kernels/pair_loss.cu`; 0 is the null pointer.
 #[repr(C)]
@@ -12,12 +12,17 @@ struct PairLossArgs {
     losses: u64,
     targets: u64,
     pairs: u64,
+    references: u64,
+    mismatched: u64,
+    control: u64,
     results: u64,
     weights: u64,
     tokens: u32,
     most: u32,
+    kind: u32,
     beta: f32,
-    smoothing: f32,
+    first: f32,
+    second: f32,
 }
 
 impl KernelOperation for PairLoss {
@@ -25,16 +30,26 @@ impl KernelOperation for PairLoss {
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let [samples, tokens, most] = self.sizes();
+        let (kind, first, second) = match self.preference {
+            Preference::Sigmoid { label_smoothing, .. } => (0, label_smoothing, 0.0),
+            Preference::Ipo { .. } => (1, 0.0, 0.0),
+            Preference::Kto { desirable, undesirable, .. } => (2, desirable, undesirable),
+        };
         let block = PairLossArgs {
             losses: self.losses.address,
             targets: self.targets.address,
             pairs: self.pairs.address,
+            references: self.references.map_or(0, |references| references.address),
+            mismatched: self.mismatched.map_or(0, |of| of.sum.address),
+            control: self.mismatched.map_or(0, |of| of.control.address),
             results: self.results.address,
             weights: self.weights.map_or(0, |weights| weights.address),
             tokens: tokens as u32,
             most: most as u32,
+            kind,
             beta: self.preference.beta(),
-            smoothing: self.preference.smoothing(),
+            first,
+            second,
         };
         queue.launch_block("pair_loss", Grid::line(samples * most, 256), &block)
     }
