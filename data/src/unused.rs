@@ -68,8 +68,7 @@ fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
     let kinds = [("sft", data.sft), ("dpo", data.dpo), ("kto", data.kto)];
     if let [first, second, ..] = kinds.iter().filter(|(_, given)| *given).collect::<Vec<_>>()[..] {
         let (first, second) = (first.0, second.0);
-        let rule =
-            "data.path has conversations to learn from, pairs of answers of which one is preferred, or answers with a label";
+        let rule = "data.path has conversations to learn from, pairs of answers of which one is preferred, or answers with a label";
         let fix = format!("leave one of them out: --{first} or --{second}");
         return Err(UserError::new(format!("data.{first} with data.{second}"), rule, fix));
     }

@@ -13,12 +13,13 @@ use crate::config::RecordKind;
 use crate::identity::Identity;
 use crate::source::SampleCounts;
 use crate::sources::packs::{Item, Packs};
+use crate::sources::stored_conversations::{ReferenceLogps, Row, Stored, shares};
 use crate::text::conversation::Conversation;
 
 /// Some of the conversations of a dataset, as samples.
 #[derive(Clone)]
 pub struct Conversations {
-    all: Arc<All>,
+    all: Arc<Stored>,
     /// The numbers of their units in `all`. A unit is a record: a sample has one or several, and each stays whole.
     range: Range<usize>,
     /// The units of each sample, numbered from the start of `range`. `None` if a sample is one conversation.
@@ -27,33 +28,9 @@ pub struct Conversations {
     references: Arc<OnceLock<Vec<ReferenceLogps>>>,
 }
 
-/// Log-probabilities under the reference model: of the chosen and the rejected answer of a pair, or of an answer with a
-/// label and of that of the record before it.
-pub type ReferenceLogps = [f32; 2];
-
-/// All conversations of a dataset, in memory, as far as they fit a sample.
-struct All {
-    kind: RecordKind,
-    /// The tokens, one conversation after the other. A token that is no target is stored as `!token`, a negative
-    /// number.
-    tokens: Vec<i32>,
-    /// The position behind the last token of each conversation.
-    ends: Vec<usize>,
-    /// For each answer with a label, whether it is desirable.
-    labels: Vec<bool>,
-    /// For each unit, the number of losses up to its end, over all units before it too.
-    losses: Vec<u64>,
-    /// The token that fills a row.
-    padding: i32,
-    /// Inputs of a sample.
-    seq: usize,
-    /// Units of a sample, at most.
-    most: usize,
-}
-
 /// Collects the conversations of a dataset.
 pub(crate) struct Builder {
-    all: All,
+    all: Stored,
     pub(crate) counts: Counts,
 }
 
@@ -111,7 +88,7 @@ impl Builder {
     /// For samples of `seq` inputs and at most `most` units. `padding` fills the rest of a sample.
     pub(crate) fn new(kind: RecordKind, seq: usize, most: usize, padding: u32) -> Builder {
         let (tokens, ends, labels, losses) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let all = All { kind, tokens, ends, labels, losses, padding: padding as i32, seq, most };
+        let all = Stored { kind, tokens, ends, labels, losses, padding: padding as i32, seq, most };
         Builder { all, counts: Counts::default() }
     }
 
@@ -165,106 +142,8 @@ impl Builder {
     }
 }
 
-impl All {
-    /// The tokens of a conversation, as a range of `tokens`.
-    fn tokens_of(&self, at: usize) -> Range<usize> {
-        let begin = if at == 0 { 0 } else { self.ends[at - 1] };
-        begin..self.ends[at]
-    }
-
-    /// The conversations of a unit. That of an answer with a label is followed by its prompt with another answer.
-    fn unit(&self, at: usize) -> Range<usize> {
-        let conversations = if self.kind.is_judged() { 2 } else { 1 };
-        at * conversations..(at + 1) * conversations
-    }
-
-    /// The conversations of a unit that are in a row.
-    fn in_row(&self, unit: usize, row: Row) -> Range<usize> {
-        let Range { start, end } = self.unit(unit);
-        match (self.kind, row) {
-            (RecordKind::Labelled, Row::Own) => start..start + 1,
-            (_, Row::Own) => start..end,
-            (_, Row::Mismatched) => start + 1..end,
-        }
-    }
-
-    /// The inputs of a unit in a row that are no padding.
-    fn inputs_in(&self, unit: usize, row: Row) -> usize {
-        self.in_row(unit, row).map(|at| self.tokens_of(at).len() - 1).sum()
-    }
-
-    /// The room that a unit takes in a sample.
-    fn inputs_of(&self, unit: usize) -> usize {
-        let own = self.inputs_in(unit, Row::Own);
-        if self.kind == RecordKind::Labelled { own.max(self.inputs_in(unit, Row::Mismatched)) } else { own }
-    }
-
-    /// Puts behind each answer its prompt with the answer of the record before it, and cuts both to a sample. The first
-    /// record gets the answer of the last.
-    fn add_mismatched(&mut self) {
-        let (mut tokens, mut ends) = (Vec::new(), Vec::new());
-        let own: Vec<&[i32]> = (0..self.ends.len()).map(|at| &self.tokens[self.tokens_of(at)]).collect();
-        let split = |of: &[i32]| of.iter().position(|token| *token >= 0).unwrap_or(of.len());
-        let mut before = own.last().copied().unwrap_or(&[]);
-        for &of in &own {
-            for (prompt, answer) in [(of, of), (of, before)] {
-                let whole = prompt[..split(prompt)].iter().chain(&answer[split(answer)..]);
-                tokens.extend(whole.take(self.seq + 1));
-                ends.push(tokens.len());
-            }
-            before = of;
-        }
-        (self.tokens, self.ends) = (tokens, ends);
-    }
-
-    /// The number of losses in a range of units.
-    fn losses_of(&self, range: Range<usize>) -> u64 {
-        let before = |at: usize| if at == 0 { 0 } else { self.losses[at - 1] };
-        before(range.end) - before(range.start)
-    }
-
-    /// The values that a [`PairLoss`] reads of a unit in a row. `places` are its begin, and the end of each of its
-    /// conversations. An answer with a label is the chosen or the rejected one of a pair, and the other has no tokens; that of
-    /// another record is the chosen one.
-    fn judged(&self, unit: usize, row: Row, places: &[usize], [first, second]: ReferenceLogps) -> [i32; 4] {
-        let (begin, end) = (places[0], places[places.len() - 1]);
-        let (middle, references) = match (self.kind, row) {
-            (RecordKind::Labelled, Row::Own) if self.labels[unit] => (end, [first, 0.0]),
-            (RecordKind::Labelled, Row::Own) => (begin, [0.0, first]),
-            (RecordKind::Labelled, Row::Mismatched) => (end, [second, 0.0]),
-            _ => (places[1], [first, second]),
-        };
-        let [of_chosen, of_rejected] = references.map(|logp| logp.to_bits() as i32);
-        [middle as i32, end as i32, of_chosen, of_rejected]
-    }
-
-    /// Writes a conversation at the start of `inputs` and of `targets`. Returns the number of places that it takes in
-    /// each: all its tokens but the last are inputs, all but the first may be targets.
-    fn read(&self, at: usize, inputs: &mut [i32], targets: &mut [i32]) -> usize {
-        let tokens = &self.tokens[self.tokens_of(at)];
-        let (_, after_first) = tokens.split_at(1);
-        inputs.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.max(!token));
-        targets.iter_mut().zip(after_first).for_each(|(to, &token)| *to = token.max(-1));
-        after_first.len()
-    }
-}
-
-/// A row of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Row {
-    /// The row that is learned.
-    Own,
-    /// The prompts of answers with a label, with the answers of others.
-    Mismatched,
-}
-
-/// Conversations that share a sample with each other.
-fn shares(kind: RecordKind) -> usize {
-    if kind == RecordKind::Pairs { 2 } else { 1 }
-}
-
 impl Conversations {
-    fn new(all: Arc<All>, range: Range<usize>) -> Conversations {
+    fn new(all: Arc<Stored>, range: Range<usize>) -> Conversations {
         let item = |at: usize| Item { inputs: all.inputs_of(at), targets: all.losses_of(at..at + 1) };
         let packed = all.most > 1 || all.kind.is_judged();
         let items: Vec<Item> = if packed { range.clone().map(item).collect() } else { Vec::new() };
@@ -568,7 +447,9 @@ mod tests {
         assert_eq!((counts.read, counts.beyond, counts.cut, counts.needed), (4, 1, 1, 10));
         let packed = builder.finish();
         assert!(
-            counts.describe(RecordKind::Pairs, packed.count(), 8).starts_with("4 pairs, 1 cut to 4 tokens (--seq-length 10")
+            counts
+                .describe(RecordKind::Pairs, packed.count(), 8)
+                .starts_with("4 pairs, 1 cut to 4 tokens (--seq-length 10")
         );
         let digest = packed.digest();
         packed.set_references(vec![[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]]);

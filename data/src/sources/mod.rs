@@ -13,4 +13,5 @@ pub(crate) mod order;
 mod packs;
 mod permutation;
 pub(crate) mod regression;
+pub(crate) mod stored_conversations;
 pub(crate) mod token_source;

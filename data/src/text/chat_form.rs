@@ -129,11 +129,7 @@ impl ChatForm {
     /// # Errors
     /// A record without a label, as the end of a sentence that begins with its name.
     pub(crate) fn label(record: &str) -> Result<bool, String> {
-        #[derive(Deserialize)]
-        struct Labelled {
-            label: serde_json::Value,
-        }
-        let Labelled { label } = read(record)?;
+        let label = &read::<serde_json::Value>(record)?["label"];
         label.as_bool().ok_or_else(|| format!("has a `label` of {label}: it is true or false"))
     }
 

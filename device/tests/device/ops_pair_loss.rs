@@ -49,7 +49,8 @@ fn truth(losses: &[f64], targets: &[i32], preference: Preference) -> Vec<[f64; 6
                 Preference::Kto { desirable, undesirable, .. } => {
                     let kl = MISMATCHED[0] * MISMATCHED[1];
                     let of_label = |weight: f32, x: f64| f64::from(weight) * (1.0 - log_sigmoid(x).exp());
-                    let losses = [of_label(desirable, beta * ratios[0] - kl), of_label(undesirable, kl - beta * ratios[1])];
+                    let losses =
+                        [of_label(desirable, beta * ratios[0] - kl), of_label(undesirable, kl - beta * ratios[1])];
                     losses[0] * is_there[0] + losses[1] * is_there[1]
                 }
             };
@@ -83,7 +84,8 @@ fn check(t: &Bench, preference: Preference) {
     };
     let pairs: Vec<i32> = places(preference).iter().flatten().zip(&of_pairs).flat_map(pair).collect();
     // Apart, as results of the reference model.
-    let apart: Vec<f64> = of_pairs.iter().flat_map(|[chosen, rejected]| [9.0, 9.0, 9.0, 9.0, *chosen, *rejected]).collect();
+    let apart: Vec<f64> =
+        of_pairs.iter().flat_map(|[chosen, rejected]| [9.0, 9.0, 9.0, 9.0, *chosen, *rejected]).collect();
     let without: Vec<i32> = pairs.chunks(4).flat_map(|pair| [pair[0], pair[1], 7, 7]).collect();
     let expected = truth(&losses, &targets, preference);
     let targets_t = t.ints(&[samples, TOKENS], &targets);

@@ -1,8 +1,8 @@
 //! The last layers: hidden states to losses.
 
 use device::ops::{
-    BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm, Mse,
-    MismatchedRewards, PairLoss, Preference, SumInto, VocabPart, ZLoss,
+    BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm,
+    MismatchedRewards, Mse, PairLoss, Preference, SumInto, VocabPart, ZLoss,
 };
 use device::{DType, Tensor};
 use graph_manager::Result;

@@ -69,9 +69,12 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
     if plan.config.data.kind() != RecordKind::Documents {
         let option = plan.config.data.kind().option();
         let rule = "the file has windows of text, in which every token is a target";
-        return Err(
-            UserError::new(format!("trainer batches with data.{option}"), rule, format!("leave --{option} out")).into()
-        );
+        return Err(UserError::new(
+            format!("trainer batches with data.{option}"),
+            rule,
+            format!("leave --{option} out"),
+        )
+        .into());
     }
     if let Some(key) = plan.config.data.divides() {
         let rule = "the file has windows of text, in which documents are not told apart";

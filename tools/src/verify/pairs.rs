@@ -258,7 +258,7 @@ const FORMATS: &[(usize, &str)] = &[
     (
         4,
         "model.preset=tiny parallel.tensor=2 parallel.pipeline=2 parallel.sequence_parallel=true precision.fp8=e4m3 \
-         precision.fp8_recipe=rowwise data.dpo=true data.sft_packing=2",
+         precision.fp8_recipe=rowwise data.kto=true data.sft_packing=2",
     ),
     (
         2,

@@ -104,6 +104,13 @@ pub fn write(folder: &Path) {
     std::fs::write(folder.join("labelled.jsonl"), LABELLED.map(answer).concat()).unwrap();
 }
 
+/// Layouts of two ranks.
+pub const LAYOUTS: [&str; 3] = [
+    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "--pipeline-model-parallel-size 2 --enable-cuda-graph",
+    "--use-distributed-optimizer --recompute-granularity full",
+];
+
 /// Runs the trainer on the pairs in `folder`: three steps on all of them.
 fn train(ranks: usize, folder: &Path, more: &str) -> Output {
     train_on("--dpo --data-path pairs.jsonl --seq-length 80 --global-batch-size 4", ranks, folder, more)
@@ -194,11 +201,8 @@ fn layouts_have_the_numbers_of_one_rank_and_references_are_kept() {
     let alone = numbers(&folder.0);
     assert!(alone[0][2..5].iter().all(|reward| *reward == 0.0), "{alone:?}");
     let kept = std::fs::read_to_string(folder.path("saved/references.json")).unwrap();
-    for (ranks, layout) in [
-        (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
-        (2, "--pipeline-model-parallel-size 2 --enable-cuda-graph"),
-        (2, "--use-distributed-optimizer --recompute-granularity full"),
-    ] {
+    for layout in LAYOUTS {
+        let ranks = 2;
         let other = Folder::new("dpo-layout");
         write(&other.0);
         expect(&train(ranks, &other.0, &format!("{more} {layout}")), 0, &[computes, "done: loss"]);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use crate::dpo::{assert_close, numbers_of, numbers_of_trl, train_on, write};
+use crate::dpo::{LAYOUTS, assert_close, numbers_of, numbers_of_trl, train_on, write};
 use crate::harness::{Folder, expect, mpirun, printed};
 
 const NAMES: [&str; 8] = [
@@ -51,14 +51,10 @@ fn layouts_have_the_numbers_of_one_rank_and_a_run_goes_on() {
     expect(&output, 0, &["done: loss"]);
     assert!(!printed(&output).contains("computes the log-prob"), "{}", printed(&output));
     let alone = numbers_of(&NAMES, &folder.0);
-    for (ranks, layout) in [
-        (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
-        (2, "--pipeline-model-parallel-size 2 --enable-cuda-graph"),
-        (2, "--use-distributed-optimizer --recompute-granularity full"),
-    ] {
+    for layout in LAYOUTS {
         let other = Folder::new("kto-layout");
         write(&other.0);
-        expect(&train(ranks, &other.0, &format!("{more} {layout}")), 0, &["done: loss"]);
+        expect(&train(2, &other.0, &format!("{more} {layout}")), 0, &["done: loss"]);
         assert_close(layout, &numbers_of(&NAMES, &other.0), &alone, 1e-4);
     }
 }

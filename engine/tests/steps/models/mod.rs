@@ -455,7 +455,8 @@ pub fn labelled(first_sample: u64, samples: usize, most: usize) -> HostValues {
         let HostValues::I32(row) = packed(sample, 1) else { unreachable!("tokens") };
         let (mut pairs, mut begin) = (Vec::new(), 0);
         for tokens in documents(sample).into_iter().take(most) {
-            let (end, logp) = (begin + tokens.len() as i32 - 1, (-12.5f32).to_bits() as i32);
+            let (end, logp) = (begin + tokens.len() as i32 - 1, if is_mismatched { -24.0f32 } else { -12.5 });
+            let logp = logp.to_bits() as i32;
             let is_desirable = begin > 0 || is_mismatched;
             pairs.extend(if is_desirable { [end, end, logp, 0] } else { [begin, end, 0, logp] });
             begin = end;

@@ -1,12 +1,14 @@
 //! The settings of Hugging Face's `TrainingArguments` with its defaults, and of TRL's `SFTConfig`, `DPOConfig`, `KTOConfig`,
 //! `ModelConfig` and `ScriptArguments`, with PEFT's LoRA (huggingface.co/docs/transformers, `main_classes/trainer`; huggingface.co/docs/trl).
 
-use common::escape::toml_strings;
 use toml::Value;
 
 use super::settings::{
-    KERNELS, Made, NOT_HERE, OUT, OtherName, Set, Settings, becomes, betas_of, graphs, if_true, is_true, none, number, one,
+    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, becomes, betas_of, graphs, if_true, is_true, none, number, one,
     same, set, set_as, shown, text, with, without,
+};
+use super::trl::{
+    PAIR_LOSS, PLAIN_LOSS, adapter_dropout, alpha, answer_weight, beta, length, pair_loss, rank, smoothing, targets,
 };
 
 const BATCH: &str = "--micro-batch-size, and --global-batch-size with its product with gradient_accumulation_steps and the number of ranks";
@@ -20,7 +22,6 @@ const COMPILED: &str = "nothing is compiled; layers are captured";
 const FULL_WEIGHTS: &str = "weights are f32 or bf16 while they train, under adapters too";
 const ONE_LORA: &str = "adapters are LoRA, scaled by lora_alpha / lora_rank";
 const BY_LOSS: &str = "the best checkpoint is the one with the lowest validation loss";
-const PLAIN_LOSS: &str = "the loss is the mean cross-entropy of the tokens";
 const ONE_FORM: &str = "checkpoints are safetensors, with weights and optimizer";
 const STEPS: &str = "logs, checkpoints and evaluations come after numbers of steps";
 const LOGS: &str = "the log has a folder, and one form";
@@ -28,7 +29,6 @@ const HUB: &str = "data are files or folders of this machine";
 const DOWNLOAD: &str = "--data-path with a folder; hf download NAME --repo-type dataset --local-dir FOLDER gets one";
 const SFT: &str = "--sft: the loss is on the answers of the assistant alone";
 const REFERENCE: &str = "the reference is the model that training starts from, and its log-probabilities are computed before the first step";
-const PAIR_LOSS: &str = "the loss of pairs is that of DPO, also with label smoothing, or that of IPO; the loss of answers with a label is that of KTO";
 const EVALUATES: &str = "a training run evaluates at an interval";
 
 pub(super) const NAMES: &[OtherName] = &[
@@ -423,109 +423,11 @@ fn packing(value: &Value, _: &Settings) -> Made {
     }
 }
 
-fn is_given(settings: &Settings, name: &str) -> bool {
-    settings.value(name).is_some_and(|(_, given)| given)
-}
-
-/// Whether the settings are those of a run on answers with a label.
-fn has_labels(settings: &Settings) -> bool {
-    let is_kto = |(value, _): (&Value, bool)| ["kto", "apo_zero_unpaired"].contains(&losses(value).as_str());
-    settings.value("loss_type").is_some_and(is_kto)
-        || ["desirable_weight", "undesirable_weight"].iter().any(|name| is_given(settings, name))
-}
-
-/// Whether the settings are those of a run on pairs of answers.
-fn has_pairs(settings: &Settings) -> bool {
-    is_given(settings, "beta") && !has_labels(settings)
-}
-
-/// The kind of the data, by a setting that they have.
-fn judged(settings: &Settings) -> Set {
-    match has_labels(settings) {
-        true => set_as("data.kto", "true", "answers with a label, with the loss of KTO"),
-        false => set_as("data.dpo", "true", "pairs of answers, with the loss of DPO"),
-    }
-}
-
-fn beta(value: &Value, settings: &Settings) -> Made {
-    Ok(vec![judged(settings), set("dpo.beta", text(value))])
-}
-
-fn answer_weight(key: &'static str, value: &Value, settings: &Settings) -> Made {
-    let kind = (!is_given(settings, "beta")).then(|| judged(settings));
-    Ok(kind.into_iter().chain([set(key, text(value))]).collect())
-}
-
-/// The losses of a setting, in words.
-fn losses(value: &Value) -> String {
-    match value {
-        Value::Array(items) => items.iter().map(text).collect::<Vec<String>>().join(" and "),
-        value => text(value),
-    }
-}
-
-/// TRL's conversations have such a setting too.
-fn pair_loss(value: &Value, settings: &Settings) -> Made {
-    match losses(value).as_str() {
-        "nll" if !has_pairs(settings) => none(),
-        "sigmoid" => none(),
-        "kto" if ["beta", "desirable_weight", "undesirable_weight"].iter().any(|name| is_given(settings, name)) => none(),
-        "kto" => Ok(vec![judged(settings)]),
-        "ipo" => one("dpo.loss_type", "ipo"),
-        _ if !has_pairs(settings) && !has_labels(settings) => Err(PLAIN_LOSS.into()),
-        other => Err(format!("{PAIR_LOSS}, not {other}")),
-    }
-}
-
-fn smoothing(value: &Value, settings: &Settings) -> Made {
-    let counts = has_pairs(settings) && number(value).unwrap_or(0.0) > 0.0;
-    if counts { one("dpo.label_smoothing", text(value)) } else { none() }
-}
-
-fn length(value: &Value, settings: &Settings) -> Made {
-    let tokens = number(value).ok_or("it is not a number")?;
-    match has_pairs(settings) {
-        true => {
-            Ok(vec![set_as("model.seq_length", shown(2.0 * tokens), "both answers of a pair, each with its prompt")])
-        }
-        false => one("model.seq_length", shown(tokens)),
-    }
-}
-
 fn answers(value: &Value, _: &Settings) -> Made {
     match is_true(value) {
         true => Ok(vec![set_as("data.sft", "true", "the loss is on the answers of the assistant alone")]),
         false => none(),
     }
-}
-
-/// Whether the run has adapters. A file without `use_peft` is that of a run with them, if it gives their rank.
-fn has_adapters(settings: &Settings) -> bool {
-    let has_rank = settings.value("lora_r").is_some_and(|(_, given)| given);
-    settings.value("use_peft").map_or(has_rank, |(value, _)| is_true(value))
-}
-
-fn rank(value: &Value, settings: &Settings) -> Made {
-    if has_adapters(settings) { one("model.lora_rank", text(value)) } else { none() }
-}
-
-fn alpha(value: &Value, settings: &Settings) -> Made {
-    if has_adapters(settings) { one("model.lora_alpha", text(value)) } else { none() }
-}
-
-fn adapter_dropout(value: &Value, settings: &Settings) -> Made {
-    if has_adapters(settings) { one("model.lora_dropout", text(value)) } else { none() }
-}
-
-fn targets(value: &Value, settings: &Settings) -> Made {
-    if !has_adapters(settings) {
-        return none();
-    }
-    let words: Vec<String> = match value {
-        Value::Array(items) => items.iter().map(text).collect(),
-        value => vec![text(value)],
-    };
-    one("model.lora_target_modules", toml_strings(words))
 }
 
 fn optimizer(value: &Value, _: &Settings) -> Made {

@@ -9,6 +9,7 @@ mod sampling;
 mod settings;
 mod torchrun;
 mod torchtitan;
+mod trl;
 
 pub use sampling::sampling;
 pub use settings::{Here, Made, OtherName, Set, Settings};

@@ -161,7 +161,8 @@ impl KernelOperation for NormBackward {
         let vectors =
             [self.input, self.weight, self.grad_output, self.grad_input].into_iter().chain(self.grad_residual);
         let shape = RowShape::of(hidden, dtype, vectors);
-        let blocks = self.parts().unwrap_or_else(|| shape.backward_blocks(rows, RowSums::Parameters, queue.multiprocessors()));
+        let blocks =
+            self.parts().unwrap_or_else(|| shape.backward_blocks(rows, RowSums::Parameters, queue.multiprocessors()));
         let block = NormBackwardArgs {
             input: self.input.address,
             weight: self.weight.address,
