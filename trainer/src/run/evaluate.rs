@@ -116,7 +116,7 @@ pub(super) fn of_set(
         }
         sum.add(plan, group.rank(), stage, &set.source, first..samples)?;
     }
-    let (loss, tokens) = (sum.mean(), sum.targets);
+    let (loss, tokens) = (sum.loss.mean(), sum.loss.targets);
     Ok(Some(EvaluationResult { data: set.name.clone(), samples, tokens, loss, perplexity: loss.exp() }))
 }
 
@@ -157,15 +157,22 @@ pub(super) fn validation_means(
     for first in (0..samples).step_by(plan.batch.global) {
         sum.add(plan, rank, stage, source, first..samples)?;
     }
-    let of_pairs = sum.of_pairs.iter().map(|(name, total)| (name.to_string(), total / sum.targets as f64)).collect();
-    Ok(Means { loss: sum.mean(), of_pairs })
+    let of_pairs = sum.of_pairs.iter().map(|(name, sum)| (name.to_string(), sum.mean())).collect();
+    Ok(Means { loss: sum.loss.mean(), of_pairs })
 }
 
 /// Losses of samples, added up.
 #[derive(Default)]
 struct LossSum {
+    loss: Sum,
+    /// A batch without answers of a label has no numbers of that label.
+    of_pairs: BTreeMap<&'static str, Sum>,
+}
+
+/// A sum over targets of batches, each of which has a mean.
+#[derive(Default)]
+struct Sum {
     total: f64,
-    of_pairs: BTreeMap<&'static str, f64>,
     targets: u64,
 }
 
@@ -190,12 +197,18 @@ impl LossSum {
         let index = first as usize / global;
         let settings = StepSettings { length, ..step_settings(&plan.optimizer, index, share, counts) };
         let result = stage.evaluate(settings, batch.as_ref())?.wait()?;
-        self.total += result.loss * targets as f64;
+        self.loss.add(result.loss, targets);
         for (name, mean) in result.of_pairs {
-            *self.of_pairs.entry(name).or_default() += mean * targets as f64;
+            self.of_pairs.entry(name).or_default().add(mean, targets);
         }
-        self.targets += targets;
         Ok(())
+    }
+}
+
+impl Sum {
+    fn add(&mut self, mean: f64, targets: u64) {
+        self.total += mean * targets as f64;
+        self.targets += targets;
     }
 
     fn mean(&self) -> f64 {
