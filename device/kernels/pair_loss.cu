@@ -18,8 +18,8 @@ struct PairLoss {
     float second; // of KTO the weight of undesirable answers
 };
 
-// Values of `kind`.
-constexpr u32 SIGMOID = 0, IPO = 1, KTO = 2;
+// Values of `kind`; 0 is the loss of DPO.
+constexpr u32 IPO = 1, KTO = 2;
 
 inline float minus_log_sigmoid(float x) { return fmaxf(-x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
