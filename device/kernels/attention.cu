@@ -5,7 +5,7 @@
 // the CUDA cores.
 //
 // A rank may have some queries of a sequence only: its first `part` ones follow each other, and so do the others. Keys and
-// values of whole sequences then lie in rows of their own.
+// values then lie in rows of their own: of whole sequences, or of another rank's tokens.
 //
 // Memory: qkv and grad_qkv (batch, seq, (heads + 2 kv_heads) dim), output and grad_output (batch, seq, heads dim),
 // stats and delta (batch, heads, seq), keys and grad_keys (batch, key_seq, 2 kv_heads dim). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared
@@ -18,7 +18,7 @@
 
 struct Arguments {
     const void* qkv;
-    const void* keys; // of whole sequences, and values; null if qkv has them
+    const void* keys; // and values, in rows of their own; null if qkv has them
     void* output;
     float* stats;
     const void* grad_output;
@@ -44,6 +44,8 @@ struct Arguments {
     u32 first_head;   // the number of heads on lower ranks, for dropout
     int window;       // keys that a query sees at most, its own among them; larger than seq for all
     float soft_cap;   // of scores, or 0
+    u32 first_query;  // queries before it see no keys
+    int last_key;     // of another rank's, all of which every query sees; or -1: a query sees those up to its own
     u32 reserved;
 };
 
@@ -51,8 +53,9 @@ constexpr int THREADS = 256;
 
 // --------------------------------------------------------------------------------------------------------------- mask
 
-// The position of a query in its sequence. A later query's is later.
+// The last key that a query sees: the position of the query in its sequence. A later query's is no earlier one.
 __device__ inline int position_of(const Arguments& a, int row) {
+    if (a.last_key >= 0) return a.last_key;
     return row + (row < a.part ? a.first_shift : a.second_shift);
 }
 
@@ -289,7 +292,7 @@ __device__ void forward(const Arguments& a) {
     constexpr int R = TILE / 16, C = WIDTH / 64;
     int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     int head = blockIdx.x % a.heads, batch = blockIdx.x / a.heads, kv = head / (a.heads / a.kv_heads);
-    int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
+    int first = a.first_query + (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
     const T* qkv = (const T*)a.qkv;
     const T* whole = (const T*)a.keys;
     auto keys = of_keys(whole, qkv, a, batch, kv), values = of_keys(whole, qkv, a, batch, a.kv_heads + kv);
@@ -387,7 +390,7 @@ __device__ void backward_queries(const Arguments& a) {
     constexpr int R = TILE / 16, C = WIDTH / 64;
     int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     int head = blockIdx.x % a.heads, batch = blockIdx.x / a.heads, kv = head / (a.heads / a.kv_heads);
-    int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
+    int first = a.first_query + (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
     const T* qkv = (const T*)a.qkv;
     const T* whole = (const T*)a.keys;
     auto all_keys = of_keys(whole, qkv, a, batch, kv), all_values = of_keys(whole, qkv, a, batch, a.kv_heads + kv);
@@ -474,7 +477,7 @@ __device__ void backward_keys(const Arguments& a) {
         auto all_queries = packed(qkv, a, batch, head);
         auto all_grads = of_head((const T*)a.grad_output, a, batch, head);
         // Until no query sees the tile's last key any more.
-        for (int start = 0; start < a.seq && first_key(a, batch, start) < first + TILE; start += TILE) {
+        for (int start = a.first_query; start < a.seq && first_key(a, batch, start) < first + TILE; start += TILE) {
             if (last_position<TILE>(a, start) < first) continue; // these queries come before its first key
             __syncthreads(); // the pass before is done with queries and weights
             load_tile<TILE>(queries, all_queries, start, a.seq, a);

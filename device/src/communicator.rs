@@ -18,6 +18,8 @@ pub enum CollectiveKind {
     /// Every rank's input has an equal part for each rank, in rank order. It ends with the parts that are for it, in the
     /// order of the ranks that they come from.
     AllToAll,
+    /// Every rank ends with the input of the rank before it, the first one with that of the last: one step of a ring.
+    ToNext,
     /// Rows go to the ranks of their experts or come back: see [`RowsOfRanks`]. GPUs do it by kernels that reach each
     /// other's memory.
     Rows(RowsOfRanks),
@@ -42,6 +44,7 @@ impl CollectiveKind {
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatterSum => "reduce_scatter",
             CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::ToNext => "to_next",
             CollectiveKind::Rows(rows) => rows.name(),
             CollectiveKind::Send { .. } => "send",
             CollectiveKind::Receive { .. } => "receive",
@@ -69,6 +72,7 @@ impl CollectiveKind {
         match self {
             CollectiveKind::AllGather
             | CollectiveKind::AllToAll
+            | CollectiveKind::ToNext
             | CollectiveKind::Rows(_)
             | CollectiveKind::Send { .. }
             | CollectiveKind::Receive { .. } => true,

@@ -102,6 +102,17 @@ impl NcclCommunicator {
         linked.peers = link;
         linked
     }
+
+    /// The first failure of sends and receives that go on at once, in any order.
+    fn at_once(&self, messages: impl FnOnce() -> Vec<sys::ncclResult_t>) -> sys::ncclResult_t {
+        // SAFETY: both calls have no arguments. A started group is always ended.
+        let began = unsafe { (self.library.group_start)() };
+        let codes = messages();
+        // SAFETY: as above.
+        let ended = unsafe { (self.library.group_end)() };
+        let failed = |code: &sys::ncclResult_t| *code != sys::ncclResult_t::ncclSuccess;
+        [began].into_iter().chain(codes).chain([ended]).find(failed).unwrap_or(ended)
+    }
 }
 
 impl std::fmt::Debug for NcclCommunicator {
@@ -201,11 +212,15 @@ impl Communicator for NcclCommunicator {
                             (nccl.receive)(to.byte_add(first(rank)), part, dtype, rank as i32, group, stream);
                         [sent, received]
                     };
-                    let began = (nccl.group_start)();
-                    let codes: Vec<_> = (0..ranks).flat_map(exchange).collect();
-                    let ended = (nccl.group_end)();
-                    let failed = |code: &sys::ncclResult_t| *code != sys::ncclResult_t::ncclSuccess;
-                    [began].into_iter().chain(codes).chain([ended]).find(failed).unwrap_or(ended)
+                    self.at_once(|| (0..ranks).flat_map(exchange).collect())
+                }
+                CollectiveKind::ToNext => {
+                    let (rank, ranks) = (self.rank(), self.members.len());
+                    let [next, before] = [rank + 1, rank + ranks - 1].map(|rank| (rank % ranks) as i32);
+                    self.at_once(|| {
+                        let sent = (nccl.send)(from, inputs, dtype, next, group, stream);
+                        vec![sent, (nccl.receive)(to, outputs, dtype, before, group, stream)]
+                    })
                 }
                 CollectiveKind::Rows(_) => unreachable!("kernels exchange rows"),
                 CollectiveKind::Send { to } => (nccl.send)(from, inputs, dtype, to as i32, group, stream),

@@ -263,6 +263,10 @@ fn write_result(kind: CollectiveKind, me: usize, contributions: &[Arc<Contributi
             let parts = contributions.iter().map(|from| &from.values[me * part..(me + 1) * part]);
             host_memory::write(output, parts.flatten().copied());
         }
+        CollectiveKind::ToNext => {
+            let before = (me + contributions.len() - 1) % contributions.len();
+            host_memory::write(output, contributions[before].values.iter().copied());
+        }
         // A message: participant 0 is the sender.
         _ => host_memory::write(output, contributions[0].values.iter().copied()),
     }

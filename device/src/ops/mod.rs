@@ -41,7 +41,7 @@ pub use order_rows::{OrderRows, RowOrder};
 pub use partial_columns::{AddPartialColumns, PartialColumns};
 pub use rows_of_ranks::{PlaceRows, RowsOfRanks, RowsWay};
 pub use select::{Condition, Select};
-pub use sequence_share::SequenceShare;
+pub use sequence_share::{KeysOfRank, SequenceShare};
 #[cfg(feature = "trainer-ops")]
 pub use trainer::*;
 use visit::{Visit, visit_all};

@@ -250,6 +250,10 @@ operations! {
         Attention,
         /// Gradient of [`Attention`].
         AttentionBackward,
+        /// Attention over two parts of the keys from that over each.
+        MergeAttention,
+        /// Sum of rows of samples.
+        AddRows,
         /// Attention over a cache of keys and values.
         CachedAttention,
         /// Rows of a table at a position in device memory.

@@ -11,6 +11,15 @@ pub struct SequenceShare {
     pub ranks: usize,
 }
 
+/// The keys of a rank that the queries of another rank see: the first `keys`, by all queries from `first_query` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeysOfRank {
+    /// Queries of a sample before it see none.
+    pub first_query: usize,
+    /// Keys of a sample.
+    pub keys: usize,
+}
+
 impl Default for SequenceShare {
     fn default() -> SequenceShare {
         SequenceShare::WHOLE
@@ -39,6 +48,15 @@ impl SequenceShare {
         if token < part { first + token } else { second + token - part }
     }
 
+    /// What the `tokens` queries here see of another rank's keys, in causal attention. That rank has a part before this
+    /// one's first, and its other part after all of them; or both of its parts lie between this rank's.
+    pub fn sees_of(self, rank: usize, tokens: usize) -> KeysOfRank {
+        match rank < self.rank {
+            true => KeysOfRank { first_query: 0, keys: tokens / 2 },
+            false => KeysOfRank { first_query: tokens / 2, keys: tokens },
+        }
+    }
+
     /// As kernels take it: the tokens of the first part, and what is added to the number of a token in either part to
     /// get its position.
     pub(crate) fn shifts(self, tokens: usize) -> [u32; 3] {
@@ -65,6 +83,14 @@ mod tests {
         assert_eq!(positions(0, 1, 5), [0, 1, 2, 3, 4]);
         assert_eq!(positions(0, 2, 4), [0, 1, 6, 7]);
         assert_eq!(positions(1, 2, 4), [2, 3, 4, 5]);
+        for (rank, other) in [(0, 3), (2, 1), (1, 2), (3, 0)] {
+            let [queries, keys] = [rank, other].map(|rank| positions(rank, 4, 6));
+            let KeysOfRank { first_query, keys: count } = SequenceShare { rank, ranks: 4 }.sees_of(other, 6);
+            for (at, query) in queries.iter().enumerate() {
+                let seen = if at < first_query { &[] } else { &keys[..count] };
+                assert_eq!(seen, keys.iter().copied().filter(|key| key < query).collect::<Vec<_>>());
+            }
+        }
         let mut all: Vec<usize> = (0..4).flat_map(|rank| positions(rank, 4, 6)).collect();
         all.sort_unstable();
         assert_eq!(all, (0..24).collect::<Vec<_>>());

@@ -1,9 +1,10 @@
 //! Trials of operations on sequences that ranks divide.
 
 use crate::ops::{
-    Attention, AttentionBackward, Mask, OrderRows, RowOrder, Scores, SequenceShare, WholeKeys, WholeKeysBackward,
+    AddRows, Attention, AttentionBackward, Corner, KeyPart, KeysOf, Mask, MergeAttention, OrderRows, RankKeys,
+    RankKeysBackward, RowOrder, Scores, SequenceShare,
 };
-use crate::{DType, Result};
+use crate::{DType, Result, Shape};
 
 use super::sizes::Sizes;
 use super::workbench::{AddTrial, Workbench};
@@ -29,16 +30,26 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Ok(OrderRows { by_rank, by_position, to: RowOrder::ByRank }.into())
         }),
     );
-    for (label, rank, window) in
-        [("first part", 0, None), ("later part", 1, None), ("later part, window", 1, Some(seq / 6 + 1))]
-    {
+    let window = Some(seq / 6 + 1);
+    for (label, rank, window, of) in [
+        ("first part", 0, None, KeysOf::AllRanks),
+        ("later part", 1, None, KeysOf::AllRanks),
+        ("later part, window", 1, window, KeysOf::AllRanks),
+        ("keys of a later rank", 0, None, KeysOf::Rank(1)),
+        ("keys of a rank before", 1, None, KeysOf::Rank(0)),
+    ] {
+        let key_tokens = if of == KeysOf::AllRanks { ranks * tokens } else { tokens };
+        let output = move |b: &mut Workbench, shape: Shape, dtype| match of {
+            KeysOf::AllRanks => b.output(shape, dtype),
+            KeysOf::Rank(_) => b.output_in_part(shape, dtype),
+        };
         let forward = move |b: &mut Workbench| -> Result<Attention> {
-            let rows = b.input([batch, ranks * tokens, width], dtype)?;
+            let rows = b.input([batch, key_tokens, width], dtype)?;
             Ok(Attention {
                 qkv: b.input([batch, tokens, heads * head_dim + width], dtype)?,
-                keys: Some(WholeKeys { rows, share: SequenceShare { rank, ranks } }),
-                output: b.output([batch, tokens, heads * head_dim], dtype)?,
-                stats: b.output([batch, heads, tokens], DType::F32)?,
+                keys: Some(RankKeys { rows, share: SequenceShare { rank, ranks }, of }),
+                output: output(b, [batch, tokens, heads * head_dim].into(), dtype)?,
+                stats: output(b, [batch, heads, tokens].into(), DType::F32)?,
                 heads,
                 kv_heads,
                 scores: Scores::default(),
@@ -55,12 +66,45 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 b.run(op.clone())?;
                 let grad_output = b.input(op.output.shape, dtype)?;
                 let grad_qkv = b.output_in_part(op.qkv.shape, dtype)?;
-                let grad = |keys: WholeKeys, b: &mut Workbench| b.output(keys.rows.shape, dtype);
+                let grad = |keys: RankKeys, b: &mut Workbench| output(b, keys.rows.shape, dtype);
                 let keys = match op.keys {
-                    Some(keys) => Some(WholeKeysBackward { keys, grad: grad(keys, b)? }),
+                    Some(keys) => Some(RankKeysBackward { keys, grad: grad(keys, b)? }),
                     None => None,
                 };
                 Ok(AttentionBackward { keys, ..op.backward(grad_output, grad_qkv) }.into())
+            }),
+        );
+    }
+    parts(s, tokens, dtype, add);
+}
+
+/// Sums over parts of the keys.
+fn parts(s: Sizes, tokens: usize, dtype: DType, add: AddTrial<'_>) {
+    let Sizes { batch, heads, kv_heads, head_dim, .. } = s;
+    let outputs = [("first of two", dtype, dtype), ("first", dtype, DType::F32), ("last", DType::F32, dtype)];
+    for (label, first, merged) in outputs {
+        add(
+            &format!("attention merged, {label}"),
+            Box::new(move |b| {
+                let (output, stats) = ([batch, tokens, heads * head_dim], [batch, heads, tokens]);
+                let first = KeyPart { output: b.input(output, first)?, stats: b.input(stats, DType::F32)? };
+                let second = KeyPart { output: b.input(output, dtype)?, stats: b.input(stats, DType::F32)? };
+                let merged = KeyPart { output: b.output(output, merged)?, stats: b.output(stats, DType::F32)? };
+                Ok(MergeAttention { first, second, first_query: tokens / 2, merged }.into())
+            }),
+        );
+    }
+    let (columns, rows) = (heads * head_dim, batch * tokens);
+    let wide = columns + 2 * kv_heads * head_dim;
+    for (label, b_type, to_type) in [("sum", dtype, DType::F32), ("total", DType::F32, dtype)] {
+        add(
+            &format!("rows added, {label}"),
+            Box::new(move |b| {
+                let a = (label == "total").then(|| b.input([rows, columns], to_type).map(Corner::first)).transpose()?;
+                let (b_matrix, matrix) = (b.input([rows, wide], b_type)?, b.output([rows, columns], to_type)?);
+                let from = Corner { matrix: b_matrix, row: 0, column: wide - columns };
+                let added = tokens / 2..tokens;
+                Ok(AddRows { a, b: from, added, tokens, rows, columns, to: Corner::first(matrix) }.into())
             }),
         );
     }

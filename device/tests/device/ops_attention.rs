@@ -163,56 +163,172 @@ fn rows_of(values: &[f64], h: Heads, width: usize, share: SequenceShare) -> Vec<
     rows.flat_map(|row| values[row * width..(row + 1) * width].to_vec()).collect()
 }
 
+/// Columns of the rows of packed queries, keys and values.
+fn columns(values: &[f64], h: Heads, range: std::ops::Range<usize>) -> Vec<f64> {
+    values.chunks(h.width()).flat_map(|row| row[range.clone()].to_vec()).collect()
+}
+
+/// Fails unless results of ranks are those of one rank, but for roundings.
+fn assert_near(what: &str, dtype: DType, ours: &[f64], truth: &[f64]) {
+    let length = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = length(&mut ours.iter().zip(truth).map(|(a, b)| a - b));
+    let limit = if dtype == Bf16 { 1e-2 } else { 1e-6 } * length(&mut truth.iter().copied());
+    assert!(ours.len() == truth.len() && apart <= limit, "{what}: {apart} above {limit}");
+}
+
+/// Queries, keys and values of whole sequences, and the gradient of the output.
+fn packed_and_gradient(h: Heads, dtype: DType) -> [Vec<f64>; 2] {
+    let tokens = h.batch * h.seq;
+    [numbers(1, tokens * h.width(), dtype), numbers(2, tokens * h.heads * h.dim, dtype)]
+}
+
+/// The output, the statistics and the gradients of queries and of keys of a rank's queries, with `keys` of whole sequences.
+fn with_whole_keys(t: &Bench, h: Heads, share: SequenceShare, keys: Option<Tensor>, dtype: DType) -> [Vec<f64>; 4] {
+    let Heads { batch, seq, heads, kv_heads, dim, mask, scores, .. } = h;
+    let (width, queries, tokens) = (h.width(), heads * dim, seq / share.ranks);
+    let documents = (!h.documents.is_empty()).then(|| h.documents(t));
+    let [qkv, dy] = packed_and_gradient(h, dtype);
+    let mut here = rows_of(&qkv, h, width, share);
+    if keys.is_some() {
+        // They are in rows of their own.
+        here.chunks_mut(width).for_each(|row| row[queries..].fill(f64::NAN));
+    }
+    let qkv = t.put(&[batch, tokens, width], dtype, &here);
+    let (output, stats) = (t.empty(&[batch, tokens, queries], dtype), t.empty(&[batch, heads, tokens], F32));
+    let keys = keys.map(|rows| RankKeys { rows, share, of: KeysOf::AllRanks });
+    let op = Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents, dropout: None };
+    t.run(op.clone());
+    let grad_output = t.put(&[batch, tokens, queries], dtype, &rows_of(&dy, h, queries, share));
+    let grad_qkv = t.put(&[batch, tokens, width], dtype, &vec![0.0; batch * tokens * width]);
+    let keys = keys.map(|keys| RankKeysBackward { keys, grad: t.empty(keys.rows.shape.sizes(), dtype) });
+    t.run(AttentionBackward { keys, ..op.backward(grad_output, grad_qkv) });
+    let of_qkv = t.get(&grad_qkv);
+    let of_keys = keys.map_or_else(|| columns(&of_qkv, h, queries..width), |keys| t.get(&keys.grad));
+    [t.get(&output), t.get(&stats), columns(&of_qkv, h, 0..queries), of_keys]
+}
+
+/// The statistics `(batch, heads, seq)` of the queries that a rank has.
+fn stats_of(stats: &[f64], h: Heads, share: SequenceShare) -> Vec<f64> {
+    let tokens = h.seq / share.ranks;
+    let at = |row: usize| row / tokens * h.seq + share.position(row % tokens, tokens);
+    (0..h.batch * h.heads * tokens).map(|row| stats[at(row)]).collect()
+}
+
 /// Ranks that divide sequences have the results of one rank: of their own queries, and of keys together.
 fn check_divided(t: &Bench, h: Heads, ranks: usize, dtype: DType) {
-    let Heads { batch, seq, heads, kv_heads, dim, mask, scores, .. } = h;
-    let (width, queries, tokens) = (h.width(), heads * dim, seq / ranks);
-    let (qkv, dy) = (numbers(1, batch * seq * width, dtype), numbers(2, batch * seq * queries, dtype));
-    let columns = |values: &[f64], range: std::ops::Range<usize>| -> Vec<f64> {
-        values.chunks(width).flat_map(|row| row[range.clone()].to_vec()).collect()
-    };
-    let documents = (!h.documents.is_empty()).then(|| h.documents(t));
-    let run = |rank: usize, ranks: usize, keys: Option<Tensor>| -> [Vec<f64>; 4] {
-        let (share, tokens) = (SequenceShare { rank, ranks }, seq / ranks);
-        let mut here = rows_of(&qkv, h, width, share);
-        if keys.is_some() {
-            // They are in rows of their own.
-            here.chunks_mut(width).for_each(|row| row[queries..].fill(f64::NAN));
-        }
-        let here = t.put(&[batch, tokens, width], dtype, &here);
-        let (output, stats) = (t.empty(&[batch, tokens, queries], dtype), t.empty(&[batch, heads, tokens], F32));
-        let keys = keys.map(|rows| WholeKeys { rows, share });
-        let (qkv, dropout) = (here, None);
-        let op = Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents, dropout };
-        t.run(op.clone());
-        let grad_output = t.put(&[batch, tokens, queries], dtype, &rows_of(&dy, h, queries, share));
-        let grad_qkv = t.put(&[batch, tokens, width], dtype, &vec![0.0; batch * tokens * width]);
-        let keys = keys.map(|keys| WholeKeysBackward { keys, grad: t.empty(keys.rows.shape.sizes(), dtype) });
-        t.run(AttentionBackward { keys, ..op.backward(grad_output, grad_qkv) });
-        let of_qkv = t.get(&grad_qkv);
-        let of_keys = keys.map_or_else(|| columns(&of_qkv, queries..width), |keys| t.get(&keys.grad));
-        [t.get(&output), t.get(&stats), columns(&of_qkv, 0..queries), of_keys]
-    };
+    let (width, queries) = (h.width(), h.heads * h.dim);
+    let [qkv, _] = packed_and_gradient(h, dtype);
     // One rank's are compared with f64 elsewhere.
-    let [output, stats, of_queries, of_keys] = run(0, 1, None);
+    let [output, stats, of_queries, of_keys] = with_whole_keys(t, h, SequenceShare::WHOLE, None, dtype);
     let near = |what: &str, ours: &[f64], truth: &[f64]| {
-        let length = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-        let apart = length(&mut ours.iter().zip(truth).map(|(a, b)| a - b));
-        let limit = if dtype == Bf16 { 1e-2 } else { 1e-6 } * length(&mut truth.iter().copied());
-        assert!(ours.len() == truth.len() && apart <= limit, "{what} of {ranks} ranks, {h:?}: {apart} above {limit}");
+        assert_near(&format!("{what} of {ranks} ranks, {h:?}"), dtype, ours, truth);
     };
-    let keys = t.put(&[batch, seq, width - queries], dtype, &columns(&qkv, queries..width));
+    let keys = t.put(&[h.batch, h.seq, width - queries], dtype, &columns(&qkv, h, queries..width));
     let mut sum = vec![0.0; of_keys.len()];
     for rank in 0..ranks {
         let share = SequenceShare { rank, ranks };
-        let [own_output, own_stats, own_queries, own_keys] = run(rank, ranks, Some(keys));
+        let [own_output, own_stats, own_queries, own_keys] = with_whole_keys(t, h, share, Some(keys), dtype);
         near("output", &own_output, &rows_of(&output, h, queries, share));
         near("gradient of queries", &own_queries, &rows_of(&of_queries, h, queries, share));
-        let at = |row: usize| row / tokens * seq + share.position(row % tokens, tokens);
-        near("stats", &own_stats, &(0..batch * heads * tokens).map(|row| stats[at(row)]).collect::<Vec<f64>>());
+        near("stats", &own_stats, &stats_of(&stats, h, share));
         sum.iter_mut().zip(&own_keys).for_each(|(sum, own)| *sum += own);
     }
     near("gradient of keys", &sum, &of_keys);
+}
+
+/// Attention over the keys of one rank after the other, merged, is that over all: of the queries of each rank, and with the
+/// gradients of its keys from all ranks.
+fn check_parts(t: &Bench, h: Heads, ranks: usize, dtype: DType) {
+    let Heads { batch, seq, heads, kv_heads, dim, mask, scores, .. } = h;
+    let (width, queries, tokens) = (h.width(), heads * dim, seq / ranks);
+    let [qkv, dy] = packed_and_gradient(h, dtype);
+    let [output, stats, of_queries, of_keys] = with_whole_keys(t, h, SequenceShare::WHOLE, None, dtype);
+    let near = |what: &str, ours: &[f64], truth: &[f64]| {
+        assert_near(&format!("{what} in parts of {ranks} ranks, {h:?}"), dtype, ours, truth);
+    };
+    let share_of = |rank: usize| SequenceShare { rank, ranks };
+    let mut sums = vec![vec![0.0; batch * tokens * (width - queries)]; ranks];
+    let mut add = |rank: usize, own: &[f64], rows: usize| {
+        for (at, (sum, own)) in sums[rank].iter_mut().zip(own).enumerate() {
+            *sum += if at / (width - queries) % tokens < rows { *own } else { 0.0 };
+        }
+    };
+    for rank in 0..ranks {
+        let share = share_of(rank);
+        let packed = t.put(&[batch, tokens, width], dtype, &rows_of(&qkv, h, width, share));
+        let part = |dtype| KeyPart {
+            output: t.empty(&[batch, tokens, queries], dtype),
+            stats: t.empty(&[batch, heads, tokens], F32),
+        };
+        let attention = |keys: Option<RankKeys>, KeyPart { output, stats }: KeyPart| {
+            let (qkv, documents, dropout) = (packed, None, None);
+            Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents, dropout }
+        };
+        let others = || (1..ranks).map(|step| (rank + ranks - step) % ranks);
+        let keys_of = |other: usize| {
+            let rows = columns(&rows_of(&qkv, h, width, share_of(other)), h, queries..width);
+            let rows = t.put(&[batch, tokens, width - queries], dtype, &rows);
+            RankKeys { rows, share, of: KeysOf::Rank(other) }
+        };
+        let (own, sum) = (part(dtype), part(F32));
+        t.run(attention(None, own));
+        let mut first = own;
+        for (at, other) in others().enumerate() {
+            let second = part(dtype);
+            t.run(attention(Some(keys_of(other)), second));
+            let merged = if at + 2 == ranks { own } else { sum };
+            let first_query = share.sees_of(other, tokens).first_query;
+            t.run(MergeAttention { first, second, first_query, merged });
+            first = merged;
+        }
+        near("output", &t.get(&own.output), &rows_of(&output, h, queries, share));
+        near("stats", &t.get(&own.stats), &stats_of(&stats, h, share));
+
+        let grad_output = t.put(&[batch, tokens, queries], dtype, &rows_of(&dy, h, queries, share));
+        let grad = || t.empty(&[batch, tokens, width], dtype);
+        let (grad_qkv, sum) = (grad(), t.put(&[batch, tokens, queries], F32, &vec![0.0; batch * tokens * queries]));
+        t.run(attention(None, own).backward(grad_output, grad_qkv));
+        add(rank, &columns(&t.get(&grad_qkv), h, queries..width), tokens);
+        let added = |a, b, to, added| {
+            let [a, b, to] = [a, b, to].map(Corner::first);
+            t.run(AddRows { a: Some(a), b, added, tokens, rows: batch * tokens, columns: queries, to });
+        };
+        for other in others() {
+            let KeysOfRank { first_query, keys: seen } = share.sees_of(other, tokens);
+            let (keys, of_part) = (keys_of(other), grad());
+            let keys = RankKeysBackward { keys, grad: t.empty(&[batch, tokens, width - queries], dtype) };
+            let op = attention(None, own).backward(grad_output, of_part);
+            t.run(AttentionBackward { keys: Some(keys), ..op });
+            added(sum, of_part, sum, first_query..tokens);
+            add(other, &t.get(&keys.grad), seen);
+        }
+        added(grad_qkv, sum, grad_qkv, 0..tokens);
+        let ours = columns(&t.get(&grad_qkv), h, 0..queries);
+        near("gradient of queries", &ours, &rows_of(&of_queries, h, queries, share));
+    }
+    for (rank, sum) in sums.iter().enumerate() {
+        near("gradient of keys", sum, &rows_of(&of_keys, h, width - queries, share_of(rank)));
+    }
+}
+
+#[test]
+fn attention_over_the_keys_of_each_rank_merges_to_that_over_all() {
+    let base = Heads {
+        batch: 2,
+        seq: 24,
+        heads: 4,
+        kv_heads: 2,
+        dim: 8,
+        mask: Mask::CAUSAL,
+        scores: SCORES[0],
+        documents: &[],
+    };
+    // The last have parts that are no multiple of a tile, heads of an odd size, and heads that cuDNN takes.
+    let odd = Heads { seq: 12, kv_heads: 4, dim: 3, ..base };
+    for (h, ranks) in [(base, 2), (Heads { scores: SCORES[3], ..base }, 4), (Heads { seq: 280, ..base }, 2), (odd, 3)] {
+        FLOATS.iter().for_each(|dtype| check_parts(&bench(1), h, ranks, *dtype));
+    }
+    check_parts(&bench(1), Heads { batch: 1, seq: 512, dim: 64, ..base }, 4, Bf16);
 }
 
 #[test]

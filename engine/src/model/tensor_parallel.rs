@@ -38,6 +38,9 @@ pub enum ContextTransfers {
     /// A rank gathers the keys and values of whole sequences.
     #[default]
     Keys,
+    /// Keys and values travel round the ranks, one rank's after the other. Layers with windows, and samples of several
+    /// documents, have them gathered.
+    Ring,
     /// A rank gets all tokens of some heads. The ranks divide the heads, and the key and value heads.
     Heads,
 }

@@ -110,11 +110,9 @@ impl Timing {
             )),
             PassName::TensorParallelTransfers => {
                 let keys = self.ranks.in_lane(self.ranks.axes(Axis::Context), Lane::Keys);
-                let groups: Vec<_> = self.ranks.along(Axis::Tensor).into_iter().chain(keys).cloned().collect();
-                if groups.is_empty() {
-                    return None;
-                }
-                Box::new(TensorParallelTransfers::new(&self.tensor_queue, groups))
+                let tensor = self.ranks.along(Axis::Tensor);
+                tensor.or(keys)?;
+                Box::new(TensorParallelTransfers::new(&self.tensor_queue, tensor, keys))
             }
             PassName::Buckets if gradients.communicators().is_empty() => return None,
             PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, gradients, self.completing())),

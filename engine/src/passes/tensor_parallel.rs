@@ -1,4 +1,4 @@
-//! Transfers between ranks that share layers, and of keys between ranks that divide sequences, in backwards, beside products
+//! Transfers between ranks that share layers, in backwards, and of keys between ranks that divide sequences, beside products
 //! that do not need them.
 //!
 //! A transfer that a product separates from its first reader runs beside that product. Otherwise it is **exposed**: the
@@ -23,18 +23,31 @@ use crate::regions::Region;
 /// The pass.
 pub(crate) struct TensorParallelTransfers {
     queue: Rc<SideStream>,
-    groups: Vec<Rc<dyn Communicator>>,
+    /// The ranks whose transfers run beside products in backwards.
+    in_backwards: Vec<Rc<dyn Communicator>>,
+    /// Of these, the ranks that divide sequences.
+    in_forwards: Vec<Rc<dyn Communicator>>,
 }
 
 impl TensorParallelTransfers {
-    /// For transfers of these groups.
-    pub(crate) fn new(queue: &Rc<SideStream>, groups: Vec<Rc<dyn Communicator>>) -> TensorParallelTransfers {
-        TensorParallelTransfers { queue: queue.clone(), groups }
+    /// For transfers of ranks that share layers, and of `keys`.
+    pub(crate) fn new(
+        queue: &Rc<SideStream>,
+        tensor: Option<&Rc<dyn Communicator>>,
+        keys: Option<&Rc<dyn Communicator>>,
+    ) -> TensorParallelTransfers {
+        let in_backwards = tensor.into_iter().chain(keys).cloned().collect();
+        TensorParallelTransfers { queue: queue.clone(), in_backwards, in_forwards: keys.into_iter().cloned().collect() }
     }
+}
 
+/// The groups whose transfers a piece covers.
+struct Groups<'p>(&'p [Rc<dyn Communicator>]);
+
+impl Groups<'_> {
     /// Whether it is a transfer of one of the groups.
     fn is_own(&self, entry: &PieceEntry) -> bool {
-        self.groups.iter().any(|group| entry.is_transfer_of(group))
+        self.0.iter().any(|group| entry.is_transfer_of(group))
     }
 
     /// Whether it brings rows of the residual stream or of its gradient: products read them. A sum in place of such
@@ -42,7 +55,7 @@ impl TensorParallelTransfers {
     fn is_large(&self, entry: &PieceEntry) -> bool {
         let Op::Collective(transfer) = entry.op() else { return false };
         let brings_rows = match transfer.kind {
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatterSum => true,
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatterSum | CollectiveKind::ToNext => true,
             CollectiveKind::AllReduceSum => transfer.output.shape.sizes().len() > 2,
             _ => false,
         };
@@ -121,15 +134,16 @@ impl Ordered {
 }
 
 impl TensorParallelTransfers {
-    /// Puts a backward's piece in another order. Weight gradients, which an earlier pass has put on a queue, are held
+    /// Puts a piece in another order. Weight gradients of a backward, which an earlier pass has put on a queue, are held
     /// until an exposed transfer, or an operation that they must not come after. Readers of covered transfers other
     /// than products wait for the next transfer. All else keeps its order.
-    fn cover(&self, piece: &mut Piece<Region>) {
+    fn cover(&self, piece: &mut Piece<Region>, groups: &Groups<'_>) {
+        let is_backward = piece.region().is_backward();
         let entries = std::mem::take(&mut piece.entries);
         let found: Vec<Option<Found>> =
-            (0..entries.len()).map(|at| self.is_large(&entries[at]).then(|| self.look(&entries, at))).collect();
-        // The only entries with a queue so far are those of the pass for weight gradients.
-        let is_gradient: Vec<bool> = entries.iter().map(|entry| entry.queue().is_some()).collect();
+            (0..entries.len()).map(|at| groups.is_large(&entries[at]).then(|| groups.look(&entries, at))).collect();
+        // The only entries of backwards with a queue so far are those of the pass for weight gradients.
+        let is_gradient: Vec<bool> = entries.iter().map(|entry| is_backward && entry.queue().is_some()).collect();
         let next_exposed = |at: usize| (at..found.len()).find(|at| found[*at] == Some(Found::Exposed));
         let reads_covered = |at: usize| found.contains(&Some(Found::Covered { reader: at }));
         let mut ordered = Ordered::default();
@@ -145,11 +159,11 @@ impl TensorParallelTransfers {
                 continue;
             }
             let is_after_late = ordered.late.iter().any(|late| late.conflicts_with(&entry));
-            if !is_product(&entry) && !self.is_own(&entry) && (reads_covered(at) || is_after_late) {
+            if !is_product(&entry) && !groups.is_own(&entry) && (reads_covered(at) || is_after_late) {
                 ordered.late.push(entry);
                 continue;
             }
-            if is_after_late || self.is_own(&entry) {
+            if is_after_late || groups.is_own(&entry) {
                 ordered.push_late();
             }
             let meets = ordered.held.iter().rposition(|held| held.conflicts_with(&entry));
@@ -158,7 +172,7 @@ impl TensorParallelTransfers {
             let runs_beside =
                 is_exposed && !ordered.held.is_empty() || matches!(found[at], Some(Found::Covered { .. }));
             // Two transfers of a group must not be under way at once on two queues.
-            if runs_beside || self.is_own(&entry) && !ordered.under_way.is_empty() {
+            if runs_beside || groups.is_own(&entry) && !ordered.under_way.is_empty() {
                 entry.put_on(&self.queue);
                 ordered.push(entry);
                 ordered.under_way.push(ordered.entries.len() - 1);
@@ -187,8 +201,9 @@ impl StepPass<Region> for TensorParallelTransfers {
     }
 
     fn apply(&mut self, piece: &mut Piece<Region>) {
-        if piece.region().is_backward() {
-            self.cover(piece);
+        let groups = if piece.region().is_backward() { &self.in_backwards } else { &self.in_forwards };
+        if !groups.is_empty() {
+            self.cover(piece, &Groups(groups));
         }
     }
 }

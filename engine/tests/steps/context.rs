@@ -117,6 +117,20 @@ fn losses_of_all_positions_are_those_of_one_rank() {
     }
 }
 
+/// Layers with windows, and documents, have keys gathered.
+#[test]
+fn losses_of_all_positions_are_those_of_one_rank_with_keys_that_travel_round() {
+    let shapes = shapes();
+    for name in ["GPT", "Llama", "Gemma 2", "Qwen3"] {
+        let (_, shape) = shapes.iter().find(|(of, _)| *of == name).unwrap();
+        let fits = |layout: &Layout| shape.kv_heads % layout.tensor == 0;
+        let layouts: Vec<Layout> = layouts().into_iter().filter(fits).collect();
+        assert_alike(name, shape, None, &layouts, ContextTransfers::Ring);
+    }
+    let (name, llama) = &shapes[1];
+    assert_alike(name, llama, Some(&SampleRow::packed(SEQ, SEQ)), &layouts()[1..2], ContextTransfers::Ring);
+}
+
 #[test]
 fn losses_of_all_positions_are_those_of_one_rank_with_exchanged_heads() {
     let packed = SampleRow::packed(SEQ, SEQ);
@@ -156,13 +170,14 @@ fn a_rank_without_targets_has_a_share_of_the_work() {
 #[test]
 fn every_setting_of_graphs_has_the_same_bits() {
     let shape = GptShape { attention_dropout: 0.0, ..tiny_llama(0.1, Precision::Bf16) };
-    let layout = layouts()[0];
-    let of = |graphs: &GraphOptions| {
-        let make = || Run { steps: 4, ..run(&shape, 1, None, graphs.clone()) };
-        layout.on_ranks(make, |run| run.train())
-    };
-    let plain = of(&off());
-    for (name, graphs) in all_settings().into_iter().skip(1).step_by(5) {
-        assert!(of(&graphs) == plain, "{name}");
+    for (layout, context) in [(layouts()[0], ContextTransfers::Keys), (layouts()[1], ContextTransfers::Ring)] {
+        let of = |graphs: &GraphOptions| {
+            let make = || Run { steps: 4, context, ..run(&shape, 1, None, graphs.clone()) };
+            layout.on_ranks(make, |run| run.train())
+        };
+        let plain = of(&off());
+        for (name, graphs) in all_settings().into_iter().skip(1).step_by(5) {
+            assert!(of(&graphs) == plain, "{name}, {context:?}");
+        }
     }
 }

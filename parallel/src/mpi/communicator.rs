@@ -83,32 +83,38 @@ impl Communicator for MpiCommunicator {
         let direct = output.dtype == DType::F32 && delivered == output.elements();
         let mut received = vec![0.0; if direct { 0 } else { delivered }];
         let to = if direct { output.address as *mut f32 } else { received.as_mut_ptr() };
-        let (does, peer) = match kind {
-            CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => (TransferKind::Sum, 0),
-            CollectiveKind::AllReduceMax => (TransferKind::Max, 0),
-            CollectiveKind::AllGather => (TransferKind::Gather, 0),
-            CollectiveKind::AllToAll | CollectiveKind::Rows(_) => (TransferKind::Exchange, 0),
-            CollectiveKind::Send { to } => (TransferKind::Send, to as i32),
-            CollectiveKind::Receive { from } => (TransferKind::Receive, from as i32),
+        let (rank, ranks) = (self.rank(), self.size());
+        let does = match kind {
+            CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => vec![(TransferKind::Sum, 0)],
+            CollectiveKind::AllReduceMax => vec![(TransferKind::Max, 0)],
+            CollectiveKind::AllGather => vec![(TransferKind::Gather, 0)],
+            CollectiveKind::AllToAll | CollectiveKind::Rows(_) => vec![(TransferKind::Exchange, 0)],
+            CollectiveKind::ToNext => {
+                vec![(TransferKind::Receive, (rank + ranks - 1) % ranks), (TransferKind::Send, (rank + 1) % ranks)]
+            }
+            CollectiveKind::Send { to } => vec![(TransferKind::Send, to)],
+            CollectiveKind::Receive { from } => vec![(TransferKind::Receive, from)],
         };
         if matches!(kind, CollectiveKind::Send { .. }) {
             received.clear();
         }
-        let transfer = Transfer { kind: does, peer, from, sent: inputs, to, received: outputs };
-        // SAFETY: `sent` and `received` move into the request below; their heap memory stays in place and outlives the
-        // transfer. The device checked that the tensors are in live host memory and have the number of elements that
-        // the kind requires. The trait requires that nobody touches them before the request was waited for.
-        let started = unsafe { self.group.start(&transfer) };
-        let mut request =
-            MpiRequest { started: None, sent, received, first, output: *output, kind, name: self.name.clone() };
-        request.started = Some(started.map_err(|problem| failed(kind.name(), &self.name, problem))?);
+        let (name, output) = (self.name.clone(), *output);
+        let mut request = MpiRequest { started: Vec::new(), sent, received, first, output, kind, name };
+        for (kind, peer) in does {
+            let transfer = Transfer { kind, peer: peer as i32, from, sent: inputs, to, received: outputs };
+            // SAFETY: `sent` and `received` are the request's; their heap memory stays in place and outlives the
+            // transfer. The device checked that the tensors are in live host memory and have the number of elements that
+            // the kind requires. The trait requires that nobody touches them before the request was waited for.
+            let started = unsafe { self.group.start(&transfer) };
+            request.started.push(started.map_err(|problem| failed(request.kind.name(), &self.name, problem))?);
+        }
         Ok(Box::new(request))
     }
 }
 
 struct MpiRequest {
-    /// `None` once it was waited for, or if it did not begin.
-    started: Option<Started>,
+    /// What was not yet waited for.
+    started: Vec<Started>,
     /// Send buffer. MPI reads from it until the request is done.
     sent: Vec<f32>,
     /// Receive buffer, if the output is not f32 or is only a part of the data that MPI delivers. Written into the
@@ -123,7 +129,7 @@ struct MpiRequest {
 
 impl Request for MpiRequest {
     fn wait(mut self: Box<Self>) -> Result<()> {
-        let waited = self.started.take().map_or(Ok(()), Started::wait);
+        let waited = self.started.drain(..).try_for_each(Started::wait);
         waited.map_err(|problem| failed(self.kind.name(), &self.name, problem))?;
         self.sent = Vec::new();
         let received = std::mem::take(&mut self.received);

@@ -1,6 +1,8 @@
 //! Tests for every communicator, whatever its library.
 
-use device::ops::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, AllToAll, Receive, ReduceScatterSum, Send};
+use device::ops::CollectiveKind::{
+    AllGather, AllReduceMax, AllReduceSum, AllToAll, Receive, ReduceScatterSum, Send, ToNext,
+};
 use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tensor, bf16};
 
 /// The tensor with the memory of `values`.
@@ -82,6 +84,9 @@ pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
             let theirs = &values::<T>(other, transfer, size * length)[rank * length..(rank + 1) * length];
             assert_eq!(bits(part), bits(theirs), "the part for rank {rank} of rank {other}");
         }
+        let mut of_last = vec![T::zeroed(); length];
+        start(ToNext, &tensor(&mut input), &tensor(&mut of_last)).wait().unwrap();
+        assert_eq!(bits(&of_last), bits(&values::<T>((rank + size - 1) % size, transfer, length)), "of the rank before");
     }
     assert_whole_numbers_travel(group);
     assert_sums_have_one_order::<T>(group);

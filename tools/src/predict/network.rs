@@ -80,7 +80,7 @@ fn crossings(kind: CollectiveKind, members: &[usize]) -> f64 {
         | CollectiveKind::ReduceScatterSum
         | CollectiveKind::AllToAll
         | CollectiveKind::Rows(_) => (ranks - 1.0) / ranks,
-        CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => 1.0,
+        CollectiveKind::ToNext | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => 1.0,
     }
 }
 

@@ -86,6 +86,7 @@ pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     shrink_layout(&mut config, plan, mesh);
     config.parallel.context_transfers = match plan.parallel.context_transfers {
         ContextTransfers::Keys => ContextTransfersChoice::Keys,
+        ContextTransfers::Ring => ContextTransfersChoice::Ring,
         ContextTransfers::Heads => ContextTransfersChoice::Heads,
     };
     if !config.cuda_graph.layers.is_empty() {
@@ -149,7 +150,7 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
         () => 1,
     };
     let small_kv = match plan.parallel.context_transfers {
-        ContextTransfers::Keys => small_kv,
+        ContextTransfers::Keys | ContextTransfers::Ring => small_kv,
         // Each rank that divides sequences has some heads.
         ContextTransfers::Heads => small_kv * context,
     };

@@ -44,6 +44,7 @@ pub(super) fn transfers(config: &RunConfig, shape: &GptShape) -> Result<ContextT
     match context_transfers {
         ContextTransfersChoice::Auto if suffice && has_documents => Ok(ContextTransfers::Heads),
         ContextTransfersChoice::Auto | ContextTransfersChoice::Keys => Ok(ContextTransfers::Keys),
+        ContextTransfersChoice::Ring => Ok(ContextTransfers::Ring),
         ContextTransfersChoice::Heads if suffice => Ok(ContextTransfers::Heads),
         ContextTransfersChoice::Heads => Err(UserError::new(
             format!(

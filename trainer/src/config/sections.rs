@@ -422,6 +422,8 @@ choice! {
         Auto = "auto",
         /// A rank gathers the keys and values of whole sequences.
         Keys = "keys",
+        /// Keys and values travel round the ranks.
+        Ring = "ring",
         /// A rank gets all tokens of some heads.
         Heads = "heads",
     }

@@ -92,6 +92,7 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
         context => {
             let exchange = match plan.parallel.context_transfers {
                 ContextTransfers::Keys => "gather keys",
+                ContextTransfers::Ring => "pass keys round",
                 ContextTransfers::Heads => "exchange heads",
             };
             format!("; {context} ranks divide each sequence and {exchange}")

@@ -62,15 +62,25 @@ pub(super) struct GraphSizes {
     pub(super) part: Option<PartSizes>,
 }
 
-/// The sizes of an attention of a part of the queries. It sees the keys up to its own.
+/// The sizes of an attention of a part of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PartSizes {
     /// Tokens of a sample in the rows of queries.
     pub(super) tokens: i64,
     /// Tokens of a sample in the rows of keys.
     pub(super) whole: i64,
-    /// The first keys of a sample: those up to the last query's own.
+    /// The first keys of a sample: those that some query sees.
     pub(super) keys: i64,
+    pub(super) sees: Sees,
+}
+
+/// The keys that a query of a part sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Sees {
+    /// Those up to its own: the last query sees the last key.
+    UpToOwn,
+    /// All.
+    All,
 }
 
 /// The lengths of all documents, and their offsets in the ragged tensors, in elements.
@@ -140,9 +150,14 @@ impl GraphSizes {
         self.part.map_or(self.seq, |part| part.keys)
     }
 
-    /// Whether the first query sees keys before its own.
+    /// Whether the first query sees keys before its own, and none after it.
     pub(super) fn begins_later(&self) -> bool {
-        self.seen_keys() > self.seq
+        !self.sees_all() && self.seen_keys() > self.seq
+    }
+
+    /// Whether every query sees every key.
+    fn sees_all(&self) -> bool {
+        self.part.is_some_and(|part| part.sees == Sees::All)
     }
 
     /// The window as a graph takes it: its mask counts columns from the first key, and rows from the first query.
@@ -347,6 +362,9 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
 
 /// `scores` if a query sees the key, else `masked`.
 fn mask(g: &mut OperationGraph, sizes: &GraphSizes, scores: GraphTensor, masked: GraphTensor) -> Result<GraphTensor> {
+    if sizes.sees_all() {
+        return Ok(scores);
+    }
     let layout = sizes.scores();
     let causal = g.inner(F32, layout)?;
     let lengths = match sizes.begins_later() {
@@ -414,12 +432,18 @@ mod tests {
         assert_eq!(sizes.rows(), TensorLayout { sizes: [2, 4, 5, 1], strides: [20, 5, 1, 1] });
         assert_eq!(sizes.scores().transposed(), TensorLayout { sizes: [2, 4, 5, 5], strides: [100, 25, 1, 5] });
         // The third of four parts of 20 tokens.
-        let part = Some(PartSizes { tokens: 10, whole: 20, keys: 15 });
+        let part = Some(PartSizes { tokens: 10, whole: 20, keys: 15, sees: Sees::UpToOwn });
         let sizes = GraphSizes { part, window: Some(4), ..sizes };
         assert_eq!((sizes.key_offsets(), sizes.shifted_window()), ([0, 16], Some(-6)));
         assert_eq!(sizes.queries(), TensorLayout { sizes: [2, 4, 5, 8], strides: [10 * 64, 8, 64, 1] });
         assert_eq!(sizes.keys(), TensorLayout { sizes: [2, 2, 15, 8], strides: [20 * 32, 8, 32, 1] });
         assert_eq!(sizes.rows(), TensorLayout { sizes: [2, 4, 5, 1], strides: [40, 10, 1, 1] });
         assert_eq!(sizes.scores(), TensorLayout { sizes: [2, 4, 5, 15], strides: [300, 75, 15, 1] });
+        assert!(sizes.begins_later());
+        // The later five of ten queries, and ten keys of another rank.
+        let part = Some(PartSizes { tokens: 10, whole: 10, keys: 10, sees: Sees::All });
+        let sizes = GraphSizes { part, window: None, ..sizes };
+        assert_eq!(sizes.keys(), TensorLayout { sizes: [2, 2, 10, 8], strides: [10 * 32, 8, 32, 1] });
+        assert!(!sizes.begins_later());
     }
 }

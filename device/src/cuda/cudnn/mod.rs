@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use attention_graph::{GraphSizes, PartSizes, number};
+use attention_graph::{GraphSizes, PartSizes, Sees, number};
 use descriptor::CudnnHandle;
 use plan::Plans;
 
@@ -18,7 +18,7 @@ use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels, Queue};
 use crate::cuda::kernels::{Arg, Grid};
-use crate::ops::{Attention, AttentionBackward, Documents, Mask, Scores, SequenceShare};
+use crate::ops::{Attention, AttentionBackward, Documents, KeysOfRank, Mask, RankKeys, Scores};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
@@ -52,8 +52,8 @@ struct Asked {
     mask: Mask,
     documents: Option<Documents>,
     drops: bool,
-    /// The queries of whole sequences that are here, if ranks divide them.
-    share: Option<SequenceShare>,
+    /// The keys, if ranks divide sequences.
+    keys: Option<RankKeys>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,16 +190,16 @@ impl Cudnn {
     /// not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<PlannedParts> {
         let Attention { qkv, heads, kv_heads, scores, mask, documents, .. } = *op;
-        let (drops, share) = (op.dropout.is_some(), op.keys.map(|keys| keys.share));
-        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops, share };
+        let (drops, keys) = (op.dropout.is_some(), op.keys);
+        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops, keys };
         self.planned(&asked, TensorAddresses::forward(op), false, kernels)
     }
 
     /// The plans for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<PlannedParts> {
         let AttentionBackward { qkv, heads, kv_heads, scores, mask, documents, .. } = *op;
-        let (drops, share) = (op.dropout.is_some(), op.keys.map(|keys| keys.keys.share));
-        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops, share };
+        let (drops, keys) = (op.dropout.is_some(), op.keys.map(|keys| keys.keys));
+        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops, keys };
         self.planned(&asked, TensorAddresses::backward(op), true, kernels)
     }
 
@@ -236,7 +236,10 @@ impl Cudnn {
     pub(crate) fn run_backward(&self, parts: &PlannedParts, op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> {
         let addresses = TensorAddresses::backward(op);
         let [(first, of_first), (second, of_second)] = &parts.0[..] else {
-            return parts.0.iter().try_for_each(|(_, plan)| self.run(plan, plan.chosen, addresses, queue));
+            let run = |(part, plan): &(QueryPart, Rc<AttentionPlan>)| {
+                self.run(plan, plan.chosen, addresses.of_part(part), queue)
+            };
+            return parts.0.iter().try_for_each(run);
         };
         let grad_keys = queue.scratch + (parts.scratch_bytes() - first.key_bytes()) as u64;
         let to_scratch = TensorAddresses { grad_keys, ..addresses.of_part(first) };
@@ -363,7 +366,8 @@ impl Cudnn {
 
     /// The parts of an attention's queries. `None` if cuDNN is not used for it: in 16 bits the log says why, once.
     fn parts(&self, asked: &Asked) -> Option<Vec<QueryPart>> {
-        let &Asked { qkv, heads, kv_heads, scores, mask, documents, drops, share } = asked;
+        let &Asked { qkv, heads, kv_heads, scores, mask, documents, drops, keys } = asked;
+        let share = keys.map(|keys| keys.share);
         let packed = qkv.shape.sizes();
         let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
         if qkv.dtype != DType::Bf16 || batch == 0 || seq < 2 || dim == 0 {
@@ -404,10 +408,16 @@ impl Cudnn {
         let documents = documents.map(|documents| documents.most as i64);
         let [batch, tokens, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
         let whole = GraphSizes { batch, seq: tokens, heads, kv_heads, dim, window, documents, part: None };
-        let Some(share) = share else { return Some(vec![QueryPart { first: 0, sizes: whole }]) };
+        let Some(RankKeys { share, .. }) = keys else { return Some(vec![QueryPart { first: 0, sizes: whole }]) };
+        if let Some(KeysOfRank { first_query, keys }) = keys.and_then(|keys| keys.of_rank(seq)) {
+            let part = PartSizes { tokens, whole: tokens, keys: keys as i64, sees: Sees::All };
+            let sizes = GraphSizes { seq: (seq - first_query) as i64, part: Some(part), ..whole };
+            return Some(vec![QueryPart { first: first_query, sizes }]);
+        }
         let queries = share.first_part(seq);
         let part = |(at, begin): (usize, usize)| {
-            let part = PartSizes { tokens, whole: tokens * ranks as i64, keys: (begin + queries) as i64 };
+            let (whole_rows, keys) = (tokens * ranks as i64, (begin + queries) as i64);
+            let part = PartSizes { tokens, whole: whole_rows, keys, sees: Sees::UpToOwn };
             // A window that no query's view reaches beyond is none.
             let window = window.filter(|window| *window < part.keys);
             let sizes = GraphSizes { seq: queries as i64, window, part: Some(part), ..whole };

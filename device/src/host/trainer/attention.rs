@@ -2,6 +2,7 @@
 //! some query of the block sees.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::dropout_mask::DropoutMask;
 use super::math::{exp, max, sum};
@@ -10,7 +11,7 @@ use super::small_gemm::{Matrix, multiply};
 use super::soft_cap::{Bound, with_bound};
 use crate::host::view::{self, to_f32};
 use crate::host::{HostKernel, Pool};
-use crate::ops::{Accesses, Attention, AttentionBackward, AttentionSizes, Documents, Mask, Operation, WholeKeys};
+use crate::ops::{Accesses, Attention, AttentionBackward, AttentionSizes, Documents, Mask, Operation, RankKeys};
 use crate::{DType, Float, Tensor, bf16};
 
 /// Queries of a block.
@@ -22,7 +23,7 @@ fn packed_head<'a>(sizes: &AttentionSizes, qkv: &'a [f32], batch: usize, group: 
     Matrix { data: qkv, offset: batch * sizes.seq * width + group * sizes.dim, row_stride: width, column_stride: 1 }
 }
 
-/// The rows that have keys and values: those of whole sequences, or packed ones.
+/// The rows that have keys and values: rows of their own, or packed ones.
 struct KeyRows<'a> {
     data: Option<Cow<'a, [f32]>>,
     /// Elements of a row.
@@ -32,7 +33,7 @@ struct KeyRows<'a> {
 }
 
 impl<'k> KeyRows<'k> {
-    fn new(sizes: &AttentionSizes, keys: Option<WholeKeys>) -> KeyRows<'k> {
+    fn new(sizes: &AttentionSizes, keys: Option<RankKeys>) -> KeyRows<'k> {
         let (width, queries) = match keys {
             Some(_) => (2 * sizes.kv_heads * sizes.dim, 0),
             None => (sizes.packed_width(), sizes.heads),
@@ -55,11 +56,11 @@ impl<'k> KeyRows<'k> {
     }
 }
 
-/// Blocks of neighbouring queries: the first of each, and their number.
+/// Blocks of neighbouring queries that see keys: the first of each, and their number.
 fn blocks(sizes: &AttentionSizes) -> impl Iterator<Item = (usize, usize)> {
     let part = sizes.share.first_part(sizes.seq);
     let of_part = |first: usize, end: usize| (first..end).step_by(BLOCK).map(move |at| (at, BLOCK.min(end - at)));
-    of_part(0, part).chain(of_part(part, sizes.seq))
+    of_part(sizes.queries().start, part).chain(of_part(part, sizes.seq))
 }
 
 /// The `(seq, dim)` matrix of a head of a `(batch, seq, heads * dim)` tensor.
@@ -88,24 +89,34 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
     }
 }
 
-/// The keys that each query sees: those of its own document within the mask.
+/// The keys that each query sees: those of its own document within the mask, or the same ones of another rank.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
     mask: Mask,
     /// `(batch, keys)`: the position of each token in its document; `None` if each sample is one document.
     position_ids: Option<&'a [i32]>,
-    keys: usize,
+    sizes: AttentionSizes,
 }
 
 impl<'a> Seen<'a> {
-    fn new(mask: Mask, documents: Option<&'a Documents>, keys: usize) -> Seen<'a> {
-        Seen { mask, position_ids: documents.map(|documents| view::read::<i32>(&documents.position_ids)), keys }
+    fn new(mask: Mask, documents: Option<&'a Documents>, sizes: AttentionSizes) -> Seen<'a> {
+        Seen { mask, position_ids: documents.map(|documents| view::read::<i32>(&documents.position_ids)), sizes }
     }
 
-    /// The first key that the query at `position` sees. It sees all from there to its own.
-    fn first_key(&self, batch: usize, position: usize) -> usize {
-        let in_document = self.position_ids.map_or(position, |ids| ids[batch * self.keys + position].max(0) as usize);
-        self.mask.first_key(position).max(position.saturating_sub(in_document))
+    /// The keys that a query sees. Those of a later query neither begin nor end before them.
+    fn keys(&self, batch: usize, query: usize) -> Range<usize> {
+        let sizes = &self.sizes;
+        if sizes.of_rank.is_some() {
+            return 0..sizes.seen_keys();
+        }
+        let position = sizes.share.position(query, sizes.seq);
+        let in_document = self.position_ids.map_or(position, |ids| ids[batch * sizes.keys + position].max(0) as usize);
+        self.mask.first_key(position).max(position.saturating_sub(in_document))..position + 1
+    }
+
+    /// The keys that some query of a block sees.
+    fn keys_of_block(&self, batch: usize, (start, rows): (usize, usize)) -> Range<usize> {
+        self.keys(batch, start).start..self.keys(batch, start + rows - 1).end
     }
 }
 
@@ -119,7 +130,7 @@ impl HostKernel for Attention {
         let p = AttentionSizes::new(&self.qkv, self.heads, self.kv_heads).with_keys(self.keys);
         let (qkv, keys) = (to_f32(&self.qkv), KeyRows::new(&p, self.keys));
         let dropout = self.dropout.as_ref().map(DropoutMask::new);
-        let seen = Seen::new(self.mask, self.documents.as_ref(), p.keys);
+        let seen = Seen::new(self.mask, self.documents.as_ref(), p);
         let results = pool.map(p.batch * p.heads, |task| {
             let (batch, head) = (task / p.heads, task % p.heads);
             with_bound!(self.scores.soft_cap, bound => {
@@ -129,11 +140,12 @@ impl HostKernel for Attention {
             })
         });
         let stats = view::write::<f32>(&self.stats);
-        let width = p.heads * p.dim;
+        let (width, first) = (p.heads * p.dim, p.queries().start);
         for (task, (output, lse)) in results.iter().enumerate() {
             let (batch, head) = (task / p.heads, task % p.heads);
-            scatter(&self.output, batch * p.seq * width + head * p.dim, width, p.dim, output);
-            stats[task * p.seq..(task + 1) * p.seq].copy_from_slice(lse);
+            let start = (batch * p.seq + first) * width + head * p.dim;
+            scatter(&self.output, start, width, p.dim, &output[first * p.dim..]);
+            stats[task * p.seq..(task + 1) * p.seq][p.queries()].copy_from_slice(&lse[p.queries()]);
         }
     }
 
@@ -155,18 +167,15 @@ fn forward_head(
     let mut lse = vec![0.0; p.seq];
     let mut scores = vec![0.0; BLOCK * p.keys];
     for (start, rows) in blocks(p) {
-        // The keys that some query of the block sees.
-        let begin = p.share.position(start, p.seq);
-        let first = sees.first_key(batch, begin);
-        let keys = begin + rows - first;
+        let Range { start: first, end } = sees.keys_of_block(batch, (start, rows));
+        let keys = end - first;
         let scores = &mut scores[..rows * keys];
         let (key, value) = (below(key, first), below(value, first));
         multiply((rows, keys, p.dim), scale, below(query, start), key.transposed(), scores, keys, false);
         for (i, row) in scores.chunks_mut(keys).enumerate() {
-            let position = begin + i;
-            let seen_from = sees.first_key(batch, position);
+            let Range { start: seen_from, end: seen_to } = sees.keys(batch, start + i);
             let (past, rest) = row.split_at_mut(seen_from - first);
-            let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
+            let (seen, future) = rest.split_at_mut(seen_to - seen_from);
             seen.iter_mut().for_each(|x| *x = bound.value(*x));
             let highest = max(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x = exp(*x - highest));
@@ -177,7 +186,7 @@ fn forward_head(
             lse[start + i] = highest + total.ln();
             if let Some(dropout) = dropout {
                 let channel = (dropout.first_head + head) * p.keys + seen_from;
-                dropout.for_each(batch, position, channel, seen.len(), |j, factor| seen[j] *= factor);
+                dropout.for_each(batch, start + i, channel, seen.len(), |j, factor| seen[j] *= factor);
             }
         }
         let out = &mut output[start * p.dim..(start + rows) * p.dim];
@@ -197,7 +206,7 @@ impl HostKernel for AttentionBackward {
             output: &to_f32(&self.output),
             grad_output: &to_f32(&self.grad_output),
             stats: view::read::<f32>(&self.stats),
-            sees: Seen::new(self.mask, self.documents.as_ref(), p.keys),
+            sees: Seen::new(self.mask, self.documents.as_ref(), p),
             dropout: self.dropout.as_ref().map(DropoutMask::new),
             scale: self.scores.scale(p.dim),
         };
@@ -207,13 +216,16 @@ impl HostKernel for AttentionBackward {
         });
         for (task, grads) in results.iter().enumerate() {
             let (batch, kv) = (task / p.kv_heads, task % p.kv_heads);
-            let start = |part: usize| batch * p.seq * p.packed_width() + part * p.dim;
+            let first = p.queries().start;
+            let start = |part: usize| (batch * p.seq + first) * p.packed_width() + part * p.dim;
             for (i, grad_query) in grads.query.iter().enumerate() {
-                scatter(&self.grad_qkv, start(kv * group + i), p.packed_width(), p.dim, grad_query);
+                let seeing = &grad_query[first * p.dim..];
+                scatter(&self.grad_qkv, start(kv * group + i), p.packed_width(), p.dim, seeing);
             }
             let (rows, to) = (&inputs.keys, self.keys.map_or(self.grad_qkv, |keys| keys.grad));
-            scatter(&to, rows.start(&p, batch, kv), rows.width, p.dim, &grads.key);
-            scatter(&to, rows.start(&p, batch, p.kv_heads + kv), rows.width, p.dim, &grads.value);
+            let seen = ..p.seen_keys() * p.dim;
+            scatter(&to, rows.start(&p, batch, kv), rows.width, p.dim, &grads.key[seen]);
+            scatter(&to, rows.start(&p, batch, p.kv_heads + kv), rows.width, p.dim, &grads.value[seen]);
         }
     }
 
@@ -259,9 +271,8 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, bound: impl Bound, ba
         let stats = &inputs.stats[(batch * p.heads + head) * p.seq..][..p.seq];
         let mut grad_query = zeros(p.seq);
         for (start, rows) in blocks(p) {
-            let begin = p.share.position(start, p.seq);
-            let first = inputs.sees.first_key(batch, begin);
-            let keys = begin + rows - first;
+            let Range { start: first, end } = inputs.sees.keys_of_block(batch, (start, rows));
+            let keys = end - first;
             let (key, value) = (below(key, first), below(value, first));
             let probabilities = &mut probabilities[..rows * keys];
             let dropped = &mut dropped[..rows * keys];
@@ -271,9 +282,8 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, bound: impl Bound, ba
             // The gradient of the (dropped) probabilities, turned into that of the scores row by row.
             multiply((rows, keys, p.dim), 1.0, grad_output, value.transposed(), grad_scores, keys, false);
             for i in 0..rows {
-                let position = begin + i;
-                let seen_from = inputs.sees.first_key(batch, position);
-                let row = i * keys + seen_from - first..i * keys + position + 1 - first;
+                let Range { start: seen_from, end: seen_to } = inputs.sees.keys(batch, start + i);
+                let row = i * keys + seen_from - first..i * keys + seen_to - first;
                 let at = |m: Matrix<'_>, r: usize, c: usize| m.data[m.offset + r * m.row_stride + c];
                 let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, start + i, c));
                 let (seen, grad) = (&mut probabilities[row.clone()], &mut grad_scores[row.clone()]);
@@ -286,7 +296,7 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, bound: impl Bound, ba
                 after.copy_from_slice(seen);
                 if let Some(dropout) = &inputs.dropout {
                     let channel = (dropout.first_head + head) * p.keys + seen_from;
-                    dropout.for_each(batch, position, channel, seen.len(), |j, factor| {
+                    dropout.for_each(batch, start + i, channel, seen.len(), |j, factor| {
                         after[j] *= factor;
                         grad[j] *= factor;
                     });

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod attention_parts;
 mod cache;
 mod control;
 mod dropout;

@@ -1,7 +1,9 @@
 //! Causal attention over packed QKV.
 
+use std::ops::Range;
+
 use crate::ops::{
-    Accesses, DropoutSite, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements,
+    Accesses, DropoutSite, KeysOfRank, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements,
     ensure_float, ensure_heads, ensure_shape, visit_all,
 };
 use crate::{DType, Result, Tensor};
@@ -15,11 +17,11 @@ use crate::{DType, Result, Tensor};
 pub struct Attention {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
     pub qkv: Tensor,
-    /// The keys and values of whole sequences, if `qkv` has a share of each. Those in `qkv` are not read then.
-    pub keys: Option<WholeKeys>,
-    /// `(batch, seq, heads * head_dim)`.
+    /// The keys and values in other rows, if `qkv` has a share of each sequence. Those in `qkv` are not read then.
+    pub keys: Option<RankKeys>,
+    /// `(batch, seq, heads * head_dim)`. Rows of queries that see none of the keys are left alone.
     pub output: Tensor,
-    /// `(batch, heads, seq)`, f32, written: log-sum-exp of each row of scores.
+    /// `(batch, heads, seq)`, f32, written as `output`: log-sum-exp of each row of scores.
     pub stats: Tensor,
     /// Query heads.
     pub heads: usize,
@@ -36,32 +38,53 @@ pub struct Attention {
     pub dropout: Option<DropoutSite>,
 }
 
-/// The keys and values of whole sequences, of which a rank has some queries.
+/// The keys and values of ranks that divide sequences, in rows `[key heads | value heads]` of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WholeKeys {
-    /// `(batch, ranks * seq, 2 * kv_heads * head_dim)`, of the queries' type: in the order of positions, with rows
-    /// `[key heads | value heads]`.
+pub struct RankKeys {
+    /// `(batch, tokens, 2 * kv_heads * head_dim)`, of the queries' type.
     pub rows: Tensor,
     /// The queries here.
     pub share: SequenceShare,
+    /// The tokens of the rows.
+    pub of: KeysOf,
 }
 
-impl Visit for WholeKeys {
+/// The ranks whose keys and values there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeysOf {
+    /// All: whole sequences, in the order of positions.
+    AllRanks,
+    /// Another one: its tokens. There is no window, and a sample is one document.
+    Rank(usize),
+}
+
+impl RankKeys {
+    /// What the queries here see of the keys of another rank. `None` if there are whole sequences.
+    pub(crate) fn of_rank(&self, tokens: usize) -> Option<KeysOfRank> {
+        match self.of {
+            KeysOf::AllRanks => None,
+            KeysOf::Rank(rank) => Some(self.share.sees_of(rank, tokens)),
+        }
+    }
+}
+
+impl Visit for RankKeys {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit(&mut self.rows);
     }
 }
 
-/// The keys and values of whole sequences, and their gradients from the queries here.
+/// The keys and values of ranks that divide sequences, and their gradients from the queries here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WholeKeysBackward {
+pub struct RankKeysBackward {
     /// The forward's.
-    pub keys: WholeKeys,
-    /// With the sizes of the keys, written: the gradients from the queries here. Other ranks have the other summands.
+    pub keys: RankKeys,
+    /// With the sizes of the keys, written: the gradients from the queries here. Other ranks have the other summands. Rows of
+    /// another rank's keys that no query here sees are left alone.
     pub grad: Tensor,
 }
 
-impl Visit for WholeKeysBackward {
+impl Visit for RankKeysBackward {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
         visit_all(visit, [&mut self.keys, &mut self.grad]);
     }
@@ -105,10 +128,12 @@ pub(crate) struct AttentionSizes {
     pub(crate) kv_heads: usize,
     /// Channels of a head.
     pub(crate) dim: usize,
-    /// Tokens of a whole sequence.
+    /// Tokens of a sample in the rows of keys.
     pub(crate) keys: usize,
-    /// The queries of it that are here.
+    /// The queries of a sequence that are here.
     pub(crate) share: SequenceShare,
+    /// What they see of the keys, if these are another rank's.
+    pub(crate) of_rank: Option<KeysOfRank>,
 }
 
 impl AttentionSizes {
@@ -116,13 +141,25 @@ impl AttentionSizes {
     pub(crate) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> AttentionSizes {
         let sizes = qkv.shape.sizes();
         let (batch, seq, dim) = (sizes[0], sizes[1], sizes[2] / (heads + 2 * kv_heads));
-        AttentionSizes { batch, seq, heads, kv_heads, dim, keys: seq, share: SequenceShare::WHOLE }
+        AttentionSizes { batch, seq, heads, kv_heads, dim, keys: seq, share: SequenceShare::WHOLE, of_rank: None }
     }
 
     /// The same queries with these keys.
-    pub(crate) fn with_keys(self, keys: Option<WholeKeys>) -> AttentionSizes {
-        let share = keys.map_or(SequenceShare::WHOLE, |keys| keys.share);
-        AttentionSizes { keys: self.seq * share.ranks, share, ..self }
+    pub(crate) fn with_keys(self, keys: Option<RankKeys>) -> AttentionSizes {
+        let Some(keys) = keys else { return self };
+        let (share, of_rank) = (keys.share, keys.of_rank(self.seq));
+        let ranks = if of_rank.is_some() { 1 } else { share.ranks };
+        AttentionSizes { keys: self.seq * ranks, share, of_rank, ..self }
+    }
+
+    /// The queries of a sample that see keys.
+    pub(crate) fn queries(&self) -> Range<usize> {
+        self.of_rank.map_or(0, |of_rank| of_rank.first_query)..self.seq
+    }
+
+    /// The keys of a sample that queries see: the first ones.
+    pub(crate) fn seen_keys(&self) -> usize {
+        self.of_rank.map_or(self.keys, |of_rank| of_rank.keys)
     }
 
     /// Elements of a row of `qkv`.
@@ -141,7 +178,8 @@ fn check_packed(
     op: &'static str,
     [qkv, output, stats]: [&Tensor; 3],
     (heads, kv_heads): (usize, usize),
-    (keys, documents, dropout): (Option<WholeKeys>, Option<Documents>, Option<DropoutSite>),
+    (keys, mask): (Option<RankKeys>, Mask),
+    (documents, dropout): (Option<Documents>, Option<DropoutSite>),
 ) -> Result<()> {
     ensure_heads(op, heads, kv_heads)?;
     let sizes = qkv.shape.sizes();
@@ -153,11 +191,19 @@ fn check_packed(
     ensure_float(op, &[("qkv", *qkv), ("output", *output)])?;
     ensure_elements(op, "output", output, batch * seq * heads * head_dim)?;
     let mut whole = seq;
-    if let Some(WholeKeys { rows, share: SequenceShare { rank, ranks } }) = keys {
+    if let Some(RankKeys { rows, share: SequenceShare { rank, ranks }, of }) = keys {
+        let is_limited = mask.window.is_some() || documents.is_some();
         ensure(op, rank < ranks && (ranks == 1 || seq.is_multiple_of(2)) && dropout.is_none(), || {
             format!("rank {rank} of {ranks} with {seq} queries: they are an even number, without dropout")
         })?;
-        whole = ranks * seq;
+        let others = match of {
+            KeysOf::AllRanks => None,
+            KeysOf::Rank(other) => Some(other),
+        };
+        ensure(op, others.is_none_or(|other| other != rank && other < ranks && !is_limited), || {
+            format!("rank {rank} of {ranks} has keys of rank {others:?}: another one, without a window and documents")
+        })?;
+        whole = if others.is_some() { seq } else { ranks * seq };
         ensure_dtype(op, "keys", &rows, qkv.dtype)?;
         ensure_shape(op, "keys", &rows, &[batch, whole, 2 * kv_heads * head_dim])?;
     }
@@ -195,7 +241,8 @@ impl Operation for Attention {
         self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
-        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), (self.keys, self.documents, self.dropout))
+        let heads = (self.heads, self.kv_heads);
+        check_packed(Self::NAME, tensors, heads, (self.keys, self.mask), (self.documents, self.dropout))
     }
 
     fn accesses(&self) -> Accesses {
@@ -228,14 +275,15 @@ pub struct AttentionBackward {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
     pub qkv: Tensor,
     /// The forward's, and their gradients.
-    pub keys: Option<WholeKeysBackward>,
+    pub keys: Option<RankKeysBackward>,
     /// `(batch, seq, heads * head_dim)`, the forward's output.
     pub output: Tensor,
     /// `(batch, heads, seq)`, f32, the forward's.
     pub stats: Tensor,
     /// `(batch, seq, heads * head_dim)`.
     pub grad_output: Tensor,
-    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`. With `keys` only the queries' columns are written.
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`. With `keys` only the queries' columns are written, of the queries that
+    /// see keys.
     pub grad_qkv: Tensor,
     /// Query heads.
     pub heads: usize,
@@ -258,9 +306,9 @@ impl Operation for AttentionBackward {
         self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
-        let keys = self.keys.map(|keys| keys.keys);
-        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), (keys, self.documents, self.dropout))?;
-        if let Some(WholeKeysBackward { keys, grad }) = self.keys {
+        let (heads, keys) = ((self.heads, self.kv_heads), self.keys.map(|keys| keys.keys));
+        check_packed(Self::NAME, tensors, heads, (keys, self.mask), (self.documents, self.dropout))?;
+        if let Some(RankKeysBackward { keys, grad }) = self.keys {
             ensure_dtype(Self::NAME, "the gradient of keys", &grad, self.grad_qkv.dtype)?;
             ensure_elements(Self::NAME, "the gradient of keys", &grad, keys.rows.elements())?;
         }
@@ -307,6 +355,9 @@ impl Operation for AttentionBackward {
 /// Channels times pairs of positions (a query and a key that it sees), over all heads: half of a product's FLOPs. Ranks
 /// that divide sequences have equally many pairs, but for the ends of windows.
 fn scores(sizes: AttentionSizes, mask: Mask) -> f64 {
-    let pairs = mask.doubled_pairs(sizes.keys) as f64 / sizes.share.ranks as f64;
+    let pairs = match sizes.of_rank {
+        None => mask.doubled_pairs(sizes.keys) as f64 / sizes.share.ranks as f64,
+        Some(_) => 2.0 * (sizes.queries().len() * sizes.seen_keys()) as f64,
+    };
     sizes.batch as f64 * pairs * (sizes.heads * sizes.dim) as f64
 }

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod attention_parts;
 mod cache;
 mod control;
 mod dropout;
@@ -32,7 +33,8 @@ mod void_step;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
 pub(crate) use attention::AttentionSizes;
-pub use attention::{Attention, AttentionBackward, Documents, WholeKeys, WholeKeysBackward};
+pub use attention::{Attention, AttentionBackward, Documents, KeysOf, RankKeys, RankKeysBackward};
+pub use attention_parts::{AddRows, KeyPart, MergeAttention};
 pub use cache::{CachedAttention, TakeRows};
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};

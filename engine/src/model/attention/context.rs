@@ -1,10 +1,10 @@
-//! Ranks that divide sequences: each has all heads of its tokens, and gathers the keys and values of the others (Llama
-//! Team, 2024).
+//! Ranks that divide sequences: each has all heads of its tokens, and gets the keys and values of the others. It gathers them
+//! (Llama Team, 2024), or they [travel round](super::ring).
 
 use std::rc::Rc;
 
 use device::ops::{
-    Collective, CollectiveKind, Corner, OrderRows, RowOrder, ScaleBlock, SequenceShare, WholeKeys, WholeKeysBackward,
+    Collective, CollectiveKind, Corner, KeysOf, OrderRows, RankKeys, RankKeysBackward, RowOrder, ScaleBlock, SequenceShare,
 };
 use device::{Communicator, Tensor};
 use graph_manager::Result;
@@ -15,10 +15,10 @@ use crate::step_policy::StepContext;
 
 /// The ranks that divide the sequences of an attention.
 pub(super) struct ContextRanks {
-    share: SequenceShare,
+    pub(super) share: SequenceShare,
     communicator: Rc<dyn Communicator>,
     /// The column of packed queries, keys and values at which the keys begin. The values follow them, to the end.
-    keys: usize,
+    pub(super) keys: usize,
 }
 
 /// Keys and values as ranks gathered them.
@@ -35,20 +35,37 @@ impl ContextRanks {
         Some(ContextRanks { share: sequence_share(ranks), communicator, keys })
     }
 
+    /// A copy of the keys and values of `qkv`, `(batch, tokens, width)`, in rows of their own.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn own_keys(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<Tensor> {
+        let &[batch, tokens, all] = qkv.shape.sizes() else { unreachable!("packed queries have three dimensions") };
+        let own = cx.tensor("own_keys", [batch, tokens, all - self.keys], qkv.dtype)?;
+        let from = Corner { matrix: qkv, row: 0, column: self.keys };
+        cx.run(block(from, Corner::first(own), all - self.keys))?;
+        Ok(own)
+    }
+
+    /// A transfer of keys, values or their gradients.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn transfer(&self, cx: &mut StepContext<'_>, kind: CollectiveKind, tensors: [Tensor; 2]) -> Result<()> {
+        let (communicator, [input, output]) = (self.communicator.clone(), tensors);
+        cx.run(Collective { kind, communicator, input, output })
+    }
+
     /// Gathers the keys and values of all ranks' `qkv`, `(batch, tokens, width)`. A product that does not need them may come
     /// before [`ContextRanks::in_order`]: then they travel beside it.
     ///
     /// # Errors
     /// Errors of the device.
     pub(super) fn gather(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<Gathered> {
-        let &[batch, tokens, all] = qkv.shape.sizes() else { unreachable!("packed queries have three dimensions") };
-        let (ranks, width) = (self.share.ranks, all - self.keys);
-        let own = cx.tensor("own_keys", [batch, tokens, width], qkv.dtype)?;
-        let from = Corner { matrix: qkv, row: 0, column: self.keys };
-        cx.run(block(from, Corner::first(own), width))?;
-        let by_rank = cx.tensor("gathered_keys", [ranks, batch, tokens, width], qkv.dtype)?;
-        let (kind, communicator) = (CollectiveKind::AllGather, self.communicator.clone());
-        cx.run(Collective { kind, communicator, input: own, output: by_rank })?;
+        let own = self.own_keys(cx, qkv)?;
+        let &[batch, tokens, width] = own.shape.sizes() else { unreachable!("as it was made") };
+        let by_rank = cx.tensor("gathered_keys", [self.share.ranks, batch, tokens, width], qkv.dtype)?;
+        self.transfer(cx, CollectiveKind::AllGather, [own, by_rank])?;
         Ok(Gathered { by_rank })
     }
 
@@ -56,34 +73,33 @@ impl ContextRanks {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn in_order(&self, cx: &mut StepContext<'_>, gathered: Gathered) -> Result<WholeKeys> {
+    pub(super) fn in_order(&self, cx: &mut StepContext<'_>, gathered: Gathered) -> Result<RankKeys> {
         let Gathered { by_rank } = gathered;
         let &[ranks, batch, tokens, width] = by_rank.shape.sizes() else { unreachable!("as it was gathered") };
         let by_position = cx.tensor("whole_keys", [batch, ranks * tokens, width], by_rank.dtype)?;
         cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })?;
-        Ok(WholeKeys { rows: by_position, share: self.share })
+        Ok(RankKeys { rows: by_position, share: self.share, of: KeysOf::AllRanks })
     }
 
     /// The same keys with memory for the gradients from the queries here.
     ///
     /// # Errors
     /// Out of memory.
-    pub(super) fn with_gradient(&self, cx: &mut StepContext<'_>, keys: WholeKeys) -> Result<WholeKeysBackward> {
-        Ok(WholeKeysBackward { keys, grad: cx.tensor("grad_whole_keys", keys.rows.shape, keys.rows.dtype)? })
+    pub(super) fn with_gradient(&self, cx: &mut StepContext<'_>, keys: RankKeys) -> Result<RankKeysBackward> {
+        Ok(RankKeysBackward { keys, grad: cx.tensor("grad_whole_keys", keys.rows.shape, keys.rows.dtype)? })
     }
 
     /// Writes the gradients of the keys and values here to their columns of `grad_qkv`: the sums over all ranks' queries.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn scatter(&self, cx: &mut StepContext<'_>, keys: WholeKeysBackward, grad_qkv: Tensor) -> Result<()> {
+    pub(super) fn scatter(&self, cx: &mut StepContext<'_>, keys: RankKeysBackward, grad_qkv: Tensor) -> Result<()> {
         let &[batch, tokens, all] = grad_qkv.shape.sizes() else { unreachable!("as for the queries") };
         let (ranks, width, by_position) = (self.share.ranks, all - self.keys, keys.grad);
         let by_rank = cx.tensor("grad_keys_by_rank", [ranks, batch, tokens, width], by_position.dtype)?;
         cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByRank })?;
         let own = cx.tensor("grad_own_keys", [batch, tokens, width], by_position.dtype)?;
-        let (kind, communicator) = (CollectiveKind::ReduceScatterSum, self.communicator.clone());
-        cx.run(Collective { kind, communicator, input: by_rank, output: own })?;
+        self.transfer(cx, CollectiveKind::ReduceScatterSum, [by_rank, own])?;
         let to = Corner { matrix: grad_qkv, row: 0, column: self.keys };
         cx.run(block(Corner::first(own), to, width))
     }

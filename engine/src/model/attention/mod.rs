@@ -7,6 +7,7 @@ mod head_norms;
 mod heads;
 mod joint_norms;
 mod ready;
+mod ring;
 
 use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Mask, Scores};
 use device::{DType, Tensor};
@@ -16,6 +17,7 @@ use self::attended::Attended;
 use self::context::{ContextRanks, Gathered};
 use self::heads::HeadExchange;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
+use self::ring::Travelling;
 use super::adapter::SavedAdapter;
 use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
@@ -83,11 +85,7 @@ impl PartSpec for CausalAttentionSpec {
             here: builder.step.here.clone(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
-            context: match parallel.context {
-                ContextTransfers::Keys => ContextRanks::new(&parallel.ranks, heads * shape.head_dim()),
-                ContextTransfers::Heads => None,
-            },
-            exchange: HeadExchange::new(&parallel.ranks).filter(|_| parallel.context == ContextTransfers::Heads),
+            context: ContextWay::new(parallel, shape, block),
             ranks: builder.of.parallel.clone(),
             recompute: shape.recompute,
         })
@@ -126,13 +124,50 @@ struct CausalAttention {
     here: TokensHere,
     probabilities: DropoutLayer,
     output: DropoutLayer,
-    /// The ranks that divide sequences and gather keys.
-    context: Option<ContextRanks>,
-    /// The ranks that divide sequences and exchange heads.
-    exchange: Option<HeadExchange>,
+    context: ContextWay,
     ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
+}
+
+/// How a rank that has a share of each sequence sees the rest.
+enum ContextWay {
+    /// It has whole sequences.
+    Whole,
+    Keys(ContextRanks),
+    /// Keys travel round, where samples are single documents; those of several are gathered.
+    Ring(ContextRanks),
+    Heads(HeadExchange),
+}
+
+impl ContextWay {
+    fn new(parallel: &TensorParallel, shape: &GptShape, block: usize) -> ContextWay {
+        let ranks = &parallel.ranks;
+        let keys = || ContextRanks::new(ranks, shape.heads / parallel.size() * shape.head_dim());
+        let has_window = shape.mask(block).within(shape.max_seq_len).window.is_some();
+        let way = match parallel.context {
+            ContextTransfers::Heads => HeadExchange::new(ranks).map(ContextWay::Heads),
+            ContextTransfers::Ring if !has_window => keys().map(ContextWay::Ring),
+            ContextTransfers::Ring | ContextTransfers::Keys => keys().map(ContextWay::Keys),
+        };
+        way.unwrap_or(ContextWay::Whole)
+    }
+
+    /// Sends keys and values on their way, if that is this way's.
+    fn send(&self, cx: &mut StepContext<'_>, qkv: Tensor, documents: Option<Documents>) -> Result<SentKeys> {
+        Ok(match self {
+            ContextWay::Ring(ring) if documents.is_none() => SentKeys::Round(ring.send_round(cx, qkv)?),
+            ContextWay::Keys(ranks) | ContextWay::Ring(ranks) => SentKeys::Gathered(ranks.gather(cx, qkv)?),
+            ContextWay::Whole | ContextWay::Heads(_) => SentKeys::None,
+        })
+    }
+}
+
+/// Keys and values that are under way to this rank.
+enum SentKeys {
+    None,
+    Gathered(Gathered),
+    Round(Travelling),
 }
 
 struct SavedAttention {
@@ -176,59 +211,68 @@ impl CausalAttention {
         documents: Option<Documents>,
         dropout: Option<DropoutSite>,
     ) -> Result<Attended> {
-        if let Some(exchange) = &self.exchange {
-            return self.attend_by_heads(cx, exchange, qkv, documents);
-        }
+        let keys = match &self.context {
+            ContextWay::Heads(exchange) => return self.attend_by_heads(cx, exchange, qkv, documents),
+            ContextWay::Ring(ring) if documents.is_none() => return self.attend_in_ring(cx, ring, qkv),
+            ContextWay::Keys(ranks) | ContextWay::Ring(ranks) => {
+                let gathered = ranks.gather(cx, qkv)?;
+                Some(ranks.in_order(cx, gathered)?)
+            }
+            ContextWay::Whole => None,
+        };
         let BatchSizes { samples: batch, tokens_per_sample: seq } = BatchSizes::of(cx);
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask) = (self.scores, self.mask);
-        let mut keys = None;
-        if let Some(context) = &self.context {
-            let gathered = context.gather(cx, qkv)?;
-            keys = Some(context.in_order(cx, gathered)?);
-        }
         cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
         Ok(Attended { context, stats })
     }
 
-    /// The backward of [`CausalAttention::attend`]: writes the gradient of `qkv`. Keys may have been `gathered`.
+    /// The backward of [`CausalAttention::attend`]: writes the gradient of `qkv`. Keys may have been `sent`.
     fn attend_backward(
         &self,
         cx: &mut StepContext<'_>,
         saved: &SavedAttention,
         qkv: Tensor,
-        gathered: Option<Gathered>,
-        (grad_context, grad_qkv): (Tensor, Tensor),
+        sent: Option<SentKeys>,
+        grads: (Tensor, Tensor),
     ) -> Result<()> {
-        let mut keys = None;
-        if let Some(context) = &self.context {
-            let gathered = match gathered {
-                Some(gathered) => gathered,
-                None => context.gather(cx, qkv)?,
-            };
-            let whole = context.in_order(cx, gathered)?;
-            keys = Some(context.with_gradient(cx, whole)?);
-        }
-        cx.run(AttentionBackward {
+        let sent = match sent {
+            Some(sent) => sent,
+            None => self.context.send(cx, qkv, saved.documents)?,
+        };
+        let (attended, documents) = (saved.attended, saved.documents);
+        let (grad_output, grad_qkv) = grads;
+        let backward = |keys| AttentionBackward {
             qkv,
             keys,
-            output: saved.attended.context,
-            stats: saved.attended.stats,
-            grad_output: grad_context,
+            output: attended.context,
+            stats: attended.stats,
+            grad_output,
             grad_qkv,
             heads: self.heads,
             kv_heads: self.kv_heads,
             scores: self.scores,
             mask: self.mask,
-            documents: saved.documents,
+            documents,
             dropout: saved.probabilities,
-        })?;
-        if let (Some(context), Some(keys)) = (&self.context, keys) {
-            context.scatter(cx, keys, grad_qkv)?;
+        };
+        match (&self.context, sent) {
+            (ContextWay::Heads(exchange), _) => {
+                self.attend_by_heads_backward(cx, exchange, (qkv, attended), documents, grads)
+            }
+            (ContextWay::Ring(ring), SentKeys::Round(sent)) => {
+                self.attend_in_ring_backward(cx, ring, (qkv, attended), sent, grads)
+            }
+            (ContextWay::Keys(ranks) | ContextWay::Ring(ranks), SentKeys::Gathered(gathered)) => {
+                let whole = ranks.in_order(cx, gathered)?;
+                let keys = ranks.with_gradient(cx, whole)?;
+                cx.run(backward(Some(keys)))?;
+                ranks.scatter(cx, keys, grad_qkv)
+            }
+            _ => cx.run(backward(None)),
         }
-        Ok(())
     }
 
     /// The forward; attention itself only if its output was not `kept`.
@@ -298,10 +342,7 @@ impl BlockPart for CausalAttention {
 
         // Only the weight gradient at the end reads it: with sequence parallelism a pass gathers it beside products.
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.ranks)?;
-        let mut gathered = None;
-        if let (Some(context), Some(ready)) = (&self.context, saved.qkv.ready) {
-            gathered = Some(context.gather(cx, ready.qkv)?);
-        }
+        let sent = saved.qkv.ready.map(|ready| self.context.send(cx, ready.qkv, saved.documents)).transpose()?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         let [of_qkv, of_projection] = saved.adapters;
         projection.backward(cx, saved.projected, grad_delta, grad_context, of_projection)?;
@@ -311,13 +352,7 @@ impl BlockPart for CausalAttention {
         };
         let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
-        match &self.exchange {
-            Some(exchange) => {
-                let grads = (grad_context, grad_qkv);
-                self.attend_by_heads_backward(cx, exchange, (qkv, saved.attended), saved.documents, grads)?;
-            }
-            None => self.attend_backward(cx, saved, qkv, gathered, (grad_context, grad_qkv))?,
-        }
+        self.attend_backward(cx, saved, qkv, sent, (grad_context, grad_qkv))?;
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;

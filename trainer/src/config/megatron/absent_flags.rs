@@ -221,7 +221,6 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "sharp-enabled-group", "local-rank", "distributed-timeout-seconds-after-init", "flight-recorder-dump-path",
         "flight-recorder-trace-buffer-size",
     ]),
-    (Ignored(Values, "--context-parallel-transfers chooses: keys for all_gather, heads for a2a"), &["cp-comm-type"]),
     (Ignored(Nothing, "gradients are always reduced in buckets, during backward"), &[
         "ddp-pad-buckets-for-high-nccl-busbw", "ddp-reduce-scatter-with-fp32-accumulation",
         "ddp-average-in-collective", "overlap-param-gather-with-optimizer-step", "no-align-param-gather",

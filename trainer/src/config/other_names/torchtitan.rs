@@ -92,11 +92,8 @@ pub(super) const NAMES: &[OtherName] = &[
         "--pipeline-layers",
     ),
     same("parallelism.context_parallel_degree", "parallel.context").by_default("1"),
-    without(
-        "parallelism.context_parallel_rotate_method",
-        "each rank gathers the keys and values of the whole sequence, a layer at a time",
-        OUT,
-    ),
+    becomes("parallelism.context_parallel_rotate_method", "--context-parallel-transfers", rotate)
+        .by_default("\"allgather\""),
     without(
         "parallelism.context_parallel_load_balancer",
         "a rank has a part of each sequence from its beginning, and the mirrored one from its end",
@@ -259,6 +256,17 @@ fn as_tensor(value: &Value, settings: &Settings) -> Made {
     match number(value) {
         Some(size) if size == tensor => none(),
         _ => Err("the ranks that share a layer share each expert".into()),
+    }
+}
+
+fn rotate(value: &Value, settings: &Settings) -> Made {
+    if settings.number("parallelism.context_parallel_degree").unwrap_or(1.0) <= 1.0 {
+        return none();
+    }
+    match text(value).as_str() {
+        "allgather" => one("parallel.context_transfers", "keys"),
+        "alltoall" => one("parallel.context_transfers", "ring"),
+        other => Err(format!("keys are gathered or travel round, not {other}")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{CudaDevice, CudaOperation, Queue};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, Scores, WholeKeys};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, Scores, RankKeys};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.
@@ -36,6 +36,8 @@ struct AttentionArguments {
     first_head: u32,
     window: u32,
     soft_cap: f32,
+    first_query: u32,
+    last_key: i32,
     reserved: u32,
 }
 
@@ -52,7 +54,7 @@ struct BackwardPointers {
 fn arguments(
     sizes: &AttentionSizes,
     [qkv, output, stats]: [Tensor; 3],
-    keys: Option<WholeKeys>,
+    keys: Option<RankKeys>,
     backward: BackwardPointers,
     scores: Scores,
     (mask, documents, dropout): (Mask, Option<Documents>, Option<DropoutSite>),
@@ -91,6 +93,8 @@ fn arguments(
         first_head: dropout.map_or(0, |site| site.part.first_head as u32),
         window: mask.window_or_all(),
         soft_cap: scores.soft_cap.unwrap_or(0.0),
+        first_query: sizes.queries().start as u32,
+        last_key: sizes.of_rank.map_or(-1, |of_rank| of_rank.keys as i32 - 1),
         reserved: 0,
     }
 }
@@ -143,7 +147,7 @@ impl CudaOperation for Attention {
         }
         let (tensors, seen) = ([self.qkv, self.output, self.stats], (self.mask, self.documents, self.dropout));
         let arguments = arguments(&sizes, tensors, self.keys, BackwardPointers::default(), self.scores, seen);
-        launch(&sizes, "attention", (self.heads, sizes.seq), FORWARD, &arguments, (self.qkv.dtype, queue))
+        launch(&sizes, "attention", (self.heads, sizes.queries().len()), FORWARD, &arguments, (self.qkv.dtype, queue))
     }
 
     fn scratch_bytes(&self, cuda: &CudaDevice) -> usize {
@@ -177,8 +181,8 @@ impl CudaOperation for AttentionBackward {
         let (tensors, seen) = ([self.qkv, self.output, self.stats], (self.mask, self.documents, self.dropout));
         let arguments = arguments(&sizes, tensors, keys, backward, self.scores, seen);
         let to = (self.qkv.dtype, queue);
-        launch(&sizes, "attention_backward_queries", (self.heads, sizes.seq), BACKWARD, &arguments, to)?;
-        launch(&sizes, "attention_backward_keys", (self.kv_heads, sizes.keys), BACKWARD, &arguments, to)
+        launch(&sizes, "attention_backward_queries", (self.heads, sizes.queries().len()), BACKWARD, &arguments, to)?;
+        launch(&sizes, "attention_backward_keys", (self.kv_heads, sizes.seen_keys()), BACKWARD, &arguments, to)
     }
 
     /// Our own kernels need one number per row of scores.
