@@ -1,5 +1,5 @@
 // The load of experts: how many pairs each has, and the bias of the choice that follows from it.
-#include "common.cuh"
+#include "places.cuh"
 
 // Experts at most; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`. A column for dropped pairs comes on top.
 const u32 EXPERTS = 512;
@@ -10,19 +10,19 @@ struct CountLoad {
     const int* chosen; // (groups, pairs)
     float* load;       // (groups, experts)
     u32* counts;       // (groups, parts, experts), scratch if there are more parts than one
-    const int* real;   // (sequences), or null: tokens of each sequence that count
+    const int* real;   // (samples), or null: tokens of each whole sample that count
     const int* position_ids; // (tokens), if groups are documents: (tokens, experts) loads
     u32 pairs;         // of a group
     u32 experts;
     u32 parts;
     u32 accumulate;
-    u32 length; // pairs of a sequence
     u32 k;
+    Places places;
 };
 
 // Whether the token of a pair counts.
 inline bool counts(const CountLoad& op, u64 pair) {
-    return !op.real || (int)(pair % op.length / op.k) < op.real[pair / op.length];
+    return is_real(op.real, op.places, pair / op.k);
 }
 
 inline void put_load(const CountLoad& op, u64 at, u32 count) {

@@ -1,6 +1,6 @@
 // The choice of each token's experts, and its gradient. A warp takes a token, and thread l the experts l, l + 32 and so
 // on: V of them. All in f32. Each logit is read once, but for those of the chosen experts.
-#include "common.cuh"
+#include "places.cuh"
 
 const u32 ALL = 0xffffffffu;
 
@@ -49,7 +49,7 @@ struct Route {
     u32 normalise;
     u32 forces_balance;
     float scale;
-    u32 reserved;
+    Places places;
 };
 
 // A number that orders as the key does. It is above 0. NaN counts as minus infinity, and -0 as 0.
@@ -92,7 +92,7 @@ template <int V> void route(const Route& op) {
     float x[V];
     load_logits<V>(logits, op.experts, x);
     Scores scores = scores_of<V>(x, op.experts, op.sigmoid);
-    u32 expert = op.forces_balance ? (u32)((token * op.k + lane) % op.experts) : choose<V>(x, scores, op);
+    u32 expert = op.forces_balance ? (u32)((number_of(op.places, token) * op.k + lane) % op.experts) : choose<V>(x, scores, op);
     bool has = lane < op.k;
     float weight = has ? scores.of(logits[expert]) : 0.0f;
     float sum = op.normalise ? warp_sum(weight) : 1.0f;
@@ -108,15 +108,17 @@ struct RouteBackward {
     const float* load;         // (groups, experts), or null without a balance loss
     float* balance_losses;     // (tokens)
     float* z_losses;           // (tokens), or null without a z-loss
-    const int* real;           // (sequences), or null: tokens of each sequence that are no padding
+    const int* real;           // (samples), or null: tokens of each whole sample that are no padding
     const int* position_ids;   // (tokens), or null unless groups are documents, whose rows are those of first tokens
     const Control* control;
     float* grad_logits;        // (tokens, experts)
     u32 tokens;
     u32 experts;
     u32 k; // at most 32
-    u32 groups; // 1 or, with real, sequences; tokens, if they are documents
-    u32 sequences;
+    u32 groups; // 1 or samples; tokens of whole samples, if they are documents
+    u32 samples;
+    u32 of_step; // the loads are those of the step so far
+    Places places;
     u32 sigmoid;
     u32 normalise;
     u32 adds_gradient; // of the losses
@@ -127,18 +129,13 @@ struct RouteBackward {
 };
 
 // Whether a token is no padding.
-inline bool counts(const RouteBackward& op, u64 token) {
-    u32 length = op.tokens / op.sequences;
-    return !op.real || (int)(token % length) < op.real[token / length];
-}
+inline bool counts(const RouteBackward& op, u64 token) { return is_real(op.real, op.places, token); }
 
-// Tokens of a token's group that are no padding.
-inline float counted(const RouteBackward& op, u64 token, u32 groups) {
-    u32 size = op.tokens / groups;
-    if (!op.real) return (float)size;
-    if (groups > 1) return (float)op.real[token / size];
+// Tokens of whole samples that are no padding.
+inline float counted(const RouteBackward& op) {
+    if (!op.real) return (float)(op.samples * op.places.whole);
     int sum = 0;
-    for (u32 i = 0; i < op.sequences; i++) sum += op.real[i];
+    for (u32 i = 0; i < op.samples; i++) sum += op.real[i];
     return (float)sum;
 }
 
@@ -168,8 +165,11 @@ void through_weights(float (&grad)[V], const float* logits, const Scores& scores
 // Writes the balance loss of a token, and adds its gradient with respect to the scores.
 template <int V>
 void balance(float (&grad)[V], const float (&score)[V], float of_losses, const RouteBackward& op, u64 token) {
-    u64 group = token / (op.tokens / op.groups);
-    if (op.position_ids) group = token - min((u64)op.position_ids[token], token);
+    u64 group = op.groups == 1 ? 0 : token / op.places.length;
+    if (op.position_ids) {
+        u64 number = number_of(op.places, token);
+        group = number - min((u64)op.position_ids[token], number);
+    }
     const float* loads = op.load + group * op.experts;
     float load[V], sum = 0.0f, total = 0.0f, mean = 0.0f;
     load_logits<V>(loads, op.experts, load);
@@ -179,8 +179,8 @@ void balance(float (&grad)[V], const float (&score)[V], float of_losses, const R
     total = warp_sum(total);
     bool has = counts(op, token) && total > 0.0f;
     // The groups of the step, and the tokens of this one.
-    float groups = (float)op.control->documents, tokens = total / op.k;
-    if (!op.position_ids) groups = (float)(op.control->microbatches * op.groups), tokens = counted(op, token, op.groups);
+    float groups = (float)(op.position_ids ? op.control->documents : op.control->microbatches * op.groups);
+    float tokens = op.of_step ? counted(op) : total / op.k;
     float of_token = has ? 1.0f / (groups * tokens * total) : 0.0f;
     float of_loads = op.balance_multiplier * op.experts * of_token;
 #pragma unroll

@@ -33,6 +33,7 @@ const HEADERS: &[(&str, &str)] = &[
     header!("mma.cuh"),
     header!("peers.cuh"),
     header!("philox.cuh"),
+    header!("places.cuh"),
     header!("quantize.cuh"),
     header!("rows.cuh"),
     header!("scan.cuh"),

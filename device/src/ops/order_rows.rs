@@ -1,12 +1,12 @@
 //! Rows of sequences that ranks divide, in the order of ranks or of positions.
 
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_shape, visit_all};
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// Copies the rows of sequences from one order to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OrderRows {
-    /// `(ranks, batch, tokens, width)`, f32 or bf16: of each rank the tokens of its [`SequenceShare`](super::SequenceShare).
+    /// `(ranks, batch, tokens, width)`, f32, bf16 or i32: of each rank the tokens of its [`SequenceShare`](super::SequenceShare).
     pub by_rank: Tensor,
     /// `(batch, ranks * tokens, width)`, of the same type: the sequences.
     pub by_position: Tensor,
@@ -42,7 +42,8 @@ impl Operation for OrderRows {
         ensure(Self::NAME, sizes.len() == 4 && is_even(sizes[2]), || {
             format!("`by_rank` is {:?}, needs (ranks, batch, tokens, width) with an even number of tokens", sizes)
         })?;
-        super::ensure_float(Self::NAME, &[("by_rank", self.by_rank)])?;
+        let known = matches!(self.by_rank.dtype, DType::F32 | DType::Bf16 | DType::I32);
+        ensure(Self::NAME, known, || format!("`by_rank` is {}, needs f32, bf16 or i32", self.by_rank.dtype))?;
         ensure_dtype(Self::NAME, "by_position", &self.by_position, self.by_rank.dtype)?;
         let whole = [sizes[1], sizes[0] * sizes[2], sizes[3]];
         ensure_shape(Self::NAME, "by_position", &self.by_position, &whole)

@@ -3,9 +3,9 @@
 use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
-    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate, GatherRows,
-    GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert,
-    Status, UpdateSelectionBias, ZLoss,
+    Balance, CombineRows, CountLoad, CountedLoads, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate,
+    GatherRows, GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, SampleTokens, Score,
+    SlotsOfPairs, SortByExpert, Status, UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};
@@ -187,7 +187,8 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
                     b.device.upload(bias, &values)?;
                 }
                 let (chosen, weights) = (b.output([tokens, k], DType::I32)?, b.output([tokens, k], DType::F32)?);
-                Ok(Route { router, logits, bias, chosen, weights }.into())
+                let tokens = SampleTokens::whole(sequences);
+                Ok(Route { router, logits, bias, tokens, chosen, weights }.into())
             }),
         );
     }
@@ -207,7 +208,8 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
                         let position_ids =
                             (groups == tokens).then(|| b.integers([tokens], &m.position_ids())).transpose()?;
                         let losses = b.output([tokens], DType::F32)?;
-                        Some(Balance { load, position_ids, multiplier: 0.5, losses })
+                        let loads = if trains { CountedLoads::OfGroups } else { CountedLoads::OfStep };
+                        Some(Balance { load, loads, position_ids, multiplier: 0.5, losses })
                     }
                     None => None,
                 };
@@ -220,6 +222,7 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
                     grad_weights: b.input([tokens, k], DType::F32)?,
                     balance,
                     z_loss: z_loss.then_some(ZLoss { multiplier: 1e-2, losses }),
+                    tokens: SampleTokens::whole(sequences),
                     real,
                     control: b.block(&CONTROL)?,
                     adds_gradient: trains,
@@ -267,7 +270,8 @@ fn loads(m: Mixture, add: AddTrial<'_>) {
                 let real = accumulate.then(|| b.integers([m.sequences], &m.real())).transpose()?;
                 let of_documents = groups == m.tokens;
                 let position_ids = of_documents.then(|| b.integers([m.tokens], &m.position_ids())).transpose()?;
-                Ok(CountLoad { chosen, real, position_ids, load, accumulate }.into())
+                let tokens = SampleTokens::whole(m.sequences);
+                Ok(CountLoad { chosen, tokens, real, position_ids, load, accumulate }.into())
             }),
         );
     }

@@ -208,6 +208,7 @@ fn dropped_pairs_have_a_column_of_their_own_in_loads() {
         let load = t.empty(&[1, experts + 1], F32);
         t.run(CountLoad {
             chosen: t.ints(&[tokens, k], &kept),
+            tokens: SampleTokens::whole(1),
             real: None,
             position_ids: None,
             load,

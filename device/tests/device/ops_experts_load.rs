@@ -21,7 +21,8 @@ fn loads_count_the_pairs_of_each_group_and_are_added_or_overwritten() {
         let chosen = t.ints(&[groups * tokens, k], &chosen);
         let load = t.empty(&[groups, experts], F32);
         for (accumulate, times) in [(false, 1.0), (true, 2.0), (true, 3.0), (false, 1.0)] {
-            t.run(CountLoad { chosen, real: None, position_ids: None, load, accumulate });
+            let of = SampleTokens::whole(groups);
+            t.run(CountLoad { chosen, tokens: of, real: None, position_ids: None, load, accumulate });
             let times: Vec<f64> = truth.iter().map(|count| times * count).collect();
             assert_eq!(t.get(&load), times, "{groups} groups of {tokens} tokens, {k} of {experts} experts");
         }
@@ -44,7 +45,8 @@ fn padding_at_the_end_of_sequences_has_no_load() {
         let load = t.empty(&[groups, experts], F32);
         let (chosen, real) =
             (t.ints(&[sequences * length, k], &chosen), Some(t.ints(&[sequences], &real.map(|n| n as i32))));
-        t.run(CountLoad { chosen, real, position_ids: None, load, accumulate: false });
+        let tokens = SampleTokens::whole(sequences);
+        t.run(CountLoad { chosen, tokens, real, position_ids: None, load, accumulate: false });
         assert_eq!(t.get(&load), truth, "{groups} groups");
     }
 }
@@ -79,6 +81,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
     let count = |load: [usize; 2], dtype: DType| {
         t.refusal(CountLoad {
             chosen: t.empty_ints(&[6, 2]),
+            tokens: SampleTokens::whole(1),
             real: None,
             position_ids: None,
             load: t.empty(&load, dtype),
@@ -89,6 +92,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         let position_ids = Some(t.empty_ints(&[6]));
         t.refusal(CountLoad {
             chosen: t.empty_ints(&[6, 2]),
+            tokens: SampleTokens::whole(1),
             real: None,
             position_ids,
             load: t.empty(&load, F32),

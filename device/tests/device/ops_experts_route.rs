@@ -67,7 +67,8 @@ fn route(t: &Bench, router: Router, s: Sizes, logits: &[f64], bias: Option<&[f64
     let (chosen, weights) = (t.empty_ints(&[s.tokens, s.k]), t.empty(&[s.tokens, s.k], F32));
     let logits = t.put(&[s.tokens, s.experts], F32, logits);
     let bias = bias.map(|bias| t.put(&[s.experts], F32, bias));
-    t.run(Route { router, logits, bias, chosen, weights });
+    let tokens = SampleTokens::whole(1);
+    t.run(Route { router, logits, bias, tokens, chosen, weights });
     (chosen, t.get_ints(&chosen), t.get(&weights))
 }
 
@@ -146,6 +147,7 @@ fn a_token_that_is_not_a_number_gets_experts_in_range_and_no_other_token_notices
             grad_weights: t.put(&[s.tokens, s.k], F32, &numbers(3, s.tokens * s.k, F32)),
             balance: None,
             z_loss: None,
+            tokens: SampleTokens::whole(1),
             real: None,
             control: t.block(&Control::default()),
             adds_gradient: true,
@@ -238,7 +240,8 @@ fn check_gradient(t: &Bench, router: Router, s: Sizes, losses: Losses) {
         None => token / (s.tokens / groups),
     };
     let load = t.empty(&[groups, s.experts], F32);
-    t.run(CountLoad { chosen, real: real_tensor, position_ids, load, accumulate: false });
+    let tokens = SampleTokens::whole(sequences);
+    t.run(CountLoad { chosen, tokens, real: real_tensor, position_ids, load, accumulate: false });
     let mut loads = vec![0.0; groups * s.experts];
     for (pair, expert) in choices.iter().enumerate().filter(|(pair, _)| counts(pair / s.k)) {
         loads[group(pair / s.k) * s.experts + *expert as usize] += 1.0;
@@ -253,11 +256,13 @@ fn check_gradient(t: &Bench, router: Router, s: Sizes, losses: Losses) {
         grad_weights: t.put(&[s.tokens, s.k], F32, &grad_weights),
         balance: losses.groups.map(|_| Balance {
             load,
+            loads: CountedLoads::OfGroups,
             position_ids,
             multiplier: BALANCE as f32,
             losses: balance_losses,
         }),
         z_loss: losses.z_loss.then_some(ZLoss { multiplier: Z as f32, losses: z_losses }),
+        tokens,
         real: real_tensor,
         control: t.block(&control),
         adds_gradient: losses.adds,
@@ -312,6 +317,71 @@ fn the_gradient_of_a_choice_and_of_a_router_s_losses_is_that_of_finite_differenc
     }
 }
 
+/// Ranks that divide samples have the choices, losses and gradients of whole samples, from loads of whole samples.
+#[test]
+fn tokens_of_a_share_are_those_of_whole_samples() {
+    let t = checked_bench();
+    let (samples, length, ranks, k, experts) = (2, 12, 3, 2, 5);
+    let tokens = samples * length;
+    let logits = logits(Sizes { tokens, experts, k });
+    let grad_weights = numbers(3, tokens * k, F32);
+    let real = t.ints(&[samples], &[12, 7]);
+    let positions: Vec<i32> = (0..tokens).map(|token| (token % length % 5) as i32).collect();
+    let control = Control { microbatches: 2, tokens: 19, documents: 6, grad_scale: 0.5, ..Control::default() };
+    let control = t.block(&Control { inverse_loss_scale: 0.25, ..control });
+    let router = Router { forces_balance: true, ..SIGMOID };
+    // For each group of losses, the results `(tokens, width)` of the tokens of a share.
+    let run = |share: SequenceShare, of: Groups, loads: Option<Tensor>| {
+        let here = length / share.ranks;
+        let rows: Vec<usize> =
+            (0..samples * here).map(|row| row / here * length + share.position(row % here, here)).collect();
+        let take = |values: &[f64], width: usize| -> Vec<f64> {
+            rows.iter().flat_map(|row| values[row * width..(row + 1) * width].to_vec()).collect()
+        };
+        let count = rows.len();
+        let tokens = SampleTokens { samples, share };
+        let logits = t.put(&[count, experts], F32, &take(&logits, experts));
+        let (chosen, weights) = (t.empty_ints(&[count, k]), t.empty(&[count, k], F32));
+        t.run(Route { router, logits, bias: None, tokens, chosen, weights });
+        let position_ids = (of == Groups::Documents)
+            .then(|| t.ints(&[count], &rows.iter().map(|row| positions[*row]).collect::<Vec<_>>()));
+        let groups = [1, samples, samples * length][of as usize];
+        let load = loads.unwrap_or_else(|| {
+            let load = t.empty(&[groups, experts], F32);
+            t.run(CountLoad { chosen, tokens, real: Some(real), position_ids, load, accumulate: false });
+            load
+        });
+        let (losses, grad_logits) = (t.empty(&[count], F32), t.empty(&[count, experts], F32));
+        let z_losses = t.empty(&[count], F32);
+        t.run(RouteBackward {
+            router,
+            logits,
+            chosen,
+            grad_weights: t.put(&[count, k], F32, &take(&grad_weights, k)),
+            balance: Some(Balance { load, loads: CountedLoads::OfGroups, position_ids, multiplier: 0.75, losses }),
+            z_loss: Some(ZLoss { multiplier: 0.125, losses: z_losses }),
+            tokens,
+            real: Some(real),
+            control,
+            adds_gradient: true,
+            grad_logits,
+        });
+        let choices: Vec<f64> = t.get_ints(&chosen).into_iter().map(f64::from).collect();
+        (load, rows, [(k, choices), (1, t.get(&losses)), (1, t.get(&z_losses)), (experts, t.get(&grad_logits))])
+    };
+    for of in [Groups::Microbatch, Groups::Sequences, Groups::Documents] {
+        let (load, _, whole) = run(SequenceShare::WHOLE, of, None);
+        for rank in 0..ranks {
+            let (_, rows, here) = run(SequenceShare { rank, ranks }, of, Some(load));
+            for ((width, here), (_, whole)) in here.iter().zip(&whole) {
+                let wanted: Vec<f64> =
+                    rows.iter().flat_map(|row| whole[row * width..(row + 1) * width].to_vec()).collect();
+                assert_eq!(here, &wanted, "{of:?}, rank {rank}, of width {width}");
+            }
+        }
+    }
+}
+
 #[test]
 fn shapes_and_types_that_do_not_fit_are_refused() {
     let t = checked_bench();
@@ -320,6 +390,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
             router: SOFTMAX,
             logits: t.empty(&logits, F32),
             bias: Some(t.empty(&[bias], F32)),
+            tokens: SampleTokens::whole(1),
             chosen: t.empty_ints(&chosen),
             weights: t.empty(&weights, F32),
         })
@@ -332,11 +403,13 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
             grad_weights: t.empty(&[6, 2], F32),
             balance: Some(Balance {
                 load: t.empty(&load, F32),
+                loads: CountedLoads::OfGroups,
                 position_ids: None,
                 multiplier: 1.0,
                 losses: t.empty(&[losses], F32),
             }),
             z_loss: Some(ZLoss { multiplier: 1.0, losses: t.empty(&[z_losses], F32) }),
+            tokens: SampleTokens::whole(2),
             real: None,
             control: t.block(&Control::default()),
             adds_gradient: true,
@@ -347,6 +420,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         router: SOFTMAX,
         logits: t.empty(&[6, 8], Bf16),
         bias: None,
+        tokens: SampleTokens::whole(1),
         chosen: t.empty_ints(&[6, 2]),
         weights: t.empty(&[6, 2], F32),
     });
@@ -358,7 +432,7 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         (of_type, "route: `logits` is bf16, needs f32"),
         (backward(5, [1, 8], 6, 6), "route_backward: `grad_logits` of shape (5, 8)"),
         (backward(6, [1, 7], 6, 6), "route_backward: `load` has shape (1, 7), needs (1, 8)"),
-        (backward(6, [4, 8], 6, 6), "route_backward: 6 tokens cannot be in 4 groups of equal size"),
+        (backward(6, [4, 8], 6, 6), "route_backward: 4 groups of 2 samples, needs 1, or 2"),
         (backward(6, [2, 8], 3, 6), "route_backward: `losses` of shape (3)"),
         (backward(6, [2, 8], 6, 5), "route_backward: `z_loss.losses` of shape (5)"),
     ] {
@@ -372,7 +446,8 @@ fn a_gpu_refuses_more_experts_or_choices_than_its_kernels_take() {
     let t = crate::common::cuda_bench();
     let refused = |experts: usize, k: usize| {
         let (logits, chosen, weights) = (t.empty(&[2, experts], F32), t.empty_ints(&[2, k]), t.empty(&[2, k], F32));
-        t.refusal(Route { router: SOFTMAX, logits, bias: None, chosen, weights })
+        let tokens = SampleTokens::whole(1);
+        t.refusal(Route { router: SOFTMAX, logits, bias: None, tokens, chosen, weights })
     };
     assert!(refused(513, 2).contains("a GPU takes at most 512 experts, not 513"));
     assert!(refused(64, 33).contains("on a GPU a token chooses at most 32 experts, not 33"));

@@ -18,6 +18,7 @@ use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
+use super::whole_samples::WholeSamples;
 use crate::microbatch::adds_to_gradients;
 use crate::params::{Param, ParamSpec};
 use crate::regions::Mode;
@@ -77,6 +78,8 @@ pub(crate) struct LanguageHead {
     /// The bound of logits.
     pub(crate) soft_cap: Option<f32>,
     ranks: TensorParallel,
+    /// The ranks that divide samples.
+    whole: Option<WholeSamples>,
     control: Tensor,
 }
 
@@ -101,6 +104,7 @@ impl LanguageHead {
             mismatched: step.mismatched_rewards.map(|sum| MismatchedRewards { sum, control: step.control }),
             soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
             ranks: of.parallel.clone(),
+            whole: WholeSamples::new(&of.parallel.ranks),
             control: step.control,
         }
     }
@@ -145,7 +149,10 @@ impl LossHead for LanguageHead {
             None => cx.run(SumInto { input: losses, total: self.loss_sum, accumulate: true })?,
             Some(OfPairs { results, sums, .. }) => {
                 let grad_output = results.reshape([results.elements() / PairLoss::RESULTS, PairLoss::RESULTS]);
-                cx.run(BiasGrad { grad_output, grad_bias: *sums, accumulate: true })?;
+                // Ranks that divide samples have the same results.
+                if self.whole.as_ref().is_none_or(|whole| whole.share.rank == 0) {
+                    cx.run(BiasGrad { grad_output, grad_bias: *sums, accumulate: true })?;
+                }
             }
         }
         if let Some((z_loss, total)) = z_loss {
@@ -232,16 +239,46 @@ impl LanguageHead {
     /// The results of pairs, from logits of whole samples; in training leaves the logits' gradient in their place. A
     /// pair's gradient depends on all of its tokens, so the logits are read once for the losses and once for that.
     fn pair_losses(&self, cx: &mut StepContext<'_>, rows: Rows, of: OfPairs) -> Result<()> {
-        let Rows { logits, targets, losses, z_loss } = rows;
+        let Rows { logits, targets, losses, .. } = rows;
         let stats = self.stats(cx, logits, targets)?;
         self.losses_of_stats(cx, Rows { z_loss: None, ..rows }, stats, None)?;
         let OfPairs { preference, pairs, references, mismatched, results, weights, .. } = of;
-        cx.run(PairLoss { losses, targets, pairs, references, mismatched, preference, results, weights })?;
+        let Some(whole) = &self.whole else {
+            cx.run(PairLoss { losses, targets, pairs, references, mismatched, preference, results, weights })?;
+            return self.weighted_losses(cx, rows, stats, weights);
+        };
+        let samples = pairs.shape.rows();
+        let all_losses = whole.gather(cx, "losses_of_samples", losses, samples)?;
+        let all_targets = whole.gather(cx, "targets_of_samples", targets, samples)?;
+        let shape = all_losses.shape;
+        let all_weights = weights.map(|_| cx.tensor("weights_of_samples", shape, DType::F32)).transpose()?;
+        cx.run(PairLoss {
+            losses: all_losses,
+            targets: all_targets,
+            pairs,
+            references,
+            mismatched,
+            preference,
+            results,
+            weights: all_weights,
+        })?;
+        if let (Some(all), Some(here)) = (all_weights, weights) {
+            whole.take(cx, all, here, samples)?;
+        }
+        self.weighted_losses(cx, rows, stats, weights)
+    }
+
+    /// Leaves the gradient of logits in their place, if rows have weights.
+    fn weighted_losses(
+        &self,
+        cx: &StepContext<'_>,
+        rows: Rows,
+        stats: Option<Tensor>,
+        weights: Option<Tensor>,
+    ) -> Result<()> {
         match weights {
             None => Ok(()),
-            Some(weights) => {
-                self.losses_of_stats(cx, Rows { z_loss, ..rows }, stats, Some(Gradient { weights: Some(weights) }))
-            }
+            Some(weights) => self.losses_of_stats(cx, rows, stats, Some(Gradient { weights: Some(weights) })),
         }
     }
 

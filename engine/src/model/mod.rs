@@ -40,6 +40,7 @@ mod shape;
 mod tensor_parallel;
 mod token_cost;
 mod weight_input;
+mod whole_samples;
 
 pub use architecture::{Architecture, Build, Chunk, ExpertBlocks, Model, Residual, StepTensors};
 pub use decoder::{Cursor, Decoder};

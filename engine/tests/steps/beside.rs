@@ -111,6 +111,23 @@ fn each_sum_over_tensor_ranks_has_a_gradient_of_weights_beside_it() {
 }
 
 #[test]
+fn keys_travel_beside_attention_over_those_that_are_here() {
+    for list in &lists("ring of 4, recompute of two blocks") {
+        // In backward the block runs again, and gradients of keys travel as often as keys.
+        for (region, count) in [("forward of layer 2, microbatch 1", 3), ("backward of layer 2, microbatch 1", 3 + 6)] {
+            let steps = those(list, |entry| entry.is(region, "to_next"));
+            assert_eq!(steps.len(), count, "{region}");
+            for step in steps {
+                let is_beside = |at: &usize| !list[*at].waits_for(step) && !list[step].waits_for(*at);
+                let products = ["attention", "attention_backward", "gemm"];
+                let products = those(list, |entry| entry.region == region && products.contains(&entry.name));
+                assert!(products.iter().any(is_beside), "{region}: nothing is beside {step}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_bucket_is_summed_while_the_next_layers_backward_runs() {
     for list in &lists("data 2") {
         let region = "backward of layer 2, microbatch 1";

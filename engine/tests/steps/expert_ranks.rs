@@ -75,7 +75,10 @@ fn divided_experts_have_the_same_bits_in_every_setting() {
     let graphs = GraphOptions { scope: Scope::FullIteration, poison: true, ..GraphOptions::default() };
     for layout in [pairs(2), Layout { moves_rows: true, ..pairs(2) }] {
         assert!(train_with(1, layout, &|run| run) == in_slots, "{layout:?}");
-        assert!(train_with(1, layout, &|run| Run { graphs: graphs.clone(), ..run }) == in_slots, "{layout:?}, one graph");
+        assert!(
+            train_with(1, layout, &|run| Run { graphs: graphs.clone(), ..run }) == in_slots,
+            "{layout:?}, one graph"
+        );
     }
     // Each rank has the tokens of both.
     let train = |layout, change: &(dyn Fn(Run) -> Run + Sync)| train_with(2, layout, change);

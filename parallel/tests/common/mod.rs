@@ -86,7 +86,11 @@ pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
         }
         let mut of_last = vec![T::zeroed(); length];
         start(ToNext, &tensor(&mut input), &tensor(&mut of_last)).wait().unwrap();
-        assert_eq!(bits(&of_last), bits(&values::<T>((rank + size - 1) % size, transfer, length)), "of the rank before");
+        assert_eq!(
+            bits(&of_last),
+            bits(&values::<T>((rank + size - 1) % size, transfer, length)),
+            "of the rank before"
+        );
     }
     assert_whole_numbers_travel(group);
     assert_sums_have_one_order::<T>(group);

@@ -9,7 +9,7 @@ use crate::predict::forecast::{Fit, Forecast, forecast};
 use crate::predict::rough::{Rough, Roughly};
 use trainer::config::plan::RunPlan;
 use trainer::config::rank_layout::data_ranks;
-use trainer::config::{PipelineSchedule, RecomputeGranularity, RunConfig};
+use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity, RunConfig};
 use trainer::error::RunError;
 
 /// The run to search layouts for, and the bounds of the search.
@@ -38,6 +38,8 @@ pub struct Found {
     pub best: Vec<(RunPlan, Forecast)>,
 }
 
+/// Layouts whose ranks divide sequences are tried if each has so many tokens of one.
+const LONG: usize = 8192;
 /// How many layouts are recorded at a time.
 const BATCH: usize = 4;
 /// How many layouts are recorded for each that is asked for, before the search gives up.
@@ -134,14 +136,14 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
     let parallel = &config.parallel;
     let mut layouts = Vec::new();
     for tensor in given_or("parallel.tensor", parallel.tensor, powers(node.min(ranks)).collect()) {
-        for pipeline in given_or(
-            "parallel.pipeline",
-            parallel.pipeline,
-            divisors(ranks / (tensor * parallel.context).max(1), config.model.layers),
-        ) {
-            let mut with = config.clone();
-            (with.parallel.tensor, with.parallel.pipeline) = (tensor, pipeline);
-            layouts.push(with);
+        let long = powers(ranks / tensor.max(1)).filter(|ranks| *ranks == 1 || config.model.seq_length / ranks >= LONG);
+        for context in given_or("parallel.context", parallel.context, long.collect()) {
+            let stages = divisors(ranks / (tensor * context).max(1), config.model.layers);
+            for pipeline in given_or("parallel.pipeline", parallel.pipeline, stages) {
+                let mut with = config.clone();
+                (with.parallel.tensor, with.parallel.context, with.parallel.pipeline) = (tensor, context, pipeline);
+                layouts.push(with);
+            }
         }
     }
     let vary = |layouts: Vec<RunConfig>, key: &str, change: &dyn Fn(&RunConfig) -> Vec<RunConfig>| match given(key) {
@@ -164,6 +166,16 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
         let shares = config.parallel.tensor > 1;
         let words: &[bool] = if shares { &[true, false] } else { &[false] };
         words.iter().map(|word| with(config, |c| c.parallel.sequence_parallel = *word)).collect()
+    });
+    let layouts = vary(layouts, "parallel.context_transfers", &|config| {
+        // Of samples with documents keys do not travel round.
+        let has_documents = config.data.sft_packing > 1 || config.data.reset_attention_mask;
+        let ways: &[ContextTransfersChoice] = match config.parallel.context {
+            1 => return vec![config.clone()],
+            _ if has_documents => &[ContextTransfersChoice::Keys, ContextTransfersChoice::Heads],
+            _ => &[ContextTransfersChoice::Keys, ContextTransfersChoice::Ring, ContextTransfersChoice::Heads],
+        };
+        ways.iter().map(|way| with(config, |c| c.parallel.context_transfers = *way)).collect()
     });
     let layouts = vary(layouts, "parallel.distributed_optimizer", &|config| {
         let divides = |c: &RunConfig| data_ranks(c, ranks) * c.parallel.context > 1;

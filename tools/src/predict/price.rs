@@ -23,11 +23,15 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
         Op::GroupedGemm(gemm) => {
             (op.flops() / product_rate(gemm.a.dtype, card, tf32)).max(op.bytes() / bytes_per_second)
         }
-        Op::Attention(Attention { qkv, heads, kv_heads, scores, .. }) => {
-            op.flops() / attention_rate(qkv, (*heads, *kv_heads), *scores, card, tf32, &card.attention.forward_tflops)
+        &Op::Attention(Attention { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
+            let divides_documents = keys.is_some() && documents.is_some();
+            let of = Attends { qkv, heads, kv_heads, scores, divides_documents };
+            op.flops() / attention_rate(of, card, tf32, &card.attention.forward_tflops)
         }
-        Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, scores, .. }) => {
-            op.flops() / attention_rate(qkv, (*heads, *kv_heads), *scores, card, tf32, &card.attention.backward_tflops)
+        &Op::AttentionBackward(AttentionBackward { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
+            let divides_documents = keys.is_some() && documents.is_some();
+            let of = Attends { qkv, heads, kv_heads, scores, divides_documents };
+            op.flops() / attention_rate(of, card, tf32, &card.attention.backward_tflops)
         }
         // The marks of the watch and the step's scalars move nothing: they are latency alone.
         _ => op.bytes() / bytes_per_second,
@@ -56,20 +60,26 @@ fn product_rate(dtype: DType, card: &Card, tf32: bool) -> f64 {
     }
 }
 
-/// FLOP/s of attention.
-fn attention_rate(
-    qkv: &Tensor,
-    (heads, kv_heads): (usize, usize),
+/// The properties of an attention that decide its rate.
+struct Attends {
+    qkv: Tensor,
+    heads: usize,
+    kv_heads: usize,
     scores: Scores,
-    card: &Card,
-    tf32: bool,
-    rates: &[f64],
-) -> f64 {
+    /// Ranks divide samples of several documents, and gather keys.
+    divides_documents: bool,
+}
+
+/// FLOP/s of attention.
+fn attention_rate(of: Attends, card: &Card, tf32: bool, rates: &[f64]) -> f64 {
+    let Attends { qkv, heads, kv_heads, scores, divides_documents } = of;
     let channels = qkv.shape.last() / (heads + 2 * kv_heads);
     let bf16 = at(&card.attention.head_channels, rates, channels as f64) * 1e12;
     match qkv.dtype {
-        // cuDNN takes no wider heads and no soft cap: our own kernel multiplies in f32.
-        DType::Bf16 if channels > 256 || scores.soft_cap.is_some() => bf16.min(product_rate(DType::F32, card, false)),
+        // cuDNN takes no wider heads, no soft cap and no divided documents: our own kernel multiplies in f32.
+        DType::Bf16 if channels > 256 || scores.soft_cap.is_some() || divides_documents => {
+            bf16.min(product_rate(DType::F32, card, false))
+        }
         DType::Bf16 => bf16,
         // cuDNN takes no f32: it is our own kernel's work.
         dtype => bf16.min(product_rate(dtype, card, tf32)),

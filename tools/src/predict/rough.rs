@@ -35,6 +35,8 @@ pub(super) struct Roughly {
 struct Way {
     tensor: usize,
     context: usize,
+    /// The transfers of ranks that divide sequences.
+    context_transfers: &'static str,
     sequence_parallel: bool,
     micro_batch_size: usize,
     /// The extent of recomputation.
@@ -127,6 +129,7 @@ impl Rough {
         let way = Way {
             tensor: parallel.tensor,
             context: parallel.context,
+            context_transfers: parallel.context_transfers.word(),
             sequence_parallel: parallel.sequence_parallel,
             micro_batch_size: config.train.micro_batch_size,
             recomputed: config.recompute.granularity.word(),

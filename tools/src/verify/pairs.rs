@@ -13,7 +13,7 @@ use super::{Trial, Verdict, trials};
 const FEATURES: &[&[&str]] = &[
     &["data 1", "data 2", "data 3"],
     &["parallel.tensor=1", "parallel.tensor=2", "parallel.tensor=4"],
-    &["parallel.context=1", "parallel.context=2", "parallel.context=4"],
+    &["parallel.context=1", "parallel.context=2", "parallel.context=4 parallel.context_transfers=ring"],
     &[
         "parallel.pipeline=1",
         "parallel.pipeline=2",
@@ -182,8 +182,6 @@ fn all_pairs_meet_but_those_that_a_rule_excludes() {
         ["parallel.pipeline_schedule=zero_bubble", "cuda_graph.overlap_microbatches=true"],
         ["model.expert_capacity_factor=0.75", "data.seq_length_buckets=[64,128]"],
         ["data.dpo=true", "train.z_loss_multiplier=0.01"],
-        ["parallel.context=", "data.dpo=true"],
-        ["parallel.context=", "model.expert_capacity_factor=0.75"],
         ["parallel.context=", "model.attention_dropout=0.1"],
         ["data 3", "parallel.expert=2"],
     ];
@@ -280,6 +278,11 @@ const FORMATS: &[(usize, &str)] = &[
         "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.pipeline=2 precision.fp8=e4m3 \
          precision.fp8_recipe=rowwise",
     ),
+    (
+        4,
+        "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 parallel.context=4 \
+         parallel.context_transfers=ring train.force_expert_balance=true train.balance_loss_multiplier=0.01",
+    ),
 ];
 
 /// Fails unless a layout has the numbers of one rank. Returns what was compared.
@@ -337,6 +340,47 @@ fn ranks_that_divide_experts_have_the_numbers_of_one_rank() {
                       train.balance_loss_multiplier=0.01 train.balance_loss_over=sequence";
         let lines = verified(*ranks, &format!("{common} {settings}"));
         assert!(lines.len() == 2, "{settings}: {lines:?}");
+    }
+}
+
+#[test]
+fn ranks_that_pass_keys_round_have_the_numbers_of_one() {
+    let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 parallel.context_transfers=ring";
+    for (ranks, settings) in [
+        (8, "model.preset=tiny parallel.context=8 precision.compute=f32 model.hidden_dropout=0.1"),
+        (
+            8,
+            "model.preset=tiny-llama model.kv_heads=2 parallel.context=2 parallel.tensor=2 precision.compute=f32 \
+             parallel.sequence_parallel=true recompute.granularity=full recompute.keep_attention=true \
+             cuda_graph.enable=true cuda_graph.scope=full_iteration",
+        ),
+        (
+            8,
+            "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0] parallel.context=4 \
+             parallel.pipeline=2 precision.compute=bf16",
+        ),
+    ] {
+        verified(ranks, &format!("{common} {settings}"));
+    }
+}
+
+/// What is about whole samples, of which ranks have some tokens: pairs of answers, and experts' capacity, padding and loads of
+/// documents.
+#[test]
+fn ranks_that_divide_samples_have_what_depends_on_all_of_their_tokens() {
+    let common = "model.preset=tiny-llama model.layers=2 train.global_batch_size=8 train.micro_batch_size=2 \
+                  precision.compute=f32 parallel.context=2";
+    let experts = "model.experts=4 model.experts_per_token=2 train.balance_loss_multiplier=0.01";
+    for (ranks, settings) in [
+        (4, "data.dpo=true data.sft_packing=2".into()),
+        (4, "data.dpo=true dpo.loss_type=ipo parallel.tensor=2 model.loss_pieces=2".into()),
+        (2, format!("{experts} model.expert_capacity_factor=0.75 train.router_bias_update_rate=0.01")),
+        (2, format!("{experts} model.expert_capacity_factor=0.75 model.token_drop_policy=position data.sft=true")),
+        (4, format!("{experts} data.sft=true train.balance_loss_over=sequence train.router_z_loss_multiplier=0.001")),
+        (4, format!("{experts} data.reset_attention_mask=true train.balance_loss_over=sequence")),
+        (2, format!("{experts} data.sft=true train.balance_loss_over=global_batch")),
+    ] {
+        verified(ranks, &format!("{common} {settings}"));
     }
 }
 

@@ -193,18 +193,17 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     assert_values(&table, "[data]\nsplit = 0.949\n");
     assert_comments(&said, &[&["--split 949,50,1", "test data, is for validation"]]);
     let (table, said) = page(
-        "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --context-parallel-size 2 --attention-dropout 0",
+        "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --context-parallel-size 2 --attention-dropout 0 \
+         --cp-comm-type p2p",
         4,
     );
-    assert_values(&table, "[parallel]\ntensor = 2\ncontext = 2\n");
+    assert_values(&table, "[parallel]\ntensor = 2\ncontext = 2\ncontext_transfers = \"ring\"\n");
     assert_comments(&said, &[&["--expert-tensor-parallel-size 4", "parallel.tensor"]]);
     // A share of warm-up is one of the decay's 400 steps.
     let (table, _) = page("--lr-warmup-fraction 0.1 --lr-decay-iters 400", 1);
     assert_values(&table, "[optimizer]\nwarmup_steps = 40\n");
     let (table, _) = page("--lr-warmup-fraction 0.1", 1);
     assert_values(&table, "[optimizer]\nwarmup_steps = 10\n");
-    let (table, _) = page("--context-parallel-size 2 --cp-comm-type p2p", 2);
-    assert_values(&table, "[parallel]\ncontext = 2\ncontext_transfers = \"ring\"\n");
     let (table, _) = page("--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp", 1);
     assert_values(&table, "[cuda_graph]\nenable = true\nmodules = [\"attention\", \"mlp\"]\n");
     let (table, _) = page("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", 2);
@@ -212,11 +211,7 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     // Flags of Megatron that nothing takes the place of are named with the reason; those without effect come last.
     let (_, said) = page("--log-straggler --mtp-num-layers 1 --use-megatron-fsdp", 1);
     let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("# --")).collect();
-    let named = [
-        "--mtp-num-layers: ",
-        "--use-megatron-fsdp: ",
-        "--log-straggler has no effect",
-    ];
+    let named = ["--mtp-num-layers: ", "--use-megatron-fsdp: ", "--log-straggler has no effect"];
     assert!(named.iter().all(|part| lines.iter().any(|line| line.contains(part))), "{said}");
     assert!(lines[lines.len() - 1..].iter().all(|line| line.contains("has no effect")), "{said}");
 }

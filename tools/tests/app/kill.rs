@@ -70,13 +70,14 @@ fn assert_same(folder: &Folder, unbroken: &Folder) {
 
 #[test]
 fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {
-    for (ranks, graphs) in [(2, GRAPHS[2]), (4, GRAPHS[1])] {
+    let ring = "--context-parallel-size 2 --context-parallel-transfers ring";
+    for (ranks, layout, graphs) in [(2, ring, GRAPHS[2]), (4, "", GRAPHS[1])] {
         let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
-        let child = start(ranks, &folder.0, &format!("--save-interval 2 --checkpoint-keep 2 {graphs}"));
+        let child = start(ranks, &folder.0, &format!("--save-interval 2 --checkpoint-keep 2 {layout} {graphs}"));
         signal(rank_ids(&child)[1], "KILL");
         assert!(!output_of(child).status.success());
         let last = named(&folder.0).pop().unwrap();
-        let flags = format!("--steps {}", last + 3);
+        let flags = format!("--steps {} {layout}", last + 3);
         expect(&run(ranks, &folder.0, &format!("{flags} {graphs}")), 0, &[&format!("at step {last}, ")]);
         expect(&run(ranks, &unbroken.0, &flags), 0, &[]);
         assert_eq!(metrics(&folder.0), metrics(&unbroken.0), "{ranks} ranks, `{graphs}`");

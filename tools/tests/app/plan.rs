@@ -99,6 +99,18 @@ fn of_experts_those_take_time_that_tokens_take_and_all_take_memory() {
 }
 
 #[test]
+fn ranks_divide_long_sequences_and_pass_keys_round_where_that_is_faster() {
+    let sizes = "--preset llama-8b --layers 2 --seq-length 65536 --micro-batch-size 1 --global-batch-size 1 --bf16 \
+                 --recompute-granularity full";
+    let of = |more: &str| step_ms(&format!("plan --gpu h200 --as-given --json --ranks 2 -- {sizes} {WHOLE} {more}"));
+    let context = |way: &str| of(&format!("--context-parallel-size 2 --context-parallel-transfers {way}"));
+    let [keys, ring, heads] = ["keys", "ring", "heads"].map(context);
+    assert!(ring < keys && keys < 1.2 * ring && heads < 1.2 * ring, "keys {keys}, ring {ring}, heads {heads} ms");
+    let searched = trainer(&format!("plan --gpu h200 --ranks 2 -- {sizes} {WHOLE}"));
+    expect(&searched, 0, &["cp 2 ring", "--context-parallel-size 2 --context-parallel-transfers ring"]);
+}
+
+#[test]
 fn layouts_are_ranked_by_time_and_all_of_them_fit() {
     let output = trainer(
         "plan --gpu h100-80 --ranks 16 --layouts 5 --json -- --preset llama-8b --bf16 --seq-length 2048 --global-batch-size 64",

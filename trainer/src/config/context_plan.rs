@@ -4,7 +4,7 @@ use common::UserError;
 use engine::model::{ContextTransfers, GptShape};
 
 use crate::config::checks::require;
-use crate::config::{BalanceLossOver, ContextTransfersChoice, ParallelConfig, RunConfig};
+use crate::config::{ContextTransfersChoice, ParallelConfig, RunConfig};
 
 /// Tokens of a microbatch that a rank has.
 pub(super) fn tokens_here(config: &RunConfig) -> usize {
@@ -21,15 +21,13 @@ pub(super) fn check_context(config: &RunConfig, shape: &GptShape) -> Result<(), 
         return Ok(());
     }
     check_length(config)?;
-    let with = |what: String| format!("{what} with parallel.context = {context}");
     require(shape.attention_dropout == 0.0, || {
         UserError::new(
-            with(format!("model.attention_dropout = {}", shape.attention_dropout)),
+            format!("model.attention_dropout = {} with parallel.context = {context}", shape.attention_dropout),
             "no rank has all probabilities of a sequence",
             "set model.attention_dropout = 0; model.hidden_dropout is not restricted",
         )
-    })?;
-    if shape.experts.is_some() { check_experts(config, with) } else { Ok(()) }
+    })
 }
 
 /// What ranks that divide sequences exchange in attention.
@@ -75,39 +73,6 @@ fn check_length(config: &RunConfig) -> Result<(), UserError> {
     })
 }
 
-/// Fails on settings of experts that are about all tokens of a microbatch, of which a rank has some.
-fn check_experts(config: &RunConfig, with: impl Fn(String) -> String) -> Result<(), UserError> {
-    require(config.model.expert_capacity_factor.is_none(), || {
-        UserError::new(
-            with("model.expert_capacity_factor".into()),
-            "the capacity of experts is a share of a microbatch's tokens, of which a rank has some",
-            "leave the capacity out, or set parallel.context = 1",
-        )
-    })?;
-    require(!config.data.sft, || {
-        UserError::new(
-            with("data.sft = true and model.experts".into()),
-            "routers leave out padding by its place in whole samples",
-            "set parallel.context = 1",
-        )
-    })?;
-    let divides = config.train.balance_loss_over == BalanceLossOver::Sequence && config.data.reset_attention_mask;
-    require(!divides || config.train.balance_loss_multiplier == 0.0, || {
-        UserError::new(
-            with("train.balance_loss_over = \"sequence\" and data.reset_attention_mask = true".into()),
-            "the loads of a document are counted where all of it is",
-            "set train.balance_loss_over = \"microbatch\"",
-        )
-    })?;
-    require(!config.train.force_expert_balance, || {
-        UserError::new(
-            with("train.force_expert_balance = true".into()),
-            "tokens take experts in turn, by their number in the microbatch",
-            "leave it out, or set parallel.context = 1",
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use crate::config::ConfigSources;
@@ -122,7 +87,6 @@ mod tests {
             }
             RunPlan::new(sources.resolve(), ranks).err().map(|error| error.to_string())
         };
-        let experts = "model.preset=tiny-llama model.experts=4 model.experts_per_token=2";
         for (settings, ranks, words) in [
             ("model.seq_length=60 parallel.context=4", 4, "set model.seq_length = 64, or parallel.context = 2"),
             ("model.seq_length=63 parallel.context=2", 2, "set model.seq_length = 64, or parallel.context = 1"),
@@ -145,14 +109,14 @@ mod tests {
                 4,
                 "data.seq_length_buckets has 36",
             ),
-            (&format!("{experts} parallel.context=2 model.expert_capacity_factor=1.0"), 2, "leave the capacity out"),
-            (&format!("{experts} parallel.context=2 train.force_expert_balance=true"), 2, "leave it out"),
         ] {
             let told = problem(&format!("{settings} train.global_batch_size=8"), ranks);
             assert!(told.as_ref().is_some_and(|told| told.contains(words)), "{settings}: {told:?}");
         }
         let works = "model.seq_length=64 model.hidden_dropout=0.1 parallel.context=4 train.global_batch_size=8";
         assert_eq!(problem(works, 4), None);
+        let experts =
+            "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 model.expert_capacity_factor=1.0";
         assert_eq!(problem(&format!("{experts} parallel.context=2 train.global_batch_size=8"), 4), None);
     }
 }

@@ -40,10 +40,11 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
         )
     }));
     let context = config.parallel.context;
-    mistakes.keep(require(context == 1, || {
+    mistakes.keep(require(context == 1 || kind != RecordKind::Labelled, || {
         UserError::new(
             format!("parallel.context = {context} {with_data}"),
-            "the loss of an answer or a pair is of all its tokens, and ranks that divide a sequence have some each",
+            "the loss of an answer with a label takes an estimate over the answers of all ranks, and ranks that divide \
+             sequences would count theirs several times",
             "set parallel.context = 1 (--context-parallel-size)",
         )
     }));

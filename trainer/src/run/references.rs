@@ -14,6 +14,7 @@ use device::HostValues;
 use device::ops::PairLoss;
 use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
+use parallel::Axis;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
@@ -250,7 +251,9 @@ fn computed(
             let [results, mismatched] = results.map(|results| results.map(|results| results.wait()).transpose());
             Ok::<_, RunError>((results?, mismatched?))
         })?;
-        let (Some(results), mismatched) = results else { continue };
+        // Ranks that divide samples have the same results.
+        let (results, mismatched) = results;
+        let Some(results) = results.filter(|_| group.ranks.at(Axis::Context).is_first()) else { continue };
         let of_sample = results.len() / share.samples;
         let numbers = share.first_sample..part.count().min(share.first_sample + share.samples as u64);
         for (at, number) in numbers.enumerate() {

@@ -155,8 +155,8 @@ impl KernelOperation for OrderRows {
         // Whole vectors are copied as they are.
         let load = LoadWidth::of(width, [from, to]);
         let (values, suffix) = match load {
-            LoadWidth::Vector => (load.values(from.dtype), "words".into()),
-            LoadWidth::Scalar => (1, from.dtype.to_string()),
+            LoadWidth::Vector => (load.values(from.dtype), "words"),
+            LoadWidth::Scalar => (1, if from.dtype == DType::Bf16 { "bf16" } else { "f32" }),
         };
         let name = match self.to {
             RowOrder::ByPosition => "order_rows_by_position",

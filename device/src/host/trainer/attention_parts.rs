@@ -1,11 +1,11 @@
 //! Sums over parts of the keys of attention.
 
 use super::scratch::in_f32;
+use crate::Float;
 use crate::host::elementwise::with_float;
 use crate::host::view::{self, to_f32};
 use crate::host::{HostKernel, Pool};
 use crate::ops::{AddRows, MergeAttention};
-use crate::Float;
 
 /// The weights of two parts, and the statistic of both.
 fn weights(first: f32, second: Option<f32>) -> ([f32; 2], f32) {

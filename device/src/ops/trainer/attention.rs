@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::ops::{
-    Accesses, DropoutSite, KeysOfRank, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements,
-    ensure_float, ensure_heads, ensure_shape, visit_all,
+    Accesses, DropoutSite, KeysOfRank, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype,
+    ensure_elements, ensure_float, ensure_heads, ensure_shape, visit_all,
 };
 use crate::{DType, Result, Tensor};
 

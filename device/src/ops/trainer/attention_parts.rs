@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ops::{
-    Accesses, Corner, Operation, Visit, ensure, ensure_dtype, ensure_shape, visit_all,
-};
+use crate::ops::{Accesses, Corner, Operation, Visit, ensure, ensure_dtype, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// The results of attention over a part of the keys.
@@ -38,7 +36,9 @@ pub struct MergeAttention {
 
 /// Fails unless a matrix is f32 or bf16.
 fn ensure_values(op: &'static str, name: &str, matrix: &Tensor) -> Result<()> {
-    ensure(op, matches!(matrix.dtype, DType::F32 | DType::Bf16), || format!("`{name}` is {}, needs f32 or bf16", matrix.dtype))
+    ensure(op, matches!(matrix.dtype, DType::F32 | DType::Bf16), || {
+        format!("`{name}` is {}, needs f32 or bf16", matrix.dtype)
+    })
 }
 
 impl Operation for MergeAttention {
@@ -47,7 +47,9 @@ impl Operation for MergeAttention {
     fn check(&self) -> Result<()> {
         let [outputs, stats] = [self.first.output.shape, self.first.stats.shape];
         let (&[batch, seq, width], &[of_batch, heads, of_seq]) = (outputs.sizes(), stats.sizes()) else {
-            return ensure(Self::NAME, false, || format!("`first` is {outputs:?} and {stats:?}, needs three axes each"));
+            return ensure(Self::NAME, false, || {
+                format!("`first` is {outputs:?} and {stats:?}, needs three axes each")
+            });
         };
         let fits = (batch, seq) == (of_batch, of_seq) && heads > 0 && width.is_multiple_of(heads);
         ensure(Self::NAME, fits && self.first_query <= seq, || {

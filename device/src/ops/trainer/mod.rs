@@ -40,8 +40,9 @@ pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord
 pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
-    Balance, CombineRows, CountLoad, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm,
-    GroupedProduct, LimitLoad, Route, RouteBackward, Router, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
+    Balance, CombineRows, CountLoad, CountedLoads, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots,
+    GatherRows, GroupedGemm, GroupedProduct, LimitLoad, Route, RouteBackward, Router, SampleTokens, Score,
+    SlotsOfPairs, SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
 #[cfg(feature = "host")]

@@ -4,7 +4,8 @@
 use std::rc::Rc;
 
 use device::ops::{
-    Collective, CollectiveKind, Corner, KeysOf, OrderRows, RankKeys, RankKeysBackward, RowOrder, ScaleBlock, SequenceShare,
+    Collective, CollectiveKind, Corner, KeysOf, OrderRows, RankKeys, RankKeysBackward, RowOrder, ScaleBlock,
+    SequenceShare,
 };
 use device::{Communicator, Tensor};
 use graph_manager::Result;

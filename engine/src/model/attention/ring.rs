@@ -6,8 +6,8 @@
 //! In backward the gradients of a rank's keys travel too. Each rank adds its part, and the own rank the last one.
 
 use device::ops::{
-    AddRows, Attention, AttentionBackward, CollectiveKind, Corner, KeyPart, KeysOf, KeysOfRank, MergeAttention, RankKeys,
-    RankKeysBackward,
+    AddRows, Attention, AttentionBackward, CollectiveKind, Corner, KeyPart, KeysOf, KeysOfRank, MergeAttention,
+    RankKeys, RankKeysBackward,
 };
 use device::{DType, Tensor};
 use graph_manager::Result;
@@ -56,12 +56,18 @@ impl ContextRanks {
 impl CausalAttention {
     /// Attention over the keys of `qkv` itself, or of another rank.
     fn over(&self, qkv: Tensor, keys: Option<RankKeys>, KeyPart { output, stats }: KeyPart) -> Attention {
-        let (heads, kv_heads, scores, mask) = (self.heads, self.kv_heads, self.scores, self.mask.within(qkv.shape.sizes()[1]));
+        let (heads, kv_heads, scores, mask) =
+            (self.heads, self.kv_heads, self.scores, self.mask.within(qkv.shape.sizes()[1]));
         Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None }
     }
 
     /// [`CausalAttention::attend`] over keys that travel round.
-    pub(super) fn attend_in_ring(&self, cx: &mut StepContext<'_>, ring: &ContextRanks, qkv: Tensor) -> Result<Attended> {
+    pub(super) fn attend_in_ring(
+        &self,
+        cx: &mut StepContext<'_>,
+        ring: &ContextRanks,
+        qkv: Tensor,
+    ) -> Result<Attended> {
         let BatchSizes { samples, tokens_per_sample: seq } = BatchSizes::of(cx);
         let (width, stats) = (self.projection.input_width(), [samples, self.heads, seq]);
         let own = KeyPart {
@@ -127,7 +133,8 @@ impl CausalAttention {
             let keys = Some(RankKeysBackward { keys: arrived, grad: of_keys });
             cx.run(AttentionBackward { keys, ..whole.backward(grad_context, of_queries) })?;
             let KeysOfRank { first_query, keys: seen } = ring.share.sees_of(rank, tokens);
-            for (sum, b, added) in [(grad_queries, of_queries, first_query..tokens), (grad_keys.here, of_keys, 0..seen)] {
+            for (sum, b, added) in [(grad_queries, of_queries, first_query..tokens), (grad_keys.here, of_keys, 0..seen)]
+            {
                 let (to, columns) = (Corner::first(sum), sum.shape.last());
                 let (a, b) = ((!is_first).then_some(to), Corner::first(b));
                 cx.run(AddRows { a, b, added, tokens, rows, columns, to })?;

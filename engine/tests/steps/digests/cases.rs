@@ -3,7 +3,7 @@
 use device::DType;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
-use engine::model::{GptShape, SampleRow};
+use engine::model::{ContextTransfers, GptShape, SampleRow};
 use engine::optimizer::{MomentTypes, SkipStep};
 use engine::precision::Precision;
 use graph_manager::Mempool;
@@ -115,7 +115,11 @@ pub fn cases() -> Vec<Case> {
         ("stages 2, data 2", Layout::new(1, 2, 1, 2), divided),
         ("tensor 2, stages 2", Layout::new(2, 2, 1, 1), |run| run),
         ("tensor 2, stages 2, zero bubble, data 2", zero_bubble(Layout::new(2, 2, 1, 2)), divided),
-        ("context 2, recompute of two blocks", context(2, one), |run| Run { recompute: Some(2), ..long(run) }),
+        ("ring of 4, recompute of two blocks", context(4, one), |run| Run {
+            recompute: Some(2),
+            context: ContextTransfers::Ring,
+            ..long(run)
+        }),
         ("overlap, context 2, tensor 2, sequence", context(2, tensor), |run| Run { overlaps: true, ..long(run) }),
         ("context 2, stages 2, zero bubble, distributed optimizer", context(2, zero_bubble(stages)), |run| {
             divided(long(run))

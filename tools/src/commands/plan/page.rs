@@ -1,7 +1,9 @@
 //! The output of `trainer plan`.
 
+use common::Choice;
 use common::format::{bytes, count, counted};
 use data::Source;
+use engine::model::ContextTransfers;
 use parallel::Axis;
 use serde_json::{Value, json};
 
@@ -9,7 +11,7 @@ use crate::predict::{Card, Fit, Forecast, Found, Memory, picture};
 use trainer::config::epochs;
 use trainer::config::model_name::describe;
 use trainer::config::plan::RunPlan;
-use trainer::config::{PipelineSchedule, RecomputeGranularity};
+use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity};
 
 /// Letters of the picture's lines.
 const WIDTH: usize = 96;
@@ -200,8 +202,18 @@ fn options(plan: &RunPlan) -> String {
     let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
     let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, plan.parallel.mesh.size(axis)));
     let sizes = sizes.into_iter().filter(|(_, ranks)| *ranks > 1).map(|(word, ranks)| format!("{word} {ranks}"));
-    let words: Vec<String> = sizes.chain(words).collect();
+    let words: Vec<String> = sizes.chain(context_transfers(plan).map(String::from)).chain(words).collect();
     if words.is_empty() { "-".into() } else { words.join(" ") }
+}
+
+/// What ranks that divide sequences exchange; `None` if none do.
+fn context_transfers(plan: &RunPlan) -> Option<&'static str> {
+    let way = match plan.parallel.context_transfers {
+        ContextTransfers::Keys => ContextTransfersChoice::Keys,
+        ContextTransfers::Ring => ContextTransfersChoice::Ring,
+        ContextTransfers::Heads => ContextTransfersChoice::Heads,
+    };
+    (plan.parallel.mesh.size(Axis::Context) > 1).then_some(way.word())
 }
 
 /// Whether recomputed blocks keep the output of attention.
@@ -223,6 +235,7 @@ fn flags(plan: &RunPlan) -> Vec<String> {
         let between = if flag.ends_with('=') { "" } else { " " };
         flags.extend((value > 1).then(|| format!("{flag}{between}{value}")));
     }
+    flags.extend(context_transfers(plan).map(|way| format!("--context-parallel-transfers {way}")));
     for (has, flag) in [
         (config.parallel.sequence_parallel, "--sequence-parallel"),
         (config.parallel.distributed_optimizer, "--use-distributed-optimizer"),

@@ -41,7 +41,11 @@ const OTHER: &[(&str, &str, &str)] = &[
     ("cuda_graph.modules", "full_iteration", "set cuda_graph.scope = \"full_iteration\""),
     ("cuda_graph.scope", "moe_preprocess", "set cuda_graph.modules = [\"moe_router\", \"moe_preprocess\"]"),
     ("cuda_graph.scope", "mamba", TRANSFORMER),
-    ("parallel.context_transfers", "a2a+p2p", "set parallel.context_transfers = \"ring\" or \"heads\": ranks do one of them"),
+    (
+        "parallel.context_transfers",
+        "a2a+p2p",
+        "set parallel.context_transfers = \"ring\" or \"heads\": ranks do one of them",
+    ),
     ("model.router_score", "sqrtsoftplus", "set model.router_score = \"softmax\" or \"sigmoid\""),
     ("model.preset", "gpt2-small", "set model.preset = \"gpt2-124m\""),
     ("model.preset", "gpt2-medium", "set model.preset = \"gpt2-350m\""),

@@ -2,7 +2,7 @@
 
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{CudaDevice, CudaOperation, Queue};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, Scores, RankKeys};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, RankKeys, Scores};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.

@@ -52,10 +52,7 @@ impl KernelOperation for AddRows {
         let (values, suffix) = values(&sizes, corners.iter().map(|corner| &corner.matrix));
         let start = |Corner { matrix, row, column }: &Corner| {
             let first = row * matrix.shape.last() + column;
-            [
-                Arg::Pointer(matrix.address + (first * matrix.dtype.size()) as u64),
-                Arg::U64(matrix.shape.last() as u64),
-            ]
+            [Arg::Pointer(matrix.address + (first * matrix.dtype.size()) as u64), Arg::U64(matrix.shape.last() as u64)]
         };
         let [a, a_width] = self.a.as_ref().map_or([Arg::Pointer(0), Arg::U64(0)], start);
         let ([b, b_width], [to, to_width]) = (start(&self.b), start(&self.to));

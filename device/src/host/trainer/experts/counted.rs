@@ -2,38 +2,41 @@
 
 use crate::Tensor;
 use crate::host::view;
+use crate::ops::SampleTokens;
 
-/// The tokens that each sequence begins with and that count; all if there is no padding.
+/// The tokens that each whole sample begins with and that count; all if there is no padding.
 pub(super) struct Counted<'r> {
     real: Option<&'r [i32]>,
+    of: SampleTokens,
+    /// Tokens here.
     tokens: usize,
 }
 
 impl Counted<'_> {
-    pub(super) fn new(real: Option<&Tensor>, tokens: usize) -> Counted<'static> {
-        Counted { real: real.map(view::read::<i32>), tokens }
+    pub(super) fn new(real: Option<&Tensor>, of: SampleTokens, tokens: usize) -> Counted<'static> {
+        Counted { real: real.map(view::read::<i32>), of, tokens }
     }
 
     /// Whether a token counts.
     pub(super) fn counts(&self, token: usize) -> bool {
         self.real.is_none_or(|real| {
-            let length = self.tokens / real.len();
-            ((token % length) as i32) < real[token / length]
+            let (sample, position) = self.of.place(token, self.tokens);
+            (position as i32) < real[sample]
         })
     }
 
-    /// Real tokens of a token's group, for groups that are sequences, or all tokens.
-    pub(super) fn of_group(&self, token: usize, groups: usize) -> f32 {
-        let size = self.tokens / groups;
-        match self.real {
-            None => size as f32,
-            Some(real) if groups == 1 => real.iter().sum::<i32>() as f32,
-            Some(real) => real[token / size] as f32,
-        }
+    /// The number of tokens of whole samples that count.
+    pub(super) fn of_samples(&self) -> f32 {
+        self.real.map_or((self.tokens * self.of.share.ranks) as f32, |real| real.iter().sum::<i32>() as f32)
     }
-}
 
-/// The first token of a token's document.
-pub(super) fn first_token(positions: &[i32], token: usize) -> usize {
-    token.saturating_sub(positions[token] as usize)
+    /// The number of the first token of a token's document, among those of whole samples.
+    pub(super) fn first_of_document(&self, positions: &[i32], token: usize) -> usize {
+        self.of.number(token, self.tokens).saturating_sub(positions[token] as usize)
+    }
+
+    /// The sample of a token.
+    pub(super) fn sample(&self, token: usize) -> usize {
+        self.of.place(token, self.tokens).0
+    }
 }

@@ -2,13 +2,14 @@
 
 use super::counted::Counted;
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::LimitLoad;
+use crate::ops::{LimitLoad, SampleTokens};
 
 impl HostKernel for LimitLoad {
     fn run(&self, _pool: &Pool) {
         let (chosen, kept) = (view::read::<i32>(&self.chosen), view::write::<i32>(&self.kept));
         let (tokens, k) = (self.chosen.shape.rows(), self.chosen.shape.last());
-        let counted = Counted::new(self.real.as_ref(), tokens);
+        let samples = SampleTokens::whole(self.real.map_or(1, |real| real.elements()));
+        let counted = Counted::new(self.real.as_ref(), samples, tokens);
         let mut of_experts = vec![Vec::new(); self.experts];
         for (pair, expert) in chosen.iter().enumerate().filter(|(pair, _)| counted.counts(pair / k)) {
             of_experts[*expert as usize].push(pair);

@@ -1,6 +1,6 @@
 //! The load of experts.
 
-use super::counted::{Counted, first_token};
+use super::counted::Counted;
 use crate::host::{HostKernel, Pool, view};
 use crate::ops::{CountLoad, Status, UpdateSelectionBias};
 
@@ -12,10 +12,10 @@ impl HostKernel for CountLoad {
             load.fill(0.0);
         }
         let (k, tokens) = (self.chosen.shape.last(), self.chosen.shape.rows());
-        let counted = Counted::new(self.real.as_ref(), tokens);
+        let counted = Counted::new(self.real.as_ref(), self.tokens, tokens);
         if let Some(positions) = self.position_ids.as_ref().map(view::read::<i32>) {
             for (token, chosen) in chosen.chunks(k).enumerate().filter(|(token, _)| counted.counts(*token)) {
-                let of_document = &mut load[first_token(positions, token) * experts..][..experts];
+                let of_document = &mut load[counted.first_of_document(positions, token) * experts..][..experts];
                 chosen.iter().for_each(|expert| of_document[*expert as usize] += 1.0);
             }
             return;

@@ -1,9 +1,9 @@
 //! The choice of each token's experts, and its gradient.
 
-use super::counted::{Counted, first_token};
+use super::counted::Counted;
 use crate::host::trainer::math::{exp, sigmoid};
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{Balance, Control, Route, RouteBackward, Router, Score, ZLoss};
+use crate::ops::{Balance, Control, CountedLoads, Route, RouteBackward, Router, Score, ZLoss};
 
 /// Tokens of one task.
 const TOKENS: usize = 64;
@@ -28,19 +28,20 @@ fn softmax_parts(logits: &[f32]) -> (f32, f32) {
 impl HostKernel for Route {
     fn run(&self, pool: &Pool) {
         let (experts, k) = (self.logits.shape.last(), self.chosen.shape.last());
-        let logits = view::read::<f32>(&self.logits);
+        let (logits, tokens) = (view::read::<f32>(&self.logits), self.logits.shape.rows());
         let bias = self.bias.as_ref().map(view::read::<f32>);
         let (chosen, weights) = (view::write::<i32>(&self.chosen), view::write::<f32>(&self.weights));
         pool.for_each_chunk_pair((chosen, TOKENS * k), (weights, TOKENS * k), |chunk, chosen, weights| {
             let mut of_token = vec![0.0; experts];
             for (at, (chosen, weights)) in chosen.chunks_mut(k).zip(weights.chunks_mut(k)).enumerate() {
                 let token = chunk * TOKENS + at;
+                let number = self.tokens.number(token, tokens);
                 scores(&self.router, &logits[token * experts..][..experts], &mut of_token);
                 match self.router.forces_balance {
                     true => chosen
                         .iter_mut()
                         .enumerate()
-                        .for_each(|(j, chosen)| *chosen = ((token * k + j) % experts) as i32),
+                        .for_each(|(j, chosen)| *chosen = ((number * k + j) % experts) as i32),
                     false => choose(&of_token, bias, chosen),
                 }
                 weights.iter_mut().zip(chosen).for_each(|(weight, chosen)| *weight = of_token[*chosen as usize]);
@@ -76,8 +77,8 @@ impl HostKernel for RouteBackward {
         // The number of targets.
         let of_losses = 1.0 / (control.grad_scale * control.inverse_loss_scale);
         let of_gradients = self.adds_gradient.then_some(of_losses * control.grad_scale);
-        let counted = Counted::new(self.real.as_ref(), tokens);
-        let balance = self.balance.as_ref().map(|balance| Weighed::new(balance, &counted, (tokens, k), &control));
+        let counted = Counted::new(self.real.as_ref(), self.tokens, tokens);
+        let balance = self.balance.as_ref().map(|balance| Weighed::new(balance, &counted, k, &control));
         let of_z = |token: usize| if counted.counts(token) { 1.0 / control.tokens as f32 } else { 0.0 };
         let of_token = |token: usize| &logits[token * experts..][..experts];
         pool.for_each_chunk(view::write::<f32>(&self.grad_logits), TOKENS * experts, |chunk, grads| {
@@ -155,33 +156,35 @@ struct Weighed<'b> {
     load: &'b [f32],
     positions: Option<&'b [i32]>,
     counted: &'b Counted<'b>,
-    /// Of the microbatch, and the experts of a token.
-    tokens: usize,
+    /// The experts of a token.
     per_token: usize,
     control: &'b Control,
 }
 
 impl Weighed<'_> {
-    fn new<'b>(
-        of: &'b Balance,
-        counted: &'b Counted<'b>,
-        (tokens, per_token): (usize, usize),
-        control: &'b Control,
-    ) -> Weighed<'b> {
+    fn new<'b>(of: &'b Balance, counted: &'b Counted<'b>, per_token: usize, control: &'b Control) -> Weighed<'b> {
         let positions = of.position_ids.as_ref().map(view::read::<i32>);
-        Weighed { of: *of, load: view::read::<f32>(&of.load), positions, counted, tokens, per_token, control }
+        Weighed { of: *of, load: view::read::<f32>(&of.load), positions, counted, per_token, control }
     }
 
     /// The loads of a token's group, and the factor of `load * p`.
     fn load(&self, token: usize, experts: usize) -> (&[f32], f32) {
         let groups = self.load.len() / experts;
-        let group = self.positions.map_or(token / (self.tokens / groups), |positions| first_token(positions, token));
+        let group = match self.positions {
+            Some(positions) => self.counted.first_of_document(positions, token),
+            None if groups == 1 => 0,
+            None => self.counted.sample(token),
+        };
         let load = &self.load[group * experts..][..experts];
         let total: f32 = load.iter().sum();
         // The groups of the step, and the tokens of this one.
-        let (groups, tokens) = match self.positions {
-            Some(_) => (self.control.documents as f32, total / self.per_token as f32),
-            None => ((self.control.microbatches as usize * groups) as f32, self.counted.of_group(token, groups)),
+        let groups = match self.positions {
+            Some(_) => self.control.documents as f32,
+            None => (self.control.microbatches as usize * groups) as f32,
+        };
+        let tokens = match self.of.loads {
+            CountedLoads::OfGroups => total / self.per_token as f32,
+            CountedLoads::OfStep => self.counted.of_samples(),
         };
         let counts = self.counted.counts(token) && total > 0.0;
         let of_token = if counts { 1.0 / (groups * tokens * total) } else { 0.0 };

@@ -1,6 +1,6 @@
 //! The load of experts: how many pairs each has.
 
-use super::route::{check_documents, check_real};
+use super::route::{SampleTokens, check_documents};
 use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, visit_all};
 use crate::{DType, Result, Tensor};
 
@@ -10,7 +10,9 @@ use crate::{DType, Result, Tensor};
 pub struct CountLoad {
     /// `(tokens, k)`, i32: the expert of each pair.
     pub chosen: Tensor,
-    /// `(sequences)`, i32: the tokens that each sequence begins with and that count. `None` if all do.
+    /// The tokens.
+    pub tokens: SampleTokens,
+    /// `(samples)`, i32: the tokens that each whole sample begins with and that count. `None` if all do.
     pub real: Option<Tensor>,
     /// `(tokens)`, i32: the position of each token in its document, if groups are documents. `load` then has a row for
     /// each token. That of a document's first token is the document's, the others are 0.
@@ -28,7 +30,7 @@ impl Operation for CountLoad {
         ensure_dtype(Self::NAME, "chosen", &self.chosen, DType::I32)?;
         ensure_dtype(Self::NAME, "load", &self.load, DType::F32)?;
         let (tokens, groups) = (self.chosen.shape.rows(), self.load.shape.rows());
-        check_real(Self::NAME, self.real.as_ref(), tokens)?;
+        self.tokens.check(Self::NAME, tokens, self.real.as_ref())?;
         ensure_shape(Self::NAME, "load", &self.load, &[groups, self.load.shape.last()])?;
         ensure(Self::NAME, groups > 0 && tokens.is_multiple_of(groups), || {
             format!("{tokens} tokens cannot be in {groups} groups of equal size")

@@ -1,7 +1,8 @@
 //! The choice of each token's experts, and its gradient.
 
 use crate::ops::{
-    Accesses, Control, Operation, Visit, ZLoss, ensure, ensure_dtype, ensure_elements, ensure_shape, visit_all,
+    Accesses, Control, Operation, SequenceShare, Visit, ZLoss, ensure, ensure_dtype, ensure_elements, ensure_shape,
+    visit_all,
 };
 use crate::{DType, Result, Tensor};
 
@@ -23,8 +24,47 @@ pub struct Router {
     pub normalise: bool,
     /// The factor of all weights.
     pub scale: f32,
-    /// For benchmarks: tokens take experts in turn, whatever their scores.
+    /// For benchmarks: tokens take experts in turn, by their numbers in the microbatch, whatever their scores.
     pub forces_balance: bool,
+}
+
+/// The tokens here among those of whole samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleTokens {
+    /// Samples; they have equally many tokens.
+    pub samples: usize,
+    /// The tokens of a sample that are here.
+    pub share: SequenceShare,
+}
+
+impl SampleTokens {
+    /// All tokens of so many samples.
+    pub fn whole(samples: usize) -> SampleTokens {
+        SampleTokens { samples, share: SequenceShare::WHOLE }
+    }
+
+    /// The place of one of `tokens` tokens here: its sample, and its position there.
+    pub(crate) fn place(self, token: usize, tokens: usize) -> (usize, usize) {
+        let here = tokens / self.samples;
+        (token / here, self.share.position(token % here, here))
+    }
+
+    /// The number of one of `tokens` tokens here among those of whole samples.
+    pub(crate) fn number(self, token: usize, tokens: usize) -> usize {
+        let (sample, position) = self.place(token, tokens);
+        sample * (tokens / self.samples) * self.share.ranks + position
+    }
+
+    pub(super) fn check(self, op: &'static str, tokens: usize, real: Option<&Tensor>) -> Result<()> {
+        let SampleTokens { samples, share: SequenceShare { rank, ranks } } = self;
+        let even = ranks == 1 || (tokens / samples.max(1)).is_multiple_of(2);
+        ensure(op, samples > 0 && tokens.is_multiple_of(samples) && rank < ranks && even, || {
+            format!("{tokens} tokens cannot be those of rank {rank} of {ranks} in {samples} samples of equal length")
+        })?;
+        let Some(real) = real else { return Ok(()) };
+        ensure_dtype(op, "real", real, DType::I32)?;
+        ensure_elements(op, "real", real, samples)
+    }
 }
 
 /// Chooses the `k` experts with the highest scores for each token, the highest first; of equal ones that with the lowest
@@ -38,6 +78,8 @@ pub struct Route {
     pub logits: Tensor,
     /// `(experts)`, f32: added to scores for the choice alone (Wang et al., 2024).
     pub bias: Option<Tensor>,
+    /// The tokens.
+    pub tokens: SampleTokens,
     /// `(tokens, k)`, i32, written.
     pub chosen: Tensor,
     /// `(tokens, k)`, f32, written.
@@ -49,6 +91,7 @@ impl Operation for Route {
 
     fn check(&self) -> Result<()> {
         check_choice(Self::NAME, &self.logits, &self.chosen, ("weights", &self.weights))?;
+        self.tokens.check(Self::NAME, self.logits.shape.rows(), None)?;
         let Some(bias) = &self.bias else { return Ok(()) };
         ensure_dtype(Self::NAME, "bias", bias, DType::F32)?;
         ensure_elements(Self::NAME, "bias", bias, self.logits.shape.last())
@@ -104,12 +147,23 @@ pub(super) fn check_documents(
 pub struct Balance {
     /// `(groups, experts)`, f32: the pairs of each expert; see [`CountLoad`](super::CountLoad).
     pub load: Tensor,
-    /// Of the [`CountLoad`](super::CountLoad), if groups are documents.
+    /// The tokens that were counted.
+    pub loads: CountedLoads,
+    /// `(tokens)`, i32: the positions of the tokens here in their documents, if groups are documents.
     pub position_ids: Option<Tensor>,
     /// The factor of the loss.
     pub multiplier: f32,
     /// `(tokens)`, f32, written: the loss of each token.
     pub losses: Tensor,
+}
+
+/// The tokens that the loads of a balance loss count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedLoads {
+    /// Those of the groups, whole samples: they have a pair with each of their experts.
+    OfGroups,
+    /// Those of the step so far. There is one group: the tokens here.
+    OfStep,
 }
 
 impl Visit for Balance {
@@ -134,8 +188,10 @@ pub struct RouteBackward {
     pub balance: Option<Balance>,
     /// The z-loss, if there is one: the mean over the step's tokens of `multiplier * logsumexp(logits)^2`.
     pub z_loss: Option<ZLoss>,
-    /// `(sequences)`, i32: the tokens that each sequence begins with and that are no padding. Only they have losses.
-    /// `None` if there is no padding. Groups are then all tokens, or sequences.
+    /// The tokens.
+    pub tokens: SampleTokens,
+    /// `(samples)`, i32: the tokens that each whole sample begins with and that are no padding. Only they have losses.
+    /// `None` if there is no padding.
     pub real: Option<Tensor>,
     /// u8, a [`Control`] with the numbers of tokens, documents and microbatches. The step's loss is a sum divided by its
     /// targets, and these losses are other means. So both are multiplied by the number of targets. Like every loss
@@ -153,23 +209,29 @@ impl Operation for RouteBackward {
     fn check(&self) -> Result<()> {
         check_choice(Self::NAME, &self.logits, &self.chosen, ("grad_weights", &self.grad_weights))?;
         let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
-        check_real(Self::NAME, self.real.as_ref(), tokens)?;
+        self.tokens.check(Self::NAME, tokens, self.real.as_ref())?;
         ensure_dtype(Self::NAME, "grad_logits", &self.grad_logits, DType::F32)?;
         ensure_elements(Self::NAME, "grad_logits", &self.grad_logits, tokens * experts)?;
         ensure_dtype(Self::NAME, "control", &self.control, DType::U8)?;
         ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())?;
         ZLoss::check(self.z_loss, Self::NAME, tokens)?;
-        let Some(Balance { load, position_ids, losses, .. }) = &self.balance else { return Ok(()) };
+        let Some(Balance { load, loads, position_ids, losses, .. }) = &self.balance else { return Ok(()) };
         ensure_dtype(Self::NAME, "load", load, DType::F32)?;
-        let groups = load.shape.rows();
+        let (groups, samples) = (load.shape.rows(), self.tokens.samples);
         ensure_shape(Self::NAME, "load", load, &[groups, experts])?;
-        ensure(Self::NAME, groups > 0 && tokens.is_multiple_of(groups), || {
-            format!("{tokens} tokens cannot be in {groups} groups of equal size")
+        let whole = match position_ids {
+            Some(position_ids) => {
+                ensure_dtype(Self::NAME, "position_ids", position_ids, DType::I32)?;
+                ensure_elements(Self::NAME, "position_ids", position_ids, tokens)?;
+                tokens * self.tokens.share.ranks
+            }
+            None => samples,
+        };
+        ensure(Self::NAME, groups == whole || position_ids.is_none() && groups == 1, || {
+            format!("{groups} groups of {samples} samples, needs 1, or {whole}")
         })?;
-        let sequences = self.real.map_or(groups, |real| real.elements());
-        check_documents(Self::NAME, position_ids.as_ref(), tokens, groups)?;
-        ensure(Self::NAME, position_ids.is_some() || groups == 1 || groups == sequences, || {
-            format!("{groups} groups of {sequences} sequences with padding, needs 1 or {sequences}")
+        ensure(Self::NAME, groups == 1 || *loads == CountedLoads::OfGroups, || {
+            format!("{groups} groups cannot share the loads of a step")
         })?;
         ensure_dtype(Self::NAME, "losses", losses, DType::F32)?;
         ensure_elements(Self::NAME, "losses", losses, tokens)

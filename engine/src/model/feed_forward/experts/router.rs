@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use device::ops::{
-    Balance, Collective, CollectiveKind, Copy, CountLoad, Epilogue, Gemm, LimitLoad, Route, RouteBackward, Router,
-    SumInto, ZLoss,
+    Balance, Collective, CollectiveKind, Copy, CountLoad, CountedLoads, Epilogue, Gemm, LimitLoad, Route,
+    RouteBackward, Router, SampleTokens, SequenceShare, SumInto, ZLoss,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
@@ -18,6 +18,7 @@ use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::expert_loads::SelectionBias;
 use crate::model::hidden::Samples;
 use crate::model::loss_term::LossTerm;
+use crate::model::whole_samples::WholeSamples;
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -81,10 +82,10 @@ pub(super) struct RouterLayer {
     bias: Option<Tensor>,
     /// The load of the step, in a model that trains: see [`ExpertLoads::of`](crate::model::ExpertLoads).
     load: Option<Tensor>,
-    /// The ranks over which the balance loss sums loads.
+    /// The ranks over which the balance loss sums the loads of a step.
     load_ranks: Option<Rc<dyn Communicator>>,
-    /// Ranks that divide a sample.
-    context_ranks: usize,
+    /// The ranks that divide samples.
+    whole: Option<WholeSamples>,
     router: Router,
     capacity: Option<Capacity>,
     per_token: usize,
@@ -118,8 +119,8 @@ impl RouterLayer {
             weight: params.get(&weight_name(block)),
             bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
             load: step.expert_loads.as_ref().map(|loads| loads.of(block)),
-            load_ranks: experts.loads_over().and_then(|axis| ranks.in_lane(ranks.axes(axis), Lane::Loads).cloned()),
-            context_ranks: ranks.at(Axis::Context).count,
+            load_ranks: ranks.in_lane(ranks.axes(Axis::Tokens), Lane::Loads).cloned(),
+            whole: WholeSamples::new(ranks),
             router: experts.router,
             capacity: experts.capacity,
             per_token: experts.per_token,
@@ -138,18 +139,49 @@ impl RouterLayer {
         cx.run(Gemm::linear(exact, self.weight.weight, logits, Epilogue::None))?;
         let chosen = cx.tensor("chosen_experts", [tokens, k], DType::I32)?;
         let weights = cx.tensor("expert_weights", [tokens, k], DType::F32)?;
-        cx.run(Route { router: self.router, logits, bias: self.bias, chosen, weights })?;
+        let (router, bias, tokens) = (self.router, self.bias, self.tokens(cx));
+        cx.run(Route { router, logits, bias, tokens, chosen, weights })?;
         let kept = match self.capacity.filter(|_| cx.mode().trains()) {
-            Some(capacity) => {
-                let kept = cx.tensor("kept_experts", [tokens, k], DType::I32)?;
-                let weights = (capacity.keeps == Keeps::HighestWeights).then_some(weights);
-                let capacity = capacity.choices(tokens * k, experts);
-                cx.run(LimitLoad { chosen, weights, real: samples.real, experts, capacity, kept })?;
-                kept
-            }
+            Some(capacity) => self.within(cx, capacity, [chosen, weights], samples)?,
             None => chosen,
         };
         Ok(Routed { logits, chosen, weights, kept })
+    }
+
+    /// The tokens here among those of the microbatch.
+    fn tokens(&self, cx: &StepContext<'_>) -> SampleTokens {
+        let share = self.whole.as_ref().map_or(SequenceShare::WHOLE, |whole| whole.share);
+        SampleTokens { samples: BatchSizes::of(cx).samples, share }
+    }
+
+    /// The choices that a capacity leaves. It bounds an expert's tokens of the whole microbatch, also if ranks divide samples.
+    fn within(
+        &self,
+        cx: &mut StepContext<'_>,
+        capacity: Capacity,
+        [chosen, weights]: [Tensor; 2],
+        Samples { real, .. }: Samples,
+    ) -> Result<Tensor> {
+        let (experts, samples) = (self.weight.weight.shape.rows(), BatchSizes::of(cx).samples);
+        let kept = cx.tensor("kept_experts", chosen.shape, DType::I32)?;
+        let weights = (capacity.keeps == Keeps::HighestWeights).then_some(weights);
+        let Some(whole) = &self.whole else {
+            let capacity = capacity.choices(chosen.elements(), experts);
+            cx.run(LimitLoad { chosen, weights, real, experts, capacity, kept })?;
+            return Ok(kept);
+        };
+        let all_chosen = whole.gather(cx, "chosen_of_samples", chosen, samples)?;
+        let all_weights = match weights {
+            Some(weights) => Some(whole.gather(cx, "weights_of_samples", weights, samples)?),
+            None => None,
+        };
+        let rows = |tensor: Tensor| tensor.reshape([tensor.shape.rows(), tensor.shape.last()]);
+        let (chosen, weights, capacity) =
+            (rows(all_chosen), all_weights.map(rows), capacity.choices(all_chosen.elements(), experts));
+        let all_kept = cx.tensor("kept_of_samples", chosen.shape, DType::I32)?;
+        cx.run(LimitLoad { chosen, weights, real, experts, capacity, kept: all_kept })?;
+        whole.take(cx, all_kept, kept, samples)?;
+        Ok(kept)
     }
 
     /// The gradient of the input by way of the choice, `(tokens, hidden)` in f32, from `grad_weights`, that of
@@ -166,7 +198,14 @@ impl RouterLayer {
         let &Routed { logits, chosen, kept, .. } = routed;
         let (tokens, weight, real) = (logits.shape.rows(), self.weight.weight, samples.real);
         if let Some(load) = self.load {
-            cx.run(CountLoad { chosen: kept, real, position_ids: None, load, accumulate: true })?;
+            cx.run(CountLoad {
+                chosen: kept,
+                tokens: self.tokens(cx),
+                real,
+                position_ids: None,
+                load,
+                accumulate: true,
+            })?;
         }
         let (balance, z_loss) = (self.balance(cx, chosen, samples)?, self.z_loss(cx, tokens)?);
         let grad_logits = cx.tensor("grad_router_logits", logits.shape, DType::F32)?;
@@ -178,6 +217,7 @@ impl RouterLayer {
             grad_weights,
             balance,
             z_loss,
+            tokens: self.tokens(cx),
             real,
             control,
             adds_gradient,
@@ -201,27 +241,44 @@ impl RouterLayer {
 
     fn balance(&self, cx: &mut StepContext<'_>, chosen: Tensor, samples: Samples) -> Result<Option<Balance>> {
         let Some((BalanceLoss { multiplier, over }, _)) = self.balance else { return Ok(None) };
-        let tokens = chosen.shape.rows();
-        let (groups, position_ids) = match (over, samples.apart()) {
+        let (here, sizes) = (chosen.shape.rows(), BatchSizes::of(cx));
+        let tokens = here * self.tokens(cx).share.ranks;
+        let (groups, documents) = match (over, samples.apart()) {
             (BalanceGroup::Microbatch | BalanceGroup::GlobalBatch, _) => (1, None),
-            (BalanceGroup::Sequence, None) => (BatchSizes::of(cx).samples, None),
+            (BalanceGroup::Sequence, None) => (sizes.samples, None),
             (BalanceGroup::Sequence, Some(documents)) => (tokens, Some(documents.position_ids)),
         };
         let load = cx.tensor("expert_load", [groups, self.weight.weight.shape.rows()], DType::F32)?;
-        match (over, self.load) {
+        let loads = match (over, self.load) {
             // This microbatch has been counted, like those before it.
             (BalanceGroup::GlobalBatch, Some(of_step)) => {
                 cx.run(Copy { input: of_step, output: load })?;
+                if let Some(ranks) = &self.load_ranks {
+                    cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ranks.clone(), load))?;
+                }
+                CountedLoads::OfStep
             }
-            _ => cx.run(CountLoad { chosen, real: samples.real, position_ids, load, accumulate: false })?,
+            _ => {
+                // Groups are about whole samples.
+                let mut all = chosen;
+                if let Some(whole) = &self.whole {
+                    all = whole.gather(cx, "chosen_of_samples", chosen, sizes.samples)?;
+                }
+                let (chosen, real) = (all.reshape([tokens, chosen.shape.last()]), samples.real);
+                let all = SampleTokens::whole(sizes.samples);
+                cx.run(CountLoad { chosen, tokens: all, real, position_ids: documents, load, accumulate: false })?;
+                CountedLoads::OfGroups
+            }
+        };
+        let mut position_ids = documents;
+        if let (Some(whole), Some(documents)) = (&self.whole, documents) {
+            let positions =
+                cx.tensor("positions_in_documents", [sizes.samples, sizes.tokens_per_sample], DType::I32)?;
+            whole.take(cx, documents, positions, sizes.samples)?;
+            position_ids = Some(positions);
         }
-        if let Some(ranks) = &self.load_ranks {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ranks.clone(), load))?;
-        }
-        let losses = cx.tensor("balance_losses", [tokens], DType::F32)?;
-        // A token's share of the mean over its group, of which a rank has some tokens.
-        let multiplier = (multiplier / self.context_ranks as f64) as f32;
-        Ok(Some(Balance { load, position_ids, multiplier, losses }))
+        let losses = cx.tensor("balance_losses", [here], DType::F32)?;
+        Ok(Some(Balance { load, loads, position_ids, multiplier: multiplier as f32, losses }))
     }
 
     fn z_loss(&self, cx: &mut StepContext<'_>, tokens: usize) -> Result<Option<ZLoss>> {

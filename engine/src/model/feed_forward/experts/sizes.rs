@@ -34,12 +34,9 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// The ranks over which the balance loss sums loads: those with the other tokens of a microbatch, or of the batch.
+    /// The ranks over which the balance loss sums loads: those with other tokens of the batch.
     pub fn loads_over(&self) -> Option<Axis> {
-        self.balance.map(|BalanceLoss { over, .. }| match over {
-            BalanceGroup::GlobalBatch => Axis::Tokens,
-            BalanceGroup::Microbatch | BalanceGroup::Sequence => Axis::Context,
-        })
+        self.balance.filter(|balance| balance.over == BalanceGroup::GlobalBatch).map(|_| Axis::Tokens)
     }
 }
 

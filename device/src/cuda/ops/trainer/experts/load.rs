@@ -1,6 +1,6 @@
 //! The load of experts.
 
-use super::at_most;
+use super::{PlacesArgs, at_most};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
@@ -25,8 +25,8 @@ struct CountLoadArgs {
     experts: u32,
     parts: u32,
     accumulate: u32,
-    length: u32,
     k: u32,
+    places: PlacesArgs,
 }
 
 /// Pairs of a group, and their parts.
@@ -52,8 +52,8 @@ impl KernelOperation for CountLoad {
             experts: experts as u32,
             parts: parts as u32,
             accumulate: self.accumulate.into(),
-            length: (self.chosen.elements() / self.real.map_or(1, |real| real.elements())) as u32,
             k: self.chosen.shape.last() as u32,
+            places: PlacesArgs::new(self.tokens, self.chosen.shape.rows()),
         };
         if self.position_ids.is_some() {
             return queue.launch_block("count_load_of_documents", Grid::line(groups, THREADS), &block);

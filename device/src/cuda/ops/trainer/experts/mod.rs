@@ -10,6 +10,7 @@ mod route;
 mod rows;
 mod sort;
 
+use crate::ops::SampleTokens;
 use crate::{Error, Result};
 
 /// Experts that kernels have shared memory or registers for; `EXPERTS` in `kernels/expert_sort.cu`,
@@ -18,6 +19,26 @@ const EXPERTS: usize = 512;
 
 /// Choices of a token, one for each thread of a warp.
 const CHOICES: usize = 32;
+
+/// `Places` of `kernels/places.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct PlacesArgs {
+    length: u32,
+    part: u32,
+    first_shift: u32,
+    second_shift: u32,
+    whole: u32,
+}
+
+impl PlacesArgs {
+    fn new(of: SampleTokens, tokens: usize) -> PlacesArgs {
+        let length = tokens / of.samples;
+        let [part, first_shift, second_shift] = of.share.shifts(length);
+        let whole = (length * of.share.ranks) as u32;
+        PlacesArgs { length: length as u32, part, first_shift, second_shift, whole }
+    }
+}
 
 /// Fails if an operation has more experts, or more choices of a token, than kernels take.
 ///

@@ -1,10 +1,10 @@
 //! The choice of each token's experts, and its gradient.
 
-use super::at_most;
+use super::{PlacesArgs, at_most};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
-use crate::ops::{Route, RouteBackward, Score};
+use crate::ops::{CountedLoads, Route, RouteBackward, Score};
 use crate::{Operation, Result};
 
 /// `Route` of `kernels/route.cu`; 0 is the null pointer.
@@ -22,7 +22,7 @@ struct RouteArgs {
     normalise: u32,
     forces_balance: u32,
     scale: f32,
-    reserved: u32,
+    places: PlacesArgs,
 }
 
 /// `RouteBackward` of `kernels/route.cu`; 0 is the null pointer.
@@ -43,7 +43,9 @@ struct RouteBackwardArgs {
     experts: u32,
     k: u32,
     groups: u32,
-    sequences: u32,
+    samples: u32,
+    of_step: u32,
+    places: PlacesArgs,
     sigmoid: u32,
     normalise: u32,
     adds_gradient: u32,
@@ -82,7 +84,7 @@ impl KernelOperation for Route {
             normalise: self.router.normalise.into(),
             forces_balance: self.router.forces_balance.into(),
             scale: self.router.scale,
-            reserved: 0,
+            places: PlacesArgs::new(self.tokens, tokens),
         };
         queue.launch_block(&kernel("route", experts), grid(tokens), &block)
     }
@@ -113,7 +115,9 @@ impl KernelOperation for RouteBackward {
             experts: experts as u32,
             k: k as u32,
             groups: self.balance.map_or(1, |balance| balance.load.shape.rows() as u32),
-            sequences: self.real.map_or(1, |real| real.elements() as u32),
+            samples: self.tokens.samples as u32,
+            of_step: self.balance.is_some_and(|balance| balance.loads == CountedLoads::OfStep).into(),
+            places: PlacesArgs::new(self.tokens, tokens),
             sigmoid: (self.router.score == Score::Sigmoid).into(),
             normalise: self.router.normalise.into(),
             adds_gradient: self.adds_gradient.into(),

@@ -1,0 +1,58 @@
+//! Numbers of tokens of whole samples, on ranks that have a share of each.
+
+use std::rc::Rc;
+
+use device::ops::{Collective, CollectiveKind, ColumnRange, CopyColumns, OrderRows, RowOrder, SequenceShare};
+use device::{Communicator, Tensor};
+use graph_manager::Result;
+use parallel::{Axis, Lane, Ranks};
+
+use crate::batch_sizes::{BatchSizes, sequence_share};
+use crate::step_policy::StepContext;
+
+/// The ranks that divide samples. What depends on all tokens of a sample is computed on each of them, from a few numbers a
+/// token: so it has the bits of one rank.
+#[derive(Clone)]
+pub(crate) struct WholeSamples {
+    pub(crate) share: SequenceShare,
+    communicator: Rc<dyn Communicator>,
+}
+
+impl WholeSamples {
+    /// `None` if a rank has whole samples.
+    pub(crate) fn new(ranks: &Ranks) -> Option<WholeSamples> {
+        let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
+        Some(WholeSamples { share: sequence_share(ranks), communicator })
+    }
+
+    /// The rows of all tokens, `(samples, all tokens, width)`, from those of the tokens here, f32 or i32.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn gather(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        here: Tensor,
+        samples: usize,
+    ) -> Result<Tensor> {
+        let (ranks, kind) = (self.share.ranks, CollectiveKind::AllGather);
+        let width = here.elements() / samples / BatchSizes::of(cx).tokens_per_sample;
+        let tokens = here.elements() / samples / width;
+        let by_rank = cx.tensor("numbers_of_ranks", [ranks, samples, tokens, width], here.dtype)?;
+        cx.run(Collective { kind, communicator: self.communicator.clone(), input: here, output: by_rank })?;
+        let by_position = cx.tensor(name, [samples, ranks * tokens, width], here.dtype)?;
+        cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })?;
+        Ok(by_position)
+    }
+
+    /// Copies the rows of the tokens here from those of all tokens. Rows are as wide.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn take(&self, cx: &StepContext<'_>, all: Tensor, here: Tensor, samples: usize) -> Result<()> {
+        let rows = |tensor: Tensor| tensor.reshape([samples, tensor.elements() / samples]);
+        let part = ColumnRange { first: 0, share: self.share, output: rows(here) };
+        cx.run(CopyColumns { input: rows(all), parts: [Some(part), None] })
+    }
+}
