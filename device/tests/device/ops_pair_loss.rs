@@ -99,8 +99,16 @@ fn check(t: &Bench, preference: Preference) {
         let results = t.empty(&[samples, 2, PairLoss::RESULTS], F32);
         let weights = trains.then(|| t.empty(&[samples, TOKENS], F32));
         let of_targets = t.put(&[samples, TOKENS], F32, &losses);
-        let targets = targets_t;
-        t.run(PairLoss { losses: of_targets, targets, pairs, references, mismatched, preference, results, weights });
+        t.run(PairLoss {
+            losses: of_targets,
+            targets: targets_t,
+            pairs,
+            references,
+            mismatched,
+            preference,
+            results,
+            weights,
+        });
         assert_close("results", F32, &t.get(&results), expected.as_flattened());
         let Some(weights) = weights else { continue };
         let loss = |losses: &[f64]| vec![truth(losses, &targets, preference).iter().map(|of| of[0]).sum()];
