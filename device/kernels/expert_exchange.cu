@@ -1,4 +1,5 @@
 // The rows that ranks with other experts exchange. Whole numbers only, each written by one thread.
+#include "offsets.cuh"
 #include "scan.cuh"
 
 struct SlotsOfPairs {
@@ -51,16 +52,7 @@ KERNEL(experts_of_slots)(const ExpertsOfSlots op) {
     for (u32 slot = blockIdx.x * blockDim.x + threadIdx.x; slot < slots; slot += stride) {
         const int* offsets = op.offsets + (u64)(slot / op.room) * (op.ranks * op.experts + 1) + op.rank * op.experts;
         const int row = offsets[0] + (int)(slot % op.room);
-        u32 first = 0, end = op.experts;
-        while (first < end) {
-            u32 middle = (first + end) / 2;
-            if (offsets[middle + 1] <= row) {
-                first = middle + 1;
-            } else {
-                end = middle;
-            }
-        }
-        op.chosen[slot] = (int)first;
+        op.chosen[slot] = (int)range_with(offsets, op.experts, row);
     }
 }
 

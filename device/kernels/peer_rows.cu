@@ -3,6 +3,7 @@
 // The numbers of rows are known to the devices alone: every block counts the rows between all ranks, so all have as many
 // rounds. A block shows a rank the next of its rows, in slots as in peers.cu, and puts the rows of the others where they
 // belong. Rows that stay on this GPU are copied between the first rounds. A long row is cut into equal parts.
+#include "offsets.cuh"
 #include "peers.cuh"
 
 struct Rows {
@@ -35,16 +36,8 @@ inline u32 count(const Rows& op, u32 from, u32 to) {
 inline u32 placed(const Rows& op, u32 from, u32 i) {
     const int* of = offsets(op, from, op.peers.rank);
     const int row = of[0] + (int)i;
-    u32 first = 0, end = op.experts - 1;
-    while (first < end) {
-        u32 middle = (first + end) / 2;
-        if (of[middle + 1] <= row) {
-            first = middle + 1;
-        } else {
-            end = middle;
-        }
-    }
-    return (u32)(op.places[first * op.peers.ranks + from] + row - of[first]);
+    const u32 expert = range_with(of, op.experts - 1, row);
+    return (u32)(op.places[expert * op.peers.ranks + from] + row - of[expert]);
 }
 
 // The i-th pair of this rank for the experts of `to`.

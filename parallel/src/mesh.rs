@@ -6,7 +6,7 @@
 //! group of ranks is then a set of digits ([`Axes`]): those in which its members differ. This is Megatron's order of ranks.
 
 use std::fmt::{self, Display};
-use std::ops::{BitOr, Sub};
+use std::ops::{BitAnd, BitOr, Sub};
 
 /// The sizes of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +117,15 @@ impl BitOr for Axes {
 
     fn bitor(self, other: Axes) -> Axes {
         Axes(self.0 | other.0)
+    }
+}
+
+/// The digits that both have.
+impl BitAnd for Axes {
+    type Output = Axes;
+
+    fn bitand(self, other: Axes) -> Axes {
+        Axes(self.0 & other.0)
     }
 }
 
@@ -257,6 +266,17 @@ impl Mesh {
     /// The axis with these digits; `None` if no named axis has just these.
     pub fn axis_of(&self, axes: Axes) -> Option<Axis> {
         Axis::ALL.into_iter().find(|&axis| self.axes(axis) == axes)
+    }
+
+    /// The ranks of a stage that have other weights of some layer: those that share layers, and those that divide experts.
+    pub fn with_other_weights(&self) -> Axes {
+        self.axes(Axis::Tensor) | self.axes(Axis::Expert)
+    }
+
+    /// The ranks that have other tokens in some layer: dense layers are read by those of [`Axis::Tokens`], and experts by
+    /// those of [`Axis::ExpertData`].
+    pub fn with_other_tokens(&self) -> Axes {
+        self.axes(Axis::Tokens) | self.axes(Axis::ExpertData)
     }
 
     /// The number of ranks along an axis.

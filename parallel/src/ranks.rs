@@ -24,6 +24,8 @@ pub enum Lane {
     KeysAside,
     /// The rows that go to the ranks of their experts and back, beside sums over the same ranks.
     Rows,
+    /// The same of a microbatch that runs beside another one.
+    RowsAside,
 }
 
 /// The communicators of a run: groups of ranks, and the neighbours in a pipeline.
@@ -45,11 +47,7 @@ impl Connections {
         let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Tokens, Axis::Pipeline];
         let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
         let dense = axes.into_iter().fold(none, |all, axis| all.with(axis, Lane::Main)).with(Axis::Context, Lane::Keys);
-        // Where each rank has all experts, their groups are those of other layers.
-        match mesh.sizes().expert {
-            1 => dense,
-            _ => dense.with(Axis::ExpertData, Lane::Main).with(Axis::Expert, Lane::Rows),
-        }
+        dense.with(Axis::ExpertData, Lane::Main).with(Axis::Expert, Lane::Rows)
     }
 
     /// The number of communicators of a rank; with several stages those of a stage in the middle.
@@ -79,7 +77,7 @@ pub struct Ranks {
 /// Whether the communicator of that name transfers through memory that its GPUs reach, if they do: those of ranks that share
 /// layers, and those of rows of experts.
 pub fn suits_peer_memory(name: &str) -> bool {
-    matches!(*name.split(", ").collect::<Vec<_>>(), ["tensor"] | [_, "aside" | "rows"])
+    matches!(*name.split(", ").collect::<Vec<_>>(), ["tensor"] | [_, "aside" | "rows"] | [_, "rows", "aside"])
 }
 
 impl Ranks {
@@ -164,34 +162,31 @@ impl Ranks {
     /// small tensors, so that unions of groups need no communicators.
     ///
     /// # Panics
-    /// If the group is no union of the axes of tokens, data, context, tensor, pipeline and experts, or one of them was not
-    /// connected.
+    /// If the group is no union of connected axes of tokens, data, context, tensor, pipeline and experts.
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
-        let mut left = axes;
-        let mut chain = Vec::new();
-        // A larger group comes before those within it.
-        let experts = [Axis::Tokens, Axis::ExpertData, Axis::Expert];
-        for axis in experts.into_iter().chain([Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline]) {
-            let these = self.axes(axis);
-            if these.is_empty() || !(these - left).is_empty() {
-                continue;
-            }
-            // Ranks with other experts have a group of their own for nothing but their rows.
-            let rows = self.in_lane(these, Lane::Rows).filter(|_| self.lacks(these, Lane::Main));
-            match rows {
-                Some(rows) => chain.push(rows.clone()),
-                None => chain.extend(self.over(these).cloned()),
-            }
-            left = left - these;
-        }
-        assert!(left.is_empty(), "a part of an axis in {axes:?}");
-        chain
+        let named =
+            [Axis::Tokens, Axis::Tensor, Axis::ExpertData, Axis::Expert, Axis::Data, Axis::Context, Axis::Pipeline];
+        // Ranks with other experts may have a group of their own for nothing but their rows.
+        let made = |these| self.in_lane(these, Lane::Main).or_else(|| self.in_lane(these, Lane::Rows));
+        let groups: Vec<Axes> =
+            named.map(|axis| self.axes(axis)).into_iter().filter(|&axes| made(axes).is_some()).collect();
+        let Some(cover) = cover(axes, &groups) else { panic!("no communicators of axes make up {axes:?}") };
+        cover.into_iter().filter_map(|these| made(these).cloned()).collect()
     }
 
     /// The neighbours in the pipeline; `None` if there is one stage.
     pub fn pipeline(&self) -> Option<&PipelineGroups> {
         self.pipeline.as_ref()
     }
+}
+
+/// Groups without common digits that together are `axes`. Of several such choices the one with the first groups.
+fn cover(axes: Axes, groups: &[Axes]) -> Option<Vec<Axes>> {
+    if axes.is_empty() {
+        return Some(Vec::new());
+    }
+    let within = groups.iter().filter(|group| (**group - axes).is_empty());
+    within.copied().find_map(|group| Some([vec![group], cover(axes - group, groups)?].concat()))
 }
 
 /// The name of a communicator, in logs and messages.
@@ -204,5 +199,6 @@ fn name(mesh: &Mesh, axes: Axes, lane: Lane) -> String {
         Lane::Keys => format!("{group}, keys"),
         Lane::KeysAside => format!("{group}, keys, aside"),
         Lane::Rows => format!("{group}, rows"),
+        Lane::RowsAside => format!("{group}, rows, aside"),
     }
 }

@@ -71,7 +71,7 @@ fn ranks_with_other_tokens_have_one_communicator_and_those_that_divide_sequences
 
 #[test]
 fn ranks_that_share_layers_or_exchange_rows_transfer_through_memory_that_their_gpus_reach() {
-    let names = ["tensor", "tensor, aside", "data, rows", "expert, rows", "expert, aside"];
+    let names = ["tensor", "tensor, aside", "data, rows", "expert, rows", "expert, rows, aside"];
     assert!(names.into_iter().all(suits_peer_memory));
     let names = ["data", "pipeline", "data, loads", "context, keys", "context, keys, aside", "expert data"];
     assert!(!names.into_iter().any(suits_peer_memory));

@@ -31,6 +31,7 @@ const HEADERS: &[(&str, &str)] = &[
     header!("gelu.cuh"),
     header!("hopper.cuh"),
     header!("mma.cuh"),
+    header!("offsets.cuh"),
     header!("peers.cuh"),
     header!("philox.cuh"),
     header!("places.cuh"),

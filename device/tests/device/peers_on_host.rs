@@ -6,9 +6,10 @@ use std::process::Command;
 
 const SUMS: &str = include_str!("../../kernels/peers.cu");
 const ROWS: &str = include_str!("../../kernels/peer_rows.cu");
-const STAND_INS: [(&str, &str); 6] = [
+const STAND_INS: [(&str, &str); 7] = [
     ("common.cuh", include_str!("peers_on_host/common.cuh")),
     ("system.cuh", include_str!("peers_on_host/system.cuh")),
+    ("offsets.cuh", include_str!("../../kernels/offsets.cuh")),
     ("peers.cuh", include_str!("../../kernels/peers.cuh")),
     ("on_ranks.h", include_str!("peers_on_host/on_ranks.h")),
     ("sums.cpp", include_str!("peers_on_host/sums.cpp")),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind, UpdateScales};
+use device::ops::{Collective, CollectiveKind, Condition, Copy, Select, UpdateScales};
 use device::{Area, Communicator, DType, Device, Result, Shape, Tensor};
 
 use super::recipe::Fp8;
@@ -73,6 +73,34 @@ impl ScaleState {
         }
         // Graphs make no delayed scale, so each must be known from now on.
         cx.run(UpdateScales { default: 1.0, ..self.refresh() })
+    }
+
+    /// Copies of the scales and their history, as they are now.
+    ///
+    /// # Errors
+    /// A failed copy.
+    pub(crate) fn copied(&self, cx: &mut StepContext<'_>) -> graph_manager::Result<[Tensor; 2]> {
+        let scale = cx.tensor("scales_before", self.scale.shape, DType::F32)?;
+        let history = cx.tensor("magnitudes_before", self.history.shape, DType::F32)?;
+        cx.run(Copy { input: self.scale, output: scale })?;
+        cx.run(Copy { input: self.history, output: history })?;
+        Ok([scale, history])
+    }
+
+    /// Puts [copies](ScaleState::copied) back if `void`, one f32, is above 0: then the step has not been.
+    ///
+    /// # Errors
+    /// A failed copy.
+    pub(crate) fn put_back(
+        &self,
+        cx: &StepContext<'_>,
+        void: Tensor,
+        before: [Tensor; 2],
+    ) -> graph_manager::Result<()> {
+        // The bits of a number above 0 are not 0.
+        let condition = Condition::Flag(Tensor { dtype: DType::I32, ..void });
+        let of = |(a, output): (Tensor, Tensor)| cx.run(Select { condition, a, b: output, output });
+        before.into_iter().zip([self.scale, self.history]).try_for_each(of)
     }
 
     /// The scales that follow from the history. The others stay unknown, for the next step to make.

@@ -88,16 +88,13 @@ impl TensorParallel {
     /// [rows](Part::rows), and the channels of each, along the dimension `channels`.
     pub(crate) fn channels_of_experts(&self, whole: ParamSpec, rows: Vec<usize>, channels: usize) -> ParamSpec {
         let [experts, within] = [Axis::Expert, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
-        whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(0, experts).cut(channels, within)])
+        let mut spec = whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(0, experts).cut(channels, within)]);
+        spec.spread.more_tokens = self.ranks.axes(Axis::ExpertData) - self.ranks.axes(Axis::Tokens);
+        spec
     }
 
     /// The ranks with other experts of the same layers; `None` if each rank has all.
-    ///
-    /// # Panics
-    /// If other ranks share an expert than a layer: they would have other tokens.
     pub(crate) fn expert_group(&self) -> Option<Rc<dyn Communicator>> {
-        let [tensor, within] = [Axis::Tensor, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
-        assert_eq!(tensor, within, "the ranks that share an expert are those that share a layer");
         self.ranks.in_lane(self.ranks.axes(Axis::Expert), Lane::Rows).cloned()
     }
 

@@ -152,7 +152,7 @@ struct Matrix {
 /// The matrices that are packed in a parameter.
 fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
     let (spec, width) = (&update.spec, update.spec.shape.last());
-    let shared = ranks.axes(Axis::Tokens) - spec.spread.cut_over();
+    let shared = spec.spread.sums(ranks);
     let mut before = 0;
     let mut matrices = Vec::new();
     for part in &spec.spread.parts {

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use device::{DType, Tensor};
-use parallel::{Axes, Axis, Place, Ranks};
+use parallel::{Axes, Place, Ranks};
 
 use super::spec::{ParamSpec, TiedCopy};
 use super::weight_memory::{Home, WeightMemory};
@@ -132,7 +132,7 @@ impl FlatLayout {
                     is_gathered,
                     layer: specs[bucket[0]].layer,
                     tied: specs[bucket[0]].tied,
-                    sums: sums(&specs[bucket[0]], ranks),
+                    sums: specs[bucket[0]].spread.sums(ranks),
                     home,
                     part,
                     buffer: number % PASSING_BUFFERS,
@@ -178,12 +178,6 @@ impl FlatLayout {
     }
 }
 
-/// The ranks over which a parameter's gradient is summed once it is complete: those with other tokens that do not divide the
-/// parameter.
-fn sums(spec: &ParamSpec, ranks: &Ranks) -> Axes {
-    spec.spread.parts.iter().fold(ranks.axes(Axis::Tokens), |sums, part| sums - part.cut_over())
-}
-
 impl Bucket {
     /// The offsets of a parameter that begins at `grad` in `main_grad`.
     fn offsets_of(&self, grad: usize, elements: usize) -> ParamOffsets {
@@ -225,7 +219,7 @@ fn buckets_of<'m>(specs: &[ParamSpec], members: &'m [usize], bucket_bytes: usize
         bytes += aligned_elements(spec) * DType::F32.size();
         let begins = match at.checked_sub(1).map(|before| &specs[members[before]]) {
             None => true,
-            Some(before) if before.tied != spec.tied || sums(before, ranks) != sums(spec, ranks) => true,
+            Some(before) if before.tied != spec.tied || before.spread.sums(ranks) != spec.spread.sums(ranks) => true,
             Some(before) if before.layer == spec.layer => false,
             Some(before) => bytes >= bucket_bytes || before.layer == 0 || before.layer + 1 < spec.layer,
         };
@@ -246,7 +240,7 @@ fn aligned_elements(spec: &ParamSpec) -> usize {
 mod tests {
     use std::rc::Rc;
 
-    use parallel::{Connections, Mesh, MeshSizes, Placement};
+    use parallel::{Axis, Connections, Mesh, MeshSizes, Placement};
 
     use super::*;
     use crate::fp8::Fp8;
@@ -262,7 +256,7 @@ mod tests {
     /// The layout on a rank of some that divide the optimizer's state.
     fn divided(specs: &[ParamSpec], bucket_bytes: usize, rank: usize, ranks: usize) -> FlatLayout {
         let here = data_rank(rank, ranks);
-        let specs: Vec<_> = specs.iter().map(|spec| spec.clone().resting(here.axes(Axis::Data))).collect();
+        let specs: Vec<_> = specs.iter().map(|spec| spec.clone().resting(&here, here.axes(Axis::Data))).collect();
         FlatLayout::new(&specs, bucket_bytes, &here)
     }
 

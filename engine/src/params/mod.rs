@@ -95,8 +95,8 @@ struct Weights {
 
 impl Params {
     /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
-    /// their first values. Without a seed they stay 0 until they are loaded. The ranks `rest` divide master weights and
-    /// optimizer state.
+    /// their first values. Without a seed they stay 0 until they are loaded. Of the ranks `rest` those with
+    /// other tokens divide master weights and optimizer state.
     ///
     /// # Errors
     /// Out of memory.
@@ -108,7 +108,7 @@ impl Params {
         ranks: Rc<Ranks>,
         rest: Axes,
     ) -> Result<Params> {
-        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| spec.resting(rest)).collect();
+        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| spec.resting(&ranks, rest)).collect();
         let layout = FlatLayout::new(&specs, bucket_bytes, &ranks);
         let all = Params::allocate(device, specs, ranks, rest, layout, true)?;
         device.zero(&all.grads)?;
@@ -267,7 +267,7 @@ impl Params {
         let fp8 = Fp8Memory::allocate(device, &specs, &params)?;
         params.iter_mut().zip(&fp8.params).for_each(|(param, fp8)| param.fp8 = *fp8);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        let divided = specs.iter().fold(rest, |all, spec| all | spec.spread.cut_over());
+        let divided = rest | ranks.mesh().with_other_weights();
         Ok(Params { specs, ranks, rest, divided, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
 
@@ -343,8 +343,7 @@ impl Params {
         &self.ranks
     }
 
-    /// The ranks that divide parameters or state of this stage; with an optimizer that ranks divide also if all its
-    /// parameters are frozen.
+    /// The ranks that divide parameters or state of a stage, whichever parameters this one has.
     pub fn divided(&self) -> Axes {
         self.divided
     }

@@ -120,10 +120,10 @@ impl ParamSpec {
         self
     }
 
-    /// The same parameter, with masters and state divided over those of these ranks that do not divide the parameter, unless
-    /// it is frozen and has none.
-    pub fn resting(mut self, over: Axes) -> ParamSpec {
-        self.spread.rest = if self.frozen { Axes::NONE } else { over - self.spread.cut_over() };
+    /// The same parameter, with masters and state divided over those of the ranks `over` that its gradient is summed over,
+    /// unless it is frozen and has none.
+    pub fn resting(mut self, ranks: &Ranks, over: Axes) -> ParamSpec {
+        self.spread.rest = if self.frozen { Axes::NONE } else { self.spread.sums(ranks) & over };
         self
     }
 

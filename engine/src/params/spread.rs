@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use parallel::{Axes, Ranks};
+use parallel::{Axes, Axis, Ranks};
 use rayon::prelude::*;
 
 use super::slab::Slab;
@@ -63,6 +63,9 @@ impl Part {
 pub struct Spread {
     /// All rows, in order.
     pub parts: Vec<Part>,
+    /// The ranks that have other tokens where the parameter is used, beyond those of [`Axis::Tokens`]: of experts that are
+    /// whole, the ranks that share the layers around them.
+    pub more_tokens: Axes,
     /// The ranks that divide its master weights and its optimizer's state further: flat, each a part of every bucket
     /// (ZeRO stage 1, Rajbhandari et al., 2020).
     pub rest: Axes,
@@ -71,7 +74,17 @@ pub struct Spread {
 impl Spread {
     /// A parameter of so many rows that every rank stores whole.
     pub fn whole(rows: usize) -> Spread {
-        Spread { parts: vec![Part::whole(vec![rows])], rest: Axes::NONE }
+        Spread::of(vec![Part::whole(vec![rows])])
+    }
+
+    /// A parameter in these parts, whose gradient is summed over the ranks of [`Axis::Tokens`] that do not divide it.
+    pub fn of(parts: Vec<Part>) -> Spread {
+        Spread { parts, more_tokens: Axes::NONE, rest: Axes::NONE }
+    }
+
+    /// The ranks over which its gradient is summed once it is complete: those with other tokens that do not divide it.
+    pub fn sums(&self, ranks: &Ranks) -> Axes {
+        (ranks.axes(Axis::Tokens) | self.more_tokens) - self.cut_over()
     }
 
     /// All ranks that divide the parameter in memory.
@@ -190,7 +203,7 @@ pub(super) fn fill(
 mod tests {
     use std::rc::Rc;
 
-    use parallel::{Axis, Connections, Mesh, MeshSizes, Placement};
+    use parallel::{Connections, Mesh, MeshSizes, Placement};
 
     use super::*;
     use crate::params::{Init, ParamSpec};
@@ -214,7 +227,7 @@ mod tests {
 
     /// The elements of the whole that a rank stores, counted from 1, with 0 for padding.
     fn filled(whole: &[usize], padded: &[usize], parts: Vec<Part>, ranks: &Ranks) -> Vec<usize> {
-        let spread = Spread { parts, rest: Axes::NONE };
+        let spread = Spread::of(parts);
         let slabs = spread.slabs(ranks, whole);
         let elements = spread.stored_sizes(ranks, padded).iter().product();
         let of = |range| fill(whole, &slabs, range, |i| i as f32 + 1.0);
@@ -231,7 +244,7 @@ mod tests {
         let second = tensor(2, 1, 1);
         let parts = rows(&[4, 2, 2], &second);
         assert_eq!(filled(&[8, 2], &[8, 2], parts.clone(), &second), [5, 6, 7, 8, 11, 12, 15, 16]);
-        let slabs = Spread { parts, rest: Axes::NONE }.slabs(&second, &[8, 2]);
+        let slabs = Spread::of(parts).slabs(&second, &[8, 2]);
         assert_eq!(slabs.iter().map(|slab| slab.start).collect::<Vec<_>>(), [0, 4, 6]);
     }
 
@@ -271,7 +284,7 @@ mod tests {
         let parts = vec![Part::whole(vec![2]).cut(1, second.axes(Axis::Tensor))];
         assert_eq!(filled(&[2, 6], &[2, 6], parts.clone(), &second), [3, 4, 9, 10]);
         let slab = Slab { offset: vec![0, 2], sizes: vec![2, 2], start: 0 };
-        assert_eq!(Spread { parts, rest: Axes::NONE }.slabs(&second, &[2, 6]), [slab]);
+        assert_eq!(Spread::of(parts).slabs(&second, &[2, 6]), [slab]);
     }
 
     #[test]
@@ -280,7 +293,7 @@ mod tests {
         let of = |rank| tensor(4, 1, rank);
         assert_eq!(filled(&[5, 1], &[8, 1], rows(&[8], &of(2)), &of(2)), [5, 0]);
         assert_eq!(filled(&[5, 1], &[8, 1], rows(&[8], &of(3)), &of(3)), [0, 0]);
-        assert_eq!(Spread { parts: rows(&[8], &of(3)), rest: Axes::NONE }.slabs(&of(3), &[5, 1]), []);
+        assert_eq!(Spread::of(rows(&[8], &of(3))).slabs(&of(3), &[5, 1]), []);
     }
 
     #[test]
@@ -318,9 +331,10 @@ mod tests {
             let axes = Axis::ALL.map(|axis| mesh.axes(axis));
             let of = |axis: Axis| mesh.axes(axis);
             let (copies, stage) = (of(Axis::KeyHeadCopies), of(Axis::Tensor) | of(Axis::Context) | of(Axis::Data));
-            // Packed heads, columns, experts, and a parameter that is whole, each at rest over the ranks that are left.
+            // Packed heads, columns, experts, and a parameter that is whole, each at rest over the ranks with other tokens.
             let columns = 16;
-            let parts = match random(4) {
+            let kind = random(4);
+            let parts = match kind {
                 0 => vec![
                     Part::whole(vec![16]).cut(0, of(Axis::Tensor)),
                     Part::whole(vec![16]).cut(0, of(Axis::Tensor) - copies),
@@ -329,17 +343,19 @@ mod tests {
                 2 => vec![Part::whole(vec![16, 2, 16]).cut(0, of(Axis::Expert)).cut(2, of(Axis::ExpertTensor))],
                 _ => vec![Part::whole(vec![7])],
             };
-            let spread = Spread { parts, rest: Axes::NONE };
-            let rest = if random(2) == 0 { Axes::NONE } else { stage - spread.cut_over() };
-            let spread = Spread { rest, ..spread };
+            let more_tokens = if kind == 2 { of(Axis::ExpertData) - of(Axis::Tokens) } else { Axes::NONE };
+            let spread = Spread { more_tokens, ..Spread::of(parts) };
+            let over = if random(2) == 0 { Axes::NONE } else { stage };
             let rows: usize = spread.parts.iter().map(|part| part.rows.iter().product::<usize>()).sum();
             let (mut counted, mut stored) = (vec![0; rows * columns], vec![0; rows * columns]);
             // The ranks of the first stage.
             for rank in 0..ranks / pipeline {
                 let here = rank_of(sizes, rank);
                 let spec = ParamSpec::new("p", [rows, columns], Init::Constant(0.0), 0);
-                let spec = spec.lying_in(&here, spread.parts.clone()).resting(rest);
-                let place = here.place(rest);
+                let mut spec = spec.lying_in(&here, spread.parts.clone());
+                spec.spread.more_tokens = more_tokens;
+                let spec = spec.resting(&here, over);
+                let place = here.place(spec.spread.rest);
                 let elements = spec.shape.elements();
                 let owned = elements * place.index / place.count..elements * (place.index + 1) / place.count;
                 let mark = |range: Range<usize>, marks: &mut Vec<usize>| {

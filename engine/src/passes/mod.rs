@@ -2,6 +2,7 @@
 //! operations, in one order.
 
 mod buckets;
+mod expert_rows;
 mod host_state;
 mod name;
 mod overlap;
@@ -24,6 +25,8 @@ use crate::pipeline::Pipeline;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 use buckets::Buckets;
+pub(crate) use expert_rows::ExpertRowQueues;
+use expert_rows::ExpertRows;
 use host_state::HostState;
 pub(crate) use host_state::StateOnHost;
 pub use name::PassName;
@@ -52,6 +55,8 @@ pub(crate) struct Timing {
     pub(crate) on_host: Option<SavedOnHost>,
     /// `None` if the optimizer's state stays on the device.
     pub(crate) state: Option<StateOnHost>,
+    /// `None` if each rank has all experts.
+    pub(crate) row_queues: Option<ExpertRowQueues>,
 }
 
 /// A step that passes are made for.
@@ -93,7 +98,7 @@ impl Timing {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
                 let lanes = [
                     (Axis::Tensor, Lane::Main, Lane::Aside),
-                    (Axis::Expert, Lane::Rows, Lane::Aside),
+                    (Axis::Expert, Lane::Rows, Lane::RowsAside),
                     (Axis::Context, Lane::Keys, Lane::KeysAside),
                 ];
                 let twins = lanes.into_iter().filter_map(|(axis, lane, aside)| {
@@ -113,6 +118,11 @@ impl Timing {
                 let tensor = self.ranks.along(Axis::Tensor);
                 tensor.or(keys)?;
                 Box::new(TensorParallelTransfers::new(&self.tensor_queue, tensor, keys))
+            }
+            PassName::ExpertRows => {
+                let of = |lane| self.ranks.in_lane(self.ranks.axes(Axis::Expert), lane).cloned();
+                let groups = [Lane::Rows, Lane::RowsAside].into_iter().filter_map(of).collect();
+                Box::new(ExpertRows::new(self.row_queues.as_ref()?, groups))
             }
             PassName::Buckets if gradients.communicators().is_empty() => return None,
             PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, gradients, self.completing())),

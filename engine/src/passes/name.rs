@@ -15,6 +15,8 @@ pub enum PassName {
     WeightGradients,
     /// Transfers between ranks that share layers beside products.
     TensorParallelTransfers,
+    /// Rows of experts that ranks exchange, beside products.
+    ExpertRows,
     /// Sums of gradients over data-parallel ranks, and gathers of weights, next to layers.
     Buckets,
     /// Receives from other stages ahead of the tasks that need them.
@@ -23,12 +25,13 @@ pub enum PassName {
 
 impl PassName {
     /// All passes. They are applied in this order.
-    pub const ALL: [PassName; 7] = [
+    pub const ALL: [PassName; 8] = [
         PassName::Present,
         PassName::HostState,
         PassName::Overlap,
         PassName::WeightGradients,
         PassName::TensorParallelTransfers,
+        PassName::ExpertRows,
         PassName::Buckets,
         PassName::StageTransfers,
     ];
@@ -40,6 +43,7 @@ impl PassName {
             PassName::Overlap => "overlap",
             PassName::WeightGradients => "weight gradients",
             PassName::TensorParallelTransfers => "tensor-parallel transfers",
+            PassName::ExpertRows => "rows of experts",
             PassName::Buckets => "buckets",
             PassName::StageTransfers => "stage transfers",
         }

@@ -20,7 +20,7 @@ use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
 use crate::params::{ParamSpec, Params};
-use crate::passes::{HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
+use crate::passes::{ExpertRowQueues, HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::regions::Mode;
 use crate::step_policy::{StepPolicy, StepShape};
@@ -107,7 +107,7 @@ impl Stage {
         check_ranks(&options, architecture)?;
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
-        let rest = if options.distributed_optimizer { ranks.axes(Axis::Tokens) } else { Axes::NONE };
+        let rest = if options.distributed_optimizer { ranks.mesh().with_other_tokens() } else { Axes::NONE };
         let state_home = options.state_home;
         let specs = architecture.specs.iter().map(|spec| ParamSpec { state_home, ..spec.clone() }).collect();
         let bucket_bytes = options.bucket_bytes;
@@ -183,6 +183,7 @@ impl Stage {
                 let buffers = masters.chain(moments).map(|tensor: Tensor| tensor.buffer).collect();
                 StateOnHost { buffers: Rc::new(buffers), queues }
             }),
+            row_queues: ranks.at(Axis::Expert).has_others().then(|| ExpertRowQueues::new(device)),
         };
         Ok(Stage {
             graphs,
@@ -239,7 +240,7 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
     let ranks = &architecture.ranks;
     let overlaps = options.pipeline.schedule().overlaps();
     let loads = architecture.experts.as_ref().and_then(|experts| experts.loads_over);
-    let divides = ranks.at(Axis::Expert).has_others();
+    let has_experts = architecture.experts.is_some();
     let needed = [
         (Axis::Tensor, Lane::Main, true, "ranks share layers"),
         (Axis::KeyHeadCopies, Lane::Main, true, "ranks store copies of key heads"),
@@ -247,11 +248,11 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
         (Axis::Tokens, Lane::Main, true, "ranks have other tokens"),
         (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
         (Axis::Expert, Lane::Rows, true, "ranks have other experts"),
-        (Axis::ExpertData, Lane::Main, divides, "ranks have the same experts and other tokens"),
+        (Axis::ExpertData, Lane::Main, has_experts, "ranks have the same experts and other tokens"),
         (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
         (
             Axis::Expert,
-            Lane::Aside,
+            Lane::RowsAside,
             overlaps,
             "microbatches overlap, with transfers between ranks that have other experts",
         ),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts};
 use device::{Communicator, Tensor};
 use graph_manager::{Phase, Result, TensorTree};
-use parallel::Task;
+use parallel::{Axis, Task};
 
 use crate::gradient_sync::GradientSync;
 use crate::graph_options::Scope;
@@ -17,7 +17,7 @@ use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::passes::{StepOf, Timing};
 use crate::pipeline::{Pipeline, Transfers};
-use crate::regions::{Mode, Region};
+use crate::regions::{Mode, Region, Room};
 use crate::step_policy::StepContext;
 
 use super::first_forwards::FirstForwards;
@@ -76,13 +76,25 @@ impl StepProgram {
         let tasks = self.pipeline.tasks(cx.microbatches())?;
         self.set_passes(cx, &tasks);
         cx.region(Region::Step, (), |cx, ()| {
-            cx.region(Region::Iteration, (), |cx, ()| {
-                cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
+            let before = cx.region(Region::Iteration, (), |cx, ()| {
+                let before = cx.region(Region::Begin, (), |cx, ()| {
+                    self.zero(cx)?;
+                    self.scales_before(cx)
+                })?;
                 self.run_tasks(cx, &tasks)?;
-                cx.region(Region::Reduce, (), |cx, ()| self.finish_gradients(cx))
+                cx.region(Region::Reduce, (), |cx, ()| self.finish_gradients(cx))?;
+                Ok(before)
             })?;
-            cx.region(Region::Optimizer, (), |cx, ()| self.update(cx))
+            cx.region(Region::Optimizer, before, |cx, before| self.update(cx, before))
         })
+    }
+
+    /// Copies of the delayed scales and their history, if the step may be void.
+    fn scales_before(&self, cx: &mut StepContext<'_>) -> Result<Option<[Tensor; 2]>> {
+        match self.params.delayed_scales().filter(|_| cx.mode().room == Room::Budget) {
+            Some(scales) => scales.copied(cx).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// An evaluation step: the forwards of a training step. Also those that a step begins with.
@@ -333,6 +345,13 @@ impl StepProgram {
         let gradients = &self.gradients;
         let buckets = gradients.layers().iter().rev().flat_map(|&layer| gradients.reduce(layer));
         buckets.chain(gradients.sum(self.numbers.sums)).try_for_each(|op| cx.run(op))?;
+        if let Some(beyond) = self.numbers.beyond {
+            // Ranks that share layers have other rows, if experts are whole.
+            let ranks = self.params.ranks();
+            for group in ranks.chain(ranks.axes(Axis::Tensor) - ranks.axes(Axis::ExpertTensor)) {
+                cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group, beyond))?;
+            }
+        }
         self.pipeline.sum_tied_gradients(cx)?;
         if cx.mode().mode == Mode::Measure {
             self.sum_fp8_counts(cx)?;
@@ -356,13 +375,16 @@ impl StepProgram {
 
     /// Norm, clip and update. Then the first layer's new weights are gathered. The next step begins with the forward
     /// that reads them, so nothing can overlap with this gather.
-    fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
+    fn update(&self, cx: &mut StepContext<'_>, scales_before: Option<[Tensor; 2]>) -> Result<()> {
         self.optimizer.update(cx)?;
         for bias in &self.model.selection_biases {
             cx.run(bias.update(self.numbers.status))?;
         }
         if let Some(scales) = self.params.delayed_scales() {
             scales.update(cx, &self.scale_groups())?;
+            if let (Some(before), Some(void)) = (scales_before, self.numbers.beyond) {
+                scales.put_back(cx, void, before)?;
+            }
         }
         let first = self.gradients.layers().first().map_or_else(Vec::new, |first| self.gradients.gather(cx, *first));
         first.into_iter().try_for_each(|op| cx.run(op))

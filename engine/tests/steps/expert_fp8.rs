@@ -12,7 +12,7 @@ use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_llama};
 const RECIPES: [Fp8Recipe; 2] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed];
 
 /// Every other block has experts, one of them shared. All sizes are multiples of 16, for two ranks that share layers too.
-fn shape(dropout: f32, recipe: Option<Fp8Recipe>) -> GptShape {
+pub fn shape(dropout: f32, recipe: Option<Fp8Recipe>) -> GptShape {
     let experts = Experts {
         ffn: 32,
         shared_ffn: 32,

@@ -1,5 +1,6 @@
 //! Ranks that divide the experts of a layer train as ranks that each have all of them.
 
+use engine::fp8::Fp8Recipe;
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, GptShape, Keeps};
 use engine::optimizer::SkipStep;
@@ -13,6 +14,11 @@ use crate::models::{Layout, Run, all_settings, tiny_llama};
 /// So many ranks that share the batch, of which groups of two divide the experts.
 fn pairs(data: usize) -> Layout {
     Layout { expert: 2, ..Layout::new(1, 1, 1, data) }
+}
+
+/// So many ranks of which two share layers, and divide whole experts with the others.
+fn whole(expert: usize, data: usize) -> Layout {
+    Layout { expert, expert_tensor: 1, ..Layout::new(2, 1, 1, data) }
 }
 
 /// The steps of rank 0.
@@ -39,6 +45,8 @@ fn layouts_that_divide_experts_have_the_numbers_of_ranks_with_all_experts() {
                 pairs(2),
                 Layout { expert: 2, ..Layout::new(2, 1, 1, 2) },
                 Layout { expert: 2, sequence: false, ..Layout::new(2, 1, 1, 2) },
+                whole(2, 2),
+                Layout { sequence: false, ..whole(4, 2) },
                 Layout { expert: 2, ..Layout::new(1, 2, 2, 2) },
                 Layout { expert: 2, zero_bubble: true, ..Layout::new(1, 2, 1, 2) },
             ],
@@ -93,6 +101,11 @@ fn divided_experts_have_the_same_bits_in_every_setting() {
     }
     let again = |run: Run| Run { recompute: Some(1), graphs: GraphOptions::default(), ..run };
     assert!(train(pairs(2), &again) == plain, "recomputed");
+    // Whole experts, and the same in one graph, and with rows that go straight to their places.
+    let of_whole = train(whole(4, 2), &|run| run);
+    assert!(train(whole(4, 2), &|run| Run { graphs: graphs.clone(), ..run }) == of_whole, "whole, in one graph");
+    let direct = Layout { moves_rows: true, ..whole(4, 2) };
+    assert!(train(direct, &|run| Run { graphs: graphs.clone(), ..run }) == of_whole, "whole, straight to their places");
     // The forward of a microbatch beside the backward of another.
     let stages = Layout { expert: 2, ..Layout::new(1, 2, 1, 2) };
     let in_turn = train(stages, &|run| run);
@@ -162,6 +175,29 @@ fn a_step_whose_rows_need_more_room_than_the_budget_is_run_again_to_the_same_bit
         assert!(again.contains(&true) && all == expected, "{layout:?}, {:?}: {again:?}", graphs.scope);
         let (all, again) = run_with(layout, Some(2.0), graphs);
         assert!(!again.contains(&true) && all == expected, "{layout:?}: {again:?}");
+    }
+}
+
+/// The scales of the first step follow from its own values, those of later ones from steps before.
+#[test]
+fn delayed_scales_forget_a_step_that_is_run_again() {
+    let train = |layout: Layout, row_budget: Option<f64>, graphs: GraphOptions| {
+        let mut shape = crate::expert_fp8::shape(0.0, Some(Fp8Recipe::Delayed));
+        shape.experts.as_mut().unwrap().row_budget = row_budget;
+        let results = layout.on_ranks(
+            || run_of(&shape, 2, graphs.clone()),
+            |run| {
+                let (results, weights) = run.train();
+                let again: Vec<bool> = results.iter().map(|step| step.ran_again).collect();
+                (again, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
+            },
+        );
+        results.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()
+    };
+    let (_, expected) = train(pairs(2), None, off());
+    for layout in [pairs(2), Layout { moves_rows: true, ..pairs(2) }] {
+        let (again, weights) = train(layout, Some(1.0), GraphOptions { poison: true, ..GraphOptions::default() });
+        assert!(again[0][0] && again[0] == again[1] && weights == expected, "{layout:?}: {again:?}");
     }
 }
 

@@ -39,6 +39,7 @@ fn each_pass_changes_when_something_is_done() {
         let name = match pass {
             PassName::Overlap => "overlap, stages 2",
             PassName::StageTransfers => "stages 2",
+            PassName::ExpertRows => "divided experts and a shared one, data 2, distributed optimizer",
             _ => "tensor 2, data 2",
         };
         assert_ne!(order(name, &[]), order(name, &[pass]), "{pass}");

@@ -172,8 +172,8 @@ impl Rough {
         (parallel.pipeline, parallel.virtual_pipeline, parallel.microbatch_group) = (1, 1, None);
         (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
-        // The estimate has all experts on each rank, and no transfers of rows.
-        (parallel.expert, parallel.expert_row_budget) = (1, None);
+        // The estimate has all experts on the ranks that share a layer, and no transfers of rows.
+        (parallel.expert, parallel.expert_tensor, parallel.expert_row_budget) = (1, None, None);
         let plan = RunPlan::new(small, config.parallel.tensor * config.parallel.context)?;
         let step = paper::steps(&plan, &[0], &self.network)?.remove(0);
         let simulation = simulate(&[step.nodes], self.network.card.overlap.transfer_share);

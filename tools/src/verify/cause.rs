@@ -4,7 +4,7 @@ use parallel::{Axis, Mesh};
 use trainer::error::RunError;
 
 use super::difference::Difference;
-use super::layouts::{AXES, name, of_sizes, size_of, with_size};
+use super::layouts::{AXES, OfExpert, name, of_sizes, size_of, with_size};
 
 /// The axis that numbers of `mesh` differ over, in words. `differs` tries a layout: `None` if the model cannot be
 /// divided so.
@@ -22,7 +22,8 @@ pub(super) fn cause(
     let (several, single): (Vec<Axis>, Vec<Axis>) = AXES.into_iter().partition(|&axis| size_of(mesh, axis) > 1);
     let mut faulty = Vec::new();
     for &axis in &several {
-        let alone = of_sizes(AXES.map(|of| if of == axis { size_of(mesh, of) } else { 1 }));
+        let sizes = AXES.map(|of| if of == axis { size_of(mesh, of) } else { 1 });
+        let alone = of_sizes(sizes, OfExpert::on(mesh));
         if alone == mesh || differs(alone)? == Some(true) {
             faulty.push(axis);
         }

@@ -6,17 +6,35 @@ use parallel::{Axis, Mesh, MeshSizes};
 const MOST_RANKS: usize = 16;
 
 /// The axes along which layouts are tried. Of [`Axis::ExpertData`] only the ranks count that other axes do not have: so the
-/// sizes multiply to the number of ranks, if context and expert ranks are not the same ones. The ranks that share a layer
-/// share each expert.
+/// sizes multiply to the number of ranks, if context and expert ranks are not the same ones. Ranks of whole experts are
+/// among those of the other axes.
 pub(super) const AXES: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::ExpertData, Axis::Pipeline];
+
+/// What a rank that shares layers with others has of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OfExpert {
+    /// Its channels.
+    Channels,
+    /// All of it.
+    Whole,
+}
+
+impl OfExpert {
+    /// That of a mesh.
+    pub(super) fn on(mesh: Mesh) -> OfExpert {
+        let MeshSizes { tensor, expert_tensor, .. } = mesh.sizes();
+        if expert_tensor < tensor { OfExpert::Whole } else { OfExpert::Channels }
+    }
+}
 
 /// The size of a mesh along one of the [`AXES`].
 pub(super) fn size_of(mesh: Mesh, axis: Axis) -> usize {
     let [tensor, context, expert, pipeline] =
         [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline].map(|axis| mesh.size(axis));
-    match axis {
-        Axis::ExpertData => (mesh.ranks() / (tensor * context * expert * pipeline)).max(1),
-        axis => mesh.size(axis),
+    match (axis, OfExpert::on(mesh)) {
+        (Axis::ExpertData, OfExpert::Whole) => mesh.ranks() / (tensor * context * pipeline),
+        (Axis::ExpertData, OfExpert::Channels) => (mesh.ranks() / (tensor * context * expert * pipeline)).max(1),
+        (axis, _) => mesh.size(axis),
     }
 }
 
@@ -37,11 +55,12 @@ pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
         size if size.is_multiple_of(2) || most < 3 => most,
         _ => 3,
     };
+    let kind = OfExpert::on(mesh);
     let at = |largest: &[Axis]| {
         let of = |axis| size(axis, if largest.contains(&axis) { 4 } else { 1 });
-        of_sizes(AXES.map(of))
+        of_sizes(AXES.map(of), kind)
     };
-    let twos = of_sizes(AXES.map(|axis| size(axis, 2)));
+    let twos = of_sizes(AXES.map(|axis| size(axis, 2)), kind);
     let with_later = |first: usize| (first + 1..AXES.len()).map(move |second| [AXES[first], AXES[second]]);
     let mut all: Vec<Mesh> = Vec::new();
     for mesh in [twos].into_iter().chain((0..AXES.len()).flat_map(with_later).map(|pair| at(&pair))) {
@@ -55,25 +74,32 @@ pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
     all
 }
 
-/// The mesh with these sizes along [`AXES`].
-pub(super) fn of_sizes([tensor, context, expert, data, pipeline]: [usize; 5]) -> Mesh {
-    let ranks = tensor * context * expert * data * pipeline;
-    match Mesh::new(MeshSizes { tensor, context, expert, expert_tensor: tensor, pipeline, ..MeshSizes::of(ranks) }) {
-        Ok(mesh) => mesh,
-        Err(_) => unreachable!("the sizes are above 0 and make up the ranks"),
+/// The mesh with these sizes along [`AXES`]. If whole experts have no ranks among the others, they have more of their own.
+pub(super) fn of_sizes([tensor, context, expert, data, pipeline]: [usize; 5], of_expert: OfExpert) -> Mesh {
+    let stage = tensor * context * data;
+    let with = |stage: usize, expert_tensor: usize| {
+        let ranks = stage * pipeline;
+        Mesh::new(MeshSizes { tensor, context, expert, expert_tensor, pipeline, ..MeshSizes::of(ranks) }).ok()
+    };
+    let whole = || with(stage, 1).or_else(|| with(stage * expert, 1));
+    let mesh = (of_expert == OfExpert::Whole).then(whole).flatten();
+    match mesh.or_else(|| with(stage * expert, tensor)) {
+        Some(mesh) => mesh,
+        None => unreachable!("the sizes are above 0 and make up the ranks"),
     }
 }
 
 /// The same mesh with another size of an axis; `None` if these are too many ranks.
 pub(super) fn with_size(mesh: Mesh, axis: Axis, size: usize) -> Option<Mesh> {
-    let other = of_sizes(AXES.map(|of| if of == axis { size } else { size_of(mesh, of) }));
-    (other.ranks() <= MOST_RANKS).then_some(other)
+    let sizes = AXES.map(|of| if of == axis { size } else { size_of(mesh, of) });
+    Some(of_sizes(sizes, OfExpert::on(mesh))).filter(|other| other.ranks() <= MOST_RANKS)
 }
 
-/// The name of one of the [`AXES`]: where no ranks divide experts, all that share the batch have the same ones.
+/// The name of one of the [`AXES`]: where no ranks divide experts, or whole ones, the last ranks are those that share the
+/// batch.
 pub(super) fn name(mesh: Mesh, axis: Axis) -> &'static str {
-    let all_have_all = axis == Axis::ExpertData && mesh.size(Axis::Expert) == 1;
-    if all_have_all { Axis::Data.name() } else { axis.name() }
+    let is_data = mesh.size(Axis::Expert) == 1 || OfExpert::on(mesh) == OfExpert::Whole;
+    if axis == Axis::ExpertData && is_data { Axis::Data.name() } else { axis.name() }
 }
 
 /// A layout in words.
@@ -81,9 +107,10 @@ pub(crate) fn words(mesh: Mesh) -> String {
     let [tensor, context, expert, data, pipeline] = sizes(mesh);
     let context = if context > 1 { format!(" x context {context}") } else { String::new() };
     let dense = format!("tensor {tensor}{context} x pipeline {pipeline}");
-    match expert {
-        1 => format!("{dense} x data {data}"),
-        _ => format!("{dense} x expert {expert} x expert data {data}"),
+    match (expert, OfExpert::on(mesh)) {
+        (_, OfExpert::Whole) => format!("{dense} x data {data}, whole experts over {expert}"),
+        (1, OfExpert::Channels) => format!("{dense} x data {data}"),
+        (_, OfExpert::Channels) => format!("{dense} x expert {expert} x expert data {data}"),
     }
 }
 
@@ -98,13 +125,16 @@ mod tests {
                 let [tensor, _, _, data, pipeline] = sizes(mesh);
                 [tensor, data, pipeline]
             };
-            layouts(of_sizes([tensor, 1, 1, data, pipeline])).into_iter().map(of).collect::<Vec<_>>()
+            layouts(of_sizes([tensor, 1, 1, data, pipeline], OfExpert::Channels))
+                .into_iter()
+                .map(of)
+                .collect::<Vec<_>>()
         };
         assert_eq!(small([2, 4, 2]), [[2, 4, 2]]);
         assert_eq!(small([8, 8, 4]), [[2, 2, 2], [4, 4, 1], [4, 1, 4], [1, 4, 4]]);
         assert_eq!(small([2, 9, 6]), [[2, 2, 2], [2, 3, 1], [2, 1, 4], [1, 3, 4]]);
         assert_eq!(small([1, 64, 1]), [[1, 4, 1]]);
-        let all = |of| layouts(of_sizes(of)).into_iter().map(sizes).collect::<Vec<_>>();
+        let all = |of| layouts(of_sizes(of, OfExpert::Channels)).into_iter().map(sizes).collect::<Vec<_>>();
         assert_eq!(all([2, 1, 8, 4, 1]), [[2, 1, 2, 2, 1], [2, 1, 4, 1, 1], [2, 1, 1, 4, 1], [1, 1, 4, 4, 1]]);
         let with_context = [
             [2, 2, 1, 2, 2],
@@ -116,5 +146,10 @@ mod tests {
             [1, 1, 1, 4, 4],
         ];
         assert_eq!(all([8, 8, 1, 8, 8]), with_context);
+        // Ranks of whole experts are among the others.
+        let whole = layouts(of_sizes([8, 1, 16, 4, 1], OfExpert::Whole));
+        assert!(whole.iter().all(|mesh| mesh.sizes().expert_tensor == 1 && mesh.ranks() <= MOST_RANKS), "{whole:?}");
+        let whole: Vec<_> = whole.into_iter().map(|mesh| (sizes(mesh), mesh.ranks())).collect();
+        assert_eq!(whole, [([2, 1, 2, 2, 1], 4), ([4, 1, 4, 1, 1], 4), ([4, 1, 1, 4, 1], 16)]);
     }
 }

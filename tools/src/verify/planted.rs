@@ -6,10 +6,9 @@ use std::ops::AddAssign;
 
 use engine::precision::Precision;
 use parallel::{Axis, Mesh, Ranks};
-use trainer::config::{ConfigSources, ParallelConfig, RunConfig};
+use trainer::config::{ConfigSources, RunConfig, rank_layout};
 use trainer::error::RunError;
 
-use super::layouts::of_sizes;
 use super::numbers::{Connect, Numbers, RankNumbers, connected_numbers, numbers};
 use super::values::{Shard, Values};
 use super::{Trial, Verdict, trials};
@@ -180,6 +179,16 @@ fn planted_faults_of_divided_experts_are_found() {
         (up, Summed(Axis::Expert), ["by no constant factor", "over the 2 ranks of the expert axis"]),
     ];
     assert_found(&format!("{EXPERTS} parallel.expert=2"), [1, 1, 2], &of_two);
+    // Whole experts, of which two ranks that share layers have two each.
+    let of_whole: [Fault; 2] = [
+        (up, Counted(Axis::Expert), ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"]),
+        (
+            "h.0.mlp.router.weight",
+            Divided(Axis::Tensor),
+            ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
+        ),
+    ];
+    assert_found(&format!("{EXPERTS} parallel.expert=2 parallel.expert_tensor=1"), [2, 1, 1], &of_whole);
     // A gradient that doubles with each layer of a group of one.
     let of_one: [Fault; 1] = [(
         up,
@@ -330,9 +339,7 @@ impl Planted {
                 self.known.borrow_mut().insert(key.clone(), numbers(config, ranks)?);
             }
             let mut all = self.known.borrow()[&key].clone();
-            let ParallelConfig { tensor, context, expert, pipeline, .. } = config.parallel;
-            let data = ranks / (tensor * context * expert * pipeline);
-            plant(config, of_sizes([tensor, context, expert, data, pipeline]), &mut all);
+            plant(config, rank_layout::mesh(config, ranks).unwrap(), &mut all);
             Ok(all)
         });
         verdict.unwrap()

@@ -11,6 +11,7 @@ use trainer::config::{
     MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
 };
 
+use super::layouts::OfExpert;
 use super::numbers::STEPS;
 
 /// Below the gradient norm of the small models, so that clipping acts.
@@ -232,7 +233,9 @@ fn shrink_layout(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
     let enough = if parallel.virtual_pipeline > 1 { 2 * group } else { stages + 2 };
     let own = if parallel.virtual_pipeline > 1 { enough } else { microbatches.min(enough) };
     config.train.micro_batch_size = config.train.micro_batch_size.min(2);
-    config.train.global_batch_size = own * data * config.train.micro_batch_size;
+    // Without the ranks that share layers, those of whole experts share the batch.
+    let shares = if OfExpert::on(mesh) == OfExpert::Whole { mesh.size(Axis::Expert) } else { 1 };
+    config.train.global_batch_size = own * data * shares * config.train.micro_batch_size;
 }
 
 /// Leaves out what no number of a step depends on, and files.
@@ -329,6 +332,7 @@ pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
     (parallel.tensor, parallel.pipeline) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
     parallel.context = mesh.size(Axis::Context);
     parallel.expert = mesh.size(Axis::Expert);
+    parallel.expert_tensor = (OfExpert::on(mesh) == OfExpert::Whole).then_some(1);
     if parallel.expert == 1 {
         parallel.expert_row_budget = None;
     }
@@ -356,7 +360,7 @@ mod tests {
     use trainer::config::ConfigSources;
 
     use super::*;
-    use crate::verify::layouts::of_sizes;
+    use crate::verify::layouts::{OfExpert, of_sizes};
 
     /// The small model of a run, in a layout of these sizes along tensor, data and pipeline.
     fn of(settings: &str, [tensor, data, pipeline]: [usize; 3]) -> Small {
@@ -366,7 +370,7 @@ mod tests {
         }
         let config = sources.resolve();
         let ranks = config.parallel.tensor * config.parallel.pipeline;
-        small(&RunPlan::new(config, ranks).unwrap(), of_sizes([tensor, 1, 1, data, pipeline]))
+        small(&RunPlan::new(config, ranks).unwrap(), of_sizes([tensor, 1, 1, data, pipeline], OfExpert::Channels))
             .unwrap_or_else(|error| panic!("{error}"))
     }
 

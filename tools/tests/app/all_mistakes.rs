@@ -62,7 +62,7 @@ const LINES: &[Case] = &[
         &[
             "--bf16 with precision.compute = f32",
             "--mock-data with data.path",
-            "--expert-tensor-parallel-size 7 with",
+            "parallel.expert_tensor = 7 with",
             "data.path = `absent`",
         ],
     ),

@@ -92,6 +92,7 @@ fn a_mixture_has_the_losses_of_one_rank_in_every_layout() {
             (2, "--pipeline-model-parallel-size 2"),
             (2, "--use-distributed-optimizer"),
             (2, "--expert-model-parallel-size 2 --use-distributed-optimizer --enable-cuda-graph"),
+            (2, "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 --expert-tensor-parallel-size 1"),
         ] {
             let folder = Folder::new("experts-layout");
             expect(&run(ranks, &folder.0, &flags(layout)), 0, &["done: loss"]);
@@ -261,7 +262,10 @@ fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
         ("MODEL --moe-aux-loss-coeff -1", &["train.balance_loss_multiplier = -1", "not negative"]),
         ("MODEL --moe-router-score-function sqrtsoftplus", &["\"sqrtsoftplus\"", "or \"sigmoid\""]),
         ("MODEL --norm rmsnorm --preset tiny-llama --lora-rank 4", &["\"all-linear\"", "q_proj k_proj"]),
-        ("MODEL --expert-tensor-parallel-size 2", &["with parallel.tensor = 1", "leave it out"]),
+        (
+            "MODEL --expert-tensor-parallel-size 2",
+            &["parallel.expert_tensor = 2 with parallel.tensor = 1", "whole on its rank", "leave it out"],
+        ),
         (
             "MODEL --enable-cuda-graph --cuda-graph-modules moe moe_router",
             &["[\"moe\", \"moe_router\"]", "its first half", "name one of the two"],

@@ -117,9 +117,16 @@ fn a_tensor_of_an_expert_that_is_missing_or_one_too_many_is_named() {
     }
 }
 
+/// Ranks that share experts, that divide them in a pipeline, and that divide whole ones among those that share layers.
+const LAYOUTS: [&str; 3] = [
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+    "--expert-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer",
+    "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --tensor-model-parallel-size 2 --sequence-parallel",
+];
+
 #[test]
-fn ranks_that_share_experts_and_stages_with_some_of_them_have_the_imported_weights_and_go_on() {
-    for (preset, sizes) in SMALL {
+fn ranks_that_share_or_divide_experts_have_the_imported_weights_and_export_them() {
+    for ((preset, sizes), layout) in SMALL.into_iter().zip(LAYOUTS) {
         let made = Folder::new("experts");
         make(&made.0, (preset, sizes), DataType::Bf16);
         let flags = format!(
@@ -129,7 +136,6 @@ fn ranks_that_share_experts_and_stages_with_some_of_them_have_the_imported_weigh
         );
         let (alone, shared) = (Folder::new("experts-1"), Folder::new("experts-4"));
         expect(&run(1, &alone.0, &format!("{flags} --steps 4")), 0, &["done: loss"]);
-        let layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2";
         // Next to nothing is learned, so the checkpoint has the weights that were read.
         let still = format!("{flags} {layout} --lr 1e-30 --min-lr 1e-30 --steps 1");
         expect(&run(4, &shared.0, &still), 0, &["done: loss"]);

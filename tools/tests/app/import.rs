@@ -192,13 +192,11 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     let (table, said) = page("--split 949,50,1", 1);
     assert_values(&table, "[data]\nsplit = 0.949\n");
     assert_comments(&said, &[&["--split 949,50,1", "test data, is for validation"]]);
-    let (table, said) = page(
-        "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 4 --context-parallel-size 2 --attention-dropout 0 \
-         --cp-comm-type p2p",
+    let (table, _) = page(
+        "--tensor-model-parallel-size 2 --context-parallel-size 2 --attention-dropout 0 --cp-comm-type p2p",
         4,
     );
     assert_values(&table, "[parallel]\ntensor = 2\ncontext = 2\ncontext_transfers = \"ring\"\n");
-    assert_comments(&said, &[&["--expert-tensor-parallel-size 4", "parallel.tensor"]]);
     // A share of warm-up is one of the decay's 400 steps.
     let (table, _) = page("--lr-warmup-fraction 0.1 --lr-decay-iters 400", 1);
     assert_values(&table, "[optimizer]\nwarmup_steps = 40\n");

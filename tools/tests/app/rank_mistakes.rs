@@ -128,7 +128,23 @@ fn expert_ranks_that_cannot_be_are_refused_with_sizes_that_work() {
         ),
         (
             "MODEL parallel.expert=2 parallel.tensor=2",
-            ["parallel.expert = 2 with 1 data-parallel rank", "a multiple of parallel.expert", "one of 1"],
+            [
+                "parallel.expert = 2 with 1 data-parallel rank",
+                "share the batch",
+                "one of 1, or parallel.expert_tensor = 1",
+            ],
+        ),
+        (
+            "MODEL parallel.expert=3 parallel.tensor=2 parallel.expert_tensor=1",
+            ["parallel.expert = 3 with parallel.expert_tensor = 1 on 2 ranks", "divide whole experts", "one of 1, 2"],
+        ),
+        (
+            "MODEL parallel.tensor=2 parallel.expert_tensor=3",
+            ["parallel.expert_tensor = 3 with parallel.tensor = 2", "share a layer share it", "leave it out for 2"],
+        ),
+        (
+            "MODEL parallel.tensor=2 parallel.expert_tensor=1 model.seq_length=63 train.micro_batch_size=1",
+            ["= 63 with parallel.tensor = 2", "with parallel.expert_tensor = 1", "model.seq_length = 64"],
         ),
     ] {
         let error = on_two_ranks(&text.replace("MODEL", model));

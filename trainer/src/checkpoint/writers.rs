@@ -33,8 +33,7 @@ impl Writers {
     pub fn new(plan: &RunPlan, group: &ProcessGroup) -> Writers {
         let ranks = &group.ranks;
         let (any, sum) = (group.control.clone(), group.control.clone());
-        let stored = [Axis::Tensor, Axis::Expert, Axis::Pipeline].map(|axis| ranks.axes(axis));
-        let divided = stored.into_iter().fold(plan.parallel.rest(), |all, axes| all | axes);
+        let divided = plan.parallel.rest() | ranks.mesh().with_other_weights() | ranks.axes(Axis::Pipeline);
         let Place { index: rank, count } = ranks.place(divided);
         Writers {
             rank,

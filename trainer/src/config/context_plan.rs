@@ -4,6 +4,7 @@ use common::UserError;
 use engine::model::{ContextTransfers, GptShape};
 
 use crate::config::checks::require;
+use crate::config::rank_layout::brings_own_tokens;
 use crate::config::{ContextTransfersChoice, ParallelConfig, RunConfig};
 
 /// Tokens of a microbatch that a rank has.
@@ -57,7 +58,8 @@ pub(super) fn transfers(config: &RunConfig, shape: &GptShape) -> Result<ContextT
 fn check_length(config: &RunConfig) -> Result<(), UserError> {
     let (context, length) = (config.parallel.context, config.model.seq_length);
     let works = |length: usize, context: usize| {
-        let of_tensor = if config.parallel.sequence_parallel { config.parallel.tensor } else { 1 };
+        let divides = config.parallel.sequence_parallel || brings_own_tokens(config);
+        let of_tensor = if divides { config.parallel.tensor } else { 1 };
         let even = length.is_multiple_of(2 * context);
         even && (config.train.micro_batch_size * length / context).is_multiple_of(of_tensor)
     };
@@ -67,7 +69,8 @@ fn check_length(config: &RunConfig) -> Result<(), UserError> {
         let fewer = (1..context).rev().find(divides).unwrap_or(1);
         UserError::new(
             format!("model.seq_length = {length} with parallel.context = {context}"),
-            "a rank has two equal parts of each sequence, and with parallel.sequence_parallel tensor ranks divide them",
+            "a rank has two equal parts of each sequence, and with parallel.sequence_parallel or parallel.expert_tensor = 1 tensor \
+             ranks divide them",
             format!("set model.seq_length = {longer}, or parallel.context = {fewer}"),
         )
     })

@@ -2,7 +2,6 @@
 
 use common::{Mistakes, UserError};
 use device::ops::{Router, Score};
-use engine::fp8::Fp8Recipe;
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
@@ -123,7 +122,7 @@ fn check_8_bits(config: &RunConfig, ffn: usize) -> Result<(), UserError> {
             "leave the capacity out, or set precision.fp8 = \"none\"",
         )
     })?;
-    let share = ffn / config.parallel.tensor.max(1);
+    let share = ffn / config.parallel.ranks_of_an_expert().max(1);
     require(share.is_multiple_of(16), || {
         UserError::new(
             format!("{asked} and model.expert_ffn of a rank = {share}"),
@@ -154,20 +153,22 @@ fn check_pattern(model: &ModelConfig) -> Result<(), UserError> {
 fn check_widths(config: &RunConfig, ffn: usize) -> Result<(), UserError> {
     let (model, count) = (&config.model, config.model.experts);
     at_least("model.expert_ffn", ffn, 1)?;
-    let tensor = config.parallel.tensor.max(1);
-    for (key, width) in [("model.expert_ffn", ffn), ("model.shared_expert_ffn", model.shared_expert_ffn)] {
+    let (tensor, within) = (config.parallel.tensor.max(1), config.parallel.ranks_of_an_expert().max(1));
+    for (key, width, ranks) in
+        [("model.expert_ffn", ffn, within), ("model.shared_expert_ffn", model.shared_expert_ffn, tensor)]
+    {
         at_most(key, width, 1 << 30)?;
-        require(width.is_multiple_of(tensor), || {
+        require(width.is_multiple_of(ranks), || {
             UserError::new(
                 format!("{key} = {width} with parallel.tensor = {tensor}"),
                 "tensor-parallel ranks share the channels of each expert equally",
-                format!("set {key} to a multiple of {tensor}"),
+                format!("set {key} to a multiple of {ranks}"),
             )
         })?;
     }
     holdable("model.experts x expert_ffn x hidden", &[count, 2 * ffn, model.hidden])?;
     // Each rank that divides experts may have the rows of all of them.
-    let (tokens, ranks) = (tokens_here(config), config.parallel.expert.max(1));
+    let (tokens, ranks) = (tokens_here(config) * within / tensor, config.parallel.expert.max(1));
     let rows = ranks * tokens * model.experts_per_token.min((count / ranks).max(1));
     holdable("the rows of experts x expert_ffn", &[rows, 2 * ffn.max(model.hidden)])?;
     require(i32::try_from(rows).is_ok(), || {
@@ -198,20 +199,11 @@ fn check_row_budget(config: &RunConfig) -> Result<(), UserError> {
     let rule = "it is above 0, and at 1 there is room for balanced loads";
     let fix = "set parallel.expert_row_budget = 1.5, or leave it out, and every step has room for all rows";
     within("parallel.expert_row_budget", factor, factor > 0.0 && factor.is_finite(), rule, fix)?;
-    let asked = format!("parallel.expert_row_budget = {factor}");
     require(config.parallel.expert > 1, || {
         UserError::new(
-            format!("{asked} with parallel.expert = {}", config.parallel.expert),
+            format!("parallel.expert_row_budget = {factor} with parallel.expert = {}", config.parallel.expert),
             "a budget is for rows that ranks exchange, and these divide experts",
             "leave it out, or set a parallel.expert of 2 or more",
-        )
-    })?;
-    let is_delayed = config.precision.fp8 != Fp8Choice::None && config.precision.fp8_recipe == Fp8Recipe::Delayed;
-    require(!is_delayed, || {
-        UserError::new(
-            format!("{asked} with precision.fp8_recipe = \"delayed\""),
-            "a step that is run again would enter the history of magnitudes twice",
-            "set precision.fp8_recipe = \"tensorwise\", or leave the budget out",
         )
     })
 }

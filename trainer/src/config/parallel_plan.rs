@@ -102,7 +102,7 @@ impl ParallelPlan {
 
     /// The ranks that divide master weights and optimizer state beyond the parameters.
     pub fn rest(&self) -> Axes {
-        if self.distributed_optimizer { self.mesh.axes(Axis::Tokens) } else { Axes::NONE }
+        if self.distributed_optimizer { self.mesh.with_other_tokens() } else { Axes::NONE }
     }
 
     /// The pipeline stage of a rank.

@@ -164,7 +164,7 @@ impl RunPlan {
         let ParallelPlan { mesh, schedule, shares_table, .. } = &self.parallel;
         let mut all = Connections { ties_ends: *shares_table, ..Connections::new(*mesh, schedule.placement()) };
         if schedule.overlaps() {
-            all = [(Axis::Tensor, Lane::Aside), (Axis::Expert, Lane::Aside), (Axis::Context, Lane::KeysAside)]
+            all = [(Axis::Tensor, Lane::Aside), (Axis::Expert, Lane::RowsAside), (Axis::Context, Lane::KeysAside)]
                 .into_iter()
                 .fold(all, |all, (axis, lane)| all.with(axis, lane));
         }

@@ -6,7 +6,7 @@ use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
 use parallel::{Axis, Mesh, MeshSizes, Schedule};
 
-use crate::config::checks::at_least;
+use crate::config::checks::{at_least, require};
 use crate::config::context_plan::check_context;
 use crate::config::{
     GraphMempool, GraphScope, ModelKind, ParallelConfig, PipelineSchedule, RecomputeGranularity, RunConfig,
@@ -22,6 +22,7 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
         ("parallel.tensor", tensor),
         ("parallel.context", context),
         ("parallel.expert", expert),
+        ("parallel.expert_tensor", config.parallel.ranks_of_an_expert()),
         ("parallel.pipeline", pipeline),
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline),
     ] {
@@ -42,7 +43,8 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
         }
     }
     check_experts(config)?;
-    let dense = MeshSizes { tensor, context, pipeline, expert_tensor: tensor, ..MeshSizes::of(ranks) };
+    let expert_tensor = if brings_own_tokens(config) { 1 } else { tensor };
+    let dense = MeshSizes { tensor, context, pipeline, expert_tensor, ..MeshSizes::of(ranks) };
     let mesh = Mesh::new(dense).map_err(|_| {
         if context > 1 {
             let needed = tensor.saturating_mul(context).saturating_mul(pipeline);
@@ -77,20 +79,41 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
     })?;
     let with = |expert: usize| Mesh::new(MeshSizes { expert, ..dense });
     with(expert).map_err(|_| {
-        let tokens = mesh.size(Axis::Tokens);
-        let of = match context {
-            1 => counted(tokens, "data-parallel rank"),
-            _ => counted(tokens, "rank that has other tokens"),
+        let (tokens, stage) = (mesh.size(Axis::Tokens), mesh.ranks() / pipeline);
+        let (of, rule) = match (brings_own_tokens(config), context) {
+            (true, _) => (
+                format!("parallel.expert_tensor = 1 on {} of a stage", counted(stage, "rank")),
+                "the ranks of a stage divide whole experts: parallel.expert divides their number, and it and \
+                 parallel.tensor x parallel.context divide each other",
+            ),
+            (false, 1) => (counted(tokens, "data-parallel rank"), SHARE_THE_BATCH),
+            (false, _) => (counted(tokens, "rank that has other tokens"), SHARE_THE_BATCH),
         };
+        let sizes = sizes_that_work(config.model.experts, |size| with(size).is_ok());
+        let whole = Mesh::new(MeshSizes { expert, expert_tensor: 1, ..dense }).is_ok();
+        let or = if whole { ", or parallel.expert_tensor = 1" } else { "" };
         UserError::new(
             format!("parallel.expert = {expert} with {of}"),
-            "the ranks that share the batch divide the experts: their number is a multiple of parallel.expert",
-            format!(
-                "set parallel.expert to one of {}",
-                sizes_that_work(config.model.experts, |size| with(size).is_ok())
-            ),
+            rule,
+            format!("set parallel.expert to one of {sizes}{or}"),
         )
     })
+}
+
+const SHARE_THE_BATCH: &str =
+    "the ranks that share the batch divide the experts: their number is a multiple of parallel.expert";
+
+/// Whether experts are whole, and each of several ranks that share a layer brings its part of the tokens to them.
+pub(super) fn brings_own_tokens(config: &RunConfig) -> bool {
+    let ParallelConfig { tensor, .. } = config.parallel;
+    config.model.experts > 0 && config.parallel.ranks_of_an_expert() != tensor
+}
+
+impl ParallelConfig {
+    /// The number of ranks that share each expert.
+    pub fn ranks_of_an_expert(&self) -> usize {
+        self.expert_tensor.unwrap_or(self.tensor)
+    }
 }
 
 /// The number of ranks with other samples; 1 if the settings do not divide the ranks.
@@ -104,8 +127,16 @@ fn sizes_that_work(experts: usize, is_possible: impl Fn(usize) -> bool) -> Strin
     (1..=experts).filter(works).map(|size| size.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Fails on expert ranks that cannot have equal numbers of experts.
+/// Fails on expert ranks that cannot have equal numbers of experts, and on experts that some ranks of a layer share.
 fn check_experts(config: &RunConfig) -> Result<(), UserError> {
+    let (tensor, within) = (config.parallel.tensor, config.parallel.ranks_of_an_expert());
+    require(within == 1 || within == tensor, || {
+        UserError::new(
+            format!("parallel.expert_tensor = {within} with parallel.tensor = {tensor}"),
+            "an expert is whole on its rank, or all ranks that share a layer share it",
+            format!("set parallel.expert_tensor = 1, or leave it out for {tensor}"),
+        )
+    })?;
     let (expert, experts) = (config.parallel.expert, config.model.experts);
     let refused = |with: String, rule: &str, fix: String| {
         Err(UserError::new(format!("parallel.expert = {expert} with {with}"), rule, fix))
@@ -305,14 +336,15 @@ pub fn check_shape(config: &RunConfig, shape: &GptShape) -> Result<(), UserError
     }
     check_context(config, shape)?;
     let tokens = config.train.micro_batch_size * config.model.seq_length;
-    if config.parallel.sequence_parallel && !tokens.is_multiple_of(tensor) {
+    let divides = [
+        ("parallel.sequence_parallel = true", config.parallel.sequence_parallel, "parallel.sequence_parallel = false"),
+        ("parallel.expert_tensor = 1", brings_own_tokens(config), "leave parallel.expert_tensor out"),
+    ];
+    if let Some((with, _, fix)) = divides.into_iter().find(|(_, asks, _)| *asks && !tokens.is_multiple_of(tensor)) {
         return Err(UserError::new(
             format!("train.micro_batch_size x model.seq_length = {tokens} with parallel.tensor = {tensor}"),
-            "with parallel.sequence_parallel the tokens of a microbatch are a multiple of parallel.tensor",
-            format!(
-                "set model.seq_length = {}, or parallel.sequence_parallel = false",
-                config.model.seq_length.next_multiple_of(tensor)
-            ),
+            format!("with {with} the tokens of a microbatch are a multiple of parallel.tensor"),
+            format!("set model.seq_length = {}, or {fix}", config.model.seq_length.next_multiple_of(tensor)),
         ));
     }
     Ok(())

@@ -396,6 +396,7 @@ choice! {
 section!(ParallelConfig {
     tensor: usize,
     expert: usize,
+    expert_tensor: Option<usize>,
     expert_row_budget: Option<f64>,
     sequence_parallel: bool,
     tensor_transfers: TensorTransfers,

@@ -66,6 +66,7 @@ const RULES: &[(&[&str], When, &str)] = &[
      "it is for blocks with a model.sliding_window"),
     (&["model.qkv_bias"], Is(|run| run.config.model.bias), "with model.bias = true all linear layers have biases"),
     (&["parallel.distributed_optimizer", "parallel.grad_reduce"], Is(has_one_data_rank), NO_DATA_RANKS),
+    (&["parallel.expert_tensor"], Off("model.experts"), "layers are dense"),
     (&["parallel.expert_row_budget"], Is(|run| run.config.parallel.expert == 1), "each rank has all experts, and room for their rows"),
     (&["precision.fp8_param_gather"], Is(|run| has_one_data_rank(run) || !run.config.parallel.distributed_optimizer),
      "only data-parallel ranks with a distributed optimizer gather weights"),

@@ -98,9 +98,12 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
             format!("; {context} ranks divide each sequence and {exchange}")
         }
     };
-    let experts = match plan.parallel.mesh.size(Axis::Expert) {
-        1 => String::new(),
-        ranks => format!("; {ranks} ranks divide the experts of each layer"),
+    let is_whole = tensor > 1 && plan.parallel.mesh.sizes().expert_tensor == 1;
+    let experts = match (plan.parallel.mesh.size(Axis::Expert), is_whole) {
+        (1, false) => String::new(),
+        (1, true) => "; each rank has all experts whole".into(),
+        (ranks, false) => format!("; {ranks} ranks divide the experts of each layer"),
+        (ranks, true) => format!("; {ranks} ranks divide the experts of each layer, which are whole"),
     };
     let ramp = batch.describe_ramp().map_or(String::new(), |ramp| format!("; {ramp}"));
     format!(

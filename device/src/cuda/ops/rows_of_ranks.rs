@@ -5,10 +5,17 @@ use crate::cuda::ops::collective::THREADS;
 use crate::cuda::peers::{Peers, PeersArgs};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Collective, PlaceRows, RowsOfRanks, RowsWay};
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
 
-/// Blocks of an exchange: as many multiprocessors can do nothing else meanwhile.
-const BLOCKS: usize = 32;
+/// The most blocks of an exchange: as many multiprocessors can do nothing else meanwhile.
+const MOST_BLOCKS: usize = 8;
+/// Bytes of rows for which a block is worth its wait for other ranks.
+const BYTES_OF_A_BLOCK: usize = 128 << 10;
+
+/// The blocks of an exchange. The ranks have room for as many rows, so they have as many blocks.
+fn blocks(output: &Tensor) -> usize {
+    output.bytes().div_ceil(BYTES_OF_A_BLOCK).clamp(1, MOST_BLOCKS)
+}
 
 /// Threads of a block that places rows; `SCAN_THREADS` in `kernels/scan.cuh`.
 const SCAN_THREADS: u32 = 256;
@@ -107,5 +114,5 @@ pub(in crate::cuda::ops) fn exchange_rows(
         lanes: words.next_power_of_two().min(32) as u32,
         bound: rows.bound(&input, &output) as u32,
     };
-    queue.launch_block(&format!("peer_rows_to_{way}_by_{word}"), Grid::line(BLOCKS, THREADS), &block)
+    queue.launch_block(&format!("peer_rows_to_{way}_by_{word}"), Grid::line(blocks(&output), THREADS), &block)
 }

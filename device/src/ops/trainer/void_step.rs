@@ -3,8 +3,9 @@
 use crate::ops::{Accesses, Operation, Status, ensure_dtype, ensure_elements, visit_all};
 use crate::{DType, Result, Tensor};
 
-/// Takes a step back if `beyond` is above 0: nothing is updated, and no counter keeps the step. It comes right after
-/// [`crate::ops::ClipScale`]. The step is run again with more room.
+/// Takes a step back if `beyond` is above 0: nothing is updated, and no counter keeps the step. It follows
+/// [`crate::ops::ClipScale`], which the recorder of a step checks, and comes before [`crate::ops::SkipStep`]. The step is run
+/// again with more room.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VoidStep {
     /// `(1)`, f32: the rows of all ranks that had no room.
@@ -24,6 +25,10 @@ impl Operation for VoidStep {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.beyond, self.status], [self.status])
+    }
+
+    fn follows_status(&self) -> Option<Tensor> {
+        Some(self.status)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {

@@ -3,14 +3,14 @@
 use device::DType;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
-use engine::model::{ContextTransfers, GptShape, SampleRow};
+use engine::model::{BalanceGroup, ContextTransfers, GptShape, SampleRow};
 use engine::optimizer::{MomentTypes, SkipStep};
 use engine::precision::Precision;
 use graph_manager::Mempool;
 
 use crate::expert_balance::tiny_balanced;
 use crate::expert_capacity::tiny_limited;
-use crate::experts::tiny_experts;
+use crate::experts::{tiny_experts, tiny_shared};
 use crate::hooks::with_hooks;
 use crate::lora::with_adapters;
 use crate::models::{Kind, Layout, Run, SEQ, tiny_gemma3, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3};
@@ -77,6 +77,10 @@ fn divided(run: Run) -> Run {
     Run { distributed_optimizer: true, ..run }
 }
 
+fn overlapping(run: Run) -> Run {
+    Run { overlaps: true, ..run }
+}
+
 /// Graphs of some modules, if regions have graphs of their own.
 fn modules(run: Run) -> Run {
     let only = GraphSelection { modules: [GraphModule::ATTENTION, GraphModule::HEAD].into(), ..Default::default() };
@@ -95,9 +99,9 @@ pub fn cases() -> Vec<Case> {
     let (data, tensor, stages) = (Layout::new(1, 1, 1, 2), Layout::new(2, 1, 1, 1), Layout::new(1, 2, 1, 1));
     let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
-    let overlap = |run: Run| Run { overlaps: true, ..run };
     let context = |context: usize, layout: Layout| Layout { context, ..layout };
-    let cases: [(&str, Layout, Change); 66] = [
+    let whole_experts = |expert: usize, layout: Layout| Layout { expert, expert_tensor: 1, ..layout };
+    let cases: [(&str, Layout, Change); 69] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
@@ -152,6 +156,13 @@ pub fn cases() -> Vec<Case> {
         ("experts, stages 2, zero bubble, data 2", zero_bubble(Layout::new(1, 2, 1, 2)), |run| {
             divided(of(run, tiny_experts(Precision::F32)))
         }),
+        ("divided experts and a shared one, data 2, distributed optimizer", Layout { expert: 2, ..data }, |run| {
+            divided(of(run, tiny_shared(0.0, BalanceGroup::Sequence)))
+        }),
+        ("divided experts, overlap, stages 2, data 2", Layout { expert: 2, ..Layout::new(1, 2, 1, 2) }, |run| {
+            overlapping(of(run, tiny_experts(Precision::F32)))
+        }),
+        ("whole experts, tensor 2, sequence", whole_experts(2, tensor), |run| of(run, tiny_experts(Precision::Bf16))),
         ("experts, recompute of two blocks", one, |run| Run {
             recompute: Some(2),
             ..of(run, tiny_experts(Precision::Bf16))
@@ -169,7 +180,7 @@ pub fn cases() -> Vec<Case> {
         ("graphs of some modules, data 2", data, modules),
         ("hooks, tensor 2, data 2", Layout::new(2, 1, 1, 2), with_hooks),
         ("overlap, data 2, distributed optimizer", data, |run| divided(Run { overlaps: true, ..run })),
-        ("overlap, stages 2, chunks 2", Layout::new(1, 2, 2, 1), overlap),
+        ("overlap, stages 2, chunks 2", Layout::new(1, 2, 2, 1), overlapping),
         ("stages 2, chunks 2, data 2, distributed optimizer", Layout::new(1, 2, 2, 2), |run| {
             divided(Run { microbatches: 4, ..run })
         }),

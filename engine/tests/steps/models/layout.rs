@@ -23,8 +23,10 @@ pub struct Layout {
     pub sequence: bool,
     /// Backwards are split, and the gradients of weights come later.
     pub zero_bubble: bool,
-    /// Ranks that divide experts, of those that share the batch.
+    /// Ranks that divide experts.
     pub expert: usize,
+    /// Ranks that share each expert: 1, or those that share layers.
+    pub expert_tensor: usize,
     /// Rows of experts go straight to their places, as between GPUs that reach each other's memory.
     pub moves_rows: bool,
 }
@@ -32,23 +34,28 @@ pub struct Layout {
 impl Layout {
     /// Groups of as many microbatches as there are stages, and rows shared if layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
-        let (context, group, sequence, zero_bubble, expert) = (1, stages, tensor > 1, false, 1);
-        Layout { tensor, context, stages, chunks, data, group, sequence, zero_bubble, expert, moves_rows: false }
+        let (context, sequence, zero_bubble, moves_rows) = (1, tensor > 1, false, false);
+        let (group, expert, expert_tensor) = (stages, 1, tensor);
+        Layout {
+            tensor,
+            context,
+            stages,
+            chunks,
+            data,
+            group,
+            sequence,
+            zero_bubble,
+            expert,
+            expert_tensor,
+            moves_rows,
+        }
     }
 
     /// The ranks. So many of those that share layers store copies of a key head.
     pub fn mesh(&self, key_head_copies: usize) -> Mesh {
-        let Layout { tensor, context, stages: pipeline, expert, .. } = *self;
-        let sizes = MeshSizes {
-            tensor,
-            key_head_copies,
-            context,
-            pipeline,
-            expert,
-            expert_tensor: tensor,
-            ..MeshSizes::of(self.ranks())
-        };
-        Mesh::new(sizes).unwrap()
+        let Layout { tensor, context, stages: pipeline, expert, expert_tensor, .. } = *self;
+        let ranks = self.ranks();
+        Mesh::new(MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline }).unwrap()
     }
 
     pub fn ranks(&self) -> usize {
@@ -76,7 +83,7 @@ impl Layout {
         let mut connections = Connections::new(self.mesh(copies), schedule.placement());
         connections.ties_ends = run.shape.as_ref().is_some_and(|shape| shape.tied);
         if run.overlaps {
-            connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::Aside);
+            connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::RowsAside);
             connections = connections.with(Axis::Context, Lane::KeysAside);
         }
         if let Some(axis) = experts.and_then(Experts::loads_over) {

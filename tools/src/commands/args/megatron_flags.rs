@@ -281,7 +281,6 @@ mod tests {
                 "--moe-router-quantile-balancing-ema 0.9",
                 ["quantile", "steps of one size", "--moe-router-bias-update-rate"],
             ),
-            ("--expert-tensor-parallel-size 2", ["size 2 with parallel.tensor = 1", "agrees", "leave it out"]),
             ("--moe-router-dtype fp64", ["fp64", "compute in f32", "leave it out"]),
             ("--moe-router-num-groups 4", ["num-groups 4", "highest scores of all", "leave it out"]),
         ] {

@@ -4,7 +4,7 @@ use common::Choice;
 use common::format::{bytes, count, counted};
 use data::Source;
 use engine::model::ContextTransfers;
-use parallel::Axis;
+use parallel::{Axis, MeshSizes};
 use serde_json::{Value, json};
 
 use crate::predict::{Card, Fit, Forecast, Found, Memory, picture};
@@ -52,6 +52,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "pipeline_schedule": config.parallel.pipeline_schedule,
         "data": mesh.size(Axis::Data),
         "expert": mesh.size(Axis::Expert),
+        "expert_tensor": mesh.sizes().expert_tensor,
         "sequence_parallel": config.parallel.sequence_parallel,
         "distributed_optimizer": config.parallel.distributed_optimizer,
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
@@ -200,8 +201,10 @@ fn options(plan: &RunPlan) -> String {
         (plan.parallel.layers_on_host > 0, "oh"),
     ];
     let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
-    let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, plan.parallel.mesh.size(axis)));
+    let mesh = plan.parallel.mesh;
+    let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, mesh.size(axis)));
     let sizes = sizes.into_iter().filter(|(_, ranks)| *ranks > 1).map(|(word, ranks)| format!("{word} {ranks}"));
+    let sizes = sizes.chain(experts_are_whole(plan).then(|| "etp 1".to_string()));
     let words: Vec<String> = sizes.chain(context_transfers(plan).map(String::from)).chain(words).collect();
     if words.is_empty() { "-".into() } else { words.join(" ") }
 }
@@ -214,6 +217,12 @@ fn context_transfers(plan: &RunPlan) -> Option<&'static str> {
         ContextTransfers::Heads => ContextTransfersChoice::Heads,
     };
     (plan.parallel.mesh.size(Axis::Context) > 1).then_some(way.word())
+}
+
+/// Whether experts are whole on ranks that share the layers around them.
+fn experts_are_whole(plan: &RunPlan) -> bool {
+    let MeshSizes { tensor, expert_tensor, .. } = plan.parallel.mesh.sizes();
+    expert_tensor < tensor
 }
 
 /// Whether recomputed blocks keep the output of attention.
@@ -237,6 +246,7 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     }
     flags.extend(context_transfers(plan).map(|way| format!("--context-parallel-transfers {way}")));
     for (has, flag) in [
+        (experts_are_whole(plan), "--expert-tensor-parallel-size 1"),
         (config.parallel.sequence_parallel, "--sequence-parallel"),
         (config.parallel.distributed_optimizer, "--use-distributed-optimizer"),
         (

@@ -2,12 +2,12 @@
 //! aliases in the option table.
 
 use super::layer_pattern::expert_pattern;
-use super::meaning::Meaning::{self, Agrees, Ignored, Refused, SetsByValue, SetsUnless, Translates};
+use super::meaning::Meaning::{self, Ignored, Refused, SetsByValue, SetsUnless, Translates};
 use super::meaning::Takes::{Nothing, Value};
 
 const DISPATCH: &str =
     "rows go to the ranks of their experts in the one way that the hardware has, and their numbers stay on the device";
-const NO_TRANSFERS: &str = "rows of experts travel in their place in a layer, beside no other work";
+const BESIDE: &str = "rows of experts travel beside products that do not need them, wherever there are any";
 const ALL_EXPERTS: &str = "a token takes the experts with the highest scores of all";
 const GROUPED: &str = "one product has all experts of a layer, and one tensor all their weights";
 const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
@@ -40,7 +40,6 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
         "weights from sigmoids are divided by their sum, as in Megatron; --router-normalise=false leaves them as they are",
     )),
 
-    ("expert-tensor-parallel-size", Agrees(Value, "parallel.tensor", "")),
     ("moe-router-dtype", Refused(&["fp32"], "routers compute in f32", OUT)),
     ("moe-router-num-groups", Refused(&["1"], ALL_EXPERTS, OUT)),
     ("moe-router-group-topk", Refused(&["1"], ALL_EXPERTS, OUT)),
@@ -75,10 +74,10 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     ("moe-dispatch-fwd-dtype", Ignored(Value, DISPATCH)),
     ("moe-combine-bwd-dtype", Ignored(Value, DISPATCH)),
     ("inference-moe-token-dispatcher-type", Ignored(Value, DISPATCH)),
-    ("moe-shared-expert-overlap", Ignored(Nothing, NO_TRANSFERS)),
-    ("overlap-moe-expert-parallel-comm", Ignored(Nothing, NO_TRANSFERS)),
-    ("overlap-dispatch-backward-with-experts-wgrad", Ignored(Nothing, NO_TRANSFERS)),
-    ("ep-overlap-early-attn-memory-release", Ignored(Nothing, NO_TRANSFERS)),
+    ("moe-shared-expert-overlap", Ignored(Nothing, BESIDE)),
+    ("overlap-moe-expert-parallel-comm", Ignored(Nothing, BESIDE)),
+    ("overlap-dispatch-backward-with-experts-wgrad", Ignored(Nothing, BESIDE)),
+    ("ep-overlap-early-attn-memory-release", Ignored(Nothing, BESIDE)),
     ("delay-wgrad-compute", Ignored(Nothing, "gradients of weights have a queue of their own, and no other layer waits for them")),
     ("moe-paged-stash", Ignored(Nothing, PLANNED)),
     ("moe-paged-stash-page-size", Ignored(Value, PLANNED)),

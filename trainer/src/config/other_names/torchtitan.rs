@@ -100,11 +100,8 @@ pub(super) const NAMES: &[OtherName] = &[
         OUT,
     ),
     same("parallelism.expert_parallel_degree", "parallel.expert").by_default("1"),
-    becomes(
-        "parallelism.expert_tensor_parallel_degree",
-        "leave it out: the ranks that share a layer share each expert",
-        as_tensor,
-    ),
+    becomes("parallelism.expert_tensor_parallel_degree", "--expert-tensor-parallel-size", expert_tensor)
+        .by_default("1"),
     without("parallelism.fsdp_reshard_after_forward", WEIGHTS, OUT),
     without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
     without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
@@ -251,11 +248,12 @@ fn shard(value: &Value, _: &Settings) -> Made {
     Ok(vec![set_as("parallel.distributed_optimizer", "true", how)])
 }
 
-fn as_tensor(value: &Value, settings: &Settings) -> Made {
-    let tensor = settings.number("parallelism.tensor_parallel_degree").unwrap_or(1.0);
+/// Without expert ranks torchtitan takes the tensor-parallel ranks, whatever is set.
+fn expert_tensor(value: &Value, settings: &Settings) -> Made {
+    let degree = |name: &str| settings.number(&format!("parallelism.{name}_parallel_degree")).unwrap_or(1.0);
     match number(value) {
-        Some(size) if size == tensor => none(),
-        _ => Err("the ranks that share a layer share each expert".into()),
+        Some(size) if degree("expert") > 1.0 && size != degree("tensor") => one("parallel.expert_tensor", &shown(size)),
+        _ => none(),
     }
 }
 

@@ -102,7 +102,7 @@ impl Dispatch {
 
     /// The order of rows by expert, and their weights.
     pub(super) fn way(&self, cx: &mut StepContext<'_>, routed: &Routed) -> Result<Way> {
-        let chosen = routed.kept;
+        let chosen = routed.own;
         let (count, own) = (self.count(), self.own());
         let [tokens, k] = [chosen.shape.rows(), chosen.shape.last()];
         if self.gathers_tokens(k) {

@@ -10,6 +10,7 @@ mod dispatch;
 mod matrices;
 mod router;
 mod sizes;
+mod token_share;
 
 use device::Tensor;
 use device::ops::{Add, DropoutSite, ExpertGlu, ExpertGluBackward, Gate};
@@ -20,6 +21,7 @@ use self::matrices::Matrices;
 use self::router::{Routed, RouterLayer, router_params};
 pub(crate) use self::router::{router_terms, selection_biases};
 pub use self::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+use self::token_share::TokenShare;
 use super::dense::{DenseFeedForward, DenseSpec};
 use crate::graph_options::GraphModule;
 use crate::model::builder::{LayerBuilder, ShardedShape};
@@ -29,7 +31,6 @@ use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, Halves, PartSpec, SavedInput};
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
-use crate::model::tensor_parallel::TensorParallel;
 use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
@@ -87,7 +88,7 @@ impl PartSpec for ExpertSpec {
             down,
             shared: self.shared.as_ref().map(|shared| shared.layer(builder, block)),
             output: builder.of.hidden_dropout(block + 1, 2),
-            ranks: builder.of.parallel.clone(),
+            share: TokenShare::new(builder.of.parallel),
         })
     }
 
@@ -117,12 +118,12 @@ struct ExpertFeedForward {
     down: Matrices,
     shared: Option<DenseFeedForward>,
     output: DropoutLayer,
-    ranks: TensorParallel,
+    share: TokenShare,
 }
 
 /// The choice of experts, and the shared expert's part of the output.
 struct FirstHalf {
-    /// `(batch, seq, hidden)`: all rows.
+    /// `(.., hidden)`: the tokens that this rank brings.
     input: Tensor,
     routed: Routed,
     /// `None` if the second half computes it.
@@ -158,7 +159,7 @@ impl ExpertFeedForward {
         samples: Samples,
         needs_output: bool,
     ) -> Result<FirstHalf> {
-        let input = self.ranks.gather_rows(cx, "all_normed", stored(&normed))?;
+        let input = self.share.take(cx, "all_normed", stored(&normed))?;
         let routed = self.router.forward(cx, input, samples)?;
         // If graphs have this half, they have the order of rows only if it is named too.
         let way = match cx.policy().names(GraphModule::ROW_ORDER) {
@@ -248,7 +249,7 @@ impl Halves for ExpertFeedForward {
         let output = self.down.input_of_rows(cx, output)?;
         let rows = self.down.forward(cx, "expert_outputs", output, order)?;
         let delta = self.dispatch.sums(cx, "ffn_out", (rows, None), &half.input, &saved.way)?;
-        let mut delta = self.ranks.reduce(cx, "ffn_out_here", delta)?;
+        let mut delta = self.share.give_back(cx, "ffn_out_here", delta)?;
         if let Some(also) = also {
             let output = cx.tensor("ffn_out_with_shared", delta.shape, delta.dtype)?;
             cx.run(Add { a: delta, b: also, output })?;
@@ -270,10 +271,10 @@ impl Halves for ExpertFeedForward {
         let &Way { order, weights, .. } = way;
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
         let normed = stored(&input.read(cx)?);
-        let input = self.ranks.gather_rows(cx, "all_normed_2", normed)?;
+        let input = self.share.take(cx, "all_normed_2", normed)?;
 
         // Through the down projection, by the row: the router's weight is part of its input.
-        let grad_tokens = self.ranks.gather_rows(cx, "all_grad_ffn_out", grad_delta)?;
+        let grad_tokens = self.share.take(cx, "all_grad_ffn_out", grad_delta)?;
         let grad_rows = self.dispatch.rows(cx, "grad_expert_outputs", grad_tokens, way)?;
         let grad_here = self.down.grad(cx, grad_tokens, grad_rows, &self.dispatch, way)?;
         let grad_output = self.down.input_gradient(cx, "grad_expert_activated", grad_here, &order)?;
@@ -301,7 +302,7 @@ impl Halves for ExpertFeedForward {
         let of_router = self.router.backward(cx, input, &saved.routed, grad_weights, saved.samples)?;
         // One sum of both, rounded once.
         let grad_normed = self.dispatch.sums(cx, "grad_normed_2", (grad_rows, Some(of_router)), &input, &saved.way)?;
-        let grad_normed = self.ranks.reduce(cx, "grad_normed_2_here", grad_normed)?;
+        let grad_normed = self.share.give_back(cx, "grad_normed_2_here", grad_normed)?;
         let (Some(shared), Some(saved)) = (&self.shared, &saved.shared) else { return Ok(grad_normed) };
         let also = shared.backward(cx, grad_delta, SavedInput::Stored(&Normed::Stored(normed)), saved)?;
         let output = cx.tensor("grad_normed_with_shared", grad_normed.shape, grad_normed.dtype)?;

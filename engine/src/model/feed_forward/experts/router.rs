@@ -11,6 +11,7 @@ use graph_manager::Result;
 use parallel::{Axis, Lane};
 
 use super::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+use super::token_share::TokenShare;
 use crate::batch_sizes::BatchSizes;
 use crate::layer_partition::StageLayers;
 use crate::microbatch::adds_to_gradients;
@@ -43,8 +44,8 @@ fn bias_name(block: usize) -> String {
 }
 
 /// The router's weight, `(experts, hidden)`, in f32 whatever the model's precision. Every rank has it whole and computes a
-/// part of its gradient: from its own channels of each expert. The selection bias, `(experts)`, if there is one, has no
-/// gradient: see [`SelectionBias`].
+/// part of its gradient: from its own channels of each expert, or from its own tokens. The selection bias, `(experts)`, if
+/// there is one, has no gradient: see [`SelectionBias`].
 pub(super) fn router_params(
     experts: &Experts,
     of: &ShardedShape<'_>,
@@ -93,7 +94,8 @@ pub(super) struct RouterLayer {
     balance: Option<(BalanceLoss, Tensor)>,
     /// The multiplier of the z-loss, and its sum.
     z_loss: Option<(f32, Tensor)>,
-    /// This rank adds the gradients of the router's losses; others of its group do not.
+    share: TokenShare,
+    /// This rank adds the gradients of the router's losses: of ranks that bring the same tokens the first one does.
     adds_gradient: bool,
     control: Tensor,
 }
@@ -101,20 +103,22 @@ pub(super) struct RouterLayer {
 /// The choice of a microbatch's experts.
 #[derive(Clone, Copy)]
 pub(super) struct Routed {
-    /// `(tokens, experts)`, f32.
+    /// `(all tokens, experts)`, f32.
     logits: Tensor,
-    /// `(tokens, per_token)`, i32.
+    /// `(all tokens, per_token)`, i32.
     chosen: Tensor,
-    /// `(tokens, per_token)`, f32.
+    /// `(all tokens, per_token)`, i32: `chosen` without the choices that are dropped; see [`LimitLoad`].
+    kept: Tensor,
+    /// `(tokens, per_token)`, i32: those kept of the tokens that this rank brings.
+    pub(super) own: Tensor,
+    /// `(tokens, per_token)`, f32: their weights.
     pub(super) weights: Tensor,
-    /// `(tokens, per_token)`, i32: `chosen` without the choices that are dropped; see [`LimitLoad`].
-    pub(super) kept: Tensor,
 }
 
 impl RouterLayer {
     pub(super) fn build(experts: &Experts, builder: &LayerBuilder<'_>, block: usize) -> RouterLayer {
         let LayerBuilder { of, params, step } = builder;
-        let (sum, ranks) = (|term| step.losses.of(term), &of.parallel.ranks);
+        let (sum, ranks, share) = (|term| step.losses.of(term), &of.parallel.ranks, TokenShare::new(of.parallel));
         RouterLayer {
             weight: params.get(&weight_name(block)),
             bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
@@ -126,17 +130,20 @@ impl RouterLayer {
             per_token: experts.per_token,
             balance: experts.balance.zip(sum(BALANCE_LOSS)),
             z_loss: sum(ROUTER_Z_LOSS).map(|sum| (experts.z_loss_multiplier as f32, sum)),
-            adds_gradient: of.parallel.rank() == 0,
+            adds_gradient: share.place.has_others() || of.parallel.rank() == 0,
+            share,
             control: step.control,
         }
     }
 
-    /// Chooses the experts of each token of `input`, `(batch, seq, hidden)`.
+    /// Chooses the experts of each token. `input` has the tokens that this rank brings, `(.., hidden)`.
     pub(super) fn forward(&self, cx: &mut StepContext<'_>, input: Tensor, samples: Samples) -> Result<Routed> {
-        let (tokens, experts, k) = (input.shape.rows(), self.weight.weight.shape.rows(), self.per_token);
+        let (experts, k) = (self.weight.weight.shape.rows(), self.per_token);
         let exact = in_f32(cx, input)?;
-        let logits = cx.tensor("router_logits", [tokens, experts], DType::F32)?;
+        let logits = cx.tensor("router_logits", [input.shape.rows(), experts], DType::F32)?;
         cx.run(Gemm::linear(exact, self.weight.weight, logits, Epilogue::None))?;
+        let logits = self.share.all_of(cx, "all_router_logits", logits)?;
+        let tokens = logits.shape.rows();
         let chosen = cx.tensor("chosen_experts", [tokens, k], DType::I32)?;
         let weights = cx.tensor("expert_weights", [tokens, k], DType::F32)?;
         let (router, bias, tokens) = (self.router, self.bias, self.tokens(cx));
@@ -145,7 +152,8 @@ impl RouterLayer {
             Some(capacity) => self.within(cx, capacity, [chosen, weights], samples)?,
             None => chosen,
         };
-        Ok(Routed { logits, chosen, weights, kept })
+        let (own, weights) = (self.share.of_all(kept), self.share.of_all(weights));
+        Ok(Routed { logits, chosen, kept, own, weights })
     }
 
     /// The tokens here among those of the microbatch.
@@ -184,7 +192,7 @@ impl RouterLayer {
         Ok(kept)
     }
 
-    /// The gradient of the input by way of the choice, `(tokens, hidden)` in f32, from `grad_weights`, that of
+    /// The gradient of `input` by way of the choice, `(tokens, hidden)` in f32, from `grad_weights`, that of
     /// [`Routed::weights`]. Also computes the gradient of the parameter, and adds up the router's losses and loads. A
     /// forward may run twice, so it is done here.
     pub(super) fn backward(
@@ -208,6 +216,7 @@ impl RouterLayer {
             })?;
         }
         let (balance, z_loss) = (self.balance(cx, chosen, samples)?, self.z_loss(cx, tokens)?);
+        let grad_weights = self.share.all_of(cx, "all_grad_expert_weights", grad_weights)?;
         let grad_logits = cx.tensor("grad_router_logits", logits.shape, DType::F32)?;
         let (router, control, adds_gradient) = (self.router, self.control, self.adds_gradient);
         let op = RouteBackward {
@@ -230,11 +239,12 @@ impl RouterLayer {
         if let (Some(ZLoss { losses, .. }), Some((_, total))) = (z_loss, self.z_loss) {
             cx.run(SumInto { input: losses, total, accumulate: true })?;
         }
+        let grad_logits = self.share.of_all(grad_logits);
         if let Some(grad) = self.weight.grad {
             let exact = in_f32(cx, input)?;
             cx.run(Gemm::wgrad(grad_logits, exact, grad, adds_to_gradients(cx)))?;
         }
-        let grad_input = cx.tensor("grad_router_input", [tokens, weight.shape.last()], DType::F32)?;
+        let grad_input = cx.tensor("grad_router_input", [input.shape.rows(), weight.shape.last()], DType::F32)?;
         cx.run(Gemm::dgrad(grad_logits, weight, grad_input, Epilogue::None))?;
         Ok(grad_input)
     }
