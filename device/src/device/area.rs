@@ -1,5 +1,7 @@
 //! Memory at fixed addresses, and the names of the buffers in it.
 
+use std::time::{Duration, Instant};
+
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, Home};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
@@ -38,6 +40,7 @@ impl Device {
         })?;
         core.hinders(CostlyCall::Allocates, call)?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
+        let mut locking = Duration::ZERO;
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
             DeviceBackend::Host(_) => {
@@ -48,8 +51,10 @@ impl Device {
                 if available_memory().is_some_and(|free| size > free) {
                     return Err(out_of_host_memory(name, bytes));
                 }
+                let begun = Instant::now();
                 let block = PageLocked::new(size)?;
                 cuda.counters.borrow_mut().allocations += 1;
+                locking = begun.elapsed();
                 (block.start().expose_provenance() as u64, AreaMemory::Locked(block))
             }
             DeviceBackend::Cuda(cuda) => {
@@ -59,6 +64,7 @@ impl Device {
         };
         core.areas.insert(start, AreaInfo { end: start + size as u64, home, memory });
         core.allocations += 1;
+        core.locking += locking;
         if let Some(checker) = &mut core.checker {
             checker.allocate(start..start + size as u64);
         }
@@ -158,6 +164,11 @@ impl Device {
         let core = self.peek();
         let scratch: usize = core.streams.iter().map(|stream| stream.backend.scratch_bytes()).sum();
         core.area_bytes(Home::Device) + scratch
+    }
+
+    /// The time that the system took to make and lock areas in the [host's memory](Home::Host); none on the host device.
+    pub fn locking_time(&self) -> Duration {
+        self.peek().locking
     }
 
     /// Bytes of all areas in the [host's memory](Home::Host).

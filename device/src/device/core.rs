@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use super::memory::AreaInfo;
 use super::{Listener, TraceEvent};
@@ -44,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) buffers: BufferNames,
     pub(super) next_virtual: u64,
     pub(super) allocations: u64,
+    /// The time that the system took to lock memory of the host.
+    pub(super) locking: Duration,
     /// The most bytes that an operation traced so far allocates while it runs, on the host.
     pub(crate) host_scratch: usize,
     /// Launches of graphs with nodes that ran in another order than that of capture.
@@ -91,6 +94,7 @@ impl Core {
             buffers: BufferNames::default(),
             next_virtual: VIRTUAL.start,
             allocations: 0,
+            locking: Duration::ZERO,
             host_scratch: 0,
             reordered: 0,
             sync_watch: Rc::default(),

@@ -6,6 +6,7 @@ mod error;
 mod event;
 mod gpu;
 mod memory;
+mod numa;
 mod page_locked;
 mod peer_memory;
 mod stream;

@@ -15,6 +15,7 @@ use rustix::io::{self, Errno};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::error::Driver;
+use super::numa;
 use crate::{Error, Result};
 
 /// One thread makes so many bytes of pages at a time.
@@ -33,6 +34,13 @@ impl PageLocked {
     pub(crate) fn new(bytes: usize) -> Result<PageLocked> {
         let failed = |error| Error::operation("staging", format!("{bytes} bytes of host memory: {error}"));
         let memory = Mapping::new(bytes.max(1)).map_err(failed)?;
+        if let Some(node) = numa::nearest()
+            && let Err(error) = numa::prefer(memory.start, memory.bytes, node)
+        {
+            tracing::warn!(
+                "{bytes} bytes of page-locked memory may lie far from the GPU, whose node is {node}: {error}"
+            );
+        }
         memory.make_pages().map_err(failed)?;
         // SAFETY: the mapping is there until it is unregistered. Nothing else in it is registered.
         unsafe { sys::cuMemHostRegister_v2(memory.start, memory.bytes, 0) }.result().driver("cuMemHostRegister")?;
