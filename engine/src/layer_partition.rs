@@ -11,6 +11,14 @@ pub struct Recompute {
     pub blocks: usize,
     /// The outputs of attention are saved too, so that backward does not compute attention again.
     pub keeps_attention: bool,
+    /// The blocks of each virtual stage that are recomputed: so many from the first one on. Backward comes to the others
+    /// first. They save all that it needs.
+    pub most: usize,
+}
+
+impl Recompute {
+    /// All blocks, one by one, with nothing but their input saved.
+    pub const ALL: Recompute = Recompute { blocks: 1, keeps_attention: false, most: usize::MAX };
 }
 
 /// The layers of one stage. Layer 0 is the embedding, the last layer is the head. Each layer between them is one block, or a
@@ -23,34 +31,41 @@ pub struct StageLayers {
     pub total: usize,
     /// The blocks, counted from 0, of each layer between embedding and head of the whole model.
     pub blocks: Vec<Range<usize>>,
-    /// How backward recomputes these layers; `None` if it does not.
+    /// How backward recomputes layers; `None` if it does not.
     pub recomputed: Option<Recompute>,
+    /// Of each of these layers, whether backward recomputes it.
+    pub is_recomputed: Vec<bool>,
 }
 
 impl StageLayers {
     /// All `total` layers of a model, in one chunk.
     pub fn whole(total: usize) -> StageLayers {
         let blocks = (0..total.saturating_sub(2)).map(|block| block..block + 1).collect();
-        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: None }
+        let is_recomputed = vec![false; total.saturating_sub(2)];
+        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: None, is_recomputed }
     }
 
     /// The layers of a stage. `counts` is the number of blocks of each virtual stage. The first one also has the
-    /// embedding, the last one the head. A recomputed layer may be several blocks; the last layer of a virtual stage
-    /// may have fewer.
+    /// embedding, the last one the head. A recomputed layer may be several blocks; the last one of a virtual stage may have
+    /// fewer.
     pub fn of_stage(stage: PipelineStage, counts: &[usize], recomputed: Option<Recompute>) -> StageLayers {
-        let size = recomputed.map_or(1, |recompute| recompute.blocks);
-        let mut blocks: Vec<Range<usize>> = Vec::new();
+        let (size, most) = recomputed.map_or((1, 0), |recompute| (recompute.blocks, recompute.most));
+        let (mut blocks, mut is_recomputed): (Vec<Range<usize>>, Vec<bool>) = (Vec::new(), Vec::new());
         // The layer numbers of each virtual stage.
         let mut layers = Vec::new();
         let mut first = 0;
         for (number, count) in counts.iter().enumerate() {
             let start = if number == 0 { 0 } else { blocks.len() + 1 };
-            blocks.extend((first..first + count).step_by(size).map(|block| block..(block + size).min(first + count)));
-            first += count;
+            let (again, end) = (first + most.min(*count), first + count);
+            blocks.extend((first..again).step_by(size).map(|block| block..(block + size).min(again)));
+            is_recomputed.resize(blocks.len(), true);
+            blocks.extend((again..end).map(|block| block..block + 1));
+            is_recomputed.resize(blocks.len(), false);
+            first = end;
             layers.push(start..blocks.len() + if number + 1 == counts.len() { 2 } else { 1 });
         }
         let chunks = (0..stage.chunks()).map(|chunk| layers[stage.virtual_stage(chunk)].clone()).collect();
-        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed }
+        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed, is_recomputed }
     }
 
     /// The layer that has a block.
@@ -150,13 +165,22 @@ mod tests {
 
     #[test]
     fn blocks_that_are_recomputed_together_never_cross_stages() {
-        let recompute = Some(Recompute { blocks: 2, keeps_attention: false });
+        let recompute = Some(Recompute { blocks: 2, ..Recompute::ALL });
         let layers = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 5, 3, 2], recompute);
         assert_eq!(layers(0).blocks, [0..1, 1..3, 3..5, 5..6, 6..8, 8..9, 9..11]);
         assert_eq!((layers(0).total, layers(0).chunks, layers(1).chunks), (9, vec![0..2, 5..7], vec![2..5, 7..9]));
         assert_eq!([0, 2, 5, 10].map(|block| layers(0).of_block(block)), [1, 2, 4, 7]);
         assert_eq!(layers(0).in_words(), "embedding, h.0; h.6 to h.8");
         assert_eq!(layers(1).in_words(), "h.1 to h.5; h.9 to h.10, head");
+    }
+
+    #[test]
+    fn the_first_blocks_of_each_virtual_stage_are_recomputed_and_the_others_are_layers_of_their_own() {
+        let recompute = Some(Recompute { blocks: 2, most: 3, ..Recompute::ALL });
+        let layers = StageLayers::of_stage(stage_of(2, 0, 1), &[5, 2], recompute);
+        assert_eq!(layers.blocks, [0..2, 2..3, 3..4, 4..5, 5..7]);
+        assert_eq!(layers.is_recomputed, [true, true, false, false, true]);
+        assert_eq!((layers.total, layers.chunks), (7, vec![0..5]));
     }
 
     #[test]

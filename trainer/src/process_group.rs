@@ -71,6 +71,11 @@ impl Control {
         self.wait("all_reduce_max", |world| world.max(value))
     }
 
+    /// The smallest value of all ranks.
+    pub fn min(&self, value: u64) -> u64 {
+        self.wait("all_reduce_min", |world| world.min(value))
+    }
+
     /// Whether any rank says so.
     pub fn any(&self, here: bool) -> bool {
         self.max(here.into()) > 0

@@ -137,16 +137,13 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
     let layer = |number: usize| -> Box<dyn Layer> {
         match number {
             0 => Box::new(EmbeddingLayer::build(builder)),
-            others => {
-                let mut blocks = layers.blocks[others - 1].clone().map(|block| Block::build(builder, block));
-                match (layers.recomputed, blocks.next()) {
-                    (None, Some(block)) => Box::new(block),
-                    (how, first) => Box::new(RecomputedBlocks {
-                        blocks: first.into_iter().chain(blocks).collect(),
-                        keeps_attention: how.is_some_and(|how| how.keeps_attention),
-                    }),
-                }
-            }
+            others => match layers.recomputed.filter(|_| layers.is_recomputed[others - 1]) {
+                None => Box::new(Block::build(builder, layers.blocks[others - 1].start)),
+                Some(how) => Box::new(RecomputedBlocks {
+                    blocks: layers.blocks[others - 1].clone().map(|block| Block::build(builder, block)).collect(),
+                    keeps_attention: how.keeps_attention,
+                }),
+            },
         }
     };
     let chunk = |range: &Range<usize>| {

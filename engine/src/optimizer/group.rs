@@ -53,13 +53,9 @@ pub trait UpdateRule: Debug + Send + Sync {
     fn state(&self) -> &'static [RuleState];
 
     /// The update of these of all parameters, as it is recorded in every step. It reads the learning rate from `control` and the
-    /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite.
+    /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite. State on the host
+    /// comes to the device for each operation that uses it: such an operation is small if the update has parts.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
-
-    /// Whether its state may lie on the host: it then submits its update in parts, each of which a pass brings to the device.
-    fn updates_in_parts(&self) -> bool {
-        false
-    }
 
     /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is also given parameters
     /// without an element that this rank updates.
@@ -72,6 +68,7 @@ pub trait UpdateRule: Debug + Send + Sync {
 pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 
 /// The tensors of one parameter that an update reads and writes. All but `whole_grad` have the same number of elements.
+#[derive(Clone)]
 pub struct ParamUpdate {
     /// The declaration.
     pub spec: ParamSpec,

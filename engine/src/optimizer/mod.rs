@@ -9,6 +9,7 @@ mod grad_norm;
 mod group;
 mod muon;
 mod newton_schulz;
+mod parts;
 mod skip_step;
 
 use std::collections::BTreeSet;
@@ -71,6 +72,7 @@ pub struct Optimizer {
     state: Vec<Vec<StateTensor>>,
     state_names: Vec<&'static str>,
     areas: Vec<Area>,
+    areas_on_host: Vec<Area>,
 }
 
 impl Optimizer {
@@ -87,22 +89,20 @@ impl Optimizer {
         control: StepControl,
     ) -> Result<Optimizer> {
         device.zero(&control.status)?;
-        let mut areas = Vec::new();
+        let (mut areas, mut areas_on_host) = (Vec::new(), Vec::new());
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
-        let home = params.state_home();
         for (rule, members) in by_rule(params, groups)? {
-            if home == Home::Host && !rule.updates_in_parts() {
-                return Err(Error::Usage {
-                    problem: format!("{rule:?} does not update state that lies on the host"),
-                    fix: "keep the state on the device, or use AdamW, Lion or SGD",
-                });
-            }
             for of in rule.state() {
                 let (name, dtype) = (of.name, moments.of(of.values));
-                let tensors =
-                    zeroed(device, home, &mut areas, (name, dtype), members.iter().map(|member| member.param))?;
-                members.iter().zip(tensors).for_each(|(member, tensor)| state[member.index].push((name, tensor)));
+                for (home, areas) in [(Home::Device, &mut areas), (Home::Host, &mut areas_on_host)] {
+                    let there = || members.iter().filter(|member| params.specs[member.index].state_home == home);
+                    if there().next().is_none() {
+                        continue;
+                    }
+                    let tensors = zeroed(device, home, areas, (name, dtype), there().map(|member| member.param))?;
+                    there().zip(tensors).for_each(|(member, tensor)| state[member.index].push((name, tensor)));
+                }
             }
             let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
             let members = members.iter().filter(|member| takes(member.param));
@@ -123,7 +123,7 @@ impl Optimizer {
         let norm = GradNorm::new(params);
         let (names, mut seen) = (groups.iter().flat_map(|group| group.rule.state()), BTreeSet::new());
         let state_names = names.map(|state| state.name).filter(|name| seen.insert(*name)).collect();
-        Ok(Optimizer { norm, updates, control, beyond: None, spikes: None, state, state_names, areas })
+        Ok(Optimizer { norm, updates, control, beyond: None, spikes: None, state, state_names, areas, areas_on_host })
     }
 
     /// The same optimizer, but it makes no update in steps with rows of experts that had no room: `(1)`, f32.
@@ -196,9 +196,10 @@ impl Optimizer {
         &self.state_names
     }
 
-    /// Bytes of all state, with padding.
-    pub fn state_bytes(&self) -> usize {
-        self.areas.iter().map(Area::bytes).sum()
+    /// Bytes of the state that lies there, with padding.
+    pub fn state_bytes_in(&self, home: Home) -> usize {
+        let areas = if home == Home::Host { &self.areas_on_host } else { &self.areas };
+        areas.iter().map(Area::bytes).sum()
     }
 }
 

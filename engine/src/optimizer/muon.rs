@@ -27,6 +27,7 @@ use parallel::{Axes, Axis, Place, Ranks};
 
 use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
 use super::newton_schulz::{cost, orthogonalize};
+use super::parts::parts;
 use crate::params::{BucketMemory, ParamSpec, Params};
 use crate::step_policy::StepContext;
 
@@ -61,23 +62,29 @@ impl UpdateRule for Muon {
 
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update> {
         let ranks = params.ranks();
-        let owned = || updates.iter().filter(|param| param.master.elements() > 0);
-        let momenta = owned().map(|param| MomentumTensors { grad: param.grad, momentum: param.state[0] });
-        let momentum = NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status: control.status };
-        let steps = owned().map(|param| DecayedTensors {
-            master: param.master,
-            compute: param.weight,
-            direction: param.grad,
-            weight_decay: param.weight_decay,
-            lr_multiplier: param.lr_multiplier,
-        });
         let StepControl { control, status } = control;
-        let step = DecayedStep { tensors: steps.collect(), control, status };
+        let parts = parts(updates.iter().filter(|param| param.master.elements() > 0));
+        let momentum = |part: &Vec<ParamUpdate>| {
+            let momenta = part.iter().map(|param| MomentumTensors { grad: param.grad, momentum: param.state[0] });
+            NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status }
+        };
+        let step = |part: &Vec<ParamUpdate>| {
+            let steps = part.iter().map(|param| DecayedTensors {
+                master: param.master,
+                compute: param.weight,
+                direction: param.grad,
+                weight_decay: param.weight_decay,
+                lr_multiplier: param.lr_multiplier,
+            });
+            DecayedStep { tensors: steps.collect(), control, status }
+        };
+        let momenta: Vec<NesterovMomentum> = parts.iter().map(momentum).collect();
+        let steps: Vec<DecayedStep> = parts.iter().map(step).collect();
         let matrices = assigned(updates.iter().flat_map(|update| matrices(update, ranks)).collect(), ranks);
         let exchange = Exchange::new(&updates, params);
         let (muon, tensor_parallel) = (*self, ranks.along(Axis::Tensor).cloned());
         Box::new(move |cx| {
-            cx.run(momentum.clone())?;
+            momenta.iter().try_for_each(|momentum| cx.run(momentum.clone()))?;
             exchange.gather(cx)?;
             for (matrix, is_ours) in &matrices {
                 if *is_ours {
@@ -87,7 +94,7 @@ impl UpdateRule for Muon {
                 }
             }
             exchange.sum(cx)?;
-            cx.run(step.clone())
+            steps.iter().try_for_each(|step| cx.run(step.clone()))
         })
     }
 }

@@ -5,6 +5,7 @@ mod flat_layout;
 mod slab;
 mod spec;
 mod spread;
+mod state_home;
 mod weight_memory;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use flat_layout::{FlatLayout, PASSING_BUFFERS, ParamOffsets};
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use spread::{Cut, Part, Spread};
+pub(crate) use state_home::with_state_on_host;
 use weight_memory::{Home, WeightMemory};
 
 /// A parameter in memory.
@@ -179,12 +181,6 @@ impl Params {
     pub(crate) fn is_on_host(&self, tensor: Tensor) -> bool {
         let of_host = self.weights.iter().filter(|weights| weights.home.masters == MemoryOf::Host);
         of_host.filter_map(|weights| weights.masters).any(|masters| masters.buffer == tensor.buffer)
-    }
-
-    /// The memory that the state of trained parameters lies in.
-    pub fn state_home(&self) -> MemoryOf {
-        let is_away = |spec: &ParamSpec| !spec.frozen && spec.state_home == MemoryOf::Host;
-        if self.specs.iter().any(is_away) { MemoryOf::Host } else { MemoryOf::Device }
     }
 
     /// The ranges of a parameter that have first values, each in one place.
@@ -401,9 +397,10 @@ impl Params {
         self.weights.iter().filter(|weights| weights.is_frozen()).map(|weights| weights.weights.bytes()).sum()
     }
 
-    /// Bytes of the master weights that are memory of their own; 0 if all parameters are f32.
-    pub fn master_bytes(&self) -> usize {
-        self.weights.iter().filter_map(|weights| weights.masters).map(|masters| masters.bytes()).sum()
+    /// Bytes of the master weights there that are memory of their own; 0 if all parameters are f32.
+    pub fn master_bytes_in(&self, home: MemoryOf) -> usize {
+        let there = self.weights.iter().filter(|weights| weights.home.masters == home);
+        there.filter_map(|weights| weights.masters).map(|masters| masters.bytes()).sum()
     }
 }
 

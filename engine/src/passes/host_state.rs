@@ -6,7 +6,7 @@
 //!
 //! Order that it removes: none. It adds moves, and the updates work on the copies that came in.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
 use device::ops::Move;
@@ -15,10 +15,8 @@ use graph_manager::{Piece, PieceEntry, StepPass};
 
 use super::name::PassName;
 use super::present::HostQueues;
+use crate::params::ALIGNMENT;
 use crate::regions::Region;
-
-/// Tensors of one buffer that lie less than this apart are moved at once: in between is padding.
-const PADDING: u64 = 256;
 
 /// The state on the host.
 pub(crate) struct StateOnHost {
@@ -50,7 +48,9 @@ impl HostState {
         for tensor in used {
             let range = tensor.range();
             match ranges.last_mut().filter(|last| {
-                (last.buffer, last.dtype) == (tensor.buffer, tensor.dtype) && range.start < last.range().end + PADDING
+                // What lies between parameters is padding.
+                let padding = (ALIGNMENT * tensor.dtype.size()) as u64;
+                (last.buffer, last.dtype) == (tensor.buffer, tensor.dtype) && range.start < last.range().end + padding
             }) {
                 Some(last) => {
                     let bytes = range.end.max(last.range().end) - last.address;
@@ -80,7 +80,6 @@ impl StepPass<Region> for HostState {
             return;
         }
         let given = std::mem::take(&mut piece.entries);
-        // Moves to the device that are listed before the operation that comes next.
         let mut parts: Vec<Part> = Vec::with_capacity(given.len());
         for mut entry in given {
             let (mut comes, mut goes) = (Vec::new(), Vec::new());
@@ -102,18 +101,18 @@ impl StepPass<Region> for HostState {
             let in_turn = |Part { comes, entry, goes }| comes.into_iter().chain([entry]).chain(goes);
             return piece.entries.extend(parts.into_iter().flat_map(in_turn));
         };
-        // A part comes in beside the one before it: it is listed before that one's update.
-        let mut coming: Vec<Vec<PieceEntry>> = parts.iter_mut().map(|part| std::mem::take(&mut part.comes)).collect();
+        // The first part comes in beside what comes before its update, each other part beside the one before it.
+        let mut coming: VecDeque<Vec<PieceEntry>> =
+            parts.iter_mut().map(|part| std::mem::take(&mut part.comes)).filter(|comes| !comes.is_empty()).collect();
+        piece.entries.extend(coming.pop_front().into_iter().flatten());
         let mut is_away = false;
-        for (at, Part { mut entry, goes, .. }) in parts.into_iter().enumerate() {
-            piece.entries.append(&mut coming[at]);
-            if let Some(next) = coming.get_mut(at + 1) {
-                piece.entries.append(next);
+        for Part { mut entry, goes, .. } in parts {
+            if !goes.is_empty() {
+                piece.entries.extend(coming.pop_front().into_iter().flatten());
+                if std::mem::replace(&mut is_away, true) {
+                    entry.wait_for(&queues.to_host);
+                }
             }
-            if is_away {
-                entry.wait_for(&queues.to_host);
-            }
-            is_away |= !goes.is_empty();
             piece.entries.push(entry);
             piece.entries.extend(goes);
         }

@@ -54,15 +54,21 @@ impl SavedOnHost {
     /// Notes the tensors that the forward of a layer has saved.
     pub(crate) fn note(&self, layer: usize, microbatch: usize, saved: Vec<Tensor>) {
         let mut large: Vec<Tensor> = Vec::new();
-        for tensor in saved {
-            // Two parts may save the same tensor.
-            let is_known = |known: &Tensor| known.buffer == tensor.buffer && known.range().contains(&tensor.address);
-            if tensor.elements() > 0 && !large.iter().any(is_known) {
+        for tensor in saved.into_iter().filter(|tensor| tensor.elements() > 0) {
+            // Two parts may save the same tensor, or a part of it.
+            if !large.iter().any(|known| is_within(&tensor, known)) {
+                large.retain(|known| !is_within(known, &tensor));
                 large.push(tensor);
             }
         }
         self.noted.borrow_mut().insert((layer, microbatch), large);
     }
+}
+
+/// Whether all of a tensor's memory is that of another.
+fn is_within(tensor: &Tensor, other: &Tensor) -> bool {
+    let (inner, outer) = (tensor.range(), other.range());
+    tensor.buffer == other.buffer && outer.start <= inner.start && inner.end <= outer.end
 }
 
 /// The pass, with the tensors that have left and come back in a step.

@@ -19,7 +19,7 @@ use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
-use crate::params::{ParamSpec, Params};
+use crate::params::{Params, with_state_on_host};
 use crate::passes::{ExpertRowQueues, HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::regions::Mode;
@@ -61,10 +61,9 @@ pub struct StageOptions {
     /// The number of layers of each chunk whose large tensors for backward lie on the host between forward and backward,
     /// to the same bits. They are the first ones with blocks; the last one of a chunk keeps its tensors in any case.
     pub layers_on_host: usize,
-    /// The memory that master weights and the optimizer's state lie in, to the same bits. Weights that layers read, and
-    /// gradients, are on the device. Only rules that [update in parts](crate::optimizer::UpdateRule::updates_in_parts) take
-    /// the host.
-    pub state_home: Home,
+    /// The share of master weights and of the optimizer's state that lies on the host, to the same bits: that of the last
+    /// parameters, each whole. Weights that layers read, and gradients, are on the device.
+    pub state_on_host: f64,
     /// Passes that a step does without, to the same bits.
     pub left_out: Vec<PassName>,
     /// Evaluations keep the loss of each target, or the results of each pair of answers, for [`Stage::losses`].
@@ -89,7 +88,7 @@ impl Default for StageOptions {
             graphs: GraphOptions::default(),
             hooks: Hooks::default(),
             layers_on_host: 0,
-            state_home: Home::Device,
+            state_on_host: 0.0,
             left_out: Vec::new(),
             keeps_losses: false,
         }
@@ -108,8 +107,7 @@ impl Stage {
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
         let rest = if options.distributed_optimizer { ranks.mesh().with_other_tokens() } else { Axes::NONE };
-        let state_home = options.state_home;
-        let specs = architecture.specs.iter().map(|spec| ParamSpec { state_home, ..spec.clone() }).collect();
+        let specs = with_state_on_host(architecture.specs.clone(), options.state_on_host);
         let bucket_bytes = options.bucket_bytes;
         let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;
         let mut areas = Vec::new();
@@ -159,7 +157,7 @@ impl Stage {
         let graphs =
             StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks, sizes))?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
-        let is_away = options.layers_on_host > 0 || state_home == Home::Host;
+        let is_away = options.layers_on_host > 0 || options.state_on_host > 0.0;
         let host_queues = is_away.then(|| HostQueues::new(device));
         let timing = Timing {
             left_out: options.left_out,
@@ -176,10 +174,10 @@ impl Stage {
             on_host: (host_queues.iter().filter(|_| options.layers_on_host > 0))
                 .map(|queues| SavedOnHost::new(queues, options.layers_on_host))
                 .next(),
-            state: host_queues.filter(|_| state_home == Home::Host).map(|queues| {
+            state: host_queues.filter(|_| options.state_on_host > 0.0).map(|queues| {
                 let masters = params.iter().map(|(_, param)| param.master).filter(|master| params.is_on_host(*master));
-                let moments =
-                    (0..params.specs.len()).flat_map(|index| optimizer.state(index)).map(|(_, tensor)| *tensor);
+                let away = params.specs.iter().enumerate().filter(|(_, spec)| spec.state_home == Home::Host);
+                let moments = away.flat_map(|(index, _)| optimizer.state(index)).map(|(_, tensor)| *tensor);
                 let buffers = masters.chain(moments).map(|tensor: Tensor| tensor.buffer).collect();
                 StateOnHost { buffers: Rc::new(buffers), queues }
             }),

@@ -1,7 +1,7 @@
 //! Ranks that divide the optimizer's state train as ranks that each have all of it: the same bits of losses and weights
 //! if no norm enters them, and with clipping the same up to the order of the norm's sum.
 
-use device::{DType, Device, bf16};
+use device::{DType, Device, Home, bf16};
 use engine::fp8::{Fp8, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
@@ -353,7 +353,7 @@ fn master_weights_and_moments_take_the_memory_of_one_part() {
                 let device = run.device();
                 let stage = run.stage(&device);
                 let params = stage.params();
-                let state = stage.optimizer().state_bytes() + params.master_bytes();
+                let state = stage.optimizer().state_bytes_in(Home::Device) + params.master_bytes_in(Home::Device);
                 (device.allocated_bytes(), state, params.weight_bytes(), params.grads.bytes())
             })
         };
@@ -382,7 +382,7 @@ fn of_8_bit_weights_only_masters_and_copies_take_memory() {
             let others: usize = params.iter().filter(|(_, param)| param.fp8.is_none()).map(elements).sum();
             let largest_layer = eight_bit.iter().sum::<usize>() / 4;
             let in_16_bits = params.weight_bytes() - params.own_master_bytes();
-            (in_16_bits, others, eight_bit.iter().sum::<usize>(), largest_layer, params.master_bytes())
+            (in_16_bits, others, eight_bit.iter().sum::<usize>(), largest_layer, params.master_bytes_in(Home::Device))
         })
     };
     let padding = 8 << 10;

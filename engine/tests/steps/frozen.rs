@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use device::{DType, bf16};
+use device::{DType, Home, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::precision::Precision;
@@ -98,8 +98,11 @@ fn a_frozen_parameter_costs_its_weights_alone() {
     assert!(elements(&part) < elements(&whole));
     for stage in [&whole, &part] {
         assert_eq!(stage.params().grads.elements(), elements(stage));
-        assert_eq!(stage.params().master_bytes() + stage.params().own_master_bytes(), 4 * elements(stage));
-        assert_eq!(stage.optimizer().state_bytes(), 8 * elements(stage));
+        assert_eq!(
+            stage.params().master_bytes_in(Home::Device) + stage.params().own_master_bytes(),
+            4 * elements(stage)
+        );
+        assert_eq!(stage.optimizer().state_bytes_in(Home::Device), 8 * elements(stage));
     }
     assert_eq!(whole.params().weight_bytes(), part.params().weight_bytes());
     // Products that nothing reads are not computed: one for each frozen matrix, in a forward or a backward.
@@ -139,8 +142,11 @@ fn a_model_that_is_frozen_as_a_whole_evaluates_as_one_that_trains_and_has_weight
             if (run.frozen)("wte.weight") {
                 stage.record_evaluation(run.microbatches).unwrap();
                 let (params, optimizer) = (stage.params(), stage.optimizer());
-                assert_eq!((params.grads.elements(), params.master_bytes(), params.own_master_bytes()), (0, 0, 0));
-                assert_eq!((params.frozen_bytes(), optimizer.state_bytes()), (params.weight_bytes(), 0));
+                assert_eq!(
+                    (params.grads.elements(), params.master_bytes_in(Home::Device), params.own_master_bytes()),
+                    (0, 0, 0)
+                );
+                assert_eq!((params.frozen_bytes(), optimizer.state_bytes_in(Home::Device)), (params.weight_bytes(), 0));
             }
             let evaluate = |step| {
                 let settings = run.settings(step);

@@ -1,6 +1,5 @@
 //! A step without one of its passes, or without all, computes the same bits: passes decide on time alone.
 
-use device::Home;
 use engine::passes::PassName;
 
 use crate::digests::cases::cases;
@@ -31,8 +30,8 @@ fn each_pass_changes_when_something_is_done() {
     let order = |name: &str, left_out: &[PassName]| {
         let case = all.iter().find(|case| case.name == name).unwrap();
         // What these passes move does not lie on the host by itself.
-        let (layers_on_host, state_home) = (9, Home::Host);
-        let make = || Run { left_out: left_out.to_vec(), layers_on_host, state_home, ..case.run("per layer") };
+        let (layers_on_host, state_on_host) = (9, 0.6);
+        let make = || Run { left_out: left_out.to_vec(), layers_on_host, state_on_host, ..case.run("per layer") };
         case.layout.on_ranks(make, |run| recorded(&run)[1].clone())
     };
     for pass in PassName::ALL {

@@ -1,6 +1,6 @@
 //! Moments in bf16: half the memory, the same bits with graphs and in parts, and a training beside that in f32.
 
-use device::DType;
+use device::{DType, Home};
 use engine::graph_options::GraphOptions;
 use engine::optimizer::MomentTypes;
 
@@ -18,7 +18,7 @@ fn moments_in_bf16_take_half_the_memory_and_train_beside_those_in_f32() {
         let run = run(moments, GraphOptions::default());
         let device = run.device();
         let (results, stage) = run.train_on(&device);
-        (results, stage.optimizer().state_bytes())
+        (results, stage.optimizer().state_bytes_in(Home::Device))
     };
     let ((exact, all), (rounded, half)) = (train(MomentTypes::default()), train(BF16));
     assert!(half * 2 <= all + 4096, "{half} bytes in bf16, {all} in f32");

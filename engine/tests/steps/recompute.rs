@@ -44,9 +44,12 @@ fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting()
         let (kept, weights) = run(kind, None, off).train();
         assert!(kept.iter().all(|step| step.applied && step.loss.is_finite()));
         for (name, graphs) in all_settings() {
-            for (together, keeps_attention) in [(1, false), (2, false), (LAYERS, false), (2, true)] {
-                let what = format!("{kind:?}, {together} blocks, keeps attention {keeps_attention}, {name}");
-                let again = Run { keeps_attention, ..run(kind, Some(together), graphs.clone()) };
+            let some = Some(LAYERS - 2);
+            let ways = [(1, false, None), (2, false, some), (LAYERS, false, None), (2, true, None), (1, true, some)];
+            for (together, keeps_attention, recomputed_blocks) in ways {
+                let what = format!("{kind:?}, {together} of {recomputed_blocks:?} blocks, {keeps_attention}, {name}");
+                let again = run(kind, Some(together), graphs.clone());
+                let again = Run { keeps_attention, recomputed_blocks, ..again };
                 let (again, others) = again.train();
                 assert_eq!(numbers(&kept), numbers(&again), "{what}");
                 assert_same_weights(&weights, &others, &what);

@@ -13,7 +13,7 @@ use launch::watch::ranks_file::RANKS;
 use tracing_subscriber::EnvFilter;
 
 use super::bench::{self, BenchRequest};
-use super::plan::check_named_gpu;
+use super::plan::fitting_named_gpu;
 use super::profile::{self, ProfileRequest};
 use trainer::checkpoint::{KeptFile, missing_checkpoint, refuse_other_formats, start_folder};
 use trainer::config::checks::require;
@@ -101,12 +101,14 @@ pub(super) fn check(
     mistakes: &mut Mistakes,
 ) -> Option<Prepared> {
     let config = &request.config;
-    let plan = RunPlan::check(config.clone(), env.world_size, mistakes);
+    let mut plan = RunPlan::check(config.clone(), env.world_size, mistakes);
     if !is_bench {
         mistakes.keep(refuse_other_formats(&config.checkpoint));
     }
-    if let (Some(gpu), Some(plan)) = (&request.gpu, &plan) {
-        mistakes.keep(check_named_gpu(gpu, plan));
+    if let (Some(gpu), Some(given)) = (&request.gpu, &plan)
+        && let Some(fitting) = mistakes.keep(fitting_named_gpu(gpu, given))
+    {
+        plan = Some(fitting);
     }
     let writes_files = !request.dry_run && !is_bench;
     if writes_files && env.rank == 0 {

@@ -63,7 +63,7 @@ pub struct Products {
     pub fp8_tflops: f64,
 }
 
-/// TFLOP/s of causal attention by channels of a head. The masked half is not counted.
+/// TFLOP/s of causal attention by channels of a head, of samples of up to [`SHORT`] tokens. The masked half is not counted.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionRates {
@@ -73,6 +73,24 @@ pub struct AttentionRates {
     pub forward_tflops: Vec<f64>,
     /// Backward.
     pub backward_tflops: Vec<f64>,
+    /// Forward and backward of samples of [`LONG`] tokens, as multiples of these.
+    pub long_gain: [f64; 2],
+}
+
+/// Tokens of samples that attention's rates are of.
+const SHORT: f64 = 2048.0;
+/// Tokens of samples that attention is as much faster for as its gain says.
+const LONG: f64 = 32768.0;
+
+impl AttentionRates {
+    /// The gain of a pass for queries that see so many keys, in the mean. The time of a FLOP falls in proportion to what each
+    /// query costs besides its keys.
+    pub fn gain(&self, backward: bool, keys: f64) -> f64 {
+        let per_key = |tokens: f64| 2.0 / tokens;
+        let share = (per_key(SHORT) - 1.0 / keys) / (per_key(SHORT) - per_key(LONG));
+        let least = 1.0 / self.long_gain[usize::from(backward)];
+        1.0 / (1.0 - (1.0 - least) * share.max(0.0))
+    }
 }
 
 /// The rate of kernels that only read and write.
@@ -181,7 +199,7 @@ impl Card {
             UserError::new(format!("--gpu {name}: {problem}"), "the file has every number of a GPU, all above 0", fix)
         };
         let card: Card = toml::from_str(text).map_err(|error| wrong(error.message().into()))?;
-        let AttentionRates { head_channels, forward_tflops, backward_tflops } = &card.attention;
+        let AttentionRates { head_channels, forward_tflops, backward_tflops, long_gain } = &card.attention;
         let NodeRates { ranks, bus_gb_per_s, latency_us, kernels_latency_us } = &card.node;
         for (name, keys, lists) in [
             ("attention", head_channels, [forward_tflops, backward_tflops]),
@@ -194,7 +212,9 @@ impl Card {
         }
         let Products { bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops } = card.products;
         let rates = [bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops, card.memory.gb_per_s, card.network.gb_per_s];
-        let others = [card.memory_gib - card.libraries.process_gib, card.peak_bf16_tflops, *kernels_latency_us];
+        let [forward, backward] = *long_gain;
+        let room = card.memory_gib - card.libraries.process_gib;
+        let others = [room, card.peak_bf16_tflops, *kernels_latency_us, forward, backward];
         if rates.iter().chain(&others).any(|value| value.is_nan() || *value <= 0.0) {
             return Err(wrong("a rate, a size or a latency is 0, or process_gib is all of memory_gib".into()));
         }

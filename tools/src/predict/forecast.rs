@@ -16,8 +16,10 @@ use crate::predict::network::Network;
 use crate::predict::paper;
 use crate::predict::simulate::{RankTimes, Simulation, simulate};
 use crate::predict::step_graph::{Purpose, Submitted};
+use trainer::config::parallel_plan::StateOnHost;
 use trainer::config::plan::RunPlan;
 use trainer::error::RunError;
+use trainer::run::state_on_host::least_share;
 
 /// Bytes of a rank's device memory, by their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -48,10 +50,8 @@ impl Memory {
         let total = stage.device().allocated_bytes();
         let activations = stage.graphs().memory().iter().map(|area| area.bytes).sum();
         let params = stage.params();
-        let [masters, optimizer] = match params.state_home() {
-            Home::Device => [params.master_bytes(), stage.optimizer().state_bytes()],
-            Home::Host => [0; 2],
-        };
+        let masters = params.master_bytes_in(Home::Device);
+        let optimizer = stage.optimizer().state_bytes_in(Home::Device);
         let weights = params.weight_bytes() + masters + params.fp8_bytes();
         let gradients = params.grads.bytes();
         let rest = total.saturating_sub(activations + weights + gradients + optimizer);
@@ -109,7 +109,27 @@ pub struct Forecast {
     pub spans: Vec<Vec<(f64, f64, Purpose)>>,
 }
 
-/// A run's prediction on GPUs of this kind, `node` of them in each node.
+/// The plan with the least share of the optimizer's state on the host that fits the GPU and leaves [`Card::headroom`], if
+/// the share is as needed.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub fn with_state_as_needed(plan: &RunPlan, card: &Card, node: usize) -> Result<RunPlan, RunError> {
+    if plan.parallel.state_on_host != StateOnHost::AsNeeded {
+        return Ok(plan.clone());
+    }
+    let network = Network { card: Rc::new(card.clone()), node };
+    let share = least_share(card.room() - card.headroom(), |share| {
+        let plan = plan.with_state_on_host(share);
+        let stages = plan.parallel.mesh.members_along(0, Axis::Pipeline);
+        let needs = |rank| Ok::<_, RunError>(paper::memory(&plan, rank, &network)?.total());
+        stages.into_iter().try_fold(0, |most, rank| Ok(needs(rank)?.max(most)))
+    })?;
+    Ok(plan.with_state_on_host(share))
+}
+
+/// A run's prediction on GPUs of this kind, `node` of them in each node. A share of the state on the host that is as needed
+/// counts as none.
 ///
 /// # Errors
 /// Settings that exclude each other.
@@ -204,20 +224,22 @@ fn fit(needed: usize, card: &Card) -> Fit {
     }
 }
 
-/// Fails unless a rank of each stage fits the GPU. Nothing is simulated.
+/// The plan, with as much of the optimizer's state on the host as is needed. Fails unless a rank of each stage fits the GPU.
+/// Nothing is simulated.
 ///
 /// # Errors
 /// A stage that does not fit, with its need.
-pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
+pub fn fitting(plan: &RunPlan, card: &Card) -> Result<RunPlan, RunError> {
     // Windows are counted as if all ranks were in one node. They can take no more than that.
     let network = Network { card: Rc::new(card.clone()), node: usize::MAX };
+    let plan = &with_state_as_needed(plan, card, network.node)?;
     for (stage, rank) in plan.parallel.mesh.members_along(0, Axis::Pipeline).into_iter().enumerate() {
         let memory = paper::memory(plan, rank, &network)?;
         if let Fit::Lacks(_) = fit(memory.total(), card) {
             return Err(too_large(stage, &memory, plan, card).into());
         }
     }
-    Ok(())
+    Ok(plan.clone())
 }
 
 fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> UserError {

@@ -2,11 +2,13 @@
 
 use common::UserError;
 use common::format::bytes;
+use engine::layer_partition::Recompute;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use crate::predict::card::Card;
-use crate::predict::forecast::{Fit, Forecast, forecast};
+use crate::predict::forecast::{Fit, Forecast, forecast, with_state_as_needed};
 use crate::predict::rough::{Rough, Roughly};
+use trainer::config::parallel_plan::StateOnHost;
 use trainer::config::plan::RunPlan;
 use trainer::config::rank_layout::data_ranks;
 use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity, RunConfig};
@@ -56,7 +58,9 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     let rough = Rough::new(card, node);
     let mut ranked = Vec::new();
     for plan in plans {
-        ranked.push((rough.estimate(&plan)?, plan));
+        let roughly = rough.estimate(&plan)?;
+        ranked.extend(filled(search, &rough, &plan, roughly)?);
+        ranked.push((roughly, plan));
     }
     // Layouts that lack memory come last, those that lack least first.
     let lacks = |roughly: &Roughly| roughly.bytes.saturating_sub(card.room() + card.room() / 8);
@@ -74,13 +78,13 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
         if best.len() >= search.most || !best.is_empty() && recorded >= first {
             break;
         }
-        let forecasts: Vec<_> = batch.par_iter().map(|plan| forecast(plan, card, node)).collect();
-        for (plan, forecast) in batch.iter().zip(forecasts) {
-            let forecast = forecast?;
+        let forecasts: Vec<_> = batch.par_iter().map(|plan| settled(plan, card, node)).collect();
+        for settled in forecasts {
+            let (plan, forecast) = settled?;
             recorded += 1;
             match forecast.fit {
-                Fit::Fits => best.push((plan.clone(), forecast)),
-                Fit::Tightly(_) => tight.push((plan.clone(), forecast)),
+                Fit::Fits => best.push((plan, forecast)),
+                Fit::Tightly(_) => tight.push((plan, forecast)),
                 Fit::Lacks(lacks) => least = Some(least.map_or(lacks, |least: usize| least.min(lacks))),
             }
         }
@@ -94,6 +98,70 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     best.sort_by(|(_, a), (_, b)| a.step.total_cmp(&b.step));
     best.truncate(search.most);
     Ok(Found { allowed, recorded, best })
+}
+
+/// Layouts with the same parts as one, but with means in such amounts that they fill the GPU's memory, each with its
+/// estimate: of blocks that are recomputed as many save all as there is room for, and of a layout that lacks memory as much
+/// of the optimizer's state lies on the host as is needed.
+fn filled(
+    search: &Search<'_>,
+    rough: &Rough,
+    plan: &RunPlan,
+    roughly: Roughly,
+) -> Result<Vec<(Roughly, RunPlan)>, RunError> {
+    let room = search.card.room() - search.card.headroom();
+    let mut all = Vec::new();
+    if let (Some(how), false) = (plan.parallel.recompute, (search.given)("recompute.blocks"))
+        && roughly.bytes < room
+    {
+        let with = |most: usize| {
+            let mut plan = plan.clone();
+            plan.config.recompute.blocks = Some(most);
+            plan.parallel.recompute = Some(Recompute { most, ..how });
+            plan
+        };
+        let largest = plan.parallel.blocks.iter().copied().max().unwrap_or(0);
+        // More blocks take less memory.
+        let (mut too_few, mut enough) = (0, largest);
+        while enough - too_few > 1 {
+            let most = usize::midpoint(too_few, enough);
+            match rough.estimate(&with(most))?.bytes <= room {
+                true => enough = most,
+                false => too_few = most,
+            }
+        }
+        if (1..largest).contains(&enough) {
+            all.push((rough.estimate(&with(enough))?, with(enough)));
+        }
+    }
+    if roughly.bytes > room && !(search.given)("offload.optimizer") && !plan.frozen.are_all() {
+        let mut away = plan.clone();
+        away.config.offload.optimizer = true;
+        away.parallel.state_on_host = StateOnHost::AsNeeded;
+        all.push((roughly.with_state_as_needed(room, search.card), away));
+    }
+    Ok(all)
+}
+
+/// How often a layout is recorded with more blocks recomputed, until it leaves the headroom.
+const TRIES: usize = 4;
+
+/// A layout with its amounts settled on the whole plan, and its prediction. The estimate may have had too many blocks save
+/// all.
+fn settled(plan: &RunPlan, card: &Card, node: usize) -> Result<(RunPlan, Forecast), RunError> {
+    let mut plan = with_state_as_needed(plan, card, node)?;
+    let mut found = forecast(&plan, card, node)?;
+    let largest = plan.parallel.blocks.iter().copied().max().unwrap_or(0);
+    for more in (0..TRIES).map(|tried| 1 << tried) {
+        let Some(how) = plan.parallel.recompute.filter(|how| how.most < largest && found.fit != Fit::Fits) else {
+            break;
+        };
+        let most = (how.most + more).min(largest);
+        plan.config.recompute.blocks = (most < largest).then_some(most);
+        plan.parallel.recompute = Some(Recompute { most, ..how });
+        found = forecast(&plan, card, node)?;
+    }
+    Ok((plan, found))
 }
 
 fn none_fits(search: &Search<'_>, allowed: usize, lacks: usize) -> UserError {

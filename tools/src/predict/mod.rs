@@ -6,11 +6,12 @@
 //! (`simulate.rs`): streams, events and transfers order them as they do on a GPU.
 //!
 //! [`forecast`] is a layout's prediction. `layouts.rs` lists layouts to try, and `rough.rs` ranks them cheaply, so that only
-//! the best are recorded whole.
+//! the best are recorded whole. `limits.rs` says how far the memory goes.
 
 mod card;
 mod forecast;
 mod layouts;
+mod limits;
 mod network;
 mod paper;
 mod picture;
@@ -21,7 +22,8 @@ mod step_graph;
 mod timeline;
 
 pub use card::{AttentionRates, Card, Products};
-pub use forecast::{Fit, Forecast, Memory, check_fits, forecast};
+pub use forecast::{Fit, Forecast, Memory, fitting, forecast, with_state_as_needed};
 pub use layouts::{Found, Search, search};
+pub use limits::{Largest, Limit, limits};
 pub use picture::picture;
 pub use timeline::timeline_picture;

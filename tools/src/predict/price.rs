@@ -23,15 +23,17 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
         Op::GroupedGemm(gemm) => {
             (op.flops() / product_rate(gemm.a.dtype, card, tf32)).max(op.bytes() / bytes_per_second)
         }
-        &Op::Attention(Attention { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
+        Op::Attention(Attention { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
             let divides_documents = keys.is_some() && documents.is_some();
-            let of = Attends { qkv, heads, kv_heads, scores, divides_documents };
-            op.flops() / attention_rate(of, card, tf32, &card.attention.forward_tflops)
+            let (heads, kv_heads, scores) = (*heads, *kv_heads, *scores);
+            let attended = Attended { qkv, heads, kv_heads, scores, divides_documents, backward: false };
+            op.flops() / attended.rate(op.flops(), card, tf32)
         }
-        &Op::AttentionBackward(AttentionBackward { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
+        Op::AttentionBackward(AttentionBackward { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
             let divides_documents = keys.is_some() && documents.is_some();
-            let of = Attends { qkv, heads, kv_heads, scores, divides_documents };
-            op.flops() / attention_rate(of, card, tf32, &card.attention.backward_tflops)
+            let (heads, kv_heads, scores) = (*heads, *kv_heads, *scores);
+            let attended = Attended { qkv, heads, kv_heads, scores, divides_documents, backward: true };
+            op.flops() / attended.rate(op.flops(), card, tf32)
         }
         // The marks of the watch and the step's scalars move nothing: they are latency alone.
         _ => op.bytes() / bytes_per_second,
@@ -60,28 +62,35 @@ fn product_rate(dtype: DType, card: &Card, tf32: bool) -> f64 {
     }
 }
 
-/// The properties of an attention that decide its rate.
-struct Attends {
-    qkv: Tensor,
+/// A pass of attention.
+struct Attended<'o> {
+    qkv: &'o Tensor,
     heads: usize,
     kv_heads: usize,
     scores: Scores,
     /// Ranks divide samples of several documents, and gather keys.
     divides_documents: bool,
+    backward: bool,
 }
 
-/// FLOP/s of attention.
-fn attention_rate(of: Attends, card: &Card, tf32: bool, rates: &[f64]) -> f64 {
-    let Attends { qkv, heads, kv_heads, scores, divides_documents } = of;
-    let channels = qkv.shape.last() / (heads + 2 * kv_heads);
-    let bf16 = at(&card.attention.head_channels, rates, channels as f64) * 1e12;
-    match qkv.dtype {
-        // cuDNN takes no wider heads, no soft cap and no divided documents: our own kernel multiplies in f32.
-        DType::Bf16 if channels > 256 || scores.soft_cap.is_some() || divides_documents => {
-            bf16.min(product_rate(DType::F32, card, false))
+impl Attended<'_> {
+    /// FLOP/s of a pass of so many FLOPs.
+    fn rate(&self, flops: f64, card: &Card, tf32: bool) -> f64 {
+        let channels = self.qkv.shape.last() / (self.heads + 2 * self.kv_heads);
+        let rates = &card.attention;
+        let short = if self.backward { &rates.backward_tflops } else { &rates.forward_tflops };
+        let products = if self.backward { 5 } else { 2 };
+        let queries = self.qkv.shape.rows() * self.heads * channels * 2 * products;
+        let gain = rates.gain(self.backward, flops / queries as f64);
+        let bf16 = at(&rates.head_channels, short, channels as f64) * gain * 1e12;
+        match self.qkv.dtype {
+            // cuDNN takes no wider heads, no soft cap and no divided documents: our own kernel multiplies in f32.
+            DType::Bf16 if channels > 256 || self.scores.soft_cap.is_some() || self.divides_documents => {
+                bf16.min(product_rate(DType::F32, card, false))
+            }
+            DType::Bf16 => bf16,
+            // cuDNN takes no f32: it is our own kernel's work.
+            dtype => bf16.min(product_rate(dtype, card, tf32)),
         }
-        DType::Bf16 => bf16,
-        // cuDNN takes no f32: it is our own kernel's work.
-        dtype => bf16.min(product_rate(dtype, card, tf32)),
     }
 }

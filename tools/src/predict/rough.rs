@@ -18,7 +18,7 @@ use crate::predict::paper;
 use crate::predict::simulate::simulate;
 use crate::predict::step_graph::Purpose;
 use trainer::config::plan::RunPlan;
-use trainer::config::{PipelineSchedule, RunConfig};
+use trainer::config::{PipelineSchedule, RecomputeGranularity, RunConfig};
 use trainer::error::RunError;
 
 /// A layout, roughly.
@@ -28,22 +28,35 @@ pub(super) struct Roughly {
     pub(super) seconds: f64,
     /// Bytes of the rank that needs most.
     pub(super) bytes: usize,
+    /// Those of them that can lie on the host: master weights and moments.
+    state: usize,
+}
+
+impl Roughly {
+    /// The same layout with as much of the optimizer's state on the host as does not fit into `room`.
+    pub(super) fn with_state_as_needed(self, room: usize, card: &Card) -> Roughly {
+        let away = self.bytes.saturating_sub(room).min(self.state);
+        // It comes in and goes out at once.
+        let seconds = self.seconds + away as f64 / (card.host.copy_gb_per_s * 1e9);
+        Roughly { seconds, bytes: self.bytes - away, state: self.state - away }
+    }
 }
 
 /// A way to compute a block.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Way {
+    /// Ranks that share it.
     tensor: usize,
+    /// Ranks that divide sequences.
     context: usize,
-    /// The transfers of ranks that divide sequences.
+    /// The transfers of the latter.
     context_transfers: &'static str,
     sequence_parallel: bool,
-    micro_batch_size: usize,
-    /// The extent of recomputation.
-    recomputed: &'static str,
+    samples: usize,
+    recomputes: &'static str,
     keeps_attention: bool,
-    /// The values that it saves lie on the host.
-    saves_on_host: bool,
+    /// What it saves lies on the host.
+    is_away: bool,
 }
 
 /// Estimates layouts of one run.
@@ -86,15 +99,27 @@ impl Rough {
         let costs = self.costs(&plan.config)?;
         let parallel = &plan.parallel;
         let (mesh, blocks) = (parallel.mesh, &parallel.blocks);
+        let most = parallel.recompute.map_or(usize::MAX, |how| how.most);
+        // Blocks that save all beside others that are recomputed.
+        let kept = match blocks.iter().any(|count| *count > most) {
+            true => self.costs(&saving_all(&plan.config))?.block,
+            false => costs.block,
+        };
         let (stages, data) = (mesh.size(Axis::Pipeline), mesh.size(Axis::Tokens) as f64);
         let microbatches = plan.batch.microbatches() as f64;
         let chunks = (blocks.len() / stages).max(1) as f64;
-        let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
+        let blocks_of = |stage: usize, value: &dyn Fn(Cost) -> f64| {
+            let of = |count: usize| {
+                let again = count.min(most);
+                again as f64 * value(costs.block) + (count - again) as f64 * value(kept)
+            };
+            blocks.iter().skip(stage).step_by(stages).map(|count| of(*count)).sum::<f64>()
+        };
         // Microbatches that overlap hide each other's transfers.
         let seconds = |cost: Cost| if parallel.schedule.overlaps() { cost.pass - cost.transfers } else { cost.pass };
         let pass = |stage: usize| {
             let rest = if stage + 1 == stages { seconds(costs.rest) } else { 0.0 };
-            blocks_of(stage) * seconds(costs.block) + rest
+            blocks_of(stage, &seconds) + rest
         };
         let all: Vec<f64> = (0..stages).map(pass).collect();
         let slowest = all.iter().copied().fold(0.0, f64::max);
@@ -103,25 +128,27 @@ impl Rough {
         // Weights, gradients, optimizer, activations.
         let divided = if parallel.distributed_optimizer { data } else { 1.0 };
         let memory = |stage: usize| {
-            let blocks = blocks_of(stage);
             let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
-            let kind = |kind: usize| blocks * costs.block.memory[kind] + ends * costs.rest.memory[kind];
+            let kind = |kind: usize| blocks_of(stage, &|cost| cost.memory[kind]) + ends * costs.rest.memory[kind];
             let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
-            let activations = blocks * costs.block.memory[3] * in_flight + ends * costs.rest.memory[3];
-            kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
+            let activations = blocks_of(stage, &|cost| cost.memory[3]) * in_flight + ends * costs.rest.memory[3];
+            let state = kind(0) * 2.0 / 3.0 / divided + kind(2) / divided;
+            (kind(0) / 3.0 + kind(1) + state + activations, state)
         };
         let taken = self.network.card.taken(plan.connections().communicators()) as f64;
-        let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
-        let gradients = blocks_of(0) * costs.block.memory[1] + costs.rest.memory[1];
+        let (bytes, state) =
+            (0..stages).map(memory).fold((0.0, 0.0), |most, stage| if stage.0 > most.0 { stage } else { most });
+        let bytes = bytes + taken;
+        let gradients = blocks_of(0, &|cost| cost.memory[1]) + costs.rest.memory[1];
         let ranks = mesh.members_along(0, Axis::Tokens);
         let reduced = match ranks.len() {
             1 => 0.0,
             _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),
         };
         let hidden = slowest * 2.0 / 3.0;
-        let update = (blocks_of(0) * costs.block.update + costs.rest.update) / divided;
+        let update = (blocks_of(0, &|cost| cost.update) + costs.rest.update) / divided;
         let seconds = microbatches * slowest + filling + (reduced - hidden).max(0.0) + update;
-        Ok(Roughly { seconds, bytes: bytes as usize })
+        Ok(Roughly { seconds, bytes: bytes as usize, state: state as usize })
     }
 
     fn costs(&self, config: &RunConfig) -> Result<Costs, RunError> {
@@ -131,10 +158,10 @@ impl Rough {
             context: parallel.context,
             context_transfers: parallel.context_transfers.word(),
             sequence_parallel: parallel.sequence_parallel,
-            micro_batch_size: config.train.micro_batch_size,
-            recomputed: config.recompute.granularity.word(),
+            samples: config.train.micro_batch_size,
+            recomputes: config.recompute.granularity.word(),
             keeps_attention: config.recompute.keep_attention,
-            saves_on_host: config.offload.activation_layers > 0,
+            is_away: config.offload.activation_layers > 0,
         };
         if let Some(costs) = self.known.borrow().get(&way) {
             return Ok(*costs);
@@ -165,7 +192,9 @@ impl Rough {
         small.train.global_batch_size = small.train.micro_batch_size;
         small.train.rampup_batch_size = Vec::new();
         small.precision.bf16_blocks.retain(|block| *block < blocks);
-        small.recompute.layers = 1;
+        (small.recompute.layers, small.recompute.blocks) = (1, None);
+        // The share of the state on the host is counted apart.
+        (small.offload.optimizer, small.offload.optimizer_fraction) = (false, None);
         small.cuda_graph.layers = Vec::new();
         small.cuda_graph.overlap_microbatches = false;
         let parallel = &mut small.parallel;
@@ -184,6 +213,14 @@ impl Rough {
         let transfers = simulation.ranks.iter().map(|rank| rank.only_transfers).fold(0.0, f64::max);
         Ok(Cost { pass: simulation.seconds - update, transfers, update, memory })
     }
+}
+
+/// The same run without recompute, and with all that blocks save on the device.
+fn saving_all(config: &RunConfig) -> RunConfig {
+    let mut config = config.clone();
+    (config.recompute.granularity, config.recompute.keep_attention) = (RecomputeGranularity::None, false);
+    config.offload.activation_layers = 0;
+    config
 }
 
 /// The number of microbatches that a stage has room for with their activations. One of two chunks counts half.

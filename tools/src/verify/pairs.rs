@@ -42,7 +42,7 @@ const FEATURES: &[&[&str]] = &[
     &["model.tie_embeddings=true", "model.tie_embeddings=false"],
     &[
         "optimizer.kind=adamw",
-        "optimizer.kind=adamw offload.optimizer=true",
+        "optimizer.kind=adamw offload.optimizer=true offload.optimizer_fraction=0.5",
         "optimizer.kind=sgd",
         "optimizer.kind=muon",
     ],
@@ -53,7 +53,7 @@ const FEATURES: &[&[&str]] = &[
         "recompute.granularity=none",
         "recompute.granularity=selective",
         "recompute.granularity=full",
-        "recompute.granularity=full recompute.keep_attention=true",
+        "recompute.granularity=full recompute.keep_attention=true recompute.blocks=1",
         "recompute.granularity=full offload.activation_layers=9",
     ],
     &[

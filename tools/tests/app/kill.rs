@@ -14,7 +14,12 @@ use crate::harness::{
 const KILLS: usize = 5;
 const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2";
 /// A run that goes on may do so with any.
-const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
+/// In the first two activations and state are on their way to the host and back when the run is killed.
+const GRAPHS: [&str; 3] = [
+    "--offload-activation-layers 9 --offload-optimizer --offload-optimizer-fraction 0.6",
+    "--enable-cuda-graph --offload-activation-layers 9 --offload-optimizer --offload-optimizer-fraction 1",
+    "--enable-cuda-graph --cuda-graph-scope full_iteration",
+];
 
 /// Numbers in [0, 1) from `KILL_SEED`, or from the clock; the seed is printed.
 fn random() -> impl FnMut() -> f64 {

@@ -34,6 +34,10 @@ fn changed_card(folder: &Path, from: &str, to: &str) -> String {
 
 const WHOLE: &str = "--bf16 --enable-cuda-graph --cuda-graph-scope full_iteration --eval-interval 0";
 
+/// bench/results/2026-11-29-ranks-and-pairs-h200.md has it, and with attention kept.
+const LONG: &str = "--preset llama-8b --seq-length 32768 --micro-batch-size 1 --global-batch-size 1 \
+                    --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --recompute-granularity full";
+
 #[test]
 fn measured_steps_and_memory_are_met() {
     // bench/results/2026-11-23-plan.md has all of them, and how far off they are.
@@ -46,6 +50,8 @@ fn measured_steps_and_memory_are_met() {
             258.2,
             37.6,
         ),
+        (1, LONG, 5145.0, 123.2),
+        (1, &format!("{LONG} --recompute-keep-attention"), 4748.0, 131.3),
     ] {
         let layout = layout(&format!("plan --gpu h200 --as-given --json --ranks {ranks} -- {flags} {WHOLE}"));
         let (step, bytes) = (layout["step_ms"].as_f64().unwrap(), layout["memory_bytes"].as_f64().unwrap());
@@ -260,4 +266,52 @@ fn layouts_whose_ranks_divide_experts_are_searched_and_keep_that() {
     let page: Value = serde_json::from_slice(&output.stdout).unwrap();
     let layouts = page["layouts"].as_array().unwrap();
     assert!(!layouts.is_empty() && layouts.iter().all(|layout| layout["expert"] == 2), "{page}");
+}
+
+#[test]
+fn means_that_come_in_amounts_fill_the_memory() {
+    let folder = Folder::new("plan-amounts");
+    let sizes = "--preset gpt2-124m --bf16 --micro-batch-size 1 --global-batch-size 1 --eval-interval 0";
+    let found = |gib: &str, flags: &str| -> Value {
+        let card = changed_card(&folder.0, "memory_gib = 139.8", &format!("memory_gib = {gib}"));
+        let output = trainer(&format!("plan --ranks 1 --gpu {card} --json --layouts 1 {flags} -- {sizes}"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["layouts"][0].clone()
+    };
+    // Weights, gradients, masters and moments take 2.1 GiB, libraries 0.7.
+    let away = found("2.9", "");
+    let share = away["optimizer_share_on_host"].as_f64().unwrap();
+    assert!(share > 0.0 && share < 1.0 && away["leaves_headroom"] == true, "{away}");
+    let given = layout(&format!(
+        "plan --ranks 1 --gpu {} --as-given --json -- {sizes} --recompute-granularity full --offload-optimizer",
+        folder.path("card.toml").display()
+    ));
+    assert!(given["optimizer_share_on_host"].as_f64().unwrap() > 0.0 && given["leaves_headroom"] == true, "{given}");
+    // With room for all of that, and some of the activations.
+    let some = found("3.5", "");
+    assert_eq!((&some["optimizer_share_on_host"], &some["fits"]), (&0.0.into(), &true.into()), "{some}");
+}
+
+#[test]
+fn limits_are_the_largest_sizes_that_fit() {
+    let folder = Folder::new("plan-limits");
+    let card = changed_card(&folder.0, "memory_gib = 139.8", "memory_gib = 3.5");
+    let sizes = "--bf16 --preset llama-1b --layers 2 --vocab 1024 --hidden 512 --heads 8 --kv-heads 8 --ffn 1024 \
+                 --micro-batch-size 1 --global-batch-size 1 --eval-interval 0 --seq-length 1024";
+    let line = format!("plan --ranks 1 --gpu {card} --as-given");
+    let output = trainer(&format!("{line} --limits --json -- {sizes}"));
+    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let limits = page["limits"].as_array().unwrap();
+    let all = |size: &str, value: &str| limits.iter().map(|limit| limit[size][value].as_u64().unwrap()).collect();
+    let (tokens, blocks): (Vec<u64>, Vec<u64>) = (all("longest", "tokens"), all("largest", "blocks"));
+    assert!(tokens.is_sorted() && blocks.is_sorted() && tokens[0] < tokens[4] && blocks[0] < blocks[4], "{page}");
+    // The first means, planned as any run is.
+    let fits =
+        |tokens: u64| layout(&format!("{line} --json -- {sizes} --seq-length {tokens}"))["leaves_headroom"] == true;
+    assert!(fits(tokens[0]) && !fits(tokens[0] + 1024), "{tokens:?}");
+    expect(
+        &trainer(&format!("{line} --limits -- {sizes}")),
+        0,
+        &["longest sample", "most blocks", "too much: weights"],
+    );
 }

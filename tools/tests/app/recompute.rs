@@ -25,6 +25,8 @@ fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
     assert!(full < selective && selective < kept && fours < kept, "{kept}, {selective}, {full}, {fours} KiB");
     let but_attention = planned(&format!("{megatron} 1 --recompute-keep-attention")).unwrap();
     assert!(full < but_attention && but_attention < kept, "{kept}, {full}, {but_attention} KiB");
+    let half = planned(&format!("{megatron} 1 --recompute-blocks 4")).unwrap();
+    assert!(full < half && half < kept, "{kept}, {full}, {half} KiB");
     for (flags, parts) in [
         (format!("{megatron} 0"), ["recompute.layers = 0", "at least 1", "set recompute.layers = 1"]),
         (

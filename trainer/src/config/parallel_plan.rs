@@ -1,16 +1,14 @@
 //! How the ranks divide the model, the batch and the optimizer's work.
 
 use common::UserError;
-use device::{DType, Home};
+use device::DType;
 use engine::layer_partition::Recompute;
 use engine::model::ContextTransfers;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::model_plan::ModelPlan;
-use crate::config::{
-    GradReduce, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan, rank_layout,
-};
+use crate::config::{GradReduce, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan, rank_layout};
 
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
@@ -25,8 +23,8 @@ pub struct ParallelPlan {
     pub recompute: Option<Recompute>,
     /// The layers of each chunk whose saved tensors lie on the host until backward.
     pub layers_on_host: usize,
-    /// The memory of master weights and of the optimizer's state.
-    pub state_home: Home,
+    /// The part of master weights and of the optimizer's state that lies on the host.
+    pub state_on_host: StateOnHost,
     /// Whether the first and the last stage share the embedding table.
     pub shares_table: bool,
     /// Whether ranks that share layers also divide the tokens.
@@ -41,16 +39,36 @@ pub struct ParallelPlan {
     pub bucket_bytes: usize,
 }
 
-/// Fails if the optimizer cannot update state that lies on the host.
-fn check_state_home(config: &RunConfig) -> Result<(), UserError> {
-    if !config.offload.optimizer || config.optimizer.kind != OptimizerChoice::Muon {
-        return Ok(());
+/// The part of the optimizer's state that lies on the host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StateOnHost {
+    /// This share, from 0 to 1.
+    Share(f64),
+    /// As much as the device has no room for.
+    AsNeeded,
+}
+
+impl StateOnHost {
+    fn of(config: &RunConfig) -> Result<StateOnHost, UserError> {
+        match (config.offload.optimizer, config.offload.optimizer_fraction) {
+            (_, Some(share)) if !(0.0..=1.0).contains(&share) => Err(UserError::new(
+                format!("offload.optimizer_fraction = {share}"),
+                "a share of the optimizer's state is a number from 0 to 1",
+                "set such a number, or leave it out: then as much leaves as the GPU has no room for",
+            )),
+            (false, _) => Ok(StateOnHost::Share(0.0)),
+            (true, Some(share)) => Ok(StateOnHost::Share(share)),
+            (true, None) => Ok(StateOnHost::AsNeeded),
+        }
     }
-    Err(UserError::new(
-        "offload.optimizer = true with optimizer.kind = \"muon\"",
-        "state on the host is updated in parts, and Muon's update is of whole matrices",
-        "set optimizer.kind = \"adamw\", or offload.optimizer = false",
-    ))
+
+    /// The share, none where the need is not known.
+    pub fn share(self) -> f64 {
+        match self {
+            StateOnHost::Share(share) => share,
+            StateOnHost::AsNeeded => 0.0,
+        }
+    }
 }
 
 impl ParallelPlan {
@@ -77,17 +95,20 @@ impl ParallelPlan {
         rank_layout::check_schedule(config)?;
         let schedule = rank_layout::schedule(config, microbatch_counts)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
-        check_state_home(config)?;
+        at_least("recompute.blocks", config.recompute.blocks.unwrap_or(1), 1)?;
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
-        let RecomputeConfig { granularity, layers, keep_attention } = config.recompute;
+        let RecomputeConfig { granularity, layers, keep_attention, blocks: most } = config.recompute;
         Ok(ParallelPlan {
             mesh,
             schedule,
             blocks,
-            recompute: (granularity == RecomputeGranularity::Full)
-                .then_some(Recompute { blocks: layers, keeps_attention: keep_attention }),
+            recompute: (granularity == RecomputeGranularity::Full).then_some(Recompute {
+                blocks: layers,
+                keeps_attention: keep_attention,
+                most: most.unwrap_or(usize::MAX),
+            }),
             layers_on_host: config.offload.activation_layers,
-            state_home: if config.offload.optimizer { Home::Host } else { Home::Device },
+            state_on_host: StateOnHost::of(config)?,
             shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
             context_transfers,

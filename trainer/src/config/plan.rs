@@ -23,7 +23,7 @@ pub use crate::config::model_plan::ModelPlan;
 use crate::config::model_plan::{check_model_magnitudes, model_plan};
 use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
-use crate::config::parallel_plan::ParallelPlan;
+use crate::config::parallel_plan::{ParallelPlan, StateOnHost};
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
 use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
@@ -157,6 +157,15 @@ impl RunPlan {
         let GraphOptions { poison, check_replays, warmup_steps, .. } = self.graphs;
         let graphs = GraphOptions { poison, check_replays, warmup_steps, ..graphs };
         Ok(RunPlan { config, graphs, parallel, ..self.clone() })
+    }
+
+    /// The same run with this share of the optimizer's state on the host.
+    #[must_use]
+    pub fn with_state_on_host(&self, share: f64) -> RunPlan {
+        let mut plan = self.clone();
+        (plan.config.offload.optimizer, plan.config.offload.optimizer_fraction) = (share > 0.0, Some(share));
+        plan.parallel.state_on_host = StateOnHost::Share(share);
+        plan
     }
 
     /// The groups of ranks that exchange data.

@@ -460,9 +460,14 @@ choice! {
     }
 }
 
-section!(RecomputeConfig { granularity: RecomputeGranularity, layers: usize, keep_attention: bool });
+section!(RecomputeConfig {
+    granularity: RecomputeGranularity,
+    layers: usize,
+    blocks: Option<usize>,
+    keep_attention: bool,
+});
 
-section!(OffloadConfig { activation_layers: usize, optimizer: bool });
+section!(OffloadConfig { activation_layers: usize, optimizer: bool, optimizer_fraction: Option<f64> });
 
 choice! {
     /// The extent of recomputation in the backward pass.

@@ -140,7 +140,8 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
         frozen => format!(", {} frozen", bytes(frozen)),
     };
     let (grads, weights) = (bytes(params.grads.bytes()), params.weight_bytes() - params.frozen_bytes());
-    let trained = match (params.master_bytes(), params.state_ranks()) {
+    let masters = params.master_bytes_in(Home::Device) + params.master_bytes_in(Home::Host);
+    let trained = match (masters, params.state_ranks()) {
         (0, 1) => format!("{} master, {grads} main_grad", bytes(weights)),
         (0, ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
         (master, _) => {
@@ -157,14 +158,18 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
 }
 
 fn optimizer(plan: &RunPlan, stage: &Stage) -> String {
-    let state = stage.optimizer().state_bytes();
-    let part = match stage.params().state_ranks() {
+    let (params, optimizer) = (stage.params(), stage.optimizer());
+    let state = optimizer.state_bytes_in(Home::Device) + optimizer.state_bytes_in(Home::Host);
+    let part = match params.state_ranks() {
         1 => String::new(),
         ranks => format!(": the part of one of {ranks} ranks"),
     };
     let named: String = plan.optimizer.named.iter().map(|group| format!("; {group}")).collect();
-    let home = if plan.parallel.state_home == Home::Host { " on the host" } else { "" };
-    format!("{}, {}{home}{part}{named}", plan.config.optimizer.kind, bytes(state))
+    let away = match params.master_bytes_in(Home::Host) + optimizer.state_bytes_in(Home::Host) {
+        0 => String::new(),
+        away => format!("; {} of it and of master weights on the host", bytes(away)),
+    };
+    format!("{}, {}{part}{away}{named}", plan.config.optimizer.kind, bytes(state))
 }
 
 fn activations(stage: &mut Stage) -> String {
@@ -214,11 +219,16 @@ fn pipeline(parallel: &ParallelPlan, microbatches: usize, rank: usize) -> String
 }
 
 /// The device memory that a rank needs. In a dry run on a GPU also the memory that libraries and other processes use
-/// already.
+/// already. And the memory of the host for what leaves the device.
 fn memory(device: &Device) -> String {
     let needed = device.allocated_bytes();
     let total = bytes(needed);
-    match device.gpu_memory() {
+    let on_host = match (device.bytes_on_host(), device.locking_time().as_secs_f64()) {
+        (0, _) => String::new(),
+        (away, 0.0) => format!("; {} of the host's memory", bytes(away)),
+        (away, seconds) => format!("; {} of the host's memory, page-locked in {seconds:.1} s", bytes(away)),
+    };
+    let here = match device.gpu_memory() {
         Ok(Some((free, all))) if device.is_dry() => {
             let used = all - free;
             let (used, sum, all) = (bytes(used), bytes(used + needed), bytes(all));
@@ -226,7 +236,8 @@ fn memory(device: &Device) -> String {
         }
         Ok(Some((_, all))) => format!("{total} of {}", bytes(all)),
         _ => total,
-    }
+    };
+    here + &on_host
 }
 
 /// The device in words.

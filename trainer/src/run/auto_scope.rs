@@ -15,7 +15,7 @@ use crate::config::{CudaGraphConfig, GraphScope};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::run::random_steps::{Inputs, RandomSteps, median};
-use crate::run::set_up::lack_of_memory;
+use crate::run::set_up::{lack_of_memory, state_resolved};
 
 /// Steps of a trial that are timed. Fewer if they take longer than [`PATIENCE`].
 const STEPS: usize = 12;
@@ -45,12 +45,14 @@ struct Choice {
     reason: String,
 }
 
-/// The plan of a run with the scope `auto`, changed to the scope that is fastest here; any other plan as it is. All
+/// The plan of a run with the scope `auto`, changed to the scope that is fastest here; any other plan as it is. The share
+/// of the optimizer's state on the host is chosen first, if it is as needed. All
 /// ranks call it together and choose alike. A dry run measures nothing: it plans for graphs of each layer.
 ///
 /// # Errors
 /// See [`RunError`].
 pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<RunPlan, RunError> {
+    let plan = &state_resolved(plan, device, group)?;
     let graphs = &plan.config.cuda_graph;
     if !graphs.enable || graphs.scope != GraphScope::Auto {
         return Ok(plan.clone());

@@ -6,25 +6,44 @@ use crate::config::plan::RunPlan;
 use crate::config::{GraphMempool, GraphScope, RecomputeGranularity, RunConfig};
 use crate::error::RunError;
 
-/// One setting changed.
-type Change = (&'static str, fn(&mut RunConfig));
+/// One setting changed, and its new value in words.
+type Change = fn(&mut RunConfig) -> String;
 
-const CHANGES: [Change; 7] = [
-    ("model.loss_pieces = 8", |config| config.model.loss_pieces = Some(8)),
-    ("cuda_graph.mempool = \"single\"", |config| config.cuda_graph.mempool = GraphMempool::Single),
-    ("cuda_graph.scope = \"full_iteration\"", |config| config.cuda_graph.scope = GraphScope::FullIteration),
-    ("recompute.keep_attention = false", |config| config.recompute.keep_attention = false),
-    ("recompute.granularity = \"selective\"", |config| {
+const CHANGES: [Change; 8] = [
+    |config| {
+        config.model.loss_pieces = Some(8);
+        "model.loss_pieces = 8".into()
+    },
+    |config| {
+        config.cuda_graph.mempool = GraphMempool::Single;
+        "cuda_graph.mempool = \"single\"".into()
+    },
+    |config| {
+        config.cuda_graph.scope = GraphScope::FullIteration;
+        "cuda_graph.scope = \"full_iteration\"".into()
+    },
+    |config| {
+        config.recompute.keep_attention = false;
+        "recompute.keep_attention = false".into()
+    },
+    |config| {
         config.recompute.granularity = RecomputeGranularity::Selective;
-    }),
-    ("recompute.granularity = \"full\" with cuda_graph.mempool = \"single\"", |config| {
+        "recompute.granularity = \"selective\"".into()
+    },
+    |config| {
         config.recompute.granularity = RecomputeGranularity::Full;
         config.cuda_graph.mempool = GraphMempool::Single;
-    }),
-    ("recompute.granularity = \"full\" with offload.activation_layers = 999", |config| {
+        "recompute.granularity = \"full\" with cuda_graph.mempool = \"single\"".into()
+    },
+    |config| {
         config.recompute.granularity = RecomputeGranularity::Full;
-        config.offload.activation_layers = 999;
-    }),
+        config.offload.activation_layers = config.model.layers;
+        format!("recompute.granularity = \"full\" with offload.activation_layers = {}", config.model.layers)
+    },
+    |config| {
+        (config.offload.optimizer, config.offload.optimizer_fraction) = (true, Some(1.0));
+        "offload.optimizer = true".into()
+    },
 ];
 
 /// Each change of a setting that lowers a rank's need by at least a twentieth of `needed` bytes, with the lower need:
@@ -34,9 +53,9 @@ pub(crate) fn cheaper_settings(
     needed: usize,
     bytes_needed: impl Fn(&RunPlan) -> Result<usize, RunError>,
 ) -> String {
-    let with = |(words, change): &Change| {
+    let with = |change: &Change| {
         let mut config = plan.config.clone();
-        change(&mut config);
+        let words = change(&mut config);
         // A change that the plan's rules refuse, or that saves too little, is no help.
         let other = RunPlan::new(config, plan.parallel.mesh.ranks()).ok()?;
         let less = bytes_needed(&other).ok().filter(|less| *less < needed - needed / 20)?;

@@ -74,8 +74,8 @@ pub(crate) fn fits_beside_gpus(needs: Needs, device: &Device, group: &ProcessGro
                 if group.local_size > 1 { format!(" for {} ranks", group.local_size) } else { String::new() },
             ),
             "activations and state of the optimizer on the host are page-locked: they fit the machine's memory",
-            "set a smaller offload.activation_layers, recompute.granularity = \"full\", which saves less, or \
-             offload.optimizer = false",
+            "set a smaller offload.activation_layers, recompute.granularity = \"full\", which saves less, or a smaller \
+             offload.optimizer_fraction",
         )),
         _ => Ok(()),
     }

@@ -16,6 +16,7 @@ pub mod run_folder;
 pub mod samples;
 pub mod set_up;
 pub mod source;
+pub mod state_on_host;
 mod submitted_step;
 pub mod trace;
 mod train;

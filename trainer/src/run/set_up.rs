@@ -18,6 +18,7 @@ use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
 use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::{Needs, fits_beside_gpus, fits_host};
+use crate::run::state_on_host::resolved;
 use crate::run::{activations, verify};
 use crate::told::tell;
 
@@ -27,6 +28,7 @@ use crate::told::tell;
 /// # Errors
 /// Out of memory, or settings that exclude each other.
 pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: bool) -> Result<Stage, RunError> {
+    let plan = &state_resolved(plan, device, group)?;
     // A dry run on the host plans for another machine.
     if device.gpu().is_some() || !device.is_dry() {
         check_fits(plan, device, group)?;
@@ -157,6 +159,11 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
     }
 }
 
+/// The plan with the share of the optimizer's state that lies on the host, if it is as needed. All ranks call it together.
+pub(super) fn state_resolved(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<RunPlan, RunError> {
+    resolved(plan, device, group, |plan| Ok(needs_of_all_ranks(plan, device, group)?.device))
+}
+
 /// Why a plan does not fit the memory of all ranks; `None` if it does. All ranks call it together and get the same answer.
 ///
 /// # Errors
@@ -239,7 +246,7 @@ pub fn recorded_stage(
         graphs: plan.graphs.clone(),
         hooks: activations::hooks(plan, group),
         layers_on_host: plan.parallel.layers_on_host,
-        state_home: plan.parallel.state_home,
+        state_on_host: plan.parallel.state_on_host.share(),
         keeps_losses: plan.keeps_losses || keeps_references(plan),
         left_out: Vec::new(),
     };

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::{NormKind, PairLoss, Rule};
-use device::{DType, Device, Home, HostOptions, HostValues, Progress};
+use device::{DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::{Recompute, StageLayers};
@@ -184,10 +184,12 @@ pub struct Run {
     pub recompute: Option<usize>,
     /// Such blocks keep the outputs of attention.
     pub keeps_attention: bool,
+    /// Of each virtual stage; `None`: all.
+    pub recomputed_blocks: Option<usize>,
     /// Layers of each chunk whose saved tensors lie on the host.
     pub layers_on_host: usize,
     /// The memory of masters and moments.
-    pub state_home: Home,
+    pub state_on_host: f64,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
@@ -241,8 +243,9 @@ impl Run {
             watched: false,
             recompute: None,
             keeps_attention: false,
+            recomputed_blocks: None,
             layers_on_host: 0,
-            state_home: Home::Device,
+            state_on_host: 0.0,
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
@@ -290,7 +293,8 @@ impl Run {
                 let Some(shape) = self.gpt_shape() else { unreachable!("a transformer has a shape") };
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
                 let keeps_attention = self.keeps_attention;
-                let recompute = self.recompute.map(|blocks| Recompute { blocks, keeps_attention });
+                let most = self.recomputed_blocks.unwrap_or(usize::MAX);
+                let recompute = self.recompute.map(|blocks| Recompute { blocks, keeps_attention, most });
                 let layers = StageLayers::of_stage(self.stage, &blocks, recompute);
                 let tensor =
                     TensorParallel { ranks: self.ranks.clone(), sequence: self.sequence, context: self.context };
@@ -321,7 +325,7 @@ impl Run {
             hooks: self.hooks.clone(),
             keeps_losses: self.keeps_losses,
             layers_on_host: self.layers_on_host,
-            state_home: self.state_home,
+            state_on_host: self.state_on_host,
             left_out: self.left_out.clone(),
         };
         Stage::new(device, &architecture.freeze(self.frozen), options)

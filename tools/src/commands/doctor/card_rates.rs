@@ -37,6 +37,7 @@ impl CardRates {
             head_channels: vec![64.0, 128.0],
             forward_tflops: vec![narrow[0], wide[0]],
             backward_tflops: vec![narrow[1], wide[1]],
+            ..card.attention
         };
         card.memory.gb_per_s = self.gb_per_s;
     }

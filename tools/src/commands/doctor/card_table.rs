@@ -148,6 +148,8 @@ fp8_tflops = {fp8:.1}
 head_channels = {channels:?}
 forward_tflops = {forward:.1?}
 backward_tflops = {backward:.1?}
+# Not measured: that of the H200.
+long_gain = {long_gain:?}
 
 [memory]
 # An addition of two tensors of 512 MiB.
@@ -197,6 +199,7 @@ communicator_gib = {communicator_gib:?}
         channels = attention.head_channels,
         forward = attention.forward_tflops,
         backward = attention.backward_tflops,
+        long_gain = attention.long_gain,
         gb_per_s = memory.gb_per_s,
         latency = kernel.latency_us,
         ramp = kernel.ramp_us,

@@ -13,7 +13,7 @@ use common::{Mistakes, UserError};
 use launch::Job;
 
 use super::args::{text, training_run};
-use super::plan::check_named_gpu;
+use super::plan::fitting_named_gpu;
 use super::supervise::no_checkpoints;
 pub(super) use command::command;
 use command::{check_letters, number, texts};
@@ -111,7 +111,7 @@ fn job(matches: &ArgMatches, nodes: usize, mistakes: &mut Mistakes) -> Option<(J
     let gpus = config.train.device != DeviceChoice::Host;
     let plan = RunPlan::check(config.clone(), nodes * ranks_per_node, mistakes);
     if let (Some(gpu), Some(plan)) = (text(matches, "gpu"), &plan) {
-        mistakes.keep(check_named_gpu(&gpu, plan));
+        mistakes.keep(fitting_named_gpu(&gpu, plan));
     }
     let mut notices = Vec::new();
     if config.model.kind == ModelKind::Gpt && config.data.path.is_none() {

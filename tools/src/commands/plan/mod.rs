@@ -1,5 +1,6 @@
 //! `trainer plan`: the layouts of a run that fit GPUs that are not there, and their predicted speed.
 
+mod limits_page;
 mod page;
 
 use std::ffi::OsString;
@@ -10,7 +11,7 @@ use common::{Mistakes, UserError};
 use serde_json::to_string_pretty;
 
 use super::args::{text, text_flag, training_run};
-use crate::predict::{Card, Found, Search, check_fits, forecast, search, timeline_picture};
+use crate::predict::{Card, Found, Search, fitting, forecast, limits, search, timeline_picture, with_state_as_needed};
 use trainer::config::batch_plan::BatchPlan;
 use trainer::config::epochs::in_steps;
 use trainer::config::model_plan::model_plan;
@@ -34,6 +35,8 @@ pub struct PlanRequest {
     /// Layouts to print.
     layouts: usize,
     json: bool,
+    /// Say the longest samples and the most blocks that fit.
+    limits: bool,
     /// The file for a drawing of the first layout's step.
     timeline: Option<PathBuf>,
 }
@@ -54,6 +57,7 @@ pub(super) fn command() -> Command {
         .arg(number("nodes-of", 1024, "GPUs of a node").default_value(NODE))
         .arg(number("layouts", 100, "Layouts to print").default_value("8"))
         .arg(switch("as-given", "Predicts the layout of the flags alone. Otherwise what they do not give is tried"))
+        .arg(switch("limits", "Also says how far the GPUs' memory goes: the longest samples and the most blocks, with each means of more room"))
         .arg(switch("json", "Prints JSON"))
         .arg(text_flag("timeline", "FILE", "Draws the step of the first layout into this SVG file"))
         .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
@@ -83,17 +87,18 @@ pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<P
         as_given: matches.get_flag("as-given"),
         layouts: number("layouts"),
         json: matches.get_flag("json"),
+        limits: matches.get_flag("limits"),
         timeline: text(matches, "timeline").map(PathBuf::from),
     })
 }
 
-/// Fails unless a run fits the GPU of that name.
+/// The plan of a run for the GPU of that name. Fails unless it fits.
 ///
 /// # Errors
 /// An unknown GPU; a stage that does not fit.
-pub(super) fn check_named_gpu(name: &str, plan: &RunPlan) -> Result<(), UserError> {
+pub(super) fn fitting_named_gpu(name: &str, plan: &RunPlan) -> Result<RunPlan, UserError> {
     let fix = "set options that do not exclude each other";
-    check_fits(plan, &Card::named(name)?).map_err(|error| match error {
+    fitting(plan, &Card::named(name)?).map_err(|error| match error {
         RunError::User(error) => error,
         other => UserError::new(other.to_string(), "a run can be recorded", fix),
     })
@@ -104,7 +109,7 @@ pub(super) fn check_named_gpu(name: &str, plan: &RunPlan) -> Result<(), UserErro
 /// # Errors
 /// No layout fits.
 pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
-    let PlanRequest { run, ranks, node, card, as_given, layouts, json, timeline } = request;
+    let PlanRequest { run, ranks, node, card, as_given, layouts, json, limits: asks_limits, timeline } = request;
     check_start(&run.config, &model_plan(&run.config)?)?;
     // A run can be planned before its data are named, unless they decide how long it is.
     let has_data = run.config.data.path.is_some() || run.config.train.epochs.is_some();
@@ -117,7 +122,7 @@ pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
     };
     let found = match as_given {
         true => {
-            let plan = RunPlan::new(config, *ranks)?;
+            let plan = with_state_as_needed(&RunPlan::new(config, *ranks)?, card, *node)?;
             let forecast = forecast(&plan, card, *node)?;
             Found { allowed: 1, recorded: 1, best: vec![(plan, forecast)] }
         }
@@ -134,8 +139,14 @@ pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
         std::fs::write(file, timeline_picture(forecast))
             .map_err(file_error(format!("the timeline, {}", file.display())))?;
     }
+    let first = found.best.first().filter(|_| *asks_limits);
+    let limits = first.map(|(plan, _)| limits(plan, card, *node)).transpose()?.unwrap_or_default();
     match json {
-        true => Ok(to_string_pretty(&page::json(card, &found)).unwrap_or_default()),
-        false => Ok(page::text(card, *node, &found, source.as_deref())),
+        true => {
+            let mut page = page::json(card, &found);
+            page["limits"] = limits_page::json(&limits);
+            Ok(to_string_pretty(&page).unwrap_or_default())
+        }
+        false => Ok(page::text(card, *node, &found, source.as_deref()) + &limits_page::text(card, &limits)),
     }
 }

@@ -58,7 +58,9 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
         "recompute": config.recompute.granularity,
         "keeps_attention": keeps_attention(plan),
+        "recomputed_blocks": config.recompute.blocks,
         "activation_layers_on_host": plan.parallel.layers_on_host,
+        "optimizer_share_on_host": plan.parallel.state_on_host.share(),
         "micro_batch_size": config.train.micro_batch_size,
         "microbatches": plan.batch.microbatches(),
         "fits": !matches!(forecast.fit, Fit::Lacks(_)),
@@ -115,7 +117,8 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
 const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
 x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed, with ka
-all but attention, oh what they save on the host; MFU: share of the GPUs' peak; idle: waits for other stages; exposed:
+all but attention, oh what they save on the host, of N the first N blocks of a stage or chunk; os share of the
+optimizer's state on the host; MFU: share of the GPUs' peak; idle: waits for other stages; exposed:
 transfers that nothing hides. The driver's own memory for graphs is not counted: layouts leave a 32nd of a
 GPU's memory free for it, if any does.
 ";
@@ -201,6 +204,9 @@ fn options(plan: &RunPlan) -> String {
         (plan.parallel.layers_on_host > 0, "oh"),
     ];
     let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
+    let blocks = config.recompute.blocks.filter(|_| plan.parallel.recompute.is_some()).map(|most| format!("of {most}"));
+    let state = Some(plan.parallel.state_on_host.share()).filter(|share| *share > 0.0);
+    let words = words.chain(blocks).chain(state.map(|share| format!("os {:.0} %", share * 100.0)));
     let mesh = plan.parallel.mesh;
     let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, mesh.size(axis)));
     let sizes = sizes.into_iter().filter(|(_, ranks)| *ranks > 1).map(|(word, ranks)| format!("{word} {ranks}"));
@@ -263,6 +269,10 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     flags.extend(keeps_attention(plan).then(|| "--recompute-keep-attention".to_string()));
     let on_host = plan.parallel.layers_on_host;
     flags.extend((on_host > 0).then(|| format!("--offload-activation-layers {on_host}")));
+    let blocks = config.recompute.blocks.filter(|_| plan.parallel.recompute.is_some());
+    flags.extend(blocks.map(|most| format!("--recompute-blocks {most}")));
+    let share = plan.parallel.state_on_host.share();
+    flags.extend((share > 0.0).then(|| format!("--offload-optimizer --offload-optimizer-fraction {share}")));
     flags
 }
 
@@ -285,7 +295,7 @@ fn stages(forecast: &Forecast) -> String {
 }
 
 /// Rows with columns of one width, indented.
-fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+pub(super) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
     let line = |row: &[String; N]| {

@@ -69,13 +69,12 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&["1"], "state of the optimizer is divided over all data-parallel ranks", OUT), &[
         "num-distributed-optimizer-instances",
     ]),
-    (Refused(&[], "weights stay on the GPU; all large activations of a block leave it, and all of the optimizer's state, which the GPU updates", "--offload-activation-layers, or --offload-optimizer"), &[
+    (Refused(&[], "weights stay on the GPU; all large activations of a block leave it, and whole parameters' state of the optimizer, which the GPU updates", "--offload-activation-layers, or --offload-optimizer"), &[
         "use-torch-optimizer-for-cpu-offload",
         "overlap-cpu-optimizer-d2h-h2d", "no-pin-cpu-grads", "no-pin-cpu-params", "cpu-offloading-*",
         "fine-grained-offloading-*", "offload-modules", "min-offloaded-tensor-size", "delay-offload-until-cuda-graph",
         "delta-offload-bytes-across-pp-ranks", "activation-offload-fraction",
     ]),
-    (Refused(&["1"], "all state of the optimizer lies on the host, or none", "--optimizer-cpu-offload"), &["optimizer-offload-fraction"]),
     (Refused(&[], "tensor-parallel ranks share each layer, and gather no weights of it", "--tensor-model-parallel-size"), &[
         "gtp-*", "tensor-parallel-num-weight-shards",
     ]),

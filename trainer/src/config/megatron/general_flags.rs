@@ -211,6 +211,6 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("wandb-save-dir", Refused(&[], WANDB, "--wandb with --log-dir")),
     ("profile-ranks", Refused(&[], "every rank writes a timeline", "--trace")),
     ("checkpoint-activations", Refused(&[], "recompute has a granularity", "--recompute-granularity full")),
-    ("recompute-method", Refused(&["uniform"], "full recompute is of all blocks of a stage, in groups of the same size", "--recompute-num-layers; leave it out")),
-    ("recompute-modules", Refused(&[], "selective recompute runs norms and activations again", "--recompute-granularity selective")),
+    ("recompute-method", Refused(&["uniform"], "full recompute is of groups of blocks of the same size; of the first blocks of a stage alone it is an option of its own", "--recompute-blocks; leave it out")),
+    ("recompute-modules", IgnoredIf(&["core_attn", "layernorm", "moe_act"], "attention saves no scores in any case, and --recompute-granularity selective runs norms and activations again, all of them", "selective recompute runs norms and activations again, full recompute whole blocks", "--recompute-granularity full, with --recompute-keep-attention to leave attention out, or --recompute-blocks")),
 ];
