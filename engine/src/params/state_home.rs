@@ -1,21 +1,38 @@
 //! The parameters whose masters and optimizer state lie on the host.
 
 use device::Home;
+use parallel::{Axes, Ranks};
 
+use super::flat_layout::FlatLayout;
 use super::spec::ParamSpec;
 
-/// The same parameters, of which the last ones have their state on the host: whole parameters, with at least that share of
-/// all trained elements. Their updates come last, so the first of them comes in while others are updated.
-pub(crate) fn with_state_on_host(mut specs: Vec<ParamSpec>, share: f64) -> Vec<ParamSpec> {
-    let elements = |spec: &ParamSpec| if spec.frozen { 0 } else { spec.shape.elements() };
-    let all: usize = specs.iter().map(elements).sum();
-    let mut left = share * all as f64;
-    for spec in specs.iter_mut().rev().filter(|spec| !spec.frozen) {
+/// The same parameters, of which the last ones have their state on the host: whole buckets, with at least that share of all
+/// trained elements. So the ranks that divide a bucket divide it as they would without. The updates of the last parameters
+/// come last, so the first of them comes in while others are updated.
+pub(crate) fn with_state_on_host(
+    mut specs: Vec<ParamSpec>,
+    share: f64,
+    bucket_bytes: usize,
+    ranks: &Ranks,
+    rest: Axes,
+) -> Vec<ParamSpec> {
+    if share == 0.0 {
+        return specs;
+    }
+    let resting: Vec<ParamSpec> = specs.iter().map(|spec| spec.clone().resting(rest)).collect();
+    let layout = FlatLayout::new(&resting, bucket_bytes, ranks);
+    let mut left = share * layout.total as f64;
+    for bucket in &layout.buckets {
         if left <= 0.0 {
             break;
         }
-        left -= elements(spec) as f64;
-        spec.state_home = Home::Host;
+        left -= bucket.elements as f64;
+        let range = bucket.start..bucket.start + bucket.elements;
+        for (spec, place) in specs.iter_mut().zip(&layout.params) {
+            if place.grad.is_some_and(|grad| range.contains(&grad)) {
+                spec.state_home = Home::Host;
+            }
+        }
     }
     specs
 }
@@ -26,17 +43,18 @@ mod tests {
     use crate::params::Init;
 
     #[test]
-    fn the_last_parameters_leave_as_far_as_the_share_says() {
+    fn the_last_buckets_leave_as_far_as_the_share_says() {
         let spec = |(layer, elements): (usize, usize)| ParamSpec::new("p", [elements], Init::Constant(0.0), layer);
+        // Each layer is a bucket: 128, 128 and 64 elements with padding.
         let mut specs: Vec<ParamSpec> = [(0, 100), (1, 30), (1, 50), (2, 20)].into_iter().map(spec).collect();
         let away = |specs: &[ParamSpec], share| {
-            let specs = with_state_on_host(specs.to_vec(), share);
+            let specs = with_state_on_host(specs.to_vec(), share, 0, &Ranks::alone(), Axes::NONE);
             specs.iter().map(|spec| u8::from(spec.state_home == Home::Host)).collect::<Vec<_>>()
         };
-        let cases = [(0.0, [0, 0, 0, 0]), (0.01, [0, 0, 0, 1]), (0.1, [0, 0, 0, 1]), (0.11, [0, 0, 1, 1])];
+        let cases = [(0.0, [0, 0, 0, 0]), (0.01, [0, 0, 0, 1]), (0.2, [0, 0, 0, 1]), (0.21, [0, 1, 1, 1])];
         cases.into_iter().for_each(|(share, expected)| assert_eq!(away(&specs, share), expected, "{share}"));
         assert_eq!(away(&specs, 1.0), [1; 4]);
         specs[2].frozen = true;
-        assert_eq!(away(&specs, 0.2), [0, 1, 0, 1], "of 150 trained elements");
+        assert_eq!(away(&specs, 0.3), [0, 1, 0, 1], "of 256 trained elements");
     }
 }

@@ -62,7 +62,7 @@ pub struct StageOptions {
     /// to the same bits. They are the first ones with blocks; the last one of a chunk keeps its tensors in any case.
     pub layers_on_host: usize,
     /// The share of master weights and of the optimizer's state that lies on the host, to the same bits: that of the last
-    /// parameters, each whole. Weights that layers read, and gradients, are on the device.
+    /// buckets, each whole. Weights that layers read, and gradients, are on the device.
     pub state_on_host: f64,
     /// Passes that a step does without, to the same bits.
     pub left_out: Vec<PassName>,
@@ -107,8 +107,8 @@ impl Stage {
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
         let rest = if options.distributed_optimizer { ranks.mesh().with_other_tokens() } else { Axes::NONE };
-        let specs = with_state_on_host(architecture.specs.clone(), options.state_on_host);
-        let bucket_bytes = options.bucket_bytes;
+        let (bucket_bytes, specs) = (options.bucket_bytes, architecture.specs.clone());
+        let specs = with_state_on_host(specs, options.state_on_host, bucket_bytes, ranks, rest);
         let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;

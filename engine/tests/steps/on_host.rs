@@ -80,7 +80,6 @@ fn layouts_and_features_have_the_same_bits_with_all_on_the_host_that_can_be() {
             case.layout.on_ranks(make, |run| trained(&run))
         };
         let stay = of(0, 0.0);
-        // A share cuts buckets of layouts that divide them in other places.
         assert_eq!(of(ALL, 1.0), stay, "{name}");
         assert_eq!(of(0, 0.4), stay, "{name}, a part of the state");
     }
@@ -184,7 +183,7 @@ fn three_parts_of_the_state_are_on_the_device_at_a_time() {
     let ([left, away], there, with_parts) = of(1.0);
     assert_eq!((none, away), (0, state));
     assert_eq!((here - left, there), (state, [0, state]));
-    // A part of it leaves, in whole parameters.
+    // A part of it leaves, in whole buckets.
     let ([some, part], there, _) = of(0.25);
     assert_eq!((here - some, there), (part, [state - part, part]));
     assert!((state / 4..state / 2).contains(&part), "{part} of {state}");

@@ -119,8 +119,11 @@ pub fn with_state_as_needed(plan: &RunPlan, card: &Card, node: usize) -> Result<
         return Ok(plan.clone());
     }
     let network = Network { card: Rc::new(card.clone()), node };
+    // More microbatches take no more memory.
+    let [_, some] = enough_microbatches(plan);
+    let shorter = (plan.batch.microbatches() > some).then(|| with_microbatches(plan, some)).transpose()?;
     let share = least_share(card.room() - card.headroom(), |share| {
-        let plan = plan.with_state_on_host(share);
+        let plan = shorter.as_ref().unwrap_or(plan).with_state_on_host(share);
         let stages = plan.parallel.mesh.members_along(0, Axis::Pipeline);
         let needs = |rank| Ok::<_, RunError>(paper::memory(&plan, rank, &network)?.total());
         stages.into_iter().try_fold(0, |most, rank| Ok(needs(rank)?.max(most)))
