@@ -19,7 +19,7 @@ pub(crate) fn with_state_on_host(
     if share == 0.0 {
         return specs;
     }
-    let resting: Vec<ParamSpec> = specs.iter().map(|spec| spec.clone().resting(rest)).collect();
+    let resting: Vec<ParamSpec> = specs.iter().map(|spec| spec.clone().resting(ranks, rest)).collect();
     let layout = FlatLayout::new(&resting, bucket_bytes, ranks);
     let mut left = share * layout.total as f64;
     for bucket in &layout.buckets {

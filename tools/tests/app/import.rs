@@ -192,10 +192,8 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     let (table, said) = page("--split 949,50,1", 1);
     assert_values(&table, "[data]\nsplit = 0.949\n");
     assert_comments(&said, &[&["--split 949,50,1", "test data, is for validation"]]);
-    let (table, _) = page(
-        "--tensor-model-parallel-size 2 --context-parallel-size 2 --attention-dropout 0 --cp-comm-type p2p",
-        4,
-    );
+    let (table, _) =
+        page("--tensor-model-parallel-size 2 --context-parallel-size 2 --attention-dropout 0 --cp-comm-type p2p", 4);
     assert_values(&table, "[parallel]\ntensor = 2\ncontext = 2\ncontext_transfers = \"ring\"\n");
     // A share of warm-up is one of the decay's 400 steps.
     let (table, _) = page("--lr-warmup-fraction 0.1 --lr-decay-iters 400", 1);
