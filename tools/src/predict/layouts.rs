@@ -121,11 +121,12 @@ fn filled(
             plan
         };
         let largest = plan.parallel.blocks.iter().copied().max().unwrap_or(0);
-        // More blocks take less memory.
-        let (mut too_few, mut enough) = (0, largest);
-        while enough - too_few > 1 {
+        // More blocks take less memory. Where all can save all, none is recomputed.
+        let fits = |most: usize| Ok::<_, RunError>(rough.estimate(&with(most))?.bytes <= room);
+        let (mut too_few, mut enough) = (0, if fits(0)? { 0 } else { largest });
+        while enough > too_few + 1 {
             let most = usize::midpoint(too_few, enough);
-            match rough.estimate(&with(most))?.bytes <= room {
+            match fits(most)? {
                 true => enough = most,
                 false => too_few = most,
             }
