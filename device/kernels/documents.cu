@@ -4,16 +4,21 @@
 struct Documents {
     const int* position_ids; // (samples, seq): of each token in its document
     int* lengths;            // (samples * most), written: tokens of each document, 0 if a sample has fewer
-    int* packed;             // (samples * most + 1), written: first element in tensors with rows of `packed_width`
-    int* output;             // the same with rows of `output_width`
-    int* stats;              // the same in (samples, heads, seq), for the first head
+    void* packed;            // (samples * most + 1), written: first element in tensors with rows of `packed_width`
+    void* output;            // the same with rows of `output_width`
+    void* stats;             // the same in (samples, heads, seq), for the first head
     u32 seq;
     u32 most; // documents of a sample, at most 1024
     u32 packed_width;
     u32 output_width;
     u32 heads;
-    u32 reserved;
+    u32 wide; // `packed`, `output` and `stats` are of 64 bits, not of 32
 };
+
+inline void store_offset(const Documents& d, void* list, u32 at, u64 offset) {
+    if (d.wide) ((u64*)list)[at] = offset;
+    else ((int*)list)[at] = (int)offset;
+}
 
 constexpr u32 THREADS = 256;
 constexpr u32 MOST = 1024;
@@ -43,15 +48,17 @@ KERNEL(ragged_documents)(Documents d) {
         __syncthreads(); // before `counts` is written again
     }
     for (u32 i = threadIdx.x; i < d.most; i += THREADS) {
-        u32 at = sample * d.most + i, row = sample * d.seq + starts[i];
+        u32 at = sample * d.most + i;
+        u64 row = (u64)sample * d.seq + starts[i];
         d.lengths[at] = starts[i + 1] - starts[i];
-        d.packed[at] = row * d.packed_width;
-        d.output[at] = row * d.output_width;
-        d.stats[at] = sample * d.seq * d.heads + starts[i];
+        store_offset(d, d.packed, at, row * d.packed_width);
+        store_offset(d, d.output, at, row * d.output_width);
+        store_offset(d, d.stats, at, (u64)sample * d.seq * d.heads + starts[i]);
     }
     if (sample + 1 < gridDim.x || threadIdx.x > 0) return;
-    u32 at = gridDim.x * d.most, rows = gridDim.x * d.seq;
-    d.packed[at] = rows * d.packed_width;
-    d.output[at] = rows * d.output_width;
-    d.stats[at] = rows * d.heads;
+    u32 at = gridDim.x * d.most;
+    u64 rows = (u64)gridDim.x * d.seq;
+    store_offset(d, d.packed, at, rows * d.packed_width);
+    store_offset(d, d.output, at, rows * d.output_width);
+    store_offset(d, d.stats, at, rows * d.heads);
 }

@@ -33,11 +33,11 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const WINDOW: i64 = 15;
     /// i32 `(documents)`, twice: tokens of each document, as lengths of queries and of keys.
     pub(in crate::cuda::cudnn) const LENGTHS: [i64; 2] = [16, 17];
-    /// i32 `(documents + 1)`, three times: the offsets of documents in packed rows, for queries, keys and values.
+    /// `(documents + 1)`, i32 or i64, three times: the offsets of documents in packed rows, for queries, keys and values.
     pub(in crate::cuda::cudnn) const PACKED_OFFSETS: [i64; 3] = [18, 19, 20];
-    /// i32 `(documents + 1)`: the offsets of documents in the output.
+    /// The same: the offsets of documents in the output.
     pub(in crate::cuda::cudnn) const OUTPUT_OFFSETS: i64 = 21;
-    /// i32 `(documents + 1)`: the offsets of documents in the statistics.
+    /// The same: the offsets of documents in the statistics.
     pub(in crate::cuda::cudnn) const STATS_OFFSETS: i64 = 22;
     /// bf16, scratch: the gradients of keys and of values, for each query head.
     pub(in crate::cuda::cudnn) const HEAD_GRADS: [i64; 2] = [23, 24];
@@ -94,15 +94,17 @@ struct Ragged {
 }
 
 impl Ragged {
-    fn new(g: &mut OperationGraph, items: i64) -> Result<Ragged> {
+    fn new(g: &mut OperationGraph, sizes: &GraphSizes) -> Result<Ragged> {
+        let items = sizes.items();
+        let mut offsets = |number| match sizes.has_wide_offsets() {
+            true => g.wide_integers(number, items + 1),
+            false => g.integers(number, items + 1),
+        };
         let [queries, keys] = number::LENGTHS;
         let [query, key, value] = number::PACKED_OFFSETS;
-        Ok(Ragged {
-            lengths: [g.integers(queries, items)?, g.integers(keys, items)?],
-            packed: [g.integers(query, items + 1)?, g.integers(key, items + 1)?, g.integers(value, items + 1)?],
-            output: g.integers(number::OUTPUT_OFFSETS, items + 1)?,
-            stats: g.integers(number::STATS_OFFSETS, items + 1)?,
-        })
+        let packed = [offsets(query)?, offsets(key)?, offsets(value)?];
+        let (output, stats) = (offsets(number::OUTPUT_OFFSETS)?, offsets(number::STATS_OFFSETS)?);
+        Ok(Ragged { lengths: [g.integers(queries, items)?, g.integers(keys, items)?], packed, output, stats })
     }
 }
 
@@ -220,9 +222,15 @@ impl GraphSizes {
         self.packed_width() * (self.heads / self.kv_heads)
     }
 
+    /// Whether the offsets of documents need 64 bits: those in the longest rows, which [`GraphSizes::head_grads_width`]
+    /// says, are counted in elements.
+    pub(super) fn has_wide_offsets(&self) -> bool {
+        self.documents.is_some() && self.batch * self.seq * self.head_grads_width() >= i64::from(i32::MAX)
+    }
+
     /// Adds the tensors with lengths and offsets of documents.
     fn offsets(&self, g: &mut OperationGraph) -> Result<Offsets> {
-        Ok(Offsets(self.documents.map(|_| Ragged::new(g, self.items())).transpose()?))
+        Ok(Offsets(self.documents.map(|_| Ragged::new(g, self)).transpose()?))
     }
 
     /// Elements of a row of packed QKV.
@@ -445,5 +453,15 @@ mod tests {
         let sizes = GraphSizes { part, window: None, ..sizes };
         assert_eq!(sizes.keys(), TensorLayout { sizes: [2, 2, 10, 8], strides: [10 * 32, 8, 32, 1] });
         assert!(!sizes.begins_later());
+    }
+
+    #[test]
+    fn offsets_of_87_382_tokens_of_llama_8b_and_more_take_64_bits() {
+        let of = |seq, documents| {
+            let (window, part) = (None, None);
+            let sizes = GraphSizes { batch: 1, seq, heads: 32, kv_heads: 8, dim: 128, window, documents, part };
+            sizes.has_wide_offsets()
+        };
+        assert_eq!([of(87_381, Some(64)), of(87_382, Some(64)), of(1 << 20, None)], [false, true, false]);
     }
 }

@@ -19,12 +19,13 @@ struct DocumentsArgs {
     packed_width: u32,
     output_width: u32,
     heads: u32,
-    reserved: u32,
+    wide: u32,
 }
 
-/// Bytes of one of the four lists that [`write`] writes.
+/// Bytes of one of the four lists that [`write`] writes: lengths of 32 bits, or offsets.
 fn list_bytes(sizes: &GraphSizes) -> usize {
-    ((sizes.items() as usize + 1) * size_of::<i32>()).next_multiple_of(256)
+    let bytes = if sizes.has_wide_offsets() { size_of::<i64>() } else { size_of::<i32>() };
+    ((sizes.items() as usize + 1) * bytes).next_multiple_of(256)
 }
 
 /// Bytes that [`write`] needs; 0 if a sample is one document.
@@ -57,7 +58,7 @@ pub(super) fn write(
         packed_width: sizes.packed_width() as u32,
         output_width: (sizes.heads * sizes.dim) as u32,
         heads: sizes.heads as u32,
-        reserved: 0,
+        wide: sizes.has_wide_offsets().into(),
     };
     queue.launch_block("ragged_documents", Grid::line(sizes.batch as usize, 256), &block)?;
     let lengths = number::LENGTHS.map(|number| (number, lengths));

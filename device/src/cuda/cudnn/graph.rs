@@ -12,6 +12,7 @@ use crate::Result;
 pub(super) const F32: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_FLOAT;
 pub(super) const BF16: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_BFLOAT16;
 const I32: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_INT32;
+const I64: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_INT64;
 const BOOLEAN: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_BOOLEAN;
 
 /// Every address is a multiple of this many bytes.
@@ -111,6 +112,11 @@ impl OperationGraph {
     /// `count` i32 in memory, such as offsets.
     pub(super) fn integers(&mut self, number: i64, count: i64) -> Result<GraphTensor> {
         self.real(number, I32, TensorLayout::dense([count, 1, 1, 1]))
+    }
+
+    /// `count` i64 in memory.
+    pub(super) fn wide_integers(&mut self, number: i64, count: i64) -> Result<GraphTensor> {
+        self.real(number, I64, TensorLayout::dense([count, 1, 1, 1]))
     }
 
     /// A tensor that exists within the fused kernel alone.

@@ -373,8 +373,6 @@ impl Cudnn {
         if qkv.dtype != DType::Bf16 || batch == 0 || seq < 2 || dim == 0 {
             return None;
         }
-        // Offsets of ragged tensors are 32-bit.
-        let offsets = batch * seq * packed[2] * (heads / kv_heads);
         let reasons = [
             (drops, "it has dropout"),
             (share.is_some() && documents.is_some(), "samples hold documents, and ranks divide them"),
@@ -391,10 +389,6 @@ impl Cudnn {
             (
                 documents.is_some() && !dim.is_multiple_of(16),
                 "samples hold documents, and 16 does not divide the channels of heads",
-            ),
-            (
-                documents.is_some() && offsets >= i32::MAX as usize,
-                "samples hold documents, and a microbatch is too large",
             ),
         ];
         if let Some((_, reason)) = reasons.into_iter().find(|(applies, _)| *applies) {
