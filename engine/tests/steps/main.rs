@@ -50,6 +50,7 @@ mod ranks;
 mod rate_groups;
 mod recompute;
 mod recording_size;
+mod rotary;
 mod same_bits;
 mod skip_step;
 mod sync_debug;
