@@ -126,6 +126,9 @@ pub struct GptShape {
     pub attention_dropout: f64,
     /// Backward recomputes activations and normed values instead of keeping them.
     pub recompute: bool,
+    /// Dense feed-forward layers go through a microbatch's tokens in this many tiles, one in memory at a time, and save
+    /// their input alone. Not with factors of 8 bits or adapters of these layers.
+    pub mlp_tiles: usize,
     /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of
     /// the logits is in memory; divides the tokens of a microbatch.
     pub loss_pieces: usize,
@@ -178,6 +181,7 @@ impl Default for GptShape {
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
             recompute: false,
+            mlp_tiles: 1,
             loss_pieces: 1,
             z_loss_multiplier: 0.0,
             preference: None,

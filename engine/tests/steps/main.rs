@@ -36,6 +36,7 @@ mod lengths;
 mod lora;
 mod minimal_example;
 mod mlp_graph;
+mod mlp_tiles;
 mod moments;
 mod muon;
 mod on_host;

@@ -27,11 +27,29 @@ fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
     assert!(full < but_attention && but_attention < kept, "{kept}, {full}, {but_attention} KiB");
     let half = planned(&format!("{megatron} 1 --recompute-blocks 4")).unwrap();
     assert!(full < half && half < kept, "{kept}, {full}, {half} KiB");
+    // Megatron's name is another name for the tiles.
+    let of_tiles = |flag: &str| planned(&format!("{megatron} 1 --seq-length 512 --ffn 4096 {flag} 8")).unwrap();
+    let (tiled, whole) =
+        (of_tiles("--mlp-tiles"), planned(&format!("{megatron} 1 --seq-length 512 --ffn 4096")).unwrap());
+    assert!(tiled < whole && tiled == of_tiles("--mlp-chunks-for-training"), "{whole}, {tiled} KiB");
     for (flags, parts) in [
         (format!("{megatron} 0"), ["recompute.layers = 0", "at least 1", "set recompute.layers = 1"]),
         (
             "--kind mlp --recompute-granularity full".into(),
             ["recompute.granularity = \"full\"", "blocks", "set recompute.granularity = \"none\""],
+        ),
+        ("--mlp-tiles 0".into(), ["recompute.mlp_tiles = 0", "at least 1", "set recompute.mlp_tiles = 1"]),
+        (
+            "--mlp-tiles 2 --fp8-format hybrid".into(),
+            ["recompute.mlp_tiles = 2 with precision.fp8", "scales", "leave out one of --mlp-tiles and --fp8-format"],
+        ),
+        (
+            "--mlp-tiles 2 --preset tiny-llama --num-experts 4 --moe-router-topk 2".into(),
+            ["recompute.mlp_tiles = 2 with model.experts = 4", "experts", "leave out --mlp-tiles"],
+        ),
+        (
+            "--mlp-tiles 2 --preset tiny-llama --lora-rank 4 --lora-target-modules up_proj".into(),
+            ["recompute.mlp_tiles = 2 with model.lora_target_modules", "adapters", "give only attention adapters"],
         ),
     ] {
         let error = planned(&flags).unwrap_err();

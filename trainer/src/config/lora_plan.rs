@@ -98,7 +98,7 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
         let before = targets.len();
         targets.extend(meant.map(|module| module.target));
         if let Some(experts) = &shape.experts
-            && targets.iter().any(|target| in_feed_forward(*target))
+            && targets.iter().any(|target| is_in_feed_forward(*target))
         {
             return Err(of_experts(text, experts.count, &all));
         }
@@ -111,13 +111,14 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
     Ok(Some(Lora { rank: model.lora_rank, alpha, dropout: model.lora_dropout, targets }))
 }
 
-fn in_feed_forward(target: LoraTarget) -> bool {
+/// Whether a layer is in feed-forward layers.
+pub(super) fn is_in_feed_forward(target: LoraTarget) -> bool {
     matches!(target, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
 }
 
 /// A target that means a feed-forward layer, of a model with experts.
 fn of_experts(text: &str, experts: usize, all: &[AdaptedModule]) -> UserError {
-    let attention: Vec<&AdaptedModule> = all.iter().filter(|module| !in_feed_forward(module.target)).collect();
+    let attention: Vec<&AdaptedModule> = all.iter().filter(|module| !is_in_feed_forward(module.target)).collect();
     let names: Vec<&str> = attention.iter().map(|module| module.short_name()).collect();
     UserError::new(
         format!("model.lora_target_modules has {text:?} with model.experts = {experts}"),

@@ -22,6 +22,7 @@ pub mod learning_rate;
 pub mod lora_plan;
 mod loss_pieces;
 pub mod megatron;
+mod mlp_tiles;
 pub mod model_name;
 pub mod model_plan;
 pub mod model_size;

@@ -15,6 +15,7 @@ use crate::config::experts_plan::experts_plan;
 use crate::config::fp8_plan::fp8_plan;
 use crate::config::lora_plan::lora_plan;
 use crate::config::loss_pieces::loss_pieces;
+use crate::config::mlp_tiles::check_mlp_tiles;
 use crate::config::{
     self, Activation, Fp8Choice, ModelConfig, ModelKind, Normalization, PositionEmbedding, QkNormOver,
     RecomputeGranularity, ResidualInit, RopeScalingType, RunConfig,
@@ -150,7 +151,9 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     mistakes.end()?;
     let (Some(windows), Some(shape)) = (windows, shape) else { unreachable!("without a mistake both are there") };
     let shape = GptShape { windows, ..shape };
-    Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
+    let shape = GptShape { lora: lora_plan(config, &shape)?, ..shape };
+    check_mlp_tiles(config, &shape)?;
+    Ok(shape)
 }
 
 /// The shape without its windows and adapters. `None` if a rule is broken.
@@ -221,6 +224,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         z_loss_multiplier: config.train.z_loss_multiplier,
         preference,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
+        mlp_tiles: config.recompute.mlp_tiles,
         seed: config.train.seed,
         precision: config.precision.compute,
         fp8: fp8?,

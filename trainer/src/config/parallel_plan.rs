@@ -97,7 +97,7 @@ impl ParallelPlan {
         at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("recompute.blocks", config.recompute.blocks.unwrap_or(1), 1)?;
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
-        let RecomputeConfig { granularity, layers, keep_attention, blocks: most } = config.recompute;
+        let RecomputeConfig { granularity, layers, keep_attention, blocks: most, .. } = config.recompute;
         Ok(ParallelPlan {
             mesh,
             schedule,

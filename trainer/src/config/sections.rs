@@ -465,6 +465,7 @@ section!(RecomputeConfig {
     layers: usize,
     blocks: Option<usize>,
     keep_attention: bool,
+    mlp_tiles: usize,
 });
 
 section!(OffloadConfig { activation_layers: usize, optimizer: bool, optimizer_fraction: Option<f64> });

@@ -103,7 +103,7 @@ const RULES: &[(&[&str], When, &str)] = &[
     (&["optimizer.skip_step_interval"], Off("optimizer.skip_step_sigma_factor"), "no step is skipped"),
     (&["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"], Unread, "it is for optimizer.kind = \"muon\""),
     (&["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
-       "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"], IS_MLP,
+       "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance", "recompute.mlp_tiles"], IS_MLP,
      "it is for model.kind = \"gpt\""),
     (&["model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
        "model.expert_capacity_factor", "model.token_drop_policy", "model.router_score", "model.router_normalise",

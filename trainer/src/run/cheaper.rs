@@ -9,7 +9,7 @@ use crate::error::RunError;
 /// One setting changed, and its new value in words.
 type Change = fn(&mut RunConfig) -> String;
 
-const CHANGES: [Change; 8] = [
+const CHANGES: [Change; 9] = [
     |config| {
         config.model.loss_pieces = Some(8);
         "model.loss_pieces = 8".into()
@@ -34,6 +34,11 @@ const CHANGES: [Change; 8] = [
         config.recompute.granularity = RecomputeGranularity::Full;
         config.cuda_graph.mempool = GraphMempool::Single;
         "recompute.granularity = \"full\" with cuda_graph.mempool = \"single\"".into()
+    },
+    |config| {
+        config.recompute.granularity = RecomputeGranularity::Full;
+        config.recompute.mlp_tiles = 8;
+        "recompute.granularity = \"full\" with recompute.mlp_tiles = 8".into()
     },
     |config| {
         config.recompute.granularity = RecomputeGranularity::Full;

@@ -4,6 +4,7 @@ use device::Tensor;
 use device::ops::{DropoutSite, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
+use super::tiled::TiledFeedForward;
 use crate::fp8::{Copies, Operand};
 use crate::model::adapter::{AdapterGradient, SavedAdapter};
 use crate::model::buffers::tensor_like;
@@ -142,7 +143,8 @@ impl PartSpec for DenseSpec {
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        Box::new(self.layer(builder, block))
+        let (layer, tiles) = (self.layer(builder, block), builder.of.shape.mlp_tiles);
+        if tiles > 1 { Box::new(TiledFeedForward { layer, tiles }) } else { Box::new(layer) }
     }
 
     fn cost(&self, shape: &GptShape, block: usize, _tokens_per_sample: usize) -> TokenCost {
@@ -154,13 +156,13 @@ impl PartSpec for DenseSpec {
 
 /// A dense feed-forward layer over its parameters.
 pub(super) struct DenseFeedForward {
-    activation: &'static dyn Activation,
+    pub(super) activation: &'static dyn Activation,
     /// `(groups * ffn, hidden)`.
-    up: Linear,
+    pub(super) up: Linear,
     /// `(hidden, ffn)`.
-    down: Linear,
-    output: DropoutLayer,
-    ranks: TensorParallel,
+    pub(super) down: Linear,
+    pub(super) output: DropoutLayer,
+    pub(super) ranks: TensorParallel,
     /// Backward recomputes the activated values instead of keeping them.
     recompute: bool,
 }

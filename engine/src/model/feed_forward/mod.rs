@@ -5,6 +5,7 @@ mod dense;
 mod experts;
 mod gelu;
 mod glu;
+mod tiled;
 
 use super::part::PartSpec;
 use super::shape::{FeedForward, GptShape};

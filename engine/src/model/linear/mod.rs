@@ -299,9 +299,20 @@ impl Linear {
         ranks: &TensorParallel,
     ) -> Result<(Tensor, Option<SavedAdapter>)> {
         let output = self.output(cx, names[0], input.rows())?;
-        self.forward_through(cx, input, output, add_bias(ranks.on_first_rank(self.bias)))?;
+        self.row_parallel_product(cx, input, output, ranks)?;
         let saved = self.adapt(cx, input, output, record)?;
         Ok((ranks.reduce(cx, names[1], output)?, saved))
+    }
+
+    /// This rank's product of a row-parallel layer's forward, without adapters.
+    pub(crate) fn row_parallel_product(
+        &self,
+        cx: &StepContext<'_>,
+        input: &Operand,
+        output: Tensor,
+        ranks: &TensorParallel,
+    ) -> Result<()> {
+        self.forward_through(cx, input, output, add_bias(ranks.on_first_rank(self.bias)))
     }
 
     /// Backward of a column-parallel layer, from its input and the gradient `(..., out)` of its output. Returns the sum

@@ -379,7 +379,9 @@ impl Run {
                         with_pairs(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
                     }
                     Some(_) => packed(settings.first_sample, self.microbatches * self.micro_batch_size),
-                    None => batch(self.kind, settings.first_sample, self.microbatches),
+                    None => {
+                        batch(self.kind, settings.first_sample, self.microbatches * self.micro_batch_size / MICRO_BATCH)
+                    }
                 });
                 stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
             })

@@ -191,7 +191,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "use-te-activation-func", "disable-jit-fuser",
     ]),
     (Ignored(Value, "the trainer has its own kernels, and no others to choose between"), &[
-        "flash-attention-version", "cross-entropy-fusion-impl", "mlp-chunks-for-training",
+        "flash-attention-version", "cross-entropy-fusion-impl",
     ]),
     (Ignored(Nothing, "products of bf16 accumulate in f32"), &["disable-bf16-reduced-precision-matmul"]),
     (Ignored(Nothing, "tensor-parallel ranks always share each expert"), &["moe-extended-tp"]),
