@@ -20,7 +20,7 @@ KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* stat
 
 // One parameter. A null pointer stands for a tensor that it does not have.
 struct Parameter {
-    float* master;
+    float* master; // or u16 remainders: the weights in `compute` have the upper halves
     void* compute;
     const float* grad;
     void* first;  // exp_avg, Lion's too, f32 or bf16; or SGD's or Muon's momentum, f32
@@ -33,7 +33,7 @@ struct Parameter {
     u32 first_is_bf16;
     u32 second_is_bf16;
     u32 vector; // every pointer allows loads and stores of four elements
-    u32 padding;
+    u32 has_remainders;
 };
 
 struct Update {
@@ -68,7 +68,41 @@ template <class Four, class One> void for_chunk(const Parameter& entry, Four fou
     for (u32 i = packs * 4 + threadIdx.x; i < length; i += blockDim.x) one(start + i);
 }
 
-template <int N> void publish(const Parameter& entry, u64 at, const float (&w)[N]) {
+// The master weights: f32, or the bits of the weights with signed remainders added.
+template <int N> void load_master(const Parameter& entry, u64 at, float (&w)[N]) {
+    if (!entry.has_remainders) return load<N>((const float*)entry.master + at, w);
+    float rest[N]; // in the upper halves of these words
+    load<N>((const bf16*)entry.compute + at, w);
+    load<N>((const bf16*)entry.master + at, rest);
+#pragma unroll
+    for (int i = 0; i < N; i++) w[i] = __uint_as_float(__float_as_uint(w[i]) + (u32)((int)__float_as_uint(rest[i]) >> 16));
+}
+
+// The upper halves of words.
+inline void store_upper(bf16* to, const u32 (&x)[1]) { to->bits = (u16)(x[0] >> 16); }
+inline void store_upper(bf16* to, const u32 (&x)[4]) {
+    Raw<bf16, 4> raw;
+    raw.word.x = x[0] >> 16 | (x[1] & 0xffff0000u), raw.word.y = x[2] >> 16 | (x[3] & 0xffff0000u);
+    put(to, raw);
+}
+
+// Stores the master weights, and the weights that layers compute with: the nearest, ties to even, or with remainders the
+// nearest, ties away from 0.
+template <int N> void store_master(const Parameter& entry, u64 at, const float (&w)[N]) {
+    if (entry.has_remainders) {
+        u32 weights[N], rest[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            u32 bits = __float_as_uint(w[i]);
+            bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+            weights[i] = is_nan ? 0x7fc00000u : bits + 0x8000u;
+            rest[i] = is_nan ? 0u : bits << 16;
+        }
+        store_upper((bf16*)entry.compute + at, weights);
+        store_upper((bf16*)entry.master + at, rest);
+        return;
+    }
+    store<N>(entry.master + at, w);
     if (!entry.compute) return;
     if (entry.compute_is_bf16) store<N>((bf16*)entry.compute + at, w);
     else store<N>((float*)entry.compute + at, w);
@@ -94,7 +128,7 @@ template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u
     load_once<N>(entry.grad + at, g);
     load_moment<N>(entry.first, entry.first_is_bf16, at, m);
     load_moment<N>(entry.second, entry.second_is_bf16, at, v);
-    load<N>((const float*)entry.master + at, w);
+    load_master<N>(entry, at, w);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         g[i] *= s.grad_factor;
@@ -104,8 +138,7 @@ template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u
     }
     store_moment<N>(entry.first, entry.first_is_bf16, at, m);
     store_moment<N>(entry.second, entry.second_is_bf16, at, v);
-    store<N>(entry.master + at, w);
-    publish<N>(entry, at, w);
+    store_master<N>(entry, at, w);
 }
 
 KERNEL(adamw)(const __grid_constant__ Update op) {
@@ -130,7 +163,7 @@ void lion_step(const Parameter& entry, float learning_rate, float factor, float 
     float w[N], g[N], m[N];
     load_once<N>(entry.grad + at, g);
     load_moment<N>(entry.first, entry.first_is_bf16, at, m);
-    load<N>((const float*)entry.master + at, w);
+    load_master<N>(entry, at, w);
     float decay = 1.0f - learning_rate * entry.weight_decay;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -141,8 +174,7 @@ void lion_step(const Parameter& entry, float learning_rate, float factor, float 
         m[i] = beta2 * m[i] + (1.0f - beta2) * g[i];
     }
     store_moment<N>(entry.first, entry.first_is_bf16, at, m);
-    store<N>(entry.master + at, w);
-    publish<N>(entry, at, w);
+    store_master<N>(entry, at, w);
 }
 
 KERNEL(lion)(const __grid_constant__ Update op) {
@@ -157,7 +189,7 @@ KERNEL(lion)(const __grid_constant__ Update op) {
 
 template <int N> void sgd_step(const Parameter& entry, float learning_rate, float factor, float momentum, u64 at) {
     float w[N], g[N];
-    load<N>((const float*)entry.master + at, w);
+    load_master<N>(entry, at, w);
     load_once<N>(entry.grad + at, g);
 #pragma unroll
     for (int i = 0; i < N; i++) g[i] = g[i] * factor + entry.weight_decay * w[i];
@@ -170,8 +202,7 @@ template <int N> void sgd_step(const Parameter& entry, float learning_rate, floa
     }
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] -= learning_rate * g[i];
-    store<N>(entry.master + at, w);
-    publish<N>(entry, at, w);
+    store_master<N>(entry, at, w);
 }
 
 KERNEL(sgd)(const __grid_constant__ Update op) {
@@ -212,13 +243,12 @@ KERNEL(nesterov_momentum)(const __grid_constant__ Update op) {
 // Muon's update. `grad` is the direction, with its length.
 template <int N> void decayed_step(const Parameter& entry, float learning_rate, u64 at) {
     float w[N], d[N];
-    load<N>((const float*)entry.master + at, w);
+    load_master<N>(entry, at, w);
     load<N>(entry.grad + at, d);
     float decay = 1.0f - learning_rate * entry.weight_decay;
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] = w[i] * decay - learning_rate * d[i];
-    store<N>(entry.master + at, w);
-    publish<N>(entry, at, w);
+    store_master<N>(entry, at, w);
 }
 
 KERNEL(decayed_step)(const __grid_constant__ Update op) {

@@ -18,6 +18,8 @@ pub enum DType {
     F8E5M2,
     /// Token ids and targets.
     I32,
+    /// Bits of 16: the remainders of master weights, see [`split_master`](crate::ops::split_master).
+    U16,
     /// Raw bytes: control blocks and records.
     U8,
 }
@@ -27,7 +29,7 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::U16 => 2,
             DType::F8E4M3 | DType::F8E5M2 | DType::U8 => 1,
         }
     }
@@ -40,6 +42,7 @@ impl DType {
             DType::F8E4M3 => "fp8-e4m3",
             DType::F8E5M2 => "fp8-e5m2",
             DType::I32 => "i32",
+            DType::U16 => "u16",
             DType::U8 => "u8",
         }
     }
@@ -95,6 +98,9 @@ impl Element for bf16 {
 }
 impl Element for i32 {
     const DTYPE: DType = DType::I32;
+}
+impl Element for u16 {
+    const DTYPE: DType = DType::U16;
 }
 impl Element for u8 {
     const DTYPE: DType = DType::U8;

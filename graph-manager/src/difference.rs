@@ -91,7 +91,7 @@ fn number(bytes: &[u8], dtype: DType) -> Option<f64> {
         DType::Bf16 => Some(bf16::from_le_bytes(bytes.try_into().unwrap_or_default()).into()),
         DType::F8E4M3 => Some(F8E4M3(bytes[0]).to_f32().into()),
         DType::F8E5M2 => Some(F8E5M2(bytes[0]).to_f32().into()),
-        DType::I32 | DType::U8 => None,
+        DType::I32 | DType::U16 | DType::U8 => None,
     }
 }
 
@@ -103,6 +103,7 @@ fn value(bytes: &[u8], dtype: DType) -> String {
         DType::I32 => i32::from_le_bytes(bytes.try_into().unwrap_or_default()).to_string(),
         DType::F8E4M3 => format!("{:?}", F8E4M3(bytes[0]).to_f32()),
         DType::F8E5M2 => format!("{:?}", F8E5M2(bytes[0]).to_f32()),
+        DType::U16 => format!("bits {:#06x}", u16::from_le_bytes(bytes.try_into().unwrap_or_default())),
         DType::U8 => format!("byte {}", bytes[0]),
     }
 }

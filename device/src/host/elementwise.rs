@@ -86,6 +86,7 @@ impl HostKernel for Copy {
             (DType::I32, _) => duplicate::<i32>(self, pool),
             (DType::F8E4M3, _) => duplicate::<F8E4M3>(self, pool),
             (DType::F8E5M2, _) => duplicate::<F8E5M2>(self, pool),
+            (DType::U16, _) => duplicate::<u16>(self, pool),
             (DType::U8, _) => duplicate::<u8>(self, pool),
         }
     }

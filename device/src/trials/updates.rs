@@ -149,24 +149,32 @@ fn weights(b: &mut Workbench, shape: Shape, dtype: DType, status: Status) -> Res
     }
 }
 
-/// Updates by a rule. If results are compared as bf16, its moments are tried in bf16 too.
+/// Updates by a rule. If weights are in bf16, its moments are tried in bf16 too, and masters in two halves.
 fn updates((name, rule): (&str, Rule), shapes: &[Vec<usize>], dtype: DType, status: Status, add: AddTrial<'_>) {
     let has_moments = rule.state().iter().any(|state| state.values != StateValues::Others);
-    let both = [(DType::F32, ""), (DType::Bf16, ", moments in bf16")];
-    for (moments, label) in &both[..if has_moments && dtype == DType::Bf16 { 2 } else { 1 }] {
-        let (all, moments) = (shapes.to_vec(), *moments);
+    let forms = [
+        (DType::F32, DType::F32, ""),
+        (DType::F32, DType::Bf16, ", moments in bf16"),
+        (DType::U16, DType::F32, ", remainders of masters"),
+    ];
+    let is_tried = |(_, moments, _): &(DType, DType, &str)| has_moments || *moments == DType::F32;
+    for (masters, moments, label) in forms.into_iter().take(if dtype == DType::Bf16 { 3 } else { 1 }).filter(is_tried) {
+        let all = shapes.to_vec();
         add(
             &format!("{name}{label}"),
             Box::new(move |b| {
                 let mut tensors = Vec::new();
                 for (i, shape) in all.iter().enumerate() {
                     let shape = Shape::new(shape);
-                    let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
+                    let (master, grad) = (b.input(shape, masters)?, b.input(shape, DType::F32)?);
                     let kept: Result<Vec<Tensor>> =
                         rule.state().iter().map(|state| kept(b, state, shape, moments)).collect();
                     tensors.push(UpdateTensors {
                         master,
-                        compute: weights(b, shape, dtype, status)?,
+                        compute: match masters {
+                            DType::U16 => Some(b.input(shape, dtype)?),
+                            _ => weights(b, shape, dtype, status)?,
+                        },
                         grad,
                         state: kept?.into(),
                         weight_decay: if i == 0 { 0.1 } else { 0.0 },

@@ -71,7 +71,7 @@ impl Workbench {
         Ok(tensor)
     }
 
-    /// A tensor with values uniform in `[-1, 1)`, a function of the number of tensors before it.
+    /// A tensor with values uniform in `[-1, 1)`, or any bits of u16, a function of the number of tensors before it.
     pub fn input(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         self.scaled(shape, dtype, 1.0)
     }
@@ -87,6 +87,10 @@ impl Workbench {
             }
             DType::F8E4M3 => self.device.upload(&tensor, &rounded::<F8E4M3>(&values))?,
             DType::F8E5M2 => self.device.upload(&tensor, &rounded::<F8E5M2>(&values))?,
+            DType::U16 => {
+                let bits: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 4) as u16).collect();
+                self.device.upload(&tensor, &bits)?;
+            }
             _ => self.device.upload(&tensor, &values)?,
         }
         Ok(tensor)
@@ -133,6 +137,7 @@ impl Workbench {
             DType::I32 => self.device.upload(&tensor, &vec![-1i32; tensor.elements()])?,
             DType::F8E4M3 => self.device.upload(&tensor, &vec![F8E4M3(0x7f); tensor.elements()])?,
             DType::F8E5M2 => self.device.upload(&tensor, &vec![F8E5M2(0x7f); tensor.elements()])?,
+            DType::U16 => self.device.upload(&tensor, &vec![0xffffu16; tensor.elements()])?,
             DType::U8 => self.device.upload(&tensor, &vec![0xffu8; tensor.elements()])?,
         }
         Ok(tensor)
@@ -217,6 +222,7 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::I32 => of::<i32>(bytes, f64::from),
         DType::F8E4M3 => of::<F8E4M3>(bytes, |x| x.to_f32().into()),
         DType::F8E5M2 => of::<F8E5M2>(bytes, |x| x.to_f32().into()),
+        DType::U16 => of::<u16>(bytes, f64::from),
         DType::U8 => of::<u8>(bytes, f64::from),
     }
 }

@@ -130,6 +130,13 @@ impl Bench {
         tensor
     }
 
+    /// A tensor of these bits.
+    pub fn bits(&self, values: &[u16]) -> Tensor {
+        let tensor = self.place("bits", &[values.len()], DType::U16);
+        self.device.upload(&tensor, values).unwrap();
+        tensor
+    }
+
     /// A tensor of -1 for integers.
     pub fn empty_ints(&self, shape: &[usize]) -> Tensor {
         self.ints(shape, &vec![-1; shape.iter().product()])

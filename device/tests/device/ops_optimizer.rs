@@ -3,7 +3,7 @@
 use crate::common::{Bench, assert_close, bench, numbers, rounded};
 use device::DType::{Bf16, F32};
 use device::ops::*;
-use device::{DType, Op, Tensor};
+use device::{DType, Op, Tensor, bf16};
 
 /// A device, its control block and status, for several steps of an optimizer.
 struct Steps {
@@ -222,5 +222,41 @@ fn the_rule_decides_the_number_and_the_types_of_the_state() {
     ] {
         let text = problem(rule, &state).unwrap_or_default();
         assert!(text.contains(expected), "{text}, not {expected}");
+    }
+}
+
+#[test]
+fn masters_kept_as_remainders_are_updated_as_f32_masters_to_the_bit() {
+    for rule in [
+        Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
+        Rule::Lion { beta1: 0.9, beta2: 0.99 },
+        Rule::Sgd { momentum: 0.0 },
+        Rule::Sgd { momentum: 0.9 },
+    ] {
+        let u = Steps::new();
+        let first: Vec<f32> = numbers(1, SIZE, F32).iter().map(|x| *x as f32).collect();
+        let (weights, remainders): (Vec<bf16>, Vec<u16>) = first.iter().map(|x| split_master(*x)).unzip();
+        let (weight, rest) = (u.t.empty(&[SIZE], Bf16), u.t.bits(&remainders));
+        u.t.device.upload(&weight, &weights).unwrap();
+        let master = u.t.empty(&[SIZE], F32);
+        u.t.device.upload(&master, &first).unwrap();
+        let grad = u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
+        let tensors = |master, compute| {
+            let state = rule.state().iter().map(|_| u.t.put(&[SIZE], F32, &vec![0.0; SIZE])).collect();
+            UpdateTensors { master, compute, grad, state, weight_decay: 0.1, lr_multiplier: MULTIPLIER as f32 }
+        };
+        let (whole, halves) = (tensors(master, None), tensors(rest, Some(weight)));
+        for (step, values) in gradients().iter().enumerate() {
+            u.clip(step as u32, &grad, values);
+            u.update(rule, &whole);
+            u.update(rule, &halves);
+            let master = u.t.device.download::<f32>(&master).unwrap();
+            let halves = u.t.device.download::<bf16>(&weight).unwrap().into_iter();
+            let halves: Vec<_> = halves.zip(u.t.device.download::<u16>(&rest).unwrap()).collect();
+            assert_eq!(master.iter().map(|x| split_master(*x)).collect::<Vec<_>>(), halves, "{rule:?}, step {step}");
+        }
+        assert_ne!(u.t.device.download::<f32>(&master).unwrap(), first, "{rule:?}");
+        let alone = Update { rule, tensors: [tensors(rest, None)].into(), control: u.control, status: u.status };
+        assert!(u.t.refusal(alone).contains("remainders of master weights need `compute` in bf16"));
     }
 }

@@ -12,6 +12,10 @@ impl UpdateRule for Rule {
         Rule::state(self)
     }
 
+    fn takes_remainders(&self) -> bool {
+        true
+    }
+
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, _: &Params) -> Box<Update> {
         let StepControl { control, status } = control;
         let tensors = |param: ParamUpdate| UpdateTensors {

@@ -57,6 +57,11 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// comes to the device for each operation that uses it: such an operation is small if the update has parts.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
 
+    /// Whether its update takes master weights that are kept as remainders.
+    fn takes_remainders(&self) -> bool {
+        false
+    }
+
     /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is also given parameters
     /// without an element that this rank updates.
     fn overwrites_gradients(&self) -> bool {
@@ -74,7 +79,7 @@ pub struct ParamUpdate {
     pub spec: ParamSpec,
     /// `main_grad` of all elements that this rank stores, f32, in the parameter's shape.
     pub whole_grad: Tensor,
-    /// Master weights, f32, updated.
+    /// Master weights, f32, or their remainders, u16; updated.
     pub master: Tensor,
     /// The weights that layers read, rewritten from the master weights; `None` if both are the same memory.
     pub weight: Option<Tensor>,

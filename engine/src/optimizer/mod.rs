@@ -93,6 +93,12 @@ impl Optimizer {
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
         for (rule, members) in by_rule(params, groups)? {
+            if !rule.takes_remainders() && members.iter().any(|member| member.param.master.dtype == DType::U16) {
+                return Err(Error::Usage {
+                    problem: format!("{rule:?} does not update master weights that are kept as remainders"),
+                    fix: "keep them whole, or use AdamW, Lion or SGD",
+                });
+            }
             for of in rule.state() {
                 let (name, dtype) = (of.name, moments.of(of.values));
                 for (home, areas) in [(Home::Device, &mut areas), (Home::Host, &mut areas_on_host)] {

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Fill, Move};
+use device::ops::{Fill, Move, join_master, split_master};
 use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor, bf16};
 use parallel::{Axes, Place, Ranks};
 use rayon::prelude::*;
@@ -27,6 +27,7 @@ pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use spread::{Cut, Part, Spread};
 pub(crate) use state_home::with_state_on_host;
+pub use weight_memory::MasterForm;
 use weight_memory::{Home, WeightMemory};
 
 /// A parameter in memory.
@@ -36,7 +37,7 @@ pub struct Param {
     /// gathered by the next step's forward. Until then only the owned ones are current, and of 8-bit parameters none: they
     /// pass through here while their copies are made.
     pub weight: Tensor,
-    /// The master weights, f32. For an f32 parameter they are the same memory as `weight`; for an 8-bit one too, unless
+    /// The master weights, f32, or u16 if [`MasterForm`] says so. For an f32 parameter they are the same memory as `weight`; for an 8-bit one too, unless
     /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat. A
     /// frozen parameter has none: here are its weights, in their type.
     pub master: Tensor,
@@ -52,6 +53,21 @@ pub struct Param {
 }
 
 impl Param {
+    /// The master weights of the elements that this rank updates; of a frozen parameter its weights.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn master_values(&self, device: &Device) -> Result<Vec<f32>> {
+        match (self.master.dtype, self.owned_weight) {
+            (DType::U16, Some(weights)) => {
+                let (weights, rest) = (device.download::<bf16>(&weights)?, device.download::<u16>(&self.master)?);
+                Ok(weights.into_par_iter().zip(rest).map(|(weight, rest)| join_master(weight, rest)).collect())
+            }
+            (DType::Bf16, _) => Ok(device.download::<bf16>(&self.master)?.into_iter().map(bf16::to_f32).collect()),
+            _ => device.download(&self.master),
+        }
+    }
+
     /// The gradients of the elements that this rank updates, flat; `None` if it is frozen.
     pub fn owned_grad(&self) -> Option<Tensor> {
         self.grad.map(|grad| self.owned_of(grad))
@@ -88,7 +104,7 @@ struct Weights {
     home: Home,
     /// Flat. All of them, or of passing weights the owned part.
     weights: Tensor,
-    /// The f32 master weights that this rank owns, flat; `None` for f32 weights, which are their own masters, and for
+    /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and for
     /// frozen weights.
     masters: Option<Tensor>,
     /// Of passing weights: the buffers that gather whole buckets, each as large as the largest bucket.
@@ -131,7 +147,7 @@ impl Params {
         for index in indices {
             let spec = &self.specs[index];
             for part in self.first_parts(index) {
-                if self.is_on_host(part.output) {
+                if self.is_on_host(part.output) || part.output.dtype == DType::U16 {
                     let area = match passing.first() {
                         Some(area) => area,
                         None => {
@@ -141,7 +157,7 @@ impl Params {
                             &passing[0]
                         }
                     };
-                    self.set_first_on_host(&stream, (spec, &part), area, seed)?;
+                    self.set_first_by_way(&stream, (spec, &part), area, seed)?;
                     continue;
                 }
                 for slab in spec.slabs.iter().flat_map(|slab| slab.within(part.stored.clone())) {
@@ -154,8 +170,9 @@ impl Params {
         device.synchronize()
     }
 
-    /// Fills masters on the host with their first values, by way of memory of the device.
-    fn set_first_on_host(
+    /// Fills masters with their first values, by way of memory of the device: those on the host, and those that are
+    /// remainders, which the host makes.
+    fn set_first_by_way(
         &self,
         stream: &Stream,
         (spec, part): (&ParamSpec, &FirstPart),
@@ -169,10 +186,21 @@ impl Params {
             stream.submit(Fill { output: here, value: 0.0 })?;
             for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
                 let output = here.view(slab.start - stored.start, [slab.elements()]);
-                let rounded = part.rounded.map(|all| all.view(slab.start - part.stored.start, [slab.elements()]));
+                let rounded = part.rounded.filter(|_| part.output.dtype == DType::F32);
+                let rounded = rounded.map(|all| all.view(slab.start - part.stored.start, [slab.elements()]));
                 spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
             }
-            stream.submit(Move { input: here, output: part.output.view(at, [stored.len()]) })?;
+            let output = part.output.view(at, [stored.len()]);
+            match (output.dtype, part.rounded) {
+                (DType::U16, Some(weights)) => {
+                    stream.synchronize()?;
+                    let device = stream.device();
+                    let values: Vec<f32> = device.download(&here)?;
+                    device.upload(&weights.view(at, [stored.len()]), &rounded(&values, output.dtype))?;
+                    upload_masters(device, &output, &values)?;
+                }
+                _ => stream.submit(Move { input: here, output })?,
+            }
         }
         Ok(())
     }
@@ -277,10 +305,10 @@ impl Params {
         let part = || &values[owned.range()];
         match self.layout.params[index].home.memory {
             WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(DType::F32) => device.upload(&weight, values),
-            WeightMemory::Frozen(_) => device.upload(&weight, &rounded(values)),
+            WeightMemory::Frozen(_) => device.upload(&weight, &rounded(values, master.dtype)),
             WeightMemory::Kept(_) => {
-                device.upload(&weight, &rounded(values))?;
-                if owned.elements == 0 { Ok(()) } else { device.upload(&master, part()) }
+                device.upload(&weight, &rounded(values, master.dtype))?;
+                if owned.elements == 0 { Ok(()) } else { upload_masters(device, &master, part()) }
             }
             WeightMemory::Passing(_) => self.set_owned(device, index, part()),
         }
@@ -313,9 +341,9 @@ impl Params {
             return Ok(());
         }
         if let Some(owned_weight) = owned_weight {
-            device.upload(&owned_weight, &rounded(part))?;
+            device.upload(&owned_weight, &rounded(part, master.dtype))?;
         }
-        device.upload(&master, part)
+        upload_masters(device, &master, part)
     }
 
     /// The parameter of that name.
@@ -430,7 +458,8 @@ impl Weights {
         };
         let weights = flat_in(MemoryOf::Device, "weights", here, dtype)?;
         let has_masters = dtype != DType::F32 && !matches!(memory, WeightMemory::Frozen(_));
-        let masters = has_masters.then(|| flat_in(home.masters, "master weights", owned, DType::F32)).transpose()?;
+        let masters = has_masters.then(|| flat_in(home.masters, "master weights", owned, home.form.of_weights(dtype)));
+        let masters = masters.transpose()?;
         if let WeightMemory::Passing(_) = memory {
             let buckets = layout.buckets.iter().filter(|bucket| bucket.home == home);
             let largest = buckets.map(|bucket| bucket.elements).max().unwrap_or(0);
@@ -463,6 +492,18 @@ struct FirstPart {
     rounded: Option<Tensor>,
 }
 
-fn rounded(values: &[f32]) -> Vec<bf16> {
-    values.par_iter().map(|&x| bf16::from_f32(x)).collect()
+/// Weights of these values, whose masters have that type.
+fn rounded(values: &[f32], masters: DType) -> Vec<bf16> {
+    match masters {
+        DType::U16 => values.par_iter().map(|&x| split_master(x).0).collect(),
+        _ => values.par_iter().map(|&x| bf16::from_f32(x)).collect(),
+    }
+}
+
+/// Overwrites master weights, in their form.
+fn upload_masters(device: &Device, masters: &Tensor, values: &[f32]) -> Result<()> {
+    match masters.dtype {
+        DType::U16 => device.upload(masters, &values.par_iter().map(|&x| split_master(x).1).collect::<Vec<u16>>()),
+        _ => device.upload(masters, values),
+    }
 }

@@ -9,6 +9,7 @@ use parallel::{Axes, Ranks};
 
 use super::slab::Slab;
 use super::spread::{Part, Spread, fill};
+use super::weight_memory::MasterForm;
 use crate::fp8::Fp8;
 
 /// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.
@@ -46,9 +47,11 @@ pub struct ParamSpec {
     pub spread: Spread,
     /// The memory that master weights and optimizer state lie in, if they are no weights that layers read.
     pub state_home: Home,
+    /// The form of its master weights.
+    pub master_form: MasterForm,
     /// The places in the whole parameter of the values stored here.
     pub slabs: Vec<Slab>,
-    /// The type of the weights that layers read: f32 or bf16. Master weights and gradients are f32.
+    /// The type of the weights that layers read: f32 or bf16. Gradients are f32.
     pub dtype: DType,
     /// Its first values.
     pub init: Init,
@@ -83,6 +86,7 @@ impl ParamSpec {
             whole: shape.sizes().to_vec(),
             spread: Spread::whole(shape.sizes()[0]),
             state_home: Home::Device,
+            master_form: MasterForm::Whole,
             slabs: vec![Slab { offset: vec![0; shape.sizes().len()], sizes: shape.sizes().to_vec(), start: 0 }],
             dtype: DType::F32,
             init,

@@ -18,6 +18,24 @@ pub enum WeightMemory {
     Frozen(DType),
 }
 
+/// The form of the master weights of weights in bf16. Other weights that are trained have f32 masters in either form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MasterForm {
+    /// f32; weights are rounded to nearest even.
+    #[default]
+    Whole,
+    /// The 16 bits that a weight lacks; weights are rounded with ties away from 0. See
+    /// [`split_master`](device::ops::split_master).
+    Remainder,
+}
+
+impl MasterForm {
+    /// The type of masters of weights of that type.
+    pub(super) fn of_weights(self, weights: DType) -> DType {
+        if self == MasterForm::Remainder && weights == DType::Bf16 { DType::U16 } else { DType::F32 }
+    }
+}
+
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
@@ -27,6 +45,8 @@ pub struct Home {
     pub rest: Axes,
     /// The memory of masters that are no weights that layers read.
     pub masters: MemoryOf,
+    /// Their form.
+    pub form: MasterForm,
 }
 
 impl Home {
@@ -34,7 +54,8 @@ impl Home {
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, ranks: &Ranks) -> Home {
         let rest = spec.spread.rest;
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
-        Home { memory: WeightMemory::of(spec, first_layer, ranks.place(rest)), rest, masters }
+        let form = spec.master_form;
+        Home { memory: WeightMemory::of(spec, first_layer, ranks.place(rest)), rest, masters, form }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
-use crate::params::{Params, with_state_on_host};
+use crate::params::{MasterForm, ParamSpec, Params, with_state_on_host};
 use crate::passes::{ExpertRowQueues, HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::regions::Mode;
@@ -64,6 +64,9 @@ pub struct StageOptions {
     /// The share of master weights and of the optimizer's state that lies on the host, to the same bits: that of the last
     /// buckets, each whole. Weights that layers read, and gradients, are on the device.
     pub state_on_host: f64,
+    /// The form of master weights of weights in bf16. Only rules that
+    /// [take remainders](crate::optimizer::UpdateRule::takes_remainders) go with those.
+    pub master_form: MasterForm,
     /// Passes that a step does without, to the same bits.
     pub left_out: Vec<PassName>,
     /// Evaluations keep the loss of each target, or the results of each pair of answers, for [`Stage::losses`].
@@ -89,6 +92,7 @@ impl Default for StageOptions {
             hooks: Hooks::default(),
             layers_on_host: 0,
             state_on_host: 0.0,
+            master_form: MasterForm::Whole,
             left_out: Vec::new(),
             keeps_losses: false,
         }
@@ -107,7 +111,9 @@ impl Stage {
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
         let rest = if options.distributed_optimizer { ranks.mesh().with_other_tokens() } else { Axes::NONE };
-        let (bucket_bytes, specs) = (options.bucket_bytes, architecture.specs.clone());
+        let (bucket_bytes, master_form) = (options.bucket_bytes, options.master_form);
+        let spec = |spec: &ParamSpec| ParamSpec { master_form, ..spec.clone() };
+        let specs = architecture.specs.iter().map(spec).collect();
         let specs = with_state_on_host(specs, options.state_on_host, bucket_bytes, ranks, rest);
         let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;
         let mut areas = Vec::new();

@@ -51,6 +51,7 @@ mod ranks;
 mod rate_groups;
 mod recompute;
 mod recording_size;
+mod remainders;
 mod rotary;
 mod same_bits;
 mod skip_step;

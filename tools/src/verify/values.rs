@@ -70,7 +70,7 @@ fn owned(stage: &Stage) -> Result<Vec<Owned<'_>>, RunError> {
     let (device, mut all) = (stage.device(), Vec::new());
     for (index, (spec, param)) in stage.params().iter().enumerate() {
         if param.owned.elements > 0 {
-            all.push((spec, Values::Weight, param.owned.range(), read(device, &param.master)?));
+            all.push((spec, Values::Weight, param.owned.range(), param.master_values(device)?));
             for (name, state) in stage.optimizer().state(index) {
                 all.push((spec, Values::State(name), param.owned.range(), read(device, state)?));
             }
@@ -130,7 +130,7 @@ pub(super) fn kept(stage: &Stage) -> Result<Vec<Shard>, RunError> {
         of_owned.flat_map(|(spec, values, range, here)| shards_of(values, spec, range, &here)).collect();
     for (spec, param) in stage.params().iter() {
         if spec.frozen {
-            let weights = read(stage.device(), &param.master)?;
+            let weights = param.master_values(stage.device())?;
             shards.extend(shards_of(Values::Weight, spec, 0..weights.len(), &weights));
         }
         let Some(fp8) = param.fp8 else { continue };

@@ -95,6 +95,22 @@ fn moments_in_bf16_are_half_as_large_on_disk_and_a_run_with_f32_takes_them() {
 }
 
 #[test]
+fn masters_kept_as_remainders_are_f32_in_checkpoints_and_runs_with_and_without_take_them() {
+    let of = |more: &str| flags(&format!("--bf16 {more}"));
+    let remainders = of("--store-param-remainders --use-distributed-optimizer");
+    let [unbroken, resumed, waiting, wide] = ["rest", "rest-resumed", "rest-waiting", "rest-wide"].map(Folder::new);
+    expect(&run(2, &unbroken.0, &remainders), 0, &["done: loss"]);
+    expect(&run(2, &waiting.0, &format!("{remainders} --async-save=false --offload-optimizer --offload-optimizer-fraction 1")), 0, &[]);
+    assert_eq!(bits(&waiting.0, 4), bits(&unbroken.0, 4));
+    copy_run(&unbroken.0, &resumed.0, 4);
+    expect(&run(2, &resumed.0, &remainders), 0, &["at step 4"]);
+    assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8));
+    copy_run(&unbroken.0, &wide.0, 4);
+    expect(&run(1, &wide.0, &of("")), 0, &["at step 4", "done: loss"]);
+    expect(&run(1, &wide.0, "--steps 9 --bf16 --store-param-remainders"), 0, &["at step 8", "done: loss"]);
+}
+
+#[test]
 fn a_checkpoint_of_two_ranks_goes_on_with_one_and_of_one_with_two() {
     for (ranks, others) in [(2, 1), (1, 2)] {
         let (unbroken, resumed) = (Folder::new("across-unbroken"), Folder::new("across-resumed"));

@@ -41,6 +41,8 @@ pub(super) struct LocalTensor {
     /// The elements that this rank updates, with padding rows, from `first` of the stored parameter on; of a frozen
     /// parameter all elements. They are f32 but for frozen weights and moments that are kept in bf16.
     pub(super) memory: Tensor,
+    /// Of master weights that are kept so: the remainders. `memory` is then that of the weights, in bf16.
+    pub(super) remainders: Option<Tensor>,
     pub(super) first: usize,
     /// Elements of the stored parameter.
     pub(super) elements: usize,
@@ -48,13 +50,27 @@ pub(super) struct LocalTensor {
 
 impl LocalTensor {
     /// The memory of an owned slab.
-    pub(super) fn memory_of(&self, slab: &Slab) -> Tensor {
-        self.memory.view(slab.start - self.first, [slab.elements()])
+    pub(super) fn memory_of(&self, slab: &Slab) -> SlabMemory {
+        let of = |tensor: Tensor| tensor.view(slab.start - self.first, [slab.elements()]);
+        SlabMemory { values: of(self.memory), remainders: self.remainders.map(of) }
     }
 
-    /// The type of its values in a file: that in memory.
+    /// The type of its values in a file: that in memory, but for remainders.
     pub(super) fn data_type(&self) -> DataType {
-        if self.memory.dtype == DType::Bf16 { DataType::Bf16 } else { DataType::F32 }
+        if self.memory.dtype == DType::Bf16 && self.remainders.is_none() { DataType::Bf16 } else { DataType::F32 }
+    }
+}
+
+/// The memory of a slab's values: their own, or that of weights and of the remainders of their masters.
+#[derive(Clone, Copy)]
+pub(super) struct SlabMemory {
+    pub(super) values: Tensor,
+    pub(super) remainders: Option<Tensor>,
+}
+
+impl SlabMemory {
+    pub(super) fn tensors(self) -> impl Iterator<Item = Tensor> {
+        [self.values].into_iter().chain(self.remainders)
     }
 }
 
@@ -74,7 +90,12 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     let (params, optimizer) = (stage.params(), stage.optimizer());
     let mut all = Vec::new();
     for (index, (_, param)) in params.iter().enumerate() {
-        all.push(local_tensor(Role::Weights(index), params, index, "", param.master));
+        let (memory, remainders) = match (param.master.dtype, param.owned_weight) {
+            (DType::U16, Some(weights)) => (weights, Some(param.master)),
+            _ => (param.master, None),
+        };
+        let tensor = local_tensor(Role::Weights(index), params, index, "", memory);
+        all.push(LocalTensor { remainders, ..tensor });
     }
     for &wanted in optimizer.state_names() {
         for index in 0..params.specs.len() {
@@ -107,6 +128,7 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
         written: if writes { whole.clone() } else { Vec::new() },
         slabs: whole,
         memory,
+        remainders: None,
         first: 0,
         elements,
     }
@@ -128,6 +150,7 @@ fn local_tensor(role: Role, params: &Params, index: usize, state: &str, memory: 
         slabs: spec.slabs.clone(),
         written: written.flat_map(|range| spec.slabs.iter().flat_map(move |slab| slab.within(range.clone()))).collect(),
         memory,
+        remainders: None,
         first: param.owned.first,
         elements: spec.shape.elements(),
     }

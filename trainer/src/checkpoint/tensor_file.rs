@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
+use device::ops::join_master;
 use device::{Device, Element, HostCopy, Tensor, bf16};
 use engine::params::Slab;
 use launch::watch::activity::Activity;
@@ -14,7 +15,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::data_type::DataType;
 use super::file::{CheckpointFile, Tensors};
-use super::layout::LocalTensor;
+use super::layout::{LocalTensor, SlabMemory};
 use super::manifest::{FileEntry, TensorEntry};
 use super::output::{Content, Output, SaveSeconds, WriteError};
 use super::writers::Writers;
@@ -60,12 +61,13 @@ impl<'t> TensorFile<'t> {
 
     /// The device's memory with its values, in order.
     pub(super) fn memory(&self) -> Vec<Tensor> {
-        self.slabs.iter().map(|(tensor, slab)| tensor.memory_of(slab)).collect()
+        self.slabs.iter().flat_map(|(tensor, slab)| tensor.memory_of(slab).tensors()).collect()
     }
 
     /// The content, from a copy that has [`TensorFile::memory`].
     pub(super) fn copied(&self, copy: HostCopy) -> FileContent {
-        self.content(Values::Copied(copy, self.memory()))
+        let slabs = self.slabs.iter().map(|(tensor, slab)| tensor.memory_of(slab));
+        self.content(Values::Copied(copy, slabs.collect()))
     }
 
     /// A channel for the values on their way to the disk. A few of them fit in.
@@ -84,9 +86,13 @@ impl<'t> TensorFile<'t> {
     /// Errors of the device.
     pub(super) fn read(&self, device: &Device, values: &SyncSender<Content>) -> device::Result<()> {
         for (tensor, slab) in &self.slabs {
-            let memory = tensor.memory_of(slab);
-            let content: Content = match tensor.data_type() {
-                DataType::Bf16 => Arc::new(Downloaded(device.download::<bf16>(&memory)?)),
+            let SlabMemory { values: memory, remainders } = tensor.memory_of(slab);
+            let content: Content = match (tensor.data_type(), remainders) {
+                (_, Some(remainders)) => {
+                    let (weights, remainders) = (device.download(&memory)?, device.download(&remainders)?);
+                    Arc::new(Downloaded(joined(&weights, &remainders)))
+                }
+                (DataType::Bf16, None) => Arc::new(Downloaded(device.download::<bf16>(&memory)?)),
                 _ => Arc::new(Downloaded(device.download::<f32>(&memory)?)),
             };
             if values.send(content).is_err() {
@@ -107,8 +113,8 @@ pub(super) struct FileContent {
 }
 
 enum Values {
-    /// The tensors, in a copy of the device's memory.
-    Copied(HostCopy, Vec<Tensor>),
+    /// The slabs, in a copy of the device's memory.
+    Copied(HostCopy, Vec<SlabMemory>),
     /// From the run, which waits meanwhile.
     Fed(Receiver<Content>),
 }
@@ -134,9 +140,10 @@ impl FileContent {
         output.write(Arc::new(self.header))?;
         match self.values {
             Values::Fed(values) => values.into_iter().try_for_each(|values| output.write(values))?,
-            Values::Copied(copy, tensors) => {
-                tensors.iter().try_for_each(|tensor| write_copied(&mut output, &copy, tensor))?;
-            }
+            Values::Copied(copy, slabs) => slabs.iter().try_for_each(|slab| match slab.remainders {
+                None => write_copied(&mut output, &copy, &slab.values),
+                Some(remainders) => write_joined(&mut output, &copy, &slab.values, &remainders),
+            })?,
         }
         if output.bytes() < self.bytes {
             // The device could not be read.
@@ -144,6 +151,47 @@ impl FileContent {
         }
         output.finish()
     }
+}
+
+/// Elements that are joined at once.
+const JOINED: usize = 4 << 20;
+
+/// Writes the masters of weights and remainders from the copy, part by part.
+fn write_joined(
+    output: &mut Output<'_>,
+    copy: &HostCopy,
+    weights: &Tensor,
+    remainders: &Tensor,
+) -> Result<(), WriteError> {
+    let elements = weights.elements();
+    for first in (0..elements).step_by(JOINED) {
+        let count = JOINED.min(elements - first);
+        let begun = Instant::now();
+        let failed = |error| WriteError(output.path().into(), IoError::other(error));
+        let weights = copied_values(copy, &weights.view(first, [count])).map_err(failed)?;
+        let remainders = copied_values(copy, &remainders.view(first, [count])).map_err(failed)?;
+        output.seconds.copy += begun.elapsed().as_secs_f64();
+        output.write(Arc::new(Downloaded(joined(&weights, &remainders))))?;
+    }
+    Ok(())
+}
+
+/// A tensor's values, from the copy.
+fn copied_values<T: Element>(copy: &HostCopy, tensor: &Tensor) -> device::Result<Vec<T>> {
+    let mut values: Vec<T> = vec![bytemuck::Zeroable::zeroed(); tensor.elements()];
+    let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+    for piece in copy.pieces(tensor)? {
+        let piece = piece?;
+        let (here, after) = rest.split_at_mut(piece.as_ref().len());
+        here.copy_from_slice(piece.as_ref());
+        rest = after;
+    }
+    Ok(values)
+}
+
+/// The masters of weights and remainders.
+fn joined(weights: &[bf16], remainders: &[u16]) -> Vec<f32> {
+    weights.iter().zip(remainders).map(|(weight, remainder)| join_master(*weight, *remainder)).collect()
 }
 
 /// Writes a tensor from the copy, piece by piece, as each arrives.

@@ -4,11 +4,14 @@ use common::UserError;
 use device::DType;
 use engine::layer_partition::Recompute;
 use engine::model::ContextTransfers;
+use engine::params::MasterForm;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
-use crate::config::checks::at_least;
+use crate::config::checks::{at_least, require};
 use crate::config::model_plan::ModelPlan;
-use crate::config::{GradReduce, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan, rank_layout};
+use crate::config::{
+    GradReduce, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan, rank_layout,
+};
 
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
@@ -35,6 +38,8 @@ pub struct ParallelPlan {
     pub distributed_optimizer: bool,
     /// The type of the sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
+    /// The form of master weights.
+    pub master_form: MasterForm,
     /// Smallest gradient bucket, bytes.
     pub bucket_bytes: usize,
 }
@@ -69,6 +74,21 @@ impl StateOnHost {
             StateOnHost::AsNeeded => 0.0,
         }
     }
+}
+
+/// The form of master weights.
+fn master_form(config: &RunConfig) -> Result<MasterForm, UserError> {
+    if !config.optimizer.store_param_remainders {
+        return Ok(MasterForm::Whole);
+    }
+    require(config.optimizer.kind != OptimizerChoice::Muon, || {
+        UserError::new(
+            "optimizer.store_param_remainders = true with optimizer.kind = \"muon\"",
+            "Muon updates f32 master weights",
+            "set optimizer.kind = \"adamw\", or leave out --store-param-remainders",
+        )
+    })?;
+    Ok(MasterForm::Remainder)
 }
 
 impl ParallelPlan {
@@ -117,6 +137,7 @@ impl ParallelPlan {
                 GradReduce::F32 => DType::F32,
                 GradReduce::Bf16 => DType::Bf16,
             },
+            master_form: master_form(config)?,
             bucket_bytes: parallel.bucket_mib << 20,
         })
     }

@@ -321,6 +321,7 @@ section!(OptimizerConfig {
     eps: f64,
     exp_avg_dtype: MomentDtype,
     exp_avg_sq_dtype: MomentDtype,
+    store_param_remainders: bool,
     momentum: f64,
     muon_momentum: f64,
     muon_num_ns_steps: usize,

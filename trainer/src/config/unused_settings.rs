@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use common::format::counted;
+use engine::precision::Precision;
 use parallel::Axis;
 use toml::Value;
 
@@ -100,6 +101,8 @@ const RULES: &[(&[&str], When, &str)] = &[
      "token files mark where documents end; only `trainer sample` uses it"),
     (&["optimizer.betas", "optimizer.eps", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"], Unread,
      "it is for optimizer.kind = \"adamw\""),
+    (&["optimizer.store_param_remainders"], Is(|run| run.config.precision.compute != Precision::Bf16),
+     "without precision.compute = \"bf16\" weights are their own masters"),
     (&["optimizer.skip_step_interval"], Off("optimizer.skip_step_sigma_factor"), "no step is skipped"),
     (&["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"], Unread, "it is for optimizer.kind = \"muon\""),
     (&["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",

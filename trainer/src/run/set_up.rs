@@ -247,6 +247,7 @@ pub fn recorded_stage(
         hooks: activations::hooks(plan, group),
         layers_on_host: plan.parallel.layers_on_host,
         state_on_host: plan.parallel.state_on_host.share(),
+        master_form: plan.parallel.master_form,
         keeps_losses: plan.keeps_losses || keeps_references(plan),
         left_out: Vec::new(),
     };

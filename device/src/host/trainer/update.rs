@@ -3,8 +3,8 @@
 use super::optimizer::{for_each_part, publish};
 use crate::host::elementwise::with_float;
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{Control, Rule, Status, Update, UpdateTensors};
-use crate::{Float, Tensor};
+use crate::ops::{Control, Rule, Status, Update, UpdateTensors, join_master, split_master};
+use crate::{Float, Tensor, bf16};
 
 impl HostKernel for Update {
     fn run(&self, pool: &Pool) {
@@ -17,14 +17,23 @@ impl HostKernel for Update {
             let each = &self.tensors[tensor];
             let rate = control.learning_rate * each.lr_multiplier;
             let part = Part { each, start, length, rate, status: &status };
-            match self.rule {
-                Rule::AdamW { beta1, beta2, eps } => with_float!(each.state[0].dtype, M => {
-                    with_float!(each.state[1].dtype, V => adamw::<M, V>(&part, beta1, beta2, eps))
-                }),
-                Rule::Lion { beta1, beta2 } => with_float!(each.state[0].dtype, M => lion::<M>(&part, beta1, beta2)),
-                Rule::Sgd { momentum } => sgd(&part, momentum),
+            match each.compute.filter(|_| each.has_remainders()) {
+                None => {
+                    let master = view::write::<f32>(&part.of(&each.master));
+                    part.step(self.rule, master);
+                    publish(each.compute, start, master);
+                }
+                Some(compute) => {
+                    let weights = view::write::<bf16>(&part.of(&compute));
+                    let remainders = view::write::<u16>(&part.of(&each.master));
+                    let halves = weights.iter().zip(remainders.iter());
+                    let mut master: Vec<f32> = halves.map(|(weight, rest)| join_master(*weight, *rest)).collect();
+                    part.step(self.rule, &mut master);
+                    for ((weight, rest), master) in weights.iter_mut().zip(remainders).zip(master) {
+                        (*weight, *rest) = split_master(master);
+                    }
+                }
             }
-            publish(each.compute, start, view::read::<f32>(&part.of(&each.master)));
         });
     }
 }
@@ -44,10 +53,17 @@ impl<'o> Part<'o> {
         tensor.view(self.start, [self.length])
     }
 
-    /// Weights, each with its gradient before it is scaled.
-    fn weights(&self) -> impl Iterator<Item = (&'o mut f32, &'o f32)> {
-        let master = view::write::<f32>(&self.of(&self.each.master));
-        master.iter_mut().zip(view::read::<f32>(&self.of(&self.each.grad)))
+    /// Updates the part's master weights, and its state.
+    fn step(&self, rule: Rule, master: &mut [f32]) {
+        let weights = master.iter_mut().zip(view::read::<f32>(&self.of(&self.each.grad)));
+        let state = &self.each.state;
+        match rule {
+            Rule::AdamW { beta1, beta2, eps } => with_float!(state[0].dtype, M => {
+                with_float!(state[1].dtype, V => adamw::<M, V>(self, weights, beta1, beta2, eps))
+            }),
+            Rule::Lion { beta1, beta2 } => with_float!(state[0].dtype, M => lion::<M>(self, weights, beta1, beta2)),
+            Rule::Sgd { momentum } => sgd(self, weights, momentum),
+        }
     }
 
     /// The tensor of the rule's state with that index.
@@ -56,13 +72,16 @@ impl<'o> Part<'o> {
     }
 }
 
+/// Master weights, each with its gradient before it is scaled.
+type Weights<'w> = std::iter::Zip<std::slice::IterMut<'w, f32>, std::slice::Iter<'w, f32>>;
+
 /// With moments of these types. They are rounded after the weights were updated.
-fn adamw<M: Float, V: Float>(part: &Part<'_>, beta1: f32, beta2: f32, eps: f32) {
+fn adamw<M: Float, V: Float>(part: &Part<'_>, weights: Weights<'_>, beta1: f32, beta2: f32, eps: f32) {
     let correction = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(part.status.applied));
     let step_size = (f64::from(part.rate) / correction(beta1)) as f32;
     let root_correction = (1.0 / correction(beta2).sqrt()) as f32;
     let (factor, decay) = (part.status.grad_factor, 1.0 - part.rate * part.each.weight_decay);
-    for (((w, g), first), second) in part.weights().zip(part.state::<M>(0)).zip(part.state::<V>(1)) {
+    for (((w, g), first), second) in weights.zip(part.state::<M>(0)).zip(part.state::<V>(1)) {
         let (g, mut m, mut v) = (g * factor, first.to_f32(), second.to_f32());
         m += (1.0 - beta1) * (g - m);
         v = beta2 * v + (1.0 - beta2) * g * g;
@@ -72,10 +91,10 @@ fn adamw<M: Float, V: Float>(part: &Part<'_>, beta1: f32, beta2: f32, eps: f32) 
 }
 
 /// With a moment of this type.
-fn lion<M: Float>(part: &Part<'_>, beta1: f32, beta2: f32) {
+fn lion<M: Float>(part: &Part<'_>, weights: Weights<'_>, beta1: f32, beta2: f32) {
     let (rate, factor) = (part.rate, part.status.grad_factor);
     let decay = 1.0 - rate * part.each.weight_decay;
-    for ((w, g), moment) in part.weights().zip(part.state::<M>(0)) {
+    for ((w, g), moment) in weights.zip(part.state::<M>(0)) {
         let (g, m) = (g * factor, moment.to_f32());
         let direction = beta1 * m + (1.0 - beta1) * g;
         // f32::signum is 1 for 0.
@@ -86,13 +105,13 @@ fn lion<M: Float>(part: &Part<'_>, beta1: f32, beta2: f32) {
 }
 
 /// Without momentum there is no state.
-fn sgd(part: &Part<'_>, momentum: f32) {
+fn sgd(part: &Part<'_>, weights: Weights<'_>, momentum: f32) {
     let (rate, factor, decay) = (part.rate, part.status.grad_factor, part.each.weight_decay);
     let gradient = |g: f32, w: f32| g * factor + decay * w;
     if part.each.state.is_empty() {
-        return part.weights().for_each(|(w, g)| *w -= rate * gradient(*g, *w));
+        return weights.for_each(|(w, g)| *w -= rate * gradient(*g, *w));
     }
-    for ((w, g), b) in part.weights().zip(part.state::<f32>(0)) {
+    for ((w, g), b) in weights.zip(part.state::<f32>(0)) {
         *b = momentum * *b + gradient(*g, *w);
         *w -= rate * *b;
     }

@@ -10,9 +10,11 @@ use crate::{DType, Result, Tensor};
 /// One parameter as its update sees it; all tensors have the same number of elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateTensors {
-    /// f32 master weights, updated.
+    /// f32 master weights, updated. Or their remainders, u16: then `compute` is bf16 and has the rest of them, see
+    /// [`split_master`](crate::ops::split_master).
     pub master: Tensor,
-    /// The weights that layers compute with, rewritten from `master`; absent if they are the same memory.
+    /// The weights that layers compute with, rewritten from `master`; absent if they are the same memory. They are rounded
+    /// to nearest even, or with remainders with ties away from 0.
     pub compute: Option<Tensor>,
     /// f32 `main_grad`.
     pub grad: Tensor,
@@ -22,6 +24,13 @@ pub struct UpdateTensors {
     pub weight_decay: f32,
     /// The factor of the learning rate for this parameter: a constant, part of the graph.
     pub lr_multiplier: f32,
+}
+
+impl UpdateTensors {
+    /// Whether `master` has the remainders of master weights.
+    pub fn has_remainders(&self) -> bool {
+        self.master.dtype == DType::U16
+    }
 }
 
 impl Visit for UpdateTensors {
@@ -58,7 +67,10 @@ impl Operation for Update {
     fn check(&self) -> Result<()> {
         let (name, state) = (self.name(), self.rule.state());
         for each in self.tensors.iter() {
-            check_parameter(name, &each.master, ("grad", &each.grad), each.compute.as_ref())?;
+            match each.has_remainders() {
+                true => check_remainders(name, each)?,
+                false => check_parameter(name, &each.master, ("grad", &each.grad), each.compute.as_ref())?,
+            }
             ensure(name, each.state.len() == state.len(), || {
                 format!("a parameter has {} tensors of state, needs {}", each.state.len(), state.len())
             })?;
@@ -75,6 +87,7 @@ impl Operation for Update {
         for each in self.tensors.iter() {
             all.reads.extend([each.master, each.grad]);
             all.reads.extend(each.state.iter());
+            all.reads.extend(each.compute.filter(|_| each.has_remainders()));
             all.writes.push(each.master);
             all.writes.extend(each.state.iter());
             all.writes.extend(each.compute);
@@ -97,6 +110,16 @@ fn stored_type(state: &RuleState, tensor: &Tensor) -> DType {
         (StateValues::FirstMoment | StateValues::SecondMoment, DType::Bf16) => DType::Bf16,
         _ => DType::F32,
     }
+}
+
+/// Fails unless the weights that remainders belong to are there, in bf16, and the gradient is f32.
+fn check_remainders(op: &'static str, each: &UpdateTensors) -> Result<()> {
+    let compute = each.compute.filter(|compute| compute.dtype == DType::Bf16);
+    ensure(op, compute.is_some(), || "remainders of master weights need `compute` in bf16".into())?;
+    ensure_dtype(op, "grad", &each.grad, DType::F32)?;
+    let elements = each.master.elements();
+    ensure_elements(op, "grad", &each.grad, elements)?;
+    compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", &compute, elements))
 }
 
 /// Fails unless master weights and gradient are f32. Both, and the weights that layers compute with, must have as many

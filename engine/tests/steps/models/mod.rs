@@ -16,6 +16,7 @@ use engine::model::{
     Scaling, TensorParallel, Windows, gpt_part, mlp,
 };
 use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
+use engine::params::MasterForm;
 use engine::passes::PassName;
 use engine::precision::Precision;
 use engine::step::{Stage, StageOptions, StepResult, StepSettings};
@@ -190,6 +191,7 @@ pub struct Run {
     pub layers_on_host: usize,
     /// The memory of masters and moments.
     pub state_on_host: f64,
+    pub master_form: MasterForm,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
@@ -246,6 +248,7 @@ impl Run {
             recomputed_blocks: None,
             layers_on_host: 0,
             state_on_host: 0.0,
+            master_form: MasterForm::Whole,
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
@@ -326,6 +329,7 @@ impl Run {
             keeps_losses: self.keeps_losses,
             layers_on_host: self.layers_on_host,
             state_on_host: self.state_on_host,
+            master_form: self.master_form,
             left_out: self.left_out.clone(),
         };
         Stage::new(device, &architecture.freeze(self.frozen), options)
@@ -349,7 +353,7 @@ impl Run {
     pub fn train(&self) -> (Vec<StepResult>, Vec<f32>) {
         let device = self.device();
         let (results, stage) = self.train_on(&device);
-        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
+        let weights = stage.params().iter().flat_map(|(_, param)| param.master_values(&device).unwrap());
         (results, weights.collect())
     }
 

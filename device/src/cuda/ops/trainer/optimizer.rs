@@ -31,7 +31,7 @@ struct Parameter {
     first_is_bf16: u32,
     second_is_bf16: u32,
     vector: u32,
-    padding: u32,
+    has_remainders: u32,
 }
 
 /// `Update` of `kernels/optimizer.cu`.
@@ -65,6 +65,7 @@ impl Tensors<'_> {
         // Four elements at a time: 16 bytes of f32, 8 of bf16.
         let aligned = |tensor: &Tensor| tensor.address.is_multiple_of(4 * tensor.dtype.size() as u64);
         let all = [self.master, self.grad];
+        // Remainders take 2 bytes each.
         let vector = all.iter().chain(&self.compute).chain(self.state).all(aligned);
         let [first, second] = [0, 1].map(|index| self.state.get(index).copied());
         Parameter {
@@ -81,7 +82,7 @@ impl Tensors<'_> {
             first_is_bf16: is_bf16(first),
             second_is_bf16: is_bf16(second),
             vector: vector.into(),
-            padding: 0,
+            has_remainders: (self.master.dtype == DType::U16).into(),
         }
     }
 }
