@@ -158,7 +158,7 @@ impl GraphSizes {
     }
 
     /// Whether every query sees every key.
-    fn sees_all(&self) -> bool {
+    pub(super) fn sees_all(&self) -> bool {
         self.part.is_some_and(|part| part.sees == Sees::All)
     }
 

@@ -333,7 +333,11 @@ impl Cudnn {
             (number::OUTPUT, tensors.output),
             (number::STATS, tensors.stats),
         ];
-        let mut scalars = vec![(number::SCALE, plan.problem.scale), (number::MASKED, f32::NEG_INFINITY.to_bits())];
+        let mut scalars = vec![(number::SCALE, plan.problem.scale)];
+        // A number that the graph does not have is refused.
+        if !sizes.sees_all() {
+            scalars.push((number::MASKED, f32::NEG_INFINITY.to_bits()));
+        }
         scalars.extend(sizes.shifted_window().map(|window| (number::WINDOW, (window as f32).to_bits())));
         if sizes.begins_later() {
             let lengths = [sizes.seen_keys(), sizes.seq].map(|length| length as u32);
