@@ -72,16 +72,23 @@ struct PlaceRows {
 KERNEL(place_rows)(const PlaceRows op) {
     begin_kernel();
     const u32 stride = gridDim.x * blockDim.x;
-    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < op.bound; row += stride) op.pairs[row] = (int)row;
+    u32 rows = 0;
+    for (u32 rank = 0; rank < op.ranks; rank++) {
+        const int* of = op.all + (u64)rank * (op.ranks * op.experts + 1) + op.rank * op.experts;
+        rows += (u32)(of[op.experts] - of[0]);
+    }
+    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < op.bound; row += stride) {
+        op.pairs[row] = row < rows ? (int)row : -1 - (int)row;
+    }
     if (blockIdx.x > 0) return;
     u32 sum = 0;
     for (u32 first = 0; first <= op.experts * op.ranks; first += SCAN_THREADS) {
-        u32 at = first + threadIdx.x, expert = at / op.ranks, rank = at % op.ranks, rows = 0;
+        u32 at = first + threadIdx.x, expert = at / op.ranks, rank = at % op.ranks, here = 0;
         if (expert < op.experts) {
             const int* of = op.all + (u64)rank * (op.ranks * op.experts + 1) + op.rank * op.experts + expert;
-            rows = (u32)(of[1] - of[0]);
+            here = (u32)(of[1] - of[0]);
         }
-        u32 all, before = sum + sum_before(rows, all);
+        u32 all, before = sum + sum_before(here, all);
         if (expert < op.experts) op.places[at] = (int)before;
         if (rank == 0 && expert <= op.experts) op.offsets[expert] = (int)min(before, op.bound);
         sum += all;

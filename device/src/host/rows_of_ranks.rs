@@ -24,7 +24,7 @@ impl HostKernel for PlaceRows {
         if let Some(beyond) = &self.beyond {
             view::write::<f32>(beyond)[0] = (next - bound).max(0) as f32;
         }
-        (0..).zip(pairs).for_each(|(row, pair)| *pair = row);
+        (0..).zip(pairs).for_each(|(row, pair)| *pair = if row < next { row } else { -1 - row });
     }
 }
 

@@ -122,7 +122,8 @@ pub struct PlaceRows {
     /// `(experts + 1)`, i32, written: the first row of each of this rank's experts, then the number of rows, at most those
     /// of `pairs`. Rows beyond these are left out.
     pub offsets: Tensor,
-    /// `(rows)`, i32, written: the row itself, as the pair of a row that has one pair.
+    /// `(rows)`, i32, written: the row itself, as the pair of a row that has one pair. `-1 - row` beyond the number of rows:
+    /// such a pair is dropped.
     pub pairs: Tensor,
     /// `(1)`, f32, written: the rows that are left out. `None` if there is room for all.
     pub beyond: Option<Tensor>,
