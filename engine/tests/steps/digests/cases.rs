@@ -119,7 +119,7 @@ pub fn cases() -> Vec<Case> {
         ("stages 2, data 2", Layout::new(1, 2, 1, 2), divided),
         ("tensor 2, stages 2", Layout::new(2, 2, 1, 1), |run| run),
         ("tensor 2, stages 2, zero bubble, data 2", zero_bubble(Layout::new(2, 2, 1, 2)), divided),
-        ("ring of 4, recompute of two blocks", context(4, one), |run| Run {
+        ("ring, recompute of two blocks", context(2, one), |run| Run {
             recompute: Some(2),
             context: ContextTransfers::Ring,
             ..long(run)
