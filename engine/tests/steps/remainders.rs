@@ -2,7 +2,7 @@
 //! memory.
 
 use device::ops::{Rule, split_master};
-use device::{Device, bf16};
+use device::{Device, Home, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::optimizer::ParamGroup;
@@ -80,7 +80,7 @@ fn remainders_take_half_the_bytes_of_masters() {
     let bytes = |master_form| {
         let run = Run { master_form, ..run(ADAMW) };
         let stage = run.stage(&run.device());
-        (stage.params().master_bytes(), stage.params().weight_bytes())
+        (stage.params().master_bytes_in(Home::Device), stage.params().weight_bytes())
     };
     let ((whole, weights), (halves, same)) = (bytes(MasterForm::Whole), bytes(MasterForm::Remainder));
     // Two bytes of a weight; four or two of its master.

@@ -40,7 +40,7 @@ fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
         ),
         ("--mlp-tiles 0".into(), ["recompute.mlp_tiles = 0", "at least 1", "set recompute.mlp_tiles = 1"]),
         (
-            "--mlp-tiles 2 --fp8-format hybrid".into(),
+            "--mlp-tiles 2 --bf16 --fp8-format hybrid".into(),
             ["recompute.mlp_tiles = 2 with precision.fp8", "scales", "leave out one of --mlp-tiles and --fp8-format"],
         ),
         (

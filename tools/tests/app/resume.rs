@@ -100,7 +100,15 @@ fn masters_kept_as_remainders_are_f32_in_checkpoints_and_runs_with_and_without_t
     let remainders = of("--store-param-remainders --use-distributed-optimizer");
     let [unbroken, resumed, waiting, wide] = ["rest", "rest-resumed", "rest-waiting", "rest-wide"].map(Folder::new);
     expect(&run(2, &unbroken.0, &remainders), 0, &["done: loss"]);
-    expect(&run(2, &waiting.0, &format!("{remainders} --async-save=false --offload-optimizer --offload-optimizer-fraction 1")), 0, &[]);
+    expect(
+        &run(
+            2,
+            &waiting.0,
+            &format!("{remainders} --async-save=false --offload-optimizer --offload-optimizer-fraction 1"),
+        ),
+        0,
+        &[],
+    );
     assert_eq!(bits(&waiting.0, 4), bits(&unbroken.0, 4));
     copy_run(&unbroken.0, &resumed.0, 4);
     expect(&run(2, &resumed.0, &remainders), 0, &["at step 4"]);
