@@ -22,7 +22,7 @@ KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* stat
 struct Parameter {
     float* master; // or u16 remainders: the weights in `compute` have the upper halves
     void* compute;
-    const float* grad;
+    const void* grad; // f32 or bf16
     void* first;  // exp_avg, Lion's too, f32 or bf16; or SGD's or Muon's momentum, f32
     void* second; // exp_avg_sq, f32 or bf16
     u64 elements;
@@ -34,6 +34,8 @@ struct Parameter {
     u32 second_is_bf16;
     u32 vector; // every pointer allows loads and stores of four elements
     u32 has_remainders;
+    u32 grad_is_bf16;
+    u32 padding;
 };
 
 struct Update {
@@ -66,6 +68,11 @@ template <class Four, class One> void for_chunk(const Parameter& entry, Four fou
     // Backwards: the sum of squares read the end of the chunk last, and the cache may still have it.
     for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) four(start + (packs - 1 - pack) * 4);
     for (u32 i = packs * 4 + threadIdx.x; i < length; i += blockDim.x) one(start + i);
+}
+
+template <int N> void load_grad(const Parameter& entry, u64 at, float (&g)[N]) {
+    if (entry.grad_is_bf16) load_once<N>((const bf16*)entry.grad + at, g);
+    else load_once<N>((const float*)entry.grad + at, g);
 }
 
 // The master weights: f32, or the bits of the weights with signed remainders added.
@@ -125,7 +132,7 @@ struct AdamScalars {
 
 template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u64 at) {
     float w[N], g[N], m[N], v[N];
-    load_once<N>(entry.grad + at, g);
+    load_grad<N>(entry, at, g);
     load_moment<N>(entry.first, entry.first_is_bf16, at, m);
     load_moment<N>(entry.second, entry.second_is_bf16, at, v);
     load_master<N>(entry, at, w);
@@ -161,7 +168,7 @@ KERNEL(adamw)(const __grid_constant__ Update op) {
 template <int N>
 void lion_step(const Parameter& entry, float learning_rate, float factor, float beta1, float beta2, u64 at) {
     float w[N], g[N], m[N];
-    load_once<N>(entry.grad + at, g);
+    load_grad<N>(entry, at, g);
     load_moment<N>(entry.first, entry.first_is_bf16, at, m);
     load_master<N>(entry, at, w);
     float decay = 1.0f - learning_rate * entry.weight_decay;
@@ -190,7 +197,7 @@ KERNEL(lion)(const __grid_constant__ Update op) {
 template <int N> void sgd_step(const Parameter& entry, float learning_rate, float factor, float momentum, u64 at) {
     float w[N], g[N];
     load_master<N>(entry, at, w);
-    load_once<N>(entry.grad + at, g);
+    load_grad<N>(entry, at, g);
 #pragma unroll
     for (int i = 0; i < N; i++) g[i] = g[i] * factor + entry.weight_decay * w[i];
     if (entry.first) {
@@ -244,7 +251,7 @@ KERNEL(nesterov_momentum)(const __grid_constant__ Update op) {
 template <int N> void decayed_step(const Parameter& entry, float learning_rate, u64 at) {
     float w[N], d[N];
     load_master<N>(entry, at, w);
-    load<N>(entry.grad + at, d);
+    load<N>((const float*)entry.grad + at, d);
     float decay = 1.0f - learning_rate * entry.weight_decay;
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] = w[i] * decay - learning_rate * d[i];

@@ -4,8 +4,8 @@
 //! sequence parallelism, of routers, of key heads that several ranks store. Then every rank has the gradient of its tokens.
 //!
 //! Buckets of `main_grad` are summed over the ranks with other tokens, after the last microbatch's backward. Gradients
-//! travel in f32, or in bf16 for half the traffic. In bf16 a bucket is rounded into a buffer, summed there, and copied
-//! back.
+//! travel in f32, or in bf16 for half the traffic. In bf16 a bucket of f32 is rounded into a buffer, summed there, and
+//! copied back. A bucket of gradients in bf16 is summed as it is.
 //!
 //! If ranks divide the optimizer's state, each receives the sum of its own part of the bucket (reduce-scatter). After the
 //! update all ranks receive the new weights of all parts (all-gather). The bucket of the first layer is gathered right
@@ -128,7 +128,8 @@ impl GradientSync {
     /// The operations that sum a bucket over the ranks. With a divided state this rank receives the sum of its own part only.
     fn reduction(&self, bucket: &BucketMemory) -> Vec<Op> {
         let (grads, place) = (bucket.grads, self.ranks.place(bucket.rest));
-        let input = self.rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));
+        let rounded = self.rounded.filter(|rounded| rounded.dtype != grads.dtype);
+        let input = rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));
         let output = part_of(place, input);
         let scatter = self.ranks.over(bucket.rest).map(|communicator| {
             let kind = CollectiveKind::ReduceScatterSum;
@@ -137,7 +138,7 @@ impl GradientSync {
         let others = self.ranks.chain(bucket.sums - bucket.rest).into_iter();
         let sums = others.map(|group| Collective::in_place(CollectiveKind::AllReduceSum, group, output).into());
         let sums: Vec<Op> = scatter.into_iter().chain(sums).collect();
-        match self.rounded {
+        match rounded {
             Some(_) if !sums.is_empty() => {
                 let rounded = Copy { input: grads, output: input }.into();
                 let back = Copy { input: output, output: bucket.owned_grads }.into();

@@ -6,7 +6,7 @@ use device::DType;
 use crate::params::ParamSpec;
 
 choice! {
-    /// A precision recipe. In all of them master weights, `main_grad`, optimizer state, statistics of norms and losses are
+    /// A precision recipe. In all of them master weights, `main_grad` by default, optimizer state, statistics of norms and losses are
     /// f32, and matrix products accumulate in f32.
     pub enum Precision {
         /// f32 everywhere.
@@ -19,7 +19,7 @@ choice! {
 }
 
 /// Two of a linear layer's three matrix products. Their output is an activation or the gradient of one. The third is
-/// the weight gradient (wgrad). Its output is always f32, in `main_grad`.
+/// the weight gradient (wgrad). Its output is `main_grad`, f32 or as [`ParamSpec::grad_type`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// The output, from input and weight.

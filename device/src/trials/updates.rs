@@ -40,9 +40,10 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         add(
             "square_sum",
             Box::new(move |b| {
-                let inputs: Result<Vec<Tensor>> =
-                    shapes.iter().map(|shape| b.input(Shape::new(shape), DType::F32)).collect();
-                Ok(SquareSum { inputs: inputs?.into(), total: b.output([1], DType::F32)? }.into())
+                let inputs = shapes.iter().map(|shape| b.input(Shape::new(shape), DType::F32));
+                let mut inputs = inputs.collect::<Result<Vec<Tensor>>>()?;
+                inputs.push(b.input([300, 77], DType::Bf16)?);
+                Ok(SquareSum { inputs: inputs.into(), total: b.output([1], DType::F32)? }.into())
             }),
         );
         for square in [25.0f32, f32::INFINITY] {
@@ -153,12 +154,13 @@ fn weights(b: &mut Workbench, shape: Shape, dtype: DType, status: Status) -> Res
 fn updates((name, rule): (&str, Rule), shapes: &[Vec<usize>], dtype: DType, status: Status, add: AddTrial<'_>) {
     let has_moments = rule.state().iter().any(|state| state.values != StateValues::Others);
     let forms = [
-        (DType::F32, DType::F32, ""),
-        (DType::F32, DType::Bf16, ", moments in bf16"),
-        (DType::U16, DType::F32, ", remainders of masters"),
+        ([DType::F32; 3], ""),
+        ([DType::F32, DType::F32, DType::Bf16], ", moments in bf16"),
+        ([DType::U16, DType::Bf16, DType::F32], ", remainders of masters, gradients in bf16"),
     ];
-    let is_tried = |(_, moments, _): &(DType, DType, &str)| has_moments || *moments == DType::F32;
-    for (masters, moments, label) in forms.into_iter().take(if dtype == DType::Bf16 { 3 } else { 1 }).filter(is_tried) {
+    let is_tried = |([_, _, moments], _): &([DType; 3], &str)| has_moments || *moments == DType::F32;
+    let tried = forms.into_iter().take(if dtype == DType::Bf16 { 3 } else { 1 }).filter(is_tried);
+    for ([masters, gradients, moments], label) in tried {
         let all = shapes.to_vec();
         add(
             &format!("{name}{label}"),
@@ -166,7 +168,7 @@ fn updates((name, rule): (&str, Rule), shapes: &[Vec<usize>], dtype: DType, stat
                 let mut tensors = Vec::new();
                 for (i, shape) in all.iter().enumerate() {
                     let shape = Shape::new(shape);
-                    let (master, grad) = (b.input(shape, masters)?, b.input(shape, DType::F32)?);
+                    let (master, grad) = (b.input(shape, masters)?, b.input(shape, gradients)?);
                     let kept: Result<Vec<Tensor>> =
                         rule.state().iter().map(|state| kept(b, state, shape, moments)).collect();
                     tensors.push(UpdateTensors {

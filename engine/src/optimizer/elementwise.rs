@@ -12,7 +12,7 @@ impl UpdateRule for Rule {
         Rule::state(self)
     }
 
-    fn takes_remainders(&self) -> bool {
+    fn takes_16_bits(&self) -> bool {
         true
     }
 

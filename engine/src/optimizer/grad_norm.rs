@@ -13,7 +13,7 @@ use crate::step_policy::StepContext;
 
 /// Sums the squares of all gradients, each counted on one rank.
 pub(super) struct GradNorm {
-    /// The gradients that this rank counts, f32.
+    /// The gradients that this rank counts.
     counted: Arc<[Tensor]>,
     groups: Vec<Rc<dyn Communicator>>,
 }

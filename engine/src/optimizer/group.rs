@@ -57,8 +57,8 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// comes to the device for each operation that uses it: such an operation is small if the update has parts.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
 
-    /// Whether its update takes master weights that are kept as remainders.
-    fn takes_remainders(&self) -> bool {
+    /// Whether its update takes master weights that are kept as remainders, and gradients in bf16.
+    fn takes_16_bits(&self) -> bool {
         false
     }
 
@@ -77,13 +77,13 @@ pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 pub struct ParamUpdate {
     /// The declaration.
     pub spec: ParamSpec,
-    /// `main_grad` of all elements that this rank stores, f32, in the parameter's shape.
+    /// `main_grad` of all elements that this rank stores, f32 or bf16, in the parameter's shape.
     pub whole_grad: Tensor,
     /// Master weights, f32, or their remainders, u16; updated.
     pub master: Tensor,
     /// The weights that layers read, rewritten from the master weights; `None` if both are the same memory.
     pub weight: Option<Tensor>,
-    /// `main_grad`, f32.
+    /// `main_grad`, f32 or bf16.
     pub grad: Tensor,
     /// The rule's state, in the order of [`UpdateRule::state`].
     pub state: Vec<Tensor>,

@@ -93,10 +93,13 @@ impl Optimizer {
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
         for (rule, members) in by_rule(params, groups)? {
-            if !rule.takes_remainders() && members.iter().any(|member| member.param.master.dtype == DType::U16) {
+            let in_16_bits = |param: &Param| {
+                param.master.dtype == DType::U16 || param.grad.is_some_and(|grad| grad.dtype == DType::Bf16)
+            };
+            if !rule.takes_16_bits() && members.iter().any(|member| in_16_bits(member.param)) {
                 return Err(Error::Usage {
-                    problem: format!("{rule:?} does not update master weights that are kept as remainders"),
-                    fix: "keep them whole, or use AdamW, Lion or SGD",
+                    problem: format!("{rule:?} takes no remainders of master weights, and no gradients in bf16"),
+                    fix: "keep both in f32, or use AdamW, Lion or SGD",
                 });
             }
             for of in rule.state() {

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use device::Tensor;
 use device::ops::{Fp8Matrix, QuantizeSource};
+use device::{DType, Tensor};
 use parallel::Axes;
 
-use super::flat_layout::{ALIGNMENT, Bucket, part_of};
+use super::flat_layout::{ALIGNMENT, Bucket, ParamOffsets, part_of};
 use super::weight_memory::{Home, WeightMemory};
-use super::{Params, TiedCopy, of_home};
+use super::{Params, TiedCopy, grads_of, of_home};
 use crate::fp8::Fp8Param;
 
 /// A bucket in memory. Its gradients are reduced, and its weights gathered, at once.
@@ -16,7 +16,7 @@ use crate::fp8::Fp8Param;
 pub struct BucketMemory {
     /// The first layer with parameters in it.
     pub layer: usize,
-    /// The bucket's range of `main_grad`, f32, flat.
+    /// The bucket's range of `main_grad`, f32 or bf16, flat.
     pub grads: Tensor,
     /// The weights that layers read, flat.
     pub weights: Tensor,
@@ -41,7 +41,7 @@ pub struct PartialRange {
     pub layer: usize,
     /// The ranks.
     pub over: Axes,
-    /// The gradients, f32, flat.
+    /// The gradients, f32 or bf16, flat.
     pub grads: Tensor,
 }
 
@@ -80,7 +80,7 @@ impl Params {
                     (of_memory.passing[bucket.buffer].view(0, [bucket.elements]), owned)
                 }
             };
-            let grads = self.grads.view(bucket.start, [bucket.elements]);
+            let grads = grads_of(self.grads, &self.layout, bucket.home.grads).view(bucket.start, [bucket.elements]);
             let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
             let &Bucket { layer, sums, home: Home { rest, .. }, tied, .. } = bucket;
             let owned_grads = part_of(part, grads);
@@ -92,11 +92,10 @@ impl Params {
     /// This rank's part of a bucket with weights that are gathered in 8 bits.
     fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
         let grads = bucket.start..bucket.start + bucket.elements;
-        let members = self
-            .params
-            .iter()
-            .zip(&self.layout.params)
-            .filter(|(_, place)| place.grad.is_some_and(|grad| grads.contains(&grad)));
+        let is_member = |place: &ParamOffsets| {
+            place.home.grads == bucket.home.grads && place.grad.is_some_and(|grad| grads.contains(&grad))
+        };
+        let members = self.params.iter().zip(&self.layout.params).filter(|(_, place)| is_member(place));
         let weights: Vec<OwnedQuantized> = members
             .filter_map(|(param, place)| {
                 let fp8 = param.fp8?;
@@ -118,7 +117,8 @@ impl Params {
 
     /// The ranges of `main_grad` of which ranks compute partial sums, in order. Neighbours of one layer form one range.
     pub fn partial_ranges(&self) -> Vec<PartialRange> {
-        let mut ranges: Vec<(usize, Axes, Range<usize>)> = Vec::new();
+        // The layer, the ranks, the type and the elements of each.
+        let mut ranges: Vec<(usize, Axes, DType, Range<usize>)> = Vec::new();
         for (spec, place) in self.specs.iter().zip(&self.layout.params) {
             let Some(start) = place.grad else { continue };
             for (part, stored) in spec.spread.parts.iter().zip(spec.stored_parts(&self.ranks)) {
@@ -126,20 +126,21 @@ impl Params {
                     continue;
                 }
                 let (first, end) = (start + stored.start, start + stored.end);
-                let joins = |(layer, over, before): &&mut (usize, Axes, Range<usize>)| {
+                let dtype = place.home.grads;
+                let joins = |(layer, over, of, before): &&mut (usize, Axes, DType, Range<usize>)| {
                     let meets = before.end == first || before.end.next_multiple_of(ALIGNMENT) == first;
-                    (*layer, *over) == (spec.layer, part.partial) && meets
+                    (*layer, *over, *of) == (spec.layer, part.partial, dtype) && meets
                 };
                 match ranges.last_mut().filter(joins) {
-                    Some((_, _, range)) => range.end = end,
-                    None => ranges.push((spec.layer, part.partial, first..end)),
+                    Some((_, _, _, range)) => range.end = end,
+                    None => ranges.push((spec.layer, part.partial, dtype, first..end)),
                 }
             }
         }
-        let range = |(layer, over, range): (usize, Axes, Range<usize>)| PartialRange {
+        let range = |(layer, over, dtype, range): (usize, Axes, DType, Range<usize>)| PartialRange {
             layer,
             over,
-            grads: self.grads.view(range.start, [range.len()]),
+            grads: grads_of(self.grads, &self.layout, dtype).view(range.start, [range.len()]),
         };
         ranges.into_iter().map(range).collect()
     }

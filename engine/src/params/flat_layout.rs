@@ -25,7 +25,7 @@ pub struct Bucket {
     /// The first layer with parameters in it. That layer's backward completes the bucket, and its forward is the first to
     /// read it.
     pub layer: usize,
-    /// Its first element in `main_grad`.
+    /// Its first element among the gradients of its type.
     pub start: usize,
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
@@ -73,7 +73,7 @@ impl OwnedRange {
 pub struct ParamOffsets {
     /// The memory of its weights, and the ranks that divide its masters and state.
     pub home: Home,
-    /// In `main_grad`; `None` if it is frozen.
+    /// Among the gradients of its type; `None` if it is frozen.
     pub grad: Option<usize>,
     /// In the weights of its memory. For [`WeightMemory::Passing`] in the buffer `buffer`.
     pub weight: usize,
@@ -97,8 +97,10 @@ pub struct FlatLayout {
     pub params: Vec<ParamOffsets>,
     /// In the order backward completes them: from the last layer to the first.
     pub buckets: Vec<Bucket>,
-    /// Elements of all parameters, with padding.
+    /// Elements of all parameters with gradients in f32, with padding.
     pub total: usize,
+    /// Of those with gradients in bf16.
+    pub in_bf16: usize,
     /// Elements of all parameters by the memory of their weights, with padding.
     pub by_home: Vec<(Home, usize)>,
 }
@@ -108,7 +110,7 @@ impl FlatLayout {
     /// bucket have one memory, and its gradients are summed over the same ranks. Parameters with the same memory are
     /// neighbours, in order of declaration. Frozen parameters are in no bucket.
     pub fn new(specs: &[ParamSpec], bucket_bytes: usize, ranks: &Ranks) -> FlatLayout {
-        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, by_home: vec![] };
+        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, in_bf16: 0, by_home: vec![] };
         let first_layer = specs.iter().map(|spec| spec.layer).min().unwrap_or(0);
         let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, first_layer, ranks)).collect();
         for home in &homes {
@@ -136,18 +138,23 @@ impl FlatLayout {
                     home,
                     part,
                     buffer: number % PASSING_BUFFERS,
-                    start: layout.total,
+                    start: *layout.end(home.grads),
                     elements: 0,
                     weights_start: layout.by_home[kind].1,
                 };
                 layout.add_bucket(specs, bucket, made, &mut places);
-                layout.by_home[kind].1 = layout.total - made.start + made.weights_start;
+                layout.by_home[kind].1 = *layout.end(home.grads) - made.start + made.weights_start;
             }
         }
         layout.params = places.into_iter().flatten().collect();
         layout.buckets.reverse();
         layout.buckets.sort_by_key(|bucket| Reverse(bucket.layer));
         layout
+    }
+
+    /// The end of the gradients of a type.
+    fn end(&mut self, grads: DType) -> &mut usize {
+        if grads == DType::Bf16 { &mut self.in_bf16 } else { &mut self.total }
     }
 
     fn add_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
@@ -168,7 +175,7 @@ impl FlatLayout {
     ) {
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
         let bucket = Bucket { elements: elements.next_multiple_of(ALIGNMENT * bucket.part.count), ..bucket };
-        self.total += bucket.elements;
+        *self.end(bucket.home.grads) += bucket.elements;
         let mut grad = bucket.start;
         for &index in members {
             places[index] = Some(bucket.offsets_of(grad, specs[index].shape.elements()));

@@ -44,7 +44,7 @@ pub struct Param {
     /// The owned elements in the type that layers read, flat, rewritten by each update; `None` if `master` has that
     /// type, or if they are quantised before they are gathered.
     pub owned_weight: Option<Tensor>,
-    /// `main_grad`, f32, in the parameter's shape; `None` if it is frozen.
+    /// `main_grad`, f32 or bf16, in the parameter's shape; `None` if it is frozen.
     pub grad: Option<Tensor>,
     /// The elements that this rank updates; none of a frozen parameter.
     pub owned: OwnedRange,
@@ -91,7 +91,7 @@ pub struct Params {
     divided: Axes,
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
-    /// All of `main_grad`, f32, flat.
+    /// All of `main_grad`, flat, as f32: gradients in f32, then two gradients in bf16 in each.
     pub grads: Tensor,
     weights: Vec<Weights>,
     fp8: Fp8Memory,
@@ -255,9 +255,10 @@ impl Params {
         for &(home, elements) in &layout.by_home {
             weights.push(Weights::allocate(device, &mut areas, &layout, (home, ranks.place(home.rest)), elements)?);
         }
+        let words = layout.total + layout.in_bf16.div_ceil(2);
         let grads = match gradients {
-            true => device.allocate_tensor(&mut areas, "main_grad", [layout.total], DType::F32)?,
-            false => device.virtual_tensor("main_grad", [layout.total], DType::F32), // an address that no operation may use
+            true => device.allocate_tensor(&mut areas, "main_grad", [words], DType::F32)?,
+            false => device.virtual_tensor("main_grad", [words], DType::F32), // an address that no operation may use
         };
         let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
             let of_memory = of_home(&weights, place.home);
@@ -265,7 +266,7 @@ impl Params {
             let shape =
                 if ranks.place(place.home.rest).has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
             let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
-            let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
+            let grad = place.grad.map(|grad| grads_of(grads, &layout, place.home.grads).view(grad, spec.shape));
             match place.home.memory {
                 WeightMemory::Frozen(_) => {
                     let weight = of_memory.weights.view(place.weight, spec.shape);
@@ -473,6 +474,17 @@ impl Weights {
 
 /// The first values that are made at once for memory of the host.
 const FIRST_VALUES: usize = 16 << 20;
+
+/// All gradients of a type, of `main_grad`.
+fn grads_of(all: Tensor, layout: &FlatLayout, dtype: DType) -> Tensor {
+    match dtype {
+        DType::Bf16 => {
+            let address = all.address + (layout.total * DType::F32.size()) as u64;
+            Tensor { address, shape: [layout.in_bf16].into(), dtype, ..all }
+        }
+        _ => all.view(0, [layout.total]),
+    }
+}
 
 /// # Panics
 /// If no parameter has that memory: the layout lists the memories of all.

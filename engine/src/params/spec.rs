@@ -51,8 +51,10 @@ pub struct ParamSpec {
     pub master_form: MasterForm,
     /// The places in the whole parameter of the values stored here.
     pub slabs: Vec<Slab>,
-    /// The type of the weights that layers read: f32 or bf16. Gradients are f32.
+    /// The type of the weights that layers read: f32 or bf16.
     pub dtype: DType,
+    /// The type of its gradient, `main_grad`: f32, or bf16 for a weight of a block.
+    pub grad_type: DType,
     /// Its first values.
     pub init: Init,
     /// The layer that completes its gradient in backward.
@@ -87,6 +89,7 @@ impl ParamSpec {
             spread: Spread::whole(shape.sizes()[0]),
             state_home: Home::Device,
             master_form: MasterForm::Whole,
+            grad_type: DType::F32,
             slabs: vec![Slab { offset: vec![0; shape.sizes().len()], sizes: shape.sizes().to_vec(), start: 0 }],
             dtype: DType::F32,
             init,

@@ -21,7 +21,7 @@ pub(crate) fn with_state_on_host(
     }
     let resting: Vec<ParamSpec> = specs.iter().map(|spec| spec.clone().resting(ranks, rest)).collect();
     let layout = FlatLayout::new(&resting, bucket_bytes, ranks);
-    let mut left = share * layout.total as f64;
+    let mut left = share * (layout.total + layout.in_bf16) as f64;
     for bucket in &layout.buckets {
         if left <= 0.0 {
             break;
@@ -29,7 +29,8 @@ pub(crate) fn with_state_on_host(
         left -= bucket.elements as f64;
         let range = bucket.start..bucket.start + bucket.elements;
         for (spec, place) in specs.iter_mut().zip(&layout.params) {
-            if place.grad.is_some_and(|grad| range.contains(&grad)) {
+            let is_of_type = place.home.grads == bucket.home.grads;
+            if is_of_type && place.grad.is_some_and(|grad| range.contains(&grad)) {
                 spec.state_home = Home::Host;
             }
         }

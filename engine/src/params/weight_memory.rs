@@ -47,6 +47,8 @@ pub struct Home {
     pub masters: MemoryOf,
     /// Their form.
     pub form: MasterForm,
+    /// The type of gradients.
+    pub grads: DType,
 }
 
 impl Home {
@@ -54,8 +56,8 @@ impl Home {
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, ranks: &Ranks) -> Home {
         let rest = spec.spread.rest;
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
-        let form = spec.master_form;
-        Home { memory: WeightMemory::of(spec, first_layer, ranks.place(rest)), rest, masters, form }
+        let memory = WeightMemory::of(spec, first_layer, ranks.place(rest));
+        Home { memory, rest, masters, form: spec.master_form, grads: spec.grad_type }
     }
 }
 

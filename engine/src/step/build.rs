@@ -65,8 +65,11 @@ pub struct StageOptions {
     /// buckets, each whole. Weights that layers read, and gradients, are on the device.
     pub state_on_host: f64,
     /// The form of master weights of weights in bf16. Only rules that
-    /// [take remainders](crate::optimizer::UpdateRule::takes_remainders) go with those.
+    /// [take 16 bits](crate::optimizer::UpdateRule::takes_16_bits) go with remainders.
     pub master_form: MasterForm,
+    /// The type of `main_grad` of the weights of blocks: f32, or bf16 if layers compute in bf16. Not for experts, and only for
+    /// rules that [take 16 bits](crate::optimizer::UpdateRule::takes_16_bits).
+    pub block_gradients: DType,
     /// Passes that a step does without, to the same bits.
     pub left_out: Vec<PassName>,
     /// Evaluations keep the loss of each target, or the results of each pair of answers, for [`Stage::losses`].
@@ -93,6 +96,7 @@ impl Default for StageOptions {
             layers_on_host: 0,
             state_on_host: 0.0,
             master_form: MasterForm::Whole,
+            block_gradients: DType::F32,
             left_out: Vec::new(),
             keeps_losses: false,
         }
@@ -112,7 +116,10 @@ impl Stage {
         let compute = device.stream("compute");
         let rest = if options.distributed_optimizer { ranks.mesh().with_other_tokens() } else { Axes::NONE };
         let (bucket_bytes, master_form) = (options.bucket_bytes, options.master_form);
-        let spec = |spec: &ParamSpec| ParamSpec { master_form, ..spec.clone() };
+        let spec = |spec: &ParamSpec| {
+            let grad_type = if spec.is_block_weight { options.block_gradients } else { DType::F32 };
+            ParamSpec { master_form, grad_type, ..spec.clone() }
+        };
         let specs = architecture.specs.iter().map(spec).collect();
         let specs = with_state_on_host(specs, options.state_on_host, bucket_bytes, ranks, rest);
         let params = Params::new(device, specs, options.seed, bucket_bytes, ranks.clone(), rest)?;

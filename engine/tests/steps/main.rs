@@ -9,6 +9,7 @@ mod models;
 
 mod answers;
 mod beside;
+mod block_gradients;
 mod bound_list;
 mod context;
 mod copied_state;

@@ -266,6 +266,7 @@ pub(super) fn in_f32(config: &RunConfig) -> RunConfig {
     precision.bf16_blocks = vec![0, 0];
     parallel.grad_reduce = GradReduce::F32;
     (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (MomentDtype::F32, MomentDtype::F32);
+    optimizer.main_grads_dtype = MomentDtype::F32;
     config
 }
 
@@ -295,6 +296,10 @@ fn in_own_format(exact: &RunConfig, run: &RunConfig, replaced: &mut Vec<String>)
         [optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype] = moments;
         if moments.iter().any(|dtype| *dtype != MomentDtype::F32) {
             format.push("moments in bf16".into());
+        }
+        optimizer.main_grads_dtype = run.optimizer.main_grads_dtype;
+        if optimizer.main_grads_dtype != MomentDtype::F32 {
+            format.push("gradients in bf16".into());
         }
     }
     if format.is_empty() {

@@ -30,6 +30,10 @@ fn megatron_s_flags_do_the_same_and_what_cannot_be_is_refused_or_told() {
     expect(&run(1, &folder.0, &format!("--dry-run {wrong}")), 2, &["offload.optimizer_fraction = 1.5", "from 0 to 1"]);
     let parts = ["optimizer.store_param_remainders = true with optimizer.kind = \"muon\"", "f32 master weights"];
     expect(&run(1, &folder.0, "--dry-run --bf16 --store-param-remainders --optimizer muon"), 2, &parts);
+    let parts = ["optimizer.main_grads_dtype = \"bf16\" with optimizer.kind = \"muon\"", "f32 gradients"];
+    expect(&run(1, &folder.0, "--dry-run --bf16 --main-grads-dtype bf16 --optimizer muon"), 2, &parts);
+    let parts = ["optimizer.main_grads_dtype = \"bf16\" with precision.compute", "products in bf16"];
+    expect(&run(1, &folder.0, "--dry-run --main-grads-dtype bf16"), 2, &parts);
 }
 
 /// Bytes of a process's memory.

@@ -30,12 +30,14 @@ impl OptimizerChoice {
     /// The settings that it reads, beside those that all optimizers have.
     pub(super) fn settings(self) -> &'static [&'static str] {
         match self {
-            OptimizerChoice::AdamW => &["betas", "eps", "exp_avg_dtype", "exp_avg_sq_dtype", "store_param_remainders"],
-            OptimizerChoice::Lion => &["betas", "exp_avg_dtype", "store_param_remainders"],
+            OptimizerChoice::AdamW => {
+                &["betas", "eps", "exp_avg_dtype", "exp_avg_sq_dtype", "store_param_remainders", "main_grads_dtype"]
+            }
+            OptimizerChoice::Lion => &["betas", "exp_avg_dtype", "store_param_remainders", "main_grads_dtype"],
             OptimizerChoice::Muon => {
                 &["betas", "eps", "exp_avg_dtype", "exp_avg_sq_dtype", "muon_momentum", "muon_num_ns_steps"]
             }
-            OptimizerChoice::Sgd => &["momentum", "store_param_remainders"],
+            OptimizerChoice::Sgd => &["momentum", "store_param_remainders", "main_grads_dtype"],
         }
     }
 }

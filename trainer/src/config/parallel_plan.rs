@@ -5,12 +5,14 @@ use device::DType;
 use engine::layer_partition::Recompute;
 use engine::model::ContextTransfers;
 use engine::params::MasterForm;
+use engine::precision::Precision;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::{at_least, require};
 use crate::config::model_plan::ModelPlan;
 use crate::config::{
-    GradReduce, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan, rank_layout,
+    GradReduce, MomentDtype, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan,
+    rank_layout,
 };
 
 /// How the ranks divide the work.
@@ -40,6 +42,8 @@ pub struct ParallelPlan {
     pub grad_reduce: DType,
     /// The form of master weights.
     pub master_form: MasterForm,
+    /// The type of gradients of the weights of blocks.
+    pub block_gradients: DType,
     /// Smallest gradient bucket, bytes.
     pub bucket_bytes: usize,
 }
@@ -91,6 +95,37 @@ fn master_form(config: &RunConfig) -> Result<MasterForm, UserError> {
     Ok(MasterForm::Remainder)
 }
 
+/// The type of gradients of the weights of blocks.
+fn block_gradients(config: &RunConfig) -> Result<DType, UserError> {
+    if config.optimizer.main_grads_dtype == MomentDtype::F32 {
+        return Ok(DType::F32);
+    }
+    for (excludes, other, rule, fix) in [
+        (
+            config.precision.compute != Precision::Bf16,
+            format!("precision.compute = \"{}\"", config.precision.compute),
+            "gradients in bf16 are of products in bf16",
+            "set precision.compute = \"bf16\", or leave out --main-grads-dtype",
+        ),
+        (
+            config.optimizer.kind == OptimizerChoice::Muon,
+            "optimizer.kind = \"muon\"".into(),
+            "Muon reads f32 gradients",
+            "set optimizer.kind = \"adamw\", or leave out --main-grads-dtype",
+        ),
+        (
+            config.model.experts > 0,
+            format!("model.experts = {}", config.model.experts),
+            "gradients of experts are f32",
+            "leave out --main-grads-dtype",
+        ),
+    ] {
+        let error = || UserError::new(format!("optimizer.main_grads_dtype = \"bf16\" with {other}"), rule, fix);
+        require(!excludes, error)?;
+    }
+    Ok(DType::Bf16)
+}
+
 impl ParallelPlan {
     /// The plan of a configuration for a model on `mesh`. `microbatch_counts` are the numbers of microbatches that steps can
     /// have, the largest first.
@@ -138,6 +173,7 @@ impl ParallelPlan {
                 GradReduce::Bf16 => DType::Bf16,
             },
             master_form: master_form(config)?,
+            block_gradients: block_gradients(config)?,
             bucket_bytes: parallel.bucket_mib << 20,
         })
     }

@@ -322,6 +322,7 @@ section!(OptimizerConfig {
     exp_avg_dtype: MomentDtype,
     exp_avg_sq_dtype: MomentDtype,
     store_param_remainders: bool,
+    main_grads_dtype: MomentDtype,
     momentum: f64,
     muon_momentum: f64,
     muon_num_ns_steps: usize,

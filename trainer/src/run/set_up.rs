@@ -248,6 +248,7 @@ pub fn recorded_stage(
         layers_on_host: plan.parallel.layers_on_host,
         state_on_host: plan.parallel.state_on_host.share(),
         master_form: plan.parallel.master_form,
+        block_gradients: plan.parallel.block_gradients,
         keeps_losses: plan.keeps_losses || keeps_references(plan),
         left_out: Vec::new(),
     };

@@ -8,7 +8,7 @@ use crate::{DType, Float, Tensor, bf16};
 impl HostKernel for SquareSum {
     fn run(&self, pool: &Pool) {
         let square = |x: f32| f64::from(x) * f64::from(x);
-        let total: f64 = self.inputs.iter().map(|input| sum_f64(view::read::<f32>(input), pool, square)).sum();
+        let total: f64 = self.inputs.iter().map(|input| sum_f64(&view::to_f32(input), pool, square)).sum();
         view::write::<f32>(&self.total)[0] = total as f32;
     }
 }

@@ -55,7 +55,8 @@ impl<'o> Part<'o> {
 
     /// Updates the part's master weights, and its state.
     fn step(&self, rule: Rule, master: &mut [f32]) {
-        let weights = master.iter_mut().zip(view::read::<f32>(&self.of(&self.each.grad)));
+        let gradients = view::to_f32(&self.of(&self.each.grad));
+        let weights = master.iter_mut().zip(gradients.iter());
         let state = &self.each.state;
         match rule {
             Rule::AdamW { beta1, beta2, eps } => with_float!(state[0].dtype, M => {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::ops::{Accesses, Operation, Status, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Accesses, Operation, Status, ensure_dtype, ensure_elements, ensure_float, visit_all};
 use crate::{DType, Result, Tensor};
 
 /// `total (+)= sum of x^2` over all tensors, accumulated in f64 in fixed chunks and rounded once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SquareSum {
-    /// f32, any shapes.
+    /// f32 or bf16, any shapes.
     pub inputs: Arc<[Tensor]>,
     /// `(1)`, f32.
     pub total: Tensor,
@@ -19,7 +19,7 @@ impl Operation for SquareSum {
 
     fn check(&self) -> Result<()> {
         for input in self.inputs.iter() {
-            ensure_dtype(Self::NAME, "inputs", input, DType::F32)?;
+            ensure_float(Self::NAME, &[("inputs", *input)])?;
         }
         ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
         ensure_elements(Self::NAME, "total", &self.total, 1)

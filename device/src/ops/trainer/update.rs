@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::ops::{
-    Accesses, Operation, Rule, RuleState, StateValues, Visit, ensure, ensure_dtype, ensure_elements, visit_all,
+    Accesses, Operation, Rule, RuleState, StateValues, Visit, ensure, ensure_dtype, ensure_elements, ensure_float,
+    visit_all,
 };
 use crate::{DType, Result, Tensor};
 
@@ -16,7 +17,7 @@ pub struct UpdateTensors {
     /// The weights that layers compute with, rewritten from `master`; absent if they are the same memory. They are rounded
     /// to nearest even, or with remainders with ties away from 0.
     pub compute: Option<Tensor>,
-    /// f32 `main_grad`.
+    /// `main_grad`, f32 or bf16.
     pub grad: Tensor,
     /// The state that [`Rule::state`] names, in that order, updated.
     pub state: Arc<[Tensor]>,
@@ -67,9 +68,10 @@ impl Operation for Update {
     fn check(&self) -> Result<()> {
         let (name, state) = (self.name(), self.rule.state());
         for each in self.tensors.iter() {
+            check_gradient(name, each)?;
             match each.has_remainders() {
                 true => check_remainders(name, each)?,
-                false => check_parameter(name, &each.master, ("grad", &each.grad), each.compute.as_ref())?,
+                false => check_master(name, &each.master, each.compute.as_ref())?,
             }
             ensure(name, each.state.len() == state.len(), || {
                 format!("a parameter has {} tensors of state, needs {}", each.state.len(), state.len())
@@ -112,14 +114,17 @@ fn stored_type(state: &RuleState, tensor: &Tensor) -> DType {
     }
 }
 
-/// Fails unless the weights that remainders belong to are there, in bf16, and the gradient is f32.
+/// Fails unless the gradient has as many elements as the master weights, of a type that it may have.
+fn check_gradient(op: &'static str, each: &UpdateTensors) -> Result<()> {
+    ensure_float(op, &[("grad", each.grad)])?;
+    ensure_elements(op, "grad", &each.grad, each.master.elements())
+}
+
+/// Fails unless the weights that remainders belong to are there, in bf16.
 fn check_remainders(op: &'static str, each: &UpdateTensors) -> Result<()> {
     let compute = each.compute.filter(|compute| compute.dtype == DType::Bf16);
     ensure(op, compute.is_some(), || "remainders of master weights need `compute` in bf16".into())?;
-    ensure_dtype(op, "grad", &each.grad, DType::F32)?;
-    let elements = each.master.elements();
-    ensure_elements(op, "grad", &each.grad, elements)?;
-    compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", &compute, elements))
+    compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", &compute, each.master.elements()))
 }
 
 /// Fails unless master weights and gradient are f32. Both, and the weights that layers compute with, must have as many
@@ -130,8 +135,12 @@ pub(super) fn check_parameter(
     (grad_name, grad): (&str, &Tensor),
     compute: Option<&Tensor>,
 ) -> Result<()> {
-    ensure_dtype(op, "master", master, DType::F32)?;
     ensure_dtype(op, grad_name, grad, DType::F32)?;
     ensure_elements(op, grad_name, grad, master.elements())?;
+    check_master(op, master, compute)
+}
+
+fn check_master(op: &'static str, master: &Tensor, compute: Option<&Tensor>) -> Result<()> {
+    ensure_dtype(op, "master", master, DType::F32)?;
     compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", compute, master.elements()))
 }

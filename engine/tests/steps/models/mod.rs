@@ -192,6 +192,7 @@ pub struct Run {
     /// The memory of masters and moments.
     pub state_on_host: f64,
     pub master_form: MasterForm,
+    pub block_gradients: DType,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
@@ -249,6 +250,7 @@ impl Run {
             layers_on_host: 0,
             state_on_host: 0.0,
             master_form: MasterForm::Whole,
+            block_gradients: DType::F32,
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
@@ -330,6 +332,7 @@ impl Run {
             layers_on_host: self.layers_on_host,
             state_on_host: self.state_on_host,
             master_form: self.master_form,
+            block_gradients: self.block_gradients,
             left_out: self.left_out.clone(),
         };
         Stage::new(device, &architecture.freeze(self.frozen), options)

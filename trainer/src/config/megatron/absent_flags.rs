@@ -78,8 +78,8 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&[], "tensor-parallel ranks share each layer, and gather no weights of it", "--tensor-model-parallel-size"), &[
         "gtp-*", "tensor-parallel-num-weight-shards",
     ]),
-    (Refused(&["fp32"], "gradients accumulate in f32, and master weights are f32, whole or in two halves", "--store-param-remainders"), &[
-        "main-grads-dtype", "main-params-dtype",
+    (Refused(&["fp32"], "master weights are f32, whole or in two halves", "--store-param-remainders"), &[
+        "main-params-dtype",
     ]),
     (Refused(&[], "ranks divide all sequences alike, and gather keys in one way", "--context-parallel-size"), &[
         "hierarchical-context-parallel-sizes", "hybrid-context-parallel", "max-seqlen-per-dp-cp-rank",

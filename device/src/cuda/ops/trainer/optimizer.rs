@@ -32,6 +32,8 @@ struct Parameter {
     second_is_bf16: u32,
     vector: u32,
     has_remainders: u32,
+    grad_is_bf16: u32,
+    padding: u32,
 }
 
 /// `Update` of `kernels/optimizer.cu`.
@@ -83,6 +85,8 @@ impl Tensors<'_> {
             second_is_bf16: is_bf16(second),
             vector: vector.into(),
             has_remainders: (self.master.dtype == DType::U16).into(),
+            grad_is_bf16: is_bf16(Some(self.grad)),
+            padding: 0,
         }
     }
 }

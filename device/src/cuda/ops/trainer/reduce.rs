@@ -5,7 +5,7 @@ use crate::cuda::ops::table::{chunks, for_each_table};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::{SquareSum, SumInto};
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// `Summed` of `kernels/reduce.cu`.
 #[repr(C)]
@@ -14,7 +14,7 @@ struct Summed {
     values: u64,
     elements: u64,
     first_chunk: u32,
-    reserved: u32,
+    is_bf16: u32,
 }
 
 /// `Sums` of `kernels/reduce.cu`.
@@ -60,7 +60,7 @@ fn sum(inputs: &[Tensor], square: bool, total: &Tensor, accumulate: bool, queue:
             values: input.address,
             elements: input.elements() as u64,
             first_chunk,
-            reserved: 0,
+            is_bf16: (input.dtype == DType::Bf16).into(),
         },
         |entries, count, before, chunks| {
             partials = before + chunks;
