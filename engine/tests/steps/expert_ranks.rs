@@ -194,7 +194,7 @@ fn delayed_scales_forget_a_step_that_is_run_again() {
         );
         results.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()
     };
-    let (_, expected) = train(pairs(2), None, off());
+    let (_, expected) = train(pairs(2), Some(2.0), off());
     for layout in [pairs(2), Layout { moves_rows: true, ..pairs(2) }] {
         let (again, weights) = train(layout, Some(1.0), GraphOptions { poison: true, ..GraphOptions::default() });
         assert!(again[0][0] && again[0] == again[1] && weights == expected, "{layout:?}: {again:?}");

@@ -252,7 +252,7 @@ fn shard(value: &Value, _: &Settings) -> Made {
 fn expert_tensor(value: &Value, settings: &Settings) -> Made {
     let degree = |name: &str| settings.number(&format!("parallelism.{name}_parallel_degree")).unwrap_or(1.0);
     match number(value) {
-        Some(size) if degree("expert") > 1.0 && size != degree("tensor") => one("parallel.expert_tensor", &shown(size)),
+        Some(size) if degree("expert") > 1.0 && size != degree("tensor") => one("parallel.expert_tensor", shown(size)),
         _ => none(),
     }
 }
