@@ -180,7 +180,7 @@ mod tests {
         let layers = StageLayers::of_stage(stage_of(2, 0, 1), &[5, 2], recompute);
         assert_eq!(layers.blocks, [0..2, 2..3, 3..4, 4..5, 5..7]);
         assert_eq!(layers.is_recomputed, [true, true, false, false, true]);
-        assert_eq!((layers.total, layers.chunks), (7, vec![0..5]));
+        assert_eq!((layers.total, &layers.chunks[..]), (7, std::slice::from_ref(&(0..5))));
     }
 
     #[test]
