@@ -271,7 +271,7 @@ fn adapters_learn_from_pairs_and_wrong_settings_are_refused() {
         ("--seq-length 81", &["model.seq_length = 81 with data.dpo", "share a sample equally"]),
         ("--sft", &["data.sft with data.dpo", "leave one of them out"]),
         ("--micro-batch-size 2 --loss-pieces 4", &["model.loss_pieces = 4", "each piece has whole samples"]),
-        ("--seq-length-buckets 40,80", &["data.seq_length_buckets with data.dpo", "samples of pairs are packed"]),
+        ("--seq-length-buckets 40,80", &["data.seq_length_buckets with data.dpo", "are packed, so none is shorter"]),
         ("--dpo-loss-type kto", &["kto"]),
         ("--dpo-references step", &["dpo.references = \"step\" without adapters", "--lora-rank"]),
         ("--kto", &["data.dpo with data.kto", "leave one of them out"]),

@@ -29,7 +29,33 @@ pub(super) struct Gathered {
     by_rank: Tensor,
 }
 
+/// Tensors that travel round, and the memory that the next ones arrive in.
+#[derive(Clone, Copy)]
+pub(super) struct Travelling {
+    pub(super) here: Tensor,
+    pub(super) next: Tensor,
+}
+
+impl Travelling {
+    /// Sends the tensor here to the next rank, and gets that of the rank before.
+    pub(super) fn pass_on(self, cx: &mut StepContext<'_>, ring: &ContextRanks) -> Result<Travelling> {
+        ring.transfer(cx, CollectiveKind::ToNext, [self.here, self.next])?;
+        Ok(Travelling { here: self.next, next: self.here })
+    }
+}
+
 impl ContextRanks {
+    /// Sends the keys and values of `qkv` on their way. A product that does not need those of the rank before may come next:
+    /// then they travel beside it.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn send_round(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<Travelling> {
+        let here = self.own_keys(cx, qkv)?;
+        let next = cx.tensor("keys_of_rank", here.shape, here.dtype)?;
+        Travelling { here, next }.pass_on(cx, self)
+    }
+
     /// `None` if a rank has whole sequences.
     pub(super) fn new(ranks: &Ranks, keys: usize) -> Option<ContextRanks> {
         let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();

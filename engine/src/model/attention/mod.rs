@@ -14,10 +14,9 @@ use device::{DType, Tensor};
 use graph_manager::Result;
 
 use self::attended::Attended;
-use self::context::{ContextRanks, Gathered};
+use self::context::{ContextRanks, Gathered, Travelling};
 use self::heads::HeadExchange;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
-use self::ring::Travelling;
 use super::adapter::SavedAdapter;
 use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};

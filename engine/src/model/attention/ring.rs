@@ -6,46 +6,20 @@
 //! In backward the gradients of a rank's keys travel too. Each rank adds its part, and the own rank the last one.
 
 use device::ops::{
-    AddRows, Attention, AttentionBackward, CollectiveKind, Corner, KeyPart, KeysOf, KeysOfRank, MergeAttention,
-    RankKeys, RankKeysBackward,
+    AddRows, Attention, AttentionBackward, Corner, KeyPart, KeysOf, KeysOfRank, MergeAttention, RankKeys,
+    RankKeysBackward,
 };
 use device::{DType, Tensor};
 use graph_manager::Result;
 
 use super::CausalAttention;
 use super::attended::Attended;
-use super::context::ContextRanks;
+use super::context::{ContextRanks, Travelling};
 use crate::batch_sizes::BatchSizes;
 use crate::model::buffers::tensor_like;
 use crate::step_policy::StepContext;
 
-/// Tensors that travel round, and the memory that the next ones arrive in.
-#[derive(Clone, Copy)]
-pub(super) struct Travelling {
-    here: Tensor,
-    next: Tensor,
-}
-
-impl Travelling {
-    /// Sends the tensor here to the next rank, and gets that of the rank before.
-    fn pass_on(self, cx: &mut StepContext<'_>, ring: &ContextRanks) -> Result<Travelling> {
-        ring.transfer(cx, CollectiveKind::ToNext, [self.here, self.next])?;
-        Ok(Travelling { here: self.next, next: self.here })
-    }
-}
-
 impl ContextRanks {
-    /// Sends the keys and values of `qkv` on their way. A product that does not need those of the rank before may come next:
-    /// then they travel beside it.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(super) fn send_round(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<Travelling> {
-        let here = self.own_keys(cx, qkv)?;
-        let next = cx.tensor("keys_of_rank", here.shape, here.dtype)?;
-        Travelling { here, next }.pass_on(cx, self)
-    }
-
     /// The ranks whose keys arrive here, in order.
     fn arrivals(&self) -> impl Iterator<Item = usize> {
         let (rank, ranks) = (self.share.rank, self.share.ranks);

@@ -159,7 +159,8 @@ impl RouterLayer {
     /// The tokens here among those of the microbatch.
     fn tokens(&self, cx: &StepContext<'_>) -> SampleTokens {
         let share = self.whole.as_ref().map_or(SequenceShare::WHOLE, |whole| whole.share);
-        SampleTokens { samples: BatchSizes::of(cx).samples, share }
+        // Tokens that are generated are of no sample.
+        SampleTokens { samples: BatchSizes::of(cx).samples.max(1), share }
     }
 
     /// The choices that a capacity leaves. It bounds an expert's tokens of the whole microbatch, also if ranks divide samples.
