@@ -35,7 +35,7 @@ fn tokenizer_json(template: &[&str]) -> String {
 
 fn config(path: &str, tokenizer: &str, more: &str) -> DataConfig {
     let text = format!(
-        "path = {path:?}\nvalidation_sets = []\ntokenizer = {tokenizer:?}\ntext_key = \"text\"\nreset_attention_mask = false\nreset_position_ids = false\neod_mask_loss = false\ndocuments_per_sample = 256\nsft = false\ndpo = false\nsft_packing = 1\nseq_length_buckets = []\ngroup_by_length = false\nadd_special_tokens = false\n\
+        "path = {path:?}\nvalidation_sets = []\ntokenizer = {tokenizer:?}\ntext_key = \"text\"\nreset_attention_mask = false\nreset_position_ids = false\neod_mask_loss = false\ndocuments_per_sample = 256\nsft = false\ndpo = false\nkto = false\nsft_packing = 1\nseq_length_buckets = []\ngroup_by_length = false\nadd_special_tokens = false\n\
          raw_tokens = \"none\"\nsplit = 1.0\nseed = 1\n"
     );
     let mut table: toml::Table = text.parse().unwrap();

@@ -17,7 +17,7 @@ use parquet_file::{packed_parquet_file, parquet_file};
 
 /// The `[data]` section with these `key = value` settings over the defaults. Paths and text need no quotes.
 fn config(settings: &[(&str, &str)]) -> DataConfig {
-    let defaults = "validation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nreset_attention_mask = false\nreset_position_ids = false\neod_mask_loss = false\ndocuments_per_sample = 256\nsft = false\ndpo = false\nsft_packing = 1\nseq_length_buckets = []\ngroup_by_length = false\nadd_special_tokens = false\nraw_tokens = \"none\"\nsplit = 0.9\nseed = 1234";
+    let defaults = "validation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nreset_attention_mask = false\nreset_position_ids = false\neod_mask_loss = false\ndocuments_per_sample = 256\nsft = false\ndpo = false\nkto = false\nsft_packing = 1\nseq_length_buckets = []\ngroup_by_length = false\nadd_special_tokens = false\nraw_tokens = \"none\"\nsplit = 0.9\nseed = 1234";
     let mut table: toml::Table = defaults.parse().unwrap();
     for (key, text) in settings {
         let literal: Result<toml::Table, _> = format!("value = {text}").parse();
