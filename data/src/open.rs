@@ -181,7 +181,7 @@ impl<'d> Reader<'d> {
         let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|samples| samples.count() as f64).sum());
         let name = format!(
             "{}; {} samples per epoch, {} to validate",
-            described(paths),
+            paths.in_words(),
             samples(&training),
             validation.as_ref().map_or("none".into(), samples)
         );
@@ -202,7 +202,7 @@ impl<'d> Reader<'d> {
             }
             (Some(key), None) => {
                 return Err(UserError::new(
-                    format!("{key}: {} does not name its tokenizer", described(paths)),
+                    format!("{key}: {} does not name its tokenizer", paths.in_words()),
                     "documents end where the tokenizer's token for it stands",
                     "name the tokenizer that made the tokens with --tokenizer",
                 ));
@@ -441,21 +441,6 @@ impl<'d> Reader<'d> {
     }
 }
 
-/// The paths, for the plan box.
-fn described(paths: &Paths) -> String {
-    match paths {
-        Paths::One(path) => path.clone(),
-        Paths::Several(_) => match paths.datasets("data.path").as_deref() {
-            Ok([(_, joined)]) => joined.join(", "),
-            Ok(blend) => {
-                let total: f64 = blend.iter().map(|(weight, _)| weight).sum();
-                let share = |(weight, paths): &(f64, Vec<&str>)| format!("{:.3} {}", weight / total, paths[0]);
-                blend.iter().map(share).collect::<Vec<_>>().join(" + ")
-            }
-            Err(_) => String::new(),
-        },
-    }
-}
 #[cfg(test)]
 mod tests {
     use std::io::Write;

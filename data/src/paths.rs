@@ -52,6 +52,22 @@ impl Paths {
         one.into_iter().chain(several.iter().filter_map(PathItem::path))
     }
 
+    /// The paths, or the shares of a blend, in words; empty if they are neither.
+    pub fn in_words(&self) -> String {
+        match self {
+            Paths::One(path) => path.clone(),
+            Paths::Several(_) => match self.datasets("data.path").as_deref() {
+                Ok([(_, joined)]) => joined.join(", "),
+                Ok(blend) => {
+                    let total: f64 = blend.iter().map(|(weight, _)| weight).sum();
+                    let share = |(weight, paths): &(f64, Vec<&str>)| format!("{:.3} {}", weight / total, paths[0]);
+                    blend.iter().map(share).collect::<Vec<_>>().join(" + ")
+                }
+                Err(_) => String::new(),
+            },
+        }
+    }
+
     /// The datasets of the option `key`. Paths without weights are one dataset together.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 /// What a stream does with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
-    /// It runs, or is traced.
+    /// The operation runs, or is traced.
     ToRun,
     /// A capture records it.
     ToCapture,

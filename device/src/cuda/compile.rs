@@ -24,6 +24,7 @@ macro_rules! header {
 
 /// The headers that the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
+    header!("attention.cuh"),
     header!("cluster.cuh"),
     header!("common.cuh"),
     header!("fp8.cuh"),

@@ -29,8 +29,8 @@ pub(super) const MAX_RANKS: usize = 8;
 const SLOTS: u64 = 4;
 /// Bytes of the flags of a lane. As in `kernels/peers.cuh`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
-/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
-/// One is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its lane to the
+/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream, and a
+/// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its lane to the
 /// stream that follows it.
 const LANES: usize = 3;
 

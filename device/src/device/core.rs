@@ -63,7 +63,8 @@ pub(crate) struct StreamState {
     pub(crate) name: Rc<str>,
     /// What its [`Stream`](crate::Stream)s hold.
     held: Weak<StreamHold>,
-    /// That of a stream that another one follows once nobody holds it. `None` of the default stream and of those of other code.
+    /// The priority, if a new stream may follow this one once nobody holds it. `None` of the default stream, and of streams of
+    /// other code.
     followed: Option<Priority>,
     /// The capture this stream is part of.
     pub(crate) capture: Option<u64>,

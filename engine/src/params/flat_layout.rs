@@ -25,7 +25,7 @@ pub struct Bucket {
     /// The first layer with parameters in it. That layer's backward completes the bucket, and its forward is the first to
     /// read it.
     pub layer: usize,
-    /// Its first element among the gradients of its type.
+    /// The first element of its gradient among the gradients of one type.
     pub start: usize,
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,

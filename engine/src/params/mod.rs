@@ -2,6 +2,7 @@
 
 mod buckets;
 mod flat_layout;
+mod masters;
 mod slab;
 mod spec;
 mod spread;
@@ -12,10 +13,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Fill, Move, join_master, split_master};
-use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor, bf16};
+use device::ops::{Fill, Move};
+use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor};
 use parallel::{Axes, Place, Ranks};
-use rayon::prelude::*;
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
@@ -23,11 +23,12 @@ pub use buckets::{BucketMemory, OwnedQuantized, PartialRange, QuantizedPart};
 pub use flat_layout::OwnedRange;
 pub(crate) use flat_layout::{ALIGNMENT, part_of};
 use flat_layout::{FlatLayout, PASSING_BUFFERS, ParamOffsets};
+pub use masters::MasterForm;
+use masters::{rounded, upload_masters};
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use spread::{Cut, Part, Spread};
 pub(crate) use state_home::with_state_on_host;
-pub use weight_memory::MasterForm;
 use weight_memory::{Home, WeightMemory};
 
 /// A parameter in memory.
@@ -37,9 +38,9 @@ pub struct Param {
     /// gathered by the next step's forward. Until then only the owned ones are current, and of 8-bit parameters none: they
     /// pass through here while their copies are made.
     pub weight: Tensor,
-    /// The master weights, f32, or u16 if [`MasterForm`] says so. For an f32 parameter they are the same memory as `weight`; for an 8-bit one too, unless
-    /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat. A
-    /// frozen parameter has none: here are its weights, in their type.
+    /// The master weights, f32, or u16 if [`MasterForm`] says so. For an f32 parameter they are the same memory as `weight`;
+    /// for an 8-bit one too, unless several ranks divide them. They have the parameter's shape, or with a distributed
+    /// optimizer the owned elements, flat. A frozen parameter has none: here are its weights, in their type.
     pub master: Tensor,
     /// The owned elements in the type that layers read, flat, rewritten by each update; `None` if `master` has that
     /// type, or if they are quantised before they are gathered.
@@ -58,14 +59,7 @@ impl Param {
     /// # Errors
     /// Errors of the device.
     pub fn master_values(&self, device: &Device) -> Result<Vec<f32>> {
-        match (self.master.dtype, self.owned_weight) {
-            (DType::U16, Some(weights)) => {
-                let (weights, rest) = (device.download::<bf16>(&weights)?, device.download::<u16>(&self.master)?);
-                Ok(weights.into_par_iter().zip(rest).map(|(weight, rest)| join_master(weight, rest)).collect())
-            }
-            (DType::Bf16, _) => Ok(device.download::<bf16>(&self.master)?.into_iter().map(bf16::to_f32).collect()),
-            _ => device.download(&self.master),
-        }
+        masters::download(device, &self.master, self.owned_weight)
     }
 
     /// The gradients of the elements that this rank updates, flat; `None` if it is frozen.
@@ -502,20 +496,4 @@ struct FirstPart {
     output: Tensor,
     /// The weights of these masters.
     rounded: Option<Tensor>,
-}
-
-/// Weights of these values, whose masters have that type.
-fn rounded(values: &[f32], masters: DType) -> Vec<bf16> {
-    match masters {
-        DType::U16 => values.par_iter().map(|&x| split_master(x).0).collect(),
-        _ => values.par_iter().map(|&x| bf16::from_f32(x)).collect(),
-    }
-}
-
-/// Overwrites master weights, in their form.
-fn upload_masters(device: &Device, masters: &Tensor, values: &[f32]) -> Result<()> {
-    match masters.dtype {
-        DType::U16 => device.upload(masters, &values.par_iter().map(|&x| split_master(x).1).collect::<Vec<u16>>()),
-        _ => device.upload(masters, values),
-    }
 }

@@ -7,9 +7,9 @@ use device::ops::{Distribution, Fill, FirstValues, Op};
 use device::{DType, Home, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
+use super::masters::MasterForm;
 use super::slab::Slab;
 use super::spread::{Part, Spread, fill};
-use super::weight_memory::MasterForm;
 use crate::fp8::Fp8;
 
 /// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.

@@ -4,6 +4,7 @@ use device::DType;
 use device::Home as MemoryOf;
 use parallel::{Axes, Place, Ranks};
 
+use super::masters::MasterForm;
 use super::spec::ParamSpec;
 
 /// The share of a parameter's weights that a rank has, and their type.
@@ -16,24 +17,6 @@ pub enum WeightMemory {
     Passing(DType),
     /// All, at any time, without masters: nothing updates them.
     Frozen(DType),
-}
-
-/// The form of the master weights of weights in bf16. Other weights that are trained have f32 masters in either form.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MasterForm {
-    /// f32; weights are rounded to nearest even.
-    #[default]
-    Whole,
-    /// The 16 bits that a weight lacks; weights are rounded with ties away from 0. See
-    /// [`split_master`](device::ops::split_master).
-    Remainder,
-}
-
-impl MasterForm {
-    /// The type of masters of weights of that type.
-    pub(super) fn of_weights(self, weights: DType) -> DType {
-        if self == MasterForm::Remainder && weights == DType::Bf16 { DType::U16 } else { DType::F32 }
-    }
 }
 
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.

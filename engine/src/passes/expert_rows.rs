@@ -5,7 +5,7 @@
 //! first reader, and needs neither, is done before that reader: the shared expert's backward. If a forward has nothing
 //! there, the later half of the products that ran beside earlier transfers is left for the last one.
 //!
-//! Such transfers have a queue of their own, one for each lane. A transfer that no product runs beside stays in its place.
+//! Transfers of rows have a queue of their own, one for each lane. A transfer that no product runs beside stays in its place.
 //!
 //! Order that it removes: products between a transfer and its first reader do not wait for the transfer.
 

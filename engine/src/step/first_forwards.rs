@@ -16,7 +16,7 @@ use crate::model::{References, SampleRow};
 use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
-/// Such forwards, and the memory of their results.
+/// The forwards that a step begins with, and the memory of their results.
 #[derive(Clone, Copy)]
 pub(super) struct FirstForwards {
     pub(super) mode: Mode,

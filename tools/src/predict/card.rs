@@ -82,13 +82,22 @@ const SHORT: f64 = 2048.0;
 /// Tokens of samples that attention is as much faster for as its gain says.
 const LONG: f64 = 32768.0;
 
+/// A pass of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Outputs.
+    Forward,
+    /// Gradients.
+    Backward,
+}
+
 impl AttentionRates {
     /// The gain of a pass for queries that see so many keys, in the mean. The time of a FLOP falls in proportion to what each
     /// query costs besides its keys.
-    pub fn gain(&self, backward: bool, keys: f64) -> f64 {
+    pub fn gain(&self, pass: Pass, keys: f64) -> f64 {
         let per_key = |tokens: f64| 2.0 / tokens;
         let share = (per_key(SHORT) - 1.0 / keys) / (per_key(SHORT) - per_key(LONG));
-        let least = 1.0 / self.long_gain[usize::from(backward)];
+        let least = 1.0 / self.long_gain[pass as usize];
         1.0 / (1.0 - (1.0 - least) * share.max(0.0))
     }
 }

@@ -32,7 +32,7 @@ pub struct Largest {
     pub parameters: usize,
     /// The memory of the rank that needs most.
     pub memory: Memory,
-    /// That of twice the value.
+    /// The memory that twice the value needs.
     pub twice: Memory,
 }
 

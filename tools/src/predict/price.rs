@@ -3,7 +3,7 @@
 use device::ops::{Attention, AttentionBackward, Gemm, Scores};
 use device::{DType, Op, Tensor};
 
-use crate::predict::card::{Card, at};
+use crate::predict::card::{Card, Pass, at};
 
 /// The cost of an operation without its waits for others.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,13 +26,13 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
         Op::Attention(Attention { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
             let divides_documents = keys.is_some() && documents.is_some();
             let (heads, kv_heads, scores) = (*heads, *kv_heads, *scores);
-            let attended = Attended { qkv, heads, kv_heads, scores, divides_documents, backward: false };
+            let attended = Attended { qkv, heads, kv_heads, scores, divides_documents, pass: Pass::Forward };
             op.flops() / attended.rate(op.flops(), card, tf32)
         }
         Op::AttentionBackward(AttentionBackward { qkv, keys, heads, kv_heads, scores, documents, .. }) => {
             let divides_documents = keys.is_some() && documents.is_some();
             let (heads, kv_heads, scores) = (*heads, *kv_heads, *scores);
-            let attended = Attended { qkv, heads, kv_heads, scores, divides_documents, backward: true };
+            let attended = Attended { qkv, heads, kv_heads, scores, divides_documents, pass: Pass::Backward };
             op.flops() / attended.rate(op.flops(), card, tf32)
         }
         // The marks of the watch and the step's scalars move nothing: they are latency alone.
@@ -70,7 +70,7 @@ struct Attended<'o> {
     scores: Scores,
     /// Ranks divide samples of several documents, and gather keys.
     divides_documents: bool,
-    backward: bool,
+    pass: Pass,
 }
 
 impl Attended<'_> {
@@ -78,10 +78,12 @@ impl Attended<'_> {
     fn rate(&self, flops: f64, card: &Card, tf32: bool) -> f64 {
         let channels = self.qkv.shape.last() / (self.heads + 2 * self.kv_heads);
         let rates = &card.attention;
-        let short = if self.backward { &rates.backward_tflops } else { &rates.forward_tflops };
-        let products = if self.backward { 5 } else { 2 };
+        let (short, products) = match self.pass {
+            Pass::Forward => (&rates.forward_tflops, 2),
+            Pass::Backward => (&rates.backward_tflops, 5),
+        };
         let queries = self.qkv.shape.rows() * self.heads * channels * 2 * products;
-        let gain = rates.gain(self.backward, flops / queries as f64);
+        let gain = rates.gain(self.pass, flops / queries as f64);
         let bf16 = at(&rates.head_channels, short, channels as f64) * gain * 1e12;
         match self.qkv.dtype {
             // cuDNN takes no wider heads, no soft cap and no divided documents: our own kernel multiplies in f32.

@@ -28,7 +28,7 @@ pub(super) struct Roughly {
     pub(super) seconds: f64,
     /// Bytes of the rank that needs most.
     pub(super) bytes: usize,
-    /// Those of them that can lie on the host: master weights and moments.
+    /// The part of these bytes that can lie on the host: master weights and moments.
     state: usize,
 }
 

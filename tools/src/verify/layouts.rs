@@ -13,14 +13,14 @@ pub(super) const AXES: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, A
 /// What a rank that shares layers with others has of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OfExpert {
-    /// Its channels.
+    /// Some of the expert's channels.
     Channels,
-    /// All of it.
+    /// The whole expert.
     Whole,
 }
 
 impl OfExpert {
-    /// That of a mesh.
+    /// The division of a mesh.
     pub(super) fn on(mesh: Mesh) -> OfExpert {
         let MeshSizes { tensor, expert_tensor, .. } = mesh.sizes();
         if expert_tensor < tensor { OfExpert::Whole } else { OfExpert::Channels }

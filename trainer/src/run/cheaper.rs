@@ -6,7 +6,7 @@ use crate::config::plan::RunPlan;
 use crate::config::{GraphMempool, GraphScope, RecomputeGranularity, RunConfig};
 use crate::error::RunError;
 
-/// One setting changed, and its new value in words.
+/// A change of one setting, and its new value in words.
 type Change = fn(&mut RunConfig) -> String;
 
 const CHANGES: [Change; 9] = [

@@ -16,7 +16,7 @@ const PARTS: usize = 64;
 /// needs if a share lies on the host.
 ///
 /// # Errors
-/// Those of `needs`.
+/// The errors of `needs`.
 pub fn least_share(room: usize, mut needs: impl FnMut(f64) -> Result<usize, RunError>) -> Result<f64, RunError> {
     let none = needs(0.0)?;
     if none <= room {

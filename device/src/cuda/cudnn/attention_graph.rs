@@ -77,9 +77,9 @@ pub(super) struct PartSizes {
 /// The keys that a query of a part sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sees {
-    /// Those up to its own: the last query sees the last key.
+    /// The keys up to its own: the last query sees the last key.
     UpToOwn,
-    /// All.
+    /// All keys.
     All,
 }
 

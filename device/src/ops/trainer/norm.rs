@@ -124,7 +124,7 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
 pub enum RowSums {
     /// The gradients of the norm's parameters.
     Parameters,
-    /// Those, and the sum of the residual gradient.
+    /// The gradients of the norm's parameters, and the sum of the residual gradient.
     ParametersAndResidual,
 }
 

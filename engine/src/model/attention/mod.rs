@@ -131,11 +131,13 @@ struct CausalAttention {
 
 /// How a rank that has a share of each sequence sees the rest.
 enum ContextWay {
-    /// It has whole sequences.
+    /// A rank has whole sequences.
     Whole,
+    /// Keys are gathered.
     Keys(ContextRanks),
     /// Keys travel round, where samples are single documents; those of several are gathered.
     Ring(ContextRanks),
+    /// Heads are exchanged.
     Heads(HeadExchange),
 }
 

@@ -36,7 +36,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// Its rows of a tensor of all rows.
+    /// The tile's rows of a tensor of all rows.
     fn of(self, whole: Tensor) -> Tensor {
         let width = whole.shape.last();
         whole.view(self.first * width, [self.rows, width])

@@ -5,7 +5,7 @@ use crate::cuda::{CudaDevice, CudaOperation, Queue};
 use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, RankKeys, Scores};
 use crate::{DType, Error, Result, Tensor};
 
-/// The struct of the same name in `attention.cu`.
+/// `Arguments` of `kernels/attention.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct AttentionArguments {

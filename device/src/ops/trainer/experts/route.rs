@@ -160,9 +160,9 @@ pub struct Balance {
 /// The tokens that the loads of a balance loss count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedLoads {
-    /// Those of the groups, whole samples: they have a pair with each of their experts.
+    /// The loads of the groups. These are whole samples, which have a pair with each of their experts.
     OfGroups,
-    /// Those of the step so far. There is one group: the tokens here.
+    /// The loads of the step so far. There is one group: the tokens here.
     OfStep,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct TokenShare {
 }
 
 impl TokenShare {
-    /// That of a rank, with experts that are divided as its mesh says.
+    /// The tokens of a rank, with experts that are divided as its mesh says.
     ///
     /// # Panics
     /// If some of the ranks that share a layer share an expert, and not all.

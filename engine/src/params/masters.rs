@@ -1,0 +1,55 @@
+//! The forms of master weights, and how these go to and from the device.
+
+use device::ops::{join_master, split_master};
+use device::{DType, Device, Result, Tensor, bf16};
+use rayon::prelude::*;
+
+/// The form of the master weights of weights in bf16. Other weights that are trained have f32 masters in either form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MasterForm {
+    /// f32; weights are rounded to nearest even.
+    #[default]
+    Whole,
+    /// The 16 bits that a weight lacks; weights are rounded with ties away from 0. See
+    /// [`split_master`](device::ops::split_master).
+    Remainder,
+}
+
+impl MasterForm {
+    /// The type of masters of weights of that type.
+    pub(super) fn of_weights(self, weights: DType) -> DType {
+        if self == MasterForm::Remainder && weights == DType::Bf16 { DType::U16 } else { DType::F32 }
+    }
+}
+
+/// The values of masters, in their form, f32; of a frozen parameter its weights. `weights` are those in the type that layers read,
+/// which remainders complete.
+///
+/// # Errors
+/// Errors of the device.
+pub(super) fn download(device: &Device, masters: &Tensor, weights: Option<Tensor>) -> Result<Vec<f32>> {
+    match (masters.dtype, weights) {
+        (DType::U16, Some(weights)) => {
+            let (weights, rest) = (device.download::<bf16>(&weights)?, device.download::<u16>(masters)?);
+            Ok(weights.into_par_iter().zip(rest).map(|(weight, rest)| join_master(weight, rest)).collect())
+        }
+        (DType::Bf16, _) => Ok(device.download::<bf16>(masters)?.into_iter().map(bf16::to_f32).collect()),
+        _ => device.download(masters),
+    }
+}
+
+/// Weights of these values, whose masters have that type.
+pub(super) fn rounded(values: &[f32], masters: DType) -> Vec<bf16> {
+    match masters {
+        DType::U16 => values.par_iter().map(|&x| split_master(x).0).collect(),
+        _ => values.par_iter().map(|&x| bf16::from_f32(x)).collect(),
+    }
+}
+
+/// Overwrites master weights, in their form.
+pub(super) fn upload_masters(device: &Device, masters: &Tensor, values: &[f32]) -> Result<()> {
+    match masters.dtype {
+        DType::U16 => device.upload(masters, &values.par_iter().map(|&x| split_master(x).1).collect::<Vec<u16>>()),
+        _ => device.upload(masters, values),
+    }
+}
