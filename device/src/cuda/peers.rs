@@ -30,8 +30,8 @@ const SLOTS: u64 = 4;
 /// Bytes of the flags of a lane. As in `kernels/peers.cuh`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream, and a
-/// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its lane to the
-/// stream that follows it.
+/// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its
+/// lane to the stream that follows it.
 const LANES: usize = 3;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.

@@ -73,14 +73,28 @@ pub struct AttentionRates {
     pub forward_tflops: Vec<f64>,
     /// Backward.
     pub backward_tflops: Vec<f64>,
-    /// Forward and backward of samples of [`LONG`] tokens, as multiples of these.
-    pub long_gain: [f64; 2],
+    /// Forward of samples of [`LONG`] tokens, as a multiple of these; at least 1.
+    #[serde(default = "long_forward_gain")]
+    pub long_forward_gain: f64,
+    /// Backward of the same.
+    #[serde(default = "long_backward_gain")]
+    pub long_backward_gain: f64,
 }
 
 /// Tokens of samples that attention's rates are of.
 const SHORT: f64 = 2048.0;
 /// Tokens of samples that attention is as much faster for as its gain says.
 const LONG: f64 = 32768.0;
+
+/// The gain of the H200, for files that name none.
+fn long_forward_gain() -> f64 {
+    1.45
+}
+
+/// The same of backward.
+fn long_backward_gain() -> f64 {
+    1.36
+}
 
 /// A pass of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +111,10 @@ impl AttentionRates {
     pub fn gain(&self, pass: Pass, keys: f64) -> f64 {
         let per_key = |tokens: f64| 2.0 / tokens;
         let share = (per_key(SHORT) - 1.0 / keys) / (per_key(SHORT) - per_key(LONG));
-        let least = 1.0 / self.long_gain[pass as usize];
+        let least = match pass {
+            Pass::Forward => 1.0 / self.long_forward_gain,
+            Pass::Backward => 1.0 / self.long_backward_gain,
+        };
         1.0 / (1.0 - (1.0 - least) * share.max(0.0))
     }
 }
@@ -208,7 +225,8 @@ impl Card {
             UserError::new(format!("--gpu {name}: {problem}"), "the file has every number of a GPU, all above 0", fix)
         };
         let card: Card = toml::from_str(text).map_err(|error| wrong(error.message().into()))?;
-        let AttentionRates { head_channels, forward_tflops, backward_tflops, long_gain } = &card.attention;
+        let AttentionRates { head_channels, forward_tflops, backward_tflops, long_forward_gain, long_backward_gain } =
+            &card.attention;
         let NodeRates { ranks, bus_gb_per_s, latency_us, kernels_latency_us } = &card.node;
         for (name, keys, lists) in [
             ("attention", head_channels, [forward_tflops, backward_tflops]),
@@ -221,9 +239,8 @@ impl Card {
         }
         let Products { bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops } = card.products;
         let rates = [bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops, card.memory.gb_per_s, card.network.gb_per_s];
-        let [forward, backward] = *long_gain;
         let room = card.memory_gib - card.libraries.process_gib;
-        let others = [room, card.peak_bf16_tflops, *kernels_latency_us, forward, backward];
+        let others = [room, card.peak_bf16_tflops, *kernels_latency_us];
         if rates.iter().chain(&others).any(|value| value.is_nan() || *value <= 0.0) {
             return Err(wrong("a rate, a size or a latency is 0, or process_gib is all of memory_gib".into()));
         }
@@ -231,6 +248,9 @@ impl Card {
         let of_host = [operation_us, launch_us, launch_with_transfers_us, copy_gb_per_s];
         if of_host.iter().any(|value| value.is_nan() || *value <= 0.0) {
             return Err(wrong("a time or rate of [host] is 0".into()));
+        }
+        if ![long_forward_gain, long_backward_gain].into_iter().all(|gain| (1.0..4.0).contains(gain)) {
+            return Err(wrong("a gain of long samples is from 1 to below 4".into()));
         }
         if !(0.0..1.0).contains(&card.overlap.transfer_share) {
             return Err(wrong("overlap.transfer_share is a share, from 0 to below 1".into()));

@@ -32,8 +32,8 @@ pub struct Largest {
     pub parameters: usize,
     /// The memory of the rank that needs most.
     pub memory: Memory,
-    /// The memory that twice the value needs.
-    pub twice: Memory,
+    /// The memory that twice the value needs; `None` if the settings do not allow it.
+    pub twice: Option<Memory>,
 }
 
 /// A size that is made as large as possible.
@@ -101,7 +101,7 @@ struct Sized<'c> {
 const TRIES: usize = 6;
 
 impl Sized<'_> {
-    /// The largest value that fits and leaves the headroom; `None` also if the settings allow no other value.
+    /// The largest value that fits and leaves the headroom; `None` if none does.
     fn largest(&self, config: &RunConfig, size: &Size) -> Result<Option<Largest>, RunError> {
         let room = self.card.room() - self.card.headroom();
         let mut recorded: Vec<(usize, Memory)> = Vec::new();
@@ -127,7 +127,7 @@ impl Sized<'_> {
         }
         let fit = recorded.into_iter().filter(|(_, memory)| memory.total() <= room);
         let Some((value, memory)) = fit.max_by_key(|(value, _)| *value) else { return Ok(None) };
-        let Some(twice) = self.needs(config, size, 2 * value)? else { return Ok(None) };
+        let twice = self.needs(config, size, 2 * value)?;
         let parameters = self.plan(config, size, value).map_or(0, |plan| plan.size.parameters);
         Ok(Some(Largest { value, parameters, memory, twice }))
     }

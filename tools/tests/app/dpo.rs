@@ -290,6 +290,8 @@ fn steps_that_compute_their_references_have_the_numbers_of_kept_ones_without_a_f
     write(&folder.0);
     expect(&train(1, &folder.0, lora), 0, &["they are kept in", "validation margin"]);
     let kept = numbers(&folder.0);
+    let on = format!("{lora} --dpo-references step");
+    expect(&train(1, &folder.0, &on.replace("--steps 4", "--steps 6")), 2, &["whose run has no such references"]);
     for (ranks, layout) in [
         (1, "--enable-cuda-graph --cuda-graph-scope full_iteration"),
         (2, "--tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full"),

@@ -5,26 +5,36 @@ use std::path::Path;
 use common::{Choice, UserError};
 
 use super::file::Single;
-use crate::config::{ConfigSources, ModelConfig, ModelKind, PositionEmbedding};
+use crate::config::{ConfigSources, ModelConfig, ModelKind, PositionEmbedding, RunConfig};
 use crate::families::MOST_LAYERS;
 
-/// Compares the model of the checkpoint in `folder` with `ours`; `theirs` is the checkpoint's configuration. Fails if
-/// its weights would be another model under `ours`, although their shapes may fit. An unreadable configuration is not
-/// compared.
-pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Result<(), UserError> {
+/// Compares the run of the checkpoint in `folder` with `ours`; `theirs` is the checkpoint's configuration. An unreadable
+/// configuration is not compared.
+///
+/// # Errors
+/// The weights would be another model under `ours`, although their shapes may fit, or would have another reference.
+pub(super) fn other_run(folder: &Path, theirs: &str, ours: &RunConfig) -> Result<(), UserError> {
     let mut sources = ConfigSources::default();
     if sources.read_text(theirs, Single::Config.word()).is_err() {
         return Ok(());
     }
-    let differ = changed_meaning(&sources.resolve().model, ours);
-    if differ.is_empty() {
-        return Ok(());
+    let theirs = sources.resolve();
+    let differ = changed_meaning(&theirs.model, &ours.model);
+    if !differ.is_empty() {
+        return Err(UserError::new(
+            format!("checkpoint {} is of another model: {}", folder.display(), differ.join(", ")),
+            "a run continues the model that the checkpoint was written for",
+            format!("set [model] as in {}, or another checkpoint.dir", folder.join(Single::Config.word()).display()),
+        ));
     }
-    Err(UserError::new(
-        format!("checkpoint {} is of another model: {}", folder.display(), differ.join(", ")),
-        "a run continues the model that the checkpoint was written for",
-        format!("set [model] as in {}, or another checkpoint.dir", folder.join(Single::Config.word()).display()),
-    ))
+    if ours.dpo.references_in_step() && !theirs.dpo.references_in_step() {
+        return Err(UserError::new(
+            format!("dpo.references = \"step\" with checkpoint {}, whose run has no such references", folder.display()),
+            "the reference is the model that training started from, and the model without adapters may be another",
+            "leave --dpo-references out, or set another checkpoint.dir",
+        ));
+    }
+    Ok(())
 }
 
 /// The settings that make another model of the same weights, as `model.heads = 8 (was 4)`.
@@ -107,8 +117,8 @@ mod tests {
     fn compare(before: &str, now: &str) -> String {
         let mut sources = ConfigSources::default();
         sources.read_text(&format!("[model]\n{now}"), "now").unwrap();
-        let ours = sources.resolve().model;
-        other_model(Path::new("saved"), &format!("[model]\n{before}"), &ours)
+        let ours = sources.resolve();
+        other_run(Path::new("saved"), &format!("[model]\n{before}"), &ours)
             .map_or_else(|error| error.what, |()| String::new())
     }
 

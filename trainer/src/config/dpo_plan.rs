@@ -17,21 +17,6 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
     let with_data = format!("with data.{}", kind.option());
     mistakes.keep(within("dpo.beta", dpo.beta, dpo.beta > 0.0, "it is above 0", "set dpo.beta = 0.1 (--dpo-beta)"));
     mistakes.keep(fits_f32("dpo.beta", dpo.beta));
-    let smoothing = dpo.label_smoothing;
-    mistakes.keep(within(
-        "dpo.label_smoothing",
-        smoothing,
-        (0.0..0.5).contains(&smoothing),
-        "it is the share of pairs that may be labelled the wrong way round: 0 or more, and below a half",
-        "set dpo.label_smoothing = 0.1, or 0 for none (--dpo-label-smoothing)",
-    ));
-    mistakes.keep(require(smoothing == 0.0 || dpo.loss_type == PreferenceLoss::Sigmoid, || {
-        UserError::new(
-            format!("dpo.label_smoothing = {smoothing} with dpo.loss_type = \"{}\"", dpo.loss_type),
-            "labels are smoothed in the loss of DPO",
-            "leave it out, or set dpo.loss_type = \"sigmoid\" (--dpo-loss-type)",
-        )
-    }));
     mistakes.keep(require(train.z_loss_multiplier == 0.0, || {
         UserError::new(
             format!("train.z_loss_multiplier = {} {with_data}", train.z_loss_multiplier),
@@ -67,6 +52,21 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
         let (desirable, undesirable) = (dpo.desirable_weight as f32, dpo.undesirable_weight as f32);
         return Some(Preference::Kto { beta, desirable, undesirable });
     }
+    let smoothing = dpo.label_smoothing;
+    mistakes.keep(within(
+        "dpo.label_smoothing",
+        smoothing,
+        (0.0..0.5).contains(&smoothing),
+        "it is the share of pairs that may be labelled the wrong way round: 0 or more, and below a half",
+        "set dpo.label_smoothing = 0.1, or 0 for none (--dpo-label-smoothing)",
+    ));
+    mistakes.keep(require(smoothing == 0.0 || dpo.loss_type == PreferenceLoss::Sigmoid, || {
+        UserError::new(
+            format!("dpo.label_smoothing = {smoothing} with dpo.loss_type = \"{}\"", dpo.loss_type),
+            "labels are smoothed in the loss of DPO",
+            "leave it out, or set dpo.loss_type = \"sigmoid\" (--dpo-loss-type)",
+        )
+    }));
     let seq = config.model.seq_length;
     mistakes.keep(require(seq.is_multiple_of(2), || {
         UserError::new(
@@ -86,7 +86,7 @@ fn check_references(config: &RunConfig, mistakes: &mut Mistakes) {
     if !config.dpo.references_in_step() {
         return;
     }
-    mistakes.keep(require(config.model.lora_rank > 0, || {
+    mistakes.keep(require(config.model.lora_rank > 0 || config.data.kto, || {
         UserError::new(
             "dpo.references = \"step\" without adapters",
             "a step computes the reference by the model without its adapters; without them the first weights are gone",

@@ -163,7 +163,7 @@ impl RunPlan {
     #[must_use]
     pub fn with_state_on_host(&self, share: f64) -> RunPlan {
         let mut plan = self.clone();
-        (plan.config.offload.optimizer, plan.config.offload.optimizer_fraction) = (share > 0.0, Some(share));
+        (plan.config.offload.optimizer, plan.config.offload.optimizer_fraction) = (true, Some(share));
         plan.parallel.state_on_host = StateOnHost::Share(share);
         plan
     }

@@ -47,7 +47,7 @@ const CHANGES: [Change; 9] = [
     },
     |config| {
         (config.offload.optimizer, config.offload.optimizer_fraction) = (true, Some(1.0));
-        "offload.optimizer = true".into()
+        "offload.optimizer = true with offload.optimizer_fraction = 1".into()
     },
 ];
 

@@ -1,7 +1,7 @@
 //! Log-probabilities of judged answers under the reference model: the one that training starts from.
 //!
-//! The log-probabilities are computed once, by the evaluation of the run itself, before its first step. A file keeps them for runs that go
-//! on, and for other runs on the same pairs from the same model.
+//! The evaluation of the run itself computes them once, before its first step. A file keeps them for runs that go on, and for
+//! other runs on the same pairs from the same model.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -139,8 +139,10 @@ pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>
 /// that, one stage after the other, for the products that no earlier stage has. All other ranks take over its choices.
 fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(), RunError> {
     let needs = needs_of_all_ranks(plan, device, group)?;
-    let needed = needs.device;
-    let cheaper = || cheaper_settings(plan, needed, |plan| Ok(needs_of(plan, device, group)?.device));
+    // A host device has no other memory for what leaves it.
+    let taken = |needs: Needs| needs.device + if device.gpu().is_none() { needs.on_host } else { 0 };
+    let needed = taken(needs);
+    let cheaper = || cheaper_settings(plan, needed, |plan| Ok(taken(needs_of(plan, device, group)?)));
     if device.gpu().is_none() {
         return Ok(fits_host(needs, device, group, cheaper)?);
     }

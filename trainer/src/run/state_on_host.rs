@@ -68,10 +68,10 @@ pub(super) fn resolved(
         at_home = at_home.max(most);
         Ok(most)
     })?;
+    let part = if share > 0.0 { format!("{:.1} %", share * 100.0) } else { "nothing".into() };
     say(format!(
-        "offload.optimizer: {:.1} % of the optimizer's state lies on the host: with all on the GPU a rank needs {}, and {} \
-         are free",
-        share * 100.0,
+        "offload.optimizer: {part} of the optimizer's state lies on the host: with all on the GPU a rank needs {}, and {} \
+         are free beside a 32nd that stays so",
         bytes(at_home),
         bytes(room)
     ));

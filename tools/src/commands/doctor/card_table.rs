@@ -148,8 +148,9 @@ fp8_tflops = {fp8:.1}
 head_channels = {channels:?}
 forward_tflops = {forward:.1?}
 backward_tflops = {backward:.1?}
-# Not measured: that of the H200.
-long_gain = {long_gain:?}
+# Not measured: those of the H200.
+long_forward_gain = {long_forward:?}
+long_backward_gain = {long_backward:?}
 
 [memory]
 # An addition of two tensors of 512 MiB.
@@ -199,7 +200,8 @@ communicator_gib = {communicator_gib:?}
         channels = attention.head_channels,
         forward = attention.forward_tflops,
         backward = attention.backward_tflops,
-        long_gain = attention.long_gain,
+        long_forward = attention.long_forward_gain,
+        long_backward = attention.long_backward_gain,
         gb_per_s = memory.gb_per_s,
         latency = kernel.latency_us,
         ramp = kernel.ramp_us,

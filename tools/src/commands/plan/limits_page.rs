@@ -15,7 +15,7 @@ pub(super) fn json(limits: &[Limit]) -> Value {
                 "parameters": parameters,
                 "memory_bytes": memory.total(),
                 "on_host": memory.on_host,
-                "memory_bytes_of_twice": twice.total(),
+                "memory_bytes_of_twice": twice.as_ref().map(Memory::total),
             })
         })
     };
@@ -56,7 +56,7 @@ pub(super) fn text(card: &Card, limits: &[Limit]) -> String {
         aligned(&rows)
     );
     for (largest, what) in [(&last.longest, "token"), (&last.largest, "block")] {
-        let Some(Largest { value, twice, .. }) = largest else { continue };
+        let Some(Largest { value, twice: Some(twice), .. }) = largest else { continue };
         let Memory { weights, gradients, optimizer, activations, on_host, .. } = *twice;
         page.push_str(&format!(
             "  {} would need {}, {} too much: weights {}, gradients {}, optimizer {}, activations {}; of the host {}\n",

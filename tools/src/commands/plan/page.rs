@@ -118,9 +118,9 @@ const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
 x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed, with ka
 all but attention, oh what they save on the host, of N the first N blocks of a stage or chunk; os share of the
-optimizer's state on the host; MFU: share of the GPUs' peak; idle: waits for other stages; exposed:
-transfers that nothing hides. The driver's own memory for graphs is not counted: layouts leave a 32nd of a
-GPU's memory free for it, if any does.
+optimizer's state on the host; cp ranks divide sequences, by keys, ring or heads; ep ranks divide experts, with
+etp 1 whole ones; MFU: share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing
+hides. Layouts leave a 32nd of a GPU's memory free for errors of the prediction, if any does.
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {

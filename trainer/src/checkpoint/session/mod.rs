@@ -24,7 +24,7 @@ use crate::checkpoint::file::{KeptFile, Single};
 use crate::checkpoint::folder::{clean, foreign};
 use crate::checkpoint::lock::{CHECKPOINTS, FolderLock, is_locked, shows};
 use crate::checkpoint::manifest::{Manifest, Progress};
-use crate::checkpoint::meaning::other_model;
+use crate::checkpoint::meaning::other_run;
 use crate::checkpoint::read::{check_sizes, config, damaged, load, metrics_of, source_files};
 use crate::checkpoint::unfinished::UnfinishedSave;
 use crate::checkpoint::validated::{Validated, ValidationEntry};
@@ -150,7 +150,7 @@ impl<'p> Session<'p> {
             session.found = session.find()?;
             if let Some((path, manifest)) = &session.found {
                 if let Ok(theirs) = config(path) {
-                    other_model(path, &theirs, &plan.config.model)?;
+                    other_run(path, &theirs, &plan.config)?;
                 }
                 Arc::make_mut(&mut session.origin).source =
                     source_files(path, manifest).map_err(|damage| damaged(path, &damage))?;

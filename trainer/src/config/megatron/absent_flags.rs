@@ -81,7 +81,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&["fp32"], "master weights are f32, whole or in two halves", "--store-param-remainders"), &[
         "main-params-dtype",
     ]),
-    (Refused(&[], "ranks divide all sequences alike, and gather keys in one way", "--context-parallel-size"), &[
+    (Refused(&[], "ranks divide all sequences alike, with the transfers of --context-parallel-transfers", "--context-parallel-size"), &[
         "hierarchical-context-parallel-sizes", "hybrid-context-parallel", "max-seqlen-per-dp-cp-rank",
     ]),
     (Refused(&[], "the blocks of the stages are one list", "--pipeline-layers"), &[
@@ -194,7 +194,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "flash-attention-version", "cross-entropy-fusion-impl",
     ]),
     (Ignored(Nothing, "products of bf16 accumulate in f32"), &["disable-bf16-reduced-precision-matmul"]),
-    (Ignored(Nothing, "tensor-parallel ranks always share each expert"), &["moe-extended-tp"]),
+    (Ignored(Nothing, "tensor-parallel ranks share each expert, unless --expert-tensor-parallel-size is 1"), &["moe-extended-tp"]),
     (Ignored(Nothing, "transfers run beside products wherever they can"), &[
         "no-tp-comm-bulk-wgrad", "disable-tp-comm-bulk-wgrad", "no-tp-comm-bulk-dgrad",
         "disable-tp-comm-bulk-dgrad", "no-tp-comm-overlap-ag", "disable-tp-comm-overlap-ag",

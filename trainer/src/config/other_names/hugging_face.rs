@@ -28,7 +28,7 @@ const LOGS: &str = "the log has a folder, and one form";
 const HUB: &str = "data are files or folders of this machine";
 const DOWNLOAD: &str = "--data-path with a folder; hf download NAME --repo-type dataset --local-dir FOLDER gets one";
 const SFT: &str = "--sft: the loss is on the answers of the assistant alone";
-const REFERENCE: &str = "the reference is the model that training starts from, and its log-probabilities are computed before the first step";
+const REFERENCE: &str = "the reference is the model that training starts from, and its log-probabilities are computed before the first step, or with adapters in each (--dpo-references step)";
 const EVALUATES: &str = "a training run evaluates at an interval";
 
 pub(super) const NAMES: &[OtherName] = &[
