@@ -247,8 +247,9 @@ __device__ void backward_keys(const Arguments& a) {
     float ones[R];
     for (int i = 0; i < R; i++) ones[i] = 1.0f;
     T *grad_keys = (T*)a.grad_keys, *grad_qkv = (T*)a.grad_qkv;
-    store_tile(of_keys(grad_keys, grad_qkv, a, batch, kv), first, a.key_seq, key_sums, ones, a);
-    store_tile(of_keys(grad_keys, grad_qkv, a, batch, a.kv_heads + kv), first, a.key_seq, value_sums, ones, a);
+    int end = a.last_key >= 0 ? a.last_key + 1 : a.key_seq; // the gradients of keys that no query sees are left alone
+    store_tile(of_keys(grad_keys, grad_qkv, a, batch, kv), first, end, key_sums, ones, a);
+    store_tile(of_keys(grad_keys, grad_qkv, a, batch, a.kv_heads + kv), first, end, value_sums, ones, a);
 }
 
 // A name has the type and the widest head that the kernel takes. The host knows the tiles.

@@ -54,8 +54,10 @@ impl GradientSync {
         let shares_buffers = starts.len() < buckets.len();
         let mut areas = Vec::new();
         let mut rounded = None;
-        if travels != DType::F32 && buckets.iter().any(|bucket| ranks.place(bucket.sums).has_others()) {
-            let largest = buckets.iter().map(|bucket| bucket.grads.elements()).max().unwrap_or(0);
+        let is_rounded = |bucket: &&BucketMemory| {
+            travels != DType::F32 && bucket.grads.dtype != travels && ranks.place(bucket.sums).has_others()
+        };
+        if let Some(largest) = buckets.iter().filter(is_rounded).map(|bucket| bucket.grads.elements()).max() {
             rounded = Some(device.allocate_tensor(&mut areas, "rounded gradients", [largest], travels)?);
         }
         let partial = params.partial_ranges();

@@ -155,6 +155,8 @@ impl<P: Policy> CudaGraphManager<P> {
             }
             Some(state) => state.add(program, output, compute, self.areas.is_empty(), poisons)?,
         }
+        let device = self.pool.device();
+        self.states.entry(key).and_modify(|state| state.hold_queues(device));
         Ok(())
     }
 

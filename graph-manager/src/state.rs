@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::rc::Rc;
 
 use crate::words::counted;
-use device::{Area, Graph, StreamId};
+use device::{Area, Device, Graph, Stream, StreamId};
 
 use crate::binding::{Binding, BoundBuffer};
 use crate::error::{Error, Result};
@@ -25,6 +25,8 @@ pub(crate) struct State<P: Policy> {
     pub(crate) programs: BTreeMap<usize, Rc<Program<P::Region>>>,
     /// The result that the code of each returned, with tensors of the recording.
     pub(crate) outputs: BTreeMap<usize, Box<dyn Any>>,
+    /// The queues of all lists: they stay, also if the code that recorded a list has dropped its own.
+    queues: Vec<Stream>,
     pub(crate) plan: Plan<P::Region>,
     /// The addresses for the lists that have run, by number of microbatches.
     pub(crate) bindings: BTreeMap<usize, Rc<Binding>>,
@@ -62,6 +64,12 @@ impl Drop for Captured {
 }
 
 impl<P: Policy> State<P> {
+    /// Holds the queues of all lists.
+    pub(crate) fn hold_queues(&mut self, device: &Device) {
+        let queues = self.programs.values().flat_map(|program| program.queues());
+        self.queues = queues.map(|queue| device.stream_named(*queue)).collect();
+    }
+
     /// Plans a step as recorded.
     pub(crate) fn new(
         mempool: Mempool,
@@ -75,6 +83,7 @@ impl<P: Policy> State<P> {
         Ok(State {
             outputs: BTreeMap::from([(program.microbatches, output)]),
             programs: BTreeMap::from([(program.microbatches, Rc::new(program))]),
+            queues: Vec::new(),
             plan,
             bindings: BTreeMap::new(),
             schedules: HashMap::new(),

@@ -6,6 +6,7 @@ mod replay_order;
 mod under_way;
 
 use std::cell::Cell;
+use std::rc::Rc;
 
 pub use node::Node;
 use replay_order::{next_random, random_order};
@@ -14,7 +15,7 @@ use under_way::UnderWay;
 use crate::backend::{DeviceBackend, Note};
 use crate::checker::Effects;
 use crate::cuda::RawGraph;
-use crate::device::Core;
+use crate::device::{Core, StreamHold};
 use crate::timeline::launched_label;
 use crate::{Device, Error, Op, Progress, Result, Stream, TraceEvent, host};
 
@@ -28,19 +29,26 @@ pub struct Graph {
     checked_at: Cell<u64>,
     /// The driver's graph. `None` on the host.
     raw: Option<RawGraph>,
+    /// The streams that it was captured on. Its kernels may use what belongs to them, such as a lane of peers, so no other
+    /// stream follows them meanwhile.
+    _streams: Vec<Rc<StreamHold>>,
     device: Device,
 }
 
+/// A capture that has ended.
+pub(crate) struct Captured {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) effects: Option<Effects>,
+    pub(crate) raw: Option<RawGraph>,
+    /// The streams of the capture, and those of its child graphs.
+    pub(crate) streams: Vec<Rc<StreamHold>>,
+}
+
 impl Graph {
-    pub(crate) fn new(
-        device: Device,
-        name: &str,
-        nodes: Vec<Node>,
-        effects: Option<Effects>,
-        raw: Option<RawGraph>,
-        frees: u64,
-    ) -> Graph {
-        Graph { device, name: name.into(), nodes, effects, raw, checked_at: Cell::new(frees) }
+    /// A graph of what was captured, after so many frees of its device.
+    pub(crate) fn new(device: Device, name: &str, captured: Captured, frees: u64) -> Graph {
+        let Captured { nodes, effects, raw, streams } = captured;
+        Graph { device, name: name.into(), nodes, effects, raw, _streams: streams, checked_at: Cell::new(frees) }
     }
 
     /// The name it was given at capture.

@@ -1,12 +1,23 @@
 //! A stream's capture, from its beginning to its graph.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Stream;
 use crate::capture::Capture;
 use crate::checker::graph_effects;
-use crate::device::Core;
+use crate::device::{Core, StreamHold};
+use crate::graph::Captured;
 use crate::{CaptureMode, CaptureRule, Error, Graph, Result, StreamId};
+
+/// A capture as it ends.
+struct Taken {
+    capture: Capture,
+    /// The names of all streams.
+    names: Vec<Rc<str>>,
+    /// The streams that were part of it.
+    streams: Vec<Rc<StreamHold>>,
+}
 
 impl Stream {
     /// From now on operations submitted to this stream, and to streams that fork from it by an event, are recorded and
@@ -57,7 +68,7 @@ impl Stream {
     /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a
     /// race or a read of an overwritten buffer inside the graph: then it is over.
     pub fn end_capture(&self, name: &str) -> Result<Graph> {
-        let (capture, names) = self.take_capture(name)?;
+        let Taken { capture, names, mut streams } = self.take_capture(name)?;
         // Nodes may hold the last handle to an area. Its drop borrows the core. So they are dropped after it.
         let nodes = capture.finish(|stream| names[stream.index()].to_string());
         let _freed;
@@ -83,12 +94,14 @@ impl Stream {
         };
         let checked_at = core.frees;
         _freed = core.free_deferred();
-        let (effects, raw) = result?;
-        Ok(Graph::new(self.device.clone(), name, nodes?, effects, raw, checked_at))
+        let ((effects, raw), nodes) = (result?, nodes?);
+        let of_nodes: BTreeSet<StreamId> = nodes.iter().map(|node| node.stream).collect();
+        streams.extend(of_nodes.into_iter().map(|stream| core.hold_stream(stream)));
+        Ok(Graph::new(self.device.clone(), name, Captured { nodes, effects, raw, streams }, checked_at))
     }
 
-    /// Ends the capture begun on this stream. Returns the record, and the names of all streams.
-    fn take_capture(&self, graph: &str) -> Result<(Capture, Vec<Rc<str>>)> {
+    /// Ends the capture begun on this stream.
+    fn take_capture(&self, graph: &str) -> Result<Taken> {
         let mut core = self.device.core_for(|| "Stream::end_capture".into())?;
         let core = &mut *core;
         let id = core.streams[self.id.index()].capture;
@@ -102,12 +115,15 @@ impl Stream {
         let Some(capture) = id.and_then(|id| core.captures.remove(&id)) else {
             return Err(Error::capture(CaptureRule::NotBegun, format!("{}, which does not capture", call())));
         };
-        for stream in &mut core.streams {
-            if stream.capture == id {
-                stream.capture = None;
+        let mut streams = Vec::new();
+        for stream in (0..core.streams.len() as u32).map(StreamId) {
+            if core.streams[stream.index()].capture == id {
+                core.streams[stream.index()].capture = None;
+                streams.push(core.hold_stream(stream));
             }
         }
-        Ok((capture, core.streams.iter().map(|stream| stream.name.clone()).collect()))
+        let names = core.streams.iter().map(|stream| stream.name.clone()).collect();
+        Ok(Taken { capture, names, streams })
     }
 
     /// Gives up the capture begun on this stream, if any.

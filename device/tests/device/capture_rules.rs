@@ -403,5 +403,11 @@ fn a_stream_that_nobody_holds_is_followed_by_the_next_of_its_kind() {
     let held = t.device.stream_named(first);
     assert_ne!(id(t.device.stream("third")), first, "it is held");
     assert_ne!(id(t.device.stream("third")), t.main.id());
+    held.begin_capture().unwrap();
+    held.submit(fill(t.a, 3.0)).unwrap();
+    let graph = held.end_capture("graph").unwrap();
     drop(held);
+    assert_ne!(id(t.device.stream("fourth")), first, "a graph was captured on it");
+    drop(graph);
+    assert_eq!(id(t.device.stream("fifth")), first);
 }

@@ -37,8 +37,8 @@ impl WholeSamples {
         samples: usize,
     ) -> Result<Tensor> {
         let (ranks, kind) = (self.share.ranks, CollectiveKind::AllGather);
-        let width = here.elements() / samples / BatchSizes::of(cx).tokens_per_sample;
-        let tokens = here.elements() / samples / width;
+        let tokens = BatchSizes::of(cx).tokens_per_sample;
+        let width = here.elements() / (samples * tokens);
         let by_rank = cx.tensor("numbers_of_ranks", [ranks, samples, tokens, width], here.dtype)?;
         cx.run(Collective { kind, communicator: self.communicator.clone(), input: here, output: by_rank })?;
         let by_position = cx.tensor(name, [samples, ranks * tokens, width], here.dtype)?;

@@ -117,8 +117,14 @@ impl Params {
 
     /// The ranges of `main_grad` of which ranks compute partial sums, in order. Neighbours of one layer form one range.
     pub fn partial_ranges(&self) -> Vec<PartialRange> {
-        // The layer, the ranks, the type and the elements of each.
-        let mut ranges: Vec<(usize, Axes, DType, Range<usize>)> = Vec::new();
+        /// A range of the gradients of one type.
+        struct Elements {
+            layer: usize,
+            over: Axes,
+            dtype: DType,
+            range: Range<usize>,
+        }
+        let mut ranges: Vec<Elements> = Vec::new();
         for (spec, place) in self.specs.iter().zip(&self.layout.params) {
             let Some(start) = place.grad else { continue };
             for (part, stored) in spec.spread.parts.iter().zip(spec.stored_parts(&self.ranks)) {
@@ -127,17 +133,19 @@ impl Params {
                 }
                 let (first, end) = (start + stored.start, start + stored.end);
                 let dtype = place.home.grads;
-                let joins = |(layer, over, of, before): &&mut (usize, Axes, DType, Range<usize>)| {
-                    let meets = before.end == first || before.end.next_multiple_of(ALIGNMENT) == first;
-                    (*layer, *over, *of) == (spec.layer, part.partial, dtype) && meets
+                let joins = |before: &&mut Elements| {
+                    let meets = before.range.end == first || before.range.end.next_multiple_of(ALIGNMENT) == first;
+                    (before.layer, before.over, before.dtype) == (spec.layer, part.partial, dtype) && meets
                 };
                 match ranges.last_mut().filter(joins) {
-                    Some((_, _, _, range)) => range.end = end,
-                    None => ranges.push((spec.layer, part.partial, dtype, first..end)),
+                    Some(before) => before.range.end = end,
+                    None => {
+                        ranges.push(Elements { layer: spec.layer, over: part.partial, dtype, range: first..end });
+                    }
                 }
             }
         }
-        let range = |(layer, over, dtype, range): (usize, Axes, DType, Range<usize>)| PartialRange {
+        let range = |Elements { layer, over, dtype, range }: Elements| PartialRange {
             layer,
             over,
             grads: grads_of(self.grads, &self.layout, dtype).view(range.start, [range.len()]),

@@ -99,7 +99,7 @@ pub struct FlatLayout {
     pub buckets: Vec<Bucket>,
     /// Elements of all parameters with gradients in f32, with padding.
     pub total: usize,
-    /// Of those with gradients in bf16.
+    /// Elements of all parameters with gradients in bf16, with padding.
     pub in_bf16: usize,
     /// Elements of all parameters by the memory of their weights, with padding.
     pub by_home: Vec<(Home, usize)>,

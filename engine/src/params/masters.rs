@@ -22,8 +22,8 @@ impl MasterForm {
     }
 }
 
-/// The values of masters, in their form, f32; of a frozen parameter its weights. `weights` are those in the type that layers read,
-/// which remainders complete.
+/// The values of masters, whatever their form, f32; of a frozen parameter its weights. `weights` has the type that layers read:
+/// remainders complete it.
 ///
 /// # Errors
 /// Errors of the device.

@@ -141,7 +141,8 @@ impl Params {
         for index in indices {
             let spec = &self.specs[index];
             for part in self.first_parts(index) {
-                if self.is_on_host(part.output) || part.output.dtype == DType::U16 {
+                // The weights of other ranks too are rounded as masters with remainders are.
+                if self.is_on_host(part.output) || self.params[index].master.dtype == DType::U16 {
                     let area = match passing.first() {
                         Some(area) => area,
                         None => {
@@ -164,8 +165,8 @@ impl Params {
         device.synchronize()
     }
 
-    /// Fills masters with their first values, by way of memory of the device: those on the host, and those that are
-    /// remainders, which the host makes.
+    /// Fills masters with their first values, by way of memory of the device: masters on the host, and remainders with the
+    /// weights that they complete, which the host makes.
     fn set_first_by_way(
         &self,
         stream: &Stream,
@@ -192,6 +193,12 @@ impl Params {
                     let values: Vec<f32> = device.download(&here)?;
                     device.upload(&weights.view(at, [stored.len()]), &rounded(&values, output.dtype))?;
                     upload_masters(device, &output, &values)?;
+                }
+                (DType::Bf16, _) => {
+                    stream.synchronize()?;
+                    let device = stream.device();
+                    let values: Vec<f32> = device.download(&here)?;
+                    device.upload(&output, &rounded(&values, DType::U16))?;
                 }
                 _ => stream.submit(Move { input: here, output })?,
             }

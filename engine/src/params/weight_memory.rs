@@ -28,7 +28,7 @@ pub struct Home {
     pub rest: Axes,
     /// The memory of masters that are no weights that layers read.
     pub masters: MemoryOf,
-    /// Their form.
+    /// The form of masters.
     pub form: MasterForm,
     /// The type of gradients.
     pub grads: DType,

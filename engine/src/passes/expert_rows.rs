@@ -87,9 +87,8 @@ impl ExpertRows {
         let (mut stay, mut pulled) = (vec![reader], Vec::new());
         for later in reader + 1..entries.len() {
             let entry = &entries[later];
-            let is_fixed = entry.queue().is_some() || matches!(entry.op(), Op::Collective(_));
             let waits = || stay.iter().any(|stays| entries[*stays].conflicts_with(entry));
-            if is_fixed || waits() { stay.push(later) } else { pulled.push(later) }
+            if is_fixed(entry) || waits() { stay.push(later) } else { pulled.push(later) }
         }
         let end = pulled.iter().rposition(|pulled| is_product(&entries[*pulled]));
         pulled.truncate(end.map_or(0, |end| end + 1));
@@ -106,9 +105,8 @@ impl ExpertRows {
         let (mut needed, mut free) = (vec![last], Vec::new());
         for before in (0..last).rev() {
             let entry = &entries[before];
-            let is_fixed = entry.queue().is_some() || self.is_own(entry);
             let is_needed = || needed.iter().any(|needed| entries[*needed].conflicts_with(entry));
-            if is_fixed || is_needed() { needed.push(before) } else { free.push(before) }
+            if is_fixed(entry) || is_needed() { needed.push(before) } else { free.push(before) }
         }
         free.reverse();
         let products: Vec<usize> = free.iter().copied().filter(|free| is_product(&entries[*free])).collect();
@@ -186,4 +184,9 @@ impl StepPass<Region> for ExpertRows {
         }
         self.put(piece);
     }
+}
+
+/// Whether an entry keeps its place among others. Transfers of a communicator have the same order on all ranks.
+fn is_fixed(entry: &PieceEntry) -> bool {
+    entry.queue().is_some() || matches!(entry.op(), Op::Collective(_))
 }

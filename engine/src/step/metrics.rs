@@ -209,9 +209,11 @@ impl PendingMetrics {
 /// Makes means over all answers, of which `desirable` are, means over those of their label. A label that no answer has
 /// has none.
 fn by_label(means: &mut BTreeMap<&'static str, f64>, desirable: f64) {
-    for (name, share) in [("chosen", desirable), ("rejected", 1.0 - desirable)] {
+    let of_chosen = ["rewards/chosen", "logps/chosen"];
+    let of_rejected = ["rewards/rejected", "logps/rejected"];
+    for (terms, share) in [(of_chosen, desirable), (of_rejected, 1.0 - desirable)] {
         means.retain(|term, mean| {
-            let is_of_label = term.ends_with(name);
+            let is_of_label = terms.contains(term);
             *mean /= if is_of_label { share } else { 1.0 };
             !(is_of_label && share == 0.0)
         });

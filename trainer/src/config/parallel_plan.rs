@@ -51,7 +51,7 @@ pub struct ParallelPlan {
 /// The part of the optimizer's state that lies on the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StateOnHost {
-    /// This share, from 0 to 1.
+    /// A share, from 0 to 1.
     Share(f64),
     /// As much as the device has no room for.
     AsNeeded,

@@ -7,6 +7,7 @@
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
+use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
@@ -37,9 +38,10 @@ impl PageLocked {
         if let Some(node) = numa::nearest()
             && let Err(error) = numa::prefer(memory.start, memory.bytes, node)
         {
-            tracing::warn!(
-                "{bytes} bytes of page-locked memory may lie far from the GPU, whose node is {node}: {error}"
-            );
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| {
+                tracing::warn!("page-locked memory may lie far from the GPU, whose node is {node}: {error}");
+            });
         }
         memory.make_pages().map_err(failed)?;
         // SAFETY: the mapping is there until it is unregistered. Nothing else in it is registered.

@@ -14,11 +14,17 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The loss of a pair, and its derivatives by the log-ratios of both answers, which are means for IPO. `mismatched` is
-/// the mean reward of mismatched answers. `is_desirable` is the label of an answer that is alone.
-fn loss(preference: Preference, ratios: [f32; 2], mismatched: f32, is_desirable: bool) -> (f32, [f32; 2]) {
-    let h = ratios[0] - ratios[1];
-    let [loss, derivative] = match preference {
+/// The label of an answer that is alone.
+#[derive(Clone, Copy, PartialEq)]
+enum Label {
+    Desirable,
+    Undesirable,
+}
+
+/// The loss of a pair, and its derivative by `h`, the difference of both answers' log-ratios, which are means for IPO.
+/// `mismatched` is the mean reward of mismatched answers.
+fn loss(preference: Preference, h: f32, mismatched: f32, label: Label) -> [f32; 2] {
+    match preference {
         Preference::Sigmoid { beta, label_smoothing: s } => {
             let x = beta * h;
             let loss = (1.0 - s) * minus_log_sigmoid(x) + s * minus_log_sigmoid(-x);
@@ -30,14 +36,13 @@ fn loss(preference: Preference, ratios: [f32; 2], mismatched: f32, is_desirable:
         }
         Preference::Kto { beta, desirable, undesirable } => {
             // The answer's ratio is `h`, or `-h` if it is undesirable.
-            let (weight, x) = match is_desirable {
-                true => (desirable, beta * h - mismatched),
-                false => (undesirable, beta * h + mismatched),
+            let (weight, x) = match label {
+                Label::Desirable => (desirable, beta * h - mismatched),
+                Label::Undesirable => (undesirable, beta * h + mismatched),
             };
             [weight * sigmoid(-x), -weight * beta * sigmoid(x) * sigmoid(-x)]
         }
-    };
-    (loss, [derivative, -derivative])
+    }
 }
 
 impl HostKernel for PairLoss {
@@ -80,12 +85,12 @@ impl HostKernel for PairLoss {
                         1.0 / targets[of].iter().filter(|&&target| target >= 0).count().max(1) as f32
                     }
                 });
-                let is_desirable = answers[1].is_empty();
-                let of_loss = [ratios[0] * shares[0], ratios[1] * shares[1]];
-                let (loss, derivatives) = loss(self.preference, of_loss, mismatched, is_desirable);
+                let label = if answers[1].is_empty() { Label::Desirable } else { Label::Undesirable };
+                let h = ratios[0] * shares[0] - ratios[1] * shares[1];
+                let [loss, derivative] = loss(self.preference, h, mismatched, label);
                 let rewards = ratios.map(|ratio| self.preference.beta() * ratio);
                 let is_right = match self.preference {
-                    Preference::Kto { .. } => is_desirable,
+                    Preference::Kto { .. } => label == Label::Desirable,
                     _ => rewards[0] > rewards[1],
                 };
                 results.copy_from_slice(&[
@@ -99,8 +104,8 @@ impl HostKernel for PairLoss {
                 if let Some(weights) = &mut weights {
                     // A target's loss is its log-probability with the other sign.
                     let [first, second] = answers;
-                    weights[first].fill(-derivatives[0] * shares[0]);
-                    weights[second].fill(-derivatives[1] * shares[1]);
+                    weights[first].fill(-derivative * shares[0]);
+                    weights[second].fill(derivative * shares[1]);
                 }
             }
         };

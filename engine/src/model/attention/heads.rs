@@ -28,7 +28,7 @@ struct HeadColumns {
     all: usize,
     /// The first one among the rank's own.
     own: usize,
-    /// Their number.
+    /// The number of columns.
     columns: usize,
 }
 

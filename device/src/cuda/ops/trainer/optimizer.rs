@@ -67,7 +67,6 @@ impl Tensors<'_> {
         // Four elements at a time: 16 bytes of f32, 8 of bf16.
         let aligned = |tensor: &Tensor| tensor.address.is_multiple_of(4 * tensor.dtype.size() as u64);
         let all = [self.master, self.grad];
-        // Remainders take 2 bytes each.
         let vector = all.iter().chain(&self.compute).chain(self.state).all(aligned);
         let [first, second] = [0, 1].map(|index| self.state.get(index).copied());
         Parameter {

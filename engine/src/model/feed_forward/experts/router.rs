@@ -95,7 +95,8 @@ pub(super) struct RouterLayer {
     /// The multiplier of the z-loss, and its sum.
     z_loss: Option<(f32, Tensor)>,
     share: TokenShare,
-    /// This rank adds the gradients of the router's losses: of ranks that bring the same tokens the first one does.
+    /// Whether this rank adds the gradients of the router's losses. Ranks with tokens of their own all do; of ranks with the
+    /// same tokens the first does.
     adds_gradient: bool,
     control: Tensor,
 }

@@ -78,9 +78,10 @@ impl TokenShare {
     }
 
     fn gather(&self, cx: &mut StepContext<'_>, input: Tensor, output: Tensor) -> Result<Tensor> {
-        if let Some(communicator) = self.parallel.group().cloned() {
-            cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input, output })?;
-        }
+        let Some(communicator) = self.parallel.group().cloned() else {
+            unreachable!("ranks that bring other tokens are connected")
+        };
+        cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input, output })?;
         Ok(output)
     }
 }
