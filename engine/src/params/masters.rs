@@ -53,3 +53,32 @@ pub(super) fn upload_masters(device: &Device, masters: &Tensor, values: &[f32]) 
         _ => device.upload(masters, values),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use device::HostOptions;
+    use parallel::{Axis, Connections, Mesh, MeshSizes, Placement, Ranks};
+
+    use super::*;
+    use crate::params::{Init, ParamSpec, Params};
+
+    #[test]
+    fn the_first_weights_of_a_replica_are_rounded_as_their_masters_are_also_those_that_another_rank_owns() {
+        // Half way between two numbers of 16 bits, of which the lower one is even.
+        let spec = ParamSpec {
+            dtype: DType::Bf16,
+            master_form: MasterForm::Remainder,
+            ..ParamSpec::new("p", [512], Init::Constant(1.0 + 1.0 / 256.0), 0)
+        };
+        for rank in 0..2 {
+            let mesh = Mesh::new(MeshSizes::of(2)).unwrap();
+            let connections = Connections { groups: Vec::new(), ..Connections::new(mesh, Placement::new(1, 1)) };
+            let ranks = Ranks::connect(&connections, rank, &mut |_, _| Ok(None)).unwrap();
+            let device = Device::host(HostOptions::default()).unwrap();
+            let rest = ranks.axes(Axis::Tokens);
+            let params = Params::new(&device, vec![spec.clone()], Some(1), 0, ranks, rest).unwrap();
+            let weights: Vec<bf16> = device.download(&params.get("p").weight).unwrap();
+            assert_eq!(weights, [bf16::from_f32(1.0 + 1.0 / 128.0); 512], "rank {rank}");
+        }
+    }
+}
