@@ -6,8 +6,8 @@ use device::DType;
 use crate::params::ParamSpec;
 
 choice! {
-    /// A precision recipe. In all of them master weights, `main_grad` by default, optimizer state, statistics of norms and losses are
-    /// f32, and matrix products accumulate in f32.
+    /// A precision recipe. In all of them master weights, `main_grad` by default, optimizer state, statistics of norms and
+    /// losses are f32, and matrix products accumulate in f32.
     pub enum Precision {
         /// f32 everywhere.
         F32 = "f32",

@@ -86,9 +86,9 @@ impl Stored {
         before(range.end) - before(range.start)
     }
 
-    /// The values that a [`PairLoss`](device::ops::PairLoss) reads of a unit in a row. `places` are its begin, and the end
-    /// of each of its conversations. An answer with a label is the chosen or the rejected one of a pair, and the other has no tokens; that of
-    /// another record is the chosen one.
+    /// The values that a [`PairLoss`](device::ops::PairLoss) reads of a unit in a row. `places` are its begin, and the end of
+    /// each of its conversations. An answer with a label is the chosen or the rejected one of a pair, and the other has no
+    /// tokens; that of another record is the chosen one.
     pub(super) fn judged(&self, unit: usize, row: Row, places: &[usize], [first, second]: ReferenceLogps) -> [i32; 4] {
         let (begin, end) = (places[0], places[places.len() - 1]);
         let (middle, references) = match (self.kind, row) {

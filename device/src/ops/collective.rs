@@ -20,8 +20,8 @@ pub struct Collective {
     /// f32 or bf16, or an 8-bit floating type or i32 if nothing is summed or compared; any shape. A receive has no input:
     /// the same tensor as `output`.
     pub input: Tensor,
-    /// Of the same type; may be `input`, but not of an all-to-all or a step of a ring. As many elements as `input`, times
-    /// the number of ranks for an all-gather, divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
+    /// Of the same type; may be `input`, but not of an all-to-all or a step of a ring. As many elements as `input`, times the
+    /// number of ranks for an all-gather, divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
     pub output: Tensor,
 }
 

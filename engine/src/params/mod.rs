@@ -98,8 +98,8 @@ struct Weights {
     home: Home,
     /// Flat. All of them, or of passing weights the owned part.
     weights: Tensor,
-    /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and for
-    /// frozen weights.
+    /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and
+    /// for frozen weights.
     masters: Option<Tensor>,
     /// Of passing weights: the buffers that gather whole buckets, each as large as the largest bucket.
     passing: Vec<Tensor>,

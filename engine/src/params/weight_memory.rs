@@ -45,9 +45,9 @@ impl Home {
 }
 
 impl WeightMemory {
-    /// The memory that a parameter needs. Products read the copies of an 8-bit weight, so it needs no other memory than
-    /// its masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of
-    /// the first layer are gathered after the update and must last until the next forward, so they stay.
+    /// The memory that a parameter needs. Products read the copies of an 8-bit weight, so it needs no other memory than its
+    /// masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8
+    /// bits. The weights of the first layer are gathered after the update and must last until the next forward, so they stay.
     fn of(spec: &ParamSpec, first_layer: usize, part: Place) -> WeightMemory {
         if spec.frozen {
             return WeightMemory::Frozen(spec.dtype);

@@ -133,8 +133,8 @@ impl Copies {
     /// An operation of the code's comes next in the list, `entry` as the pass left it.
     ///
     /// # Errors
-    /// An operation that is not `of_code`, the operation of the code, once copies are named as their sources; a use of a copy or of its
-    /// source that breaks a rule.
+    /// An operation that is not `of_code`, the operation of the code, once copies are named as their sources; a use of a copy
+    /// or of its source that breaks a rule.
     pub(super) fn use_in(&mut self, place: Place<'_>, entry: &PieceEntry, of_code: &Rc<Op>) -> Result<()> {
         if !Rc::ptr_eq(entry.shared_op(), of_code) {
             let mut wrong = None;

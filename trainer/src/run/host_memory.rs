@@ -20,8 +20,8 @@ pub(crate) struct Needs {
 /// Bytes that a rank needs besides the memory of its device: for the program, libraries and data.
 const HEADROOM: usize = 64 << 20;
 
-/// Fails if the ranks of this machine need more memory than it has, on the host device. The operating system would kill one of them without a
-/// message. `cheaper` names settings that need less.
+/// Fails if the ranks of this machine need more memory than it has, on the host device. The operating system would kill one of
+/// them without a message. `cheaper` names settings that need less.
 pub(crate) fn fits_host(
     needs: Needs,
     device: &Device,

@@ -22,8 +22,8 @@ use crate::{DType, Error, Result};
 const CANDIDATES: usize = 8;
 
 /// The library's handle for a GPU. All devices of the GPU share it, on whatever threads they are: the library's calls may use
-/// it at once. To destroy it waits for all work of the GPU, which spoils the captures of other threads (901). So the last device
-/// does that, beside which there is no capture.
+/// it at once. To destroy it waits for all work of the GPU, which spoils the captures of other threads (901). So the last
+/// device does that, beside which there is no capture.
 pub(super) struct CublasLtHandle {
     ordinal: usize,
     raw: sys::cublasLtHandle_t,

@@ -40,10 +40,11 @@ pub(super) fn check_weights(op: &'static str, weights: Option<Tensor>, rows: usi
 ///
 /// With a `soft_cap` the loss is that of `cap * tanh(logit / cap)` (Gemma Team, 2024). These logits are never stored.
 ///
-/// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
-/// the control block, times the row's weight if rows have some. Columns from `vocab` on are padding: their probability and gradient are 0. A row with a negative
-/// target has loss and gradient 0. So has a row with a target of `vocab` or more: that is a mistake of the data reader.
-/// Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
+/// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from the
+/// control block, times the row's weight if rows have some. Columns from `vocab` on are padding: their probability and gradient
+/// are 0. A row with a negative target has loss and gradient 0. So has a row with a target of `vocab` or more: that is a
+/// mistake of the data reader. Logits far from zero cost no precision: the largest one and the logarithm of the sum are never
+/// added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.
