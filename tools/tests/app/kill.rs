@@ -83,6 +83,7 @@ fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {
     for (ranks, model, graphs) in [(2, ring, GRAPHS[2]), (4, "", GRAPHS[1]), (2, DIVIDED_EXPERTS, GRAPHS[2])] {
         let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
         let child = start(ranks, &folder.0, &format!("--save-interval 2 --checkpoint-keep 2 {model} {graphs}"));
+        wait_for("no checkpoint is saved", || (!named(&folder.0).is_empty()).then_some(()));
         signal(rank_ids(&child)[1], "KILL");
         assert!(!output_of(child).status.success());
         let last = named(&folder.0).pop().unwrap();
