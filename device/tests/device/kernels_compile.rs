@@ -7,8 +7,8 @@ use rayon::prelude::*;
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
 const TARGETS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
-/// These differ little from an A100 and a B200. They are compiled for with `ALL_KERNELS=1` in the environment.
-const SIMILAR: [&str; 3] = ["sm_86", "sm_89", "sm_120"];
+/// These differ little from an A100 and an H200. They are compiled for with `ALL_KERNELS=1` in the environment.
+const SIMILAR: [&str; 4] = ["sm_86", "sm_89", "sm_100", "sm_120"];
 
 /// Takes longer to compile than all others together, and uses no instruction that only some GPUs have. It is compiled
 /// for the H200 alone, and for all GPUs with `ALL_KERNELS=1` in the environment.

@@ -42,9 +42,13 @@ fn read(path: &Path) -> HashMap<String, Vec<f64>> {
     file.tensors().iter().map(|(name, view)| (name.clone(), values(view))).collect()
 }
 
-fn python() -> PathBuf {
+/// The command that runs a script of Python, and a name for it.
+fn python() -> (Command, PathBuf) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    std::env::var_os("PARITY_PYTHON").map_or_else(|| root.join(".venv/bin/python"), PathBuf::from)
+    let python = std::env::var_os("PARITY_PYTHON").map_or_else(|| root.join(".venv/bin/python"), PathBuf::from);
+    let mut command = Command::new(&python);
+    command.args(["-E", "-S"]).arg(root.join("tests/warm.py"));
+    (command, python)
 }
 
 /// The results of a script of `engine/tests/parity` for a case and its arrays.
@@ -55,8 +59,8 @@ pub fn reference(script: &str, name: &str, case: &serde_json::Value, arrays: &Ar
     std::fs::write(&files[0], case.to_string()).unwrap();
     arrays.write(&files[1]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity").join(script);
-    let python = python();
-    let output = Command::new(&python).arg(script).args(&files).output();
+    let (mut command, python) = python();
+    let output = command.arg(script).args(&files).output();
     let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
     assert!(output.status.success(), "the reference failed: {}", String::from_utf8_lossy(&output.stderr));
     let theirs = read(&files[2]);

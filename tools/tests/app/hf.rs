@@ -37,7 +37,9 @@ pub fn python(script: &str, action: &str, folder: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = std::env::var_os("PARITY_PYTHON")
         .map_or_else(|| root.parent().unwrap().join(".venv/bin/python"), PathBuf::from);
-    let output = Command::new(&python).arg(root.join("tests/hf").join(script)).arg(action).arg(folder).output();
+    let mut command = Command::new(&python);
+    command.args(["-E", "-S"]).arg(root.parent().unwrap().join("tests/warm.py"));
+    let output = command.arg(root.join("tests/hf").join(script)).arg(action).arg(folder).output();
     let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
     assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -1,6 +1,7 @@
 //! Changes of settings that let a run that does not fit do with less memory.
 
 use common::format::bytes;
+use device::available_memory;
 
 use crate::config::plan::RunPlan;
 use crate::config::{GraphMempool, GraphScope, RecomputeGranularity, RunConfig};
@@ -51,6 +52,12 @@ const CHANGES: [Change; 9] = [
     },
 ];
 
+/// Whether the memory of this machine has room for a rank's master weights, if all ranks divide them.
+fn host_may_hold_masters(plan: &RunPlan) -> bool {
+    let masters = plan.size.parameters.saturating_mul(4) / plan.parallel.mesh.ranks();
+    available_memory().is_none_or(|available| masters < available)
+}
+
 /// Each change of a setting that lowers a rank's need by at least a twentieth of `needed` bytes, with the lower need:
 /// the end of a sentence. Empty if there is none. `bytes_needed` rehearses a plan.
 pub(crate) fn cheaper_settings(
@@ -61,6 +68,10 @@ pub(crate) fn cheaper_settings(
     let with = |change: &Change| {
         let mut config = plan.config.clone();
         let words = change(&mut config);
+        // A rehearsal has an entry for each part of state that moves, so it takes long where there can be no room for it.
+        if config.offload.optimizer && !plan.config.offload.optimizer && !host_may_hold_masters(plan) {
+            return None;
+        }
         // A change that the plan's rules refuse, or that saves too little, is no help.
         let other = RunPlan::new(config, plan.parallel.mesh.ranks()).ok()?;
         let less = bytes_needed(&other).ok().filter(|less| *less < needed - needed / 20)?;
