@@ -8,7 +8,7 @@ use launch::watch::activity::Activity;
 use trainer::checkpoint::verify;
 
 use crate::harness::{
-    Folder, bits, checkpoint, command, expect, metrics, named, output_of, rank_ids, run, saved, signal, start,
+    Folder, bits, checkpoint, command, expect, metrics, named, output_of, rank_ids, run, saved, signal, start, wait_for,
 };
 
 const KILLS: usize = 5;
