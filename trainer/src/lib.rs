@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod config;
 pub mod error;
+pub mod extensions;
 pub mod families;
 pub mod generation;
 pub mod hf;

@@ -73,7 +73,8 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
 
 /// The terms of the loss of the whole model.
 fn loss_terms(shape: &GptShape) -> Vec<LossTerm> {
-    head_terms(shape).into_iter().chain(shape.experts.iter().flat_map(router_terms)).collect()
+    let of_parts = shape.own_part.iter().flat_map(|own| own.terms());
+    head_terms(shape).into_iter().chain(shape.experts.iter().flat_map(router_terms)).chain(of_parts).collect()
 }
 
 /// See [`Architecture::experts`].

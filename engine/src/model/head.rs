@@ -1,5 +1,7 @@
 //! The last layers: hidden states to losses.
 
+use std::sync::Arc;
+
 use device::ops::{
     BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm,
     MismatchedRewards, Mse, PairLoss, Preference, SumInto, VocabPart, ZLoss,
@@ -14,6 +16,7 @@ use super::layer::LossHead;
 use super::loss_term::{LossTerm, OF_LABELLED, OF_PAIRS};
 use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::norm_sums::NormSums;
+use super::own::{LossRows, OwnLoss};
 use super::saved::Saved;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
@@ -75,6 +78,8 @@ pub(crate) struct LanguageHead {
     preference: Option<(Preference, Tensor)>,
     /// The rewards of mismatched answers, if the loss asks for them.
     mismatched: Option<MismatchedRewards>,
+    /// A loss in place of cross-entropy.
+    own: Option<Arc<dyn OwnLoss>>,
     /// The bound of logits.
     pub(crate) soft_cap: Option<f32>,
     ranks: TensorParallel,
@@ -102,6 +107,7 @@ impl LanguageHead {
             z_loss: step.losses.of(Z_LOSS).map(|sum| (of.shape.z_loss_multiplier as f32, sum)),
             preference: of.shape.preference.zip(step.losses.of_pairs()),
             mismatched: step.mismatched_rewards.map(|sum| MismatchedRewards { sum, control: step.control }),
+            own: of.shape.own_loss.clone(),
             soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
             ranks: of.parallel.clone(),
             whole: WholeSamples::new(&of.parallel.ranks),
@@ -284,6 +290,11 @@ impl LanguageHead {
 
     /// The losses of rows; in training leaves the logits' gradient in their place.
     fn losses(&self, cx: &mut StepContext<'_>, rows: Rows, gradient: Option<Gradient>) -> Result<()> {
+        if let Some(own) = &self.own {
+            let Rows { logits, targets, losses, .. } = rows;
+            let control = gradient.map(|_| self.control);
+            return own.run(cx, LossRows { logits, vocab: self.vocab.vocab, targets, losses, control });
+        }
         let stats = self.stats(cx, rows.logits, rows.targets)?;
         self.losses_of_stats(cx, rows, stats, gradient)
     }

@@ -51,7 +51,7 @@ impl LossTerm {
     pub(crate) const DESIRABLE: LossTerm = LossTerm::told("labels/desirable");
 
     /// A term that training minimises.
-    pub(crate) const fn minimised(name: &'static str) -> LossTerm {
+    pub const fn minimised(name: &'static str) -> LossTerm {
         LossTerm { name, role: TermRole::Minimised }
     }
 

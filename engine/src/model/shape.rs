@@ -1,10 +1,13 @@
 //! The sizes and choices of a decoder-only transformer.
 
+use std::sync::Arc;
+
 use device::ops::{Mask, NormKind, Preference, Scores};
 use device::{DType, bf16};
 
 use super::feed_forward::Experts;
 use super::lora::Lora;
+use super::own::{OwnLoss, OwnPart};
 use super::position::Position;
 use crate::fp8::Fp8;
 use crate::params::Init;
@@ -145,6 +148,11 @@ pub struct GptShape {
     pub fp8: Option<Fp8>,
     /// Low-rank adapters of linear layers of blocks. Does not go with 8-bit factors.
     pub lora: Option<Lora>,
+    /// A part in place of dense feed-forward layers. Goes without `mlp_tiles`.
+    pub own_part: Option<Arc<dyn OwnPart>>,
+    /// A loss in place of cross-entropy. Goes without `preference`, `z_loss_multiplier`, `logit_soft_cap` and ranks that
+    /// divide the vocabulary.
+    pub own_loss: Option<Arc<dyn OwnLoss>>,
 }
 
 impl Default for GptShape {
@@ -189,6 +197,8 @@ impl Default for GptShape {
             precision: Precision::F32,
             fp8: None,
             lora: None,
+            own_part: None,
+            own_loss: None,
         }
     }
 }

@@ -39,7 +39,11 @@ impl ParamGroup {
 
     /// The two usual groups of one rule: matrices decay, biases and the gains of norms do not.
     pub fn decay_matrices(rule: impl UpdateRule + 'static, weight_decay: f32) -> Vec<ParamGroup> {
-        let rule: Arc<dyn UpdateRule> = Arc::new(rule);
+        ParamGroup::decay_matrices_by(Arc::new(rule), weight_decay)
+    }
+
+    /// As [`ParamGroup::decay_matrices`], of a rule that others may share.
+    pub fn decay_matrices_by(rule: Arc<dyn UpdateRule>, weight_decay: f32) -> Vec<ParamGroup> {
         let matrices = ParamGroup::new(ParamSpec::is_matrix, rule.clone(), weight_decay);
         vec![matrices, ParamGroup::new(|_| true, rule, 0.0)]
     }

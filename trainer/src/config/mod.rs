@@ -47,9 +47,9 @@ pub use optimizers::OptimizerChoice;
 pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig, DecayStyle,
     DeviceChoice, DpoConfig, Fp8Choice, GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind,
-    MomentDtype, NormPlacement, Normalization, OffloadConfig, OptimizerConfig, ParallelConfig, PipelineSchedule,
-    PositionEmbedding, PrecisionConfig, PreferenceLoss, QkNormOver, RecomputeConfig, RecomputeGranularity,
-    ResidualInit, Resume, RopeScalingType, RouterScore, RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy,
-    TrainConfig, VerifyMemory, by_key,
+    MomentDtype, NormPlacement, Normalization, OffloadConfig, OptimizerConfig, OwnSettings, ParallelConfig,
+    PipelineSchedule, PositionEmbedding, PrecisionConfig, PreferenceLoss, QkNormOver, RecomputeConfig,
+    RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, RunConfig, SyncDebugChoice,
+    TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
 };
 pub use sources::ConfigSources;

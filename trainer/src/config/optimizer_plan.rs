@@ -8,7 +8,7 @@ use crate::config::checks::{at_least, at_most, fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
 use crate::config::optimizers::groups;
 use crate::config::param_groups::NamedGroup;
-use crate::config::{DecayStyle, MomentDtype, OptimizerConfig};
+use crate::config::{DecayStyle, MomentDtype, OptimizerConfig, RunConfig};
 
 /// Share of the steps that warm up, if the configuration has no number of them.
 const WARMUP_PERCENT: usize = 3;
@@ -31,11 +31,13 @@ pub struct OptimizerPlan {
 }
 
 impl OptimizerPlan {
-    /// The plan of a configuration for a run of `steps` steps. Muon computes its products in `products`.
+    /// The plan of a configuration.
     ///
     /// # Errors
     /// The values out of their range.
-    pub fn new(optimizer: &OptimizerConfig, products: DType, steps: usize) -> Result<OptimizerPlan, UserError> {
+    pub fn new(config: &RunConfig) -> Result<OptimizerPlan, UserError> {
+        let (optimizer, products, steps) =
+            (&config.optimizer, config.precision.compute.activations(), config.train.steps);
         let mut mistakes = Mistakes::default();
         mistakes.keep(require(optimizer.weight_decay >= 0.0 && optimizer.clip >= 0.0, || {
             UserError::new(
@@ -54,7 +56,7 @@ impl OptimizerPlan {
         ] {
             mistakes.keep(fits_f32(key, value));
         }
-        let groups = mistakes.keep(groups(optimizer, products));
+        let groups = mistakes.keep(groups(config, products));
         let moments = groups.as_ref().and_then(|_| mistakes.keep(moments(optimizer)));
         let skip_step = mistakes.keep(skip_step(optimizer));
         let learning_rate = mistakes.keep(learning_rate(optimizer, steps));
@@ -178,7 +180,7 @@ mod tests {
         let decays = |settings: &[(&str, &str)]| {
             let mut sources = ConfigSources::default();
             settings.iter().for_each(|(key, value)| sources.set(key, value, "test").unwrap());
-            let groups = OptimizerPlan::new(&sources.resolve().optimizer, DType::F32, 10).unwrap().groups;
+            let groups = OptimizerPlan::new(&sources.resolve()).unwrap().groups;
             [
                 ("wte.weight", 2),
                 ("wpe.weight", 2),

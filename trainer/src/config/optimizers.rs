@@ -1,28 +1,77 @@
-//! The optimizers: the word of each, the settings that it reads, and the groups that it updates. To add one: a line in each of
-//! the three lists here.
+//! The optimizers: the word of each, the settings that it reads, and the groups that it updates. To add one: a line in
+//! each of the lists here. A program may add others: see [`Extensions`].
 
+use std::fmt;
 use std::sync::Arc;
 
-use common::{UserError, choice};
+use common::{Choice, UserError};
 use device::DType;
 use device::ops::Rule;
 use engine::model::is_embedding;
-use engine::optimizer::{Muon, ParamGroup};
+use engine::optimizer::{Muon, ParamGroup, UpdateRule};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::config::OptimizerConfig;
 use crate::config::checks::within;
+use crate::config::{OptimizerConfig, RunConfig};
+use crate::extensions::{Extensions, OwnOptimizer};
 
-choice! {
-    /// The kinds of optimizer.
-    pub enum OptimizerChoice {
-        /// AdamW.
-        AdamW = "adamw",
-        /// Lion.
-        Lion = "lion",
-        /// Muon for matrices in blocks, AdamW for the rest.
-        Muon = "muon",
-        /// Stochastic gradient descent, with or without momentum.
-        Sgd = "sgd",
+/// The kinds of optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerChoice {
+    /// AdamW.
+    AdamW,
+    /// Lion.
+    Lion,
+    /// Muon for matrices in blocks, AdamW for the rest.
+    Muon,
+    /// Stochastic gradient descent, with or without momentum.
+    Sgd,
+    /// That of this name, which the program adds.
+    Own(&'static str),
+}
+
+impl Choice for OptimizerChoice {
+    const ALL: &'static [OptimizerChoice] =
+        &[OptimizerChoice::AdamW, OptimizerChoice::Lion, OptimizerChoice::Muon, OptimizerChoice::Sgd];
+    const WORDS: &'static [&'static str] = &["adamw", "lion", "muon", "sgd"];
+
+    fn word(self) -> &'static str {
+        match self {
+            OptimizerChoice::AdamW => "adamw",
+            OptimizerChoice::Lion => "lion",
+            OptimizerChoice::Muon => "muon",
+            OptimizerChoice::Sgd => "sgd",
+            OptimizerChoice::Own(name) => name,
+        }
+    }
+
+    fn from_word(word: &str) -> Option<OptimizerChoice> {
+        let known = OptimizerChoice::ALL.iter().copied().find(|choice| choice.word() == word);
+        known.or_else(|| own(word).map(|own| OptimizerChoice::Own(own.name)))
+    }
+}
+
+/// The optimizer of that name which the program adds.
+fn own(name: &str) -> Option<&'static OwnOptimizer> {
+    Extensions::installed().optimizers.iter().find(|own| own.name == name)
+}
+
+impl fmt::Display for OptimizerChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl Serialize for OptimizerChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
+impl<'de> Deserialize<'de> for OptimizerChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OptimizerChoice, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        OptimizerChoice::from_word(&word).ok_or_else(|| de::Error::unknown_variant(&word, OptimizerChoice::WORDS))
     }
 }
 
@@ -38,6 +87,7 @@ impl OptimizerChoice {
                 &["betas", "eps", "exp_avg_dtype", "exp_avg_sq_dtype", "muon_momentum", "muon_num_ns_steps"]
             }
             OptimizerChoice::Sgd => &["momentum", "store_param_remainders", "main_grads_dtype"],
+            OptimizerChoice::Own(name) => own(name).map_or(&[], |own| own.reads),
         }
     }
 }
@@ -46,12 +96,13 @@ impl OptimizerChoice {
 ///
 /// # Errors
 /// A value out of its range.
-pub(super) fn groups(optimizer: &OptimizerConfig, products: DType) -> Result<Vec<ParamGroup>, UserError> {
+pub(super) fn groups(config: &RunConfig, products: DType) -> Result<Vec<ParamGroup>, UserError> {
+    let optimizer = &config.optimizer;
     match optimizer.kind {
-        OptimizerChoice::AdamW => Ok(grouped(adamw(optimizer)?, optimizer)),
+        OptimizerChoice::AdamW => Ok(grouped(Arc::new(adamw(optimizer)?), optimizer)),
         OptimizerChoice::Lion => {
             let [beta1, beta2] = betas(optimizer)?;
-            Ok(grouped(Rule::Lion { beta1, beta2 }, optimizer))
+            Ok(grouped(Arc::new(Rule::Lion { beta1, beta2 }), optimizer))
         }
         OptimizerChoice::Muon => {
             let adamw = adamw(optimizer)?;
@@ -60,11 +111,18 @@ pub(super) fn groups(optimizer: &OptimizerConfig, products: DType) -> Result<Vec
             within(key, steps as f64, (1..=20).contains(&steps), "1 to 20 iterations are made", "set it to 5")?;
             let muon = Arc::new(Muon { momentum, steps, products });
             let matrices = ParamGroup::new(Muon::takes, muon, optimizer.weight_decay as f32);
-            Ok([vec![matrices], grouped(adamw, optimizer)].concat())
+            Ok([vec![matrices], grouped(Arc::new(adamw), optimizer)].concat())
         }
         OptimizerChoice::Sgd => {
             let momentum = decay("optimizer.momentum", optimizer.momentum)?;
-            Ok(grouped(Rule::Sgd { momentum }, optimizer))
+            Ok(grouped(Arc::new(Rule::Sgd { momentum }), optimizer))
+        }
+        OptimizerChoice::Own(name) => {
+            let Some(own) = own(name) else { unreachable!("a choice is one of the program's") };
+            let rule = (own.rule)(config)?;
+            let Some(takes) = own.takes else { return Ok(grouped(rule, optimizer)) };
+            let taken = ParamGroup::new(takes, rule, optimizer.weight_decay as f32);
+            Ok([vec![taken], grouped(Arc::new(adamw(optimizer)?), optimizer)].concat())
         }
     }
 }
@@ -93,8 +151,8 @@ fn adamw(optimizer: &OptimizerConfig) -> Result<Rule, UserError> {
 }
 
 /// The groups of a rule: matrices decay, apart from embeddings if the user says so.
-fn grouped(rule: Rule, optimizer: &OptimizerConfig) -> Vec<ParamGroup> {
-    let usual = ParamGroup::decay_matrices(rule, optimizer.weight_decay as f32);
-    let without = (!optimizer.decay_embeddings).then(|| ParamGroup::new(is_embedding, usual[0].rule.clone(), 0.0));
+fn grouped(rule: Arc<dyn UpdateRule>, optimizer: &OptimizerConfig) -> Vec<ParamGroup> {
+    let usual = ParamGroup::decay_matrices_by(rule.clone(), optimizer.weight_decay as f32);
+    let without = (!optimizer.decay_embeddings).then(|| ParamGroup::new(is_embedding, rule, 0.0));
     without.into_iter().chain(usual).collect()
 }

@@ -1,5 +1,8 @@
 //! The table of all options: key, flag, default, meaning. Help, `docs/options.md`, parsing and defaults are made from it.
 
+use std::iter::once;
+use std::sync::OnceLock;
+
 use common::Choice;
 use data::RawTokens;
 use engine::fp8::Fp8Recipe;
@@ -12,6 +15,7 @@ use crate::config::{
     PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore,
     SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
+use crate::extensions::{Extensions, Own};
 use crate::families::Preset;
 
 /// The kind of an option's value.
@@ -85,9 +89,65 @@ const fn option(
     OptionSpec { key, flag, aliases, default, kind, doc }
 }
 
-/// All options, by section.
+impl OptionSpec {
+    /// The flag and its other names.
+    pub fn flags(&self) -> impl Iterator<Item = &'static str> {
+        once(self.flag).chain(self.aliases.iter().copied())
+    }
+}
+
+/// All options, by section: the trainer's, then those that the program adds.
+pub fn options() -> &'static [OptionSpec] {
+    static ALL: OnceLock<Vec<OptionSpec>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let added = Extensions::installed();
+        let mut all = BUILT_IN.to_vec();
+        let more = |option: &mut OptionSpec, words: Vec<&'static str>| {
+            if let (Kind::Choice(known), false) = (option.kind, words.is_empty()) {
+                option.kind = Kind::Choice([known.to_vec(), words].concat().leak());
+            }
+        };
+        for option in &mut all {
+            match option.key {
+                "optimizer.kind" => more(option, added.optimizers.iter().map(|own| own.name).collect()),
+                "model.preset" => {
+                    let sizes = added.families.iter().flat_map(|family| family.sizes);
+                    more(option, sizes.map(|size| size.name).collect());
+                }
+                _ => {}
+            }
+        }
+        let one = |key, flag, words: Vec<&'static str>, doc| {
+            (!words.is_empty()).then(|| option(key, flag, &[], "", Kind::Choice(words.leak()), doc))
+        };
+        let sinks = Own::names(added.sinks);
+        let chosen = [
+            one(
+                "own.part",
+                "own-part",
+                Own::names(added.parts),
+                "Part of this program's in place of dense feed-forward layers",
+            ),
+            one("own.loss", "own-loss", Own::names(added.losses), "Loss of this program's in place of cross-entropy"),
+            one(
+                "own.data",
+                "own-data",
+                Own::names(added.sources),
+                "Source of samples of this program's, in place of data.path",
+            ),
+            (!sinks.is_empty()).then(|| {
+                let doc = "Receivers of every step's metrics, of this program's";
+                option("own.metrics", "own-metrics", &[], "[]", Kind::Choices(sinks.leak()), doc)
+            }),
+        ];
+        all.extend(chosen.into_iter().flatten().chain(added.options.iter().copied()));
+        all
+    })
+}
+
+/// The trainer's options, by section.
 #[rustfmt::skip]
-pub const OPTIONS: &[OptionSpec] = &[
+pub const BUILT_IN: &[OptionSpec] = &[
     option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(Preset::WORDS), "Sizes to start from. Every other model option overrides them"),
     option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from: a Hugging Face model, adapters of PEFT, a checkpoint, or what `trainer convert` wrote. It also sets the model's options; other flags override them. A run that resumes from a checkpoint does not read it"),
     option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(ModelKind::WORDS), "Decoder-only transformer (GPT-2, Llama, Qwen), or the multi-layer perceptron of the benchmarks"),
@@ -293,7 +353,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
 /// The option of that key.
 pub fn find(key: &str) -> Option<&'static OptionSpec> {
-    OPTIONS.iter().find(|option| option.key == key)
+    options().iter().find(|option| option.key == key)
 }
 
 #[cfg(test)]
@@ -310,9 +370,9 @@ mod tests {
     #[test]
     fn keys_and_flags_are_unique_and_defaults_parse() {
         let mut seen = std::collections::HashSet::new();
-        for option in OPTIONS {
+        for option in BUILT_IN {
             assert!(seen.insert(option.key), "{} twice", option.key);
-            for flag in std::iter::once(&option.flag).chain(option.aliases) {
+            for flag in option.flags() {
                 assert!(seen.insert(flag), "--{flag} twice");
             }
             if !option.default.is_empty() {

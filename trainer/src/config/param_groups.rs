@@ -100,7 +100,6 @@ fn parsed(item: &str) -> Result<(&str, f32, Option<f32>), UserError> {
 
 #[cfg(test)]
 mod tests {
-    use device::DType;
     use engine::optimizer::UpdateRule;
 
     use super::*;
@@ -121,7 +120,7 @@ mod tests {
         let texts = |all: &[&str]| all.iter().map(|text| text.to_string()).collect::<Vec<_>>();
         let frozen = FrozenNames::new(&texts(freeze), &model)?;
         let named = NamedGroup::all(&texts(items), &model, &frozen)?;
-        let usual = OptimizerPlan::new(&config.optimizer, DType::F32, 10).unwrap().groups;
+        let usual = OptimizerPlan::new(&config).unwrap().groups;
         Ok((model, NamedGroup::before(&named, usual), named))
     }
 

@@ -106,8 +106,7 @@ impl RunPlan {
         let mesh = mistakes.keep(rank_layout::mesh(&config, world_size));
         let batch = mesh.and_then(|mesh| mistakes.keep(BatchPlan::new(&config.train, mesh.size(Axis::Data))));
         let watch = mistakes.keep(watch_settings(&config.parallel));
-        let products = config.precision.compute.activations();
-        let optimizer = mistakes.keep(OptimizerPlan::new(&config.optimizer, products, config.train.steps));
+        let optimizer = mistakes.keep(OptimizerPlan::new(&config));
         let model = mistakes.keep(model_plan(&config))?;
         let parallel = mesh.zip(batch.as_ref()).and_then(|(mesh, batch)| {
             mistakes.keep(ParallelPlan::new(&config, mesh, &model, &batch.microbatch_counts()))

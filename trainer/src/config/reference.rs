@@ -5,22 +5,22 @@ use std::fmt::Write;
 use common::Choice;
 
 use crate::config::megatron::{Meaning, Takes, groups, our_flag, our_flags};
-use crate::config::options::{Kind, OPTIONS};
+use crate::config::options::{Kind, options};
 use crate::config::other_names::{OtherName, Trainer};
 use crate::families::Preset;
 
 /// Options, Megatron's flags, names of other trainers, and presets.
 pub fn reference() -> String {
-    options() + &megatron_flags() + &other_names() + &presets()
+    own_options() + &megatron_flags() + &other_names() + &presets()
 }
 
-fn options() -> String {
+fn own_options() -> String {
     let mut text = String::from(
         "# Options\n\n`trainer options` prints this page from the option table. CI checks that it is current.\n\
          Every option is a TOML key and a flag, and `--set key=value` sets it too.\n",
     );
     let mut section = "";
-    for option in OPTIONS {
+    for option in options() {
         let (of, _) = option.key.split_once('.').unwrap_or(("", option.key));
         if of != section {
             section = of;

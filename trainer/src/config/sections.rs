@@ -1,6 +1,6 @@
 //! The sections of a configuration, and the enums of their settings with choices.
 //!
-//! The option table ([`OPTIONS`](crate::config::options::OPTIONS)) documents every field, so the fields have no docs here.
+//! The option table ([`options`](crate::config::options::options)) documents every field, so the fields have no docs here.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +31,8 @@ pub struct RunConfig {
     pub cuda_graph: CudaGraphConfig,
     pub checkpoint: CheckpointConfig,
     pub logging: LoggingConfig,
+    #[serde(default, skip_serializing_if = "OwnSettings::is_empty")]
+    pub own: OwnSettings,
 }
 
 impl RunConfig {
@@ -77,10 +79,12 @@ macro_rules! section {
 mod checkpoint;
 mod cuda_graph;
 mod dpo;
+mod own;
 
 pub use checkpoint::{CheckpointConfig, Resume};
 pub use cuda_graph::{CudaGraphConfig, GraphMempool, GraphScope, VerifyMemory};
 pub use dpo::{DpoConfig, PreferenceLoss};
+pub use own::OwnSettings;
 
 section!(ModelConfig {
     preset: Preset,

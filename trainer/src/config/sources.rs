@@ -8,7 +8,7 @@ use common::{Choice, Mistakes, UserError, nearest};
 use toml::Value;
 
 use crate::config::megatron::words;
-use crate::config::options::{Kind, OPTIONS, OptionSpec, find};
+use crate::config::options::{Kind, OptionSpec, find, options};
 use crate::config::{DecayStyle, PositionEmbedding, RunConfig};
 use crate::families::{ModelOptions, Preset};
 
@@ -215,7 +215,7 @@ impl ConfigSources {
             model.max_position_embeddings.get_or_insert(model.seq_length);
         }
         let resolved = toml::Table::try_from(model).unwrap_or_default();
-        let keys = OPTIONS.iter().filter_map(|option| Some((option.key, option.key.strip_prefix("model.")?)));
+        let keys = options().iter().filter_map(|option| Some((option.key, option.key.strip_prefix("model.")?)));
         keys.filter(|(_, name)| !["preset", "init_from"].contains(name))
             .filter_map(|(key, name)| Some((key.into(), resolved.get(name)?.clone())))
             .collect()
@@ -225,7 +225,7 @@ impl ConfigSources {
     /// file, flags and `--set`.
     pub fn resolve(&self) -> RunConfig {
         let mut values: BTreeMap<&str, Value> = BTreeMap::new();
-        let defaults = OPTIONS.iter().map(|option| (option.key.into(), option.default));
+        let defaults = options().iter().map(|option| (option.key.into(), option.default));
         for (key, text) in defaults.chain(self.preset_values()) {
             if let (Some(value), Some(option)) = (literal(text), find(&key)) {
                 values.insert(option.key, widened(option, value));
@@ -246,7 +246,7 @@ impl ConfigSources {
                 section.insert(name.into(), value);
             }
         }
-        for section in OPTIONS.iter().filter_map(|option| option.key.split_once('.')) {
+        for section in options().iter().filter_map(|option| option.key.split_once('.')) {
             table.entry(section.0).or_insert_with(|| Value::Table(toml::Table::new()));
         }
         match table.try_into() {
@@ -359,7 +359,7 @@ fn is_url(text: &str) -> bool {
 
 /// A key that stands outside of all sections.
 fn outside_section(name: &str, value: &Value, origin: &str) -> UserError {
-    if OPTIONS.iter().any(|option| option.key.split_once('.').is_some_and(|(section, _)| section == name)) {
+    if options().iter().any(|option| option.key.split_once('.').is_some_and(|(section, _)| section == name)) {
         let fix = format!("write a line [{name}], and its keys below it");
         return UserError::new(format!("{name} = {value} ({origin})"), format!("`{name}` is a section"), fix);
     }
@@ -370,8 +370,8 @@ fn unknown(key: &str, origin: &str) -> UserError {
     // The most common slips are a key without its section, and one in another section.
     let name = key.rsplit('.').next().unwrap_or(key);
     let named =
-        OPTIONS.iter().map(|option| option.key).find(|known| known.split_once('.').is_some_and(|k| k.1 == name));
-    let fix = match named.or_else(|| nearest(key, OPTIONS.iter().map(|option| option.key))) {
+        options().iter().map(|option| option.key).find(|known| known.split_once('.').is_some_and(|k| k.1 == name));
+    let fix = match named.or_else(|| nearest(key, options().iter().map(|option| option.key))) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "see `trainer options` for all keys".into(),
     };
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn every_word_of_every_choice_is_taken_by_its_field_and_written_back_as_it_was() {
-        for option in OPTIONS {
+        for option in options() {
             let Kind::Choice(words) = option.kind else { continue };
             for word in words {
                 let mut sources = ConfigSources::default();

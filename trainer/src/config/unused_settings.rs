@@ -247,7 +247,7 @@ mod tests {
     use common::Choice;
 
     use super::*;
-    use crate::config::options::{Kind, OPTIONS};
+    use crate::config::options::{Kind, options};
     use crate::config::recipes::RECIPES;
     use crate::families::Preset;
 
@@ -411,7 +411,8 @@ mod tests {
             base
         });
         let mut without_effect = Vec::new();
-        for option in OPTIONS.iter().filter(|option| !READ_BY_THE_RUN.iter().any(|read| option.key.starts_with(read))) {
+        for option in options().iter().filter(|option| !READ_BY_THE_RUN.iter().any(|read| option.key.starts_with(read)))
+        {
             let values: Vec<String> = match option.kind {
                 Kind::Bool => ["true", "false"].map(str::to_string).to_vec(),
                 Kind::Integer => ["0", "1", "2", "12"].map(str::to_string).to_vec(),

@@ -37,6 +37,7 @@ use engine::model::GptShape;
 use serde_json::Value as Json;
 use toml::Value;
 
+use crate::extensions::Extensions;
 use family::settings;
 use requirements::{DENSE, EXPERTS};
 
@@ -45,7 +46,7 @@ pub use config_json::{ConfigJson, MOST_LAYERS};
 pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;
 
-/// All families. A model with a shape that several have is exported as the first of these.
+/// The trainer's families. A model with a shape that several have is exported as the first of these.
 pub const FAMILIES: &[ModelFamily] = &[
     gpt2::GPT2,
     llama::LLAMA,
@@ -61,9 +62,14 @@ pub const FAMILIES: &[ModelFamily] = &[
     mlp::MLP,
 ];
 
+/// The trainer's families, then those that the program adds.
+fn all() -> impl Iterator<Item = &'static ModelFamily> {
+    FAMILIES.iter().chain(Extensions::installed().families)
+}
+
 /// The families that `transformers` has, with their files.
 fn hugging_face() -> impl Iterator<Item = (&'static ModelFamily, &'static HuggingFace)> {
-    FAMILIES.iter().filter_map(|family| Some((family, family.hugging_face?)))
+    all().filter_map(|family| Some((family, family.hugging_face?)))
 }
 
 /// The names of the families that `transformers` has, such as `GPT-2, Llama`.

@@ -5,8 +5,8 @@ use std::fmt;
 use common::Choice;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::FAMILIES;
 use super::family::settings;
+use super::{FAMILIES, all};
 
 /// The name of a [`Size`](super::Size) of some family: a value of `model.preset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Preset {
     /// The options that the preset sets, with values as in TOML. Later ones override earlier ones. Other settings of the user
     /// override all of them.
     pub fn values(self) -> impl Iterator<Item = (String, &'static str)> {
-        let sizes = FAMILIES.iter().flat_map(|family| family.sizes.iter().map(move |size| (family, size)));
+        let sizes = all().flat_map(|family| family.sizes.iter().map(move |size| (family, size)));
         let named = sizes.filter(move |(_, size)| size.name == self.0);
         named.flat_map(|(family, size)| {
             let model = settings(family.choices).chain(settings(size.model));
@@ -47,6 +47,10 @@ impl Choice for Preset {
 
     fn word(self) -> &'static str {
         self.0
+    }
+
+    fn from_word(word: &str) -> Option<Preset> {
+        all().flat_map(|family| family.sizes).find(|size| size.name == word).map(|size| Preset(size.name))
     }
 }
 

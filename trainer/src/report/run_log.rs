@@ -1,13 +1,16 @@
 //! The files that every step is written to: `metrics.jsonl`, and others if they are turned on.
 
+use std::io;
 use std::path::Path;
 
-use crate::config::LoggingConfig;
+use crate::config::RunConfig;
+use crate::extensions::{Extensions, MetricsSink, Own};
 use crate::report::metrics::{MetricsFile, StepMetrics, between};
 use crate::report::samples::{SamplesFile, StepSamples};
 use crate::report::tensorboard::EventFile;
 use crate::report::wandb::History;
 use crate::report::wandb_client::Client;
+use crate::told::tell;
 
 /// All files that a step is written to.
 pub struct RunLog {
@@ -16,6 +19,8 @@ pub struct RunLog {
     history: Option<History>,
     client: Option<Client>,
     samples: Option<SamplesFile>,
+    /// Receivers that the program adds, by name.
+    sinks: Vec<(&'static str, Box<dyn MetricsSink>)>,
 }
 
 impl RunLog {
@@ -24,13 +29,14 @@ impl RunLog {
     /// get one.
     ///
     /// # Errors
-    /// Operating system errors.
+    /// Operating system errors; a receiver of the program's that cannot be made.
     pub fn open(
-        logging: &LoggingConfig,
+        config: &RunConfig,
         step: usize,
         carried: &[u8],
         mut client: Option<Client>,
     ) -> std::io::Result<RunLog> {
+        let logging = &config.logging;
         let folder = Path::new(&logging.dir);
         let metrics = match step {
             0 => MetricsFile::create(folder)?,
@@ -45,7 +51,11 @@ impl RunLog {
             }
         }
         let samples = logging.sample_prompts.as_ref().map(|_| SamplesFile::open(folder, step)).transpose()?;
-        Ok(RunLog { metrics, events, history, client, samples })
+        let asked = config.own.texts("metrics");
+        let named = Extensions::installed().sinks.iter().filter(|sink| asked.contains(&sink.name));
+        let made = |sink: &Own<Box<dyn MetricsSink>>| Ok((sink.name, (sink.make)(config).map_err(io::Error::other)?));
+        let sinks = named.map(made).collect::<io::Result<_>>()?;
+        Ok(RunLog { metrics, events, history, client, samples, sinks })
     }
 
     /// Adds a step. Metrics that cannot be written are kept for later. A file of another kind that cannot be written is
@@ -65,6 +75,13 @@ impl RunLog {
             (Ok(Some(row)), Some(client)) => client.send(row),
             _ => {}
         }
+        self.sinks.retain_mut(|(name, sink)| {
+            let taken = sink.write(step);
+            if let Err(error) = &taken {
+                tell(&format!("WARNING: {name} of own.metrics takes no more metrics: {error}"));
+            }
+            taken.is_ok()
+        });
         metrics.and(events).and(row.map(drop))
     }
 
@@ -116,7 +133,7 @@ mod tests {
         let mut sources = ConfigSources::default();
         sources.set("logging.dir", &format!("{:?}", folder.path()), "test").unwrap();
         sources.set("logging.wandb", "true", "test").unwrap();
-        let logging = sources.resolve().logging;
+        let config = sources.resolve();
         let line = |step: usize, loss: &str| {
             format!(
                 "{{\"step\":{step},\"samples\":8,\"loss\":{loss},\"z_loss\":0.5,\"grad_norm\":1.0,\"lr\":0.1,\"tokens_per_s\":9.0,\
@@ -128,7 +145,7 @@ mod tests {
         std::fs::write(folder.path().join(METRICS), metrics).unwrap();
         std::fs::write(folder.path().join(HISTORY), "{\"_step\":1,\"_runtime\":3.0,\"train/loss\":1.5}\n{\"_st")
             .unwrap();
-        drop(RunLog::open(&logging, 4, b"", None).unwrap());
+        drop(RunLog::open(&config, 4, b"", None).unwrap());
         let rows = std::fs::read_to_string(folder.path().join(HISTORY)).unwrap();
         let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
         let losses: Vec<(u64, Option<f64>)> =

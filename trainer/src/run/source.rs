@@ -6,7 +6,9 @@ use common::UserError;
 use data::{DataConfig, MarkovSource, Missing, MultipleChoice, Paths, Regression, Source, TokenSource};
 use engine::model::GptShape;
 
+use crate::config::RunConfig;
 use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
+use crate::extensions::{Extensions, Own};
 use crate::run::evaluate::EvaluationSet;
 use crate::run::multiple_choice::ChoiceSet;
 use crate::run::unused_rows;
@@ -27,7 +29,23 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
              whose markers are tokens",
         ));
     }
-    open(&plan.config.data, &plan.model, plan.evaluation, plan.config.grouped_batch())
+    match own(&plan.config)? {
+        Some(own) => Ok(own),
+        None => open(&plan.config.data, &plan.model, plan.evaluation, plan.config.grouped_batch()),
+    }
+}
+
+/// The source that the program adds, if the run names one.
+fn own(config: &RunConfig) -> Result<Option<Arc<dyn Source>>, UserError> {
+    let own = Own::chosen(Extensions::installed().sources, "data", config)?;
+    if let (Some(_), Some(path)) = (&own, &config.data.path) {
+        return Err(UserError::new(
+            format!("own.data with data.path = {path:?}"),
+            "a run has one source of samples",
+            "leave one of the two out",
+        ));
+    }
+    Ok(own)
 }
 
 /// Opens the data of a dry run or a benchmark. These read no samples. Missing files are allowed.

@@ -459,7 +459,7 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     write_file(&folder.join(CONFIG), resolved).map_err(file(CONFIG))?;
     let carried = session.carried_metrics()?;
     let client = plan.config.logging.wandb.then(|| Client::start(folder, session.run(), &plan.config)).flatten();
-    RunLog::open(&plan.config.logging, session.progress().step, &carried, client).map_err(file("metrics.jsonl"))
+    RunLog::open(&plan.config, session.progress().step, &carried, client).map_err(file("metrics.jsonl"))
 }
 
 /// Starts to read the batches of all remaining steps, on a thread of its own.

@@ -7,6 +7,7 @@ mod gelu;
 mod glu;
 mod tiled;
 
+use super::own::OwnSpec;
 use super::part::PartSpec;
 use super::shape::{FeedForward, GptShape};
 use dense::{Activation, DenseSpec};
@@ -47,6 +48,9 @@ impl FeedForward {
 pub(crate) fn feed_forward(shape: &GptShape, block: usize) -> Box<dyn PartSpec> {
     let activation = shape.feed_forward.activation();
     let Some(experts) = shape.block_experts(block) else {
+        if let Some(own) = &shape.own_part {
+            return Box::new(OwnSpec(own.clone()));
+        }
         return Box::new(DenseSpec { activation, name: "mlp", width: shape.ffn, drops: true });
     };
     let Some(gate) = shape.feed_forward.gate() else { unreachable!("experts have a gate: see GptShape::experts") };

@@ -19,7 +19,7 @@ pub(crate) use run_flags::{
 };
 use trainer::config::DeviceChoice;
 use trainer::config::megatron::words;
-use trainer::config::options::{OPTIONS, OptionSpec};
+use trainer::config::options::{OptionSpec, options};
 
 /// A command line that was read.
 pub(crate) enum Parsed {
@@ -101,7 +101,7 @@ fn keys_in(text: &str) -> Vec<&'static str> {
         let mut names = flags.map(|flag| format!("--{flag}")).chain([option.key.to_string()]);
         names.any(|name| words.iter().any(|word| word.trim_end_matches(['.', '-']) == name))
     };
-    OPTIONS.iter().filter(is_named).map(|option| option.key).collect()
+    options().iter().filter(is_named).map(|option| option.key).collect()
 }
 
 /// The arguments with hyphens in place of underscores, in names that are then flags of the command.

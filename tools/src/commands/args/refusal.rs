@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use common::UserError;
 
-use trainer::config::options::{Kind, OPTIONS};
+use trainer::config::options::{Kind, options};
 
 /// The mistake that clap refuses, as an error in our form, and the command line without it. The latter is `None` if it is not
 /// known which arguments belong to the mistake.
@@ -35,7 +35,7 @@ fn without(error: &clap::Error, arguments: &[OsString]) -> Option<Vec<OsString>>
     let flag = argument.filter(|_| is_of_flag)?;
     // It is shown as `--steps <VALUE>`, by the first of its names.
     let shown = flag.split([' ', '=', '[']).next()?.strip_prefix("--")?.to_string();
-    let option = OPTIONS.iter().find(|option| option.flag == shown);
+    let option = options().iter().find(|option| option.flag == shown);
     let is = |argument: &OsString| {
         let name = argument.to_str().and_then(|text| text.strip_prefix("--")).unwrap_or_default();
         let name = name.split('=').next().unwrap_or_default();
@@ -145,7 +145,7 @@ fn conflict(argument: &str, subcommand: &str, prior: &str) -> UserError {
     }
     if argument == prior {
         let shown = argument.split([' ', '=', '[']).next().unwrap_or_default().trim_start_matches("--");
-        let key = OPTIONS.iter().find(|option| option.flag == shown).map_or("KEY", |option| option.key);
+        let key = options().iter().find(|option| option.flag == shown).map_or("KEY", |option| option.key);
         let fix = format!("leave one out, or set it over all flags, as behind \"$@\" in a script: --set {key}=VALUE");
         return UserError::new(format!("{argument} is given twice"), "a flag is given once", fix);
     }
@@ -165,7 +165,7 @@ fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
 fn switch_with_value(error: &clap::Error, arguments: &[OsString]) -> Option<UserError> {
     let roles = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue];
     let refused: Vec<String> = roles.into_iter().flat_map(|role| texts(error, role)).collect();
-    let option = |flag: &str| OPTIONS.iter().find(|option| option.flag == flag || option.aliases.contains(&flag));
+    let option = |flag: &str| options().iter().find(|option| option.flag == flag || option.aliases.contains(&flag));
     let mut pairs =
         arguments.windows(2).filter_map(|pair| Some((pair[0].to_str()?.strip_prefix("--")?, pair[1].to_str()?)));
     let (flag, word) = pairs.find(|(flag, word)| {

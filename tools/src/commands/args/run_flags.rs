@@ -14,7 +14,7 @@ use super::followed::follow;
 use super::{Parsed, keys_in, megatron_flags, read_line, text_flag};
 use trainer::checkpoint::{changed_meaning, named_tokenizer, start_folder};
 use trainer::config::megatron::{our_flag, words};
-use trainer::config::options::{Kind, OPTIONS, OptionSpec, find};
+use trainer::config::options::{Kind, OptionSpec, find, options};
 use trainer::config::request::TrainRequest;
 use trainer::config::{ConfigSources, recipes};
 use trainer::hf::Pretrained;
@@ -95,7 +95,7 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
                 .help("Log messages to show: a level, or target=level pairs"),
         );
     command = megatron_flags::with_megatron_flags(command);
-    for option in OPTIONS {
+    for option in options() {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
         let is_common = COMMON.contains(&option.key);
@@ -153,7 +153,7 @@ pub(crate) fn request_from(
             }
             Err(error) => {
                 mistakes.add(error);
-                mistakes.doubt(OPTIONS.iter().map(|option| option.key).filter(|key| key.starts_with("model.")));
+                mistakes.doubt(options().iter().map(|option| option.key).filter(|key| key.starts_with("model.")));
             }
         }
     }
@@ -312,12 +312,12 @@ fn option_values(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut M
         let keys = keys_in(&error.to_string());
         mistakes.add(error);
         match keys.is_empty() {
-            true => mistakes.doubt(OPTIONS.iter().map(|option| option.key)),
+            true => mistakes.doubt(options().iter().map(|option| option.key)),
             false => mistakes.doubt(keys),
         }
     }
     megatron_flags::set_options(matches, &mut sources, mistakes);
-    for option in OPTIONS {
+    for option in options() {
         let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
         let set = refuse_flag_as_value(option, &texts)
             .and_then(|()| refuse_second_name(matches, option, &texts))
@@ -326,7 +326,7 @@ fn option_values(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut M
             mistakes.add(error);
             // Any option may follow from a preset.
             let follows = |of: &OptionSpec| of.key == option.key || option.key == "model.preset";
-            mistakes.doubt(OPTIONS.iter().filter(|of| follows(of)).map(|of| of.key));
+            mistakes.doubt(options().iter().filter(|of| follows(of)).map(|of| of.key));
         }
     }
     for pair in matches.get_many::<String>("set").into_iter().flatten() {

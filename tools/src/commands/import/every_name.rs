@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 use trainer::config::megatron::{flags, meaning};
-use trainer::config::options::{Kind, OPTIONS, find};
+use trainer::config::options::{Kind, find, options};
 use trainer::config::other_names::{Here, OtherName, Trainer};
 
 use super::{megatron, settings_file};
@@ -120,7 +120,7 @@ fn a_flag_of_megatron_changes_the_configuration_or_is_named() {
     };
     let numbers = crate::commands::args::numbers_of_values();
     let value_of = |flag: &str| {
-        let option = OPTIONS.iter().find(|option| option.flag == flag || option.aliases.contains(&flag));
+        let option = options().iter().find(|option| option.flag == flag || option.aliases.contains(&flag));
         match option.map(|option| option.kind) {
             Some(Kind::Integer | Kind::Integers) => " 37",
             Some(Kind::Float | Kind::Floats) => " 0.37",
@@ -130,7 +130,7 @@ fn a_flag_of_megatron_changes_the_configuration_or_is_named() {
         }
     };
     let mut given: BTreeMap<&str, String> = BTreeMap::new();
-    let ours = OPTIONS.iter().flat_map(|option| [option.flag].into_iter().chain(option.aliases.iter().copied()));
+    let ours = options().iter().flat_map(|option| [option.flag].into_iter().chain(option.aliases.iter().copied()));
     for flag in ours.chain(flags().map(|(flag, _)| flag)).filter(|flag| !base.contains(&format!("--{flag} "))) {
         given.insert(flag, format!("--{}{}", flag.replace('*', "wombat"), value_of(flag)));
     }
@@ -144,7 +144,7 @@ fn a_flag_of_megatron_changes_the_configuration_or_is_named() {
         for (flag, text) in several {
             let written = format!("--{}", flag.trim_end_matches('*'));
             let is_named = said.iter().any(|line| line.contains(&written));
-            let option = OPTIONS.iter().find(|option| option.flag == **flag || option.aliases.contains(flag));
+            let option = options().iter().find(|option| option.flag == **flag || option.aliases.contains(flag));
             let keys =
                 option.map(|option| vec![option.key]).or_else(|| Some(meaning(flag)?.keys())).unwrap_or_default();
             let is_set = keys.iter().any(|key| {

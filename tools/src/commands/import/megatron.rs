@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use common::{Mistakes, UserError};
 use trainer::config::megatron::{Meaning, Takes, flags, meaning, same_value};
-use trainer::config::options::OPTIONS;
+use trainer::config::options::options;
 use trainer::config::other_names::Set;
 use trainer::config::rank_layout::data_ranks;
 
@@ -173,7 +173,7 @@ fn tell_the_rest(line: &[OsString], imported: &mut Imported) {
         let flag = name.replace('_', "-");
         let value = attached.or_else(|| words.get(at + 1).copied().filter(|next| !next.starts_with("--")));
         let effect = meaning(&flag);
-        let option = OPTIONS.iter().find(|option| option.flag == flag || option.aliases.contains(&&*flag));
+        let option = options().iter().find(|option| option.flag == flag || option.aliases.contains(&&*flag));
         let keys = option.map(|option| vec![option.key]).or_else(|| Some(effect?.keys())).unwrap_or_default();
         let config = imported.sources().resolve().by_key();
         let is_that =

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use common::Mistakes;
 use common::escape::{one_line, toml_string, toml_strings};
 use toml::Value;
-use trainer::config::options::OPTIONS;
+use trainer::config::options::options;
 use trainer::config::other_names::Set;
 use trainer::config::plan::RunPlan;
 use trainer::config::{ConfigSources, RunConfig};
@@ -80,7 +80,7 @@ impl Imported {
         let mut text = format!("# {}\n", one_line(title));
         let mut section = "";
         let values = self.sources.given_values();
-        for option in OPTIONS {
+        for option in options() {
             let (Some(value), Some((of, name))) = (values.get(option.key), option.key.split_once('.')) else {
                 continue;
             };

@@ -72,11 +72,11 @@ pub fn our_flags(values: &[(&str, &str)]) -> String {
 mod tests {
     use super::*;
     use crate::config::ConfigSources;
-    use crate::config::options::OPTIONS;
+    use crate::config::options::options;
 
     #[test]
     fn no_flag_is_an_options_own_and_all_name_flags_and_keys_that_exist() {
-        let own = |flag: &str| OPTIONS.iter().any(|option| option.flag == flag || option.aliases.contains(&flag));
+        let own = |flag: &str| options().iter().any(|option| option.flag == flag || option.aliases.contains(&flag));
         let mut seen = std::collections::HashSet::new();
         for (flag, meaning) in flags() {
             assert!(!own(flag) && seen.insert(flag), "--{flag} twice");

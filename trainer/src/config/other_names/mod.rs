@@ -93,14 +93,14 @@ mod tests {
     use super::Here::{Becomes, IfTrue, Same, With, Without};
     use super::*;
     use crate::config::megatron;
-    use crate::config::options::{OPTIONS, find};
+    use crate::config::options::{find, options};
 
     fn every_name() -> impl Iterator<Item = (Trainer, &'static OtherName)> {
         Trainer::ALL.into_iter().flat_map(|trainer| trainer.names().iter().map(move |name| (trainer, name)))
     }
 
     fn is_ours(flag: &str) -> bool {
-        OPTIONS.iter().any(|option| option.flag == flag || option.aliases.contains(&flag))
+        options().iter().any(|option| option.flag == flag || option.aliases.contains(&flag))
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
     fn a_name_of_ours_is_never_another_option_elsewhere() {
         for (trainer, name) in every_name() {
             let flag = name.name.replace('_', "-");
-            let Some(ours) = OPTIONS.iter().find(|option| option.flag == flag || option.aliases.contains(&&*flag))
+            let Some(ours) = options().iter().find(|option| option.flag == flag || option.aliases.contains(&&*flag))
             else {
                 continue;
             };

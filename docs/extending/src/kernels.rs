@@ -1,0 +1,46 @@
+//! What the operations of this program share: their CUDA kernels, and checks of their tensors.
+
+use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, KernelArgument};
+use device::{DType, Error, Result, Tensor};
+
+/// Elements that a thread of the host computes in a row. It does not depend on the number of threads, so neither do bits.
+pub const CHUNK: usize = 4096;
+
+const THREADS: usize = 256;
+
+/// The launch of a kernel of `kernels.cu` with a thread for each of `count` elements.
+pub fn launch(function: &'static str, count: usize, arguments: Vec<KernelArgument>) -> CudaWork<'static> {
+    let code = CudaCode::Source(include_str!("kernels.cu"));
+    let kernel = CudaKernel { file: "extending.cu", code, function };
+    let blocks = (count.div_ceil(THREADS) as u32, 1, 1);
+    CudaLaunch { kernel, blocks, threads: (THREADS as u32, 1, 1), shared_bytes: 0, arguments }.into()
+}
+
+/// The kernel for tensors of that type, of the two of a name.
+pub fn of_type(dtype: DType, names: [&'static str; 2]) -> &'static str {
+    names[usize::from(dtype == DType::Bf16)]
+}
+
+/// Fails unless a tensor is f32.
+pub fn check_f32(op: &'static str, tensor: &Tensor) -> Result<()> {
+    if tensor.dtype == DType::F32 { Ok(()) } else { Err(Error::operation(op, "its tensor is f32")) }
+}
+
+/// Fails unless tensors have one shape and one type, f32 or bf16.
+pub fn check_alike(op: &'static str, tensors: &[Tensor]) -> Result<()> {
+    let first = tensors[0];
+    let alike = tensors.iter().all(|of| of.shape == first.shape && of.dtype == first.dtype);
+    match alike && [DType::F32, DType::Bf16].contains(&first.dtype) {
+        true => Ok(()),
+        false => Err(Error::operation(op, "its tensors have one shape and one type, f32 or bf16")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_compile_for_an_h100() {
+        let compiled = device::cuda::compile("extending.cu", include_str!("kernels.cu"), "sm_90a");
+        assert!(compiled.is_ok(), "{}", compiled.err().map_or(String::new(), |error| error.to_string()));
+    }
+}

@@ -1,0 +1,148 @@
+//! Parts of blocks and losses that a user of this crate adds. A [`GptShape`] names them; everything else of a step, such as
+//! graphs, recompute and sums over ranks, treats them as the engine's.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use device::Tensor;
+use graph_manager::Result;
+
+use super::architecture::StepTensors;
+use super::builder::{LayerBuilder, ShardedShape};
+use super::hidden::Samples;
+use super::loss_term::LossTerm;
+use super::norm::Normed;
+use super::part::{BlockPart, PartSpec, SavedInput};
+use super::saved::Saved;
+use super::shape::GptShape;
+use super::token_cost::TokenCost;
+use crate::params::{Init, Param, ParamSpec};
+use crate::step_policy::StepContext;
+
+/// A part that takes the place of dense feed-forward layers: [`GptShape::own_part`]. It computes each token by itself, so
+/// it does not care which tokens a rank has. Each rank has its parameters whole.
+pub trait OwnPart: Debug + Send + Sync {
+    /// The parameters of a block, in an order that [`OwnPart::build`] gets them in.
+    fn params(&self, shape: &GptShape, block: usize) -> Vec<OwnParam>;
+
+    /// The part of a block over its parameters. `step` has the sums of [`OwnPart::terms`].
+    fn build(&self, params: &[Param], step: &StepTensors) -> Box<dyn OwnLayer>;
+
+    /// Multiplications by weights of a token, in forward: for FLOP/s and predictions. 0 if nobody asks.
+    fn multiplications(&self, _shape: &GptShape) -> usize {
+        0
+    }
+
+    /// The terms that its layers add to the loss: [`LossTerm::minimised`]. A layer adds a value for each target to the sum
+    /// of its term, and the gradient to those of its parameters and its input.
+    fn terms(&self) -> Vec<LossTerm> {
+        Vec::new()
+    }
+}
+
+/// A parameter of an [`OwnPart`], f32 as a master weight, and in the model's precision where layers read it.
+#[derive(Clone, Debug)]
+pub struct OwnParam {
+    /// Its name within the block: that of the model's parameter is `h.BLOCK.mlp.NAME`.
+    pub name: &'static str,
+    /// Its sizes.
+    pub sizes: Vec<usize>,
+    /// Its first values.
+    pub init: Init,
+}
+
+/// An [`OwnPart`] over the parameters of a block.
+pub trait OwnLayer {
+    /// The values `(batch, seq, hidden)` that are added to the residual stream, from the normed stream `input` of the same
+    /// shape, and the values that backward needs. Nothing may write `input`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn forward(&self, cx: &mut StepContext<'_>, input: Tensor) -> Result<(Tensor, Saved)>;
+
+    /// The gradient of `input` from `grad`, the gradient of the output. Also computes the gradients of the parameters: it
+    /// adds to [`Param::grad`] unless [`StepContext::is_first_microbatch`](graph_manager::StepContext::is_first_microbatch),
+    /// when it overwrites. `saved` is what forward returned.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn backward(&self, cx: &mut StepContext<'_>, input: Tensor, saved: &Saved, grad: Tensor) -> Result<Tensor>;
+}
+
+/// A loss of targets that takes the place of cross-entropy: [`GptShape::own_loss`]. It needs the logits of the whole
+/// vocabulary, so ranks do not divide that.
+pub trait OwnLoss: Debug + Send + Sync {
+    /// Computes the losses of some rows, and in training leaves the gradient of the logits in their place.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn run(&self, cx: &mut StepContext<'_>, rows: LossRows) -> Result<()>;
+}
+
+/// Rows of logits, and the tensors of their losses.
+#[derive(Clone, Copy, Debug)]
+pub struct LossRows {
+    /// `(rows, padded vocab)`, in the type of activations; the columns from `vocab` on are padding. In training their
+    /// gradient takes their place, 0 in the padding and in rows without a target.
+    pub logits: Tensor,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// `(rows)`, i32; a target without loss is -1.
+    pub targets: Tensor,
+    /// `(rows)`, f32, written; 0 without a target.
+    pub losses: Tensor,
+    /// u8, a [`Control`](device::ops::Control), in training: its `grad_scale` is the gradient of each loss.
+    pub control: Option<Tensor>,
+}
+
+/// An [`OwnPart`] as a kind of part.
+pub(super) struct OwnSpec(pub(super) Arc<dyn OwnPart>);
+
+impl OwnSpec {
+    fn name(block: usize, param: &OwnParam) -> String {
+        format!("h.{block}.mlp.{}", param.name)
+    }
+}
+
+impl PartSpec for OwnSpec {
+    fn params(&self, of: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
+        let declared = self.0.params(of.shape, block);
+        let whole = declared.iter().map(|param| {
+            ParamSpec::new(OwnSpec::name(block, param), device::Shape::new(&param.sizes), param.init, layer)
+        });
+        whole.map(|spec| of.parallel.partial_of_rows(spec)).collect()
+    }
+
+    fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
+        let declared = self.0.params(builder.of.shape, block);
+        let params: Vec<Param> =
+            declared.iter().map(|param| builder.params.get(&OwnSpec::name(block, param))).collect();
+        Box::new(Own(self.0.build(&params, &builder.step)))
+    }
+
+    fn cost(&self, shape: &GptShape, _block: usize, _tokens_per_sample: usize) -> TokenCost {
+        TokenCost { weights: self.0.multiplications(shape), values: 4 * shape.hidden, ..TokenCost::default() }
+    }
+}
+
+/// An [`OwnLayer`] as a part of a block.
+struct Own(Box<dyn OwnLayer>);
+
+impl BlockPart for Own {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, _: Samples) -> Result<(Tensor, Saved)> {
+        self.0.forward(cx, stored(normed))
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor> {
+        let input = stored(input.read(cx)?);
+        self.0.backward(cx, input, saved, grad)
+    }
+}
+
+/// The norm before a part stores its values, unless the part computes them.
+fn stored(normed: Normed) -> Tensor {
+    match normed {
+        Normed::Stored(normed) => normed,
+        Normed::Computed(_) => unreachable!("the part does not compute its input"),
+    }
+}

@@ -1,0 +1,44 @@
+//! The settings of options that a program adds: see [`Extensions`](crate::extensions::Extensions).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+/// The values of the section `own`, by the names of options without `own.`. Each method takes such a name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OwnSettings(BTreeMap<String, Value>);
+
+impl OwnSettings {
+    /// Whether nothing is set: a program without own options, or one whose options have no defaults.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a switch is on. Unset, it is off.
+    pub fn switch(&self, name: &str) -> bool {
+        self.0.get(name).and_then(Value::as_bool).unwrap_or_default()
+    }
+
+    /// A whole number; `None` if it is unset.
+    pub fn integer(&self, name: &str) -> Option<usize> {
+        self.0.get(name).and_then(Value::as_integer).and_then(|number| number.try_into().ok())
+    }
+
+    /// A number; `None` if it is unset.
+    pub fn float(&self, name: &str) -> Option<f64> {
+        self.0.get(name).and_then(Value::as_float)
+    }
+
+    /// A text or a word; `None` if it is unset.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).and_then(Value::as_str)
+    }
+
+    /// The texts of a list; none if it is unset.
+    pub fn texts(&self, name: &str) -> Vec<&str> {
+        let items = self.0.get(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        items.iter().filter_map(Value::as_str).collect()
+    }
+}
