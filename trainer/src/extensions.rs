@@ -8,12 +8,11 @@ use std::sync::{Arc, OnceLock};
 use common::UserError;
 use data::Source;
 use engine::model::{OwnLoss, OwnPart};
-use engine::optimizer::UpdateRule;
-use engine::params::ParamSpec;
 
-use crate::config::RunConfig;
-use crate::config::options::{BUILT_IN, OptionSpec};
-use crate::families::{FAMILIES, ModelFamily};
+pub use crate::config::OwnOptimizer;
+use crate::config::options::{self, Kind, OptionSpec, option};
+use crate::config::{RunConfig, optimizers};
+use crate::families::{self, ModelFamily};
 use crate::report::metrics::StepMetrics;
 
 /// The code that a program adds to the trainer. Each kind is a list, and users choose from it by name.
@@ -43,18 +42,6 @@ pub struct Own<T: 'static> {
     pub make: fn(&RunConfig) -> Result<T, UserError>,
 }
 
-/// An optimizer that a program adds.
-pub struct OwnOptimizer {
-    /// The word of `optimizer.kind`.
-    pub name: &'static str,
-    /// The settings of `optimizer` that it reads, beside those that all optimizers have; such as `betas`.
-    pub reads: &'static [&'static str],
-    /// The parameters that it updates; `None` for all. AdamW updates the others.
-    pub takes: Option<fn(&ParamSpec) -> bool>,
-    /// The rule for a run.
-    pub rule: fn(&RunConfig) -> Result<Arc<dyn UpdateRule>, UserError>,
-}
-
 /// A receiver of every step's metrics, beside `metrics.jsonl`.
 pub trait MetricsSink: Send {
     /// Takes the metrics of a step. A sink that fails is told once, and gets no more of them; the run goes on.
@@ -76,18 +63,52 @@ impl Extensions {
     /// # Panics
     /// Names that stand twice, keys of options that do not begin with `own.`, or a second call: faults of the program.
     pub fn install(self) {
-        let own = self.options.iter();
-        let stray = own.clone().find(|option| !option.key.starts_with("own."));
-        assert!(stray.is_none(), "the key of an own option begins with `own.`: {}", stray.map_or("", |of| of.key));
-        let mut flags: Vec<&str> = own.chain(BUILT_IN).flat_map(OptionSpec::flags).collect();
-        let families = self.families.iter().chain(FAMILIES);
-        let mut presets: Vec<&str> = families.flat_map(|family| family.sizes).map(|size| size.name).collect();
-        for names in [&mut flags, &mut presets] {
-            names.sort_unstable();
-            let twice = names.windows(2).find(|pair| pair[0] == pair[1]);
-            assert!(twice.is_none(), "a name stands twice: {}", twice.map_or("", |pair| pair[0]));
-        }
+        let sizes = |families: &'static [ModelFamily]| families.iter().flat_map(|family| family.sizes);
+        let presets = sizes(self.families).map(|size| size.name).collect();
+        let optimizers = self.optimizers.iter().map(|own| own.name).collect();
+        options::add(self.options(), &[("optimizer.kind", optimizers), ("model.preset", presets)]);
+        optimizers::add(self.optimizers);
+        families::add(self.families);
         assert!(INSTALLED.set(self).is_ok(), "extensions are installed once");
+        let mut words: Vec<&str> = options::options().iter().flat_map(OptionSpec::flags).collect();
+        let choices = options::options().iter().filter_map(|option| match option.kind {
+            Kind::Choice(words) => Some(words.iter().map(move |word| (option.key, *word))),
+            _ => None,
+        });
+        let mut choices: Vec<_> = choices.flatten().collect();
+        words.sort_unstable();
+        choices.sort_unstable();
+        assert!(words.windows(2).all(|pair| pair[0] != pair[1]), "a flag stands twice: {words:?}");
+        assert!(choices.windows(2).all(|pair| pair[0] != pair[1]), "a name stands twice: {choices:?}");
+    }
+
+    /// The options that choose from the lists, and the program's own.
+    fn options(&self) -> Vec<OptionSpec> {
+        let stray = self.options.iter().find(|option| !option.key.starts_with("own."));
+        assert!(stray.is_none(), "the key of an own option begins with `own.`: {}", stray.map_or("", |of| of.key));
+        let one = |key, flag, words: Vec<&'static str>, doc| {
+            (!words.is_empty()).then(|| option(key, flag, &[], "", Kind::Choice(words.leak()), doc))
+        };
+        let sinks = Own::names(self.sinks);
+        let told = "Receivers of every step's metrics, of this program's";
+        let chosen = [
+            one(
+                "own.part",
+                "own-part",
+                Own::names(self.parts),
+                "Part of this program's in place of dense feed-forward layers",
+            ),
+            one("own.loss", "own-loss", Own::names(self.losses), "Loss of this program's in place of cross-entropy"),
+            one(
+                "own.data",
+                "own-data",
+                Own::names(self.sources),
+                "Source of samples of this program's, in place of data.path",
+            ),
+            (!sinks.is_empty())
+                .then(|| option("own.metrics", "own-metrics", &[], "[]", Kind::Choices(sinks.leak()), told)),
+        ];
+        chosen.into_iter().flatten().chain(self.options.iter().copied()).collect()
     }
 
     /// The extensions of this process.

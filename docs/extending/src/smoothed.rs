@@ -65,7 +65,7 @@ impl CustomOp for SmoothedLosses {
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         let LossRows { logits, vocab, targets, losses, control } = self.rows;
-        let name = of_type(logits.dtype, ["smoothed_float", "smoothed_bf16"]);
+        let name = of_type(logits.dtype, ["smoothed_f32", "smoothed_bf16"]);
         let sizes = [logits.shape.rows(), logits.shape.last(), vocab].map(|size| (size as u64).into());
         let control = control.map_or(0u64.into(), Into::into);
         let arguments = [logits.into(), targets.into(), losses.into(), control, self.smoothing.into()];

@@ -37,7 +37,7 @@ impl CustomOp for Square {
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         let count = self.pre.elements();
-        let name = of_type(self.pre.dtype, ["square_float", "square_bf16"]);
+        let name = of_type(self.pre.dtype, ["square_f32", "square_bf16"]);
         Some(kernels::launch(name, count, vec![self.pre.into(), self.output.into(), (count as u64).into()]))
     }
 }
@@ -91,7 +91,7 @@ impl CustomOp for SquareBackward {
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         let count = self.pre.elements();
-        let name = of_type(self.pre.dtype, ["square_backward_float", "square_backward_bf16"]);
+        let name = of_type(self.pre.dtype, ["square_backward_f32", "square_backward_bf16"]);
         let (pre, grad, grad_pre) = (self.pre.into(), self.grad.into(), self.grad_pre.into());
         let arguments = vec![pre, grad, grad_pre, self.control.into(), self.factor.into(), (count as u64).into()];
         Some(kernels::launch(name, count, arguments))
@@ -149,7 +149,7 @@ impl CustomOp for Activity {
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         let (rows, width) = (self.values.elements(), self.pre.shape.last());
-        let name = of_type(self.pre.dtype, ["activity_float", "activity_bf16"]);
+        let name = of_type(self.pre.dtype, ["activity_f32", "activity_bf16"]);
         let sizes = [rows as u64, width as u64].map(Into::into);
         let arguments = [self.pre.into(), self.values.into(), self.factor.into()].into_iter().chain(sizes);
         Some(kernels::launch(name, rows, arguments.collect()))

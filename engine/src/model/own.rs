@@ -2,21 +2,15 @@
 //! graphs, recompute and sums over ranks, treats them as the engine's.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use device::Tensor;
 use graph_manager::Result;
 
 use super::architecture::StepTensors;
-use super::builder::{LayerBuilder, ShardedShape};
-use super::hidden::Samples;
 use super::loss_term::LossTerm;
-use super::norm::Normed;
-use super::part::{BlockPart, PartSpec, SavedInput};
 use super::saved::Saved;
 use super::shape::GptShape;
-use super::token_cost::TokenCost;
-use crate::params::{Init, Param, ParamSpec};
+use crate::params::{Init, Param};
 use crate::step_policy::StepContext;
 
 /// A part that takes the place of dense feed-forward layers: [`GptShape::own_part`]. It computes each token by itself, so
@@ -93,56 +87,4 @@ pub struct LossRows {
     pub losses: Tensor,
     /// u8, a [`Control`](device::ops::Control), in training: its `grad_scale` is the gradient of each loss.
     pub control: Option<Tensor>,
-}
-
-/// An [`OwnPart`] as a kind of part.
-pub(super) struct OwnSpec(pub(super) Arc<dyn OwnPart>);
-
-impl OwnSpec {
-    fn name(block: usize, param: &OwnParam) -> String {
-        format!("h.{block}.mlp.{}", param.name)
-    }
-}
-
-impl PartSpec for OwnSpec {
-    fn params(&self, of: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
-        let declared = self.0.params(of.shape, block);
-        let whole = declared.iter().map(|param| {
-            ParamSpec::new(OwnSpec::name(block, param), device::Shape::new(&param.sizes), param.init, layer)
-        });
-        whole.map(|spec| of.parallel.partial_of_rows(spec)).collect()
-    }
-
-    fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let declared = self.0.params(builder.of.shape, block);
-        let params: Vec<Param> =
-            declared.iter().map(|param| builder.params.get(&OwnSpec::name(block, param))).collect();
-        Box::new(Own(self.0.build(&params, &builder.step)))
-    }
-
-    fn cost(&self, shape: &GptShape, _block: usize, _tokens_per_sample: usize) -> TokenCost {
-        TokenCost { weights: self.0.multiplications(shape), values: 4 * shape.hidden, ..TokenCost::default() }
-    }
-}
-
-/// An [`OwnLayer`] as a part of a block.
-struct Own(Box<dyn OwnLayer>);
-
-impl BlockPart for Own {
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, _: Samples) -> Result<(Tensor, Saved)> {
-        self.0.forward(cx, stored(normed))
-    }
-
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, input: SavedInput<'_>, saved: &Saved) -> Result<Tensor> {
-        let input = stored(input.read(cx)?);
-        self.0.backward(cx, input, saved, grad)
-    }
-}
-
-/// The norm before a part stores its values, unless the part computes them.
-fn stored(normed: Normed) -> Tensor {
-    match normed {
-        Normed::Stored(normed) => normed,
-        Normed::Computed(_) => unreachable!("the part does not compute its input"),
-    }
 }

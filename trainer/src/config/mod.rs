@@ -28,7 +28,7 @@ pub mod model_plan;
 pub mod model_size;
 pub(crate) mod name_patterns;
 pub mod optimizer_plan;
-mod optimizers;
+pub(crate) mod optimizers;
 pub mod options;
 pub mod other_names;
 pub mod parallel_plan;
@@ -43,7 +43,7 @@ mod sources;
 pub mod unused_settings;
 pub mod watch;
 
-pub use optimizers::OptimizerChoice;
+pub use optimizers::{OptimizerChoice, OwnOptimizer};
 pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig, DecayStyle,
     DeviceChoice, DpoConfig, Fp8Choice, GradReduce, GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind,

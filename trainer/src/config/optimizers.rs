@@ -1,19 +1,19 @@
 //! The optimizers: the word of each, the settings that it reads, and the groups that it updates. To add one: a line in
-//! each of the lists here. A program may add others: see [`Extensions`].
+//! each of the lists here. A program may add others: see [`OwnOptimizer`].
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use common::{Choice, UserError};
 use device::DType;
 use device::ops::Rule;
 use engine::model::is_embedding;
 use engine::optimizer::{Muon, ParamGroup, UpdateRule};
+use engine::params::ParamSpec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::config::checks::within;
 use crate::config::{OptimizerConfig, RunConfig};
-use crate::extensions::{Extensions, OwnOptimizer};
 
 /// The kinds of optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +51,28 @@ impl Choice for OptimizerChoice {
     }
 }
 
+/// An optimizer that a program adds: see [`Extensions`](crate::extensions::Extensions).
+pub struct OwnOptimizer {
+    /// The word of `optimizer.kind`.
+    pub name: &'static str,
+    /// The settings of `optimizer` that it reads, beside those that all optimizers have; such as `betas`.
+    pub reads: &'static [&'static str],
+    /// The parameters that it updates; `None` for all. AdamW updates the others.
+    pub takes: Option<fn(&ParamSpec) -> bool>,
+    /// The rule for a run.
+    pub rule: fn(&RunConfig) -> Result<Arc<dyn UpdateRule>, UserError>,
+}
+
+static ADDED: OnceLock<&'static [OwnOptimizer]> = OnceLock::new();
+
+/// Adds optimizers. Called once.
+pub(crate) fn add(optimizers: &'static [OwnOptimizer]) {
+    assert!(ADDED.set(optimizers).is_ok(), "optimizers are added once");
+}
+
 /// The optimizer of that name which the program adds.
 fn own(name: &str) -> Option<&'static OwnOptimizer> {
-    Extensions::installed().optimizers.iter().find(|own| own.name == name)
+    ADDED.get()?.iter().find(|own| own.name == name)
 }
 
 impl fmt::Display for OptimizerChoice {

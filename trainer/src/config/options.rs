@@ -15,7 +15,6 @@ use crate::config::{
     PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore,
     SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
-use crate::extensions::{Extensions, Own};
 use crate::families::Preset;
 
 /// The kind of an option's value.
@@ -78,7 +77,8 @@ pub struct OptionSpec {
     pub doc: &'static str,
 }
 
-const fn option(
+/// An option.
+pub(crate) const fn option(
     key: &'static str,
     flag: &'static str,
     aliases: &'static [&'static str],
@@ -96,53 +96,25 @@ impl OptionSpec {
     }
 }
 
+static ALL: OnceLock<Vec<OptionSpec>> = OnceLock::new();
+
 /// All options, by section: the trainer's, then those that the program adds.
 pub fn options() -> &'static [OptionSpec] {
-    static ALL: OnceLock<Vec<OptionSpec>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        let added = Extensions::installed();
-        let mut all = BUILT_IN.to_vec();
-        let more = |option: &mut OptionSpec, words: Vec<&'static str>| {
-            if let (Kind::Choice(known), false) = (option.kind, words.is_empty()) {
-                option.kind = Kind::Choice([known.to_vec(), words].concat().leak());
-            }
-        };
-        for option in &mut all {
-            match option.key {
-                "optimizer.kind" => more(option, added.optimizers.iter().map(|own| own.name).collect()),
-                "model.preset" => {
-                    let sizes = added.families.iter().flat_map(|family| family.sizes);
-                    more(option, sizes.map(|size| size.name).collect());
-                }
-                _ => {}
+    ALL.get().map_or(BUILT_IN, Vec::as_slice)
+}
+
+/// Adds options, and words to the choices of some of the trainer's, by key. Called once, before anything asks for options.
+pub(crate) fn add(options: impl IntoIterator<Item = OptionSpec>, words: &[(&str, Vec<&'static str>)]) {
+    let with_words = |mut option: OptionSpec| {
+        for (_, more) in words.iter().filter(|(key, _)| *key == option.key) {
+            if let Kind::Choice(known) = option.kind {
+                option.kind = Kind::Choice([known, more].concat().leak());
             }
         }
-        let one = |key, flag, words: Vec<&'static str>, doc| {
-            (!words.is_empty()).then(|| option(key, flag, &[], "", Kind::Choice(words.leak()), doc))
-        };
-        let sinks = Own::names(added.sinks);
-        let chosen = [
-            one(
-                "own.part",
-                "own-part",
-                Own::names(added.parts),
-                "Part of this program's in place of dense feed-forward layers",
-            ),
-            one("own.loss", "own-loss", Own::names(added.losses), "Loss of this program's in place of cross-entropy"),
-            one(
-                "own.data",
-                "own-data",
-                Own::names(added.sources),
-                "Source of samples of this program's, in place of data.path",
-            ),
-            (!sinks.is_empty()).then(|| {
-                let doc = "Receivers of every step's metrics, of this program's";
-                option("own.metrics", "own-metrics", &[], "[]", Kind::Choices(sinks.leak()), doc)
-            }),
-        ];
-        all.extend(chosen.into_iter().flatten().chain(added.options.iter().copied()));
-        all
-    })
+        option
+    };
+    let all = BUILT_IN.iter().copied().map(with_words).chain(options).collect();
+    assert!(ALL.set(all).is_ok(), "options are added once");
 }
 
 /// The trainer's options, by section.

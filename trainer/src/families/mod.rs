@@ -32,12 +32,13 @@ mod rope;
 mod training;
 mod windows;
 
+use std::sync::OnceLock;
+
 use common::UserError;
 use engine::model::GptShape;
 use serde_json::Value as Json;
 use toml::Value;
 
-use crate::extensions::Extensions;
 use family::settings;
 use requirements::{DENSE, EXPERTS};
 
@@ -64,7 +65,14 @@ pub const FAMILIES: &[ModelFamily] = &[
 
 /// The trainer's families, then those that the program adds.
 fn all() -> impl Iterator<Item = &'static ModelFamily> {
-    FAMILIES.iter().chain(Extensions::installed().families)
+    FAMILIES.iter().chain(ADDED.get().copied().unwrap_or_default())
+}
+
+static ADDED: OnceLock<&'static [ModelFamily]> = OnceLock::new();
+
+/// Adds families. Called once.
+pub(crate) fn add(families: &'static [ModelFamily]) {
+    assert!(ADDED.set(families).is_ok(), "families are added once");
 }
 
 /// The families that `transformers` has, with their files.

@@ -5,15 +5,16 @@ mod dense;
 mod experts;
 mod gelu;
 mod glu;
+mod own;
 mod tiled;
 
-use super::own::OwnSpec;
 use super::part::PartSpec;
 use super::shape::{FeedForward, GptShape};
 use dense::{Activation, DenseSpec};
 use device::ops::Gate;
 pub use experts::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 pub(crate) use experts::{router_terms, selection_biases};
+use own::OwnSpec;
 
 impl FeedForward {
     fn activation(self) -> &'static dyn Activation {
