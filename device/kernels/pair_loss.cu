@@ -14,11 +14,13 @@ struct PairLoss {
     u32 most;
     u32 kind;
     float beta;
-    float first;  // of DPO the label smoothing, of KTO the weight of desirable answers
-    float second; // of KTO the weight of undesirable answers
+    float label_smoothing;
+    float desirable;   // the weight of such answers
+    float undesirable; // of others
+    u32 padding;
 };
 
-// Values of `kind`; 0 is the loss of DPO.
+// Values of `kind`; 0 is DPO.
 constexpr u32 IPO = 1, KTO = 2;
 
 inline float minus_log_sigmoid(float x) { return fmaxf(-x, 0.0f) + log1pf(expf(-fabsf(x))); }
@@ -70,7 +72,7 @@ KERNEL(pair_loss)(const PairLoss op) {
         if (op.mismatched) z = fmaxf(op.mismatched[0] * (op.control->grad_scale * op.control->inverse_loss_scale), 0.0f);
         // A desirable answer is a pair whose rejected answer has no tokens.
         is_right = middle == end;
-        float weight = is_right ? op.first : op.second;
+        float weight = is_right ? op.desirable : op.undesirable;
         float x = op.beta * (of_chosen - of_rejected) + (is_right ? -z : z);
         loss = weight * sigmoid<float>(-x);
         derivative = -weight * op.beta * sigmoid<float>(x) * sigmoid<float>(-x);
@@ -81,7 +83,7 @@ KERNEL(pair_loss)(const PairLoss op) {
         loss = x * x;
         derivative = 2.0f * x;
     } else {
-        float x = op.beta * (of_chosen - of_rejected), s = op.first;
+        float x = op.beta * (of_chosen - of_rejected), s = op.label_smoothing;
         loss = (1.0f - s) * minus_log_sigmoid(x) + s * minus_log_sigmoid(-x);
         derivative = op.beta * (s * sigmoid<float>(x) - (1.0f - s) * sigmoid<float>(-x));
     }

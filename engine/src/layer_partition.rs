@@ -31,26 +31,24 @@ pub struct StageLayers {
     pub total: usize,
     /// The blocks, counted from 0, of each layer between embedding and head of the whole model.
     pub blocks: Vec<Range<usize>>,
-    /// How backward recomputes layers; `None` if it does not.
-    pub recomputed: Option<Recompute>,
-    /// Of each of these layers, whether backward recomputes it.
-    pub is_recomputed: Vec<bool>,
+    /// How backward recomputes each of these layers; `None` if it does not.
+    pub recomputed: Vec<Option<Recompute>>,
 }
 
 impl StageLayers {
     /// All `total` layers of a model, in one chunk.
     pub fn whole(total: usize) -> StageLayers {
         let blocks = (0..total.saturating_sub(2)).map(|block| block..block + 1).collect();
-        let is_recomputed = vec![false; total.saturating_sub(2)];
-        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: None, is_recomputed }
+        let recomputed = vec![None; total.saturating_sub(2)];
+        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed }
     }
 
     /// The layers of a stage. `counts` is the number of blocks of each virtual stage. The first one also has the
     /// embedding, the last one the head. A recomputed layer may be several blocks; the last one of a virtual stage may have
     /// fewer.
-    pub fn of_stage(stage: PipelineStage, counts: &[usize], recomputed: Option<Recompute>) -> StageLayers {
-        let (size, most) = recomputed.map_or((1, 0), |recompute| (recompute.blocks, recompute.most));
-        let (mut blocks, mut is_recomputed): (Vec<Range<usize>>, Vec<bool>) = (Vec::new(), Vec::new());
+    pub fn of_stage(stage: PipelineStage, counts: &[usize], recompute: Option<Recompute>) -> StageLayers {
+        let (size, most) = recompute.map_or((1, 0), |how| (how.blocks, how.most));
+        let (mut blocks, mut recomputed): (Vec<Range<usize>>, Vec<Option<Recompute>>) = (Vec::new(), Vec::new());
         // The layer numbers of each virtual stage.
         let mut layers = Vec::new();
         let mut first = 0;
@@ -58,14 +56,14 @@ impl StageLayers {
             let start = if number == 0 { 0 } else { blocks.len() + 1 };
             let (again, end) = (first + most.min(*count), first + count);
             blocks.extend((first..again).step_by(size).map(|block| block..(block + size).min(again)));
-            is_recomputed.resize(blocks.len(), true);
+            recomputed.resize(blocks.len(), recompute);
             blocks.extend((again..end).map(|block| block..block + 1));
-            is_recomputed.resize(blocks.len(), false);
+            recomputed.resize(blocks.len(), None);
             first = end;
             layers.push(start..blocks.len() + if number + 1 == counts.len() { 2 } else { 1 });
         }
         let chunks = (0..stage.chunks()).map(|chunk| layers[stage.virtual_stage(chunk)].clone()).collect();
-        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed, is_recomputed }
+        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed }
     }
 
     /// The layer that has a block.
@@ -179,7 +177,7 @@ mod tests {
         let recompute = Some(Recompute { blocks: 2, most: 3, ..Recompute::ALL });
         let layers = StageLayers::of_stage(stage_of(2, 0, 1), &[5, 2], recompute);
         assert_eq!(layers.blocks, [0..2, 2..3, 3..4, 4..5, 5..7]);
-        assert_eq!(layers.is_recomputed, [true, true, false, false, true]);
+        assert_eq!(layers.recomputed, [recompute, recompute, None, None, recompute]);
         assert_eq!((layers.total, &layers.chunks[..]), (7, std::slice::from_ref(&(0..5))));
     }
 

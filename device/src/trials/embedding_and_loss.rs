@@ -110,12 +110,12 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
 }
 
 pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
-    for (label, train, multiplier, soft_cap) in [
-        (" and gradient", true, None, None),
-        (" and gradient with a z-loss", true, Some(1e-3), None),
-        ("", false, None, None),
-        (" and gradient, soft cap", true, None, Some(4.0)),
-        (" and gradient with a z-loss, soft cap, weights", true, Some(1e-3), Some(4.0)),
+    for (label, train, multiplier, soft_cap, weighted) in [
+        (" and gradient", true, None, None, false),
+        (" and gradient with a z-loss", true, Some(1e-3), None, false),
+        ("", false, None, None, false),
+        (" and gradient, soft cap", true, None, Some(4.0), false),
+        (" and gradient with a z-loss, soft cap, weights", true, Some(1e-3), Some(4.0), true),
     ] {
         add(
             &format!("cross_entropy{label}"),
@@ -130,7 +130,7 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     Some(multiplier) => Some(ZLoss { multiplier, losses: b.output([rows], DType::F32)? }),
                     None => None,
                 };
-                let weights = if label.ends_with("weights") { Some(b.input([rows], DType::F32)?) } else { None };
+                let weights = if weighted { Some(b.input([rows], DType::F32)?) } else { None };
                 Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, soft_cap, z_loss, weights, control }.into())
             }),
         );
@@ -141,12 +141,12 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
 fn pair_losses(s: Sizes, add: AddTrial<'_>) {
     let (sigmoid, ipo) = (Preference::Sigmoid { beta: 0.1, label_smoothing: 0.2 }, Preference::Ipo { beta: 0.1 });
     let kto = Preference::Kto { beta: 0.1, desirable: 1.0, undesirable: 1.5 };
-    for (label, preference, train) in [
-        (" and gradient", sigmoid, true),
-        ("", sigmoid, false),
-        (", references apart", sigmoid, true),
-        (" of IPO", ipo, true),
-        (" of KTO", kto, true),
+    for (label, preference, train, has_references) in [
+        (" and gradient", sigmoid, true, false),
+        ("", sigmoid, false, false),
+        (", references apart", sigmoid, true, true),
+        (" of IPO", ipo, true, false),
+        (" of KTO", kto, true, false),
     ] {
         add(
             &format!("pair_loss{label}"),
@@ -165,7 +165,7 @@ fn pair_losses(s: Sizes, add: AddTrial<'_>) {
                 let (losses, targets) = (b.input([batch, seq], DType::F32)?, b.integers([batch, seq], &targets)?);
                 let results = b.output([batch, 2, PairLoss::RESULTS], DType::F32)?;
                 let weights = if train { Some(b.output([batch, seq], DType::F32)?) } else { None };
-                let apart = label.ends_with("apart").then(|| b.input([batch, 2, PairLoss::RESULTS], DType::F32));
+                let apart = has_references.then(|| b.input([batch, 2, PairLoss::RESULTS], DType::F32));
                 let rewards = match is_kto {
                     true => Some(MismatchedRewards { sum: b.input([1], DType::F32)?, control: b.block(&CONTROL)? }),
                     false => None,
@@ -192,11 +192,11 @@ fn parallel_cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
-    for (label, train, multiplier, soft_cap) in [
-        ("", false, None, None),
-        (" with a z-loss", false, Some(1e-3), None),
-        (" and gradient", true, None, None),
-        (" and gradient with a z-loss, soft cap, weights", true, Some(1e-3), Some(4.0)),
+    for (label, train, multiplier, soft_cap, weighted) in [
+        ("", false, None, None, false),
+        (" with a z-loss", false, Some(1e-3), None, false),
+        (" and gradient", true, None, None, false),
+        (" and gradient with a z-loss, soft cap, weights", true, Some(1e-3), Some(4.0), true),
     ] {
         add(
             &format!("cross_entropy_join{label}"),
@@ -214,7 +214,7 @@ fn parallel_cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     None => None,
                 };
                 let part = part[1];
-                let weights = if label.ends_with("weights") { Some(b.input([rows], DType::F32)?) } else { None };
+                let weights = if weighted { Some(b.input([rows], DType::F32)?) } else { None };
                 let op = CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, weights, control };
                 Ok(op.into())
             }),

@@ -138,7 +138,7 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
     let layer = |number: usize| -> Box<dyn Layer> {
         match number {
             0 => Box::new(EmbeddingLayer::build(builder)),
-            others => match layers.recomputed.filter(|_| layers.is_recomputed[others - 1]) {
+            others => match layers.recomputed[others - 1] {
                 None => Box::new(Block::build(builder, layers.blocks[others - 1].start)),
                 Some(how) => Box::new(RecomputedBlocks {
                     blocks: layers.blocks[others - 1].clone().map(|block| Block::build(builder, block)).collect(),

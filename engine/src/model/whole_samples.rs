@@ -36,14 +36,47 @@ impl WholeSamples {
         here: Tensor,
         samples: usize,
     ) -> Result<Tensor> {
-        let (ranks, kind) = (self.share.ranks, CollectiveKind::AllGather);
         let tokens = BatchSizes::of(cx).tokens_per_sample;
-        let width = here.elements() / (samples * tokens);
-        let by_rank = cx.tensor("numbers_of_ranks", [ranks, samples, tokens, width], here.dtype)?;
-        cx.run(Collective { kind, communicator: self.communicator.clone(), input: here, output: by_rank })?;
-        let by_position = cx.tensor(name, [samples, ranks * tokens, width], here.dtype)?;
+        let here = here.reshape([samples, tokens, here.elements() / (samples * tokens)]);
+        let by_rank = self.gather_by_rank(cx, "numbers_of_ranks", here)?;
+        self.by_position(cx, name, by_rank)
+    }
+
+    /// The rows of all ranks, `(ranks, samples, tokens, width)`, from those of the tokens here, `(samples, tokens, width)`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn gather_by_rank(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
+        let &[samples, tokens, width] = here.shape.sizes() else {
+            unreachable!("rows of samples have three dimensions")
+        };
+        let by_rank = cx.tensor(name, [self.share.ranks, samples, tokens, width], here.dtype)?;
+        self.transfer(cx, CollectiveKind::AllGather, [here, by_rank])?;
+        Ok(by_rank)
+    }
+
+    /// The rows of all ranks in the order of tokens, `(samples, all tokens, width)`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn by_position(&self, cx: &mut StepContext<'_>, name: &'static str, by_rank: Tensor) -> Result<Tensor> {
+        let &[ranks, samples, tokens, width] = by_rank.shape.sizes() else { unreachable!("as it was gathered") };
+        let by_position = cx.tensor(name, [samples, ranks * tokens, width], by_rank.dtype)?;
         cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })?;
         Ok(by_position)
+    }
+
+    /// A transfer between the ranks.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn transfer(
+        &self,
+        cx: &mut StepContext<'_>,
+        kind: CollectiveKind,
+        [input, output]: [Tensor; 2],
+    ) -> Result<()> {
+        cx.run(Collective { kind, communicator: self.communicator.clone(), input, output })
     }
 
     /// Copies the rows of the tokens here from those of all tokens. Rows are as wide.

@@ -98,9 +98,9 @@ pub struct FlatLayout {
     /// In the order backward completes them: from the last layer to the first.
     pub buckets: Vec<Bucket>,
     /// Elements of all parameters with gradients in f32, with padding.
-    pub total: usize,
+    pub f32_gradients: usize,
     /// Elements of all parameters with gradients in bf16, with padding.
-    pub in_bf16: usize,
+    pub bf16_gradients: usize,
     /// Elements of all parameters by the memory of their weights, with padding.
     pub by_home: Vec<(Home, usize)>,
 }
@@ -110,7 +110,8 @@ impl FlatLayout {
     /// bucket have one memory, and its gradients are summed over the same ranks. Parameters with the same memory are
     /// neighbours, in order of declaration. Frozen parameters are in no bucket.
     pub fn new(specs: &[ParamSpec], bucket_bytes: usize, ranks: &Ranks) -> FlatLayout {
-        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, in_bf16: 0, by_home: vec![] };
+        let mut layout =
+            FlatLayout { params: vec![], buckets: vec![], f32_gradients: 0, bf16_gradients: 0, by_home: vec![] };
         let first_layer = specs.iter().map(|spec| spec.layer).min().unwrap_or(0);
         let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, first_layer, ranks)).collect();
         for home in &homes {
@@ -154,7 +155,7 @@ impl FlatLayout {
 
     /// The end of the gradients of a type.
     fn end(&mut self, grads: DType) -> &mut usize {
-        if grads == DType::Bf16 { &mut self.in_bf16 } else { &mut self.total }
+        if grads == DType::Bf16 { &mut self.bf16_gradients } else { &mut self.f32_gradients }
     }
 
     fn add_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
@@ -313,7 +314,7 @@ mod tests {
         let layout = divided(&specs, 1024, 1, 4);
         let layers: Vec<usize> = layout.buckets.iter().map(|bucket| bucket.layer).collect();
         assert_eq!(layers, [2, 1, 0]);
-        let mut end = layout.total;
+        let mut end = layout.f32_gradients;
         for bucket in &layout.buckets {
             assert_eq!(bucket.start + bucket.elements, end);
             assert!(bucket.elements.is_multiple_of(4 * ALIGNMENT));

@@ -256,7 +256,7 @@ impl Params {
         for &(home, elements) in &layout.by_home {
             weights.push(Weights::allocate(device, &mut areas, &layout, (home, ranks.place(home.rest)), elements)?);
         }
-        let words = layout.total + layout.in_bf16.div_ceil(2);
+        let words = layout.f32_gradients + layout.bf16_gradients.div_ceil(2);
         let grads = match gradients {
             true => device.allocate_tensor(&mut areas, "main_grad", [words], DType::F32)?,
             false => device.virtual_tensor("main_grad", [words], DType::F32), // an address that no operation may use
@@ -480,10 +480,10 @@ const FIRST_VALUES: usize = 16 << 20;
 fn grads_of(all: Tensor, layout: &FlatLayout, dtype: DType) -> Tensor {
     match dtype {
         DType::Bf16 => {
-            let address = all.address + (layout.total * DType::F32.size()) as u64;
-            Tensor { address, shape: [layout.in_bf16].into(), dtype, ..all }
+            let address = all.address + (layout.f32_gradients * DType::F32.size()) as u64;
+            Tensor { address, shape: [layout.bf16_gradients].into(), dtype, ..all }
         }
-        _ => all.view(0, [layout.total]),
+        _ => all.view(0, [layout.f32_gradients]),
     }
 }
 

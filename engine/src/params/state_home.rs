@@ -21,7 +21,7 @@ pub(crate) fn with_state_on_host(
     }
     let resting: Vec<ParamSpec> = specs.iter().map(|spec| spec.clone().resting(ranks, rest)).collect();
     let layout = FlatLayout::new(&resting, bucket_bytes, ranks);
-    let mut left = share * (layout.total + layout.in_bf16) as f64;
+    let mut left = share * (layout.f32_gradients + layout.bf16_gradients) as f64;
     for bucket in &layout.buckets {
         if left <= 0.0 {
             break;

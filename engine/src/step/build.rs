@@ -238,7 +238,7 @@ fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes)
     StepShape {
         layers: layers.total,
         modules: architecture.modules.clone(),
-        recomputes_blocks: layers.recomputed.is_some(),
+        recomputes_blocks: layers.recomputed.iter().any(Option::is_some),
         chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
         hooks,
         microbatch,

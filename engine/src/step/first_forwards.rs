@@ -7,7 +7,7 @@
 //!   model has moved.
 
 use device::Tensor;
-use device::ops::Copy;
+use device::ops::{Copy, PairLoss};
 use graph_manager::Result;
 
 use super::Stage;
@@ -37,8 +37,9 @@ impl FirstForwards {
     /// Keeps the sum of the rewards, of the sums of a pair's results.
     pub(super) fn keep_rewards(&self, cx: &StepContext<'_>, of_pairs: Tensor) -> Result<()> {
         let Some(output) = self.rewards.filter(|_| cx.mode().mode == Mode::Mismatched) else { return Ok(()) };
-        // The chosen answer is the one that is there.
-        cx.run(Copy { input: of_pairs.view(1, [1]), output })
+        // The chosen answer is the one that is there. The step's own sums take the place of these.
+        let [of_chosen, _] = PairLoss::REWARDS;
+        cx.run(Copy { input: of_pairs.view(of_chosen, [1]), output })
     }
 }
 

@@ -2,55 +2,38 @@
 
 use common::format::bytes;
 use device::available_memory;
+use toml::{Table, Value};
 
+use crate::config::RunConfig;
 use crate::config::plan::RunPlan;
-use crate::config::{GraphMempool, GraphScope, RecomputeGranularity, RunConfig};
 use crate::error::RunError;
 
-/// A change of one setting, and its new value in words.
-type Change = fn(&mut RunConfig) -> String;
+/// The settings of each change, in TOML.
+fn changes(layers: usize) -> [String; 9] {
+    [
+        "model.loss_pieces = 8",
+        "cuda_graph.mempool = \"single\"",
+        "cuda_graph.scope = \"full_iteration\"",
+        "recompute.keep_attention = false",
+        "recompute.granularity = \"selective\"",
+        "recompute.granularity = \"full\"\ncuda_graph.mempool = \"single\"",
+        "recompute.granularity = \"full\"\nrecompute.mlp_tiles = 8",
+        format!("recompute.granularity = \"full\"\noffload.activation_layers = {layers}").as_str(),
+        "offload.optimizer = true\noffload.optimizer_fraction = 1.0",
+    ]
+    .map(String::from)
+}
 
-const CHANGES: [Change; 9] = [
-    |config| {
-        config.model.loss_pieces = Some(8);
-        "model.loss_pieces = 8".into()
-    },
-    |config| {
-        config.cuda_graph.mempool = GraphMempool::Single;
-        "cuda_graph.mempool = \"single\"".into()
-    },
-    |config| {
-        config.cuda_graph.scope = GraphScope::FullIteration;
-        "cuda_graph.scope = \"full_iteration\"".into()
-    },
-    |config| {
-        config.recompute.keep_attention = false;
-        "recompute.keep_attention = false".into()
-    },
-    |config| {
-        config.recompute.granularity = RecomputeGranularity::Selective;
-        "recompute.granularity = \"selective\"".into()
-    },
-    |config| {
-        config.recompute.granularity = RecomputeGranularity::Full;
-        config.cuda_graph.mempool = GraphMempool::Single;
-        "recompute.granularity = \"full\" with cuda_graph.mempool = \"single\"".into()
-    },
-    |config| {
-        config.recompute.granularity = RecomputeGranularity::Full;
-        config.recompute.mlp_tiles = 8;
-        "recompute.granularity = \"full\" with recompute.mlp_tiles = 8".into()
-    },
-    |config| {
-        config.recompute.granularity = RecomputeGranularity::Full;
-        config.offload.activation_layers = config.model.layers;
-        format!("recompute.granularity = \"full\" with offload.activation_layers = {}", config.model.layers)
-    },
-    |config| {
-        (config.offload.optimizer, config.offload.optimizer_fraction) = (true, Some(1.0));
-        "offload.optimizer = true with offload.optimizer_fraction = 1".into()
-    },
-];
+/// The same configuration with these settings.
+fn changed(config: &RunConfig, settings: &str) -> Option<RunConfig> {
+    let mut all = Table::try_from(config).ok()?;
+    for (section, values) in settings.parse::<Table>().ok()? {
+        if let (Some(Value::Table(all)), Value::Table(values)) = (all.get_mut(&section), values) {
+            all.extend(values);
+        }
+    }
+    all.try_into().ok()
+}
 
 /// Whether the memory of this machine has room for a rank's master weights, if all ranks divide them.
 fn host_may_hold_masters(plan: &RunPlan) -> bool {
@@ -65,9 +48,8 @@ pub(crate) fn cheaper_settings(
     needed: usize,
     bytes_needed: impl Fn(&RunPlan) -> Result<usize, RunError>,
 ) -> String {
-    let with = |change: &Change| {
-        let mut config = plan.config.clone();
-        let words = change(&mut config);
+    let need = |settings: String| {
+        let config = changed(&plan.config, &settings)?;
         // A rehearsal has an entry for each part of state that moves, so it takes long where there can be no room for it.
         if config.offload.optimizer && !plan.config.offload.optimizer && !host_may_hold_masters(plan) {
             return None;
@@ -75,8 +57,8 @@ pub(crate) fn cheaper_settings(
         // A change that the plan's rules refuse, or that saves too little, is no help.
         let other = RunPlan::new(config, plan.parallel.mesh.ranks()).ok()?;
         let less = bytes_needed(&other).ok().filter(|less| *less < needed - needed / 20)?;
-        Some(format!("{words} needs {}", bytes(less)))
+        Some(format!("{} needs {}", settings.replace('\n', " with "), bytes(less)))
     };
-    let found: Vec<String> = CHANGES.iter().filter_map(with).collect();
+    let found: Vec<String> = changes(plan.config.model.layers).into_iter().filter_map(need).collect();
     if found.is_empty() { String::new() } else { format!("; {}", found.join(", ")) }
 }

@@ -110,6 +110,8 @@ impl PairLoss {
     pub const COLUMNS: usize = 4;
     /// Values of a pair in `results`.
     pub const RESULTS: usize = 6;
+    /// The rewards of the chosen and of the rejected answer among the results of a pair.
+    pub const REWARDS: [usize; 2] = [1, 2];
     /// The log-probabilities of the chosen and of the rejected answer among the results of a pair.
     pub const LOG_PROBABILITIES: [usize; 2] = [4, 5];
 

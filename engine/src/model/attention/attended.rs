@@ -16,3 +16,12 @@ impl Attended {
         [self.context, self.stats]
     }
 }
+
+/// The gradients of an attention.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionGrads {
+    /// Of its output, `(batch, seq, heads * head_dim)`.
+    pub(super) context: Tensor,
+    /// Of its queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`, written.
+    pub(super) qkv: Tensor,
+}

@@ -1,23 +1,17 @@
 //! Ranks that divide sequences: each has all heads of its tokens, and gets the keys and values of the others. It gathers them
 //! (Llama Team, 2024), or they [travel round](super::ring).
 
-use std::rc::Rc;
-
-use device::ops::{
-    Collective, CollectiveKind, Corner, KeysOf, OrderRows, RankKeys, RankKeysBackward, RowOrder, ScaleBlock,
-    SequenceShare,
-};
-use device::{Communicator, Tensor};
+use device::Tensor;
+use device::ops::{CollectiveKind, Corner, KeysOf, OrderRows, RankKeys, RankKeysBackward, RowOrder, ScaleBlock};
 use graph_manager::Result;
-use parallel::{Axis, Lane, Ranks};
+use parallel::Ranks;
 
-use crate::batch_sizes::sequence_share;
+use crate::model::whole_samples::WholeSamples;
 use crate::step_policy::StepContext;
 
 /// The ranks that divide the sequences of an attention.
 pub(super) struct ContextRanks {
-    pub(super) share: SequenceShare,
-    communicator: Rc<dyn Communicator>,
+    pub(super) whole: WholeSamples,
     /// The column of packed queries, keys and values at which the keys begin. The values follow them, to the end.
     pub(super) keys: usize,
 }
@@ -39,7 +33,7 @@ pub(super) struct Travelling {
 impl Travelling {
     /// Sends the tensor here to the next rank, and gets that of the rank before.
     pub(super) fn pass_on(self, cx: &mut StepContext<'_>, ring: &ContextRanks) -> Result<Travelling> {
-        ring.transfer(cx, CollectiveKind::ToNext, [self.here, self.next])?;
+        ring.whole.transfer(cx, CollectiveKind::ToNext, [self.here, self.next])?;
         Ok(Travelling { here: self.next, next: self.here })
     }
 }
@@ -58,8 +52,7 @@ impl ContextRanks {
 
     /// `None` if a rank has whole sequences.
     pub(super) fn new(ranks: &Ranks, keys: usize) -> Option<ContextRanks> {
-        let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
-        Some(ContextRanks { share: sequence_share(ranks), communicator, keys })
+        WholeSamples::new(ranks).map(|whole| ContextRanks { whole, keys })
     }
 
     /// A copy of the keys and values of `qkv`, `(batch, tokens, width)`, in rows of their own.
@@ -74,15 +67,6 @@ impl ContextRanks {
         Ok(own)
     }
 
-    /// A transfer of keys, values or their gradients.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(super) fn transfer(&self, cx: &mut StepContext<'_>, kind: CollectiveKind, tensors: [Tensor; 2]) -> Result<()> {
-        let (communicator, [input, output]) = (self.communicator.clone(), tensors);
-        cx.run(Collective { kind, communicator, input, output })
-    }
-
     /// Gathers the keys and values of all ranks' `qkv`, `(batch, tokens, width)`. A product that does not need them may come
     /// before [`ContextRanks::in_order`]: then they travel beside it.
     ///
@@ -90,10 +74,7 @@ impl ContextRanks {
     /// Errors of the device.
     pub(super) fn gather(&self, cx: &mut StepContext<'_>, qkv: Tensor) -> Result<Gathered> {
         let own = self.own_keys(cx, qkv)?;
-        let &[batch, tokens, width] = own.shape.sizes() else { unreachable!("as it was made") };
-        let by_rank = cx.tensor("gathered_keys", [self.share.ranks, batch, tokens, width], qkv.dtype)?;
-        self.transfer(cx, CollectiveKind::AllGather, [own, by_rank])?;
-        Ok(Gathered { by_rank })
+        Ok(Gathered { by_rank: self.whole.gather_by_rank(cx, "gathered_keys", own)? })
     }
 
     /// The keys and values of whole sequences.
@@ -101,11 +82,8 @@ impl ContextRanks {
     /// # Errors
     /// Errors of the device.
     pub(super) fn in_order(&self, cx: &mut StepContext<'_>, gathered: Gathered) -> Result<RankKeys> {
-        let Gathered { by_rank } = gathered;
-        let &[ranks, batch, tokens, width] = by_rank.shape.sizes() else { unreachable!("as it was gathered") };
-        let by_position = cx.tensor("whole_keys", [batch, ranks * tokens, width], by_rank.dtype)?;
-        cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })?;
-        Ok(RankKeys { rows: by_position, share: self.share, of: KeysOf::AllRanks })
+        let rows = self.whole.by_position(cx, "whole_keys", gathered.by_rank)?;
+        Ok(RankKeys { rows, share: self.whole.share, of: KeysOf::AllRanks })
     }
 
     /// The same keys with memory for the gradients from the queries here.
@@ -122,11 +100,11 @@ impl ContextRanks {
     /// Errors of the device.
     pub(super) fn scatter(&self, cx: &mut StepContext<'_>, keys: RankKeysBackward, grad_qkv: Tensor) -> Result<()> {
         let &[batch, tokens, all] = grad_qkv.shape.sizes() else { unreachable!("as for the queries") };
-        let (ranks, width, by_position) = (self.share.ranks, all - self.keys, keys.grad);
+        let (ranks, width, by_position) = (self.whole.share.ranks, all - self.keys, keys.grad);
         let by_rank = cx.tensor("grad_keys_by_rank", [ranks, batch, tokens, width], by_position.dtype)?;
         cx.run(OrderRows { by_rank, by_position, to: RowOrder::ByRank })?;
         let own = cx.tensor("grad_own_keys", [batch, tokens, width], by_position.dtype)?;
-        self.transfer(cx, CollectiveKind::ReduceScatterSum, [by_rank, own])?;
+        self.whole.transfer(cx, CollectiveKind::ReduceScatterSum, [by_rank, own])?;
         let to = Corner { matrix: grad_qkv, row: 0, column: self.keys };
         cx.run(block(Corner::first(own), to, width))
     }

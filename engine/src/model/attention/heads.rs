@@ -11,7 +11,7 @@ use graph_manager::Result;
 use parallel::{Axis, Lane, Ranks};
 
 use super::CausalAttention;
-use super::attended::Attended;
+use super::attended::{Attended, AttentionGrads};
 use super::context::block;
 use crate::model::buffers::tensor_like;
 use crate::step_policy::StepContext;
@@ -133,7 +133,7 @@ impl CausalAttention {
         exchange: &HeadExchange,
         (qkv, attended): (Tensor, Attended),
         documents: Option<Documents>,
-        (grad_context, grad_qkv): (Tensor, Tensor),
+        AttentionGrads { context: grad_context, qkv: grad_qkv }: AttentionGrads,
     ) -> Result<()> {
         let groups = self.packed_groups(qkv.shape.last());
         let whole = exchange.to_heads(cx, "qkv_of_heads", qkv, &groups)?;

@@ -13,7 +13,7 @@ use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutS
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use self::attended::Attended;
+use self::attended::{Attended, AttentionGrads};
 use self::context::{ContextRanks, Gathered, Travelling};
 use self::heads::HeadExchange;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
@@ -237,14 +237,14 @@ impl CausalAttention {
         saved: &SavedAttention,
         qkv: Tensor,
         sent: Option<SentKeys>,
-        grads: (Tensor, Tensor),
+        grads: AttentionGrads,
     ) -> Result<()> {
         let sent = match sent {
             Some(sent) => sent,
             None => self.context.send(cx, qkv, saved.documents)?,
         };
         let (attended, documents) = (saved.attended, saved.documents);
-        let (grad_output, grad_qkv) = grads;
+        let AttentionGrads { context: grad_output, qkv: grad_qkv } = grads;
         let backward = |keys| AttentionBackward {
             qkv,
             keys,
@@ -353,7 +353,7 @@ impl BlockPart for CausalAttention {
         };
         let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
-        self.attend_backward(cx, saved, qkv, sent, (grad_context, grad_qkv))?;
+        self.attend_backward(cx, saved, qkv, sent, AttentionGrads { context: grad_context, qkv: grad_qkv })?;
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;

@@ -13,7 +13,7 @@ use device::{DType, Tensor};
 use graph_manager::Result;
 
 use super::CausalAttention;
-use super::attended::Attended;
+use super::attended::{Attended, AttentionGrads};
 use super::context::{ContextRanks, Travelling};
 use crate::batch_sizes::BatchSizes;
 use crate::model::buffers::tensor_like;
@@ -22,7 +22,7 @@ use crate::step_policy::StepContext;
 impl ContextRanks {
     /// The ranks whose keys arrive here, in order.
     fn arrivals(&self) -> impl Iterator<Item = usize> {
-        let (rank, ranks) = (self.share.rank, self.share.ranks);
+        let (rank, ranks) = (self.whole.share.rank, self.whole.share.ranks);
         (1..ranks).map(move |step| (rank + ranks - step) % ranks)
     }
 }
@@ -54,7 +54,7 @@ impl CausalAttention {
             output: tensor_like(cx, "context_of_rank", &qkv, width)?,
             stats: cx.tensor("attention_stats_of_rank", stats, DType::F32)?,
         };
-        let ranks = ring.share.ranks;
+        let ranks = ring.whole.share.ranks;
         let sum = match ranks {
             2 => own,
             _ => KeyPart { output: cx.tensor("context_sum", own.output.shape, DType::F32)?, ..own },
@@ -65,8 +65,8 @@ impl CausalAttention {
             if !is_last {
                 keys = keys.pass_on(cx, ring)?;
             }
-            cx.run(self.over(qkv, Some(RankKeys { rows, share: ring.share, of: KeysOf::Rank(rank) }), second))?;
-            let KeysOfRank { first_query, .. } = ring.share.sees_of(rank, seq);
+            cx.run(self.over(qkv, Some(RankKeys { rows, share: ring.whole.share, of: KeysOf::Rank(rank) }), second))?;
+            let KeysOfRank { first_query, .. } = ring.whole.share.sees_of(rank, seq);
             let merged = if is_last { own } else { sum };
             cx.run(MergeAttention { first, second, first_query, merged })?;
             first = merged;
@@ -82,7 +82,7 @@ impl CausalAttention {
         ring: &ContextRanks,
         (qkv, attended): (Tensor, Attended),
         mut keys: Travelling,
-        (grad_context, grad_qkv): (Tensor, Tensor),
+        AttentionGrads { context: grad_context, qkv: grad_qkv }: AttentionGrads,
     ) -> Result<()> {
         let BatchSizes { samples, tokens_per_sample: tokens } = BatchSizes::of(cx);
         let Attended { context: output, stats } = attended;
@@ -97,8 +97,8 @@ impl CausalAttention {
         let rows = samples * tokens;
         for (at, rank) in ring.arrivals().enumerate() {
             let is_first = at == 0;
-            let arrived = RankKeys { rows: keys.here, share: ring.share, of: KeysOf::Rank(rank) };
-            if at + 2 < ring.share.ranks {
+            let arrived = RankKeys { rows: keys.here, share: ring.whole.share, of: KeysOf::Rank(rank) };
+            if at + 2 < ring.whole.share.ranks {
                 keys = keys.pass_on(cx, ring)?;
             }
             if !is_first {
@@ -106,7 +106,7 @@ impl CausalAttention {
             }
             let keys = Some(RankKeysBackward { keys: arrived, grad: of_keys });
             cx.run(AttentionBackward { keys, ..whole.backward(grad_context, of_queries) })?;
-            let KeysOfRank { first_query, keys: seen } = ring.share.sees_of(rank, tokens);
+            let KeysOfRank { first_query, keys: seen } = ring.whole.share.sees_of(rank, tokens);
             for (sum, b, added) in [(grad_queries, of_queries, first_query..tokens), (grad_keys.here, of_keys, 0..seen)]
             {
                 let (to, columns) = (Corner::first(sum), sum.shape.last());

@@ -21,20 +21,22 @@ struct PairLossArgs {
     most: u32,
     kind: u32,
     beta: f32,
-    first: f32,
-    second: f32,
+    label_smoothing: f32,
+    desirable: f32,
+    undesirable: f32,
+    padding: u32,
 }
+
+/// Values of `kind`.
+const DPO: u32 = 0;
+const IPO: u32 = 1;
+const KTO: u32 = 2;
 
 impl KernelOperation for PairLoss {
     const FILES: &'static [KernelFile] = &[kernel_file!("pair_loss.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let [samples, tokens, most] = self.sizes();
-        let (kind, first, second) = match self.preference {
-            Preference::Sigmoid { label_smoothing, .. } => (0, label_smoothing, 0.0),
-            Preference::Ipo { .. } => (1, 0.0, 0.0),
-            Preference::Kto { desirable, undesirable, .. } => (2, desirable, undesirable),
-        };
         let block = PairLossArgs {
             losses: self.losses.address,
             targets: self.targets.address,
@@ -46,10 +48,19 @@ impl KernelOperation for PairLoss {
             weights: self.weights.map_or(0, |weights| weights.address),
             tokens: tokens as u32,
             most: most as u32,
-            kind,
+            kind: DPO,
             beta: self.preference.beta(),
-            first,
-            second,
+            label_smoothing: 0.0,
+            desirable: 0.0,
+            undesirable: 0.0,
+            padding: 0,
+        };
+        let block = match self.preference {
+            Preference::Sigmoid { label_smoothing, .. } => PairLossArgs { label_smoothing, ..block },
+            Preference::Ipo { .. } => PairLossArgs { kind: IPO, ..block },
+            Preference::Kto { desirable, undesirable, .. } => {
+                PairLossArgs { kind: KTO, desirable, undesirable, ..block }
+            }
         };
         queue.launch_block("pair_loss", Grid::line(samples * most, 256), &block)
     }

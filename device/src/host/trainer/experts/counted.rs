@@ -20,8 +20,8 @@ impl Counted<'_> {
     /// Whether a token counts.
     pub(super) fn counts(&self, token: usize) -> bool {
         self.real.is_none_or(|real| {
-            let (sample, position) = self.of.place(token, self.tokens);
-            (position as i32) < real[sample]
+            let place = self.of.place(token, self.tokens);
+            (place.position as i32) < real[place.sample]
         })
     }
 
@@ -37,6 +37,6 @@ impl Counted<'_> {
 
     /// The sample of a token.
     pub(super) fn sample(&self, token: usize) -> usize {
-        self.of.place(token, self.tokens).0
+        self.of.place(token, self.tokens).sample
     }
 }

@@ -37,21 +37,29 @@ pub struct SampleTokens {
     pub share: SequenceShare,
 }
 
+/// The place of a token in whole samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlaceInSample {
+    pub(crate) sample: usize,
+    /// In the sample.
+    pub(crate) position: usize,
+}
+
 impl SampleTokens {
     /// All tokens of so many samples.
     pub fn whole(samples: usize) -> SampleTokens {
         SampleTokens { samples, share: SequenceShare::WHOLE }
     }
 
-    /// The place of one of `tokens` tokens here: its sample, and its position there.
-    pub(crate) fn place(self, token: usize, tokens: usize) -> (usize, usize) {
+    /// The place of one of `tokens` tokens here.
+    pub(crate) fn place(self, token: usize, tokens: usize) -> PlaceInSample {
         let here = tokens / self.samples;
-        (token / here, self.share.position(token % here, here))
+        PlaceInSample { sample: token / here, position: self.share.position(token % here, here) }
     }
 
     /// The number of one of `tokens` tokens here among those of whole samples.
     pub(crate) fn number(self, token: usize, tokens: usize) -> usize {
-        let (sample, position) = self.place(token, tokens);
+        let PlaceInSample { sample, position } = self.place(token, tokens);
         sample * (tokens / self.samples) * self.share.ranks + position
     }
 
