@@ -17,3 +17,4 @@ pub mod precision;
 pub mod regions;
 pub mod step;
 pub mod step_policy;
+mod tile;

@@ -12,6 +12,7 @@ use super::recipe::Scaling;
 use super::scale_state::ScaleCell;
 use crate::microbatch::adds_to_gradients;
 use crate::step_policy::StepContext;
+use crate::tile::Tile;
 
 /// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +127,37 @@ impl Operand {
         Ok(Operand::Fp8 { rows: copies.rows().then_some(rows), columns })
     }
 
+    /// A tile of its rows. A scale of 8 bits is that of all rows.
+    pub(crate) fn of_tile(self, tile: Tile) -> Operand {
+        match self {
+            Operand::Plain(whole) => Operand::Plain(tile.of(whole)),
+            Operand::Fp8 { .. } => {
+                let rows = self.fp8_rows();
+                Operand::of_rows(Fp8Matrix { values: tile.of(rows.values), ..rows })
+            }
+        }
+    }
+
+    /// Quantises a tile of rows into `rows`, the copy of all rows, whose scale is delayed.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn quantize_tile(
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        rows: Fp8Matrix,
+        tile: Tile,
+        quantize_as: QuantizeAs<'_>,
+    ) -> Result<()> {
+        quantize_as.one_scale(cx, source)?;
+        let QuantizeAs { cell, counts, sums, again, .. } = quantize_as;
+        let rows = Fp8Matrix { values: tile.of(rows.values), ..rows };
+        let amax = cell.filter(|_| !again).map(|cell| cell.amax);
+        let accumulate = sums.is_some() && (adds_to_gradients(cx) || !tile.is_first());
+        cx.run(Quantize { source, rows: Some(rows), columns: None, amax, sums, accumulate })?;
+        if again { Ok(()) } else { counts.count(cx, source, rows) }
+    }
+
     /// In 8 bits, made from `source`.
     ///
     /// # Errors
@@ -134,28 +166,18 @@ impl Operand {
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
         copies: Copies,
-        QuantizeAs { fp8, dtype, cell, counts, sums, shared_by, again }: QuantizeAs<'_>,
+        quantize_as: QuantizeAs<'_>,
     ) -> Result<Operand> {
         let (height, width) = source.dimensions();
-        let recipe = fp8.fp8.recipe;
+        let recipe = quantize_as.fp8.fp8.recipe;
         let of_rows = copies.rows().then(|| recipe.scaling());
         let of_columns = copies.columns().then(|| recipe.weight_gradient_scaling());
-        // Evaluation has no delayed scale: its scales follow from its own values.
-        let delayed = cell.filter(|_| cx.mode().trains());
         let one_scale = match [of_rows, of_columns].contains(&Some(Scaling::Tensor)) {
-            true => Some(delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?),
+            true => Some(quantize_as.one_scale(cx, source)?),
             false => None,
         };
-        if let Some(scale) = one_scale {
-            let keep_known = delayed.is_some();
-            // The first step of a run has no history: its scale is that of its first microbatch. Later steps know all delayed
-            // scales.
-            let mut run = |op: Op| if keep_known { cx.run_early(op) } else { cx.run(op) };
-            run(MakeScale { source, dtype, scale, keep_known }.into())?;
-            if let Some(ranks) = shared_by {
-                run(Collective::in_place(CollectiveKind::AllReduceMax, ranks.clone(), scale).into())?;
-            }
-        }
+        let delayed = quantize_as.delayed(cx);
+        let QuantizeAs { dtype, counts, sums, again, .. } = quantize_as;
         let mut matrix = |scaling: Option<Scaling>, [name, scale_name]: [&'static str; 2], shape: Shape| {
             let Some(scaling) = scaling else { return Ok::<_, graph_manager::Error>(None) };
             let values = cx.tensor(name, shape, dtype)?;
@@ -197,4 +219,35 @@ pub(crate) struct QuantizeAs<'p> {
     pub(crate) again: bool,
     /// The ranks that have the other rows of the tensor. It has one scale over all of them.
     pub(crate) shared_by: Option<&'p Rc<dyn Communicator>>,
+}
+
+impl QuantizeAs<'_> {
+    /// The state of the delayed scale. Evaluation has none: its scales follow from its own values.
+    fn delayed(&self, cx: &StepContext<'_>) -> Option<ScaleCell> {
+        self.cell.filter(|_| cx.mode().trains())
+    }
+
+    /// The one scale of `source`.
+    fn one_scale(&self, cx: &mut StepContext<'_>, source: QuantizeSource) -> Result<Tensor> {
+        let delayed = self.delayed(cx);
+        let scale = delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?;
+        let (dtype, keep_known) = (self.dtype, delayed.is_some());
+        // The first step of a run has no history: its scale is that of the rows that come first, a microbatch or a tile of one.
+        // Later steps know all delayed scales.
+        let mut run = |op: Op| if keep_known { cx.run_early(op) } else { cx.run(op) };
+        run(MakeScale { source, dtype, scale, keep_known }.into())?;
+        if let Some(ranks) = self.shared_by {
+            run(Collective::in_place(CollectiveKind::AllReduceMax, ranks.clone(), scale).into())?;
+        }
+        Ok(scale)
+    }
+
+    /// Memory for the copy of so many rows of `width` values that are quantised [tile by tile](Operand::quantize_tile).
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn rows(&self, cx: &mut StepContext<'_>, rows: usize, width: usize) -> Result<Fp8Matrix> {
+        let Some(ScaleCell { scale, .. }) = self.cell else { unreachable!("tiles have delayed scales") };
+        Ok(Fp8Matrix { values: cx.tensor("rows_8bit", [rows, width], self.dtype)?, scale: Scale::Tensor(scale) })
+    }
 }

@@ -21,6 +21,7 @@ use super::tensor_parallel::{Packed, TensorParallel};
 use crate::microbatch::adds_to_gradients;
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
+use crate::tile::Tile;
 
 impl Lora {
     fn has(&self, target: LoraTarget) -> bool {
@@ -186,12 +187,26 @@ pub(crate) struct SavedAdapter {
     dropout: Option<DropoutSite>,
 }
 
+impl SavedAdapter {
+    /// Of a tile of rows.
+    pub(crate) fn of_tile(self, tile: Tile) -> SavedAdapter {
+        SavedAdapter { low: tile.of(self.low), dropout: self.dropout.map(|site| tile.dropout(site)) }
+    }
+}
+
 /// The tensors that the gradients of an adapter's weights are computed from.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterGradient {
     saved: SavedAdapter,
     /// `(..., adapters * rank)`: the gradient of `low`, times `alpha / rank`.
     grad_low: Tensor,
+}
+
+impl AdapterGradient {
+    /// Of a tile of rows.
+    pub(crate) fn of_tile(self, tile: Tile) -> AdapterGradient {
+        AdapterGradient { saved: self.saved.of_tile(tile), grad_low: tile.of(self.grad_low) }
+    }
 }
 
 /// One of a layer's adapters.
@@ -222,48 +237,65 @@ impl Adapter {
         })
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. Returns the values for backward.
-    /// `record` is the microbatch's `SampleRecord`, if there is dropout.
+    /// Memory for the values that forward leaves, for an input with these rows. `record` is the microbatch's `SampleRecord`,
+    /// if there is dropout.
+    pub(super) fn saved(
+        &self,
+        cx: &mut StepContext<'_>,
+        rows: &Tensor,
+        record: Option<Tensor>,
+    ) -> Result<SavedAdapter> {
+        let low = tensor_like(cx, "lora_low", rows, self.a.weight.shape.rows())?;
+        Ok(SavedAdapter { low, dropout: self.dropout.site(cx, record) })
+    }
+
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`, and writes the values for backward.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
         output: Tensor,
-        record: Option<Tensor>,
-    ) -> Result<SavedAdapter> {
-        let saved = self.prepare_backward(cx, input, record)?;
+        saved: SavedAdapter,
+    ) -> Result<()> {
+        self.prepare_backward(cx, input, saved)?;
         let low = saved.low;
         for One { low: columns, output: to, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: columns, out: to, ..GemmColumns::ALL };
             let b = self.b.weight.narrow(first, count);
             cx.run(Gemm { columns, accumulate: true, ..Gemm::linear(low, b, output, Epilogue::None) })?;
         }
-        Ok(saved)
+        Ok(())
     }
 
-    /// As [`Adapter::forward`], as far as backward needs it.
+    /// As [`Adapter::forward`], as far as backward needs it: writes the values for it.
     pub(super) fn prepare_backward(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
-        record: Option<Tensor>,
-    ) -> Result<SavedAdapter> {
-        let dropout = self.dropout.site(cx, record);
+        SavedAdapter { low, dropout }: SavedAdapter,
+    ) -> Result<()> {
         let dropped = dropout_backward(cx, "lora_input", input, dropout)?;
-        let low = tensor_like(cx, "lora_low", &input, self.a.weight.shape.rows())?;
-        cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })?;
-        Ok(SavedAdapter { low, dropout })
+        cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })
+    }
+
+    /// Memory for the tensors that the gradients of the weights are computed from, for an output gradient with these rows.
+    pub(super) fn gradient(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: SavedAdapter,
+        rows: &Tensor,
+    ) -> Result<AdapterGradient> {
+        Ok(AdapterGradient { saved, grad_low: tensor_like(cx, "lora_grad_low", rows, self.a.weight.shape.rows())? })
     }
 
     /// Adds to the gradient of the layer's input, for the gradient `(..., out)` of its output.
     pub(super) fn input_gradient(
         &self,
         cx: &mut StepContext<'_>,
-        saved: SavedAdapter,
+        AdapterGradient { saved, grad_low }: AdapterGradient,
         grad_output: Tensor,
         grad_input: Tensor,
-    ) -> Result<AdapterGradient> {
-        let grad_low = tensor_like(cx, "lora_grad_low", &grad_output, self.a.weight.shape.rows())?;
+    ) -> Result<()> {
         for One { low, output, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: output, out: low, ..GemmColumns::ALL };
             let product = Gemm::dgrad(grad_output, self.b.weight.narrow(first, count), grad_low, Epilogue::None);
@@ -271,15 +303,14 @@ impl Adapter {
         }
         let product = |to| Gemm::dgrad(grad_low, self.a.weight, to, Epilogue::None);
         match saved.dropout {
-            None => cx.run(Gemm { accumulate: true, ..product(grad_input) })?,
+            None => cx.run(Gemm { accumulate: true, ..product(grad_input) }),
             Some(site) => {
                 let through = cx.tensor("lora_grad_input", grad_input.shape, grad_input.dtype)?;
                 cx.run(product(through))?;
                 cx.run(Dropout { input: through, output: through, site })?;
-                cx.run(Add { a: grad_input, b: through, output: grad_input })?;
+                cx.run(Add { a: grad_input, b: through, output: grad_input })
             }
         }
-        Ok(AdapterGradient { saved, grad_low })
     }
 
     /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its

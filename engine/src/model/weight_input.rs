@@ -68,6 +68,19 @@ impl WeightInput {
         Ok(WeightInput::Gathered8Bits(ranks.gather_rows(cx, name, own.values)?, own.scale))
     }
 
+    /// The rows, as the product of `linear` reads them.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn rows(self, cx: &mut StepContext<'_>, linear: &Linear) -> Result<Operand> {
+        match self {
+            WeightInput::Saved(input) => Ok(input),
+            WeightInput::Computed(source) => linear.computed_input(cx, source, Copies::Rows),
+            WeightInput::Gathered(input) => linear.input(cx, input, Copies::Rows),
+            WeightInput::Gathered8Bits(values, scale) => Ok(Operand::of_rows(Fp8Matrix { values, scale })),
+        }
+    }
+
     /// As the weight gradient of `linear` reads it.
     ///
     /// # Errors

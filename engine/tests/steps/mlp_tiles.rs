@@ -1,10 +1,13 @@
 //! Feed-forward layers in tiles of tokens change when values are computed, never a bit, and need less memory.
 
+use device::HostValues;
+use engine::fp8::Fp8;
 use engine::graph_options::{GraphOptions, Scope};
-use engine::model::GptShape;
+use engine::model::{GptShape, is_adapter};
 use engine::precision::Precision;
 
-use crate::models::{Kind, Layout, MICRO_BATCH, Run, SEQ, tiny_gpt, tiny_llama};
+use crate::lora::with_adapters;
+use crate::models::{Kind, Layout, MICRO_BATCH, Run, SEQ, batch, tiny_gpt, tiny_llama};
 
 /// A run of a model with so many tiles.
 fn run(kind: Kind, precision: Precision, mlp_tiles: usize) -> Run {
@@ -51,6 +54,44 @@ fn tiles_change_no_bit_kept_or_computed_again() {
 fn tiles_change_no_bit_of_a_model_whose_feed_forward_layers_are_frozen() {
     let of = |tiles| numbers(&Run { frozen: |name| name.contains("mlp"), ..run(Kind::Llama, Precision::F32, tiles) });
     assert!(of(1) == of(2));
+}
+
+#[test]
+fn tiles_change_no_bit_of_adapters() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        let of = |tiles, graphs| {
+            let own = run(kind, Precision::F32, tiles);
+            let shape = own.shape.clone().map(|shape| with_adapters(shape, 0.2));
+            numbers(&Run { shape, recompute: Some(1), frozen: |name| !is_adapter(name), graphs, ..own })
+        };
+        let whole = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
+        assert!(of(1, GraphOptions::default()) == of(2, whole), "{kind:?}");
+    }
+}
+
+/// Losses of steps whose second half of samples is the first one again. So tiles have the first step's scales of all tokens.
+fn losses_in_8_bits(kind: Kind, tiles: usize) -> Vec<f64> {
+    let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+    let fp8 = Some(Fp8 { amax_history: 4, ..Fp8::default() });
+    let shape = GptShape { mlp_tiles: tiles, fp8, ffn: 64, kv_heads: 4, ..own(0.0, Precision::Bf16) };
+    let graphs = GraphOptions { poison: true, ..GraphOptions::default() };
+    let run = Run { shape: Some(shape), recompute: Some(1), micro_batch_size: SAMPLES, ..Run::new(kind, 1, graphs) };
+    let mut stage = run.stage(&run.device());
+    let mut loss = |step: usize| {
+        let HostValues::I32(half) = batch(kind, (step * SAMPLES) as u64, SAMPLES / 2 / MICRO_BATCH) else {
+            unreachable!("tokens")
+        };
+        let samples = HostValues::I32(half.iter().chain(half.iter()).copied().collect());
+        stage.train_step(run.settings(step), Some(&samples)).unwrap().wait().unwrap().loss
+    };
+    (0..4).map(&mut loss).collect()
+}
+
+#[test]
+fn tiles_change_no_bit_of_8_bit_products_with_the_same_scales() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        assert_eq!(losses_in_8_bits(kind, 1), losses_in_8_bits(kind, 2), "{kind:?}");
+    }
 }
 
 #[test]

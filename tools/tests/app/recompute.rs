@@ -40,16 +40,12 @@ fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
         ),
         ("--mlp-tiles 0".into(), ["recompute.mlp_tiles = 0", "at least 1", "set recompute.mlp_tiles = 1"]),
         (
-            "--mlp-tiles 2 --bf16 --fp8-format hybrid".into(),
-            ["recompute.mlp_tiles = 2 with precision.fp8", "scales", "leave out one of --mlp-tiles and --fp8-format"],
+            "--mlp-tiles 2 --bf16 --fp8-format e4m3 --fp8-recipe blockwise".into(),
+            ["recompute.mlp_tiles = 2 with precision.fp8_recipe = \"blockwise\"", "delayed", "leave out --mlp-tiles"],
         ),
         (
             "--mlp-tiles 2 --preset tiny-llama --num-experts 4 --moe-router-topk 2".into(),
             ["recompute.mlp_tiles = 2 with model.experts = 4", "experts", "leave out --mlp-tiles"],
-        ),
-        (
-            "--mlp-tiles 2 --preset tiny-llama --lora-rank 4 --lora-target-modules up_proj".into(),
-            ["recompute.mlp_tiles = 2 with model.lora_target_modules", "adapters", "give only attention adapters"],
         ),
     ] {
         let error = planned(&flags).unwrap_err();

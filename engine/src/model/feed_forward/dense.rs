@@ -39,29 +39,17 @@ pub(super) trait Activation {
     /// `down`, `(batch, seq, ffn)`.
     fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource;
 
-    /// Writes `activated` from `input` through `up`, and to `pre` the values that backward starts from. Returns the
-    /// values that the backward of the adapters of `up` needs.
+    /// Writes `activated` from `input` through `up`, and to `pre` the values that backward starts from.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(
-        &self,
-        cx: &mut StepContext<'_>,
-        up: &Linear,
-        tensors: ActivationForward<'_>,
-    ) -> Result<Option<SavedAdapter>>;
+    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()>;
 
-    /// Writes `grad_pre` from `grad_output` through `down` and the activation. Returns the tensors that the gradients
-    /// of the adapters of `down` are computed from.
+    /// Writes `grad_pre` from `grad_output` through `down` and the activation.
     ///
     /// # Errors
     /// Errors of the device.
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        down: &Linear,
-        tensors: ActivationBackward,
-    ) -> Result<Option<AdapterGradient>>;
+    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()>;
 }
 
 /// The tensors of an activation's forward.
@@ -72,8 +60,8 @@ pub(super) struct ActivationForward<'t> {
     pub(super) pre: Tensor,
     /// `(batch, seq, ffn)`, written.
     pub(super) activated: Tensor,
-    /// The microbatch's `SampleRecord`, if there is dropout.
-    pub(super) record: Option<Tensor>,
+    /// Written: the values that the backward of the adapters of `up` needs.
+    pub(super) adapter: Option<SavedAdapter>,
 }
 
 /// The tensors of an activation's backward.
@@ -88,8 +76,8 @@ pub(super) struct ActivationBackward {
     pub(super) activated: Tensor,
     /// `activated` was not saved. Backward writes it, to the bits of the forward.
     pub(super) recompute: bool,
-    /// Of the forward through `down`.
-    pub(super) adapter: Option<SavedAdapter>,
+    /// Written: the tensors that the gradients of the adapters of `down` are computed from.
+    pub(super) adapter: Option<AdapterGradient>,
 }
 
 /// A dense feed-forward layer before it has memory.
@@ -191,42 +179,53 @@ impl DenseFeedForward {
         record: Option<Tensor>,
     ) -> Result<(Operand, SavedFeedForward)> {
         let (input, normed) = self.up.normed_input(cx, normed, !self.recompute, &self.ranks)?;
+        self.up.make_copies(cx)?;
         let pre = self.up.output(cx, "pre_activation", input.rows())?;
-        let (activated, of_up) = match self.down.is_8_bit() {
-            true => {
-                let of_up = self.up.forward(cx, &input, pre, record)?;
-                let copies = Copies::of_input(cx, !self.recompute);
-                (self.down.computed_input(cx, self.activation.source(pre), copies)?, of_up)
-            }
-            false => {
-                let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
-                let tensors = ActivationForward { input: &input, pre, activated, record };
-                let of_up = self.activation.forward(cx, &self.up, tensors)?;
-                (Operand::Plain(activated), of_up)
-            }
-        };
+        let of_up = self.up.saved_adapter(cx, input.rows(), record)?;
+        let copies = Copies::of_input(cx, !self.recompute);
+        let activated = self.activated(cx, &input, pre, copies, of_up)?;
         let (saved, output) =
             ((!self.recompute).then(|| activated.for_weight_gradient()), self.output.site(cx, record));
         Ok((activated, SavedFeedForward { normed, pre, activated: saved, output, of_up, of_down: None }))
     }
 
-    /// Backward through the second matrix and the activation: the gradient of `pre`, the activated values, and the
+    /// The activated values of an input, as the second product reads them. Writes `pre`, and the values that the backward of
+    /// the adapters of the first matrix needs.
+    pub(super) fn activated(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: &Operand,
+        pre: Tensor,
+        copies: Copies,
+        adapter: Option<SavedAdapter>,
+    ) -> Result<Operand> {
+        if self.down.is_8_bit() {
+            self.up.product(cx, input, pre, adapter)?;
+            return self.down.computed_input(cx, self.activation.source(pre), copies);
+        }
+        let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
+        self.activation.forward(cx, &self.up, ActivationForward { input, pre, activated, adapter })?;
+        Ok(Operand::Plain(activated))
+    }
+
+    /// Backward through the second matrix and the activation: the gradient of `pre`, and the activated values. Writes the
     /// tensors that the gradients of the matrix's adapters are computed from.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,
         grad_output: Operand,
         saved: &SavedFeedForward,
-    ) -> Result<(Operand, Operand, Option<AdapterGradient>)> {
+        adapter: Option<AdapterGradient>,
+    ) -> Result<(Operand, Operand)> {
         if self.down.is_8_bit() {
             let grad_activated = self.down.input_gradient(cx, "grad_activated", grad_output.rows())?;
-            let adapter = self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, saved.of_down)?;
+            self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
             let activated = match saved.activated {
                 Some(activated) => activated,
                 None => self.down.computed_input(cx, self.activation.source(saved.pre), Copies::Columns)?,
             };
             let source = self.activation.backward_source(saved.pre, grad_activated);
-            return Ok((self.up.computed_grad_output(cx, source)?, activated, adapter));
+            return Ok((self.up.computed_grad_output(cx, source)?, activated));
         }
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad_output.rows().dtype)?;
         let activated = match saved.activated {
@@ -234,10 +233,10 @@ impl DenseFeedForward {
             None => tensor_like(cx, "activated", &saved.pre, self.down.input_width())?,
         };
         let recompute = saved.activated.is_none();
-        let (pre, adapter) = (saved.pre, saved.of_down);
+        let pre = saved.pre;
         let tensors = ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter };
-        let adapter = self.activation.backward(cx, &self.down, tensors)?;
-        Ok((Operand::Plain(grad_pre), Operand::Plain(activated), adapter))
+        self.activation.backward(cx, &self.down, tensors)?;
+        Ok((Operand::Plain(grad_pre), Operand::Plain(activated)))
     }
 }
 
@@ -253,7 +252,8 @@ impl BlockPart for DenseFeedForward {
 
     fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved> {
         let (activated, saved) = self.activate(cx, normed, samples.record)?;
-        let of_down = self.down.prepare_backward(cx, &activated, samples.record)?;
+        let of_down = self.down.saved_adapter(cx, activated.rows(), samples.record)?;
+        self.down.prepare_backward(cx, &activated, of_down)?;
         Ok(Saved::new(SavedFeedForward { of_down, ..saved }))
     }
 
@@ -265,7 +265,8 @@ impl BlockPart for DenseFeedForward {
 
         // Only the weight gradient at the end reads it: with sequence parallelism a pass gathers it beside products.
         let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.ranks)?;
-        let (grad_pre, activated, adapter) = self.backward_to_pre(cx, grad_delta, saved)?;
+        let adapter = self.down.adapter_gradient(cx, saved.of_down, grad_delta.rows())?;
+        let (grad_pre, activated) = self.backward_to_pre(cx, grad_delta, saved, adapter)?;
         self.down.weight_gradients(cx, activated, grad_delta, adapter)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
         self.up.backward_column_parallel(cx, normed, grad_pre, saved.of_up, names, &self.ranks)

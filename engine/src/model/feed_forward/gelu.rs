@@ -5,7 +5,6 @@ use device::ops::{self, ActivationKind, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
 use super::dense::{Activation, ActivationBackward, ActivationForward};
-use crate::model::adapter::{AdapterGradient, SavedAdapter};
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
@@ -28,28 +27,16 @@ impl Activation for Gelu {
         QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input: pre, grad_output }
     }
 
-    fn forward(
-        &self,
-        cx: &mut StepContext<'_>,
-        up: &Linear,
-        tensors: ActivationForward<'_>,
-    ) -> Result<Option<SavedAdapter>> {
-        let ActivationForward { input, pre, activated, record } = tensors;
+    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
+        let ActivationForward { input, pre, activated, adapter } = tensors;
         if let Some(bias) = up.bias.filter(|_| !up.has_adapter()) {
-            up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre })?;
-            return Ok(None);
+            return up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre });
         }
-        let saved = up.forward(cx, input, pre, record)?;
-        cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })?;
-        Ok(saved)
+        up.product(cx, input, pre, adapter)?;
+        cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })
     }
 
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        down: &Linear,
-        tensors: ActivationBackward,
-    ) -> Result<Option<AdapterGradient>> {
+    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter } = tensors;
         let kind = ActivationKind::Gelu;
         if !down.has_adapter() {
@@ -57,11 +44,10 @@ impl Activation for Gelu {
             return down.dgrad(cx, &grad_output, grad_pre, epilogue, None);
         }
         let grad_activated = down.input_gradient(cx, "grad_activated", grad_output.rows())?;
-        let gradient = down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
+        down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
         if recompute {
             cx.run(ops::Activation { kind, input: pre, output: activated })?;
         }
-        cx.run(ops::ActivationBackward { kind, input: pre, grad_output: grad_activated, grad_input: grad_pre })?;
-        Ok(gradient)
+        cx.run(ops::ActivationBackward { kind, input: pre, grad_output: grad_activated, grad_input: grad_pre })
     }
 }

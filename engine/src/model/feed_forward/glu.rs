@@ -6,7 +6,6 @@ use device::ops::{self, Epilogue, Gate, GluBackward, QuantizeSource};
 use graph_manager::Result;
 
 use super::dense::{Activation, ActivationBackward, ActivationForward};
-use crate::model::adapter::{AdapterGradient, SavedAdapter};
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
@@ -31,30 +30,18 @@ impl Activation for Glu {
         QuantizeSource::GluBackward { gate: self.0, input: pre, grad_output }
     }
 
-    fn forward(
-        &self,
-        cx: &mut StepContext<'_>,
-        up: &Linear,
-        tensors: ActivationForward<'_>,
-    ) -> Result<Option<SavedAdapter>> {
-        let ActivationForward { input, pre, activated, record } = tensors;
-        let saved = up.forward(cx, input, pre, record)?;
-        cx.run(ops::Glu { gate: self.0, input: pre, output: activated })?;
-        Ok(saved)
+    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
+        let ActivationForward { input, pre, activated, adapter } = tensors;
+        up.product(cx, input, pre, adapter)?;
+        cx.run(ops::Glu { gate: self.0, input: pre, output: activated })
     }
 
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        down: &Linear,
-        tensors: ActivationBackward,
-    ) -> Result<Option<AdapterGradient>> {
+    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter } = tensors;
         let grad_activated = down.input_gradient(cx, "grad_activated", &grad_output.plain())?;
-        let gradient = down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
+        down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
         let output = recompute.then_some(activated);
         let gate = self.0;
-        cx.run(GluBackward { gate, input: pre, grad_output: grad_activated, grad_input: grad_pre, output })?;
-        Ok(gradient)
+        cx.run(GluBackward { gate, input: pre, grad_output: grad_activated, grad_input: grad_pre, output })
     }
 }

@@ -30,6 +30,7 @@ use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::precision::{Precision, Product};
 use crate::step_policy::StepContext;
+use crate::tile::Tile;
 pub(crate) use spec::LinearSpec;
 
 /// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, if there is one, bias `(out)`.
@@ -200,6 +201,52 @@ impl Linear {
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)
     }
 
+    /// Memory for the rows of an input in 8 bits that are made [tile by tile](Linear::quantize_input).
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn input_rows(&self, cx: &mut StepContext<'_>, rows: usize) -> Result<Fp8Matrix> {
+        self.fp8().input_as(cx).rows(cx, rows, self.input_width())
+    }
+
+    /// The same of an output gradient.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn grad_output_rows(&self, cx: &mut StepContext<'_>, rows: usize) -> Result<Fp8Matrix> {
+        self.fp8().grad_output_as().rows(cx, rows, self.width())
+    }
+
+    /// Writes a tile of an input in 8 bits to the copy of all `rows`.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn quantize_input(
+        &self,
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        rows: Fp8Matrix,
+        tile: Tile,
+    ) -> Result<()> {
+        let quantize_as = self.fp8().input_as(cx);
+        Operand::quantize_tile(cx, source, rows, tile, quantize_as)
+    }
+
+    /// Writes a tile of an output gradient in 8 bits to the copy of all `rows`. The bias gradient is computed on the way.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn quantize_grad_output(
+        &self,
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        rows: Fp8Matrix,
+        tile: Tile,
+    ) -> Result<()> {
+        let quantize_as = QuantizeAs { sums: self.bias_grad(), ..self.fp8().grad_output_as() };
+        Operand::quantize_tile(cx, source, rows, tile, quantize_as)
+    }
+
     fn quantized_grad_output(
         &self,
         cx: &mut StepContext<'_>,
@@ -242,8 +289,40 @@ impl Linear {
         output: Tensor,
         record: Option<Tensor>,
     ) -> Result<Option<SavedAdapter>> {
+        self.make_copies(cx)?;
+        let saved = self.saved_adapter(cx, input.rows(), record)?;
+        self.product(cx, input, output, saved)?;
+        Ok(saved)
+    }
+
+    /// Makes the 8-bit copies of the weight that the step's products read, if they are to be made now. It comes before the
+    /// first product.
+    pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
+        self.weight.fp8.map_or(Ok(()), |fp8| fp8.make_copies(cx))
+    }
+
+    /// Memory for the values that the backward of adapters needs, for an input with these rows; `None` without adapters, and
+    /// in modes without them. `record` is the microbatch's `SampleRecord`, for their dropout.
+    pub(crate) fn saved_adapter(
+        &self,
+        cx: &mut StepContext<'_>,
+        rows: &Tensor,
+        record: Option<Tensor>,
+    ) -> Result<Option<SavedAdapter>> {
+        let adapter = self.adapter.filter(|_| cx.mode().mode.adapts());
+        adapter.map(|adapter| adapter.saved(cx, rows, record)).transpose()
+    }
+
+    /// As [`Linear::forward`], with [memory for what adapters save](Linear::saved_adapter).
+    pub(crate) fn product(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: &Operand,
+        output: Tensor,
+        saved: Option<SavedAdapter>,
+    ) -> Result<()> {
         self.forward_through(cx, input, output, add_bias(self.bias))?;
-        self.adapt(cx, input, output, record)
+        self.adapt(cx, input, output, saved)
     }
 
     /// Adds the adapters' output to `output` `(..., out)`, in modes with adapters.
@@ -252,24 +331,25 @@ impl Linear {
         cx: &mut StepContext<'_>,
         input: &Operand,
         output: Tensor,
-        record: Option<Tensor>,
-    ) -> Result<Option<SavedAdapter>> {
-        let adapter = self.adapter.filter(|_| cx.mode().mode.adapts());
-        adapter.map(|adapter| adapter.forward(cx, input.plain(), output, record)).transpose()
+        saved: Option<SavedAdapter>,
+    ) -> Result<()> {
+        let (Some(adapter), Some(saved)) = (self.adapter, saved) else { return Ok(()) };
+        adapter.forward(cx, input.plain(), output, saved)
     }
 
-    /// The values that the adapters' backward needs, for a backward that recomputes its forward without the layer's
+    /// Writes the values that the adapters' backward needs, for a backward that recomputes its forward without the layer's
     /// output.
     pub(crate) fn prepare_backward(
         &self,
         cx: &mut StepContext<'_>,
         input: &Operand,
-        record: Option<Tensor>,
-    ) -> Result<Option<SavedAdapter>> {
-        self.adapter.map(|adapter| adapter.prepare_backward(cx, input.plain(), record)).transpose()
+        saved: Option<SavedAdapter>,
+    ) -> Result<()> {
+        let (Some(adapter), Some(saved)) = (self.adapter, saved) else { return Ok(()) };
+        adapter.prepare_backward(cx, input.plain(), saved)
     }
 
-    /// As [`Linear::forward`], but through `epilogue`, which adds the bias if it is to be added, and without adapters.
+    /// The product of [`Linear::forward`] through `epilogue`, which adds the bias if it is to be added, and without adapters.
     pub(crate) fn forward_through(
         &self,
         cx: &StepContext<'_>,
@@ -279,7 +359,6 @@ impl Linear {
     ) -> Result<()> {
         match (&self.weight.fp8, input) {
             (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
-                fp8.make_copies(cx)?;
                 let fast = fp8.fp8.recipe.is_fast_forward();
                 cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.rows, output, fast) })
             }
@@ -298,21 +377,24 @@ impl Linear {
         names: [&'static str; 2],
         ranks: &TensorParallel,
     ) -> Result<(Tensor, Option<SavedAdapter>)> {
+        self.make_copies(cx)?;
         let output = self.output(cx, names[0], input.rows())?;
-        self.row_parallel_product(cx, input, output, ranks)?;
-        let saved = self.adapt(cx, input, output, record)?;
+        let saved = self.saved_adapter(cx, input.rows(), record)?;
+        self.row_parallel_product(cx, input, output, saved, ranks)?;
         Ok((ranks.reduce(cx, names[1], output)?, saved))
     }
 
-    /// This rank's product of a row-parallel layer's forward, without adapters.
+    /// This rank's product of a row-parallel layer's forward, with [memory for what adapters save](Linear::saved_adapter).
     pub(crate) fn row_parallel_product(
         &self,
-        cx: &StepContext<'_>,
+        cx: &mut StepContext<'_>,
         input: &Operand,
         output: Tensor,
+        saved: Option<SavedAdapter>,
         ranks: &TensorParallel,
     ) -> Result<()> {
-        self.forward_through(cx, input, output, add_bias(ranks.on_first_rank(self.bias)))
+        self.forward_through(cx, input, output, add_bias(ranks.on_first_rank(self.bias)))?;
+        self.adapt(cx, input, output, saved)
     }
 
     /// Backward of a column-parallel layer, from its input and the gradient `(..., out)` of its output. Returns the sum
@@ -346,25 +428,39 @@ impl Linear {
         adapter: Option<SavedAdapter>,
     ) -> Result<()> {
         self.own_gradients(cx, input, grad_output)?;
-        let adapter = self.dgrad(cx, &grad_output, grad_input, Epilogue::None, adapter)?;
+        let adapter = self.adapter_gradient(cx, adapter, grad_output.rows())?;
+        self.dgrad(cx, &grad_output, grad_input, Epilogue::None, adapter)?;
         self.adapter_gradients(cx, input, grad_output, adapter)
     }
 
     /// Writes the input gradient `grad_input` `(..., in)` from `grad_output` `(..., out)`, through an epilogue. A layer
-    /// with adapters takes none. Forward returned `adapter`. Returns the tensors that the gradients of the adapters'
-    /// weights are computed from.
+    /// with adapters takes none, and writes the tensors that the gradients of their weights are computed from.
     pub(crate) fn dgrad(
         &self,
         cx: &mut StepContext<'_>,
         grad_output: &Operand,
         grad_input: Tensor,
         epilogue: Epilogue,
-        adapter: Option<SavedAdapter>,
-    ) -> Result<Option<AdapterGradient>> {
+        adapter: Option<AdapterGradient>,
+    ) -> Result<()> {
         self.product_for_input(cx, grad_output, grad_input, epilogue)?;
-        let Some(own) = self.adapter else { return Ok(None) };
-        let Some(saved) = adapter else { unreachable!("an adapter's forward comes before its backward") };
-        own.input_gradient(cx, saved, grad_output.plain(), grad_input).map(Some)
+        let (Some(own), Some(of)) = (self.adapter, adapter) else { return Ok(()) };
+        own.input_gradient(cx, of, grad_output.plain(), grad_input)
+    }
+
+    /// Memory for the tensors that the gradients of the adapters' weights are computed from, for an output gradient with
+    /// these rows. Forward returned `saved`.
+    pub(crate) fn adapter_gradient(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: Option<SavedAdapter>,
+        rows: &Tensor,
+    ) -> Result<Option<AdapterGradient>> {
+        match (self.adapter, saved) {
+            (None, _) => Ok(None),
+            (Some(own), Some(saved)) => own.gradient(cx, saved, rows).map(Some),
+            (Some(_), None) => unreachable!("an adapter's forward comes before its backward"),
+        }
     }
 
     fn product_for_input(
@@ -382,7 +478,7 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has returned `adapter`. They may be computed
+    /// The gradients of weight, bias and adapters; [`Linear::dgrad`] has written `adapter`. They may be computed
     /// later, so nothing in the layer may write to `input` or `grad_output` after this call.
     pub(crate) fn weight_gradients(
         &self,
