@@ -11,7 +11,7 @@ use crate::predict::rough::{Rough, Roughly};
 use trainer::config::parallel_plan::StateOnHost;
 use trainer::config::plan::RunPlan;
 use trainer::config::rank_layout::data_ranks;
-use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity, RunConfig};
+use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity, RunConfig, has_documents};
 use trainer::error::RunError;
 
 /// The run to search layouts for, and the bounds of the search.
@@ -42,6 +42,11 @@ pub struct Found {
 
 /// Layouts whose ranks divide sequences are tried if each has so many tokens of one.
 const LONG: usize = 8192;
+/// Feed-forward layers are tried in tiles of at least so many tokens: products of these are as fast as those of all
+/// (bench/results/2026-11-29-two-h200.md).
+const TOKENS_OF_TILE: usize = 4096;
+/// More tiles take little less memory.
+const MOST_TILES: usize = 16;
 /// How many layouts are recorded at a time.
 const BATCH: usize = 4;
 /// How many layouts are recorded for each that is asked for, before the search gives up.
@@ -59,8 +64,11 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     let mut ranked = Vec::new();
     for plan in plans {
         let roughly = rough.estimate(&plan)?;
-        ranked.extend(filled(search, &rough, &plan, roughly)?);
-        ranked.push((roughly, plan));
+        let tiled = in_tiles(search, &rough, &plan, roughly)?;
+        for (roughly, plan) in [(roughly, plan)].into_iter().chain(tiled) {
+            ranked.extend(filled(search, &rough, &plan, roughly)?);
+            ranked.push((roughly, plan));
+        }
     }
     // Layouts that lack memory come last, those that lack least first.
     let lacks = |roughly: &Roughly| roughly.bytes.saturating_sub(card.room() + card.room() / 8);
@@ -98,6 +106,24 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     best.sort_by(|(_, a), (_, b)| a.step.total_cmp(&b.step));
     best.truncate(search.most);
     Ok(Found { allowed, recorded, best })
+}
+
+/// A recomputed layout that lacks memory, with its feed-forward layers in tiles of tokens, and its estimate.
+fn in_tiles(
+    search: &Search<'_>,
+    rough: &Rough,
+    plan: &RunPlan,
+    roughly: Roughly,
+) -> Result<Option<(Roughly, RunPlan)>, RunError> {
+    let config = &plan.config;
+    let tokens = config.train.micro_batch_size * config.model.seq_length / config.parallel.context;
+    let tiles = (tokens / TOKENS_OF_TILE).min(MOST_TILES);
+    let lacks = roughly.bytes > search.card.room() - search.card.headroom();
+    if !lacks || tiles < 2 || plan.parallel.recompute.is_none() || (search.given)("recompute.mlp_tiles") {
+        return Ok(None);
+    }
+    let tiled = RunPlan::new(with(config, |c| c.recompute.mlp_tiles = tiles), search.ranks).ok();
+    tiled.map(|plan| Ok((rough.estimate(&plan)?, plan))).transpose()
 }
 
 /// Layouts with the same parts as one, but with means in such amounts that they fill the GPU's memory, each with its
@@ -237,12 +263,11 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
         words.iter().map(|word| with(config, |c| c.parallel.sequence_parallel = *word)).collect()
     });
     let layouts = vary(layouts, "parallel.context_transfers", &|config| {
-        // Of samples with documents keys do not travel round.
-        let has_documents = config.data.sft_packing > 1 || config.data.reset_attention_mask;
-        let ways: &[ContextTransfersChoice] = match config.parallel.context {
+        // Where keys can go round that was faster than to gather them (bench/results/2026-11-29-two-h200.md).
+        let ways = match config.parallel.context {
             1 => return vec![config.clone()],
-            _ if has_documents => &[ContextTransfersChoice::Keys, ContextTransfersChoice::Heads],
-            _ => &[ContextTransfersChoice::Keys, ContextTransfersChoice::Ring, ContextTransfersChoice::Heads],
+            _ if has_documents(config) => [ContextTransfersChoice::Keys, ContextTransfersChoice::Heads],
+            _ => [ContextTransfersChoice::Auto, ContextTransfersChoice::Heads],
         };
         ways.iter().map(|way| with(config, |c| c.parallel.context_transfers = *way)).collect()
     });

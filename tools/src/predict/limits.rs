@@ -53,12 +53,13 @@ const BLOCKS: Size =
 /// Each means of more room, in the order of what it costs, with all before it.
 type Means = (&'static str, fn(&mut RunConfig));
 
-const MEANS: [Means; 5] = [
+const MEANS: [Means; 6] = [
     ("", |_| ()),
     ("--recompute-granularity full --recompute-keep-attention", |config| {
         (config.recompute.granularity, config.recompute.keep_attention) = (RecomputeGranularity::Full, true);
         (config.recompute.blocks, config.recompute.layers) = (None, 1);
     }),
+    ("... --mlp-tiles 8", |config| config.recompute.mlp_tiles = config.recompute.mlp_tiles.max(8)),
     ("... without --recompute-keep-attention", |config| config.recompute.keep_attention = false),
     ("... --offload-activation-layers of all blocks", |config| config.offload.activation_layers = 1 << 20),
     ("... --offload-optimizer", |config| {
@@ -66,7 +67,8 @@ const MEANS: [Means; 5] = [
     }),
 ];
 
-/// The limits of a run on its ranks, with one sample in a microbatch: with its own settings, and with each further means.
+/// The limits of a run on its ranks, with one sample in a microbatch: with its own settings, and with each further means that
+/// they allow.
 ///
 /// # Errors
 /// Settings that exclude each other.
@@ -77,12 +79,16 @@ pub fn limits(plan: &RunPlan, card: &Card, node: usize) -> Result<Vec<Limit>, Ru
     config.data.seq_length_buckets = Vec::new();
     let stages = plan.parallel.mesh.size(Axis::Pipeline);
     config.train.global_batch_size = plan.parallel.mesh.size(Axis::Data) * (2 * stages);
+    let sized = Sized { ranks: plan.parallel.mesh.ranks(), card, node };
     let mut all = Vec::new();
     for (means, change) in MEANS {
-        change(&mut config);
-        all.push((means, config.clone()));
+        let mut with = config.clone();
+        change(&mut with);
+        if means.is_empty() || RunPlan::new(with.clone(), sized.ranks).is_ok() {
+            all.push((means, with.clone()));
+            config = with;
+        }
     }
-    let sized = Sized { ranks: plan.parallel.mesh.ranks(), card, node };
     let limit = |(means, config): &(&'static str, RunConfig)| {
         let [longest, largest] = [TOKENS, BLOCKS].map(|size| sized.largest(config, &size));
         Ok(Limit { means, longest: longest?, largest: largest? })

@@ -55,6 +55,7 @@ struct Way {
     samples: usize,
     recomputes: &'static str,
     keeps_attention: bool,
+    mlp_tiles: usize,
     /// What it saves lies on the host.
     is_away: bool,
 }
@@ -161,6 +162,7 @@ impl Rough {
             samples: config.train.micro_batch_size,
             recomputes: config.recompute.granularity.word(),
             keeps_attention: config.recompute.keep_attention,
+            mlp_tiles: config.recompute.mlp_tiles,
             is_away: config.offload.activation_layers > 0,
         };
         if let Some(costs) = self.known.borrow().get(&way) {

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use device::ops::{Collective, Move};
+use device::ops::{Collective, CollectiveKind, Move};
 use device::{Op, StreamId};
 use graph_manager::ListedEntry;
+use parallel::Axis;
 
 use crate::predict::network::Network;
 use crate::predict::price::{Price, price};
@@ -181,11 +182,27 @@ impl Builder {
     }
 
     fn price(&self, op: &Op) -> Price {
-        price(op, &self.network.card, self.plan.config.precision.compute.rounds_to_tf32())
+        let price = price(op, &self.network.card, self.plan.config.precision.compute.rounds_to_tf32());
+        match op {
+            Op::GroupedGemm(_)
+            | Op::GatherRows(_)
+            | Op::CombineRows(_)
+            | Op::ExpertGlu(_)
+            | Op::ExpertGluBackward(_) => Price { work: price.work * self.filled_rows(), ..price },
+            _ => price,
+        }
+    }
+
+    /// The share of the room for rows of experts that has rows, with balanced loads. There is room for the most rows that a rank
+    /// can have, or for those of a budget.
+    fn filled_rows(&self) -> f64 {
+        let ranks = self.plan.parallel.mesh.size(Axis::Expert) as f64;
+        1.0 / self.plan.model.row_budget().map_or(ranks, |budget| budget.min(ranks))
     }
 
     /// A transfer, and whether NCCL makes it.
     fn transfer(&mut self, transfer: &Collective) -> (Work, bool) {
+        let filled = if matches!(transfer.kind, CollectiveKind::Rows(_)) { self.filled_rows() } else { 1.0 };
         let key = Rc::as_ptr(&transfer.communicator).cast::<()>();
         let group = self.groups.entry(key).or_insert_with(|| {
             let members = transfer.communicator.members();
@@ -197,10 +214,10 @@ impl Builder {
         group.transfers += 1;
         let meeting = (ranks > 1).then_some(Meeting { communicator, number, ranks });
         let nccl = !(group.kernels && transfer.suits_kernels());
-        let bytes = transfer.bytes();
+        let (bytes, members) = (transfer.bytes() as f64 * filled, &group.members);
         let seconds = match nccl {
-            true => self.network.by_nccl(transfer.kind, bytes as f64, &group.members),
-            false => self.network.by_kernels(transfer.kind, bytes as f64, &group.members),
+            true => self.network.by_nccl(transfer.kind, bytes, members),
+            false => self.network.by_kernels(transfer.kind, bytes, members),
         };
         (Work::Transfer { seconds, meeting }, nccl)
     }

@@ -320,11 +320,7 @@ fn eight_ranks_divide_sequences_with_windows_and_documents() {
 
 /// Layouts of up to 8 ranks in which some divide the experts, with what meets there.
 const DIVIDED_EXPERTS: &[(usize, &str)] = &[
-    (
-        4,
-        "parallel.expert=2 parallel.distributed_optimizer=true model.experts=6 model.experts_per_token=3 \
-         parallel.expert_row_budget=1",
-    ),
+    (4, "parallel.expert=2 parallel.distributed_optimizer=true model.experts=6 model.experts_per_token=3"),
     (4, "parallel.expert=4 model.expert_capacity_factor=0.75 train.router_z_loss_multiplier=0.001"),
     (8, "parallel.expert=2 parallel.tensor=2 parallel.sequence_parallel=true recompute.granularity=full"),
     (8, "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.distributed_optimizer=true"),
@@ -334,7 +330,11 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
         "parallel.expert=4 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.shared_expert_ffn=64 \
          model.expert_pattern=[0,0,1,1]",
     ),
-    (8, "parallel.expert=4 parallel.tensor=2 parallel.distributed_optimizer=true cuda_graph.enable=true"),
+    (
+        8,
+        "parallel.expert=4 parallel.tensor=2 parallel.distributed_optimizer=true cuda_graph.enable=true \
+         parallel.expert_row_budget=1",
+    ),
     // Whole experts: over some of the ranks that share a layer, over more than these, and over none.
     (
         8,
@@ -398,6 +398,7 @@ fn ranks_that_divide_samples_have_what_depends_on_all_of_their_tokens() {
     let experts = "model.experts=4 model.experts_per_token=2 train.balance_loss_multiplier=0.01";
     for (ranks, settings) in [
         (4, "data.dpo=true data.sft_packing=2".into()),
+        (4, "data.kto=true data.sft_packing=2".into()),
         (4, "data.dpo=true dpo.loss_type=ipo parallel.tensor=2 model.loss_pieces=2".into()),
         (2, format!("{experts} model.expert_capacity_factor=0.75 train.router_bias_update_rate=0.01")),
         (2, format!("{experts} model.expert_capacity_factor=0.75 model.token_drop_policy=position data.sft=true")),

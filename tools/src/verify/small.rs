@@ -7,8 +7,8 @@ use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, ContextTransfersChoice, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind,
-    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
+    BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind, MomentDtype,
+    OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
 };
 
 use super::layouts::OfExpert;
@@ -85,11 +85,7 @@ pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     let mut replaced = Vec::new();
     shrink_model(&mut config, plan, mesh);
     shrink_layout(&mut config, plan, mesh);
-    config.parallel.context_transfers = match plan.parallel.context_transfers {
-        ContextTransfers::Keys => ContextTransfersChoice::Keys,
-        ContextTransfers::Ring => ContextTransfersChoice::Ring,
-        ContextTransfers::Heads => ContextTransfersChoice::Heads,
-    };
+    config.parallel.context_transfers = plan.parallel.context_transfers.into();
     if !config.cuda_graph.layers.is_empty() {
         replaced.push(format!("cuda_graph.layers = {:?}: all layers", config.cuda_graph.layers));
     }

@@ -1,6 +1,7 @@
 //! Checks of settings with ranks that divide sequences.
 
 use common::UserError;
+use data::DataConfig;
 use engine::model::{ContextTransfers, GptShape};
 
 use crate::config::checks::require;
@@ -31,6 +32,16 @@ pub(super) fn check_context(config: &RunConfig, shape: &GptShape) -> Result<(), 
     })
 }
 
+impl From<ContextTransfers> for ContextTransfersChoice {
+    fn from(way: ContextTransfers) -> ContextTransfersChoice {
+        match way {
+            ContextTransfers::Keys => ContextTransfersChoice::Keys,
+            ContextTransfers::Ring => ContextTransfersChoice::Ring,
+            ContextTransfers::Heads => ContextTransfersChoice::Heads,
+        }
+    }
+}
+
 /// What ranks that divide sequences exchange in attention.
 ///
 /// # Errors
@@ -39,9 +50,12 @@ pub(super) fn transfers(config: &RunConfig, shape: &GptShape) -> Result<ContextT
     let ParallelConfig { tensor, context, context_transfers, .. } = config.parallel;
     let own = [shape.heads / tensor, (shape.kv_heads / tensor).max(1)];
     let suffice = own.iter().all(|heads| heads.is_multiple_of(context));
-    let has_documents = config.data.sft_packing > 1 || config.data.reset_attention_mask;
+    let sees_all = |block: usize| shape.mask(block).within(config.model.seq_length).window.is_none();
     match context_transfers {
-        ContextTransfersChoice::Auto if suffice && has_documents => Ok(ContextTransfers::Heads),
+        ContextTransfersChoice::Auto if has_documents(config) && suffice => Ok(ContextTransfers::Heads),
+        ContextTransfersChoice::Auto if !has_documents(config) && (0..shape.layers).any(sees_all) => {
+            Ok(ContextTransfers::Ring)
+        }
         ContextTransfersChoice::Auto | ContextTransfersChoice::Keys => Ok(ContextTransfers::Keys),
         ContextTransfersChoice::Ring => Ok(ContextTransfers::Ring),
         ContextTransfersChoice::Heads if suffice => Ok(ContextTransfers::Heads),
@@ -53,6 +67,12 @@ pub(super) fn transfers(config: &RunConfig, shape: &GptShape) -> Result<ContextT
             "set parallel.context_transfers = \"keys\", or a smaller parallel.context",
         )),
     }
+}
+
+/// Whether samples hold several documents that do not see each other.
+pub fn has_documents(config: &RunConfig) -> bool {
+    let DataConfig { dpo, kto, sft_packing, reset_attention_mask, .. } = config.data;
+    dpo || kto || sft_packing > 1 || reset_attention_mask
 }
 
 fn check_length(config: &RunConfig) -> Result<(), UserError> {

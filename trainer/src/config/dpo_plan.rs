@@ -24,15 +24,6 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
             "leave the z-loss out",
         )
     }));
-    let context = config.parallel.context;
-    mistakes.keep(require(context == 1 || kind != RecordKind::Labelled, || {
-        UserError::new(
-            format!("parallel.context = {context} {with_data}"),
-            "the loss of an answer with a label takes an estimate over the answers of all ranks, and ranks that divide \
-             sequences would count theirs several times",
-            "set parallel.context = 1 (--context-parallel-size)",
-        )
-    }));
     mistakes.keep(require(config.data.validation_sets.is_empty(), || {
         UserError::new(
             format!("data.validation_sets {with_data}"),

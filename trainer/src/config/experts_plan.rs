@@ -45,7 +45,7 @@ pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Expe
     else {
         unreachable!("without a mistake all are there")
     };
-    Ok(Some(Experts {
+    let experts = Experts {
         count: model.experts,
         per_token: model.experts_per_token,
         ffn,
@@ -53,11 +53,14 @@ pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Expe
         pattern: model.expert_pattern.iter().map(|&has| has == 1).collect(),
         router,
         capacity,
-        row_budget: config.parallel.expert_row_budget,
+        row_budget: None,
         bias_update_rate,
         balance,
         z_loss_multiplier,
-    }))
+    };
+    // Gathered tokens have no rows that ranks exchange.
+    let budget = config.parallel.expert_row_budget.filter(|_| !experts.gather_tokens(config.parallel.expert));
+    Ok(Some(Experts { row_budget: budget, ..experts }))
 }
 
 fn check_counts(model: &ModelConfig) -> Result<(), UserError> {

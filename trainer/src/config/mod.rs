@@ -43,6 +43,7 @@ mod sources;
 pub mod unused_settings;
 pub mod watch;
 
+pub use context_plan::has_documents;
 pub use optimizers::{OptimizerChoice, OwnOptimizer};
 pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig, DecayStyle,

@@ -42,6 +42,14 @@ impl ModelPlan {
         }
     }
 
+    /// The room for rows of experts that ranks exchange, over that of balanced loads, if it has a budget.
+    pub fn row_budget(&self) -> Option<f64> {
+        match self {
+            ModelPlan::Gpt(shape) => shape.experts.as_ref().and_then(|experts| experts.row_budget),
+            ModelPlan::Mlp(_) => None,
+        }
+    }
+
     /// A rank's part of the model: a shard of each layer of its pipeline stage.
     pub fn part(&self, tensor: TensorParallel, layers: StageLayers) -> Architecture {
         match self {

@@ -41,7 +41,7 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
         verify::check_memory(plan, device, group, &stage)?;
     }
     // A step that is run again finds its graphs.
-    let prepares = plan.parallel.mesh.size(Axis::Pipeline) > 1 || plan.config.parallel.expert_row_budget.is_some();
+    let prepares = plan.parallel.mesh.size(Axis::Pipeline) > 1 || plan.model.row_budget().is_some();
     if device.gpu().is_some() && !device.is_dry() && prepares {
         match plan.frozen.are_all() {
             true => stage.rehearse_evaluation(plan.batch.microbatches())?,

@@ -3,7 +3,6 @@
 use common::Choice;
 use common::format::{bytes, count, counted};
 use data::Source;
-use engine::model::ContextTransfers;
 use parallel::{Axis, MeshSizes};
 use serde_json::{Value, json};
 
@@ -59,6 +58,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "recompute": config.recompute.granularity,
         "keeps_attention": keeps_attention(plan),
         "recomputed_blocks": config.recompute.blocks,
+        "mlp_tiles": config.recompute.mlp_tiles,
         "activation_layers_on_host": plan.parallel.layers_on_host,
         "optimizer_share_on_host": plan.parallel.state_on_host.share(),
         "micro_batch_size": config.train.micro_batch_size,
@@ -117,10 +117,10 @@ pub(super) fn text(card: &Card, node: usize, found: &Found, source: Option<&dyn 
 const WORDS: &str = "
 tp ranks share a layer, pp stages in a pipeline, vp chunks of a stage, dp ranks with other samples; micro: samples
 x microbatches; sp sequence parallel, do distributed optimizer, zb zero bubble; selective, full: recomputed, with ka
-all but attention, oh what they save on the host, of N the first N blocks of a stage or chunk; os share of the
-optimizer's state on the host; cp ranks divide sequences, by keys, ring or heads; ep ranks divide experts, with
-etp 1 whole ones; MFU: share of the GPUs' peak; idle: waits for other stages; exposed: transfers that nothing
-hides. Layouts leave a 32nd of a GPU's memory free for errors of the prediction, if any does.
+all but attention, oh what they save on the host, of N the first N blocks of a stage or chunk, tN feed-forward in
+N tiles; os share of the optimizer's state on the host; cp ranks divide sequences, by keys, ring or heads; ep ranks
+divide experts, with etp 1 whole ones; MFU: share of the GPUs' peak; idle: waits for other stages; exposed:
+transfers that nothing hides. Layouts leave a 32nd of a GPU's memory free for errors of the prediction, if any does.
 ";
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
@@ -205,8 +205,9 @@ fn options(plan: &RunPlan) -> String {
     ];
     let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
     let blocks = config.recompute.blocks.filter(|_| plan.parallel.recompute.is_some()).map(|most| format!("of {most}"));
+    let tiles = Some(config.recompute.mlp_tiles).filter(|tiles| *tiles > 1).map(|tiles| format!("t{tiles}"));
     let state = Some(plan.parallel.state_on_host.share()).filter(|share| *share > 0.0);
-    let words = words.chain(blocks).chain(state.map(|share| format!("os {:.0} %", share * 100.0)));
+    let words = words.chain(blocks).chain(tiles).chain(state.map(|share| format!("os {:.0} %", share * 100.0)));
     let mesh = plan.parallel.mesh;
     let sizes = [("cp", Axis::Context), ("ep", Axis::Expert)].map(|(word, axis)| (word, mesh.size(axis)));
     let sizes = sizes.into_iter().filter(|(_, ranks)| *ranks > 1).map(|(word, ranks)| format!("{word} {ranks}"));
@@ -217,11 +218,7 @@ fn options(plan: &RunPlan) -> String {
 
 /// What ranks that divide sequences exchange; `None` if none do.
 fn context_transfers(plan: &RunPlan) -> Option<&'static str> {
-    let way = match plan.parallel.context_transfers {
-        ContextTransfers::Keys => ContextTransfersChoice::Keys,
-        ContextTransfers::Ring => ContextTransfersChoice::Ring,
-        ContextTransfers::Heads => ContextTransfersChoice::Heads,
-    };
+    let way = ContextTransfersChoice::from(plan.parallel.context_transfers);
     (plan.parallel.mesh.size(Axis::Context) > 1).then_some(way.word())
 }
 
@@ -271,6 +268,8 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     flags.extend((on_host > 0).then(|| format!("--offload-activation-layers {on_host}")));
     let blocks = config.recompute.blocks.filter(|_| plan.parallel.recompute.is_some());
     flags.extend(blocks.map(|most| format!("--recompute-blocks {most}")));
+    let tiles = config.recompute.mlp_tiles;
+    flags.extend((tiles > 1).then(|| format!("--mlp-tiles {tiles}")));
     let share = plan.parallel.state_on_host.share();
     flags.extend((share > 0.0).then(|| format!("--offload-optimizer --offload-optimizer-fraction {share}")));
     flags

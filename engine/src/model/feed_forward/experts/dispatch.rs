@@ -33,6 +33,8 @@ pub(super) struct Dispatch {
     pub(super) experts: usize,
     /// The ranks with other experts; `None` if each rank has all.
     pub(super) ranks: Option<Rc<dyn Communicator>>,
+    /// The ranks gather the tokens of all. They do not with a budget, which is one of rows.
+    pub(super) gathers_tokens: bool,
     /// See [`Experts::row_budget`](super::Experts::row_budget).
     pub(super) row_budget: Option<f64>,
     /// The sum over microbatches and layers of rows without room, if there is a budget.
@@ -105,7 +107,7 @@ impl Dispatch {
         let chosen = routed.own;
         let (count, own) = (self.count(), self.own());
         let [tokens, k] = [chosen.shape.rows(), chosen.shape.last()];
-        if self.gathers_tokens(k) {
+        if self.gathers_tokens {
             let chosen = self.gather_all(cx, "all_chosen_experts", chosen)?;
             let weights = self.gather_all(cx, "all_expert_weights", routed.weights)?;
             let order = sort(cx, chosen, self.place() * own..(self.place() + 1) * own)?;
@@ -139,12 +141,6 @@ impl Dispatch {
         let weights =
             self.to_slots(cx, ["expert_weights_sent", "expert_weights_received"], of_pairs, Way::by_pair(slots), room)?;
         Ok(Way { order, weights, between: Between::Slots(slots), beyond })
-    }
-
-    /// Whether each rank gathers the tokens of all, of which each has `k` experts. Rows would take as many bytes or more. A
-    /// budget is one of rows.
-    fn gathers_tokens(&self, k: usize) -> bool {
-        self.ranks.is_some() && self.count() <= k && k <= self.own() && self.row_budget.is_none()
     }
 
     /// The rows of a pair of ranks that there is room for, and whether these may be too few.

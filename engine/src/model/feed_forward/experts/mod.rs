@@ -72,10 +72,14 @@ impl PartSpec for ExpertSpec {
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
+        let ranks = builder.of.parallel.expert_group();
+        let gathers_tokens = self.experts.gather_tokens(ranks.as_ref().map_or(1, |ranks| ranks.size()));
+        let row_budget = self.experts.row_budget;
         let dispatch = Dispatch {
             experts: self.experts.count,
-            ranks: builder.of.parallel.expert_group(),
-            row_budget: self.experts.row_budget,
+            ranks,
+            gathers_tokens: gathers_tokens && row_budget.is_none(),
+            row_budget,
             rows_beyond: builder.step.rows_beyond,
         };
         let experts = dispatch.own();

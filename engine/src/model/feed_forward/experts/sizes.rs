@@ -34,6 +34,11 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// Whether so many ranks that divide the experts gather the tokens of all: rows would take as many bytes or more.
+    pub fn gather_tokens(&self, ranks: usize) -> bool {
+        ranks > 1 && ranks <= self.per_token && self.per_token <= self.count / ranks
+    }
+
     /// The ranks over which the balance loss sums loads: those with other tokens of the batch.
     pub fn loads_over(&self) -> Option<Axis> {
         self.balance.filter(|balance| balance.over == BalanceGroup::GlobalBatch).map(|_| Axis::Tokens)
