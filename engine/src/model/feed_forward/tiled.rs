@@ -11,7 +11,7 @@ use graph_manager::Result;
 
 use super::dense::{ActivationBackward, DenseFeedForward};
 use crate::fp8::{Copies, Operand};
-use crate::model::adapter::{AdapterGradient, SavedAdapter};
+use crate::model::adapter::SavedAdapter;
 use crate::model::buffers::with_width;
 use crate::model::dropout::{drop_in_place, dropout_backward};
 use crate::model::hidden::Samples;
@@ -35,14 +35,6 @@ struct SavedTiles {
     record: Option<Tensor>,
 }
 
-/// The tensors of all rows that weight gradients read.
-struct OfAllTiles {
-    activated: Operand,
-    grad_pre: Operand,
-    of_up: Option<SavedAdapter>,
-    of_down: Option<AdapterGradient>,
-}
-
 impl TiledFeedForward {
     fn tiles(&self, cx: &StepContext<'_>, rows: &Tensor) -> Vec<Tile> {
         Tile::all(cx, rows.shape.rows(), self.tiles)
@@ -55,16 +47,17 @@ impl TiledFeedForward {
         Ok(pre)
     }
 
-    /// Backward through the second matrix and the activation.
+    /// Backward through the second matrix and the activation, with the gradients of that matrix: the gradient of the values
+    /// before the activation. Writes what the adapters of the first matrix save.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,
         grad_output: Tensor,
         input: Operand,
+        of_up: Option<SavedAdapter>,
         record: Option<Tensor>,
-    ) -> Result<OfAllTiles> {
+    ) -> Result<Operand> {
         let DenseFeedForward { activation, up, down, .. } = &self.layer;
-        let of_up = up.saved_adapter(cx, input.rows(), record)?;
         let low_of_down = down.saved_adapter(cx, &grad_output, record)?;
         let of_down = down.adapter_gradient(cx, low_of_down, &grad_output)?;
         let grad_pre = cx.tensor("grad_pre_activation", with_width(&grad_output, up.width()), grad_output.dtype)?;
@@ -88,17 +81,17 @@ impl TiledFeedForward {
             activation.backward(cx, down, tensors)?;
             down.prepare_backward(cx, &Operand::Plain(activated), low_of_down.map(|low| low.of_tile(tile)))?;
         }
-        let [activated, grad_pre] = [all_activated, grad_pre].map(Operand::Plain);
-        Ok(OfAllTiles { activated, grad_pre, of_up, of_down })
+        down.weight_gradients(cx, Operand::Plain(all_activated), Operand::Plain(grad_output), of_down)?;
+        Ok(Operand::Plain(grad_pre))
     }
 
-    /// The same with products in 8 bits.
+    /// The same with products in 8 bits, which have no adapters.
     fn backward_to_pre_8_bits(
         &self,
         cx: &mut StepContext<'_>,
         grad_output: Operand,
         input: Operand,
-    ) -> Result<OfAllTiles> {
+    ) -> Result<Operand> {
         let DenseFeedForward { activation, up, down, .. } = &self.layer;
         let rows = grad_output.rows().shape.rows();
         let (activated, grad_pre) = (down.input_rows(cx, rows)?, up.grad_output_rows(cx, rows)?);
@@ -111,8 +104,8 @@ impl TiledFeedForward {
             up.quantize_grad_output(cx, activation.backward_source(pre, grad_activated), grad_pre, tile)?;
         }
         let activated = Operand::transposed(cx, activated, Copies::Columns)?;
-        let grad_pre = Operand::transposed(cx, grad_pre, Copies::Both)?;
-        Ok(OfAllTiles { activated, grad_pre, of_up: None, of_down: None })
+        down.weight_gradients(cx, activated, grad_output, None)?;
+        Operand::transposed(cx, grad_pre, Copies::Both)
     }
 }
 
@@ -151,11 +144,11 @@ impl BlockPart for TiledFeedForward {
         let grad_delta = down.gathered_grad_output(cx, "all_grad_ffn_out", grad_delta, ranks)?;
         let normed = input.gather(cx, "all_normed_2", None, up, ranks)?;
         let rows = normed.rows(cx, up)?;
-        let OfAllTiles { activated, grad_pre, of_up, of_down } = match grad_delta {
-            Operand::Plain(grad_output) => self.backward_to_pre(cx, grad_output, rows, *record)?,
+        let of_up = up.saved_adapter(cx, rows.rows(), *record)?;
+        let grad_pre = match grad_delta {
+            Operand::Plain(grad_output) => self.backward_to_pre(cx, grad_output, rows, of_up, *record)?,
             grad_output => self.backward_to_pre_8_bits(cx, grad_output, rows)?,
         };
-        down.weight_gradients(cx, activated, grad_delta, of_down)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
         up.backward_column_parallel(cx, normed, grad_pre, of_up, names, ranks)
     }
