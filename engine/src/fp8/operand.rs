@@ -232,8 +232,8 @@ impl QuantizeAs<'_> {
         let delayed = self.delayed(cx);
         let scale = delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?;
         let (dtype, keep_known) = (self.dtype, delayed.is_some());
-        // The first step of a run has no history: its scale is that of the rows that come first, a microbatch or a tile of one.
-        // Later steps know all delayed scales.
+        // The first step of a run has no history: its scale is that of the rows that come first, a microbatch or a tile
+        // of one. Later steps know all delayed scales.
         let mut run = |op: Op| if keep_known { cx.run_early(op) } else { cx.run(op) };
         run(MakeScale { source, dtype, scale, keep_known }.into())?;
         if let Some(ranks) = self.shared_by {

@@ -237,8 +237,8 @@ impl Adapter {
         })
     }
 
-    /// Memory for the values that forward leaves, for an input with these rows. `record` is the microbatch's `SampleRecord`,
-    /// if there is dropout.
+    /// Memory for the values that forward leaves, for an input with these rows. `record` is the microbatch's
+    /// `SampleRecord`, if there is dropout.
     pub(super) fn saved(
         &self,
         cx: &mut StepContext<'_>,
@@ -278,7 +278,8 @@ impl Adapter {
         cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })
     }
 
-    /// Memory for the tensors that the gradients of the weights are computed from, for an output gradient with these rows.
+    /// Memory for the tensors that the gradients of the weights are computed from, for an output gradient with these
+    /// rows.
     pub(super) fn gradient(
         &self,
         cx: &mut StepContext<'_>,

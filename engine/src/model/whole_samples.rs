@@ -42,7 +42,8 @@ impl WholeSamples {
         self.by_position(cx, name, by_rank)
     }
 
-    /// The rows of all ranks, `(ranks, samples, tokens, width)`, from those of the tokens here, `(samples, tokens, width)`.
+    /// The rows of all ranks, `(ranks, samples, tokens, width)`, from those of the tokens here, `(samples, tokens,
+    /// width)`.
     ///
     /// # Errors
     /// Errors of the device.

@@ -69,7 +69,8 @@ fn tiles_change_no_bit_of_adapters() {
     }
 }
 
-/// Losses of steps whose second half of samples is the first one again. So tiles have the first step's scales of all tokens.
+/// Losses of steps whose second half of samples is the first one again. So tiles have the first step's scales of all
+/// tokens.
 fn losses_in_8_bits(kind: Kind, tiles: usize) -> Vec<f64> {
     let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
     let fp8 = Some(Fp8 { amax_history: 4, ..Fp8::default() });

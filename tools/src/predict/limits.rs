@@ -67,8 +67,8 @@ const MEANS: [Means; 6] = [
     }),
 ];
 
-/// The limits of a run on its ranks, with one sample in a microbatch: with its own settings, and with each further means that
-/// they allow.
+/// The limits of a run on its ranks, with one sample in a microbatch: with its own settings, and with each further
+/// means that they allow.
 ///
 /// # Errors
 /// Settings that exclude each other.

@@ -193,8 +193,8 @@ impl Builder {
         }
     }
 
-    /// The share of the room for rows of experts that has rows, with balanced loads. There is room for the most rows that a rank
-    /// can have, or for those of a budget.
+    /// The share of the room for rows of experts that has rows, with balanced loads. There is room for the most rows
+    /// that a rank can have, or for those of a budget.
     fn filled_rows(&self) -> f64 {
         let ranks = self.plan.parallel.mesh.size(Axis::Expert) as f64;
         1.0 / self.plan.model.row_budget().map_or(ranks, |budget| budget.min(ranks))

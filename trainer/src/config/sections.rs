@@ -425,8 +425,8 @@ section!(ParallelConfig {
 choice! {
     /// What ranks that divide sequences exchange in attention.
     pub enum ContextTransfersChoice {
-        /// Keys go round if attention of a layer sees whole samples of one document. Of samples with documents, heads if
-        /// all ranks get some. Else keys.
+        /// Keys go round if attention of a layer sees whole samples of one document. Of samples with documents, heads
+        /// if all ranks get some. Else keys.
         Auto = "auto",
         /// A rank gathers the keys and values of whole sequences.
         Keys = "keys",

@@ -189,8 +189,8 @@ impl DenseFeedForward {
         Ok((activated, SavedFeedForward { normed, pre, activated: saved, output, of_up, of_down: None }))
     }
 
-    /// The activated values of an input, as the second product reads them. Writes `pre`, and the values that the backward of
-    /// the adapters of the first matrix needs.
+    /// The activated values of an input, as the second product reads them. Writes `pre`, and the values that the
+    /// backward of the adapters of the first matrix needs.
     pub(super) fn activated(
         &self,
         cx: &mut StepContext<'_>,
@@ -208,8 +208,8 @@ impl DenseFeedForward {
         Ok(Operand::Plain(activated))
     }
 
-    /// Backward through the second matrix and the activation: the gradient of `pre`, and the activated values. Writes the
-    /// tensors that the gradients of the matrix's adapters are computed from.
+    /// Backward through the second matrix and the activation: the gradient of `pre`, and the activated values. Writes
+    /// the tensors that the gradients of the matrix's adapters are computed from.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,

@@ -1,9 +1,9 @@
 //! A dense feed-forward layer in tiles of tokens. Only one tile of the values between the matrices is in memory, but for
 //! those that weight gradients read.
 //!
-//! The layer saves its input alone: backward computes the first product of each tile again. Weight gradients are computed
-//! once, over all tokens, so their sums keep their order. With products in 8 bits the bytes of all tiles are transposed for
-//! them, which is why a tensor has one delayed scale.
+//! The layer saves its input alone: backward computes the first product of each tile again. Weight gradients are
+//! computed once, over all tokens, so their sums keep their order. With products in 8 bits the bytes of all tiles are
+//! transposed for them, which is why a tensor has one delayed scale.
 
 use device::Tensor;
 use device::ops::{DropoutSite, Epilogue};
@@ -47,8 +47,8 @@ impl TiledFeedForward {
         Ok(pre)
     }
 
-    /// Backward through the second matrix and the activation, with the gradients of that matrix: the gradient of the values
-    /// before the activation. Writes what the adapters of the first matrix save.
+    /// Backward through the second matrix and the activation, with the gradients of that matrix: the gradient of the
+    /// values before the activation. Writes what the adapters of the first matrix save.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,
@@ -58,7 +58,7 @@ impl TiledFeedForward {
         record: Option<Tensor>,
     ) -> Result<Operand> {
         let DenseFeedForward { activation, up, down, .. } = &self.layer;
-        let low_of_down = down.saved_adapter(cx, &grad_output, record)?;
+        let low_of_down = down.saved_adapter(cx, input.rows(), record)?;
         let of_down = down.adapter_gradient(cx, low_of_down, &grad_output)?;
         let grad_pre = cx.tensor("grad_pre_activation", with_width(&grad_output, up.width()), grad_output.dtype)?;
         // The weight gradients of the second matrix read it, unless that matrix is frozen.

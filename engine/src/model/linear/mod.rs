@@ -232,7 +232,8 @@ impl Linear {
         Operand::quantize_tile(cx, source, rows, tile, quantize_as)
     }
 
-    /// Writes a tile of an output gradient in 8 bits to the copy of all `rows`. The bias gradient is computed on the way.
+    /// Writes a tile of an output gradient in 8 bits to the copy of all `rows`. The bias gradient is computed on the
+    /// way.
     ///
     /// # Errors
     /// Errors of the device.
@@ -295,14 +296,14 @@ impl Linear {
         Ok(saved)
     }
 
-    /// Makes the 8-bit copies of the weight that the step's products read, if they are to be made now. It comes before the
-    /// first product.
+    /// Makes the 8-bit copies of the weight that the step's products read, if they are to be made now. It comes before
+    /// the first product.
     pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
         self.weight.fp8.map_or(Ok(()), |fp8| fp8.make_copies(cx))
     }
 
-    /// Memory for the values that the backward of adapters needs, for an input with these rows; `None` without adapters, and
-    /// in modes without them. `record` is the microbatch's `SampleRecord`, for their dropout.
+    /// Memory for the values that the backward of adapters needs, for an input with these rows; `None` without
+    /// adapters, and in modes without them. `record` is the microbatch's `SampleRecord`, for their dropout.
     pub(crate) fn saved_adapter(
         &self,
         cx: &mut StepContext<'_>,
@@ -337,8 +338,8 @@ impl Linear {
         adapter.forward(cx, input.plain(), output, saved)
     }
 
-    /// Writes the values that the adapters' backward needs, for a backward that recomputes its forward without the layer's
-    /// output.
+    /// Writes the values that the adapters' backward needs, for a backward that recomputes its forward without the
+    /// layer's output.
     pub(crate) fn prepare_backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -349,7 +350,8 @@ impl Linear {
         adapter.prepare_backward(cx, input.plain(), saved)
     }
 
-    /// The product of [`Linear::forward`] through `epilogue`, which adds the bias if it is to be added, and without adapters.
+    /// The product of [`Linear::forward`] through `epilogue`, which adds the bias if it is to be added, and without
+    /// adapters.
     pub(crate) fn forward_through(
         &self,
         cx: &StepContext<'_>,
@@ -384,7 +386,8 @@ impl Linear {
         Ok((ranks.reduce(cx, names[1], output)?, saved))
     }
 
-    /// This rank's product of a row-parallel layer's forward, with [memory for what adapters save](Linear::saved_adapter).
+    /// This rank's product of a row-parallel layer's forward, with [memory for what adapters
+    /// save](Linear::saved_adapter).
     pub(crate) fn row_parallel_product(
         &self,
         cx: &mut StepContext<'_>,
@@ -448,8 +451,8 @@ impl Linear {
         own.input_gradient(cx, of, grad_output.plain(), grad_input)
     }
 
-    /// Memory for the tensors that the gradients of the adapters' weights are computed from, for an output gradient with
-    /// these rows. Forward returned `saved`.
+    /// Memory for the tensors that the gradients of the adapters' weights are computed from, for an output gradient
+    /// with these rows. Forward returned `saved`.
     pub(crate) fn adapter_gradient(
         &self,
         cx: &mut StepContext<'_>,
