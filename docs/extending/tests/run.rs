@@ -44,6 +44,11 @@ fn it_trains_to_the_same_bits_with_graphs_and_without_and_after_a_resume() {
         assert!(text.contains(told), "{text}");
     }
     assert_eq!(losses(folder.path()), train(&format!("{ALL} --lr-decay-style constant")));
+    let written = run(folder.path(), 0, "sample --checkpoint saved --prompt a --tokens 4");
+    assert!(!written.is_empty());
+    run(folder.path(), 0, "--own-part squared-relu --steps 1 --checkpoint-dir gpt2");
+    let text = run(folder.path(), 2, "convert --to hf gpt2 model");
+    assert!(text.contains("own.part"), "no family of Hugging Face has the part: {text}");
 }
 
 #[test]

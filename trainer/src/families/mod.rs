@@ -118,7 +118,13 @@ pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static Hugging
 pub fn of_shape(shape: &GptShape) -> Result<&'static HuggingFace, String> {
     // A family of experts is near to no dense model, nor the other way round.
     let is_of_other_kind = |unmet: &[&str]| unmet.iter().any(|words| [DENSE.1, EXPERTS.1].contains(words));
-    let families = hugging_face().map(|(_, files)| (files, files.unmet(shape)));
+    // Files of the trainer's families have no tensors for parts of others.
+    let of_others = |family: &ModelFamily| {
+        let is_ours = FAMILIES.iter().any(|ours| ours.name == family.name);
+        (shape.own_part.is_some() && is_ours).then_some("own.part")
+    };
+    let unmet = |family, files: &'static HuggingFace| of_others(family).into_iter().chain(files.unmet(shape)).collect();
+    let families = hugging_face().map(|(family, files)| -> (_, Vec<&str>) { (files, unmet(family, files)) });
     match families.min_by_key(|(_, unmet)| (is_of_other_kind(unmet), unmet.len())) {
         Some((files, unmet)) if unmet.is_empty() => Ok(files),
         Some((_, unmet)) => Err(unmet.join(" and ")),
