@@ -207,18 +207,18 @@ impl ConfigSources {
         self.file.iter().chain(&self.flags).map(|(key, value)| (*key, value.clone())).collect()
     }
 
-    /// All options of the model that these values describe, for [`ConfigSources::start_from`].
+    /// All options of the model that these values describe, for [`ConfigSources::start_from`]. A part that the program adds
+    /// may read any of the program's options.
     pub fn model_values(&self) -> ModelOptions {
-        let mut model = self.resolve().model;
+        let mut resolved = self.resolve();
         // A shorter sequence of another run leaves the model its positions.
-        if model.position == PositionEmbedding::Learned {
-            model.max_position_embeddings.get_or_insert(model.seq_length);
+        if resolved.model.position == PositionEmbedding::Learned {
+            resolved.model.max_position_embeddings.get_or_insert(resolved.model.seq_length);
         }
-        let resolved = toml::Table::try_from(model).unwrap_or_default();
-        let keys = options().iter().filter_map(|option| Some((option.key, option.key.strip_prefix("model.")?)));
-        keys.filter(|(_, name)| !["preset", "init_from"].contains(name))
-            .filter_map(|(key, name)| Some((key.into(), resolved.get(name)?.clone())))
-            .collect()
+        let of_run = ["model.preset", "model.init_from", "own.loss", "own.data", "own.metrics"];
+        let is_of_model = |key: &str| ["model.", "own."].iter().any(|section| key.starts_with(section));
+        let values = resolved.by_key().into_iter();
+        values.filter(|(key, _)| is_of_model(key) && !of_run.contains(&key.as_str())).collect()
     }
 
     /// The configuration. Later values override earlier ones: defaults, the preset, the model that training starts from, the
