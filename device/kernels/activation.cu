@@ -43,7 +43,7 @@ template <class F, class T, int N> void activation_backward(const T* input, cons
     }
 FOR_EACH_FLOAT(ACTIVATION)
 
-// output[r, c] = f(gate) * up, with [gate | up] of 2 `width` columns in a row of `input`.
+// output[r, c] = value(gate) * other(up), with [gate | up] of 2 `width` columns in a row of `input`.
 template <class F, class T, int N> void glu(const T* input, T* output, u32 rows, u32 width) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= width) return;
@@ -53,7 +53,7 @@ template <class F, class T, int N> void glu(const T* input, T* output, u32 rows,
         load<N>(gate, g);
         load<N>(gate + width, u);
 #pragma unroll
-        for (int i = 0; i < N; i++) g[i] = F::template value<T>(g[i]) * u[i];
+        for (int i = 0; i < N; i++) g[i] = F::template value<T>(g[i]) * F::other(u[i]);
         store<N>(output + row * width + column, g);
     }
 }
@@ -72,9 +72,9 @@ void glu_backward(const T* input, const T* grad_output, T* grad_input, T* output
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float gate = g[i], value = F::template value<T>(gate);
-            y[i] = value * u[i];
-            g[i] = F::template derivative<T>(gate, dy[i] * u[i]);
-            u[i] = dy[i] * value;
+            y[i] = value * F::other(u[i]);
+            g[i] = F::template derivative<T>(gate, dy[i] * F::other(u[i]));
+            u[i] = F::other_gradient(u[i], dy[i] * value);
         }
         store<N>(grad_input + at, g);
         store<N>(grad_input + at + width, u);
@@ -94,5 +94,6 @@ void glu_backward(const T* input, const T* grad_output, T* grad_input, T* output
     }
 #define GLUS(T, N, suffix)           \
     GLU(Silu, swiglu, T, N, suffix) \
-    GLU(Gelu, geglu, T, N, suffix)
+    GLU(Gelu, geglu, T, N, suffix)  \
+    GLU(ClampedSilu, clamped_swiglu, T, N, suffix)
 FOR_EACH_FLOAT(GLUS)

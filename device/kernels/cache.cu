@@ -51,6 +51,7 @@ struct CachedAttention {
     const void* cache;
     const int* start;
     void* output;
+    const float* sinks; // of heads; null without
     u32 rows;
     u32 capacity;
     u32 heads;
@@ -109,7 +110,10 @@ template <class T, int LANES> void cached_attention(const CachedAttention& a) {
     // A warp without keys has minus infinity and so no weight; warp 0 has a key.
     float top = highests[0], all = 0.0f;
     for (int w = 1; w < WARPS; w++) top = fmaxf(top, highests[w]);
+    float sink = a.sinks ? a.sinks[head] : __int_as_float(0xff800000);
+    top = fmaxf(top, sink);
     for (int w = 0; w < WARPS; w++) all += totals[w] * expf(highests[w] - top);
+    all += expf(sink - top);
     T* output = (T*)a.output + ((u64)blockIdx.x * a.heads + head) * a.dim;
     for (u32 channel = threadIdx.x; channel < a.dim; channel += blockDim.x) {
         float x = 0.0f;

@@ -12,7 +12,7 @@ struct ExpertGlu {
     u32 width;
 };
 
-// output[row] = f(gate) * up * weights[pairs[row]]
+// output[row] = value(gate) * other(up) * weights[pairs[row]]
 template <class F, class T, int N> void expert_glu(const ExpertGlu& op) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= op.width) return;
@@ -28,7 +28,7 @@ template <class F, class T, int N> void expert_glu(const ExpertGlu& op) {
         load<N>(gate, g);
         load<N>(gate + op.width, u);
 #pragma unroll
-        for (int i = 0; i < N; i++) g[i] = F::template value<T>(g[i]) * u[i] * weight;
+        for (int i = 0; i < N; i++) g[i] = F::template value<T>(g[i]) * F::other(u[i]) * weight;
         store<N>((T*)op.output + row * op.width + column, g);
     }
 }
@@ -72,11 +72,11 @@ template <class F, class T, int N, bool WARP> void expert_glu_backward(const Exp
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 float gate = g[i], value = F::template value<T>(gate), weighted = dy[i] * weight;
-                y[i] = value * u[i];
+                y[i] = value * F::other(u[i]);
                 sum += y[i] * dy[i];
                 y[i] *= weight;
-                g[i] = F::template derivative<T>(gate, weighted * u[i]);
-                u[i] = weighted * value;
+                g[i] = F::template derivative<T>(gate, weighted * F::other(u[i]));
+                u[i] = F::other_gradient(u[i], weighted * value);
             }
             store<N>((T*)op.grad_input + at, g);
             store<N>((T*)op.grad_input + at + op.width, u);
@@ -102,5 +102,6 @@ template <class F, class T, int N, bool WARP> void expert_glu_backward(const Exp
     }
 #define EXPERT_GLUS(T, N, suffix)           \
     EXPERT_GLU(Silu, swiglu, T, N, suffix) \
-    EXPERT_GLU(Gelu, geglu, T, N, suffix)
+    EXPERT_GLU(Gelu, geglu, T, N, suffix)  \
+    EXPERT_GLU(ClampedSilu, clamped_swiglu, T, N, suffix)
 FOR_EACH_FLOAT(EXPERT_GLUS)

@@ -1,7 +1,7 @@
 // The sources of quantisation. Shared by the kernels that make 8-bit copies.
 #pragma once
 #include "fp8.cuh"
-#include "gelu.cuh"
+#include "gates.cuh"
 
 struct Quantize {
     const void* input;
@@ -45,19 +45,6 @@ template <class T> struct Stored {
 
 template <class T> struct Rounded : Stored<T> {
     static void compute(const float (&in)[1], float (&out)[1]) { out[0] = low_bf16(pack_bf16x2(in[0], 0.0f)); }
-};
-
-struct GeluFunction {
-    template <class T> static float value(float x) { return gelu<T>(x); }
-    template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
-};
-
-struct SiluFunction {
-    template <class T> static float value(float x) { return x * sigmoid<T>(x); }
-    template <class T> static float derivative(float x, float grad) {
-        float s = sigmoid<T>(x);
-        return grad * s * (1.0f + x * (1.0f - s));
-    }
 };
 
 // The output of a norm. Its statistics are known.
@@ -267,14 +254,14 @@ template <class S, bool VECTOR> void store_row(const Quantize& q, u64 row, u32 c
     DECLARE(source<float>, name, float, true, f32) \
     DECLARE(source<float>, name, float, false, scalar)
 
-template <class T> using GeluSource = Activated<GeluFunction, T>;
+template <class T> using GeluSource = Activated<Gelu, T>;
 template <class T> using ReluSource = Activated<ReluFunction, T>;
-template <class T> using GeluBackwardSource = ActivatedBackward<GeluFunction, T>;
+template <class T> using GeluBackwardSource = ActivatedBackward<Gelu, T>;
 template <class T> using ReluBackwardSource = ActivatedBackward<ReluFunction, T>;
-template <class T> using SwiGlu = Gated<SiluFunction, T>;
-template <class T> using GeGlu = Gated<GeluFunction, T>;
-template <class T> using SwiGluBackward = GatedBackward<SiluFunction, T>;
-template <class T> using GeGluBackward = GatedBackward<GeluFunction, T>;
+template <class T> using SwiGlu = Gated<Silu, T>;
+template <class T> using GeGlu = Gated<Gelu, T>;
+template <class T> using SwiGluBackward = GatedBackward<Silu, T>;
+template <class T> using GeGluBackward = GatedBackward<Gelu, T>;
 
 #define FOR_EACH_SOURCE(DECLARE)                              \
     FOR_EACH_PATH(DECLARE, Stored, stored)                    \

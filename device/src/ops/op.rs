@@ -252,6 +252,10 @@ operations! {
         AttentionBackward,
         /// Attention over two parts of the keys from that over each.
         MergeAttention,
+        /// Attention with sinks from that without.
+        AddSinks,
+        /// Gradients of sinks, by the row.
+        SinkGradients,
         /// Sum of rows of samples.
         AddRows,
         /// Attention over a cache of keys and values.

@@ -1,8 +1,8 @@
 //! Trials of operations on sequences that ranks divide.
 
 use crate::ops::{
-    AddRows, Attention, AttentionBackward, Corner, KeyPart, KeysOf, Mask, MergeAttention, OrderRows, RankKeys,
-    RankKeysBackward, RowOrder, Scores, SequenceShare,
+    AddRows, AddSinks, Attention, AttentionBackward, Corner, KeyPart, KeysOf, Mask, MergeAttention, OrderRows, RankKeys,
+    RankKeysBackward, RowOrder, Scores, SequenceShare, SinkGradients,
 };
 use crate::{DType, Result, Shape};
 
@@ -94,6 +94,26 @@ fn parts(s: Sizes, tokens: usize, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+    let attended = move |b: &mut Workbench| -> Result<KeyPart> {
+        let output = b.input([batch, tokens, heads * head_dim], dtype)?;
+        Ok(KeyPart { output, stats: b.input([batch, heads, tokens], DType::F32)? })
+    };
+    add(
+        "sinks",
+        Box::new(move |b| {
+            let attended = attended(b)?;
+            Ok(AddSinks { attended, sinks: b.input([heads], DType::F32)? }.into())
+        }),
+    );
+    add(
+        "gradients of sinks",
+        Box::new(move |b| {
+            let (attended, sinks) = (attended(b)?, b.input([heads], DType::F32)?);
+            let grad_output = b.input(attended.output.shape, dtype)?;
+            let summands = b.output([batch, tokens, heads], DType::F32)?;
+            Ok(SinkGradients { attended, grad_output, sinks, summands }.into())
+        }),
+    );
     let (columns, rows) = (heads * head_dim, batch * tokens);
     let wide = columns + 2 * kv_heads * head_dim;
     for (label, b_type, to_type, adds) in [("sum", dtype, DType::F32, false), ("total", DType::F32, dtype, true)] {

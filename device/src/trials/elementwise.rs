@@ -106,7 +106,7 @@ fn activations(shape: [usize; 3], dtype: DType, add: AddTrial<'_>) {
     }
     let [batch, seq, ffn] = shape;
     let wide = [batch, seq, 2 * ffn];
-    for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu")] {
+    for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu"), (Gate::ClampedSilu, "clamped_swiglu")] {
         add(
             name,
             Box::new(move |b| {

@@ -352,7 +352,7 @@ fn rows(m: Mixture, dtype: DType, add: AddTrial<'_>) {
 
 fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     let (narrow, wide) = ([m.rows(), m.ffn], [m.rows(), 2 * m.ffn]);
-    for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu")] {
+    for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu"), (Gate::ClampedSilu, "clamped_swiglu")] {
         let inputs = move |b: &mut Workbench| -> Result<[Tensor; 3]> {
             let [_, pairs, _] = m.order();
             let input = b.scaled(wide, dtype, 3.0)?;

@@ -10,13 +10,14 @@ use super::workbench::AddTrial;
 pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
     let plain = Scores::default();
     let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
-    for (label, rows, heads, kv_heads, head_dim, window, scores) in [
-        ("a token", 1, 8, 2, 64, None, plain),
-        ("a prompt", 70, 6, 3, 64, None, plain),
-        ("odd heads", 3, 4, 2, 21, None, plain),
-        ("wide heads", 2, 2, 1, 200, None, plain),
-        ("a window", 5, 4, 2, 64, Some(50), plain),
-        ("a soft cap", 5, 4, 1, 256, Some(50), capped),
+    for (label, rows, heads, kv_heads, head_dim, window, scores, sinks) in [
+        ("a token", 1, 8, 2, 64, None, plain, false),
+        ("a prompt", 70, 6, 3, 64, None, plain, false),
+        ("odd heads", 3, 4, 2, 21, None, plain, false),
+        ("wide heads", 2, 2, 1, 200, None, plain, false),
+        ("a window", 5, 4, 2, 64, Some(50), plain, false),
+        ("a soft cap", 5, 4, 1, 256, Some(50), capped, false),
+        ("sinks", 5, 4, 2, 64, Some(50), plain, true),
     ] {
         add(
             &format!("cached_attention, {label}"),
@@ -27,7 +28,8 @@ pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
                 let start = b.integers([1], &[before])?;
                 let output = b.output([batch, rows, heads * head_dim], dtype)?;
                 let mask = Mask { window };
-                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask }.into())
+                let sinks = sinks.then(|| b.input([heads], DType::F32)).transpose()?;
+                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask, sinks }.into())
             }),
         );
     }

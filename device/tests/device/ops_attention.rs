@@ -156,6 +156,63 @@ fn attention_agrees_with_f64_at_the_borders_of_its_blocks() {
     }
 }
 
+/// The output of attention with sinks: each probability is `exp(score) / (sum of exp(score) + exp(sink))`.
+fn attention_with_sinks(h: Heads, qkv: &[f64], sinks: &[f64], dropout: Option<Place>) -> Vec<f64> {
+    let (output, lse) = attention(h, qkv, dropout);
+    let share = |row: usize, head: usize| {
+        let lse = lse[(row / h.seq * h.heads + head) * h.seq + row % h.seq];
+        1.0 / (1.0 + (sinks[head] - lse).exp())
+    };
+    let at = |(at, x): (usize, &f64)| x * share(at / (h.heads * h.dim), at / h.dim % h.heads);
+    output.iter().enumerate().map(at).collect()
+}
+
+#[test]
+fn attention_with_sinks_and_its_gradients_agree_with_f64() {
+    let base = Heads {
+        batch: 2,
+        seq: 9,
+        heads: 4,
+        kv_heads: 2,
+        dim: 8,
+        mask: Mask { window: Some(4) },
+        scores: SCORES[3],
+        documents: &[],
+    };
+    for (h, dropout) in [(base, Some(PLACE)), (Heads { dim: 3, heads: 2, documents: &[4, 3], ..base }, None)] {
+        for dtype in FLOATS {
+            let Heads { batch, seq, heads, kv_heads, dim, mask, scores, documents } = h;
+            let (t, packed) = (bench(2), batch * seq * h.width());
+            let documents = (!documents.is_empty()).then(|| h.documents(&t));
+            // One sink is above all scores, and one far below.
+            let mut sinks = numbers(4, heads, F32);
+            (sinks[0], sinks[1]) = (2.0, -4.0);
+            let (values, dy) = (numbers(1, packed, dtype), numbers(2, batch * seq * heads * dim, dtype));
+            let qkv = t.put(&[batch, seq, h.width()], dtype, &values);
+            let (output, stats) = (t.empty(&[batch, seq, heads * dim], dtype), t.empty(&[batch, heads, seq], F32));
+            let keys = None;
+            let site = dropout.map(|place| place.on(&t));
+            let op = Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents, dropout: site };
+            t.run(op.clone());
+            let (attended, of_heads) = (KeyPart { output, stats }, t.put(&[heads], F32, &sinks));
+            t.run(AddSinks { attended, sinks: of_heads });
+            assert_close("output", dtype, &t.get(&output), &attention_with_sinks(h, &values, &sinks, dropout));
+
+            let grad_output = t.put(&[batch, seq, heads * dim], dtype, &dy);
+            let (grad_qkv, grad_bias) = (t.empty(&[batch, seq, h.width()], dtype), t.empty(&[heads], F32));
+            t.run(op.backward(grad_output, grad_qkv));
+            let summands = t.empty(&[batch, seq, heads], F32);
+            t.run(SinkGradients { attended, grad_output, sinks: of_heads, summands });
+            t.run(BiasGrad { grad_output: summands, grad_bias, accumulate: false });
+            let truth = finite_differences(&[values, sinks].concat(), &dy, |all| {
+                attention_with_sinks(h, &all[..packed], &all[packed..], dropout)
+            });
+            assert_close("gradient of qkv", dtype, &t.get(&grad_qkv), &truth[..packed]);
+            assert_close("gradient of sinks", dtype, &t.get(&grad_bias), &truth[packed..]);
+        }
+    }
+}
+
 /// The rows `(batch, seq)` of a matrix that a rank has.
 fn rows_of(values: &[f64], h: Heads, width: usize, share: SequenceShare) -> Vec<f64> {
     let tokens = h.seq / share.ranks;

@@ -15,11 +15,17 @@ struct Sizes {
     dim: usize,
     mask: Mask,
     scores: Scores,
+    sinks: bool,
 }
 
 impl Sizes {
     fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.dim
+    }
+
+    /// The score of each head that has no value.
+    fn sinks(&self) -> Option<Vec<f64>> {
+        self.sinks.then(|| numbers(9, self.heads, F32))
     }
 
     fn tokens(&self) -> usize {
@@ -42,7 +48,7 @@ fn attention(s: Sizes, qkv: &[f64]) -> Vec<f64> {
             };
             let first = s.mask.window.map_or(0, |window| (query + 1).saturating_sub(window));
             let weights: Vec<f64> = (first..=query).map(score).collect();
-            let total: f64 = weights.iter().sum();
+            let total = weights.iter().sum::<f64>() + s.sinks().map_or(0.0, |sinks| sinks[head].exp());
             for c in 0..dim {
                 let values = weights.iter().enumerate();
                 output.push(values.map(|(i, w)| w / total * at(b, first + i, s.heads + s.kv_heads + kv, c)).sum());
@@ -72,22 +78,24 @@ proptest! {
         scale in prop::option::of(Just(0.5f32)),
         soft_cap in prop::option::of(Just(0.75f32)),
         half in any::<bool>(),
+        sinks in any::<bool>(),
         threads in 1..3usize,
     ) {
         let (heads, mask, scores) = (kv_heads * group, Mask { window }, Scores { scale, soft_cap });
-        let s = Sizes { batch, calls, heads, kv_heads, dim, mask, scores };
+        let s = Sizes { batch, calls, heads, kv_heads, dim, mask, scores, sinks };
         let dtype = if half { Bf16 } else { F32 };
         let t = bench(threads);
         let qkv = numbers(3, batch * s.tokens() * s.width(), dtype);
         let truth = attention(s, &qkv);
         // Earlier content of the cache must not matter: it is NaN.
         let cache = t.empty(&[batch, s.tokens() + spare, 2 * kv_heads * dim], dtype);
+        let sinks = s.sinks().map(|sinks| t.put(&[heads], F32, &sinks));
         let (mut from, out_width) = (0, s.heads * dim);
         for rows in s.calls {
             let new = t.put(&[batch, rows, s.width()], dtype, &part(&qkv, s.tokens(), s.width(), from, rows));
             let output = t.empty(&[batch, rows, out_width], dtype);
             let start = t.ints(&[1], &[from as i32]);
-            t.run(CachedAttention { qkv: new, cache, start, output, heads, kv_heads, scores, mask });
+            t.run(CachedAttention { qkv: new, cache, start, output, heads, kv_heads, scores, mask, sinks });
             let wanted = part(&truth, s.tokens(), out_width, from, rows);
             assert_close(&format!("{s:?} from {from}"), dtype, &t.get(&output), &wanted);
             from += rows;
@@ -134,7 +142,8 @@ fn shapes_that_do_not_fit_are_refused_with_both_sides() {
     let scores = Scores::default();
     let refused = |cache: &[usize], heads, kv_heads| {
         let cache = t.empty(cache, F32);
-        let op = CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask: Mask::CAUSAL };
+        let (mask, sinks) = (Mask::CAUSAL, None);
+        let op = CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask, sinks };
         t.stream.submit(op).unwrap_err().to_string()
     };
     for (error, needle) in [

@@ -5,10 +5,11 @@ use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, checked_benc
 use device::DType::{self, Bf16, F32};
 use device::ops::*;
 
-fn function(gate: Gate, x: f64) -> f64 {
+fn function(gate: Gate, x: f64, up: f64) -> f64 {
     match gate {
-        Gate::Silu => x / (1.0 + (-x).exp()),
-        Gate::Gelu => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+        Gate::Silu => up * x / (1.0 + (-x).exp()),
+        Gate::ClampedSilu => (up.clamp(-7.0, 7.0) + 1.0) * x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()),
+        Gate::Gelu => up * 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
     }
 }
 
@@ -16,7 +17,7 @@ fn function(gate: Gate, x: f64) -> f64 {
 fn unit(gate: Gate, values: &[f64]) -> Vec<f64> {
     let width = values.len() / 2;
     let (gates, rest) = values.split_at(width);
-    gates.iter().zip(rest).map(|(g, up)| function(gate, *g) * up * values[2 * width]).collect()
+    gates.iter().zip(rest).map(|(g, up)| function(gate, *g, *up) * values[2 * width]).collect()
 }
 
 /// A permutation of `0..rows`.
@@ -29,7 +30,11 @@ fn permutation(rows: usize) -> Vec<i32> {
 
 fn check(t: &Bench, gate: Gate, rows: usize, width: usize, dtype: DType) {
     let what = |name: &str| format!("{name}, {gate:?} of {rows} rows of {width}");
-    let (x, dy) = (numbers(1, rows * 2 * width, dtype), numbers(2, rows * width, dtype));
+    let (mut x, dy) = (numbers(1, rows * 2 * width, dtype), numbers(2, rows * width, dtype));
+    if gate == Gate::ClampedSilu {
+        // Some are beyond the bounds.
+        x.iter_mut().for_each(|x| *x *= 8.0);
+    }
     let (weight_values, pair_values) = (numbers(3, rows, F32), permutation(rows));
     let (input, weights) = (t.put(&[rows, 2 * width], dtype, &x), t.put(&[rows, 1], F32, &weight_values));
     let (pairs, output) = (t.ints(&[rows], &pair_values), t.empty(&[rows, width], dtype));
@@ -68,7 +73,7 @@ fn check(t: &Bench, gate: Gate, rows: usize, width: usize, dtype: DType) {
 #[test]
 fn weighted_units_and_their_gradients_agree_with_f64_and_finite_differences() {
     let t = checked_bench();
-    for (gate, dtype) in [Gate::Silu, Gate::Gelu].into_iter().flat_map(|gate| FLOATS.map(|dtype| (gate, dtype))) {
+    for (gate, dtype) in [Gate::Silu, Gate::Gelu, Gate::ClampedSilu].into_iter().flat_map(|gate| FLOATS.map(|dtype| (gate, dtype))) {
         // A row for a part of a warp, for a warp and for a block; 16 bytes at a time or one value.
         for (rows, width) in [(1, 1), (11, 36), (13, 37), (6, 264), (3, 1032), (5, 2560), (3, 333)] {
             check(&t, gate, rows, width, dtype);

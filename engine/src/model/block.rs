@@ -21,7 +21,7 @@ use super::norm::NormSpec;
 use super::norm_sums::NormSums;
 use super::part::PartSpec;
 use super::saved::Saved;
-use super::shape::GptShape;
+use super::shape::{AttentionKind, GptShape};
 use super::token_cost::TokenCost;
 use crate::graph_options::GraphModule;
 use crate::hooks::after_module;
@@ -86,7 +86,8 @@ fn parts(shape: &GptShape, block: usize) -> Vec<BranchSpec<'_>> {
         None => GraphModule::FEED_FORWARD,
     };
     let feed_forward = branch(module, feed_forward(shape, block), "ln_2", "post_ln_2");
-    shape.attention.then(attention).into_iter().chain([feed_forward]).collect()
+    let attention = (shape.attention != AttentionKind::None).then(attention);
+    attention.into_iter().chain([feed_forward]).collect()
 }
 
 /// The modules that a block is made of, in order.

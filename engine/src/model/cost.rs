@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{FeedForward, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
+    use crate::model::{AttentionKind, FeedForward, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
     use crate::precision::Precision;
 
     const SEQ: usize = 1024;
@@ -107,7 +107,7 @@ mod tests {
         let expected =
             TokenCost { weights: 12 * hidden * hidden, scores: hidden * SEQ, values: attention + feed_forward(ffn) };
         assert_eq!(block_cost(&gelu, 0, SEQ), expected);
-        let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: false, ..gelu };
+        let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: AttentionKind::None, ..gelu };
         let expected = TokenCost { weights: 12 * hidden * hidden, scores: 0, values: feed_forward(2 * ffn) };
         assert_eq!(block_cost(&swiglu, 0, SEQ), expected);
     }
@@ -128,7 +128,7 @@ mod tests {
         let attention = |qk_norm| {
             let shape = GptShape { kv_heads: 8, head_dim: Some(128), bias: false, qk_norm, ..gpt2_350m() };
             let attention = block_cost(&shape, 0, SEQ);
-            let without = block_cost(&GptShape { attention: false, ..shape }, 0, SEQ);
+            let without = block_cost(&GptShape { attention: AttentionKind::None, ..shape }, 0, SEQ);
             (attention.weights - without.weights, attention.scores, attention.values - without.values)
         };
         let (qkv, context) = (queries + 2 * keys, queries);

@@ -23,7 +23,7 @@ use super::loss_term::LossTerm;
 use super::position::{Position, RotaryTable, RotaryTables};
 use super::recompute::RecomputedBlocks;
 use super::sample_row::SampleRow;
-use super::shape::GptShape;
+use super::shape::{AttentionKind, GptShape};
 use super::tensor_parallel::TensorParallel;
 use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
@@ -99,7 +99,7 @@ pub fn layer_modules(shape: &GptShape, layers: &StageLayers) -> Vec<Vec<GraphMod
 /// The angles that attention reads, if positions are rotary.
 pub(crate) fn rotary_tables(shape: &GptShape) -> RotaryTables<RotaryTable> {
     let Position::Rotary { base, scaling, window_base } = shape.position else { return RotaryTables::NONE };
-    if !shape.attention {
+    if shape.attention == AttentionKind::None {
         return RotaryTables::NONE;
     }
     let positions = shape.max_seq_len;

@@ -57,6 +57,25 @@ pub enum QkNorm {
     AllHeads,
 }
 
+/// The kind of a block's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionKind {
+    /// A token sees itself alone.
+    None,
+    /// Groups of query heads share a key and value head (Ainslie et al., 2023).
+    Grouped {
+        /// Each head has a learnt score that takes part in the softmax and has no value.
+        sinks: bool,
+    },
+}
+
+impl AttentionKind {
+    /// Whether heads have sinks.
+    pub(crate) fn has_sinks(self) -> bool {
+        matches!(self, AttentionKind::Grouped { sinks: true })
+    }
+}
+
 /// The blocks with a window: a token sees no more than a window of tokens there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
@@ -91,8 +110,8 @@ pub struct GptShape {
     pub tied: bool,
     /// Embedded tokens are multiplied by the root of `hidden`, rounded to the type of activations.
     pub scaled_embedding: bool,
-    /// Whether blocks have attention.
-    pub attention: bool,
+    /// The attention of blocks.
+    pub attention: AttentionKind,
     /// Products of queries and keys are divided by the root of it; f32 in kernels. `None` for the channels of a head.
     pub query_pre_attn_scalar: Option<f64>,
     /// Attention scores `s` become `cap * tanh(s / cap)`; f32 in kernels. `None` for no cap.
@@ -170,7 +189,7 @@ impl Default for GptShape {
             max_seq_len: 1024,
             tied: true,
             scaled_embedding: false,
-            attention: true,
+            attention: AttentionKind::Grouped { sinks: false },
             query_pre_attn_scalar: None,
             attention_soft_cap: None,
             logit_soft_cap: None,

@@ -3,7 +3,7 @@
 use device::HostValues;
 use device::ops::SequenceShare;
 use engine::graph_options::GraphOptions;
-use engine::model::{ContextTransfers, GptShape, SampleRow};
+use engine::model::{AttentionKind, ContextTransfers, GptShape, SampleRow};
 use engine::precision::Precision;
 use engine::step::{StepResult, StepSettings};
 use parallel::{Axis, Place};
@@ -27,15 +27,16 @@ fn layouts() -> [Layout; 5] {
     ]
 }
 
-/// Learned positions, rotary ones with and without scaling, grouped heads, windows, caps and norms of heads.
+/// Learned positions, rotary ones with and without scaling, grouped heads, windows, caps, sinks and norms of heads.
 fn shapes() -> Vec<(&'static str, GptShape)> {
     let f32 = Precision::F32;
+    let attention = AttentionKind::Grouped { sinks: true };
     let shapes = [
         ("GPT", tiny_gpt(0.1, f32)),
         ("Llama", tiny_llama(0.1, f32)),
-        ("Mistral", tiny_mistral(0.0, f32)),
+        ("Mistral", GptShape { attention, ..tiny_mistral(0.0, f32) }),
         ("Qwen3", tiny_qwen3(0.0, f32)),
-        ("OLMo 2", tiny_olmo2(0.0, f32)),
+        ("OLMo 2", GptShape { attention, ..tiny_olmo2(0.0, f32) }),
         ("Gemma 2", tiny_gemma2(0.0, f32)),
         ("Gemma 3", tiny_gemma3(0.0, f32)),
     ];

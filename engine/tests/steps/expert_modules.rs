@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection};
-use engine::model::{GptShape, NormPlacement};
+use engine::model::{AttentionKind, GptShape, NormPlacement};
 use engine::precision::Precision;
 use engine::step_policy::{StepPolicy, StepShape};
 use graph_manager::{Mempool, Report};
@@ -44,11 +44,11 @@ fn every_choice_of_modules_of_experts_has_the_bits_of_graphs_off() {
         ("selective recompute", GptShape { recompute: true, ..plain.clone() }),
         ("norms after parts", GptShape { norm_placement: NormPlacement::Post, ..plain.clone() }),
         ("norms before and after", GptShape { norm_placement: NormPlacement::Sandwich, ..plain.clone() }),
-        ("no attention", GptShape { attention: false, ..plain }),
+        ("no attention", GptShape { attention: AttentionKind::None, ..plain }),
     ];
     for (name, shape) in shapes {
         let selections: Vec<GraphSelection> =
-            selections().into_iter().filter(|only| shape.attention || !only.modules.contains(&ATTENTION)).collect();
+            selections().into_iter().filter(|only| shape.attention != AttentionKind::None || !only.modules.contains(&ATTENTION)).collect();
         for (microbatches, mempool) in [(1, Mempool::PerMicrobatch), (3, Mempool::PerMicrobatch), (3, Mempool::Single)]
         {
             let settings = choices(mempool, selections.clone());

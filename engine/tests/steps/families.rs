@@ -1,11 +1,11 @@
 //! The features that families of models add to Llama: heads of any width, biases on queries, keys and values alone,
-//! norms of heads and over all heads, norms after the parts of blocks or around them, windows of attention with
+//! norms of heads and over all heads, norms after the parts of blocks or around them, sinks, windows of attention with
 //! frequencies of their own, scaled embeddings, and soft caps of scores and logits. They have the same
 //! bits in every setting.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::GraphOptions;
-use engine::model::{GptShape, QkNorm, Windows};
+use engine::model::{AttentionKind, GptShape, QkNorm, Windows};
 use engine::params::{Param, ParamSpec, Part};
 use engine::precision::Precision;
 use parallel::Axis;
@@ -22,7 +22,8 @@ fn families() -> [(&'static str, GptShape); 6] {
     // As many heads of each kind as ranks share.
     let qwen2 = GptShape { heads: 8, kv_heads: 4, tied: true, ..tiny_qwen2(dropout, f32) };
     let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, f32) };
-    let mistral = GptShape { kv_heads: 4, ..tiny_mistral(dropout, f32) };
+    let attention = AttentionKind::Grouped { sinks: true };
+    let mistral = GptShape { kv_heads: 4, attention, ..tiny_mistral(dropout, f32) };
     let olmo2 = GptShape { heads: 8, kv_heads: 4, ..tiny_olmo2(dropout, f32) };
     let gemma2 = GptShape { kv_heads: 4, ..tiny_gemma2(dropout, f32) };
     let gemma3 = GptShape { layers: 2, kv_heads: 4, windows: two_kinds(), ..tiny_gemma3(dropout, f32) };

@@ -4,7 +4,7 @@ use common::UserError;
 use engine::graph_options::GraphModule;
 use engine::hooks::HookPlace;
 use engine::layer_partition::StageLayers;
-use engine::model::layer_modules;
+use engine::model::{AttentionKind, layer_modules};
 
 use crate::config::checks::require;
 use crate::config::model_plan::ModelPlan;
@@ -39,7 +39,7 @@ impl PrintedActivations {
                     format!(
                         "the model has embedding, h.0 to h.{last}, and in each block mlp{}{}",
                         if shape.experts.is_some() { " (moe where it has experts)" } else { "" },
-                        if shape.attention { " and attention" } else { "" }
+                        if shape.attention != AttentionKind::None { " and attention" } else { "" }
                     ),
                     format!("for example logging.print_activations = [\"embedding\", \"h.{last}\"]"),
                 )
@@ -99,7 +99,7 @@ mod tests {
             let shape = GptShape { layers: 4, attention, ..GptShape::default() };
             layer_modules(&shape, &StageLayers::whole(6))
         };
-        let named = |name| hook_place(name, &modules(true)).map(|place| (place.layer, place.module));
+        let named = |name| hook_place(name, &modules(AttentionKind::Grouped { sinks: false })).map(|place| (place.layer, place.module));
         assert_eq!(named("embedding"), Some((0, None)));
         assert_eq!(named("h.3"), Some((4, None)));
         assert_eq!(named("h.0.attention"), Some((1, Some(GraphModule::ATTENTION))));
@@ -107,6 +107,6 @@ mod tests {
         for wrong in ["h.4", "h.-1", "h", "h.1.norm", "h.1.mlp.up", "head", "wte"] {
             assert_eq!(named(wrong), None, "{wrong}");
         }
-        assert_eq!(hook_place("h.0.attention", &modules(false)), None);
+        assert_eq!(hook_place("h.0.attention", &modules(AttentionKind::None)), None);
     }
 }

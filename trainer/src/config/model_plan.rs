@@ -4,7 +4,7 @@ use common::{Mistakes, UserError};
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel,
+    Architecture, AttentionKind, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel,
     Windows, gpt, gpt_part, mlp,
 };
 use parallel::{Axis, Ranks};
@@ -200,7 +200,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         max_seq_len: model.seq_length,
         tied: model.tie_embeddings,
         scaled_embedding: model.scale_embeddings,
-        attention: model.attention,
+        attention: attention_kind(model),
         query_pre_attn_scalar: query_pre_attn_scalar?,
         attention_soft_cap: attention_soft_cap?,
         logit_soft_cap: logit_soft_cap?,
@@ -274,6 +274,13 @@ fn with_own(config: &RunConfig, shape: GptShape) -> Result<GptShape, UserError> 
         }
     }
     Ok(GptShape { own_part, own_loss, ..shape })
+}
+
+fn attention_kind(model: &ModelConfig) -> AttentionKind {
+    match model.attention {
+        true => AttentionKind::Grouped { sinks: model.attention_sinks },
+        false => AttentionKind::None,
+    }
 }
 
 /// Checks that each of its tensors can be held.

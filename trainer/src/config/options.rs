@@ -137,6 +137,7 @@ pub const BUILT_IN: &[OptionSpec] = &[
     option("model.window_pattern", "window-pattern", &[], "[]", Kind::Integers, "Which blocks have the sliding_window: 1 with, 0 without, repeated over all blocks. [1, 0] is every other one, from the first. Empty: all"),
     option("model.query_pre_attn_scalar", "query-pre-attn-scalar", &[], "", Kind::Float, "Products of queries and keys are divided by its root. Unset: the channels of a head"),
     option("model.attention_soft_cap", "attention-soft-cap", &[], "", Kind::Float, "Attention scores s become cap x tanh(s / cap), as in Gemma 2. Unset: no cap"),
+    option("model.attention_sinks", "attention-sinks", &[], "false", Kind::Bool, "Each head has a learnt score that takes part in the softmax and has no value (as gpt-oss)"),
     option("model.logit_soft_cap", "logit-soft-cap", &[], "", Kind::Float, "The head's logits z become cap x tanh(z / cap), as in Gemma 2. Unset: no cap"),
     option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(Normalization::WORDS), "Normalisation before attention, feed-forward and head. rmsnorm_1p multiplies by 1 + weight (as Gemma)"),
     option("model.norm_eps", "norm-eps", &["norm-epsilon", "layernorm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms"),

@@ -104,6 +104,7 @@ section!(ModelConfig {
     window_pattern: Vec<usize>,
     query_pre_attn_scalar: Option<f64>,
     attention_soft_cap: Option<f64>,
+    attention_sinks: bool,
     logit_soft_cap: Option<f64>,
     norm: Normalization,
     norm_eps: f64,

@@ -92,7 +92,7 @@ const RULES: &[(&[&str], When, &str)] = &[
     (&["data.seq_length_buckets"],
      Is(|run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1),
      "its one length is that of the model"),
-    (&["data.reset_attention_mask"], Is(|run| !run.config.model.attention), "without attention a token sees itself alone"),
+    (&["data.reset_attention_mask", "model.attention_sinks"], Is(|run| !run.config.model.attention), "without attention a token sees itself alone"),
     (&["data.documents_per_sample"],
      Is(|run| !run.config.data.reset_attention_mask && !run.config.data.reset_position_ids),
      "without data.reset_attention_mask or data.reset_position_ids a sample is one document"),

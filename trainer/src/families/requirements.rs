@@ -1,12 +1,12 @@
 //! The properties that files of several families require of a model.
 
 use device::ops::NormKind;
-use engine::model::{FeedForward, NormPlacement, Position, QkNorm};
+use engine::model::{AttentionKind, FeedForward, NormPlacement, Position, QkNorm};
 
 use super::family::Requirement;
 use super::windows::are_in_all_blocks_or_none;
 
-pub(super) const ATTENTION: Requirement = (|shape| shape.attention, "model.attention = false");
+pub(super) const ATTENTION: Requirement = (|shape| shape.attention != AttentionKind::None, "model.attention = false");
 pub(super) const RMS_NORM: Requirement = (|shape| shape.norm == NormKind::Rms, "a model.norm other than \"rmsnorm\"");
 pub(super) const PRE_NORM: Requirement =
     (|shape| shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\"");

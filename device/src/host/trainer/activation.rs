@@ -1,10 +1,11 @@
 //! Activation functions.
 
-use super::math::{gelu, gelu_derivative, silu, silu_derivative};
+use super::gates::{GateFunction, with_gate};
+use super::math::{gelu, gelu_derivative};
 use crate::Float;
 use crate::host::elementwise::{map, with_float};
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
+use crate::ops::{Activation, ActivationBackward, ActivationKind, Glu, GluBackward};
 
 impl HostKernel for Activation {
     fn run(&self, pool: &Pool) {
@@ -41,42 +42,31 @@ impl HostKernel for ActivationBackward {
 
 impl HostKernel for Glu {
     fn run(&self, pool: &Pool) {
-        with_float!(self.output.dtype, T => match self.gate {
-            Gate::Silu => forward::<T>(self, silu, pool),
-            Gate::Gelu => forward::<T>(self, gelu, pool),
-        });
+        with_float!(self.output.dtype, T => with_gate!(self.gate, of => forward::<T>(self, of, pool)));
     }
 }
 
-fn forward<T: Float>(op: &Glu, f: impl Fn(f32) -> f32 + Sync, pool: &Pool) {
+fn forward<T: Float>(op: &Glu, of: impl GateFunction, pool: &Pool) {
     let width = op.output.shape.last();
     let input = view::read::<T>(&op.input);
     pool.for_each_chunk(view::write::<T>(&op.output), width, |row, out| {
         let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = T::from_f32(f(gate.to_f32()) * up.to_f32());
+            *out = T::from_f32(of.value(gate.to_f32()) * of.other(up.to_f32()));
         }
     });
 }
 
 impl HostKernel for GluBackward {
     fn run(&self, pool: &Pool) {
-        with_float!(self.grad_input.dtype, T => match self.gate {
-            Gate::Silu => backward::<T>(self, silu, silu_derivative, pool),
-            Gate::Gelu => backward::<T>(self, gelu, gelu_derivative, pool),
-        });
+        with_float!(self.grad_input.dtype, T => with_gate!(self.gate, of => backward::<T>(self, of, pool)));
         if let Some(output) = self.output {
             HostKernel::run(&Glu { gate: self.gate, input: self.input, output }, pool);
         }
     }
 }
 
-fn backward<T: Float>(
-    op: &GluBackward,
-    f: impl Fn(f32) -> f32 + Sync,
-    derivative: impl Fn(f32) -> f32 + Sync,
-    pool: &Pool,
-) {
+fn backward<T: Float>(op: &GluBackward, of: impl GateFunction, pool: &Pool) {
     let width = op.grad_output.shape.last();
     let (input, grad) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output));
     pool.for_each_chunk(view::write::<T>(&op.grad_input), 2 * width, |row, out| {
@@ -84,8 +74,8 @@ fn backward<T: Float>(
         let (grad_gate, grad_up) = out.split_at_mut(width);
         for i in 0..width {
             let (g, u, dy) = (gate[i].to_f32(), up[i].to_f32(), grad[row * width + i].to_f32());
-            grad_gate[i] = T::from_f32(dy * u * derivative(g));
-            grad_up[i] = T::from_f32(dy * f(g));
+            grad_gate[i] = T::from_f32(dy * of.other(u) * of.derivative(g));
+            grad_up[i] = T::from_f32(dy * of.value(g) * of.other_derivative(u));
         }
     });
 }

@@ -83,7 +83,7 @@ fn one_head(
     let cached =
         |group: usize| Matrix { data: cache, offset: group * dim, row_stride: op.cache.shape.last(), column_stride: 1 };
     let (key, value) = (cached(kv), cached(op.kv_heads + kv));
-    let scale = op.scores.scale(dim);
+    let (scale, sink) = (op.scores.scale(dim), op.sinks.map(|sinks| view::read::<f32>(&sinks)[head]));
     let mut output = vec![0.0; rows * dim];
     let mut scores = vec![0.0; BLOCK.min(rows) * (start + rows)];
     for first in (0..rows).step_by(BLOCK) {
@@ -100,9 +100,9 @@ fn one_head(
             let (past, rest) = row.split_at_mut(seen_from - oldest);
             let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
             seen.iter_mut().for_each(|x| *x = bound.value(*x));
-            let highest = max(seen.len(), |j| seen[j]);
+            let highest = max(seen.len(), |j| seen[j]).max(sink.unwrap_or(f32::NEG_INFINITY));
             seen.iter_mut().for_each(|x| *x = exp(*x - highest));
-            let total = sum(seen.len(), |j| seen[j]);
+            let total = sum(seen.len(), |j| seen[j]) + sink.map_or(0.0, |sink| exp(sink - highest));
             seen.iter_mut().for_each(|x| *x /= total);
             past.fill(0.0);
             future.fill(0.0);

@@ -1,10 +1,11 @@
 //! 8-bit copies of matrices, and their scales.
 
-use super::math::{gelu, gelu_derivative, silu, silu_derivative};
+use super::gates::{GateFunction, with_gate};
+use super::math::{gelu, gelu_derivative};
 use super::quantize_blocks::make_block_scales;
 use crate::host::elementwise::{CHUNK, column_sums, store_sums, with_float};
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{ActivationKind, BLOCK, Fp8Matrix, Gate, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::ops::{ActivationKind, BLOCK, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, F8E4M3, F8E5M2, Float, bf16};
 
 /// Rows of one task. It adds up their column sums.
@@ -96,40 +97,27 @@ pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
             }
             QuantizeSource::Glu { gate, input } => {
                 let x = view::read::<T>(input);
-                let f = gate_function(*gate);
-                fill(&|i| {
+                with_gate!(*gate, of => fill(&|i| {
                     let gate = i / columns * 2 * columns + i % columns;
-                    f(x[gate].to_f32()) * x[gate + columns].to_f32()
-                });
+                    of.value(x[gate].to_f32()) * of.other(x[gate + columns].to_f32())
+                }));
             }
             QuantizeSource::GluBackward { gate, input, grad_output } => {
-                let (f, derivative) = (gate_function(*gate), gate_derivative(*gate));
                 let (x, grad, half) = (view::read::<T>(input), view::read::<T>(grad_output), columns / 2);
-                fill(&|i| {
+                with_gate!(*gate, of => fill(&|i| {
                     let (row, column) = (i / columns, i % columns);
                     let gate = row * columns + column % half;
                     let (g, u) = (x[gate].to_f32(), x[gate + half].to_f32());
                     let dy = grad[row * half + column % half].to_f32();
-                    if column < half { dy * u * derivative(g) } else { dy * f(g) }
-                });
+                    match column < half {
+                        true => dy * of.other(u) * of.derivative(g),
+                        false => dy * of.value(g) * of.other_derivative(u),
+                    }
+                }));
             }
         }
     });
     values
-}
-
-fn gate_function(gate: Gate) -> fn(f32) -> f32 {
-    match gate {
-        Gate::Silu => silu,
-        Gate::Gelu => gelu,
-    }
-}
-
-fn gate_derivative(gate: Gate) -> fn(f32) -> f32 {
-    match gate {
-        Gate::Silu => silu_derivative,
-        Gate::Gelu => gelu_derivative,
-    }
 }
 
 /// Makes the scales of the rows of a copy `(_, width)` of `value(row, column)`, if it has such scales.

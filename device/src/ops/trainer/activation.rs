@@ -81,6 +81,16 @@ pub enum Gate {
     Silu,
     /// [`ActivationKind::Gelu`]: GeGLU.
     Gelu,
+    /// gpt-oss's: `g / (1 + e^(-1.702 g))` of a gate of at most 7, times 1 plus a gated value within -7 and 7. 8-bit
+    /// copies do not compute it.
+    ClampedSilu,
+}
+
+impl Gate {
+    /// The bound of [`Gate::ClampedSilu`].
+    pub const LIMIT: f32 = 7.0;
+    /// The factor in its exponent.
+    pub const SLOPE: f32 = 1.702;
 }
 
 /// A gated linear unit: `output = f(gate) * up`, with each row of `input` holding `[gate | up]` (Shazeer, 2020).

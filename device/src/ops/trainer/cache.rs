@@ -32,6 +32,9 @@ pub struct CachedAttention {
     pub scores: Scores,
     /// The keys that a query sees.
     pub mask: Mask,
+    /// `(heads)`, f32: a score of each head that takes part in the softmax and has no value; `None` for none. See
+    /// [`AddSinks`](crate::ops::AddSinks).
+    pub sinks: Option<Tensor>,
 }
 
 impl CachedAttention {
@@ -72,16 +75,23 @@ impl Operation for CachedAttention {
                 format!("`cache` is {:?}, needs ({batch}, {rows} or more, {width})", self.cache.shape)
             },
         )?;
+        if let Some(sinks) = &self.sinks {
+            ensure_dtype(Self::NAME, "sinks", sinks, DType::F32)?;
+            ensure_elements(Self::NAME, "sinks", sinks, heads)?;
+        }
         ensure_dtype(Self::NAME, "start", &self.start, DType::I32)?;
         ensure_elements(Self::NAME, "start", &self.start, 1)
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.qkv, self.cache, self.start], [self.cache, self.output])
+        Accesses::new([self.qkv, self.cache, self.start], [self.cache, self.output]).reads(self.sinks)
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.qkv, &mut self.cache, &mut self.start, &mut self.output]);
+        visit_all(
+            visit,
+            [&mut self.qkv, &mut self.cache, &mut self.start, &mut self.output, &mut self.sinks],
+        );
     }
 }
 

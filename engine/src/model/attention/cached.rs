@@ -5,6 +5,7 @@ use device::ops::CachedAttention;
 use graph_manager::Result;
 
 use super::CausalAttention;
+use super::sinks::Sinks;
 use crate::fp8::Copies;
 use crate::model::buffers::tensor_like;
 use crate::model::part::DecodeStep;
@@ -30,7 +31,8 @@ impl CausalAttention {
         let qkv = self.make_ready(cx, projected_qkv, step.angles.of(self.mask).copied())?.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let (start, scores, mask) = (step.start, self.scores, self.mask);
-        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, scores, mask })?;
+        let sinks = self.sinks.as_ref().map(Sinks::of_all);
+        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, scores, mask, sinks })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;
         let projected = self.projection.input(cx, context, Copies::Rows)?;
         self.projection.forward(cx, &projected, delta, None)?;

@@ -18,7 +18,8 @@ use crate::step_policy::StepContext;
 
 /// The ranks that exchange heads.
 pub(super) struct HeadExchange {
-    ranks: usize,
+    pub(super) ranks: usize,
+    pub(super) rank: usize,
     communicator: Rc<dyn Communicator>,
 }
 
@@ -36,7 +37,8 @@ impl HeadExchange {
     /// `None` if a rank has whole sequences.
     pub(super) fn new(ranks: &Ranks) -> Option<HeadExchange> {
         let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
-        Some(HeadExchange { ranks: ranks.at(Axis::Context).count, communicator })
+        let place = ranks.at(Axis::Context);
+        Some(HeadExchange { ranks: place.count, rank: place.index, communicator })
     }
 
     /// From some tokens of all heads, `(batch, tokens, columns)`, to all tokens of some heads,
@@ -61,7 +63,7 @@ impl HeadExchange {
     }
 
     /// The way back: all tokens of some heads go `into` rows of some tokens of all heads.
-    fn to_tokens(&self, cx: &mut StepContext<'_>, whole: Tensor, into: Tensor, groups: &[usize]) -> Result<()> {
+    pub(super) fn to_tokens(&self, cx: &mut StepContext<'_>, whole: Tensor, into: Tensor, groups: &[usize]) -> Result<()> {
         let &[batch, tokens, columns] = into.shape.sizes() else {
             unreachable!("rows of tokens have three dimensions")
         };
@@ -121,6 +123,7 @@ impl CausalAttention {
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask, dropout) = (self.scores, self.mask, None);
         cx.run(Attention { qkv: whole, keys: None, output, stats, heads, kv_heads, scores, mask, documents, dropout })?;
+        self.with_sinks(cx, Attended { context: output, stats }, Some(exchange))?;
         let context = tensor_like(cx, "context", &qkv, groups[0])?;
         exchange.to_tokens(cx, output, context, &groups[..1])?;
         Ok(Attended { context, stats })
@@ -139,6 +142,10 @@ impl CausalAttention {
         let whole = exchange.to_heads(cx, "qkv_of_heads", qkv, &groups)?;
         let output = exchange.to_heads(cx, "context_of_heads", attended.context, &groups[..1])?;
         let grad_output = exchange.to_heads(cx, "grad_context_of_heads", grad_context, &groups[..1])?;
+        if let Some(sinks) = &self.sinks {
+            let of_heads = Attended { context: output, stats: attended.stats };
+            sinks.gradient_by_heads(cx, exchange, of_heads, grad_output)?;
+        }
         let grad_whole = cx.tensor("grad_qkv_of_heads", whole.shape, grad_qkv.dtype)?;
         cx.run(AttentionBackward {
             qkv: whole,

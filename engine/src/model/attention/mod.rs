@@ -8,6 +8,7 @@ mod heads;
 mod joint_norms;
 mod ready;
 mod ring;
+mod sinks;
 
 use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Mask, Scores};
 use device::{DType, Tensor};
@@ -17,6 +18,7 @@ use self::attended::{Attended, AttentionGrads};
 use self::context::{ContextRanks, Gathered, Travelling};
 use self::heads::HeadExchange;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
+use self::sinks::Sinks;
 use super::adapter::SavedAdapter;
 use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
@@ -63,7 +65,7 @@ impl PartSpec for CausalAttentionSpec {
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
         let linears = self.linears(shape.shape, block);
         let of_linears = linears.iter().flat_map(|linear| linear.params(shape.parallel, layer));
-        of_linears.chain(norm_params(shape, block, layer)).collect()
+        of_linears.chain(norm_params(shape, block, layer)).chain(sinks::params(shape, block, layer)).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
@@ -80,6 +82,7 @@ impl PartSpec for CausalAttentionSpec {
             scores: shape.scores(),
             mask: shape.mask(block),
             norms: QkNorms::build(builder, block),
+            sinks: Sinks::build(builder, block),
             rotary: builder.step.rotary.of(shape.mask(block)).copied(),
             here: builder.step.here.clone(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
@@ -96,7 +99,7 @@ impl PartSpec for CausalAttentionSpec {
         let attention = TokenCost {
             // Scores, and values weighted by them: two products of the pairs that the mask leaves.
             scores: width * shape.mask(block).doubled_pairs(tokens_per_sample) / tokens_per_sample,
-            values: (qkv + width) + (2 * qkv + 2 * width),
+            values: (qkv + width) + (2 * qkv + 2 * width) + if shape.attention.has_sinks() { 4 * width } else { 0 },
             ..TokenCost::default()
         };
         self.linears(shape, block).iter().map(LinearSpec::cost).chain([attention, norm_cost(shape)]).sum()
@@ -117,6 +120,7 @@ struct CausalAttention {
     /// The tokens that a token sees.
     mask: Mask,
     norms: QkNorms,
+    sinks: Option<Sinks>,
     /// `(max_seq_len, head_dim / 2, 2)`, f32: cosines and sines, or those of the tokens here if ranks divide sequences.
     /// `None` if positions are not rotary.
     rotary: Option<Tensor>,
@@ -214,7 +218,10 @@ impl CausalAttention {
     ) -> Result<Attended> {
         let keys = match &self.context {
             ContextWay::Heads(exchange) => return self.attend_by_heads(cx, exchange, qkv, documents),
-            ContextWay::Ring(ring) if documents.is_none() => return self.attend_in_ring(cx, ring, qkv),
+            ContextWay::Ring(ring) if documents.is_none() => {
+                let attended = self.attend_in_ring(cx, ring, qkv)?;
+                return self.with_sinks(cx, attended, None);
+            }
             ContextWay::Keys(ranks) | ContextWay::Ring(ranks) => {
                 let gathered = ranks.gather(cx, qkv)?;
                 Some(ranks.in_order(cx, gathered)?)
@@ -227,7 +234,19 @@ impl CausalAttention {
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask) = (self.scores, self.mask);
         cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
-        Ok(Attended { context, stats })
+        self.with_sinks(cx, Attended { context, stats }, None)
+    }
+
+    /// The results of attention over all keys, with the sinks of its heads if there are some. With an exchange these are
+    /// the heads that this rank has in it.
+    fn with_sinks(
+        &self,
+        cx: &StepContext<'_>,
+        attended: Attended,
+        by_heads: Option<&HeadExchange>,
+    ) -> Result<Attended> {
+        self.sinks.as_ref().map_or(Ok(()), |sinks| sinks.join(cx, attended, by_heads))?;
+        Ok(attended)
     }
 
     /// The backward of [`CausalAttention::attend`]: writes the gradient of `qkv`. Keys may have been `sent`.
@@ -245,6 +264,9 @@ impl CausalAttention {
         };
         let (attended, documents) = (saved.attended, saved.documents);
         let AttentionGrads { context: grad_output, qkv: grad_qkv } = grads;
+        if let Some(sinks) = self.sinks.as_ref().filter(|_| !matches!(self.context, ContextWay::Heads(_))) {
+            sinks.gradient(cx, attended, grad_output)?;
+        }
         let backward = |keys| AttentionBackward {
             qkv,
             keys,

@@ -45,6 +45,7 @@ pub(super) fn glu_name(gate: Gate) -> &'static str {
     match gate {
         Gate::Silu => "swiglu",
         Gate::Gelu => "geglu",
+        Gate::ClampedSilu => "clamped_swiglu",
     }
 }
 
@@ -53,6 +54,7 @@ pub(super) fn glu_backward_name(gate: Gate) -> &'static str {
     match gate {
         Gate::Silu => "swiglu_backward",
         Gate::Gelu => "geglu_backward",
+        Gate::ClampedSilu => "clamped_swiglu_backward",
     }
 }
 

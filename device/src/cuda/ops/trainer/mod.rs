@@ -27,6 +27,7 @@ mod quantize_counts;
 mod quantize_source;
 mod reduce;
 mod rotary;
+mod sinks;
 mod skip_step;
 mod soft_cap;
 mod transpose_fp8;

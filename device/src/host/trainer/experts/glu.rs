@@ -2,20 +2,17 @@
 
 use crate::Float;
 use crate::host::elementwise::with_float;
-use crate::host::trainer::math::{gelu, gelu_derivative, silu, silu_derivative};
+use crate::host::trainer::gates::{GateFunction, with_gate};
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{ExpertGlu, ExpertGluBackward, Gate};
+use crate::ops::{ExpertGlu, ExpertGluBackward};
 
 impl HostKernel for ExpertGlu {
     fn run(&self, pool: &Pool) {
-        with_float!(self.output.dtype, T => match self.gate {
-            Gate::Silu => forward::<T>(self, silu, pool),
-            Gate::Gelu => forward::<T>(self, gelu, pool),
-        });
+        with_float!(self.output.dtype, T => with_gate!(self.gate, of => forward::<T>(self, of, pool)));
     }
 }
 
-fn forward<T: Float>(op: &ExpertGlu, f: impl Fn(f32) -> f32 + Sync, pool: &Pool) {
+fn forward<T: Float>(op: &ExpertGlu, of: impl GateFunction, pool: &Pool) {
     let width = op.output.shape.last();
     let (input, pairs) = (view::read::<T>(&op.input), view::read::<i32>(&op.pairs));
     let weights = view::read::<f32>(&op.weights);
@@ -26,28 +23,20 @@ fn forward<T: Float>(op: &ExpertGlu, f: impl Fn(f32) -> f32 + Sync, pool: &Pool)
         let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
         let weight = weights[pairs[row] as usize];
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = T::from_f32(f(gate.to_f32()) * up.to_f32() * weight);
+            *out = T::from_f32(of.value(gate.to_f32()) * of.other(up.to_f32()) * weight);
         }
     });
 }
 
 impl HostKernel for ExpertGluBackward {
     fn run(&self, pool: &Pool) {
-        with_float!(self.grad_input.dtype, T => match self.gate {
-            Gate::Silu => backward::<T>(self, silu, silu_derivative, pool),
-            Gate::Gelu => backward::<T>(self, gelu, gelu_derivative, pool),
-        });
+        with_float!(self.grad_input.dtype, T => with_gate!(self.gate, of => backward::<T>(self, of, pool)));
         let ExpertGluBackward { gate, input, weights, pairs, output, .. } = *self;
         HostKernel::run(&ExpertGlu { gate, input, weights, pairs, output }, pool);
     }
 }
 
-fn backward<T: Float>(
-    op: &ExpertGluBackward,
-    f: impl Fn(f32) -> f32 + Sync,
-    derivative: impl Fn(f32) -> f32 + Sync,
-    pool: &Pool,
-) {
+fn backward<T: Float>(op: &ExpertGluBackward, of: impl GateFunction, pool: &Pool) {
     let width = op.grad_output.shape.last();
     let (input, grad) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output));
     let (weights, pairs) = (view::read::<f32>(&op.weights), view::read::<i32>(&op.pairs));
@@ -60,8 +49,8 @@ fn backward<T: Float>(
         let (grad_gate, grad_up) = out.split_at_mut(width);
         for i in 0..width {
             let (g, u, dy) = (gate[i].to_f32(), up[i].to_f32(), grad[row * width + i].to_f32() * weight);
-            grad_gate[i] = T::from_f32(dy * u * derivative(g));
-            grad_up[i] = T::from_f32(dy * f(g));
+            grad_gate[i] = T::from_f32(dy * of.other(u) * of.derivative(g));
+            grad_up[i] = T::from_f32(dy * of.value(g) * of.other_derivative(u));
         }
     });
     let sums = pool.map(pairs.len(), |row| {
@@ -70,7 +59,7 @@ fn backward<T: Float>(
         }
         let (gate, up) = halves(row);
         let values = gate.iter().zip(up).zip(&grad[row * width..]);
-        values.map(|((g, u), dy)| f(g.to_f32()) * u.to_f32() * dy.to_f32()).sum::<f32>()
+        values.map(|((g, u), dy)| of.value(g.to_f32()) * of.other(u.to_f32()) * dy.to_f32()).sum::<f32>()
     });
     let grad_weights = view::write::<f32>(&op.grad_weights);
     let number = |pair: i32| if pair < 0 { -1 - pair } else { pair } as usize;
