@@ -290,6 +290,12 @@ operations! {
         CombineRows,
         /// Products of each expert's rows.
         GroupedGemm,
+        /// Biases of each expert's rows.
+        AddExpertBias,
+        /// Gradient of the biases of [`AddExpertBias`].
+        ExpertBiasGradient,
+        /// Gradient of the weights of [`AddExpertBias`].
+        ExpertBiasDots,
         /// SwiGLU or GeGLU of each expert's rows, weighted.
         ExpertGlu,
         /// Gradient of [`ExpertGlu`].

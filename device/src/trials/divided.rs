@@ -1,8 +1,8 @@
 //! Trials of operations on sequences that ranks divide.
 
 use crate::ops::{
-    AddRows, AddSinks, Attention, AttentionBackward, Corner, KeyPart, KeysOf, Mask, MergeAttention, OrderRows, RankKeys,
-    RankKeysBackward, RowOrder, Scores, SequenceShare, SinkGradients,
+    AddRows, AddSinks, Attention, AttentionBackward, Corner, KeyPart, KeysOf, Mask, MergeAttention, OrderRows,
+    RankKeys, RankKeysBackward, RowOrder, Scores, SequenceShare, SinkGradients,
 };
 use crate::{DType, Result, Shape};
 

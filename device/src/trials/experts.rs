@@ -3,9 +3,10 @@
 use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
-    Balance, CombineRows, CountLoad, CountedLoads, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate,
-    GatherRows, GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, SampleTokens, Score,
-    SlotsOfPairs, SortByExpert, Status, UpdateSelectionBias, ZLoss,
+    AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
+    ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GroupedGemm, GroupedProduct, LimitLoad, PlaceRows,
+    Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, Status,
+    UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};
@@ -163,6 +164,7 @@ fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     slots(m, &mut *add);
     rows(m, dtype, &mut *add);
     units(m, dtype, &mut *add);
+    biases(m, dtype, &mut *add);
     products(m, dtype, &mut *add);
 }
 
@@ -383,6 +385,44 @@ fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+}
+
+/// Biases of experts, of rows with a few behind those of experts.
+fn biases(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+    let (rows, bias) = ([m.rows(), m.ffn], [m.experts * m.ffn]);
+    let offsets = move |b: &mut Workbench| b.integers([m.experts + 1], &m.order()[0]);
+    let weights = move |b: &mut Workbench| -> Result<RowWeights> {
+        let [_, pairs, _] = m.order();
+        Ok(RowWeights { weights: b.input([m.tokens, m.k], DType::F32)?, pairs: b.integers([m.rows()], &pairs)? })
+    };
+    for weighted in [false, true] {
+        let label = if weighted { ", weighted" } else { "" };
+        add(
+            &format!("add_expert_bias{label}"),
+            Box::new(move |b| {
+                let (rows, bias, offsets) = (b.input(rows, dtype)?, b.input(bias, dtype)?, offsets(b)?);
+                let weights = weighted.then(|| weights(b)).transpose()?;
+                Ok(AddExpertBias { rows, bias, offsets, weights }.into())
+            }),
+        );
+        add(
+            &format!("expert_bias_gradient{label}"),
+            Box::new(move |b| {
+                let (rows, offsets) = (b.input(rows, dtype)?, offsets(b)?);
+                let weights = weighted.then(|| weights(b)).transpose()?;
+                let grad = if weighted { b.input(bias, DType::F32)? } else { b.output(bias, DType::F32)? };
+                Ok(ExpertBiasGradient { rows, offsets, weights, grad, accumulate: weighted }.into())
+            }),
+        );
+    }
+    add(
+        "expert_bias_dots",
+        Box::new(move |b| {
+            let (rows, bias, offsets) = (b.input(rows, dtype)?, b.input(bias, dtype)?, offsets(b)?);
+            let RowWeights { weights: grad_weights, pairs } = weights(b)?;
+            Ok(ExpertBiasDots { rows, bias, offsets, pairs, grad_weights }.into())
+        }),
+    );
 }
 
 /// Products of rows with a few behind those of experts.

@@ -73,7 +73,9 @@ fn check(t: &Bench, gate: Gate, rows: usize, width: usize, dtype: DType) {
 #[test]
 fn weighted_units_and_their_gradients_agree_with_f64_and_finite_differences() {
     let t = checked_bench();
-    for (gate, dtype) in [Gate::Silu, Gate::Gelu, Gate::ClampedSilu].into_iter().flat_map(|gate| FLOATS.map(|dtype| (gate, dtype))) {
+    for (gate, dtype) in
+        [Gate::Silu, Gate::Gelu, Gate::ClampedSilu].into_iter().flat_map(|gate| FLOATS.map(|dtype| (gate, dtype)))
+    {
         // A row for a part of a warp, for a warp and for a block; 16 bytes at a time or one value.
         for (rows, width) in [(1, 1), (11, 36), (13, 37), (6, 264), (3, 1032), (5, 2560), (3, 333)] {
             check(&t, gate, rows, width, dtype);
@@ -118,5 +120,52 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
         (backward([6, 4], [6, 8], 7), "expert_glu_backward: `weights` of shape (7)"),
     ] {
         assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn biases_of_experts_and_their_gradients_agree_with_f64() {
+    let t = checked_bench();
+    // An expert without rows, one with most, and two rows that are dropped.
+    let (offsets, all, k) = ([0, 3, 3, 4, 13], 15, 3);
+    let of_row = |row: usize| (0..4).find(|expert| (offsets[*expert]..offsets[expert + 1]).contains(&(row as i32)));
+    for (width, dtype) in [(8, F32), (24, Bf16), (5, F32), (37, Bf16)] {
+        let (rows, bias, weights) =
+            (numbers(1, all * width, dtype), numbers(2, 4 * width, dtype), numbers(3, all, F32));
+        let mut pairs = permutation(all);
+        pairs[13..].iter_mut().for_each(|pair| *pair = -1 - *pair);
+        let (offsets, b) = (t.ints(&[5], &offsets), t.put(&[4 * width], dtype, &bias));
+        let row_weights = RowWeights { weights: t.put(&[all / k, k], F32, &weights), pairs: t.ints(&[all], &pairs) };
+        for of in [None, Some(row_weights)] {
+            let weight = |row: usize| if of.is_some() { weights[pairs[row] as usize] } else { 1.0 };
+            let sums = t.put(&[all, width], dtype, &rows);
+            t.run(AddExpertBias { rows: sums, bias: b, offsets, weights: of });
+            let sum = |at: usize| {
+                let row = at / width;
+                rows[at] + of_row(row).map_or(0.0, |expert| weight(row) * bias[expert * width + at % width])
+            };
+            let truth: Vec<f64> = (0..all * width).map(sum).collect();
+            assert_close("rows with biases", dtype, &t.get(&sums), &truth);
+
+            let (before, grads) = (numbers(4, 4 * width, F32), t.put(&[all, width], dtype, &rows));
+            let grad = t.put(&[4 * width], F32, &before);
+            let mut truth = before;
+            for (at, x) in rows.iter().enumerate() {
+                let (row, column) = (at / width, at % width);
+                of_row(row).into_iter().for_each(|expert| truth[expert * width + column] += weight(row) * x);
+            }
+            t.run(ExpertBiasGradient { rows: grads, offsets, weights: of, grad, accumulate: true });
+            assert_close("gradient of biases", F32, &t.get(&grad), &truth);
+        }
+        let before = numbers(5, all, F32);
+        let (grad_weights, grads) = (t.put(&[all / k, k], F32, &before), t.put(&[all, width], dtype, &rows));
+        let mut truth = before;
+        for row in 0..13 {
+            let expert = of_row(row).unwrap();
+            let dot = |column: usize| rows[row * width + column] * bias[expert * width + column];
+            truth[pairs[row] as usize] += (0..width).map(dot).sum::<f64>();
+        }
+        t.run(ExpertBiasDots { rows: grads, bias: b, offsets, pairs: row_weights.pairs, grad_weights });
+        assert_close("gradient of weights", F32, &t.get(&grad_weights), &truth);
     }
 }

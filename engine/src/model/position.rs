@@ -176,6 +176,8 @@ pub enum Scaling {
         beta_slow: f64,
         /// The factor of cosines and sines.
         attention_factor: f64,
+        /// The first and the last pair between are whole numbers.
+        rounds: bool,
     },
     /// All frequencies are lowered alike.
     Linear {
@@ -194,12 +196,13 @@ impl Scaling {
                 let turns = original_context * frequency / TAU;
                 interpolate(((turns - low) / (high - low)).clamp(0.0, 1.0), factor)
             }
-            Scaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
-                // The pair that makes so many turns over the original context, not rounded.
+            Scaling::Yarn { factor, original_context, beta_fast, beta_slow, rounds, .. } => {
+                // The pair that makes so many turns over the original context.
                 let pair_of =
                     |turns: f64| head_dim as f64 * (original_context / (turns * TAU)).ln() / (2.0 * base.ln());
-                let first = pair_of(beta_fast).floor().max(0.0);
-                let last = pair_of(beta_slow).ceil().min((head_dim - 1) as f64);
+                let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
+                let (first, last) = if rounds { (first.floor(), last.ceil()) } else { (first, last) };
+                let (first, last) = (first.max(0.0), last.min((head_dim - 1) as f64));
                 // As `transformers`: with equal ends the ramp is steep.
                 let width = if first == last { 0.001 } else { last - first };
                 interpolate(1.0 - ((pair as f64 - first) / width).clamp(0.0, 1.0), factor)

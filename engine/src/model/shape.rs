@@ -22,6 +22,8 @@ pub enum FeedForward {
     SwiGlu,
     /// Three matrices: GELU in its tanh form of a gate, times a second product (Shazeer, 2020).
     GeGlu,
+    /// Three matrices: the SiLU of gpt-oss, with bounds of both values; see [`Gate::ClampedSilu`](device::ops::Gate).
+    ClampedSwiGlu,
 }
 
 /// The places of norms in blocks.
@@ -128,11 +130,11 @@ pub struct GptShape {
     pub norm_eps: f64,
     /// The feed-forward layer of all blocks.
     pub feed_forward: FeedForward,
-    /// The blocks with experts: their activation is that of `feed_forward`, which has a gate. They have no biases.
+    /// The blocks with experts: their activation is that of `feed_forward`, which has a gate.
     pub experts: Option<Experts>,
     /// How blocks know positions.
     pub position: Position,
-    /// Linear layers and LayerNorms have biases.
+    /// Linear layers and LayerNorms have biases, those of routers and experts too.
     pub bias: bool,
     /// The layer that computes queries, keys and values has a bias, also without `bias`.
     pub qkv_bias: bool,

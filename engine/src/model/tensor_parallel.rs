@@ -84,11 +84,16 @@ impl TensorParallel {
         whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
     }
 
-    /// This rank's share of the matrices of experts. Ranks divide the experts, which are the first of the
-    /// [rows](Part::rows), and the channels of each, along the dimension `channels`.
-    pub(crate) fn channels_of_experts(&self, whole: ParamSpec, rows: Vec<usize>, channels: usize) -> ParamSpec {
+    /// This rank's share of a parameter of experts. Ranks divide the experts, which are the first of the
+    /// [rows](Part::rows), and the channels of each, along the dimension `channels` if it has some.
+    pub(crate) fn of_experts(&self, whole: ParamSpec, rows: Vec<usize>, channels: Option<usize>) -> ParamSpec {
         let [experts, within] = [Axis::Expert, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
-        let mut spec = whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(0, experts).cut(channels, within)]);
+        let part = Part::whole(rows).cut(0, experts);
+        let part = match channels {
+            Some(channels) => part.cut(channels, within),
+            None => part,
+        };
+        let mut spec = whole.lying_in(&self.ranks, vec![part]);
         spec.spread.more_tokens = self.ranks.axes(Axis::ExpertData) - self.ranks.axes(Axis::Tokens);
         spec
     }

@@ -3,7 +3,7 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe" and "olmoe" are `transformers`' own classes. For the others norms, activations,
+Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe", "olmoe" and "gptoss" are `transformers`' own classes. For the others norms, activations,
 attention, experts and cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
@@ -46,7 +46,7 @@ SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "s
          "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
-            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe"}
+            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe", "gptoss": "GptOss"}
 EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance", "balance_over", "z_loss",
                "capacity", "keeps"}
 # Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
@@ -94,7 +94,7 @@ def weight_shapes(case):
         for i, (n_in, n_out) in enumerate(pairwise(case["layer_sizes"])):
             shapes |= {f"layers.{i}.weight": (n_out, n_in), f"layers.{i}.bias": (n_out,)}
         return shapes
-    hidden, ffn, bias, head_dim = case["hidden"], case["ffn"], case.get("bias", False), case["head_dim"]
+    hidden, ffn, bias, head_dim = case["hidden"], case["ffn"], case.get("bias", case["kind"] == "gptoss"), case["head_dim"]
     qkv = head_dim * (case["heads"] + 2 * case["kv_heads"])
     up = 2 * ffn if case.get("activation", "swiglu") == "swiglu" else ffn
 
@@ -102,7 +102,7 @@ def weight_shapes(case):
         return {f"{name}.weight": (n_out, n_in)} | ({f"{name}.bias": (n_out,)} if bias else {})
 
     def norm(name):
-        has_bias = bias and case["norm"] == "layernorm"
+        has_bias = bias and case.get("norm") == "layernorm"
         return {f"{name}.weight": (hidden,)} | ({f"{name}.bias": (hidden,)} if has_bias else {})
 
     shapes |= {"wte.weight": (case["vocab"], hidden)}
@@ -122,12 +122,17 @@ def weight_shapes(case):
             shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
                        f"{h}.attn.k_norm.weight": (head_dim * case["kv_heads"],)}
         shapes |= linear(f"{h}.attn.c_proj", hidden, head_dim * case["heads"])
+        if case["kind"] == "gptoss":
+            shapes |= {f"{h}.attn.sinks": (case["heads"],)}
         if not has_experts(case, i):
             shapes |= linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
             continue
         count, width, shared = (case["experts"][key] for key in ("count", "ffn", "shared_ffn"))
         shapes |= {f"{h}.mlp.router.weight": (count, hidden), f"{h}.mlp.experts.c_fc.weight": (count * 2 * width, hidden),
                    f"{h}.mlp.experts.c_proj.weight": (count * hidden, width)}
+        if bias:
+            shapes |= {f"{h}.mlp.router.logit_bias": (count,), f"{h}.mlp.experts.c_fc.bias": (count * 2 * width,),
+                       f"{h}.mlp.experts.c_proj.bias": (count * hidden,)}
         if shared:
             shapes |= {f"{h}.mlp.shared.c_fc.weight": (2 * shared, hidden), f"{h}.mlp.shared.c_proj.weight": (hidden, shared)}
     shapes |= norm("ln_f")
@@ -305,7 +310,7 @@ def family_experts(case):
     if experts["score"] != "softmax" or experts["scale"] != 1 or experts["shared_ffn"]:
         raise SystemExit("experts: no such family")
     keys = {"num_experts_per_tok": experts["per_token"], "output_router_logits": True}
-    if case["kind"] == "mixtral":
+    if case["kind"] in ("mixtral", "gptoss"):
         return keys | {"num_local_experts": experts["count"], "intermediate_size": experts["ffn"]}
     keys |= {"num_experts": experts["count"], "norm_topk_prob": experts["normalise"]}
     if case["kind"] == "olmoe":
@@ -338,6 +343,18 @@ def gated(w, ours, theirs):
 
 def family_experts_weights(case, w, h, layer):
     """A layer of experts by the names of `transformers`."""
+    if case["kind"] == "gptoss":
+        count, width, hidden = case["experts"]["count"], case["experts"]["ffn"], case["hidden"]
+        ours, theirs = f"{h}.mlp", f"{layer}.mlp"
+        up, down = (w[f"{ours}.experts.{name}.weight"] for name in ("c_fc", "c_proj"))
+        return {
+            f"{theirs}.router.weight": w[f"{ours}.router.weight"],
+            f"{theirs}.router.bias": w[f"{ours}.router.logit_bias"],
+            f"{theirs}.experts.gate_up_proj": up.view(count, 2, width, hidden).permute(0, 3, 2, 1).reshape(count, hidden, 2 * width),
+            f"{theirs}.experts.gate_up_proj_bias": w[f"{ours}.experts.c_fc.bias"].view(count, 2, width).mT.reshape(count, 2 * width),
+            f"{theirs}.experts.down_proj": down.view(count, hidden, width).mT,
+            f"{theirs}.experts.down_proj_bias": w[f"{ours}.experts.c_proj.bias"].view(count, hidden),
+        }
     ups, downs = (w[f"{h}.mlp.experts.{name}.weight"].chunk(case["experts"]["count"]) for name in ("c_fc", "c_proj"))
     part, names = f"{layer}.mlp", ("gate_proj", "up_proj", "down_proj")
     if case["kind"] == "mixtral":
@@ -367,7 +384,9 @@ def family_weights(case, w):
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
         theirs = THEIR_GEMMA_NORMS if case["kind"].startswith("gemma") else THEIR_NORMS
         named |= {f"{layer}.{theirs[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
-        if case["kind"] == "qwen2":
+        if case["kind"] == "gptoss":
+            named |= {f"{layer}.self_attn.sinks": w[f"{h}.attn.sinks"], f"{layer}.self_attn.o_proj.bias": w[f"{h}.attn.c_proj.bias"]}
+        if case["kind"] in ("qwen2", "gptoss"):
             biases = w[f"{h}.attn.c_attn.bias"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
         if case["kind"] in ("qwen3", "qwen3moe", "olmo2", "olmoe", "gemma3"):

@@ -47,8 +47,10 @@ fn every_choice_of_modules_of_experts_has_the_bits_of_graphs_off() {
         ("no attention", GptShape { attention: AttentionKind::None, ..plain }),
     ];
     for (name, shape) in shapes {
-        let selections: Vec<GraphSelection> =
-            selections().into_iter().filter(|only| shape.attention != AttentionKind::None || !only.modules.contains(&ATTENTION)).collect();
+        let selections: Vec<GraphSelection> = selections()
+            .into_iter()
+            .filter(|only| shape.attention != AttentionKind::None || !only.modules.contains(&ATTENTION))
+            .collect();
         for (microbatches, mempool) in [(1, Mempool::PerMicrobatch), (3, Mempool::PerMicrobatch), (3, Mempool::Single)]
         {
             let settings = choices(mempool, selections.clone());

@@ -3,7 +3,10 @@
 use device::HostValues;
 use device::ops::{Router, Score};
 use engine::graph_options::{GraphOptions, Scope};
-use engine::model::{BalanceGroup, BalanceLoss, Experts, GptShape, Keeps, NormPlacement, QkNorm, SampleRow};
+use engine::model::{
+    AttentionKind, BalanceGroup, BalanceLoss, Experts, FeedForward, GptShape, Keeps, NormPlacement, Position, QkNorm,
+    SampleRow, Scaling, Windows,
+};
 use engine::precision::Precision;
 use engine::regions::Mode;
 use engine::step::{Stage, StepResult, StepSettings};
@@ -77,6 +80,23 @@ fn tiny_olmoe(dropout: f32, precision: Precision) -> GptShape {
     }
 }
 
+/// gpt-oss: sinks, biases everywhere, a window in every other block, YaRN that rounds nothing, and clamped SwiGLU.
+fn tiny_gpt_oss(precision: Precision) -> GptShape {
+    let (factor, original_context, beta_fast, beta_slow, attention_factor) = (4.0, 16.0, 2.0, 0.5, 1.2);
+    let scaling =
+        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, rounds: false });
+    GptShape {
+        experts: Some(Experts { count: 6, per_token: 3, ffn: 20, ..FOUR }),
+        attention: AttentionKind::Grouped { sinks: true },
+        bias: true,
+        feed_forward: FeedForward::ClampedSwiGlu,
+        head_dim: Some(12),
+        windows: Some(Windows { tokens: 5, pattern: vec![true, false] }),
+        position: Position::Rotary { base: 100.0, scaling, window_base: None },
+        ..tiny_llama(0.0, precision)
+    }
+}
+
 /// Sigmoids, a scale, a shared expert, a dense block, and both losses of routers, so large that without their gradients
 /// norms and weights would be others.
 pub fn tiny_shared(dropout: f32, over: BalanceGroup) -> GptShape {
@@ -121,6 +141,11 @@ fn a_qwen3_moe_with_a_dense_block_agrees_with_transformers() {
 #[test]
 fn an_olmoe_agrees_with_transformers() {
     in_small_steps("olmoe", "olmoe", &F32, tiny_olmoe(0.0, Precision::F32));
+}
+
+#[test]
+fn a_gpt_oss_agrees_with_transformers() {
+    in_small_steps("gptoss", "gptoss", &F32, tiny_gpt_oss(Precision::F32));
 }
 
 #[test]

@@ -167,10 +167,13 @@ fn rope_scaling(scaling: Option<Scaling>) -> serde_json::Value {
             "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
             "original_max_position_embeddings": original_context as u64,
         }),
-        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }) => serde_json::json!({
-            "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
-            "attention_factor": attention_factor, "original_max_position_embeddings": original_context as u64,
-        }),
+        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, rounds }) => {
+            serde_json::json!({
+                "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
+                "attention_factor": attention_factor, "original_max_position_embeddings": original_context as u64,
+                "truncate": rounds,
+            })
+        }
         Some(Scaling::Linear { factor }) => serde_json::json!({ "rope_type": "linear", "factor": factor }),
     }
 }
@@ -182,6 +185,7 @@ fn config(kind: &str, shape: &GptShape) -> serde_json::Value {
     let layer_types: Vec<&str> = (0..shape.layers).map(type_of).collect();
     match kind {
         "mistral" => serde_json::json!({ "sliding_window": tokens }),
+        "gptoss" => serde_json::json!({ "sliding_window": tokens, "layer_types": layer_types }),
         "qwen2" | "qwen3" if tokens.is_some() => serde_json::json!({
             "use_sliding_window": true, "sliding_window": tokens, "layer_types": layer_types,
         }),
@@ -355,8 +359,14 @@ fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
 #[test]
 fn a_qwen2_with_yarn_agrees_with_transformers() {
     // Of the four pairs the first keeps its frequency, the second is between, the others are scaled in full.
-    let yarn =
-        Scaling::Yarn { factor: 4.0, original_context: 16.0, beta_fast: 2.0, beta_slow: 0.5, attention_factor: 1.2 };
+    let yarn = Scaling::Yarn {
+        factor: 4.0,
+        original_context: 16.0,
+        beta_fast: 2.0,
+        beta_slow: 0.5,
+        attention_factor: 1.2,
+        rounds: true,
+    };
     let position = Position::Rotary { base: 100.0, scaling: Some(yarn), window_base: None };
     transformer("qwen2-yarn", "qwen2", &F32, GptShape { position, ..tiny_qwen2(0.0, Precision::F32) });
 }

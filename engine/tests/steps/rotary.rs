@@ -10,18 +10,19 @@ const POSITIONS: [usize; 10] = [0, 1, 2, 4095, 8192, 32_767, 40_000, 65_535, 100
 
 #[test]
 fn scaled_frequencies_are_those_of_transformers_at_all_positions_to_128k() {
-    // Llama 3.1 and 3.2, Qwen 2.5, a YaRN with numbers of its own, Gemma 3, and no scaling.
+    // Llama 3.1 and 3.2, Qwen 2.5, a YaRN with numbers of its own that rounds nothing, Gemma 3, and no scaling.
     let llama = |factor| Scaling::Llama3 { factor, low: 1.0, high: 4.0, original_context: 8192.0 };
     let llama_theirs = |factor: f64| {
         json!({ "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192 })
     };
-    let yarn = |factor: f64, original_context: usize, beta_fast, beta_slow| Scaling::Yarn {
+    let yarn = |factor: f64, original_context: usize, beta_fast, beta_slow, rounds| Scaling::Yarn {
         factor,
         original_context: original_context as f64,
         beta_fast,
         beta_slow,
         attention_factor: 0.1 * factor.ln() + 1.0,
+        rounds,
     };
     let models = [
         (128, 5e5, Some(llama(8.0)), llama_theirs(8.0)),
@@ -29,15 +30,15 @@ fn scaled_frequencies_are_those_of_transformers_at_all_positions_to_128k() {
         (
             128,
             1e6,
-            Some(yarn(4.0, 32_768, 32.0, 1.0)),
+            Some(yarn(4.0, 32_768, 32.0, 1.0, true)),
             json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768 }),
         ),
         (
             64,
             1e4,
-            Some(yarn(32.0, 4096, 16.0, 2.0)),
+            Some(yarn(32.0, 4096, 16.0, 2.0, false)),
             json!({ "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0,
-                    "beta_slow": 2.0 }),
+                    "beta_slow": 2.0, "truncate": false }),
         ),
         (256, 1e6, Some(Scaling::Linear { factor: 8.0 }), json!({ "rope_type": "linear", "factor": 8.0 })),
         (128, 5e5, None, serde_json::Value::Null),

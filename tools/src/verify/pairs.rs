@@ -36,6 +36,7 @@ const FEATURES: &[&[&str]] = &[
          parallel.expert=2 parallel.expert_tensor=1 train.router_bias_update_rate=0.01 \
          train.balance_loss_over=sequence train.balance_loss_multiplier=0.01",
         "model.preset=olmo2-1b",
+        "model.preset=gpt-oss-20b model.experts=4 model.experts_per_token=2 model.sliding_window=4",
         "model.preset=gemma2-2b model.sliding_window=4 model.window_pattern=[1,0]",
         "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]",
     ],
@@ -322,8 +323,16 @@ fn eight_ranks_divide_sequences_with_windows_and_documents() {
 const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     (4, "parallel.expert=2 parallel.distributed_optimizer=true model.experts=6 model.experts_per_token=3"),
     (4, "parallel.expert=4 model.expert_capacity_factor=0.75 train.router_z_loss_multiplier=0.001"),
-    (8, "parallel.expert=2 parallel.tensor=2 parallel.sequence_parallel=true recompute.granularity=full"),
-    (8, "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.distributed_optimizer=true"),
+    (
+        8,
+        "parallel.expert=2 parallel.tensor=2 parallel.sequence_parallel=true recompute.granularity=full \
+         model.bias=true model.activation=clamped_swiglu",
+    ),
+    (
+        8,
+        "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.distributed_optimizer=true \
+         model.bias=true",
+    ),
     // The first stage has no experts.
     (
         8,
@@ -347,7 +356,7 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
          parallel.expert_row_budget=1 recompute.granularity=full cuda_graph.enable=true \
          cuda_graph.overlap_microbatches=true",
     ),
-    (4, "parallel.expert_tensor=1 parallel.tensor=2 parallel.distributed_optimizer=true"),
+    (4, "parallel.expert_tensor=1 parallel.tensor=2 parallel.distributed_optimizer=true model.bias=true"),
     // Adapters of attention, with experts that keep their weights.
     (
         4,
@@ -376,8 +385,8 @@ fn ranks_that_pass_keys_round_have_the_numbers_of_one() {
         (
             8,
             "model.preset=tiny-llama model.kv_heads=2 parallel.context=2 parallel.tensor=2 precision.compute=f32 \
-             parallel.sequence_parallel=true recompute.granularity=full recompute.keep_attention=true \
-             cuda_graph.enable=true cuda_graph.scope=full_iteration",
+             model.attention_sinks=true parallel.sequence_parallel=true recompute.granularity=full \
+             recompute.keep_attention=true cuda_graph.enable=true cuda_graph.scope=full_iteration",
         ),
         (
             8,
@@ -418,8 +427,8 @@ fn ranks_that_exchange_heads_have_the_numbers_of_one() {
         (
             8,
             "model.preset=tiny-llama model.kv_heads=4 parallel.context=2 parallel.tensor=2 precision.compute=f32 \
-             parallel.sequence_parallel=true data.reset_attention_mask=true recompute.granularity=full \
-             recompute.keep_attention=true",
+             model.attention_sinks=true parallel.sequence_parallel=true data.reset_attention_mask=true \
+             recompute.granularity=full recompute.keep_attention=true",
         ),
         (
             4,

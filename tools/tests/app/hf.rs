@@ -88,6 +88,8 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("qwen3-moe-step", DataType::Bf16),
         ("olmoe", DataType::F32),
         ("olmoe-tied", DataType::F16),
+        ("gpt-oss", DataType::F32),
+        ("gpt-oss-mxfp4", DataType::Bf16),
         ("gemma2", DataType::F32),
         ("gemma2-untied", DataType::Bf16),
         ("gemma3", DataType::F32),
@@ -137,6 +139,16 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         }
     }
     python("models.py", "check", folder.path());
+    // Numbers of 4 bits are those that `transformers` makes of them.
+    let (packed, ours) = (at("gpt-oss-mxfp4-packed".into()), at("unpacked".into()));
+    convert(&packed, &ours, Direction::FromHuggingFace).unwrap();
+    let weights = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(weights(&ours) == weights(&at("gpt-oss-mxfp4-ours".into())), "MXFP4 differs");
+    let back = at("unpacked-back".into());
+    convert(&ours, &back, Direction::ToHuggingFace(DataType::Bf16)).unwrap();
+    assert!(weights(&back) == weights(&at("gpt-oss-mxfp4".into())), "it came back otherwise");
+    let config = std::fs::read_to_string(back.join("config.json")).unwrap();
+    assert!(!config.contains("quantization_config") && config.contains("gpt_oss"), "{config}");
 }
 
 /// A folder of ours with a model of its first weights, as `--preset` and flags make it.
@@ -187,6 +199,7 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
                 .concat(),
         ),
         ("olmoe-1b-7b", small.clone()),
+        ("gpt-oss-20b", [&small[..], &["--head-dim", "12", "--experts", "4"]].concat()),
         ("gemma2-27b", [&small[..], &["--head-dim", "12"]].concat()),
         ("gemma3-4b", [&small[..], &["--head-dim", "6"]].concat()),
     ] {

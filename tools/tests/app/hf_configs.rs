@@ -79,7 +79,7 @@ fn windows_are_those_of_the_layers_that_use_them_and_contradictions_are_refused_
     for scaling in [
         json!({ "rope_type": "yarn" }),
         json!({ "rope_type": "dynamic", "factor": 2.0 }),
-        json!({ "rope_type": "yarn", "factor": 2.0, "truncate": false }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "truncate": 0 }),
         json!({ "rope_type": "yarn", "factor": 2.0, "beta_fast": "32" }),
         json!({ "type": "longrope" }),
     ] {

@@ -6,6 +6,7 @@
     python models.py check FOLDER    loads each FOLDER/NAME-back and fails unless it is FOLDER/NAME, bit for bit
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -46,6 +49,9 @@ SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_f
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
 # Heads together wider or narrower than the residual stream, and one key and value head.
 WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"head_dim": 6}
+# Wide enough for blocks of MXFP4.
+GPT_OSS = LLAMA | {"intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5,
+                   "head_dim": 12, "rope_theta": 100.0, "rope_scaling": YARN | {"truncate": False}}
 # Caps that bend, a window in some layers, and a width with a whole root, which no type rounds.
 GEMMA = {"query_pre_attn_scalar": 7, "sliding_window": 5, "hidden_size": 36}
 CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 5.0}
@@ -116,6 +122,8 @@ MODELS = {
                     tie_word_embeddings=True),
         torch.float16, "5GB",
     ),
+    "gpt-oss": (GptOssForCausalLM, GptOssConfig(**GPT_OSS), torch.float32, "5GB"),
+    "gpt-oss-mxfp4": (GptOssForCausalLM, GptOssConfig(**GPT_OSS), torch.bfloat16, "5GB"),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**WIDE | GEMMA | CAPS), torch.float32, "5GB"),
     "gemma2-untied": (
         Gemma2ForCausalLM,
@@ -138,14 +146,30 @@ MODELS = {
 
 
 def load(kind, folder, name, dtype):
-    """The model in a folder. Only the plain attention of `transformers` has Gemma 2's soft cap."""
-    attention = "eager" if name.startswith("gemma") else "sdpa"
+    """The model in a folder. Only the plain attention of `transformers` has Gemma 2's soft cap, and sinks."""
+    attention = "eager" if name.startswith(("gemma", "gpt-oss")) else "sdpa"
     return kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention, output_loading_info=True)
 
 
 def logits(model, tokens):
     with torch.no_grad():
         return model.double().eval()(input_ids=tokens.long()).logits.contiguous()
+
+
+def mxfp4(model, generator):
+    """Sets the matrices of experts to numbers of MXFP4, and returns their blocks and scales as the hub has them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    packed = {}
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        experts, columns, rows = parameter.shape
+        blocks = torch.randint(256, (experts, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(118, 126, (experts, rows, columns // 32), generator=generator, dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        parameter.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16))
+    return packed
 
 
 def make(folder):
@@ -155,7 +179,16 @@ def make(folder):
         for parameter in model.parameters():  # biases and norms too, so that none can be mistaken for another
             centre = 1.0 if parameter.ndim == 1 and not name.startswith("gemma") else 0.0  # Gemma's norms add 1
             parameter.data.normal_(centre, 0.1, generator=generator)
+        packed = mxfp4(model, generator) if name.endswith("mxfp4") else {}
         model.to(dtype).save_pretrained(folder / name, max_shard_size=largest)
+        if packed:
+            whole = load_file(folder / name / "model.safetensors")
+            kept = {key: tensor for key, tensor in whole.items() if f"{key}_blocks" not in packed}
+            (folder / f"{name}-packed").mkdir()
+            save_file(kept | packed, folder / f"{name}-packed" / "model.safetensors")
+            config = json.loads((folder / name / "config.json").read_text())
+            config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+            (folder / f"{name}-packed" / "config.json").write_text(json.dumps(config))
         # As loaded, not as cast: casting a model rounds its rotary frequencies too, loading does not.
         model, _ = load(kind, folder / name, name, dtype)
         tokens = torch.randint(VOCAB, (2, SEQ + 1), generator=generator, dtype=torch.int32)

@@ -99,7 +99,9 @@ mod tests {
             let shape = GptShape { layers: 4, attention, ..GptShape::default() };
             layer_modules(&shape, &StageLayers::whole(6))
         };
-        let named = |name| hook_place(name, &modules(AttentionKind::Grouped { sinks: false })).map(|place| (place.layer, place.module));
+        let named = |name| {
+            hook_place(name, &modules(AttentionKind::Grouped { sinks: false })).map(|place| (place.layer, place.module))
+        };
         assert_eq!(named("embedding"), Some((0, None)));
         assert_eq!(named("h.3"), Some((4, None)));
         assert_eq!(named("h.0.attention"), Some((1, Some(GraphModule::ATTENTION))));

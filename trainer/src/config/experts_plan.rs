@@ -29,7 +29,6 @@ pub(super) fn experts_plan(config: &RunConfig, ffn: usize) -> Result<Option<Expe
     let counted = mistakes.keep(check_counts(model));
     counted.and_then(|()| mistakes.keep(check_widths(config, ffn)));
     mistakes.keep(check_activation(model));
-    mistakes.keep(check_bias(model));
     mistakes.keep(check_pattern(model));
     mistakes.keep(check_8_bits(config, ffn));
     mistakes.keep(check_loads(config));
@@ -90,16 +89,6 @@ fn check_activation(model: &ModelConfig) -> Result<(), UserError> {
             format!("model.activation = \"{}\" with model.experts = {}", model.activation, model.experts),
             "experts have a gate",
             "set model.activation = \"swiglu\"",
-        )
-    })
-}
-
-fn check_bias(model: &ModelConfig) -> Result<(), UserError> {
-    require(!model.bias, || {
-        UserError::new(
-            format!("model.bias = true with model.experts = {}", model.experts),
-            "experts have no biases",
-            "set model.bias = false; model.qkv_bias = true keeps those of queries, keys and values",
         )
     })
 }

@@ -6,7 +6,7 @@ use engine::precision::Precision;
 
 use crate::config::checks::{at_least, at_most, require};
 use crate::config::context_plan::tokens_here;
-use crate::config::{AmaxAlgo, Fp8Choice, RunConfig};
+use crate::config::{Activation, AmaxAlgo, Fp8Choice, RunConfig};
 
 /// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
 const MULTIPLE: usize = 16;
@@ -38,6 +38,13 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize, head_dim: usize
             format!("precision.fp8 = \"{}\" with precision.compute = \"{}\"", precision.fp8, precision.compute),
             "8-bit products go with bf16 for everything else",
             "set precision.compute = \"bf16\" (--bf16)",
+        )
+    })?;
+    require(config.model.activation != Activation::ClampedSwiGlu, || {
+        UserError::new(
+            format!("precision.fp8 = \"{}\" with model.activation = \"clamped_swiglu\"", precision.fp8),
+            "8-bit copies are made of the other activations",
+            "set precision.fp8 = \"none\", or another activation",
         )
     })?;
     require(format == Fp8Format::E4m3 || precision.fp8_recipe != Fp8Recipe::Blockwise, || {

@@ -4,8 +4,8 @@ use common::{Mistakes, UserError};
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, AttentionKind, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel,
-    Windows, gpt, gpt_part, mlp,
+    Architecture, AttentionKind, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling,
+    TensorParallel, Windows, gpt, gpt_part, mlp,
 };
 use parallel::{Axis, Ranks};
 
@@ -173,6 +173,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         Activation::Gelu => FeedForward::Gelu,
         Activation::SwiGlu => FeedForward::SwiGlu,
         Activation::GeGlu => FeedForward::GeGlu,
+        Activation::ClampedSwiGlu => FeedForward::ClampedSwiGlu,
     };
     let hidden = model.hidden;
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
@@ -485,16 +486,19 @@ fn scaling(config: &RunConfig) -> Result<Option<Scaling>, UserError> {
             "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
             "[8, 1, 4, 8192] as Llama 3.1 has it",
         ),
-        (RopeScalingType::Yarn, &[factor, original_context, beta_fast, beta_slow, attention_factor])
-            if factor >= 1.0
-                && original_context >= 1.0
-                && beta_slow > 0.0
-                && beta_fast >= beta_slow
-                && attention_factor > 0.0 =>
+        (
+            RopeScalingType::Yarn | RopeScalingType::YarnExact,
+            &[factor, original_context, beta_fast, beta_slow, attention_factor],
+        ) if factor >= 1.0
+            && original_context >= 1.0
+            && beta_slow > 0.0
+            && beta_fast >= beta_slow
+            && attention_factor > 0.0 =>
         {
-            Ok(Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }))
+            let rounds = kind == RopeScalingType::Yarn;
+            Ok(Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, rounds }))
         }
-        (RopeScalingType::Yarn, _) => refuse(
+        (RopeScalingType::Yarn | RopeScalingType::YarnExact, _) => refuse(
             "it is empty, or [factor >= 1, original context >= 1, beta fast >= beta slow, beta slow > 0, attention factor > 0]",
             "[4, 32768, 32, 1, 1.1386294361119891] as Qwen2.5 has it",
         ),
@@ -522,9 +526,8 @@ mod tests {
         }
         let error = gpt_shape(&sources.resolve()).unwrap_err().to_string();
         for words in [
-            "6 mistakes",
+            "5 mistakes",
             "experts have a gate",
-            "experts have no biases",
             "model.attention_soft_cap = -1",
             "model.loss_pieces = 3",
             "model.window_pattern = [2]",

@@ -230,6 +230,8 @@ choice! {
         SwiGlu = "swiglu",
         /// GeGLU, likewise.
         GeGlu = "geglu",
+        /// The SwiGLU of gpt-oss, with bounds, likewise.
+        ClampedSwiGlu = "clamped_swiglu",
     }
 }
 
@@ -240,6 +242,8 @@ choice! {
         Llama3 = "llama3",
         /// YaRN: by the turns over the original context, and a factor of queries and keys.
         Yarn = "yarn",
+        /// YaRN without rounding the numbers of pairs, as gpt-oss has it.
+        YarnExact = "yarn_exact",
         /// All by the same factor.
         Linear = "linear",
     }

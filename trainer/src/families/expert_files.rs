@@ -34,7 +34,10 @@ pub(super) const TENSORS: TensorNames =
     TensorNames { of: |shape, parameter| tensors(&NAMES, shape, parameter), fused, ..llama_files::TENSORS };
 
 /// The requirements of all these families, without those of Llama's kind.
-pub(super) const REQUIREMENTS: &[Requirement] = &[
+pub(super) const REQUIREMENTS: &[Requirement] = &[NO_BIAS, NO_QKV_BIAS, PRE_NORM];
+
+/// The requirements of families whose experts a softmax weighs, and none of which every token passes.
+pub(super) const PLAIN_ROUTERS: &[Requirement] = &[
     EXPERTS,
     (|shape| every(shape, |experts| experts.shared_ffn == 0), "model.shared_expert_ffn"),
     (
@@ -43,9 +46,6 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     ),
     (|shape| every(shape, |experts| experts.router.scale == 1.0), "a model.router_scale other than 1"),
     (|shape| every(shape, |experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
-    NO_BIAS,
-    NO_QKV_BIAS,
-    PRE_NORM,
 ];
 
 /// The requirement of a family without dense blocks.

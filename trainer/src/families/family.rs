@@ -88,8 +88,8 @@ pub struct Keys {
 pub struct TensorNames {
     /// The beginning of tensors' names; left out in files of the model without its head.
     pub prefix: &'static str,
-    /// Whether files have the matrices of linear layers as `(in, out)`; ours are `(out, in)`.
-    pub transposes_linear_layers: bool,
+    /// The order of a parameter's values in files, by its name and the number of its axes.
+    pub layout: fn(&GptShape, &str, usize) -> FileLayout,
     /// The tensors that hold one of our parameters, in the order of its rows.
     pub of: fn(&GptShape, &str) -> Vec<FileTensor>,
     /// Another tensor that may have a whole parameter, in place of those of `of`. Its first axis may be split in two.
@@ -97,6 +97,22 @@ pub struct TensorNames {
     pub fused: fn(&str) -> Option<String>,
     /// Whether a tensor is one that older versions of `transformers` saved though it is no parameter, such as a mask.
     pub is_leftover: fn(&str) -> bool,
+}
+
+/// The order in which a file has the values of a parameter. If it is not ours, one tensor has the whole parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileLayout {
+    /// That of ours.
+    Ours,
+    /// The transpose.
+    Transposed,
+    /// Of each expert the transpose: `(experts, columns, rows)`, or `(experts, rows)` of a bias.
+    OfExperts {
+        /// Experts of a layer.
+        experts: usize,
+        /// Rows of gate and gated values come in turns; ours are all of the gate, then the others.
+        in_turns: bool,
+    },
 }
 
 /// A tensor in a file of a family.

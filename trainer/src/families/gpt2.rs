@@ -7,8 +7,8 @@ use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Size, TensorNames};
-use super::requirements::{ATTENTION, DENSE, NO_WINDOWS, NOT_GEMMA, PRE_NORM, USUAL_HEAD_DIM};
+use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Size, TensorNames};
+use super::requirements::{ATTENTION, DENSE, NO_SINKS, NO_WINDOWS, NOT_GEMMA, PRE_NORM, USUAL_HEAD_DIM};
 use super::training::large;
 
 /// The family. The options' defaults are its choices.
@@ -46,6 +46,7 @@ const FILES: HuggingFace = HuggingFace {
     requirements: &[
         &[
             ATTENTION,
+            NO_SINKS,
             NO_WINDOWS,
             PRE_NORM,
             (|shape| shape.norm == NormKind::Layer, "a model.norm other than \"layernorm\""),
@@ -62,7 +63,10 @@ const FILES: HuggingFace = HuggingFace {
     // `Conv1D` keeps matrices transposed.
     tensors: TensorNames {
         prefix: "transformer.",
-        transposes_linear_layers: true,
+        layout: |_, parameter, axes| match parameter.starts_with("h.") && axes == 2 {
+            true => FileLayout::Transposed,
+            false => FileLayout::Ours,
+        },
         of: tensors,
         fused: |_| None,
         is_leftover,

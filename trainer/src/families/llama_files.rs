@@ -6,7 +6,7 @@ use engine::model::{GptShape, Position};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, Keys, NamedOptions, TensorNames};
+use super::family::{FileLayout, FileTensor, Keys, NamedOptions, TensorNames};
 use super::rope;
 
 /// The largest context taken from a `config.json`. Its `max_position_embeddings`, up to 131072, is the limit that the
@@ -95,7 +95,7 @@ pub(super) fn size_keys(shape: &GptShape) -> Json {
 
 /// How the files of all these families hold parameters.
 pub(super) const TENSORS: TensorNames =
-    TensorNames { prefix: "model.", transposes_linear_layers: false, of: tensors, fused: |_| None, is_leftover };
+    TensorNames { prefix: "model.", layout: |_, _, _| FileLayout::Ours, of: tensors, fused: |_| None, is_leftover };
 
 /// How files hold the parameters of blocks with norms after attention and feed-forward.
 pub(super) const TENSORS_WITH_NORMS_AFTER: TensorNames = TensorNames { of: tensors_with_norms_after, ..TENSORS };

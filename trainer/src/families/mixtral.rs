@@ -37,6 +37,7 @@ const FILES: HuggingFace = HuggingFace {
         OF_LLAMAS,
         NOT_GEMMA,
         expert_files::REQUIREMENTS,
+        expert_files::PLAIN_ROUTERS,
         &[
             (|shape| every(shape, |experts| experts.router.normalise), "model.router_normalise = false"),
             expert_files::NO_DENSE_BLOCKS,

@@ -16,6 +16,7 @@ mod gemma2;
 mod gemma3;
 mod gemma_files;
 mod gpt2;
+mod gpt_oss;
 mod llama;
 mod llama_files;
 mod mistral;
@@ -44,7 +45,7 @@ use requirements::{DENSE, EXPERTS};
 
 pub use changes::change;
 pub use config_json::{ConfigJson, MOST_LAYERS};
-pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
+pub use family::{FileLayout, FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;
 
 /// The trainer's families. A model with a shape that several have is exported as the first of these.
@@ -60,6 +61,7 @@ pub const FAMILIES: &[ModelFamily] = &[
     olmoe::OLMOE,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
+    gpt_oss::GPT_OSS,
     mlp::MLP,
 ];
 
@@ -187,6 +189,7 @@ mod tests {
             ("gemma2-2b", "gemma2"),
             ("gemma3-1b", "gemma3_text"),
             ("gemma3-4b", "gemma3_text"),
+            ("gpt-oss-20b", "gpt_oss"),
         ] {
             assert_eq!(family(&format!("preset = {preset:?}")), Ok(kind));
         }
@@ -212,6 +215,8 @@ mod tests {
             ("mixtral-8x7b", "router_normalise = false", "model.router_normalise = false"),
             ("mixtral-8x7b", "expert_pattern = [0, 1]", "dense blocks in model.expert_pattern"),
             ("qwen3-30b-a3b", "qkv_bias = true", "model.qkv_bias = true"),
+            ("qwen3-30b-a3b", "attention_sinks = true", "model.attention_sinks = true"),
+            ("gpt-oss-20b", "attention_sinks = false", "model.attention_sinks = false"),
         ] {
             assert_eq!(family(&format!("preset = {preset:?}\n{more}")), Err(differs.into()), "{preset} {more}");
         }
@@ -230,7 +235,7 @@ mod tests {
             let shape = shape(&format!("preset = {preset:?}\nexperts = 4"));
             for (ModelFamily { name, .. }, files) in hugging_face() {
                 let refused = files.unmet(&shape).contains(&"model.experts");
-                assert!(refused || ["Mixtral", "Qwen3-MoE", "OLMoE"].contains(name), "{preset}: {name}");
+                assert!(refused || ["Mixtral", "Qwen3-MoE", "OLMoE", "gpt-oss"].contains(name), "{preset}: {name}");
             }
         }
     }
@@ -249,6 +254,7 @@ mod tests {
             "olmoe-1b-7b",
             "gemma2-2b",
             "gemma3-1b",
+            "gpt-oss-20b",
         ] {
             let mut sources = ConfigSources::default();
             sources.set("model.preset", preset, "test").unwrap();

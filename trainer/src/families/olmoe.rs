@@ -36,6 +36,7 @@ const FILES: HuggingFace = HuggingFace {
         OF_LLAMAS,
         NOT_GEMMA,
         expert_files::REQUIREMENTS,
+        expert_files::PLAIN_ROUTERS,
         &[NORM_OF_ALL_HEADS, USUAL_HEAD_DIM, NO_WINDOWS, expert_files::NO_DENSE_BLOCKS],
     ],
     keys: &[

@@ -35,7 +35,13 @@ const ABSENT_EXPERTS: expert_files::Absent = expert_files::Absent { count: 128, 
 const FILES: HuggingFace = HuggingFace {
     model_type: "qwen3_moe",
     class: "Qwen3MoeForCausalLM",
-    requirements: &[OF_LLAMAS, NOT_GEMMA, expert_files::REQUIREMENTS, &[NORM_OF_EACH_HEAD, SAME_WINDOWS]],
+    requirements: &[
+        OF_LLAMAS,
+        NOT_GEMMA,
+        expert_files::REQUIREMENTS,
+        expert_files::PLAIN_ROUTERS,
+        &[NORM_OF_EACH_HEAD, SAME_WINDOWS],
+    ],
     keys: &[
         Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
         llama_files::NO_ATTENTION_BIAS,

@@ -87,7 +87,12 @@ fn scaling(config: &ConfigJson<'_>, key: &str, scaling: &Json) -> Result<(Option
         }
         Some("yarn") => {
             let factor = numbers(&["factor"])?[0];
-            yarn(config, key, scaling, factor).map(|numbers| (Some("yarn"), numbers))
+            let kind = match scaling["truncate"] {
+                Json::Null | Json::Bool(true) => "yarn",
+                Json::Bool(false) => "yarn_exact",
+                _ => return Err(config.refuse(key, "its truncate is true, false or absent")),
+            };
+            yarn(config, key, scaling, factor).map(|numbers| (Some(kind), numbers))
         }
         _ => Err(config.refuse(key, "its rope_type is \"llama3\", \"yarn\" or \"linear\", or it has none")),
     }
@@ -95,9 +100,6 @@ fn scaling(config: &ConfigJson<'_>, key: &str, scaling: &Json) -> Result<(Option
 
 /// YaRN's numbers: factor, original context, beta fast, beta slow, attention factor.
 fn yarn(config: &ConfigJson<'_>, key: &str, scaling: &Json, factor: f64) -> Result<Vec<f64>, UserError> {
-    if !matches!(scaling["truncate"], Json::Null | Json::Bool(true)) {
-        return Err(config.refuse(key, "its truncate is true or absent"));
-    }
     let optional = |name: &str| match &scaling[name] {
         Json::Null => Ok(None),
         // `transformers` takes 0 as absent.
@@ -163,10 +165,16 @@ pub(super) fn config_json(scaling: Option<Scaling>) -> Json {
             "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
             "original_max_position_embeddings": tokens(original_context),
         }),
-        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }) => json!({
-            "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": tokens(original_context),
-            "beta_fast": beta_fast, "beta_slow": beta_slow, "attention_factor": attention_factor,
-        }),
+        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, rounds }) => {
+            let mut yarn = json!({
+                "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": tokens(original_context),
+                "beta_fast": beta_fast, "beta_slow": beta_slow, "attention_factor": attention_factor,
+            });
+            if !rounds {
+                yarn["truncate"] = json!(false);
+            }
+            yarn
+        }
         Some(Scaling::Linear { factor }) => json!({ "rope_type": "linear", "factor": factor }),
     }
 }

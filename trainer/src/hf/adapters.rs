@@ -15,7 +15,7 @@ use super::write::{not_written, write};
 use crate::checkpoint::DataType;
 use crate::config::lora_plan::modules;
 use crate::error::RunError;
-use crate::families::HuggingFace;
+use crate::families::{FileLayout, HuggingFace};
 
 /// The file that PEFT reads adapters from.
 pub(super) const ADAPTER_FILE: &str = "adapter_model.safetensors";
@@ -145,10 +145,11 @@ fn adapter_config(shape: &GptShape, lora: &Lora, family: &HuggingFace, base: Opt
     let mut targets: Vec<String> = all.iter().filter(|module| is_target(module.target)).map(name).collect();
     targets.sort_unstable();
     targets.dedup();
+    let is_transposed = (family.tensors.layout)(shape, "h.0.attn.c_attn.weight", 2) == FileLayout::Transposed;
     json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": true,
         "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "target_modules": targets,
-        "fan_in_fan_out": family.tensors.transposes_linear_layers, "bias": "none", "modules_to_save": null,
+        "fan_in_fan_out": is_transposed, "bias": "none", "modules_to_save": null,
         "use_rslora": false, "init_lora_weights": true,
     })
 }

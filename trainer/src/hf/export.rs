@@ -172,6 +172,12 @@ impl Export<'_> {
         changed.insert("architectures".into(), keys(self.family, self.shape)["architectures"].clone());
         changed.extend([dtype]);
         if let Json::Object(config) = &mut config {
+            if config.remove("quantization_config").is_some() {
+                let dtype = self.dtype.torch_name();
+                notice(&format!(
+                    "the weights are {dtype}: config.json has no more the quantization_config they came with"
+                ));
+            }
             families::change(config, changed);
         }
         Ok(config)

@@ -6,7 +6,9 @@
 
 mod adapters;
 mod convert;
+mod expert_tensors;
 mod export;
+mod layout;
 mod names;
 mod peft;
 mod peft_config;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use engine::model::{GptShape, gpt};
 
-use crate::families::{FileTensor, HuggingFace};
+use crate::families::{FileLayout, FileTensor, HuggingFace};
 
 /// The origin of the tensors' names and layout in a folder.
 #[derive(Clone, Copy)]
@@ -35,8 +35,8 @@ pub struct Entry {
     pub parts: Vec<Part>,
     /// A tensor that may have all rows instead, in place of `parts`.
     pub fused: Option<String>,
-    /// The file has the transpose. Such a parameter has one part.
-    pub transposed: bool,
+    /// The order of its values in the file.
+    pub layout: FileLayout,
 }
 
 /// All parameters of a shape, in their order, with the tensors that hold them in files of that naming. A family's files have no
@@ -60,10 +60,11 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
             Part { name, rows }
         });
         let parts = parts.collect();
-        let is_linear = name.starts_with("h.") && sizes.len() == 2;
-        let transposed =
-            is_linear && matches!(naming, Naming::Family(family) if family.tensors.transposes_linear_layers);
-        Entry { name, shape: sizes, parts, fused, transposed }
+        let layout = match naming {
+            Naming::Ours => FileLayout::Ours,
+            Naming::Family(family) => (family.tensors.layout)(shape, &name, sizes.len()),
+        };
+        Entry { name, shape: sizes, parts, fused, layout }
     };
     gpt(shape.clone()).specs.into_iter().map(|spec| entry(spec.name, spec.whole)).collect()
 }
@@ -78,28 +79,12 @@ impl Entry {
     pub fn part_shape(&self, part: &Part) -> Vec<usize> {
         let mut sizes = self.shape.clone();
         sizes[0] = part.rows.len();
-        if self.transposed {
-            sizes.reverse();
-        }
-        sizes
-    }
-
-    /// Rows from the values of a whole part, as its file has them.
-    pub fn rows_from_file(&self, values: Vec<f32>) -> Vec<f32> {
-        if self.transposed { transpose(&values, self.width(), self.shape[0]) } else { values }
+        self.layout.sizes(sizes)
     }
 
     /// A part's values, as its file has them, from its rows.
     pub fn rows_to_file(&self, rows: Vec<f32>) -> Vec<f32> {
-        if self.transposed { transpose(&rows, rows.len() / self.width(), self.width()) } else { rows }
+        let each = rows.len() / self.width() / self.layout.experts();
+        self.layout.to_file(rows, each, self.width())
     }
-}
-
-/// The transpose of `(rows, columns)`.
-fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut transposed = Vec::with_capacity(values.len());
-    for column in 0..columns {
-        transposed.extend((0..rows).map(|row| values[row * columns + column]));
-    }
-    transposed
 }

@@ -11,8 +11,10 @@ use common::UserError;
 use common::files::{is_plain_name, open_file, read_file};
 use serde::Deserialize;
 
+use super::expert_tensors::Packed;
 use super::names::{self, Naming};
 use crate::checkpoint::{DataType, FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
+use crate::families::FileLayout;
 use crate::told::tell;
 
 /// The file of all weights, or of none, and the list of several. If both are there, `transformers` reads the first.
@@ -29,7 +31,7 @@ const HEAD: &str = "lm_head.weight";
 pub(super) const ROWS_AT_ONCE: usize = 4096;
 
 /// A block of a tensor, and its place in a file.
-struct Located {
+pub(super) struct Located {
     file: usize,
     header: TensorHeader,
     /// The offset of the first value in the file.
@@ -39,8 +41,8 @@ struct Located {
 }
 
 /// A tensor: one block, or those that several ranks wrote.
-struct Whole {
-    shape: Vec<usize>,
+pub(super) struct Whole {
+    pub(super) shape: Vec<usize>,
     blocks: Vec<Located>,
 }
 
@@ -188,7 +190,7 @@ impl WeightFolder {
     }
 
     /// The tensor of that name, with or without the family's prefix.
-    fn find(&self, name: &str) -> Option<(&str, &Whole)> {
+    pub(super) fn find(&self, name: &str) -> Option<(&str, &Whole)> {
         let bare = match self.naming {
             Naming::Ours => None,
             Naming::Family(family) => name.strip_prefix(family.tensors.prefix),
@@ -206,6 +208,9 @@ impl WeightFolder {
             let (width, block) = (entry.width(), self.fused_block(entry, name, tensor)?);
             return self.values(name, block, rows.start * width..rows.end * width);
         }
+        if let FileLayout::OfExperts { .. } = entry.layout {
+            return self.rows_of_experts(entry, rows);
+        }
         let mut values = Vec::with_capacity(rows.len() * entry.width());
         for part in &entry.parts {
             let (first, end) = (rows.start.max(part.rows.start), rows.end.min(part.rows.end));
@@ -214,10 +219,11 @@ impl WeightFolder {
             }
             let (name, tensor) = self.part(entry, part)?;
             let here = first - part.rows.start..end - part.rows.start;
-            match entry.transposed {
-                false => values.extend(self.joined(name, tensor, here)?),
-                true => {
-                    let whole = entry.rows_from_file(self.joined(name, tensor, 0..tensor.shape[0])?);
+            match entry.layout {
+                FileLayout::Ours => values.extend(self.joined(name, tensor, here)?),
+                layout => {
+                    let whole = self.joined(name, tensor, 0..tensor.shape[0])?;
+                    let whole = layout.from_file(whole, entry.shape[0], entry.width());
                     values.extend(&whole[here.start * entry.width()..here.end * entry.width()]);
                 }
             }
@@ -226,7 +232,7 @@ impl WeightFolder {
     }
 
     /// The tensor of a part of a parameter.
-    fn part(&self, entry: &names::Entry, part: &names::Part) -> Result<(&str, &Whole), UserError> {
+    pub(super) fn part(&self, entry: &names::Entry, part: &names::Part) -> Result<(&str, &Whole), UserError> {
         let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
         let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
         let wanted = entry.part_shape(part);
@@ -254,7 +260,7 @@ impl WeightFolder {
         }
     }
 
-    fn misshapen(&self, name: &str, found: &[usize], wanted: &[usize]) -> UserError {
+    pub(super) fn misshapen(&self, name: &str, found: &[usize], wanted: &[usize]) -> UserError {
         UserError::new(
             format!("tensor `{name}` of {} has shape {found:?}, the model {wanted:?}", self.folder.display()),
             "weights fit the model's options",
@@ -263,7 +269,7 @@ impl WeightFolder {
     }
 
     /// Some rows of a tensor.
-    fn joined(&self, name: &str, tensor: &Whole, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
+    pub(super) fn joined(&self, name: &str, tensor: &Whole, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
         let width = |sizes: &[usize]| sizes[1..].iter().product::<usize>();
         if let [whole] = &tensor.blocks[..]
             && whole.header.shape == tensor.shape
@@ -291,18 +297,53 @@ impl WeightFolder {
 
     /// Some elements of a block.
     fn values(&self, name: &str, located: &Located, elements: Range<usize>) -> Result<Vec<f32>, UserError> {
-        let (path, file) = &self.files[located.file];
-        let [begin, _] = located.header.data_offsets;
         let dtype = self.data_type(name, located)?;
-        // No more than the shape says, and the file has as many: the header was checked.
-        let mut bytes = vec![0; elements.len() * dtype.size()];
-        file.read_exact_at(&mut bytes, located.data + begin + (elements.start * dtype.size()) as u64)
-            .map_err(|error| broken(path, format!("cannot be read: {error}")))?;
+        let bytes = self.bytes(located, elements.start * dtype.size()..elements.end * dtype.size())?;
         let values = dtype.decode(&bytes);
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(at) => Err(not_finite(path, name, values[at], elements.start + at)),
+            Some(at) => Err(self.not_finite(name, values[at], elements.start + at)),
         }
+    }
+
+    /// Some bytes of a block.
+    fn bytes(&self, located: &Located, range: Range<usize>) -> Result<Vec<u8>, UserError> {
+        let (path, file) = &self.files[located.file];
+        let [begin, _] = located.header.data_offsets;
+        // No more than the shape says, and the file has as many: the header was checked.
+        let mut bytes = vec![0; range.len()];
+        file.read_exact_at(&mut bytes, located.data + begin + range.start as u64)
+            .map_err(|error| broken(path, format!("cannot be read: {error}")))?;
+        Ok(bytes)
+    }
+
+    /// The rows of a tensor of bytes, which [`WeightFolder::check_bytes`] has checked.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(super) fn bytes_of(&self, name: &str, tensor: &Whole, rows: Range<usize>) -> Result<Vec<u8>, UserError> {
+        let width: usize = tensor.shape[1..].iter().product();
+        self.bytes(self.check_bytes(name, tensor)?, rows.start * width..rows.end * width)
+    }
+
+    /// The block of a tensor of bytes.
+    ///
+    /// # Errors
+    /// A tensor of another type.
+    pub(super) fn check_bytes<'w>(&self, name: &str, tensor: &'w Whole) -> Result<&'w Located, UserError> {
+        match &tensor.blocks[..] {
+            [whole] if whole.header.dtype == "U8" => Ok(whole),
+            blocks => {
+                let dtype = &blocks[0].header.dtype;
+                Err(broken(&self.files[blocks[0].file].0, format!("has `{name}` as {dtype}, which is not U8")))
+            }
+        }
+    }
+
+    /// The error of a value of a tensor that no training makes of sound weights.
+    pub(super) fn not_finite(&self, tensor: &str, value: f32, element: usize) -> UserError {
+        let file = self.tensors.get(tensor).map_or(0, |whole| whole.blocks[0].file);
+        not_finite(&self.files[file].0, tensor, value, element)
     }
 
     /// The type of a block's values.
@@ -322,7 +363,10 @@ impl WeightFolder {
         for entry in entries {
             match self.fused(entry) {
                 Some((name, _)) => used.extend([name]),
-                None => used.extend(entry.parts.iter().filter_map(|part| self.find(&part.name)).map(|(name, _)| name)),
+                None => used.extend(entry.parts.iter().flat_map(|part| match self.packed(&part.name) {
+                    Some(Packed { blocks, scales }) => vec![blocks.0, scales.0],
+                    None => self.find(&part.name).into_iter().map(|(name, _)| name).collect(),
+                })),
             }
         }
         let tied = !entries.iter().any(|entry| entry.name == HEAD);
@@ -340,6 +384,10 @@ impl WeightFolder {
                 }
                 None => {
                     for part in &entry.parts {
+                        if let Some(packed) = self.packed(&part.name) {
+                            self.check_packed(entry, &packed)?;
+                            continue;
+                        }
                         let (name, tensor) = self.part(entry, part)?;
                         tensor.blocks.iter().try_for_each(|block| self.data_type(name, block).map(drop))?;
                     }

@@ -88,10 +88,7 @@ impl Operation for CachedAttention {
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [&mut self.qkv, &mut self.cache, &mut self.start, &mut self.output, &mut self.sinks],
-        );
+        visit_all(visit, [&mut self.qkv, &mut self.cache, &mut self.start, &mut self.output, &mut self.sinks]);
     }
 }
 

@@ -42,9 +42,9 @@ pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord
 pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
-    Balance, CombineRows, CountLoad, CountedLoads, ExpertGlu, ExpertGluBackward, ExpertRows, ExpertsOfSlots,
-    GatherRows, GroupedGemm, GroupedProduct, LimitLoad, Route, RouteBackward, Router, SampleTokens, Score,
-    SlotsOfPairs, SortByExpert, UpdateSelectionBias,
+    AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
+    ExpertGluBackward, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm, GroupedProduct, LimitLoad, Route,
+    RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
 #[cfg(feature = "host")]

@@ -63,7 +63,13 @@ impl HeadExchange {
     }
 
     /// The way back: all tokens of some heads go `into` rows of some tokens of all heads.
-    pub(super) fn to_tokens(&self, cx: &mut StepContext<'_>, whole: Tensor, into: Tensor, groups: &[usize]) -> Result<()> {
+    pub(super) fn to_tokens(
+        &self,
+        cx: &mut StepContext<'_>,
+        whole: Tensor,
+        into: Tensor,
+        groups: &[usize],
+    ) -> Result<()> {
         let &[batch, tokens, columns] = into.shape.sizes() else {
             unreachable!("rows of tokens have three dimensions")
         };

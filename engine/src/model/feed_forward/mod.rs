@@ -22,6 +22,7 @@ impl FeedForward {
             FeedForward::Gelu => &gelu::Gelu,
             FeedForward::SwiGlu => &glu::Glu(Gate::Silu),
             FeedForward::GeGlu => &glu::Glu(Gate::Gelu),
+            FeedForward::ClampedSwiGlu => &glu::Glu(Gate::ClampedSilu),
         }
     }
 
@@ -41,6 +42,7 @@ impl FeedForward {
             FeedForward::Gelu => None,
             FeedForward::SwiGlu => Some(Gate::Silu),
             FeedForward::GeGlu => Some(Gate::Gelu),
+            FeedForward::ClampedSwiGlu => Some(Gate::ClampedSilu),
         }
     }
 }

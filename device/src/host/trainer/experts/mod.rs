@@ -1,5 +1,6 @@
 //! Mixtures of experts.
 
+mod bias;
 mod counted;
 mod exchange;
 mod glu;

@@ -4,6 +4,7 @@
 //! order of their experts. So the rows of an expert lie together. How many it has is known to the device alone.
 //! Pairs that are dropped come after all others, and nothing of their rows is read or written.
 
+mod bias;
 mod exchange;
 mod glu;
 mod grouped_gemm;
@@ -12,6 +13,7 @@ mod load;
 mod route;
 mod rows;
 
+pub use bias::{AddExpertBias, ExpertBiasDots, ExpertBiasGradient, RowWeights};
 pub use exchange::{ExpertsOfSlots, SlotsOfPairs};
 pub use glu::{ExpertGlu, ExpertGluBackward};
 pub use grouped_gemm::{GroupedGemm, GroupedProduct};

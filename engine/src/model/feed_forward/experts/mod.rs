@@ -6,6 +6,7 @@
 //!
 //! The layer has two halves: the router and the shared expert, and the experts. Graphs may have the first alone.
 
+mod bias;
 mod dispatch;
 mod matrices;
 mod router;
@@ -16,6 +17,7 @@ use device::Tensor;
 use device::ops::{Add, DropoutSite, ExpertGlu, ExpertGluBackward, Gate};
 use graph_manager::Result;
 
+use self::bias::Biases;
 use self::dispatch::{Dispatch, Way};
 use self::matrices::Matrices;
 use self::router::{Routed, RouterLayer, router_params};
@@ -64,11 +66,12 @@ impl PartSpec for ExpertSpec {
         let up = of_experts(up, 2 * count * ffn, hidden, of.shape.matrix_init());
         let down = of_experts(down, count * hidden, ffn, of.shape.residual_init());
         let sharded = [
-            of.parallel.channels_of_experts(up, vec![count, 2, ffn], 2),
-            of.parallel.channels_of_experts(down, vec![count, hidden], 2),
+            of.parallel.of_experts(up, vec![count, 2, ffn], Some(2)),
+            of.parallel.of_experts(down, vec![count, hidden], Some(2)),
         ];
         let shared = self.shared.iter().flat_map(|shared| shared.params(of, block, layer));
-        router_params(&self.experts, of, block, layer).chain(sharded).chain(shared).collect()
+        let biases = bias::params(&self.experts, of, block, layer);
+        router_params(&self.experts, of, block, layer).chain(sharded).chain(biases).chain(shared).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
@@ -90,6 +93,7 @@ impl PartSpec for ExpertSpec {
             gate: self.gate,
             up,
             down,
+            biases: Biases::build(builder, block),
             shared: self.shared.as_ref().map(|shared| shared.layer(builder, block)),
             output: builder.of.hidden_dropout(block + 1, 2),
             share: TokenShare::new(builder.of.parallel),
@@ -120,6 +124,7 @@ struct ExpertFeedForward {
     up: Matrices,
     /// `(experts * hidden, ffn)`.
     down: Matrices,
+    biases: Option<Biases>,
     shared: Option<DenseFeedForward>,
     output: DropoutLayer,
     share: TokenShare,
@@ -195,6 +200,7 @@ impl ExpertFeedForward {
         };
         let rows = self.up.input(cx, *input, &self.dispatch, &way)?;
         let pre = self.up.forward(cx, "expert_pre_activation", rows, &way.order)?;
+        self.biases.as_ref().map_or(Ok(()), |biases| biases.add_up(cx, pre, &way.order))?;
         let output = self.output.site(cx, samples.record);
         let (also, shared) = match shared {
             Some((output, saved)) => (*output, Some(saved.clone())),
@@ -252,6 +258,7 @@ impl Halves for ExpertFeedForward {
         cx.run(ExpertGlu { gate: self.gate, input, weights: *weights, pairs: order.pairs, output })?;
         let output = self.down.input_of_rows(cx, output)?;
         let rows = self.down.forward(cx, "expert_outputs", output, order)?;
+        self.biases.as_ref().map_or(Ok(()), |biases| biases.add_down(cx, rows, &saved.way))?;
         let delta = self.dispatch.sums(cx, "ffn_out", (rows, None), &half.input, &saved.way)?;
         let mut delta = self.share.give_back(cx, "ffn_out_here", delta)?;
         if let Some(also) = also {
@@ -288,6 +295,10 @@ impl Halves for ExpertFeedForward {
         let (pairs, gate) = (order.pairs, self.gate);
         cx.run(ExpertGluBackward { gate, input: pre, weights, pairs, grad_output, grad_input, output, grad_weights })?;
         self.down.weight_gradient(cx, grad_rows, output, &order)?;
+        if let Some(biases) = &self.biases {
+            biases.down_gradient(cx, grad_rows, way, grad_weights)?;
+            biases.up_gradient(cx, grad_input, &order)?;
+        }
 
         let rows = self.dispatch.rows(cx, "expert_inputs_2", input, way)?;
         self.up.weight_gradient(cx, grad_input, rows, &order)?;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use device::ops::{
-    Balance, Collective, CollectiveKind, Copy, CountLoad, CountedLoads, Epilogue, Gemm, LimitLoad, Route,
+    Balance, BiasGrad, Collective, CollectiveKind, Copy, CountLoad, CountedLoads, Epilogue, Gemm, LimitLoad, Route,
     RouteBackward, Router, SampleTokens, SequenceShare, SumInto, ZLoss,
 };
 use device::{Communicator, DType, Tensor};
@@ -39,12 +39,17 @@ fn weight_name(block: usize) -> String {
     format!("h.{block}.mlp.router.weight")
 }
 
+fn logit_bias_name(block: usize) -> String {
+    format!("h.{block}.mlp.router.logit_bias")
+}
+
 fn bias_name(block: usize) -> String {
     format!("h.{block}.mlp.router.bias")
 }
 
 /// The router's weight, `(experts, hidden)`, in f32 whatever the model's precision. Every rank has it whole and computes a
-/// part of its gradient: from its own channels of each expert, or from its own tokens. The selection bias, `(experts)`, if
+/// part of its gradient: from its own channels of each expert, or from its own tokens. So it is with the bias of logits,
+/// `(experts)`, if linear layers have biases. The selection bias, `(experts)`, if
 /// there is one, has no gradient: see [`SelectionBias`].
 pub(super) fn router_params(
     experts: &Experts,
@@ -54,11 +59,15 @@ pub(super) fn router_params(
 ) -> impl Iterator<Item = ParamSpec> {
     let spec = ParamSpec::new(weight_name(block), [experts.count, of.shape.hidden], of.shape.matrix_init(), layer);
     let weight = of.parallel.partial(ParamSpec { always_f32: true, ..spec });
+    let logit_bias = of.shape.bias.then(|| {
+        let spec = ParamSpec::new(logit_bias_name(block), [experts.count], Init::Constant(0.0), layer);
+        of.parallel.partial(ParamSpec { always_f32: true, ..spec })
+    });
     let bias = experts.bias_update_rate.map(|_| {
         let spec = ParamSpec::new(bias_name(block), [experts.count], Init::Constant(0.0), layer);
         ParamSpec { always_f32: true, frozen: true, ..spec }
     });
-    [weight].into_iter().chain(bias)
+    [weight].into_iter().chain(logit_bias).chain(bias)
 }
 
 /// The selection biases of a stage's routers. A router that is frozen keeps its bias too.
@@ -79,6 +88,8 @@ pub(crate) fn selection_biases(builder: &LayerBuilder<'_>, layers: &StageLayers)
 pub(super) struct RouterLayer {
     /// `(experts, hidden)`, f32.
     weight: Param,
+    /// `(experts)`, f32: the bias of logits.
+    logit_bias: Option<Param>,
     /// `(experts)`, f32: the selection bias.
     bias: Option<Tensor>,
     /// The load of the step, in a model that trains: see [`ExpertLoads::of`](crate::model::ExpertLoads).
@@ -122,6 +133,7 @@ impl RouterLayer {
         let (sum, ranks, share) = (|term| step.losses.of(term), &of.parallel.ranks, TokenShare::new(of.parallel));
         RouterLayer {
             weight: params.get(&weight_name(block)),
+            logit_bias: of.shape.bias.then(|| params.get(&logit_bias_name(block))),
             bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
             load: step.expert_loads.as_ref().map(|loads| loads.of(block)),
             load_ranks: ranks.in_lane(ranks.axes(Axis::Tokens), Lane::Loads).cloned(),
@@ -142,7 +154,8 @@ impl RouterLayer {
         let (experts, k) = (self.weight.weight.shape.rows(), self.per_token);
         let exact = in_f32(cx, input)?;
         let logits = cx.tensor("router_logits", [input.shape.rows(), experts], DType::F32)?;
-        cx.run(Gemm::linear(exact, self.weight.weight, logits, Epilogue::None))?;
+        let epilogue = self.logit_bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
+        cx.run(Gemm::linear(exact, self.weight.weight, logits, epilogue))?;
         let logits = self.share.all_of(cx, "all_router_logits", logits)?;
         let tokens = logits.shape.rows();
         let chosen = cx.tensor("chosen_experts", [tokens, k], DType::I32)?;
@@ -245,6 +258,9 @@ impl RouterLayer {
         if let Some(grad) = self.weight.grad {
             let exact = in_f32(cx, input)?;
             cx.run(Gemm::wgrad(grad_logits, exact, grad, adds_to_gradients(cx)))?;
+        }
+        if let Some(grad_bias) = self.logit_bias.and_then(|bias| bias.grad) {
+            cx.run(BiasGrad { grad_output: grad_logits, grad_bias, accumulate: adds_to_gradients(cx) })?;
         }
         let grad_input = cx.tensor("grad_router_input", [input.shape.rows(), weight.shape.last()], DType::F32)?;
         cx.run(Gemm::dgrad(grad_logits, weight, grad_input, Epilogue::None))?;

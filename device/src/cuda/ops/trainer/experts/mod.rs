@@ -1,5 +1,6 @@
 //! Mixtures of experts.
 
+mod bias;
 mod exchange;
 mod glu;
 mod grouped_gemm;

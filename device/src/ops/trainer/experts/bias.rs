@@ -1,0 +1,137 @@
+//! Biases of experts: a row of numbers for each of them.
+
+use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::{DType, Result, Tensor};
+
+/// The weights of rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowWeights {
+    /// `(tokens, k)`, f32: the weight of each pair.
+    pub weights: Tensor,
+    /// `(rows)`, i32: see [`ExpertRows::pairs`](super::ExpertRows::pairs).
+    pub pairs: Tensor,
+}
+
+impl Visit for RowWeights {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.weights, &mut self.pairs]);
+    }
+}
+
+/// `rows[row] += bias[expert of row]`, times the row's weight if rows have weights. Rows of dropped pairs are left alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddExpertBias {
+    /// `(rows, width)`, updated.
+    pub rows: Tensor,
+    /// `(experts * width)`, of the type of `rows`.
+    pub bias: Tensor,
+    /// `(experts + 1)`, i32: see [`ExpertRows::offsets`](super::ExpertRows::offsets).
+    pub offsets: Tensor,
+    /// The weights of rows.
+    pub weights: Option<RowWeights>,
+}
+
+/// Gradient of the bias of [`AddExpertBias`]: `grad[expert] (+)= sum of rows`, each times its weight if rows have weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertBiasGradient {
+    /// `(rows, width)`: the gradient of the rows.
+    pub rows: Tensor,
+    /// `(experts + 1)`, i32.
+    pub offsets: Tensor,
+    /// The weights of rows.
+    pub weights: Option<RowWeights>,
+    /// `(experts * width)`, f32.
+    pub grad: Tensor,
+    /// Add to `grad` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// Gradient of the weights of [`AddExpertBias`]: `grad_weights[pairs[row]] += rows[row] . bias[expert of row]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertBiasDots {
+    /// `(rows, width)`: the gradient of the rows.
+    pub rows: Tensor,
+    /// `(experts * width)`, of the type of `rows`.
+    pub bias: Tensor,
+    /// `(experts + 1)`, i32.
+    pub offsets: Tensor,
+    /// `(rows)`, i32.
+    pub pairs: Tensor,
+    /// `(tokens, k)`, f32, updated.
+    pub grad_weights: Tensor,
+}
+
+fn check(op: &'static str, rows: &Tensor, bias: &Tensor, offsets: &Tensor) -> Result<()> {
+    ensure_float(op, &[("rows", *rows)])?;
+    ensure_dtype(op, "offsets", offsets, DType::I32)?;
+    ensure(op, offsets.elements() >= 2, || "there is no expert".into())?;
+    ensure_elements(op, "the bias", bias, (offsets.elements() - 1) * rows.shape.last())
+}
+
+fn check_weights(op: &'static str, rows: &Tensor, weights: &Tensor, pairs: &Tensor) -> Result<()> {
+    ensure_dtype(op, "weights", weights, DType::F32)?;
+    ensure_elements(op, "weights", weights, rows.shape.rows())?;
+    ensure_dtype(op, "pairs", pairs, DType::I32)?;
+    ensure_elements(op, "pairs", pairs, rows.shape.rows())
+}
+
+impl Operation for AddExpertBias {
+    const NAME: &'static str = "add_expert_bias";
+
+    fn check(&self) -> Result<()> {
+        check(Self::NAME, &self.rows, &self.bias, &self.offsets)?;
+        ensure_dtype(Self::NAME, "bias", &self.bias, self.rows.dtype)?;
+        self.weights.map_or(Ok(()), |of| check_weights(Self::NAME, &self.rows, &of.weights, &of.pairs))
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.rows, self.bias, self.offsets], [self.rows])
+            .reads(self.weights.map(|of| of.weights))
+            .reads(self.weights.map(|of| of.pairs))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.rows, &mut self.bias, &mut self.offsets, &mut self.weights]);
+    }
+}
+
+impl Operation for ExpertBiasGradient {
+    const NAME: &'static str = "expert_bias_gradient";
+
+    fn check(&self) -> Result<()> {
+        check(Self::NAME, &self.rows, &self.grad, &self.offsets)?;
+        ensure_dtype(Self::NAME, "grad", &self.grad, DType::F32)?;
+        self.weights.map_or(Ok(()), |of| check_weights(Self::NAME, &self.rows, &of.weights, &of.pairs))
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.rows, self.offsets], [self.grad])
+            .reads(self.weights.map(|of| of.weights))
+            .reads(self.weights.map(|of| of.pairs))
+            .reads(self.accumulate.then_some(self.grad))
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        visit_all(visit, [&mut self.rows, &mut self.offsets, &mut self.weights, &mut self.grad]);
+    }
+}
+
+impl Operation for ExpertBiasDots {
+    const NAME: &'static str = "expert_bias_dots";
+
+    fn check(&self) -> Result<()> {
+        check(Self::NAME, &self.rows, &self.bias, &self.offsets)?;
+        ensure_dtype(Self::NAME, "bias", &self.bias, self.rows.dtype)?;
+        check_weights(Self::NAME, &self.rows, &self.grad_weights, &self.pairs)
+    }
+
+    fn accesses(&self) -> Accesses {
+        let reads = [self.rows, self.bias, self.offsets, self.pairs, self.grad_weights];
+        Accesses::new(reads, [self.grad_weights])
+    }
+
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+        let ExpertBiasDots { rows, bias, offsets, pairs, grad_weights } = self;
+        visit_all(visit, [rows, bias, offsets, pairs, grad_weights]);
+    }
+}
